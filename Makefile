@@ -1,0 +1,45 @@
+# make run    install into .venv and answer one prompt with the embedded model
+# make test   run the tests
+# make check  everything CI checks: format, lint, types, tests
+# make bench  measure this machine: prefill and decode of the embedded model, beside its limits
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CPP := $(shell find src/zinc/backends/cpu/native -name '*.cpp' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
+
+.PHONY: run test check format bench dev clean
+
+$(VENV)/installed: pyproject.toml CMakeLists.txt $(CPP)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check scikit-build-core nanobind ninja cmake
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[dev]'
+	touch $@
+
+run: $(VENV)/installed
+	$(BIN)/zinc run --stats "Tell me a short story about a fox."
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
+
+bench: $(VENV)/installed
+	$(BIN)/zinc bench
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,132 @@
+"""zinc beside llama.cpp on the same file, in interleaved runs.
+
+    python benchmarks/compare.py --llama-bench PATH --out benchmarks/results/NAME.json FILE...
+
+Each pair runs zinc, then llama.cpp with its weights repacked and not, in alternating order, each in
+a process of its own with a warm-up. A ratio is zinc's rate over the better of llama.cpp's settings
+in the same pair; the median over pairs is what counts, since machines are noisy and pairs are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import zinc
+
+KINDS = ("prefill", "decode")
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def run_zinc(model: str, args: argparse.Namespace) -> dict[str, Any]:
+    command = [
+        sys.executable, "-m", "zinc", "bench", model, "--json",
+        "--threads", str(args.threads), "--reps", str(args.reps),
+        "--prefill", str(args.prefill), "--decode", str(args.decode),
+        "--depth", str(args.depth),
+    ]  # fmt: skip
+    result: dict[str, Any] = json.loads(run(command).strip().splitlines()[-1])
+    return result
+
+
+def run_llama(model: str, args: argparse.Namespace, repack: int) -> dict[str, float]:
+    command = [
+        args.llama_bench, "-m", model, "-t", str(args.threads), "-fa", "1", "-o", "json",
+        "-r", str(args.reps), "-p", str(args.prefill), "-n", str(args.decode),
+        "-d", str(args.depth), "--repack", str(repack),
+    ]  # fmt: skip
+    rows = json.loads(run(command))
+    rates = {}
+    for row in rows:
+        kind = "prefill" if row["n_prompt"] else "decode"
+        rates[f"{kind}_tokens_per_s"] = row["avg_ts"]
+    rates["build"] = rows[0]["build_commit"]
+    return rates
+
+
+def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
+    pairs: list[dict[str, Any]] = []
+    for i in range(args.pairs):
+        jobs = [
+            ("zinc", lambda: run_zinc(model, args)),
+            ("llama_repack", lambda: run_llama(model, args, 1)),
+            ("llama_plain", lambda: run_llama(model, args, 0)),
+        ]
+        pair = {name: job() for name, job in (jobs if i % 2 == 0 else reversed(jobs))}
+        for kind in KINDS:
+            key = f"{kind}_tokens_per_s"
+            peer = max(pair["llama_repack"][key], pair["llama_plain"][key])
+            pair[f"{kind}_ratio"] = pair["zinc"][key] / peer
+        pairs.append(pair)
+        print(
+            f"{Path(model).name} pair {i + 1}: "
+            + ", ".join(
+                f"{kind} {pair['zinc'][f'{kind}_tokens_per_s']:.1f} ({pair[f'{kind}_ratio']:.2f}x)"
+                for kind in KINDS
+            ),
+            file=sys.stderr,
+        )
+    row: dict[str, Any] = {"model": Path(model).name, "depth": args.depth, "pairs": pairs}
+    for kind in KINDS:
+        key = f"{kind}_tokens_per_s"
+        row[f"{kind}_ratio"] = statistics.median(p[f"{kind}_ratio"] for p in pairs)
+        for engine in ("zinc", "llama_repack", "llama_plain"):
+            row[f"{engine}_{key}"] = statistics.median(p[engine][key] for p in pairs)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--llama-bench", required=True, help="path of llama.cpp's llama-bench")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--reps", type=int, default=1, help="repetitions inside one run")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prefill", type=int, default=512)
+    parser.add_argument("--decode", type=int, default=128)
+    parser.add_argument("--depth", type=int, default=0)
+    parser.add_argument("--out", help="write the report as JSON")
+    args = parser.parse_args()
+    rows = [compare(model, args) for model in args.models]
+    report = {
+        "zinc": zinc.__version__,
+        "llama_cpp": rows[0]["pairs"][0]["llama_repack"]["build"],
+        "cpu": cpu_model(),
+        "threads": args.threads,
+        "prefill_tokens": args.prefill,
+        "decode_tokens": args.decode,
+        "rows": rows,
+    }
+    if args.out:
+        Path(args.out).write_text(json.dumps(report, indent=1) + "\n")
+    print("| file | prefill, tokens/s | x llama.cpp | decode, tokens/s | x llama.cpp |")
+    print("|---|---|---|---|---|")
+    for row in rows:
+        print(
+            f"| {row['model']} | {row['zinc_prefill_tokens_per_s']:.0f} | "
+            f"{row['prefill_ratio']:.2f} | {row['zinc_decode_tokens_per_s']:.1f} | "
+            f"{row['decode_ratio']:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

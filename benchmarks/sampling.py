@@ -1,0 +1,87 @@
+"""Times the sampler chain on logits shaped like a model's, in milliseconds a token.
+
+A token costs `sample` and `accept`. The rows differ in what runs; `default` is the default chain,
+`default + penalties` adds repetition, presence and frequency penalties over 64 tokens, and the
+rows without top-k show that nothing sorts the vocabulary. The last line is one JSON object.
+
+    python benchmarks/sampling.py [--vocab 151936] [--reps 300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zinc.engine.sampling import Sampler, SamplingParams
+
+PENALTIES: dict[str, Any] = {
+    "repeat_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.2,
+}
+CHAINS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "default": {},
+    "default + penalties": PENALTIES,
+    "default + penalties, dry, xtc": PENALTIES | {"dry_multiplier": 0.8, "xtc_probability": 0.5},
+    "default + 20 logprobs": {"logprobs": 20},
+    "min-p alone": {"top_k": 0, "top_p": 1.0},
+    "top-p alone": {"top_k": 0, "min_p": 0.0},
+    "typical-p alone": {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 0.9},
+    "top-n-sigma alone": {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "top_n_sigma": 1.0},
+    "mirostat": {"mirostat": 2},
+    "temperature alone": {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+}
+PROMPT_TOKENS = 4096
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vocab", type=int, default=151_936, help="entries of a row of logits")
+    parser.add_argument("--reps", type=int, default=300, help="tokens drawn for each chain")
+    arguments = parser.parse_args()
+
+    reps: int = arguments.reps
+    random = np.random.default_rng(0)
+    # A bulk of unlikely tokens and a tail of likely ones: entropy of about 3 nats, as in prose.
+    rows = random.normal(0, 2.5, (8, arguments.vocab)).astype(np.float32)
+    for row in rows:
+        row[random.integers(0, arguments.vocab, 40)] += np.linspace(8, 18, 40, dtype=np.float32)
+    prompt = random.integers(0, arguments.vocab, PROMPT_TOKENS).tolist()
+    mask = random.random(arguments.vocab) < 0.5
+
+    medians_ms = {}
+    for name, settings in CHAINS.items():
+        medians_ms[name] = measure(SamplingParams(seed=1, **settings), rows, prompt, reps)
+    medians_ms["default + mask"] = measure(SamplingParams(seed=1), rows, prompt, reps, mask)
+    for name, median_ms in medians_ms.items():
+        print(f"{name:32}{median_ms:8.3f} ms")
+    print(json.dumps({"vocab": arguments.vocab, "median_ms": medians_ms}))
+
+
+def measure(
+    params: SamplingParams,
+    rows: NDArray[np.float32],
+    prompt: list[int],
+    reps: int,
+    mask: NDArray[np.bool_] | None = None,
+) -> float:
+    """Median milliseconds of a sample and its accept, over `reps` tokens."""
+    sampler = Sampler(params, rows.shape[1])
+    sampler.accept_prompt(prompt)
+    times_ms = []
+    for step in range(reps):
+        begin = time.perf_counter()
+        sampler.accept(sampler.sample(rows[step % len(rows)], mask).token)
+        times_ms.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times_ms)
+
+
+if __name__ == "__main__":
+    main()

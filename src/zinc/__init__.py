@@ -1,0 +1,38 @@
+"""zinc: a local LLM inference engine. docs/layout.md is the map of the package.
+
+The public names are loaded when they are first used, so that `import zinc` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zinc.core.errors import ZincError
+    from zinc.engine.sampling import SamplingParams
+    from zinc.llm import LLM, Chunk, Completion
+    from zinc.tokenizer import Tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "Chunk", "Completion", "SamplingParams", "Tokenizer", "ZincError", "__version__"]
+
+_HOMES = {
+    "LLM": "zinc.llm",
+    "Chunk": "zinc.llm",
+    "Completion": "zinc.llm",
+    "SamplingParams": "zinc.engine.sampling",
+    "Tokenizer": "zinc.tokenizer",
+    "ZincError": "zinc.core.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'zinc' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,216 @@
+"""What the rest of zinc knows of a backend: plan data and the methods that run it.
+
+A backend is a folder of this package whose module defines `create(options) -> Backend`; `discover`
+finds it by name. A plan is data: a frozen list of launches over one arena. What a launch means is
+the entry of its name in zinc.ops; a backend's kernel of that name must agree with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from zinc.core.errors import DeviceError
+from zinc.ops.graph import (
+    Act,
+    AttrValue,
+    Constant,
+    Dim,
+    FloatArray,
+    KVState,
+    RecurrentState,
+    State,
+    Weight,
+)
+from zinc.ops.registry import Cost
+from zinc.ops.step import Step
+from zinc.quant.blocks import GGMLType
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Rows in the arena: value `id`, `cols` columns stored as `act` at `offset`, `stride` bytes a
+    row. A view of some columns of a value has its id, and starts at column `first` of it; a value
+    of several `runs` that is not F32 has so many rows of cols / runs columns in each row."""
+
+    id: int
+    dim: Dim
+    cols: int
+    act: Act
+    offset: int
+    stride: int
+    first: int = field(default=0, repr=False)  # `offset` has it for all but `ref`
+    runs: int = field(default=1, repr=False)  # `stride` has it for those who know the op
+
+
+T = TypeVar("T")
+Operand: TypeAlias = Ref | Weight | Constant | State | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel over the rows of `dim`. `label` names the part of the model (`blk.3`)."""
+
+    kernel: str
+    dim: Dim
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Ref, ...]
+    attrs: tuple[tuple[str, AttrValue], ...]
+    cost: Cost
+    label: str
+
+    @property
+    def attributes(self) -> dict[str, AttrValue]:
+        return dict(self.attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A program for steps of at most `max_tokens` tokens and `max_outputs` output rows."""
+
+    launches: tuple[Launch, ...]
+    output: Ref
+    arena_bytes: int
+    max_tokens: int
+    max_outputs: int
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return self._operands((Weight,))
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return self._operands((KVState, RecurrentState))
+
+    def _operands(self, kinds: tuple[type[T], ...]) -> tuple[T, ...]:
+        found = (x for launch in self.launches for x in launch.inputs if isinstance(x, kinds))
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def hash(self) -> str:
+        """Changes exactly when something that is run changes."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorData:
+    """Bytes of a tensor as the file holds them."""
+
+    type: GGMLType
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """How much state a program gets: for each group of layers blocks of `block_tokens` positions,
+    and for each recurrent state `state_slots` sequences."""
+
+    block_tokens: int
+    n_blocks: tuple[int, ...]
+    kv_dtype: str = "f16"
+    group_of: Mapping[str, int] = field(default_factory=dict)
+    state_slots: int = 1
+
+
+class Program(Protocol):
+    """A plan bound to weights and state."""
+
+    plan: Plan
+
+    def step(self, step: Step) -> FloatArray:
+        """Runs the batch. Returns logits float32 [outputs, vocab], valid until the next step."""
+        ...
+
+    def run(self, step: Step, first: int, last: int) -> None:
+        """Runs launches first up to but not including last, for inspection."""
+        ...
+
+    def read(self, ref: Ref, rows: int) -> FloatArray:
+        """A copy of the first rows of a value, in float32."""
+        ...
+
+    def write(self, ref: Ref, rows: FloatArray) -> None:
+        """Overwrites the first rows of a float32 value."""
+        ...
+
+    def profile(self, step: Step) -> list[float]:
+        """Runs the batch and returns seconds for each launch."""
+        ...
+
+
+class Cache(Protocol):
+    """The state of every layer, shared by the programs of one model."""
+
+    layout: CacheLayout
+    n_bytes: int
+
+    def copy_block(self, group: int, source: int, target: int) -> None: ...
+
+
+class Backend(Protocol):
+    """A device that weights are uploaded to and plans are prepared for."""
+
+    name: str
+
+    def describe(self) -> str:
+        """One line for people: device, level, threads."""
+        ...
+
+    def activation(self, type: GGMLType) -> Act:
+        """The format in which a linear over weights of `type` reads its rows.
+
+        Raises UnsupportedError when there is no kernel.
+        """
+        ...
+
+    def supports(self, kernel: str) -> bool: ...
+
+    def row_bytes(self, act: Act, cols: int) -> int:
+        """Bytes from row to row of an activation."""
+        ...
+
+    def upload(self, weight: Weight, data: TensorData) -> None:
+        """Makes a weight resident under its name, in the backend's own layout."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> Cache:
+        """Raises MemoryLimitError when the state does not fit."""
+        ...
+
+    def prepare(self, plan: Plan, cache: Cache) -> Program: ...
+
+
+class BackendModule(Protocol):
+    def create(
+        self, threads: int | None = None, options: Mapping[str, str] | None = None
+    ) -> Backend: ...
+
+
+def discover() -> list[str]:
+    """Names of the backends that have a folder here."""
+    import zinc.backends
+
+    return sorted(m.name for m in pkgutil.iter_modules(zinc.backends.__path__) if m.ispkg)
+
+
+def create(
+    name: str, threads: int | None = None, options: Mapping[str, str] | None = None
+) -> Backend:
+    """The backend of that name. Raises DeviceError when there is none."""
+    if name not in discover():
+        raise DeviceError(
+            f"there is no backend {name!r}", "", f"choose one of {', '.join(discover())}"
+        )
+    module = cast(BackendModule, importlib.import_module(f"zinc.backends.{name}"))
+    return module.create(threads, options)

@@ -1,0 +1,241 @@
+// Formats whose blocks have 32 values, an f16 scale and perhaps an f16 minimum.
+//
+//   w = d * (u - offset)     or     w = d * u + m
+//   y += (d * dx) * (u.x - offset * sum x);  y += m * (dx * sum x)
+//
+// Block of a tile: one chunk of Quants for 32 k.
+#include "gemm.h"
+#include "planes.h"
+#include "weights.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+struct Source {
+    uint8_t u[32];
+    uint16_t d, m;
+};
+
+inline uint16_t half_at(const uint8_t* p) {
+    uint16_t h;
+    std::memcpy(&h, p, 2);
+    return h;
+}
+
+inline void read_nibbles(const uint8_t* low, uint8_t* u) {
+    for (int i = 0; i < 16; ++i) {
+        u[i] = low[i] & 15;
+        u[i + 16] = low[i] >> 4;
+    }
+}
+
+inline void read_fifth_bits(const uint8_t* high, uint8_t* u) {
+    for (int i = 0; i < 32; ++i) u[i] = static_cast<uint8_t>(u[i] | (high[i / 8] >> (i % 8) & 1) << 4);
+}
+
+struct Q4_0 {
+    static constexpr int kType = 2, kSourceBytes = 18, kLow = 4, kHigh = 0, kOffset = 8;
+    static constexpr bool kMins = false;
+    static constexpr const char* kName = "Q4_0";
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        read_nibbles(b + 2, out.u);
+    }
+};
+
+struct Q4_1 {
+    static constexpr int kType = 3, kSourceBytes = 20, kLow = 4, kHigh = 0, kOffset = 0;
+    static constexpr bool kMins = true;
+    static constexpr const char* kName = "Q4_1";
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        out.m = half_at(b + 2);
+        read_nibbles(b + 4, out.u);
+    }
+};
+
+struct Q5_0 {
+    static constexpr int kType = 6, kSourceBytes = 22, kLow = 4, kHigh = 1, kOffset = 16;
+    static constexpr bool kMins = false;
+    static constexpr const char* kName = "Q5_0";
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        read_nibbles(b + 6, out.u);
+        read_fifth_bits(b + 2, out.u);
+    }
+};
+
+struct Q5_1 {
+    static constexpr int kType = 7, kSourceBytes = 24, kLow = 4, kHigh = 1, kOffset = 0;
+    static constexpr bool kMins = true;
+    static constexpr const char* kName = "Q5_1";
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        out.m = half_at(b + 2);
+        read_nibbles(b + 8, out.u);
+        read_fifth_bits(b + 4, out.u);
+    }
+};
+
+struct Q8_0 {
+    static constexpr int kType = 8, kSourceBytes = 34, kLow = 8, kHigh = 0, kOffset = kOffset8;
+    static constexpr bool kMins = false;
+    static constexpr const char* kName = "Q8_0";
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        for (int i = 0; i < 32; ++i) out.u[i] = static_cast<uint8_t>(b[2 + i] + kOffset8);
+    }
+};
+
+template <class F> struct BlockTile {
+    using Chunk = Quants<F::kLow, F::kHigh, 8>;
+    using Dot = Dot4<F::kLow + F::kHigh>;
+    static TileHead head(int64_t cols) { return TileHead(cols / 32); }
+    static int64_t blocks_at(const TileHead& head) { return head.part * (F::kMins ? 2 : 1); }
+    static int64_t bytes(int64_t cols) {
+        const TileHead h = head(cols);
+        return blocks_at(h) + h.blocks * Chunk::kBytes;
+    }
+};
+
+template <class F> void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
+    using T = BlockTile<F>;
+    const TileHead head = T::head(cols);
+    std::memset(tile, 0, static_cast<size_t>(T::bytes(cols)));
+    std::byte* chunk = tile + T::blocks_at(head);
+    for (int64_t b = 0; b < head.blocks; ++b, chunk += T::Chunk::kBytes) {
+        for (int row = 0; row < kTileRows; ++row) {
+            if (!rows[row]) continue;
+            Source s;
+            F::read(reinterpret_cast<const uint8_t*>(rows[row]) + b * F::kSourceBytes, s);
+            head.put(tile, false, b, row, s.d);
+            if constexpr (F::kMins) head.put(tile, true, b, row, s.m);
+            for (int g = 0; g < 8; ++g) T::Chunk::put(chunk, g, row, s.u + g * 4);
+        }
+    }
+}
+
+struct Panel {  // eight blocks of 16 rows, fewer at the end
+    alignas(64) uint8_t u[kPanel / 4][64];
+    float d[8][16], m[8][16];
+};
+
+template <class F>
+void unpack(const std::byte* tile, const TileHead& head, int64_t first, int n_blocks, Panel& panel) {
+    using T = BlockTile<F>;
+    for (int b = 0; b < n_blocks; ++b) {
+        const std::byte* chunk = tile + T::blocks_at(head) + (first + b) * T::Chunk::kBytes;
+        head.d(tile, first + b).store(panel.d[b]);
+        if constexpr (F::kMins) head.m(tile, first + b).store(panel.m[b]);
+        unroll<8>([&](auto g) { T::Chunk::template get<g>(chunk).store(panel.u[b * 8 + g]); });
+    }
+}
+
+template <class F> void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
+    const TileHead head = BlockTile<F>::head(cols);
+    Panel p;
+    for (int64_t b = 0; b < head.blocks; ++b) {
+        unpack<F>(tile, head, b, 1, p);
+        for (int k = 0; k < 32; ++k, ++out) {
+            const uint8_t u = p.u[k / 4][lane * 4 + k % 4];
+            const int value = F::kLow == 8 && F::kOffset == 0 ? static_cast<int8_t>(u) : u - F::kOffset;
+            *out = p.d[0][lane] * static_cast<float>(value);
+            if constexpr (F::kMins) *out += p.m[0][lane];
+        }
+    }
+}
+
+// The float operations of a block, in the one order there is.
+template <bool kMins>
+[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 m, I32x16 dot, float dx, float s) {
+    acc = fma(d * F32x16::set1(dx), to_f32(dot), acc);
+    if constexpr (kMins) acc = fma(m, F32x16::set1(s), acc);
+    return acc;
+}
+
+template <class Dot, bool kMins, int kTiles, int kRows>
+void micro(const Panel* panels, int n_blocks, int offset, const std::byte* const* x, const Q8Row& row, int64_t first,
+           float* out) {
+    const int8_t* q[kRows];
+    const std::byte* tail[kRows];
+    unroll<kRows>([&](auto t) {
+        q[t] = reinterpret_cast<const int8_t*>(x[t]) + first * 32;
+        tail[t] = x[t] + first * 4;
+    });
+    Sums<kTiles, kRows> acc;
+    acc.load(out, first == 0);
+    for (int b = 0; b < n_blocks; ++b) {
+        I32x16 dot[kTiles][kRows];
+        unroll<kRows>([&](auto t) {
+            const I32x16 start = I32x16::set1(-offset * load32(tail[t] + row.sum + b * 4));
+            unroll<kTiles>([&](auto r) { dot[r][t] = start; });
+        });
+        dots<Dot, 8>([&](auto r, auto g) { return U8x64::load(panels[r].u[b * 8 + g]); }, q, b * 32, dot);
+        unroll<kTiles>([&](auto r) {
+            const F32x16 d = F32x16::load(panels[r].d[b]), m = F32x16::load(panels[r].m[b]);
+            unroll<kRows>([&](auto t) {
+                const float dx = load_float(tail[t] + row.d + b * 4), s = load_float(tail[t] + row.s + b * 4);
+                acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, m, dot[r][t], dx, s);
+            });
+        });
+    }
+    acc.store(out);
+}
+
+template <class Dot, bool kMins>
+[[gnu::noinline]] void multiply(const Panel* panels, int n_blocks, int offset, const TileMatmul& a, int64_t first) {
+    const Q8Row row(Act::q8_32, a.cols);
+    for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
+        micro<Dot, kMins, kTiles, kRows>(panels + tile, n_blocks, offset, a.x + t, row, first,
+                                         a.out + t * kOutStride + tile * 16);
+    });
+}
+
+constexpr int kPrefetch = 4096;
+
+template <class F> void matvec(const std::byte* tile, int64_t cols, const std::byte* x, float* out) {
+    using T = BlockTile<F>;
+    const TileHead head = T::head(cols);
+    const Q8Row row(Act::q8_32, cols);
+    const std::byte* chunk = tile + T::blocks_at(head);
+    const int8_t* q[1] = {reinterpret_cast<const int8_t*>(x)};
+    F32x16 acc = F32x16::zero();
+    for (int64_t b = 0; b < head.blocks; ++b, chunk += T::Chunk::kBytes) {
+        for (int line = 0; line < T::Chunk::kBytes; line += 64) __builtin_prefetch(chunk + kPrefetch + line);
+        const std::byte* tail = x + b * 4;
+        I32x16 dot[1][1] = {{I32x16::set1(-F::kOffset * load32(tail + row.sum))}};
+        dots<typename T::Dot, 8>([&](auto, auto g) { return T::Chunk::template get<g>(chunk); }, q, b * 32, dot);
+        const F32x16 m = F::kMins ? head.m(tile, b) : F32x16::zero();
+        acc = add_block<F::kMins>(acc, head.d(tile, b), m, dot[0][0], load_float(tail + row.d),
+                                  load_float(tail + row.s));
+    }
+    acc.store(out);
+}
+
+template <class F> void matmul(const TileMatmul& a) {
+    if (a.n == 1) {
+        for (int r = 0; r < a.n_tiles; ++r) matvec<F>(a.tile[r], a.cols, a.x[0], a.out + r * 16);
+        return;
+    }
+    const TileHead head = BlockTile<F>::head(a.cols);
+    Panel panels[2];
+    for (int64_t b = 0; b < head.blocks; b += 8) {
+        const int n = static_cast<int>(head.blocks - b < 8 ? head.blocks - b : 8);
+        for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, n, panels[r]);
+        multiply<typename BlockTile<F>::Dot, F::kMins>(panels, n, F::kOffset, a, b);
+    }
+}
+
+template <class F>
+constexpr WeightFormat kFormat{F::kType, F::kName,  Act::q8_32, 32, F::kSourceBytes, BlockTile<F>::bytes,
+                               pack<F>,  decode<F>, matmul<F>};
+
+}  // namespace
+
+constinit const WeightFormat q4_0_format = kFormat<Q4_0>;
+constinit const WeightFormat q4_1_format = kFormat<Q4_1>;
+constinit const WeightFormat q5_0_format = kFormat<Q5_0>;
+constinit const WeightFormat q5_1_format = kFormat<Q5_1>;
+constinit const WeightFormat q8_0_format = kFormat<Q8_0>;
+
+}  // namespace zinc::ZINC_LEVEL

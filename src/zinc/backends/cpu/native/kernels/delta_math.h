@@ -1,0 +1,126 @@
+// Arithmetic of the delta rule in its chunkwise form: the matrix product and the solution of the triangle inside a
+// chunk, in register blocks. A value is summed in the order of the inner dimension whatever the block, so a row's result
+// does not depend on how many rows come with it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../simd.h"
+#include "../unroll.h"
+#include "math.h"
+
+namespace zinc::ZINC_LEVEL {
+
+// log(1 + e^x). Within the larger of 2e-7 relative and 1e-45: log(1 + y) = 2 atanh(y / (2 + y)) with y = e^-|x|, and the
+// series of atanh, whose argument is at most 1/3.
+inline F32x16 softplus(F32x16 x) {
+    const F32x16 y = exp(F32x16::zero() - abs(x));
+    const F32x16 s = y / (F32x16::set1(2.0f) + y), z = s * s;
+    F32x16 p = F32x16::set1(1.0f / 15);
+    p = fma(p, z, F32x16::set1(1.0f / 13));
+    p = fma(p, z, F32x16::set1(1.0f / 11));
+    p = fma(p, z, F32x16::set1(1.0f / 9));
+    p = fma(p, z, F32x16::set1(1.0f / 7));
+    p = fma(p, z, F32x16::set1(1.0f / 5));
+    p = fma(p, z, F32x16::set1(1.0f / 3));
+    const F32x16 twice = s + s;
+    return max(F32x16::zero(), x) + fma(twice * z, p, twice);
+}
+
+// out[r][c] = factor out[r][c] + sum over k of x[r][k] m[k][c]; a factor of 0 does not read out. cols % 16 == 0.
+struct Product {
+    const float* x;
+    int64_t x_stride;
+    const float* m;
+    int64_t m_stride;
+    float* out;
+    int64_t out_stride;
+    int inner;
+    float factor = 0;
+};
+
+inline constexpr bool kManyRegisters = kVectorRegisters >= 32;
+inline constexpr int kProductRows = kManyRegisters ? 6 : 2, kProductBlocks = kManyRegisters ? 4 : 2;
+
+template <int kRows, int kBlocks> void multiply_block(const Product& p, int row, int col) {
+    F32x16 sum[kRows][kBlocks];
+    float* out = p.out + row * p.out_stride + col;
+    unroll<kRows>([&](auto r) {
+        unroll<kBlocks>([&](auto b) {
+            sum[r][b] = p.factor == 0 ? F32x16::zero()
+                                      : F32x16::set1(p.factor) * F32x16::load(out + r * p.out_stride + 16 * b);
+        });
+    });
+    const float *x = p.x + row * p.x_stride, *m = p.m + col;
+    for (int k = 0; k < p.inner; ++k, m += p.m_stride) {
+        F32x16 column[kBlocks];
+        unroll<kBlocks>([&](auto b) { column[b] = F32x16::load(m + 16 * b); });
+        unroll<kRows>([&](auto r) {
+            const F32x16 value = F32x16::set1(x[r * p.x_stride + k]);
+            unroll<kBlocks>([&](auto b) { sum[r][b] = fma(value, column[b], sum[r][b]); });
+        });
+    }
+    unroll<kRows>(
+        [&](auto r) { unroll<kBlocks>([&](auto b) { sum[r][b].store(out + r * p.out_stride + 16 * b); }); });
+}
+
+inline void multiply(const Product& p, int rows, int cols) {
+    const int groups = (rows + kProductRows - 1) / kProductRows;
+    for (int col = 0; col < cols; col += 16 * kProductBlocks) {
+        const int blocks = std::min(kProductBlocks, (cols - col) / 16);
+        for (int group = 0, row = 0; group < groups; ++group) {
+            const int size = (rows - row) / (groups - group);
+            unroll<kProductBlocks>([&](auto b) {
+                if (blocks != b + 1) return;
+                unroll<kProductRows>([&](auto r) {
+                    if (size == r + 1) multiply_block<r + 1, b + 1>(p, row, col);
+                });
+            });
+            row += size;
+        }
+    }
+}
+
+// The rows of a chunk, numbered from its first position: `old` came with earlier steps, n are new.
+struct Triangle {
+    const float *k_by_k, *k_by_q;  // [new][16]: the decayed products of k of row j with k and q of the new row
+    const float *past_k, *past_q;  // [new][v_dim]: S^T k and S^T q
+    const float *whole, *beta;     // [new]: the decay since S, and b
+    float* d;                      // [16][v_dim]
+    int old, n;
+    int64_t v_dim;
+};
+
+// d_t = b_t (v_t - whole_t past_k_t - sum over j < t of k_by_k_tj d_j) and
+// o_t = whole_t past_q_t + sum over j <= t of k_by_q_tj d_j for kBlocks x 16 columns from `col`.
+template <int kBlocks, class RowOf>
+void solve_columns(const Triangle& a, int64_t col, RowOf&& v, RowOf&& o) {
+    for (int i = 0; i < a.n; ++i) {
+        const int t = a.old + i;
+        const float *by_k = a.k_by_k + 16 * i, *by_q = a.k_by_q + 16 * i;
+        F32x16 known[kBlocks], out[kBlocks];
+        unroll<kBlocks>([&](auto b) { known[b] = out[b] = F32x16::zero(); });
+        const float* d = a.d + col;
+        for (int j = 0; j < t; ++j, d += a.v_dim) {
+            const F32x16 to_k = F32x16::set1(by_k[j]), to_q = F32x16::set1(by_q[j]);
+            unroll<kBlocks>([&](auto b) {
+                const F32x16 dj = F32x16::load(d + 16 * b);
+                known[b] = fma(to_k, dj, known[b]);
+                out[b] = fma(to_q, dj, out[b]);
+            });
+        }
+        const F32x16 whole = F32x16::set1(a.whole[i]), beta = F32x16::set1(a.beta[i]);
+        const F32x16 to_self = F32x16::set1(by_q[t]);
+        unroll<kBlocks>([&](auto b) {
+            const int64_t at = col + 16 * b;
+            const F32x16 past = fma(whole, F32x16::load(a.past_k + i * a.v_dim + at), known[b]);
+            const F32x16 dt = beta * (F32x16::load(v(i) + at) - past);
+            dt.store(a.d + t * a.v_dim + at);
+            out[b] = fma(whole, F32x16::load(a.past_q + i * a.v_dim + at), out[b]);
+            fma(to_self, dt, out[b]).store(o(i) + at);
+        });
+    }
+}
+
+}  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,168 @@
+// delta_rule: for each value head, token by token (Gated DeltaNet, Yang et al. 2024, arXiv:2412.06464)
+//
+//     g = exp(a softplus(alpha + bias)),  b = sigmoid(beta),  q, k = q / |q| / sqrt(k_dim), k / |k|
+//     S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
+//
+// computed in the chunkwise form of section 3.3. Positions [16 i, 16 i + 16) are a chunk, however a prompt was cut. S is
+// that before the chunk; k, d and g of the rows of the chunk so far lie in the slot beside it. A row needs its products
+// with S and with the rows before it, and nothing of later rows: so one path serves a prompt, its cuts and single
+// tokens, bit for bit, and decoding reads S without writing it but once in sixteen tokens. A slot has for each value head
+//
+//     S [k_dim][v_dim]  |  k [k_dim][16]  |  d [16][v_dim]  |  g [16]          lanes are columns of S, or rows of a chunk
+//
+// so that a task, a sequence's value head, writes in one place that is its own.
+#include <algorithm>
+
+#include "delta_math.h"
+#include "rows.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+constexpr int kRows = 16;       // of a chunk
+constexpr float kEps = 1e-6f;   // added to the sum of squares of q and k
+constexpr int kMaxHeads = 1 << 12, kMaxDim = 1 << 12;
+
+// in: qkv f32 [q of each key head | k | v of each value head], alpha f32, beta f32 (a column a value head), a, bias
+// (vectors), state; out: o f32.
+struct Params {
+    int n_k_heads, n_v_heads, k_dim, v_dim;
+    bool grouped;
+    int key_head(int head) const { return grouped ? head / (n_v_heads / n_k_heads) : head % n_k_heads; }
+    int64_t head_floats() const { return int64_t{k_dim} * v_dim + kRows * (int64_t{k_dim} + v_dim + 1); }
+};
+
+void prepare(Launch& l, const Attrs& attrs) {
+    require_operands(l, 6, 1);
+    require(l, l.dim == Dim::tokens, "has one row a token");
+    Params& p = l.as<Params>();
+    p.n_k_heads = whole(l, attrs, "n_k_heads", 1, kMaxHeads);
+    p.n_v_heads = whole(l, attrs, "n_v_heads", 1, kMaxHeads);
+    p.k_dim = whole(l, attrs, "k_dim", 1, kMaxDim);
+    p.v_dim = whole(l, attrs, "v_dim", 1, kMaxDim);
+    p.grouped = whole(l, attrs, "grouped", 0, 1) != 0;
+    require(l, p.n_v_heads % p.n_k_heads == 0, "the value heads must be a multiple of the key heads");
+    require(l, p.v_dim % 16 == 0, "v_dim must be a multiple of 16");
+    const int64_t v_cols = int64_t{p.n_v_heads} * p.v_dim;
+    require_rows(l, l.in[0], "qkv", Act::f32, 2 * int64_t{p.n_k_heads} * p.k_dim + v_cols);
+    require_rows(l, l.in[1], "alpha", Act::f32, p.n_v_heads);
+    require_rows(l, l.in[2], "beta", Act::f32, p.n_v_heads);
+    require_vector(l, l.in[3], "a", p.n_v_heads);
+    require_vector(l, l.in[4], "bias", p.n_v_heads);
+    require(l, l.in[5].state != nullptr, "needs a state");
+    require(l, l.in[5].state->floats_per_slot == p.n_v_heads * p.head_floats(),
+            "the state must hold " + std::to_string(p.n_v_heads * p.head_floats()) + " floats a sequence");
+    require_rows(l, l.out[0], "o", Act::f32, v_cols);
+}
+
+int chunks(const Launch& l, const Batch& batch, int) { return batch.n_sequences * l.as<Params>().n_v_heads; }
+
+// One value head of one sequence: its part of the slot, and scratch for the new rows of a chunk.
+struct Head {
+    const Launch& l;
+    const Params& p;
+    int head;
+    float *S, *keys, *d, *g;
+    float *rows;        // [2 kRows][k_dim]: k of the new rows, then q
+    float *past;        // [2 kRows][v_dim]: their products with S
+    float *near;        // [2 kRows][kRows]: and with k of the rows of the chunk
+    float *left;        // [k_dim][kRows]: k as far as it has not decayed at the end of the chunk
+
+    static size_t scratch_floats(const Params& p) {
+        return static_cast<size_t>(kRows) * static_cast<size_t>(3 * p.k_dim + 2 * p.v_dim + 2 * kRows);
+    }
+
+    Head(const Launch& launch, int head_, float* slot, float* scratch)
+        : l(launch), p(launch.as<Params>()), head(head_), S(slot + head_ * p.head_floats()) {
+        keys = S + int64_t{p.k_dim} * p.v_dim;
+        d = keys + int64_t{p.k_dim} * kRows;
+        g = d + int64_t{p.v_dim} * kRows;
+        rows = scratch;
+        past = rows + int64_t{2 * kRows} * p.k_dim;
+        near = past + int64_t{2 * kRows} * p.v_dim;
+        left = near + 2 * kRows * kRows;
+    }
+
+    const float* k(int t) const { return q(t) + int64_t{p.n_k_heads} * p.k_dim; }
+    const float* q(int t) const { return l.in[0].row(t) + int64_t{p.key_head(head)} * p.k_dim; }
+    const float* v(int t) const {
+        return l.in[0].row(t) + 2 * int64_t{p.n_k_heads} * p.k_dim + int64_t{head} * p.v_dim;
+    }
+    float* o(int t) const { return l.out[0].row(t) + int64_t{head} * p.v_dim; }
+
+    // x divided by its length, times `scale`.
+    void unit(const float* x, float scale, float* to) const {
+        const F32x16 factor = F32x16::set1(scale / std::sqrt(sum_squares(x, p.k_dim) + kEps));
+        for_lanes(0, p.k_dim, [&](int i, auto lanes) { store(load(x + i, lanes) * factor, to + i, lanes); });
+    }
+
+    // Token rows [at, at + n), which are rows [old, old + n) of their chunk.
+    void advance(int at, int old, int n) {
+        const float q_scale = 1.0f / std::sqrt(static_cast<float>(p.k_dim));
+        float decay_in[kRows] = {}, beta[kRows] = {}, whole[kRows];
+        for (int i = 0; i < n; ++i) {
+            float* k_row = rows + int64_t{i} * p.k_dim;
+            unit(k(at + i), 1.0f, k_row);
+            unit(q(at + i), q_scale, rows + int64_t{n + i} * p.k_dim);
+            for (int c = 0; c < p.k_dim; ++c) keys[c * kRows + old + i] = k_row[c];
+            decay_in[i] = l.in[1].row(at + i)[head];
+            beta[i] = l.in[2].row(at + i)[head];
+        }
+        const F32x16 bias = F32x16::set1(l.in[4].tensor->vector()[head]), a = F32x16::set1(l.in[3].tensor->vector()[head]);
+        exp(a * softplus(F32x16::load(decay_in) + bias)).store(decay_in);
+        sigmoid(F32x16::load(beta)).store(beta);
+        std::copy_n(decay_in, n, g + old);
+
+        multiply({rows, p.k_dim, S, p.v_dim, past, p.v_dim, p.k_dim}, 2 * n, p.v_dim);
+        multiply({rows, p.k_dim, keys, kRows, near, kRows, p.k_dim}, 2 * n, kRows);
+
+        // decay[j] is the product of g over the rows after j up to row t, and `total` that over the whole chunk. Products
+        // of factors below one neither overflow nor cancel, as differences of sums of log g would.
+        F32x16 decay = F32x16::zero();
+        float total = 1;
+        for (int t = 0; t < old + n; ++t) {
+            decay = keep(F32x16::set1(1.0f), t, t + 1, decay * F32x16::set1(g[t]));
+            total = total * g[t];
+            if (t < old) continue;
+            const int i = t - old;
+            whole[i] = total;
+            for (float* row : {near + i * kRows, near + (n + i) * kRows}) (F32x16::load(row) * decay).store(row);
+        }
+
+        const Triangle triangle{near,  near + n * kRows, past, past + int64_t{n} * p.v_dim, whole,
+                                beta,  d,                old,  n,                           p.v_dim};
+        for (int col = 0; col < p.v_dim; col += 16 * kProductBlocks) {
+            const int blocks = std::min(kProductBlocks, (p.v_dim - col) / 16);
+            unroll<kProductBlocks>([&](auto b) {
+                if (blocks == b + 1)
+                    solve_columns<b + 1>(triangle, col, [&](int i) { return v(at + i); }, [&](int i) { return o(at + i); });
+            });
+        }
+
+        if (old + n < kRows) return;
+        for (int c = 0; c < p.k_dim; ++c) (F32x16::load(keys + c * kRows) * decay).store(left + c * kRows);
+        multiply({left, kRows, d, p.v_dim, S, p.v_dim, kRows, total}, p.k_dim, p.v_dim);
+    }
+};
+
+void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
+    const Params& p = l.as<Params>();
+    const int sequence = chunk / p.n_v_heads;
+    const int first = batch.seq_start[sequence], last = batch.seq_start[sequence + 1];
+    if (first == last) return;
+    const StateLayer& states = *l.in[5].state;
+    float* slot = reinterpret_cast<float*>(states.bytes.data) + batch.state_slot[sequence] * states.floats_per_slot;
+    Head head(l, chunk % p.n_v_heads, slot, scratch.get(Head::scratch_floats(p)));
+    if (batch.positions[first] == 0) std::fill_n(head.S, int64_t{p.k_dim} * p.v_dim, 0.0f);
+    for (int at = first; at < last;) {
+        const int old = batch.positions[at] % kRows, n = std::min(kRows - old, last - at);
+        head.advance(at, old, n);
+        at += n;
+    }
+}
+
+}  // namespace
+
+const Kernel delta_rule_kernel{"delta_rule", prepare, chunks, run};
+
+}  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,83 @@
+// add, scale, softcap and select_rows: one pass over rows of f32.
+#include <cstring>
+
+#include "math.h"
+#include "rows.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+Grid grid(const Launch& l, const Batch& batch) { return Grid(l.rows(batch), l.out[0].cols, false); }
+
+int chunks(const Launch& l, const Batch& batch, int) { return grid(l, batch).chunks(); }
+
+// Every input and the output as rows of f32 of one width.
+void require_floats(const Launch& l, size_t n_in) {
+    require_operands(l, n_in, 1);
+    for (const Operand& o : l.in) require_rows(l, o, "each input", Act::f32, l.out[0].cols);
+    require_rows(l, l.out[0], "the output", Act::f32, l.out[0].cols);
+}
+
+// in: a, b; out: y = a + b
+void prepare_add(Launch& l, const Attrs&) { require_floats(l, 2); }
+
+void run_add(const Launch& l, const Batch& batch, int chunk, Scratch&) {
+    grid(l, batch).each(chunk, [&](int r, int first, int last) {
+        const float *a = l.in[0].row(r), *b = l.in[1].row(r);
+        float* y = l.out[0].row(r);
+        for_lanes(first, last, [&](int i, auto n) { store(load(a + i, n) + load(b + i, n), y + i, n); });
+    });
+}
+
+// in: x; out: y = x * factor
+void prepare_scale(Launch& l, const Attrs& attrs) {
+    require_floats(l, 1);
+    l.as<float>() = static_cast<float>(attrs.get("factor"));
+}
+
+void run_scale(const Launch& l, const Batch& batch, int chunk, Scratch&) {
+    const F32x16 factor = F32x16::set1(l.as<float>());
+    grid(l, batch).each(chunk, [&](int r, int first, int last) {
+        const float* x = l.in[0].row(r);
+        float* y = l.out[0].row(r);
+        for_lanes(first, last, [&](int i, auto n) { store(load(x + i, n) * factor, y + i, n); });
+    });
+}
+
+// in: x; out: y = cap tanh(x / cap)
+void prepare_softcap(Launch& l, const Attrs& attrs) {
+    require_floats(l, 1);
+    l.as<float>() = static_cast<float>(attrs.get("cap"));
+    require(l, l.as<float>() > 0, "cap must be positive");
+}
+
+void run_softcap(const Launch& l, const Batch& batch, int chunk, Scratch&) {
+    const F32x16 cap = F32x16::set1(l.as<float>()), inverse = F32x16::set1(1.0f / l.as<float>());
+    grid(l, batch).each(chunk, [&](int r, int first, int last) {
+        const float* x = l.in[0].row(r);
+        float* y = l.out[0].row(r);
+        for_lanes(first, last, [&](int i, auto n) { store(tanh(load(x + i, n) * inverse) * cap, y + i, n); });
+    });
+}
+
+// in: x [tokens]; out: y [outputs], y[r] = x[output_rows[r]]
+void prepare_select_rows(Launch& l, const Attrs&) {
+    require_floats(l, 1);
+    require(l, l.dim == Dim::outputs, "has one row an output");
+}
+
+void run_select_rows(const Launch& l, const Batch& batch, int chunk, Scratch&) {
+    grid(l, batch).each(chunk, [&](int r, int first, int last) {
+        const float* x = l.in[0].row(batch.output_rows[r]);
+        std::memcpy(l.out[0].row(r) + first, x + first, static_cast<size_t>(last - first) * sizeof(float));
+    });
+}
+
+}  // namespace
+
+const Kernel add_kernel{"add", prepare_add, chunks, run_add};
+const Kernel scale_kernel{"scale", prepare_scale, chunks, run_scale};
+const Kernel softcap_kernel{"softcap", prepare_softcap, chunks, run_softcap};
+const Kernel select_rows_kernel{"select_rows", prepare_select_rows, chunks, run_select_rows};
+
+}  // namespace zinc::ZINC_LEVEL

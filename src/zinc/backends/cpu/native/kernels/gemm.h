@@ -1,0 +1,104 @@
+// What the matrix products of all formats share.
+//
+// A product of one or two tiles with n activation rows walks k in panels. With one row the weights are unpacked in
+// registers (mat-vec). With more, a format unpacks a panel once to bytes (or floats) and the rows stream past it, a
+// register block of kTileBlock tiles x kTokenBlock rows at a time, while it is in the first-level cache. Both do the
+// same float operations in the same order; what they sum in between are integers, which are exact in any order. So a
+// row's result does not depend on its company.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "../kernel.h"
+#include "../q8row.h"
+#include "../simd.h"
+#include "../unroll.h"
+
+namespace zinc::ZINC_LEVEL {
+
+inline constexpr int kPanel = 256;  // k of a panel of integers
+
+inline int32_t load32(const void* p) {
+    int32_t x;
+    std::memcpy(&x, p, 4);
+    return x;
+}
+inline float load_float(const void* p) {
+    float x;
+    std::memcpy(&x, p, 4);
+    return x;
+}
+
+// Cuts the rows into register blocks of nearly equal size: micro.operator()<tiles, rows>(first tile, first row).
+template <class Micro> [[gnu::always_inline]] inline void for_blocks(int n_tiles, int n, Micro&& micro) {
+    const int groups = (n + kTokenBlock - 1) / kTokenBlock;
+    for (int group = 0, row = 0; group < groups; ++group) {
+        const int size = (n - row) / (groups - group);
+        for (int tile = 0; tile < n_tiles; tile += kTileBlock) {
+            const int tiles = n_tiles - tile < kTileBlock ? n_tiles - tile : kTileBlock;
+            unroll<kTileBlock>([&](auto r) {
+                if (tiles != r + 1) return;
+                unroll<kTokenBlock>([&](auto t) {
+                    if (size == t + 1) micro.template operator()<r + 1, t + 1>(tile, row);
+                });
+            });
+        }
+        row += size;
+    }
+}
+
+// The sums of a register block, kept in TileMatmul::out between panels.
+template <int kTiles, int kRows> struct Sums {
+    F32x16 v[kTiles][kRows];
+    [[gnu::always_inline]] void load(const float* out, bool first) {
+        if (first) {
+            unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { v[r][t] = F32x16::zero(); }); });
+        } else {
+            unroll<kTiles>([&](auto r) {
+                unroll<kRows>([&](auto t) { v[r][t] = F32x16::load(out + t * kOutStride + r * 16); });
+            });
+        }
+    }
+    [[gnu::always_inline]] void store(float* out) const {
+        unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { v[r][t].store(out + t * kOutStride + r * 16); }); });
+    }
+};
+
+// p[tile][row] += u . x over kGroups groups of four k. u(tile, g) gives the weights, q the bytes of each row.
+template <class Dot, int kGroups, int kTiles, int kRows, class Weights>
+[[gnu::always_inline]] inline void dots(Weights&& u, const int8_t* const (&q)[kRows], int64_t k,
+                                        I32x16 (&p)[kTiles][kRows]) {
+    constexpr int kRun = Dot::kRun < kGroups ? Dot::kRun : kGroups;
+    unroll<kGroups / kRun>([&](auto run) {
+        Dot dot[kTiles][kRows];
+        unroll<kRun>([&](auto i) {
+            constexpr int g = run * kRun + i;
+            U8x64 w[kTiles];
+            unroll<kTiles>([&](auto r) { w[r] = u(r, std::integral_constant<int, g>()); });
+            unroll<kRows>([&](auto t) {
+                const int32_t four = load32(q[t] + k + 4 * g);
+                unroll<kTiles>([&](auto r) { dot[r][t].add(w[r], four); });
+            });
+        });
+        unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { p[r][t] = p[r][t] + dot[r][t].total(); }); });
+    });
+}
+
+// A tile begins with the f16 scales of all its blocks, 16 rows each, and the f16 minimums if the format has them, so that
+// what follows stays aligned to vectors:   d [nb][16] | m [nb][16] | block [nb]
+struct TileHead {
+    int64_t blocks, part;  // part: bytes of d, and of m
+    explicit TileHead(int64_t n_blocks) : blocks(n_blocks), part(align64(n_blocks * 32)) {}
+    static const uint16_t* halves(const std::byte* tile, int64_t offset, int64_t block) {
+        return reinterpret_cast<const uint16_t*>(tile + offset) + block * 16;
+    }
+    F32x16 d(const std::byte* tile, int64_t block) const { return F32x16::load_f16(halves(tile, 0, block)); }
+    F32x16 m(const std::byte* tile, int64_t block) const { return F32x16::load_f16(halves(tile, part, block)); }
+    void put(std::byte* tile, bool second, int64_t block, int row, uint16_t half) const {
+        std::memcpy(tile + (second ? part : 0) + (block * 16 + row) * 2, &half, 2);
+    }
+};
+
+}  // namespace zinc::ZINC_LEVEL

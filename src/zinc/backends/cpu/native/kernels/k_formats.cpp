@@ -1,0 +1,352 @@
+// K-quants: blocks of 256 with an f16 scale, cut into sub-blocks of 32 or 16 that have small integer scales of their own.
+//
+//   w = d * scale[sub] * (u - offset)         or         w = d * scale[sub] * u - dmin * min[sub]
+//   y += dx * (d * sum_sub(scale * u.x) - dmin * sum_sub(min * sum x))
+//
+// The sums over sub-blocks are integers, hence exact; an offset is a minimum of offset * scale, folded into the first sum.
+// A format is a snippet that reads a block of the file; how many bits go to which plane says the rest.
+//
+// Block of a tile:   scale pairs int8 [subs / 2][16 rows][2] | min pairs, if any | four chunks of Quants
+// (a pair of sub-blocks is what the 16-bit dot product takes with a pair of activation sums).
+#include "gemm.h"
+#include "planes.h"
+#include "weights.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+// One block of one row as the file has it.
+struct Source {
+    uint8_t u[256];
+    int8_t scale[16], min[16];
+    uint16_t d, dmin;
+};
+
+inline uint16_t half_at(const uint8_t* p) {
+    uint16_t h;
+    std::memcpy(&h, p, 2);
+    return h;
+}
+
+// Eight 6-bit scales and eight 6-bit minimums in twelve bytes, of Q4_K and Q5_K.
+void read_scales(const uint8_t* s, Source& out) {
+    for (int i = 0; i < 4; ++i) {
+        out.scale[i] = static_cast<int8_t>(s[i] & 63);
+        out.min[i] = static_cast<int8_t>(s[i + 4] & 63);
+        out.scale[i + 4] = static_cast<int8_t>((s[i + 8] & 15) | s[i] >> 6 << 4);
+        out.min[i + 4] = static_cast<int8_t>(s[i + 8] >> 4 | s[i + 4] >> 6 << 4);
+    }
+}
+
+struct Q2_K {
+    static constexpr int kType = 10, kSourceBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kOffsetLog2 = 0;
+    static constexpr bool kMins = true, kNibbleScales = true;
+    static constexpr const char* kName = "Q2_K";
+    static void read(const uint8_t* b, Source& out) {
+        for (int i = 0; i < 16; ++i) {
+            out.scale[i] = static_cast<int8_t>(b[i] & 15);
+            out.min[i] = static_cast<int8_t>(b[i] >> 4);
+        }
+        for (int half = 0; half < 2; ++half)
+            for (int part = 0; part < 4; ++part)
+                for (int i = 0; i < 32; ++i)
+                    out.u[half * 128 + part * 32 + i] = b[16 + half * 32 + i] >> (2 * part) & 3;
+        out.d = half_at(b + 80);
+        out.dmin = half_at(b + 82);
+    }
+};
+
+struct Q3_K {
+    static constexpr int kType = 11, kSourceBytes = 110, kSub = 16, kLow = 2, kHigh = 1, kOffsetLog2 = 2;
+    static constexpr bool kMins = false, kNibbleScales = false;
+    static constexpr const char* kName = "Q3_K";
+    static void read(const uint8_t* b, Source& out) {
+        const uint8_t *high = b, *low = b + 32, *s = b + 96;
+        for (int half = 0; half < 2; ++half)
+            for (int part = 0; part < 4; ++part)
+                for (int i = 0; i < 32; ++i)
+                    out.u[half * 128 + part * 32 + i] = static_cast<uint8_t>(
+                        (low[half * 32 + i] >> (2 * part) & 3) | (high[i] >> (half * 4 + part) & 1) << 2);
+        for (int i = 0; i < 16; ++i) {
+            const int four = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
+            out.scale[i] = static_cast<int8_t>((four | (s[8 + i % 4] >> (i / 4 * 2) & 3) << 4) - 32);
+        }
+        out.d = half_at(b + 108);
+    }
+};
+
+struct Q4_K {
+    static constexpr int kType = 12, kSourceBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kOffsetLog2 = 0;
+    static constexpr bool kMins = true, kNibbleScales = false;
+    static constexpr const char* kName = "Q4_K";
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        out.dmin = half_at(b + 2);
+        read_scales(b + 4, out);
+        for (int chunk = 0; chunk < 4; ++chunk)
+            for (int i = 0; i < 32; ++i) {
+                out.u[chunk * 64 + i] = b[16 + chunk * 32 + i] & 15;
+                out.u[chunk * 64 + 32 + i] = b[16 + chunk * 32 + i] >> 4;
+            }
+    }
+};
+
+struct Q5_K {
+    static constexpr int kType = 13, kSourceBytes = 176, kSub = 32, kLow = 4, kHigh = 1, kOffsetLog2 = 0;
+    static constexpr bool kMins = true, kNibbleScales = false;
+    static constexpr const char* kName = "Q5_K";
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        out.dmin = half_at(b + 2);
+        read_scales(b + 4, out);
+        const uint8_t *high = b + 16, *low = b + 48;
+        for (int chunk = 0; chunk < 4; ++chunk)
+            for (int i = 0; i < 32; ++i) {
+                const int bits = high[i] >> (2 * chunk), q = low[chunk * 32 + i];
+                out.u[chunk * 64 + i] = static_cast<uint8_t>((q & 15) | (bits & 1) << 4);
+                out.u[chunk * 64 + 32 + i] = static_cast<uint8_t>(q >> 4 | (bits >> 1 & 1) << 4);
+            }
+    }
+};
+
+struct Q6_K {
+    static constexpr int kType = 14, kSourceBytes = 210, kSub = 16, kLow = 4, kHigh = 2, kOffsetLog2 = 5;
+    static constexpr bool kMins = false, kNibbleScales = false;
+    static constexpr const char* kName = "Q6_K";
+    static void read(const uint8_t* b, Source& out) {
+        for (int half = 0; half < 2; ++half) {
+            const uint8_t *low = b + half * 64, *high = b + 128 + half * 32;
+            uint8_t* u = out.u + half * 128;
+            for (int i = 0; i < 32; ++i) {
+                u[i] = static_cast<uint8_t>((low[i] & 15) | (high[i] & 3) << 4);
+                u[i + 32] = static_cast<uint8_t>((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
+                u[i + 64] = static_cast<uint8_t>(low[i] >> 4 | (high[i] >> 4 & 3) << 4);
+                u[i + 96] = static_cast<uint8_t>(low[i + 32] >> 4 | high[i] >> 6 << 4);
+            }
+        }
+        std::memcpy(out.scale, b + 192, 16);
+        out.d = half_at(b + 208);
+    }
+};
+
+// Sizes and fields of a snippet's block in a tile.
+template <class F> struct KTile {
+    using Chunk = Quants<F::kLow, F::kHigh, 16>;
+    using Dot = Dot4<F::kLow + F::kHigh>;
+    static constexpr int kSubs = 256 / F::kSub, kPairs = kSubs / 2;
+    static constexpr int kScaleBytes = kSubs * 16;
+    static constexpr int kChunks = kScaleBytes * (F::kMins && !F::kNibbleScales ? 2 : 1);  // where they start
+    static constexpr int kBlockBytes = kChunks + 4 * Chunk::kBytes;
+    static_assert(kBlockBytes % 64 == 0);
+
+    static TileHead head(int64_t cols) { return TileHead(cols / 256); }
+    static int64_t blocks_at(const TileHead& head) { return head.part * (F::kMins ? 2 : 1); }
+    static int64_t bytes(int64_t cols) {
+        const TileHead h = head(cols);
+        return blocks_at(h) + h.blocks * kBlockBytes;
+    }
+
+    static I16x32 scales(const std::byte* block, int pair) {
+        const I16x32 s = I16x32::widen(reinterpret_cast<const int8_t*>(block) + pair * 32);
+        if constexpr (F::kNibbleScales) return s & 15;
+        return s;
+    }
+    // What the activation sums are multiplied with: minimums, or -offset * scale.
+    static I16x32 mins(const std::byte* block, int pair) {
+        if constexpr (!F::kMins) return -shl<F::kOffsetLog2>(scales(block, pair));
+        const auto* s = reinterpret_cast<const int8_t*>(block) + pair * 32;
+        if constexpr (F::kNibbleScales) return shr<4>(I16x32::widen(s)) & 15;
+        return I16x32::widen(s + kScaleBytes);
+    }
+};
+
+template <class F> void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
+    using T = KTile<F>;
+    const TileHead head = T::head(cols);
+    std::memset(tile, 0, static_cast<size_t>(T::bytes(cols)));
+    std::byte* block = tile + T::blocks_at(head);
+    for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
+        for (int row = 0; row < kTileRows; ++row) {
+            if (!rows[row]) continue;
+            Source s;
+            F::read(reinterpret_cast<const uint8_t*>(rows[row]) + b * F::kSourceBytes, s);
+            head.put(tile, false, b, row, s.d);
+            if constexpr (F::kMins) head.put(tile, true, b, row, s.dmin);
+            for (int i = 0; i < T::kSubs; ++i) {
+                std::byte* at = block + (i / 2 * 16 + row) * 2 + i % 2;
+                if constexpr (F::kNibbleScales) {
+                    *at = static_cast<std::byte>(s.scale[i] | s.min[i] << 4);
+                } else {
+                    *at = static_cast<std::byte>(s.scale[i]);
+                    if constexpr (F::kMins) at[T::kScaleBytes] = static_cast<std::byte>(s.min[i]);
+                }
+            }
+            for (int chunk = 0; chunk < 4; ++chunk)
+                for (int g = 0; g < 16; ++g)
+                    T::Chunk::put(block + T::kChunks + chunk * T::Chunk::kBytes, g, row, s.u + chunk * 64 + g * 4);
+        }
+    }
+}
+
+struct Panel {  // one block of 16 rows
+    alignas(64) uint8_t u[kPanel / 4][64];
+    int32_t scale[16][16];  // [sub-block][row]
+    int16_t min[8][32];     // [pair of sub-blocks][row][2]
+    float d[16], dmin[16];
+};
+
+template <class F> void unpack(const std::byte* tile, const TileHead& head, int64_t b, Panel& panel) {
+    using T = KTile<F>;
+    const std::byte* block = tile + T::blocks_at(head) + b * T::kBlockBytes;
+    head.d(tile, b).store(panel.d);
+    if constexpr (F::kMins) head.m(tile, b).store(panel.dmin);
+    for (int pair = 0; pair < T::kPairs; ++pair) {
+        const I16x32 s = T::scales(block, pair);
+        s.even().store(panel.scale[2 * pair]);
+        s.odd().store(panel.scale[2 * pair + 1]);
+        T::mins(block, pair).store(panel.min[pair]);
+    }
+    for (int c = 0; c < 4; ++c) {
+        const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
+        unroll<16>([&](auto g) { T::Chunk::template get<g>(chunk).store(panel.u[c * 16 + g]); });
+    }
+}
+
+template <class F> void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
+    const TileHead head = KTile<F>::head(cols);
+    Panel p;
+    for (int64_t b = 0; b < head.blocks; ++b) {
+        unpack<F>(tile, head, b, p);
+        for (int k = 0; k < 256; ++k, ++out) {
+            const int sub = k / F::kSub;
+            const float scale = p.d[lane] * static_cast<float>(p.scale[sub][lane]);
+            const int u = p.u[k / 4][lane * 4 + k % 4];
+            if constexpr (F::kMins) {
+                const float min = p.dmin[lane] * static_cast<float>(p.min[sub / 2][lane * 2 + sub % 2]);
+                *out = scale * static_cast<float>(u) - min;
+            } else {
+                *out = scale * static_cast<float>(u - (1 << F::kOffsetLog2));
+            }
+        }
+    }
+}
+
+// The float operations of a block, in the one order there is.
+template <bool kMins>
+[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 dmin, I32x16 sum, I32x16 mins, float dx) {
+    F32x16 value = d * to_f32(sum);
+    if constexpr (kMins) value = fma(F32x16::zero() - dmin, to_f32(mins), value);
+    return fma(F32x16::set1(dx), value, acc);
+}
+
+template <class Dot, int kSub, bool kMins, int kTiles, int kRows>
+void micro(const Panel* panels, const std::byte* const* x, const Q8Row& row, int64_t b, float* out) {
+    const int8_t* q[kRows];
+    const std::byte* sums[kRows];
+    unroll<kRows>([&](auto t) {
+        q[t] = reinterpret_cast<const int8_t*>(x[t]) + b * 256;
+        sums[t] = x[t] + (kSub == 16 ? row.sum16 + b * 32 : row.sum + b * 16);
+    });
+    I32x16 sum[kTiles][kRows], mins[kTiles][kRows];
+    unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { sum[r][t] = I32x16::zero(); }); });
+    for (int sub = 0; sub < 256 / kSub; ++sub) {
+        I32x16 p[kTiles][kRows];
+        unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { p[r][t] = I32x16::zero(); }); });
+        const auto weights = [&](auto r, auto g) { return U8x64::load(panels[r].u[sub * (kSub / 4) + g]); };
+        dots<Dot, kSub / 4>(weights, q, sub * kSub, p);
+        unroll<kTiles>([&](auto r) {
+            const I32x16 scale = I32x16::load(panels[r].scale[sub]);
+            unroll<kRows>([&](auto t) { sum[r][t] = sum[r][t] + p[r][t] * scale; });
+        });
+    }
+    unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { mins[r][t] = I32x16::zero(); }); });
+    for (int pair = 0; pair < 128 / kSub; ++pair) {
+        unroll<kTiles>([&](auto r) {
+            const I16x32 m = I16x32::load(panels[r].min[pair]);
+            unroll<kRows>([&](auto t) { mins[r][t] = dot2(mins[r][t], m, load32(sums[t] + pair * 4)); });
+        });
+    }
+    Sums<kTiles, kRows> acc;
+    acc.load(out, b == 0);
+    unroll<kTiles>([&](auto r) {
+        const F32x16 d = F32x16::load(panels[r].d), dmin = F32x16::load(panels[r].dmin);
+        unroll<kRows>([&](auto t) {
+            const float dx = load_float(x[t] + row.d + b * 4);
+            if constexpr (!kMins) sum[r][t] = sum[r][t] + mins[r][t];
+            acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, dmin, sum[r][t], mins[r][t], dx);
+        });
+    });
+    acc.store(out);
+}
+
+// By what the panels have in common, not by format, so that formats share the code.
+template <class Dot, int kSub, bool kMins>
+[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b) {
+    const Q8Row row(Act::q8_256, a.cols);
+    for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
+        micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, a.x + t, row, b, a.out + t * kOutStride + tile * 16);
+    });
+}
+
+constexpr int kPrefetch = 4096;  // bytes ahead of the weights in use
+
+template <class F> void matvec(const std::byte* tile, int64_t cols, const std::byte* x, float* out) {
+    using T = KTile<F>;
+    const TileHead head = T::head(cols);
+    const Q8Row row(Act::q8_256, cols);
+    const std::byte* block = tile + T::blocks_at(head);
+    const std::byte* sums = x + (F::kSub == 16 ? row.sum16 : row.sum);
+    const int8_t* q[1] = {reinterpret_cast<const int8_t*>(x)};
+    F32x16 acc = F32x16::zero();
+    for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes, q[0] += 256) {
+        I32x16 sum = I32x16::zero(), mins = I32x16::zero();
+        constexpr int kChunkSubs = 64 / F::kSub;
+        for (int c = 0; c < 4; ++c) {
+            const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
+            for (int line = 0; line < T::Chunk::kBytes; line += 64) __builtin_prefetch(chunk + kPrefetch + line);
+            unroll<kChunkSubs / 2>([&](auto pair) {
+                const int p = c * (kChunkSubs / 2) + pair;
+                const I16x32 scale = T::scales(block, p);
+                unroll<2>([&](auto half) {
+                    constexpr int first = (pair * 2 + half) * (F::kSub / 4);
+                    I32x16 dot[1][1] = {{I32x16::zero()}};
+                    const auto weights = [&](auto, auto g) { return T::Chunk::template get<first + g>(chunk); };
+                    dots<typename T::Dot, F::kSub / 4>(weights, q, c * 64 + first * 4, dot);
+                    sum = sum + dot[0][0] * (half == 0 ? scale.even() : scale.odd());
+                });
+                auto& into = F::kMins ? mins : sum;
+                into = dot2(into, T::mins(block, p), load32(sums + (b * T::kPairs + p) * 4));
+            });
+        }
+        const F32x16 dmin = F::kMins ? head.m(tile, b) : F32x16::zero();
+        acc = add_block<F::kMins>(acc, head.d(tile, b), dmin, sum, mins, load_float(x + row.d + b * 4));
+    }
+    acc.store(out);
+}
+
+template <class F> void matmul(const TileMatmul& a) {
+    if (a.n == 1) {
+        for (int r = 0; r < a.n_tiles; ++r) matvec<F>(a.tile[r], a.cols, a.x[0], a.out + r * 16);
+        return;
+    }
+    const TileHead head = KTile<F>::head(a.cols);
+    Panel panels[2];
+    for (int64_t b = 0; b < head.blocks; ++b) {
+        for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, panels[r]);
+        multiply<typename KTile<F>::Dot, F::kSub, F::kMins>(panels, a, b);
+    }
+}
+
+template <class F>
+constexpr WeightFormat kFormat{F::kType,  F::kName, Act::q8_256, 256, F::kSourceBytes, KTile<F>::bytes,
+                               pack<F>, decode<F>, matmul<F>};
+
+}  // namespace
+
+constinit const WeightFormat q2_k_format = kFormat<Q2_K>;
+constinit const WeightFormat q3_k_format = kFormat<Q3_K>;
+constinit const WeightFormat q4_k_format = kFormat<Q4_K>;
+constinit const WeightFormat q5_k_format = kFormat<Q5_K>;
+constinit const WeightFormat q6_k_format = kFormat<Q6_K>;
+
+}  // namespace zinc::ZINC_LEVEL

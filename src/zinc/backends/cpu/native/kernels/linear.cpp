@@ -1,0 +1,85 @@
+// y_i = x W_i^T + b_i + residual_i for one to four weights over the same x, in one pass.
+//   in   x, then weight, bias?, residual? for each part      out   y for each part
+#include "linear.h"
+
+#include "../simd.h"
+#include "table.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+constexpr int kMaxParts = 4;
+
+struct Params {
+    int n_parts, units;
+    int64_t unit_bytes;
+    int first_unit[kMaxParts + 1];
+};
+
+const Operand& weight(const Launch& l, int part) { return l.in[static_cast<size_t>(1 + 3 * part)]; }
+const Operand& bias(const Launch& l, int part) { return l.in[static_cast<size_t>(2 + 3 * part)]; }
+const Operand& residual(const Launch& l, int part) { return l.in[static_cast<size_t>(3 + 3 * part)]; }
+
+void prepare(Launch& l, const Attrs& attrs) {
+    auto& p = l.as<Params>();
+    const double n_parts = attrs.get("n_parts");
+    require(l, n_parts == 1 || n_parts == 2 || n_parts == 3 || n_parts == 4, "n_parts must be 1 to 4");
+    p.n_parts = static_cast<int>(n_parts);
+    require_operands(l, static_cast<size_t>(1 + 3 * p.n_parts), static_cast<size_t>(p.n_parts));
+    int64_t units = 0, bytes = 0;
+    for (int i = 0; i < p.n_parts; ++i) {
+        require_weight(l, weight(l, i), l.in[0], "a weight");
+        const PackedTensor& w = *weight(l, i).tensor;
+        require_rows(l, l.out[static_cast<size_t>(i)], "y", Act::f32, w.rows);
+        if (bias(l, i)) require_vector(l, bias(l, i), "bias", w.rows);
+        if (residual(l, i)) require_rows(l, residual(l, i), "residual", Act::f32, w.rows);
+        p.first_unit[i] = static_cast<int>(units);
+        units += (tiles_of(w) + 1) / 2;
+        bytes += w.plane_bytes;
+    }
+    p.units = p.first_unit[p.n_parts] = static_cast<int>(units);
+    p.unit_bytes = bytes / units;
+}
+
+LinearGrid grid(const Launch& l, const Batch& b) {
+    const auto& p = l.as<Params>();
+    return {p.units, l.rows(b), p.unit_bytes, l.n_threads};
+}
+
+int chunks(const Launch& l, const Batch& b, int) { return grid(l, b).chunks(); }
+
+void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
+    const auto& p = l.as<Params>();
+    grid(l, b).each(chunk, [&](int unit, int first, int n) {
+        int part = 0;
+        while (unit >= p.first_unit[part + 1]) ++part;
+        const PackedTensor& w = *weight(l, part).tensor;
+        const int64_t tile = int64_t{unit - p.first_unit[part]} * 2;
+        const LinearScratch s(scratch, l.in[0], first, n);
+        TileMatmul product{{w.tile(0, tile), nullptr}, 1, w.cols, s.x, n, s.out};
+        if (tile + 1 < tiles_of(w)) {
+            product.tile[1] = w.tile(0, tile + 1);
+            product.n_tiles = 2;
+        }
+        w.format->matmul(product);
+
+        const float* added = bias(l, part) ? bias(l, part).tensor->vector() : nullptr;
+        const Operand &y = l.out[static_cast<size_t>(part)], &r = residual(l, part);
+        for (int i = 0; i < product.n_tiles; ++i) {
+            const int64_t row = (tile + i) * kTileRows;
+            const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, w.rows - row));
+            for (int t = 0; t < n; ++t) {
+                F32x16 v = F32x16::load(s.out + t * kOutStride + i * kTileRows);
+                if (added) v = v + F32x16::load_n(added + row, lanes);
+                if (r) v = v + F32x16::load_n(r.row(first + t) + row, lanes);
+                v.store_n(y.row(first + t) + row, lanes);
+            }
+        }
+    });
+}
+
+}  // namespace
+
+const Kernel linear_kernel{"linear", prepare, chunks, run};
+
+}  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,60 @@
+// h = act(x G^T + b_g) * (x U^T + b_u): the two products of a gated MLP in one pass over x.
+//   in   x, gate weight, up weight, gate bias?, up bias?      out   h      attrs   act, alpha, limit
+#include "../simd.h"
+#include "linear.h"
+#include "math.h"
+#include "rows.h"
+#include "table.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+void prepare(Launch& l, const Attrs& attrs) {
+    require_operands(l, 5, 1);
+    require_weight(l, l.in[1], l.in[0], "the gate weight");
+    require_weight(l, l.in[2], l.in[0], "the up weight");
+    const int64_t rows = l.in[1].tensor->rows;
+    require(l, l.in[2].tensor->rows == rows, "gate and up differ in rows");
+    if (l.in[3]) require_vector(l, l.in[3], "the gate bias", rows);
+    if (l.in[4]) require_vector(l, l.in[4], "the up bias", rows);
+    require_rows(l, l.out[0], "h", Act::f32, rows);
+    auto& p = l.as<Glu>();
+    p.act = static_cast<Activation>(whole(l, attrs, "act", 0, 3));
+    p.alpha = static_cast<float>(attrs.get("alpha", 1.702));
+    p.limit = static_cast<float>(attrs.get("limit", 7.0));
+}
+
+LinearGrid grid(const Launch& l, const Batch& b) {
+    const PackedTensor &gate = *l.in[1].tensor, &up = *l.in[2].tensor;
+    return {static_cast<int>(tiles_of(gate)), l.rows(b), gate.tile_bytes + up.tile_bytes, l.n_threads};
+}
+
+int chunks(const Launch& l, const Batch& b, int) { return grid(l, b).chunks(); }
+
+void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
+    const PackedTensor &gate = *l.in[1].tensor, &up = *l.in[2].tensor;
+    const auto& p = l.as<Glu>();
+    grid(l, b).each(chunk, [&](int tile, int first, int n) {
+        const LinearScratch s(scratch, l.in[0], first, n);
+        if (gate.format == up.format) {
+            gate.format->matmul({{gate.tile(0, tile), up.tile(0, tile)}, 2, gate.cols, s.x, n, s.out});
+        } else {
+            gate.format->matmul({{gate.tile(0, tile), nullptr}, 1, gate.cols, s.x, n, s.out});
+            up.format->matmul({{up.tile(0, tile), nullptr}, 1, up.cols, s.x, n, s.out + kTileRows});
+        }
+        const int64_t row = int64_t{tile} * kTileRows;
+        const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, gate.rows - row));
+        for (int t = 0; t < n; ++t) {
+            F32x16 g = F32x16::load(s.out + t * kOutStride), u = F32x16::load(s.out + t * kOutStride + kTileRows);
+            if (l.in[3]) g = g + F32x16::load_n(l.in[3].tensor->vector() + row, lanes);
+            if (l.in[4]) u = u + F32x16::load_n(l.in[4].tensor->vector() + row, lanes);
+            glu(p, g, u).store_n(l.out[0].row(first + t) + row, lanes);
+        }
+    });
+}
+
+}  // namespace
+
+const Kernel linear_glu_kernel{"linear_glu", prepare, chunks, run};
+
+}  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,97 @@
+// exp2, exp, tanh, sigmoid and the gated activations on sixteen lanes, to about one unit in the last place.
+//
+// exp2(x) = 2^n * p(x - n) with n = round(x): exact reduction, one polynomial. exp does the same with x = n
+// ln 2 + f, ln 2 in two parts. Polynomials are minimax fits in relative error whose constant term is exactly
+// 1, so that exp(0) = 1 exactly: a softmax whose maximum did not move rescales by nothing. -inf gives 0,
+// large arguments give inf, NaN stays NaN.
+#pragma once
+
+#include "../simd.h"
+
+namespace zinc::ZINC_LEVEL {
+
+inline F32x16 exp2(F32x16 x) {
+    x = min(F32x16::set1(130.0f), max(F32x16::set1(-152.0f), x));
+    const F32x16 n = round(x);
+    const F32x16 f = x - n;
+    F32x16 p = F32x16::set1(0x1.41fbbcp-13f);
+    p = fma(p, f, F32x16::set1(0x1.5f3e52p-10f));
+    p = fma(p, f, F32x16::set1(0x1.3b2d4cp-7f));
+    p = fma(p, f, F32x16::set1(0x1.c6aee8p-5f));
+    p = fma(p, f, F32x16::set1(0x1.ebfbdcp-3f));
+    p = fma(p, f, F32x16::set1(0x1.62e430p-1f));
+    p = fma(p, f, F32x16::set1(1.0f));
+    return ldexp(p, n);
+}
+
+inline F32x16 exp(F32x16 x) {
+    x = min(F32x16::set1(90.0f), max(F32x16::set1(-105.0f), x));
+    const F32x16 n = round(x * F32x16::set1(0x1.715476p+0f));
+    F32x16 f = fma(n, F32x16::set1(-0x1.62e400p-1f), x);  // ln 2, the bits that make n * it exact
+    f = fma(n, F32x16::set1(-0x1.7f7d1cp-20f), f);        // and the rest of it
+    F32x16 q = F32x16::set1(0.0013814613f);
+    q = fma(q, f, F32x16::set1(0.00836871f));
+    q = fma(q, f, F32x16::set1(0.04166839f));
+    q = fma(q, f, F32x16::set1(0.16666521f));
+    q = fma(q, f, F32x16::set1(0.49999994f));
+    return ldexp(fma(f * f, q, f) + F32x16::set1(1.0f), n);
+}
+
+inline F32x16 sigmoid(F32x16 x) {
+    const F32x16 one = F32x16::set1(1.0f);
+    return one / (one + exp(F32x16::zero() - x));
+}
+
+inline F32x16 tanh(F32x16 x) {
+    // Near zero 1 - 2 / (e^2x + 1) cancels, so there x + x^3 P(x^2).
+    const F32x16 z = x * x;
+    F32x16 p = F32x16::set1(-0.005704987f);
+    p = fma(p, z, F32x16::set1(0.020639086f));
+    p = fma(p, z, F32x16::set1(-0.053739715f));
+    p = fma(p, z, F32x16::set1(0.13331442f));
+    p = fma(p, z, F32x16::set1(-0.3333328f));
+    const F32x16 small = fma(x * z, p, x);
+    const F32x16 one = F32x16::set1(1.0f), two = F32x16::set1(2.0f);
+    const F32x16 a = abs(x);
+    const F32x16 magnitude = one - two / (exp(a + a) + one);
+    const F32x16 large = where_lt(x, F32x16::zero(), F32x16::zero() - magnitude, magnitude);
+    return where_lt(F32x16::set1(0.625f), a, large, small);
+}
+
+inline F32x16 silu(F32x16 x) { return x / (F32x16::set1(1.0f) + exp(F32x16::zero() - x)); }
+
+// The tanh form: x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), written as x * sigmoid(2u).
+inline F32x16 gelu(F32x16 x) {
+    const F32x16 u = x * fma(x * x, F32x16::set1(0.044715f * 1.5957691216f), F32x16::set1(1.5957691216f));
+    return x / (F32x16::set1(1.0f) + exp(F32x16::zero() - u));
+}
+
+enum class Activation : int { silu = 0, gelu = 1, relu_squared = 2, clamped_swiglu = 3 };
+
+struct Glu {
+    Activation act = Activation::silu;
+    float alpha = 1.702f, limit = 7.0f;  // clamped_swiglu alone
+};
+
+// act(gate) * up, and for clamped_swiglu g sigmoid(alpha g) (u + 1) with g = min(gate, limit), u = clamp(up,
+// +-limit).
+inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
+    switch (p.act) {
+        case Activation::gelu:
+            return gelu(gate) * up;
+        case Activation::relu_squared: {
+            const F32x16 r = max(F32x16::zero(), gate);
+            return r * r * up;
+        }
+        case Activation::clamped_swiglu: {
+            const F32x16 limit = F32x16::set1(p.limit), one = F32x16::set1(1.0f);
+            const F32x16 g = min(limit, gate);
+            const F32x16 u = min(limit, max(F32x16::zero() - limit, up));
+            return g / (one + exp(F32x16::set1(-p.alpha) * g)) * (u + one);
+        }
+        default:
+            return silu(gate) * up;
+    }
+}
+
+}  // namespace zinc::ZINC_LEVEL

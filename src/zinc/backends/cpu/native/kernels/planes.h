@@ -1,0 +1,67 @@
+// How the integers of a weight tile lie in memory.
+//
+// A tile has 16 rows. Its k run in groups of four; the four values of each row are adjacent, so a group is one vector of
+// 16 x 4 bytes, the form in which the 8-bit dot product of every machine takes them:
+//
+//   byte 4 r + j of group g = row r, k = 4 g + j
+//
+// Values of fewer than 8 bits are cut into planes of 1, 2 or 4 bits. A plane puts 8 / bits groups into each vector, so
+// that unpacking a group is one load, one shift and one mask: group g is in vector g % n, at bit (g / n) * bits, where n
+// is the number of vectors of the plane in a chunk (of 16 groups for K-quants, 8 for blocks of 32).
+#pragma once
+
+#include <cstring>
+
+#include "../simd.h"
+
+namespace zinc::ZINC_LEVEL {
+
+template <int kBits, int kGroups> struct Plane {
+    static constexpr int kVectors = kGroups * kBits / 8;
+    static constexpr int kBytes = kVectors * 64;
+
+    // Group g with its values in bits [at, at + kBits) of each byte.
+    template <int g, int at> static U8x64 get(const std::byte* plane) {
+        constexpr int from = g / kVectors * kBits;
+        const U8x64 raw = U8x64::load(plane + g % kVectors * 64);
+        if constexpr (kBits == 8) return raw;
+        const U8x64 mask = U8x64::set1(static_cast<uint8_t>(((1 << kBits) - 1) << at));
+        if constexpr (from > at) return shr<from - at>(raw) & mask;
+        if constexpr (from < at) return shl<at - from>(raw) & mask;
+        return raw & mask;
+    }
+    // Four values of a row, already masked. The plane was zero.
+    static void put(std::byte* plane, int g, int row, uint32_t four) {
+        std::byte* p = plane + g % kVectors * 64 + row * 4;
+        uint32_t word;
+        std::memcpy(&word, p, 4);
+        word |= four << (g / kVectors * kBits);
+        std::memcpy(p, &word, 4);
+    }
+};
+
+// Values of kLow + kHigh bits in two planes, one after the other (kHigh may be 0).
+template <int kLow, int kHigh, int kGroups> struct Quants {
+    using Low = Plane<kLow, kGroups>;
+    using High = Plane<kHigh, kGroups>;
+    static constexpr int kBits = kLow + kHigh;
+    static constexpr int kBytes = Low::kBytes + High::kBytes;
+
+    template <int g> static U8x64 get(const std::byte* chunk) {
+        const U8x64 low = Low::template get<g, 0>(chunk);
+        if constexpr (kHigh == 0) {
+            return low;
+        } else {
+            return low | High::template get<g, kLow>(chunk + Low::kBytes);
+        }
+    }
+    static void put(std::byte* chunk, int g, int row, const uint8_t* values) {
+        uint32_t four;
+        std::memcpy(&four, values, 4);
+        Low::put(chunk, g, row, four & ((1u << kLow) - 1) * 0x01010101u);
+        if constexpr (kHigh > 0)
+            High::put(chunk + Low::kBytes, g, row, four >> kLow & ((1u << kHigh) - 1) * 0x01010101u);
+    }
+};
+
+}  // namespace zinc::ZINC_LEVEL

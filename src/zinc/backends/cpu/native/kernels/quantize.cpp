@@ -1,0 +1,99 @@
+// Rounds rows of floats to the form that a matrix product reads: 8-bit blocks or bfloat16.
+#include <algorithm>
+
+#include "../half.h"
+#include "../q8row.h"
+#include "../simd.h"
+#include "check.h"
+#include "table.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+// One block of n values, n % 16 == 0: writes q, returns d; sums16 gets the sum of every 16 q.
+float quantize_block(const float* x, int n, int8_t* q, int32_t* sums16) {
+    // Bit patterns of magnitudes order like the magnitudes, with infinity and then NaN on top.
+    I32x16 top = I32x16::zero();
+    for (int i = 0; i < n; i += 16) top = max(top, bits(abs(F32x16::load(x + i))));
+    const int32_t top_bits = hmax(top);
+    float amax;
+    std::memcpy(&amax, &top_bits, 4);
+    const F32x16 inverse = F32x16::set1(amax > 1e-30f ? 127.0f / amax : 0.0f);
+    for (int i = 0; i < n; i += 16) {
+        const I32x16 rounded = to_i32(F32x16::load(x + i) * inverse);
+        rounded.store_i8(q + i);
+        sums16[i / 16] = sum(rounded);
+    }
+    return amax > 1e-30f || amax != amax ? amax / 127.0f : 0.0f;
+}
+
+// Blocks [first, last) of a row of `cols`, from the columns x of the first of them on.
+void quantize_32(const float* x, int64_t first, int64_t last, int cols, std::byte* dst) {
+    const Q8Row row(Act::q8_32, cols);
+    auto* q = reinterpret_cast<int8_t*>(dst);
+    auto* d = reinterpret_cast<float*>(dst + row.d);
+    auto* s = reinterpret_cast<float*>(dst + row.s);
+    auto* sum = reinterpret_cast<int32_t*>(dst + row.sum);
+    for (int64_t b = first; b < last; ++b) {
+        int32_t sums[2];
+        d[b] = quantize_block(x + (b - first) * 32, 32, q + b * 32, sums);
+        sum[b] = sums[0] + sums[1];
+        s[b] = d[b] * static_cast<float>(sum[b]);
+    }
+}
+
+void quantize_256(const float* x, int64_t first, int64_t last, int cols, std::byte* dst) {
+    const Q8Row row(Act::q8_256, cols);
+    auto* q = reinterpret_cast<int8_t*>(dst);
+    auto* d = reinterpret_cast<float*>(dst + row.d);
+    auto* sum32 = reinterpret_cast<int16_t*>(dst + row.sum);
+    auto* sum16 = reinterpret_cast<int16_t*>(dst + row.sum16);
+    for (int64_t b = first; b < last; ++b) {
+        const int n = static_cast<int>(std::min<int64_t>(256, cols - b * 256));
+        int32_t sums[16] = {};
+        d[b] = quantize_block(x + (b - first) * 256, n, q + b * 256, sums);
+        for (int i = 0; i < 16; ++i) sum16[b * 16 + i] = static_cast<int16_t>(sums[i]);
+        for (int i = 0; i < 8; ++i) sum32[b * 8 + i] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
+    }
+}
+
+void prepare(Launch& launch, const Attrs&) {
+    require_operands(launch, 1, 1);
+    require_rows(launch, launch.in[0], "x", Act::f32);
+    const Operand& y = launch.out[0];
+    require_rows(launch, y, "y", launch.in[0].cols);
+    require(launch, y.act != Act::f32, "y must be q8_32, q8_256 or bf16");
+}
+
+constexpr int kRowsPerChunk = 4;
+
+int chunks(const Launch& launch, const Batch& batch, int) {
+    return (launch.rows(batch) + kRowsPerChunk - 1) / kRowsPerChunk;
+}
+
+void run(const Launch& launch, const Batch& batch, int chunk, Scratch&) {
+    const Operand &x = launch.in[0], &y = launch.out[0];
+    const int last = std::min(launch.rows(batch), (chunk + 1) * kRowsPerChunk);
+    for (int t = chunk * kRowsPerChunk; t < last; ++t) quantize_row(x.row(t), x.cols, y.act, y.row<std::byte>(t));
+}
+
+}  // namespace
+
+void quantize_part(const float* x, int first, int n, int cols, Act act, std::byte* dst) {
+    switch (act) {
+        case Act::f32: std::memmove(dst + int64_t{first} * 4, x, static_cast<size_t>(n) * 4); break;
+        case Act::q8_32: quantize_32(x, first / 32, (first + n) / 32, cols, dst); break;
+        case Act::q8_256: quantize_256(x, first / 256, (first + n + 255) / 256, cols, dst); break;
+        case Act::bf16: {
+            auto* y = reinterpret_cast<uint16_t*>(dst) + first;
+            for (int i = 0; i < n; ++i) y[i] = f32_to_bf16(x[i]);
+            if (first + n == cols && cols % 2) y[n] = 0;
+        }
+    }
+}
+
+void quantize_row(const float* x, int cols, Act act, std::byte* dst) { quantize_part(x, 0, cols, cols, act, dst); }
+
+const Kernel quantize_kernel{"quantize", prepare, chunks, run};
+
+}  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,247 @@
+// rope_table and rope_store: everything between the q, k, v projections and attention in one pass over a
+// token.
+//
+// rope_table makes the cosines and sines of a step once for all layers. rope_store normalises and rotates the
+// heads of q and k and writes k and v into the cache, so that keys and values are rounded (f16) or quantised
+// (q8_0) once.
+#include <cmath>
+#include <cstring>
+
+#include "kv_layout.h"
+#include "rows.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+// ---- rope_table -- in: inv_freq (vector [rope_dims/2]); out: f32 [rope_dims], cosines then sines
+
+void prepare_table(Launch& l, const Attrs& attrs) {
+    require_operands(l, 1, 1);
+    const int cols = l.out[0].cols;
+    require(l, cols > 0 && cols % 2 == 0, "the table must have an even number of columns");
+    require_rows(l, l.out[0], "the table", Act::f32, cols);
+    require_vector(l, l.in[0], "inv_freq", cols / 2);
+    require(l, l.dim == Dim::tokens, "has one row a token");
+    l.as<double>() = attrs.get("scale", 1.0);
+}
+
+Grid table_grid(const Launch& l, const Batch& batch) { return Grid(l.rows(batch), l.out[0].cols * 16, true); }
+
+int table_chunks(const Launch& l, const Batch& batch, int) { return table_grid(l, batch).chunks(); }
+
+void run_table(const Launch& l, const Batch& batch, int chunk, Scratch&) {
+    const int half = l.out[0].cols / 2;
+    const float* inv_freq = l.in[0].tensor->vector();
+    const double scale = l.as<double>();
+    table_grid(l, batch).each(chunk, [&](int t, int, int) {
+        float* tab = l.out[0].row(t);
+        for (int i = 0; i < half; ++i) {
+            const double angle = static_cast<double>(batch.positions[t]) * static_cast<double>(inv_freq[i]);
+            tab[i] = static_cast<float>(std::cos(angle) * scale);
+            tab[half + i] = static_cast<float>(std::sin(angle) * scale);
+        }
+    });
+}
+
+// ---- rope_store -- in: q f32, k?, v? f32, tab?, q_norm?, k_norm? (vectors), kv?; out: q f32 (may alias q)
+
+struct Params {
+    int n_heads, n_kv_heads, head_dim, head_dim_v, rope_dims;
+    bool neox, v_norm;
+    float eps;
+};
+
+enum In { kQ, kK, kV, kTab, kQNorm, kKNorm, kCache };
+
+void prepare_store(Launch& l, const Attrs& attrs) {
+    require_operands(l, 7, 1);
+    require(l, l.dim == Dim::tokens, "has one row a token");
+    Params& p = l.as<Params>();
+    p.n_heads = whole(l, attrs, "n_heads", 1, 1 << 16);
+    p.n_kv_heads = whole(l, attrs, "n_kv_heads", 1, 1 << 16);
+    p.head_dim = whole(l, attrs, "head_dim", 16, kMaxHeadDim);
+    p.rope_dims = whole(l, attrs, "rope_dims", 0, p.head_dim);
+    p.neox = attrs.get("neox", 1) != 0;
+    p.v_norm = attrs.get("v_norm", 0) != 0;
+    p.eps = static_cast<float>(attrs.get("eps", 0));
+    p.head_dim_v = p.head_dim;
+    require(l, p.rope_dims % 2 == 0, "rope_dims must be even");
+    require(l, p.n_heads % p.n_kv_heads == 0, "n_kv_heads must divide n_heads");
+    require_rows(l, l.in[kQ], "q", Act::f32, p.n_heads * p.head_dim);
+    require_rows(l, l.out[0], "the output", Act::f32, p.n_heads * p.head_dim);
+    if (p.rope_dims) require_rows(l, l.in[kTab], "the table", Act::f32, p.rope_dims);
+    if (l.in[kQNorm]) require_vector(l, l.in[kQNorm], "q_norm", p.head_dim);
+    if (l.in[kKNorm]) require_vector(l, l.in[kKNorm], "k_norm", p.head_dim);
+    require(l, !l.in[kK] == !l.in[kV] && !l.in[kK] == !l.in[kCache],
+            "k, v and the cache come together or not at all");
+    if (const KVLayer* kv = l.in[kCache].kv) {
+        require(l, kv->n_heads == p.n_kv_heads && kv->head_dim == p.head_dim,
+                "the cache has other heads than the attributes say");
+        p.head_dim_v = kv->head_dim_v;
+        require_rows(l, l.in[kK], "k", Act::f32, p.n_kv_heads * p.head_dim);
+        require_rows(l, l.in[kV], "v", Act::f32, p.n_kv_heads * p.head_dim_v);
+    }
+}
+
+// Tokens x groups of KV heads (each with its query heads). A lone token still falls into a few chunks.
+struct StoreGrid {
+    static constexpr int kTokens = 16;
+    int tokens, heads_step, head_pieces;
+    StoreGrid(const Params& p, int n_tokens) : tokens(n_tokens) {
+        const int elements = std::min(n_tokens, kTokens) * (p.n_heads / p.n_kv_heads + 2) * p.head_dim;
+        heads_step = std::clamp(1024 / std::max(1, elements), 1, p.n_kv_heads);
+        head_pieces = (p.n_kv_heads + heads_step - 1) / heads_step;
+    }
+    int chunks() const { return (tokens + kTokens - 1) / kTokens * head_pieces; }
+};
+
+int store_chunks(const Launch& l, const Batch& batch, int) {
+    return StoreGrid(l.as<Params>(), batch.n_tokens).chunks();
+}
+
+// y = x / rms(x) (* weight); y may be x.
+void normalise(const float* x, const float* weight, float eps, int n, float* y) {
+    const F32x16 factor = F32x16::set1(inverse_rms(x, n, eps));
+    for_lanes(0, n, [&](int i, auto lanes) {
+        const F32x16 v = load(x + i, lanes) * factor;
+        store(weight ? v * load(weight + i, lanes) : v, y + i, lanes);
+    });
+}
+
+void rotate(float* x, const float* tab, int rope_dims, bool neox) {
+    const int half = rope_dims / 2;
+    const float *cosine = tab, *sine = tab + half;
+    if (!neox) {  // pairs (2i, 2i + 1)
+        for (int i = 0; i < half; ++i) {
+            const float a = x[2 * i], b = x[2 * i + 1];
+            x[2 * i] = a * cosine[i] - b * sine[i];
+            x[2 * i + 1] = a * sine[i] + b * cosine[i];
+        }
+        return;
+    }
+    for_lanes(0, half, [&](int i, auto n) {  // pairs (i, i + half)
+        const F32x16 a = load(x + i, n), b = load(x + half + i, n);
+        const F32x16 c = load(cosine + i, n), s = load(sine + i, n);
+        store(fma(F32x16::zero() - b, s, a * c), x + i, n);
+        store(fma(b, c, a * s), x + half + i, n);
+    });
+}
+
+// Norm (if there is a weight) and RoPE of one head from x to y.
+void transform(const Params& p, const float* x, const float* weight, const float* tab, float* y) {
+    if (weight) {
+        normalise(x, weight, p.eps, p.head_dim, y);
+    } else if (x != y) {
+        std::memcpy(y, x, static_cast<size_t>(p.head_dim) * sizeof(float));
+    }
+    if (tab) rotate(y, tab, p.rope_dims, p.neox);
+}
+
+// Half precision ends at 65504: a larger key or value saturates instead of making its whole row NaN.
+inline void to_f16(F32x16 x, uint16_t* to) {
+    const F32x16 limit = F32x16::set1(65504.0f);
+    min(limit, max(F32x16::zero() - limit, x)).store_f16(to);
+}
+
+// One group of 32 as int8 and the f16 scale max|x| / 127. Quants are computed with the scale as it is stored.
+// Infinity and NaN have no quants: they make the scale NaN, so that they are seen where they are used.
+inline uint16_t quantise_group(const float* x, int8_t* quants) {
+    const F32x16 a = F32x16::load(x), b = F32x16::load(x + 16);
+    if (sum((a + b) * F32x16::zero()) != 0.0f) {
+        std::memset(quants, 0, kKvGroup);
+        return 0x7e00;
+    }
+    const uint16_t scale = f32_to_f16(hmax(max(abs(a), abs(b))) * (1.0f / 127.0f));
+    const float d = f16_to_f32(scale);
+    const F32x16 inverse = F32x16::set1(d > 0.0f ? 1.0f / d : 0.0f), limit = F32x16::set1(127.0f);
+    to_i32(min(limit, max(F32x16::zero() - limit, a * inverse))).store_i8(quants);
+    to_i32(min(limit, max(F32x16::zero() - limit, b * inverse))).store_i8(quants + 16);
+    return scale;
+}
+
+void put(std::byte* to, uint16_t value) { std::memcpy(to, &value, sizeof value); }
+
+void store_key(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
+    const int dim = kv.head_dim;
+    if (!kv.q8) {
+        uint16_t half[16];
+        for (int d = 0; d < dim; d += 16) {
+            to_f16(F32x16::load(x + d), half);
+            for (int i = 0; i < 16; ++i) put(tile + ((d + i) * kKvTile + lane) * 2, half[i]);
+        }
+        return;
+    }
+    std::byte* scales = tile + kKvTile * dim;
+    for (int g = 0; g < dim / kKvGroup; ++g) {
+        int8_t quants[kKvGroup];
+        put(scales + (g * kKvTile + lane) * 2, quantise_group(x + g * kKvGroup, quants));
+        for (int i = 0; i < kKvGroup; i += 4) {
+            uint32_t four;
+            std::memcpy(&four, quants + i, 4);
+            four ^= 0x80808080u;  // s8 + 128 as u8
+            std::memcpy(tile + (((g * kKvGroup + i) / 4) * kKvTile + lane) * 4, &four, 4);
+        }
+    }
+}
+
+void store_value(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
+    const int dim = kv.head_dim_v;
+    if (!kv.q8) {
+        auto* row = reinterpret_cast<uint16_t*>(tile) + lane * dim;
+        for (int d = 0; d < dim; d += 16) to_f16(F32x16::load(x + d), row + d);
+        return;
+    }
+    auto* row = reinterpret_cast<int8_t*>(tile) + lane * dim;
+    std::byte* scales = tile + kKvTile * dim + lane * (dim / kKvGroup) * 2;
+    for (int g = 0; g < dim / kKvGroup; ++g)
+        put(scales + g * 2, quantise_group(x + g * kKvGroup, row + g * kKvGroup));
+}
+
+void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
+    const Params& p = l.as<Params>();
+    const StoreGrid grid(p, batch.n_tokens);
+    const int first = chunk / grid.head_pieces * StoreGrid::kTokens,
+              head0 = chunk % grid.head_pieces * grid.heads_step;
+    const int last = std::min(batch.n_tokens, first + StoreGrid::kTokens);
+    const int head1 = std::min(p.n_kv_heads, head0 + grid.heads_step), queries = p.n_heads / p.n_kv_heads;
+    const float* q_norm = l.in[kQNorm] ? l.in[kQNorm].tensor->vector() : nullptr;
+    const float* k_norm = l.in[kKNorm] ? l.in[kKNorm].tensor->vector() : nullptr;
+    const KVLayer* kv = l.in[kCache].kv;
+    float* head = scratch.get(static_cast<size_t>(std::max(p.head_dim, p.head_dim_v)));
+
+    for (int t = first; t < last; ++t) {
+        const int position = batch.positions[t];
+        const int block = kv ? kv_block(batch, *kv, batch.sequence[t], position) : -1;
+        if (kv && (t == first || position % kKvTile == 0)) {
+            // One token's key touches every line of its tile: ask for them before the arithmetic, all at
+            // once.
+            for (int h = head0; h < head1; ++h) {
+                const std::byte* tile = kv_k_tile(*kv, block, h, position);
+                for (int64_t i = 0; i < kv_tile_bytes(p.head_dim, kv->q8); i += 64)
+                    __builtin_prefetch(tile + i, 1);
+            }
+        }
+        const float* tab = p.rope_dims ? l.in[kTab].row(t) : nullptr;
+        for (int h = head0 * queries; h < head1 * queries; ++h)
+            transform(p, l.in[kQ].row(t) + h * p.head_dim, q_norm, tab, l.out[0].row(t) + h * p.head_dim);
+        if (!kv) continue;
+        for (int h = head0; h < head1; ++h) {
+            const int lane = position % kKvTile;
+            transform(p, l.in[kK].row(t) + h * p.head_dim, k_norm, tab, head);
+            store_key(*kv, head, lane, kv_k_tile(*kv, block, h, position));
+            const float* v = l.in[kV].row(t) + h * p.head_dim_v;
+            if (p.v_norm) {
+                normalise(v, nullptr, p.eps, p.head_dim_v, head);
+                v = head;
+            }
+            store_value(*kv, v, lane, kv_v_tile(*kv, block, h, position));
+        }
+    }
+}
+
+}  // namespace
+
+const Kernel rope_table_kernel{"rope_table", prepare_table, table_chunks, run_table};
+const Kernel rope_store_kernel{"rope_store", prepare_store, store_chunks, run_store};
+
+}  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,62 @@
+// Zeroed memory. Small blocks come from the heap; large ones straight from the system, which commits and zeroes a page
+// when it is first touched, and in huge pages where it can: a weight matrix read once a token costs more in page-table
+// walks than in anything else that 4 KiB pages are good for.
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "kernel.h"
+
+namespace zinc {
+namespace {
+
+constexpr size_t kMapped = size_t{1} << 18;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+std::byte* map(size_t n) {
+    const size_t page = 4096 * 4;  // a multiple of every page size in use, 16 KiB on some Arm machines
+    const size_t size = round_up(n, page);
+    const size_t slack = size >= kHugePage ? kHugePage : 0;
+    void* base = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) throw std::bad_alloc();
+    auto* data = static_cast<std::byte*>(base);
+    if (slack) {
+        const size_t head = round_up(reinterpret_cast<size_t>(base), kHugePage) - reinterpret_cast<size_t>(base);
+        if (head) munmap(base, head);
+        if (slack - head) munmap(data + head + size, slack - head);
+        data += head;
+#if defined(MADV_HUGEPAGE)
+        madvise(data, size, MADV_HUGEPAGE);
+#endif
+    }
+    return data;
+}
+
+}  // namespace
+
+Bytes::Bytes(size_t n) : size(n) {
+    if (n == 0) return;
+    if (n > SIZE_MAX / 2) throw std::bad_alloc();
+    if (n >= kMapped) {
+        data = map(n);
+        return;
+    }
+    data = static_cast<std::byte*>(std::aligned_alloc(64, round_up(n, 64)));
+    if (!data) throw std::bad_alloc();
+    std::memset(data, 0, n);
+}
+
+Bytes::~Bytes() {
+    if (!data) return;
+    if (size >= kMapped) {
+        munmap(data, round_up(size, 4096 * 4));
+    } else {
+        std::free(data);
+    }
+}
+
+}  // namespace zinc

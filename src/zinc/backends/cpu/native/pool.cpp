@@ -1,0 +1,141 @@
+#include "pool.h"
+
+#include <chrono>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace zinc {
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Long enough to bridge the gap between two launches or two tokens, short enough that an idle or crowded
+// machine gets its core back.
+constexpr auto kSpin = std::chrono::microseconds(30);
+
+template <class F> bool spin_until(F&& ready) {
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (ready()) return true;
+            relax();
+        }
+    } while (std::chrono::steady_clock::now() < deadline);
+    return false;
+}
+
+}  // namespace
+
+Pool::Pool(int n_threads) : scratch_(static_cast<size_t>(n_threads < 1 ? 1 : n_threads)) {
+    for (size_t i = 0; i < scratch_.size(); ++i) scratch_[i].thread = static_cast<int>(i);
+    for (int i = 1; i < size(); ++i) threads_.emplace_back([this, i] { worker(i); });
+}
+
+Pool::~Pool() {
+    {
+        std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    wake_.notify_all();
+    for (auto& t : threads_) t.join();
+}
+
+void Pool::worker(int thread) {
+    uint64_t seen = 0;
+    for (;;) {
+        auto ready = [&] { return stop_.load() || epoch_.load() != seen; };
+        if (!spin_until(ready)) {
+            std::unique_lock lock(mutex_);
+            sleepers_.fetch_add(1);
+            wake_.wait(lock, ready);
+            sleepers_.fetch_sub(1);
+        }
+        if (stop_) return;
+        seen = epoch_.load(std::memory_order_acquire);
+        walk(seen, thread);
+    }
+}
+
+void Pool::run(int n_items, const int* chunks, Run run, void* context) {
+    std::lock_guard one_caller(run_mutex_);
+    const uint64_t epoch = epoch_.load() + 1;
+    {
+        std::lock_guard lock(job_mutex_);
+        if (n_items > capacity_) {
+            // A late worker may still read the old counters, so they live as long as the pool.
+            if (counters_) retired_.push_back(std::move(counters_));
+            capacity_ = n_items * 2;
+            counters_ = std::make_unique<Counter[]>(static_cast<size_t>(capacity_));
+        }
+        for (int i = 0; i < n_items; ++i) {
+            // Closed before the new total appears: a late worker that reads that total sees the new epoch too.
+            counters_[i].next.store(epoch << 32 | 0xffffffff, std::memory_order_relaxed);
+            counters_[i].total.store(static_cast<uint32_t>(chunks[i]), std::memory_order_release);
+            counters_[i].done.store(epoch << 32, std::memory_order_relaxed);
+            counters_[i].next.store(epoch << 32, std::memory_order_release);
+        }
+        job_ = {counters_.get(), n_items, run, context};
+        epoch_.store(epoch);
+    }
+    if (sleepers_.load() > 0) {
+        std::lock_guard lock(mutex_);
+        wake_.notify_all();
+    }
+    walk(epoch, 0);
+    std::exception_ptr error;
+    {
+        std::lock_guard lock(error_mutex_);
+        std::swap(error, error_);
+    }
+    if (error) std::rethrow_exception(error);
+}
+
+void Pool::walk(uint64_t epoch, int thread) {
+    Job job;
+    {
+        std::lock_guard lock(job_mutex_);
+        if (epoch_.load() != epoch) return;
+        job = job_;
+    }
+    for (int item = 0; item < job.n_items; ++item) {
+        Counter& c = job.counters[item];
+        const uint32_t total = c.total.load(std::memory_order_acquire);
+        const uint64_t end = (epoch << 32) + total;
+        uint64_t next = c.next.load(std::memory_order_acquire);
+        while (next >> 32 == epoch && next < end) {
+            if (!c.next.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
+            try {
+                job.run(job.context, item, static_cast<int>(next & 0xffffffffu), scratch_[thread]);
+            } catch (...) {
+                std::lock_guard lock(error_mutex_);
+                if (!error_) error_ = std::current_exception();
+            }
+            if (c.done.fetch_add(1) + 1 == end && sleepers_.load() > 0) {
+                std::lock_guard lock(mutex_);
+                wake_.notify_all();
+            }
+            next = c.next.load(std::memory_order_acquire);
+        }
+        if (next >> 32 != epoch) return;  // this step is over: every chunk was done without us
+        wait_done(c, end);
+    }
+}
+
+void Pool::wait_done(Counter& c, uint64_t target) {
+    auto ready = [&] { return c.done.load() >= target; };
+    if (ready() || spin_until(ready)) return;
+    std::unique_lock lock(mutex_);
+    sleepers_.fetch_add(1);
+    wake_.wait(lock, ready);
+    sleepers_.fetch_sub(1);
+}
+
+}  // namespace zinc

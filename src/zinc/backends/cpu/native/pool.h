@@ -1,0 +1,72 @@
+// Threads that walk a program's launches together.
+//
+// Every thread visits every launch in order, claims chunks until none is left and goes on when all chunks are
+// done. So nobody waits for a *thread*, only for chunks in flight: a thread that the operating system has
+// preempted between chunks delays no one. Counters carry the epoch (step number) in their upper half, so a
+// late thread that wakes up in the next step cannot claim a chunk of it by mistake.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernel.h"
+
+namespace zinc {
+
+class Pool {
+public:
+    // `run(item, chunk, scratch)` for item in [0, n), chunk in [0, chunks[item]); items in order.
+    using Run = void (*)(void* context, int item, int chunk, Scratch&);
+
+    explicit Pool(int n_threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+
+    int size() const { return static_cast<int>(scratch_.size()); }
+    void run(int n_items, const int* chunks, Run run, void* context);
+
+    // One item of `chunks` chunks, for work outside a program (packing weights).
+    template <class F> void for_chunks(int chunks, F&& f) {
+        auto call = [](void* context, int, int chunk, Scratch& s) { (*static_cast<F*>(context))(chunk, s); };
+        run(1, &chunks, call, &f);
+    }
+
+private:
+    struct alignas(64) Counter {
+        std::atomic<uint64_t> next{0}, done{0};
+        std::atomic<uint32_t> total{0};
+    };
+    void worker(int thread);
+    void walk(uint64_t epoch, int thread);
+    void wait_done(Counter& c, uint64_t target);
+
+    std::vector<std::unique_ptr<Counter[]>> retired_;
+    std::unique_ptr<Counter[]> counters_;
+    int capacity_ = 0;
+    struct Job {
+        Counter* counters = nullptr;
+        int n_items = 0;
+        Run run = nullptr;
+        void* context = nullptr;
+    };
+    Job job_;
+    std::mutex run_mutex_;  // one run at a time
+    std::mutex job_mutex_;  // guards job_ against a late worker reading it
+    std::atomic<uint64_t> epoch_{0};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stop_{false};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::mutex error_mutex_;
+    std::exception_ptr error_;
+    std::vector<Scratch> scratch_;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace zinc

@@ -1,0 +1,21 @@
+// Sixteen lanes, whatever the machine: one zmm on AVX-512, two ymm on AVX2, four q registers on NEON, plain
+// arrays elsewhere. Kernels are written once over these types and compiled once a level (ZINC_LEVEL), so all
+// levels run the same arithmetic in the same order. fma is fused where the level's machine has it.
+//
+// Which implementation a translation unit gets is the build's word (ZINC_SIMD_*), not the compiler's flags: the
+// scalar level stays scalar under -march=native. simd/scalar.h is the reference that the others must equal.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(ZINC_SIMD_AVX512)
+#include "simd/avx512.h"
+#elif defined(ZINC_SIMD_AVX2)
+#include "simd/avx2.h"
+#elif defined(ZINC_SIMD_NEON)
+#include "simd/neon.h"
+#else
+#include "simd/scalar.h"
+#endif

@@ -1,0 +1,149 @@
+// Sixteen lanes in one zmm register: AVX-512 F, BW, DQ, VL and VNNI (Ice Lake, Zen 4 and later).
+#pragma once
+
+#include <immintrin.h>
+
+namespace zinc::ZINC_LEVEL {
+
+inline constexpr int kVectorRegisters = 32;  // sixteen-lane values that fit in registers
+inline constexpr int kOffset8 = 128;         // 8-bit weights are stored as u8 = s8 + kOffset8 (Dot4's unsigned side)
+
+struct I32x16 {
+    __m512i v;
+    static I32x16 zero() { return {_mm512_setzero_si512()}; }
+    static I32x16 set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+    static I32x16 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+    void store(int32_t* p) const { _mm512_storeu_si512(p, v); }
+    // Lanes as int8, saturated.
+    void store_i8(int8_t* p) const {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(v));
+    }
+    friend I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+    friend I32x16 operator-(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+    friend I32x16 operator*(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+    friend I32x16 max(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+    friend int32_t sum(I32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+    friend int32_t hmax(I32x16 a) { return _mm512_reduce_max_epi32(a.v); }
+};
+
+struct F32x16 {
+    __m512 v;
+    static F32x16 zero() { return {_mm512_setzero_ps()}; }
+    static F32x16 set1(float x) { return {_mm512_set1_ps(x)}; }
+    static F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static F32x16 load_f16(const uint16_t* p) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
+    static F32x16 load_bf16(const uint16_t* p) {
+        const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+    }
+    static F32x16 load_i8(const int8_t* p) {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+    }
+    // The first n lanes, zero behind them. n in [0, 16].
+    static F32x16 load_n(const float* p, int n) {
+        return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p)};
+    }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+    void store_n(float* p, int n) const {
+        _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), v);
+    }
+    void store_f16(uint16_t* p) const {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    }
+    friend F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+    friend F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+    friend F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+    friend F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+    friend F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+    // a > b ? a : b and a < b ? a : b, so b when either is NaN.
+    friend F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+    friend F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+    friend F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
+    // To the nearest integer, ties to even.
+    friend F32x16 round(F32x16 a) {
+        return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    }
+    // a * 2^n for integral n, into the subnormals and up to infinity.
+    friend F32x16 ldexp(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+    friend F32x16 where_lt(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
+        return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+    }
+    // Lanes [first, last) of a, the others from `other`.
+    friend F32x16 keep(F32x16 a, int first, int last, F32x16 other) {
+        const __mmask16 mask = static_cast<__mmask16>(((1u << last) - 1) & ~((1u << first) - 1));
+        return {_mm512_mask_blend_ps(mask, other.v, a.v)};
+    }
+    friend float sum(F32x16 a) { return _mm512_reduce_add_ps(a.v); }
+    friend float hmax(F32x16 a) { return _mm512_reduce_max_ps(a.v); }
+    friend I32x16 bits(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
+    friend I32x16 to_i32(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // nearest even
+};
+
+inline F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+template <int N> I32x16 shl(I32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
+
+// Sixty-four bytes: sixteen rows x four k.
+struct U8x64 {
+    __m512i v;
+    static U8x64 load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    static U8x64 set1(uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
+    void store(void* p) const { _mm512_storeu_si512(p, v); }
+    friend U8x64 operator&(U8x64 a, U8x64 b) { return {_mm512_and_si512(a.v, b.v)}; }
+    friend U8x64 operator|(U8x64 a, U8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
+};
+// Every byte shifted; what crosses a byte's edge is undefined, so mask it away.
+template <int N> U8x64 shr(U8x64 a) { return {_mm512_srli_epi16(a.v, N)}; }
+template <int N> U8x64 shl(U8x64 a) { return {_mm512_slli_epi16(a.v, N)}; }
+
+// Thirty-two int16: a pair for each of sixteen rows.
+struct I16x32 {
+    __m512i v;
+    static I16x32 load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    static I16x32 widen(const int8_t* p) {
+        return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
+    void store(void* p) const { _mm512_storeu_si512(p, v); }
+    I32x16 even() const { return {_mm512_srai_epi32(_mm512_slli_epi32(v, 16), 16)}; }
+    I32x16 odd() const { return {_mm512_srai_epi32(v, 16)}; }
+    friend I16x32 operator&(I16x32 a, int16_t mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi16(mask))}; }
+};
+template <int N> I16x32 shr(I16x32 a) { return {_mm512_srli_epi16(a.v, N)}; }
+template <int N> I16x32 shl(I16x32 a) { return {_mm512_slli_epi16(a.v, N)}; }
+inline I16x32 operator-(I16x32 a) { return {_mm512_sub_epi16(_mm512_setzero_si512(), a.v)}; }
+
+// acc + the dot product of each lane's pair with `pair`, two int16.
+inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {
+    return {_mm512_dpwssd_epi32(acc.v, a.v, _mm512_set1_epi32(pair))};
+}
+
+// acc + the dot product of each lane's four u8 with `four`, four s8.
+inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
+    return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
+}
+
+// Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned weights; 8
+// means the full range in the level's own storage (kOffset8). Here all widths are one instruction.
+struct Dot {
+    static constexpr int kRun = 64;
+    I32x16 acc = I32x16::zero();
+    void add(U8x64 w, int32_t four) { acc = dot4(acc, w, four); }
+    I32x16 total() const { return acc; }
+};
+template <int kBits> using Dot4 = Dot;
+
+// The register block of the matrix product: tiles of 16 rows x activation rows.
+inline constexpr int kTileBlock = 2, kTokenBlock = 6;
+
+#if defined(__AVX512BF16__)
+#define ZINC_HAS_BF16 1
+// acc + the dot product of each lane's pair of bfloat16 with `pair`.
+inline F32x16 dot2_bf16(F32x16 acc, const void* weights, int32_t pair) {
+    const __m512i w = _mm512_loadu_si512(weights);
+    return {_mm512_dpbf16_ps(acc.v, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair))};
+}
+#endif
+
+}  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,87 @@
+"""Records what it is asked to run and computes nothing: for tests of the planner and scheduler.
+
+Logits are zero but for one entry a row, (id + position) mod vocab, so that a run has a predictable
+next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zinc.backends.api import CacheLayout, Plan, Ref, TensorData
+from zinc.ops.graph import Act, FloatArray, State, Weight
+from zinc.ops.step import Step
+from zinc.quant.blocks import GGMLType
+
+
+class NullCache:
+    n_bytes = 0
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self.layout = layout
+        self.copies: list[tuple[int, int, int]] = []
+
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        self.copies.append((group, source, target))
+
+
+class NullProgram:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.steps: list[Step] = []
+        self.launched: list[str] = []
+
+    def step(self, step: Step) -> FloatArray:
+        self.steps.append(step)
+        self.run(step, 0, len(self.plan.launches))
+        logits = np.zeros((len(step.output_rows), self.plan.output.cols), np.float32)
+        rows = step.output_rows
+        best = (step.ids[rows] + step.positions[rows]) % self.plan.output.cols
+        logits[np.arange(len(rows)), best] = 1.0
+        return logits
+
+    def run(self, step: Step, first: int, last: int) -> None:
+        self.launched.extend(launch.kernel for launch in self.plan.launches[first:last])
+
+    def read(self, ref: Ref, rows: int) -> FloatArray:
+        return np.zeros((rows, ref.cols), np.float32)
+
+    def write(self, ref: Ref, rows: FloatArray) -> None:
+        pass
+
+    def profile(self, step: Step) -> list[float]:
+        self.step(step)
+        return [0.0] * len(self.plan.launches)
+
+
+class NullBackend:
+    name = "null"
+    weight_bytes = 0
+
+    def describe(self) -> str:
+        return "null: records launches, computes nothing"
+
+    def activation(self, type: GGMLType) -> Act:
+        return Act.F32 if type in (GGMLType.F32, GGMLType.F16, GGMLType.BF16) else Act.Q8_256
+
+    def supports(self, kernel: str) -> bool:
+        return True
+
+    def row_bytes(self, act: Act, cols: int) -> int:
+        return 4 * cols
+
+    def upload(self, weight: Weight, data: TensorData) -> None:
+        pass
+
+    def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> NullCache:
+        return NullCache(layout)
+
+    def prepare(self, plan: Plan, cache: Any) -> NullProgram:
+        return NullProgram(plan)
+
+
+def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> NullBackend:
+    return NullBackend()

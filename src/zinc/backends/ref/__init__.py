@@ -1,0 +1,140 @@
+"""The oracle: runs any plan in numpy float32, by the references of the op registry.
+
+Weights are decoded to float32, activations stay float32 whatever format the plan asks for, and
+addresses are ignored: a value is looked up by its id. Slow, and right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData
+from zinc.ops.attention import CacheView
+from zinc.ops.graph import Act, Constant, FloatArray, KVState, RecurrentState, State, Weight
+from zinc.ops.recurrent import StateView
+from zinc.ops.registry import OPS
+from zinc.ops.step import Step
+from zinc.quant.blocks import GGMLType
+from zinc.quant.decode import decode
+
+
+class RefCache:
+    """Keys and values of every layer, and recurrent states, as float32 arrays."""
+
+    def __init__(self, states: tuple[State, ...], layout: CacheLayout) -> None:
+        self.layout = layout
+        self.layers: dict[str, CacheView] = {}
+        self.recurrent: dict[str, StateView] = {}
+        self.n_bytes = 0
+        for s in states:
+            if isinstance(s, RecurrentState):
+                view = StateView(np.zeros((layout.state_slots, s.floats), np.float32))
+                self.recurrent[s.name] = view
+                self.n_bytes += view.slots.nbytes
+                continue
+            group = layout.group_of.get(s.name, 0)
+            shape = (layout.n_blocks[group], layout.block_tokens, s.n_heads)
+            k = np.zeros((*shape, s.head_dim), np.float32)
+            if s.v_from_k:
+                v = k[..., s.head_dim - s.head_dim_v :]
+                self.n_bytes += k.nbytes
+            else:
+                v = np.zeros((*shape, s.head_dim_v), np.float32)
+                self.n_bytes += k.nbytes + v.nbytes
+            self.layers[s.name] = CacheView(group, k, v)
+
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        for view in self.layers.values():
+            if view.group == group:
+                view.k[target] = view.k[source]
+                view.v[target] = view.v[source]
+
+
+class RefProgram:
+    def __init__(self, plan: Plan, weights: Mapping[str, FloatArray], cache: RefCache) -> None:
+        self.plan, self._weights, self._cache = plan, weights, cache
+        self._values: dict[int, FloatArray] = {}
+
+    def step(self, step: Step) -> FloatArray:
+        self._values.clear()
+        self.run(step, 0, len(self.plan.launches))
+        return self._values[self.plan.output.id]
+
+    def run(self, step: Step, first: int, last: int) -> None:
+        for launch in self.plan.launches[first:last]:
+            inputs = [self._operand(x) for x in launch.inputs]
+            outputs = OPS[launch.kernel].reference(step, inputs, launch.attributes)
+            for ref, array in zip(launch.outputs, outputs, strict=True):
+                self._values[ref.id] = array
+
+    def read(self, ref: Ref, rows: int) -> FloatArray:
+        return self._values[ref.id][:rows].copy()
+
+    def write(self, ref: Ref, rows: FloatArray) -> None:
+        self._values[ref.id] = rows.copy()
+
+    def profile(self, step: Step) -> list[float]:
+        seconds = []
+        for i in range(len(self.plan.launches)):
+            start = time.perf_counter()
+            self.run(step, i, i + 1)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def _operand(self, x: Operand) -> Any:
+        match x:
+            case Ref():
+                return self._values[x.id][:, x.first : x.first + x.cols]
+            case Weight():
+                return self._weights[x.name]
+            case Constant():
+                return np.array(x.values, np.float32)
+            case KVState():
+                return self._cache.layers[x.name]
+            case RecurrentState():
+                return self._cache.recurrent[x.name]
+            case _:
+                return None
+
+
+class RefBackend:
+    name = "ref"
+
+    def __init__(self) -> None:
+        self._weights: dict[str, FloatArray] = {}
+
+    def describe(self) -> str:
+        return "ref: numpy float32, the reference"
+
+    def activation(self, type: GGMLType) -> Act:
+        return Act.F32
+
+    def supports(self, kernel: str) -> bool:
+        return kernel in OPS
+
+    def row_bytes(self, act: Act, cols: int) -> int:
+        return 4 * cols
+
+    def upload(self, weight: Weight, data: TensorData) -> None:
+        array = decode(data.data, data.type, data.shape)
+        if weight.rows_from is not None:
+            array = np.take(array, weight.rows_from, axis=-2)
+        self._weights[weight.name] = array
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(array.nbytes for array in self._weights.values())
+
+    def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> RefCache:
+        return RefCache(states, layout)
+
+    def prepare(self, plan: Plan, cache: Any) -> RefProgram:
+        return RefProgram(plan, self._weights, cache)
+
+
+def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> RefBackend:
+    return RefBackend()

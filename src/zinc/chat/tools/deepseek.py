@@ -1,0 +1,53 @@
+"""DeepSeek V3, R1 and V3.1: a block of calls, framed by tokens of their own.
+
+V3 and R1 write `function`, a separator, the name, and the arguments in a ```json fence; V3.1 writes
+the name, the separator and the arguments. Reasoning stands between <think> and </think>.
+"""
+
+from __future__ import annotations
+
+from zinc.chat.format import ChatFormat
+from zinc.chat.output import Output
+from zinc.chat.reader import MalformedError, Reader, Steps
+from zinc.chat.tools.hermes import THINK
+from zinc.chat.tools.json_call import read_arguments
+
+_BLOCK, _BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_OPEN, _CLOSE, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_FENCE, _FENCE_END = "```json", "```"
+
+
+def _read_block(reader: Reader, output: Output) -> Steps[None]:
+    if not (yield from reader.match_after_space(_OPEN)):
+        raise MalformedError("no call in the block")
+    yield from _read_calls(reader, output)
+
+
+def _read_calls(reader: Reader, output: Output) -> Steps[None]:
+    while True:
+        yield from _read_call(reader, output)
+        if not (yield from reader.match_after_space(_OPEN)):
+            break
+    yield from reader.match_after_space(_BLOCK_END)
+
+
+def _read_call(reader: Reader, output: Output) -> Steps[None]:
+    name = (yield from reader.until(_SEPARATOR))[0].strip()
+    fenced = (yield from reader.peek()) != "{"
+    if fenced:
+        name = (yield from reader.until("\n"))[0].strip()
+        if not (yield from reader.match_after_space(_FENCE)):
+            raise MalformedError(name)
+    yield from read_arguments(reader, output, name)
+    if fenced:
+        yield from reader.match_after_space(_FENCE_END)
+    yield from reader.match_after_space(_CLOSE)
+    output.end()
+
+
+DEEPSEEK = ChatFormat(
+    name="deepseek",
+    markers=(_BLOCK, _BLOCK_END, _OPEN, _CLOSE, _SEPARATOR, THINK.begin, THINK.end),
+    thinking=THINK,
+    calls={_BLOCK: _read_block, _OPEN: _read_calls},
+)

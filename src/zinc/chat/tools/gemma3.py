@@ -1,0 +1,62 @@
+"""Gemma 3, which has no tokens for calls: Python in a fence, or at the beginning of the answer.
+
+    ```tool_code
+    print(get_weather(city="Oslo"))
+    ```
+
+Google's guide asks for a list of calls, [f(a=1), g(b=2)], or a JSON object; its examples use the
+fence. Code and JSON are also what answers are made of, so the name must be that of a tool.
+"""
+
+from __future__ import annotations
+
+from zinc.chat.format import ChatFormat
+from zinc.chat.output import Output
+from zinc.chat.reader import MalformedError, Reader, Steps
+from zinc.chat.tools.json_call import read_json_call
+from zinc.chat.tools.python_call import read_call_list, read_name, read_python_call
+
+_FENCE, _FENCE_END = "```tool_code", "```"
+_WRAPPER = "print"
+_NAMESPACES = ("default_api.", "functions.")
+
+
+def _read_fence(reader: Reader, output: Output) -> Steps[None]:
+    if (yield from reader.peek()) == "[":
+        yield from read_call_list(reader, output)
+    else:
+        yield from _read_statement(reader, output)
+    while not (yield from reader.match_after_space(_FENCE_END)):
+        yield from _read_statement(reader, output)
+
+
+def _read_statement(reader: Reader, output: Output) -> Steps[None]:
+    name = yield from read_name(reader)
+    wrapped = name == _WRAPPER and not output.knows(name)
+    if wrapped:
+        name = yield from read_name(reader)
+    for namespace in _NAMESPACES:
+        name = name.removeprefix(namespace)
+    if not output.knows(name):
+        raise MalformedError(name)
+    yield from read_python_call(reader, output, name)
+    if wrapped:
+        yield from reader.expect(")")
+    output.end()
+
+
+def read_bare_call(reader: Reader, output: Output) -> Steps[None]:
+    """A list of Python calls, or a JSON object."""
+    if (yield from reader.peek()) == "[":
+        yield from read_call_list(reader, output)
+    else:
+        yield from read_json_call(reader, output, known=True)
+        output.end()
+
+
+GEMMA3 = ChatFormat(
+    name="gemma3",
+    markers=(_FENCE,),
+    calls={_FENCE: _read_fence},
+    bare_call=read_bare_call,
+)

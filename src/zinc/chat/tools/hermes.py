@@ -1,0 +1,30 @@
+"""Hermes, and Qwen from 2.5 to 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+
+The most copied format: many fine-tunes and the model that comes with zinc use it. Reasoning stands
+between <think> and </think>.
+"""
+
+from __future__ import annotations
+
+from zinc.chat.format import ChatFormat, Thinking
+from zinc.chat.output import Output
+from zinc.chat.reader import Reader, Steps
+from zinc.chat.tools.json_call import read_json_call
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def _read_call(reader: Reader, output: Output) -> Steps[None]:
+    yield from read_json_call(reader, output)
+    yield from reader.match_after_space(_CLOSE)
+    output.end()
+
+
+THINK = Thinking("<think>", "</think>")
+
+HERMES = ChatFormat(
+    name="hermes",
+    markers=(_OPEN, _CLOSE, THINK.begin, THINK.end),
+    thinking=THINK,
+    calls={_OPEN: _read_call},
+)

@@ -1,0 +1,117 @@
+"""Streams one answer to the terminal: the answer on stdout, reasoning dimmed beside it.
+
+`run` and `chat` share it. Nothing but the answer, and the newline that ends it, goes to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from zinc.cli.reasoning import Piece, ReasoningSplitter
+from zinc.core.progress import is_plain
+
+if TYPE_CHECKING:
+    from zinc.engine.sequence import Timings
+    from zinc.llm import Chunk
+
+DIM, RESET = "\x1b[2m", "\x1b[0m"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came: the text without reasoning, why it ended (None: it was stopped) and timings."""
+
+    text: str
+    finish_reason: str | None
+    timings: Timings | None
+
+
+class Printer:
+    """Writes pieces as they come; reasoning goes to `aside`, or nowhere when that is None."""
+
+    def __init__(self, out: TextIO, aside: TextIO | None) -> None:
+        self._out, self._aside = out, aside
+        self._dim = aside is not None and not is_plain(aside)
+        self._reasoning = False
+        self._ends_line = True
+
+    def write(self, piece: Piece) -> None:
+        stream = self._aside if piece.is_reasoning else self._out
+        if stream is None:
+            return
+        if piece.is_reasoning and not self._reasoning:
+            stream.write(DIM if self._dim else "")
+        elif self._reasoning and not piece.is_reasoning:
+            self.end_reasoning()
+        self._reasoning = piece.is_reasoning
+        stream.write(piece.text)
+        stream.flush()
+        self._ends_line = piece.text.endswith("\n")
+
+    def end_reasoning(self) -> None:
+        if self._reasoning and self._aside is not None:
+            self._aside.write((RESET if self._dim else "") + ("" if self._ends_line else "\n"))
+            self._aside.flush()
+        self._reasoning = False
+
+    def end(self) -> None:
+        """Leaves the terminal at the start of a line, without dimming."""
+        if self._reasoning:
+            self.end_reasoning()
+        elif not self._ends_line:
+            self._out.write("\n")
+        self._out.flush()
+        self._ends_line = True
+
+
+def show(
+    chunks: Iterable[Chunk],
+    printer: Printer,
+    splitter: ReasoningSplitter | None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Prints an answer as it comes; without a splitter all of it is answer."""
+    answer = Answer("", None, None)
+    parts: list[str] = []
+
+    def write(pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            printer.write(piece)
+            if not piece.is_reasoning:
+                parts.append(piece.text)
+
+    try:
+        for chunk in chunks:
+            if chunk.text:
+                write(splitter.push(chunk.text) if splitter else [Piece(chunk.text, False)])
+            if chunk.finish_reason is not None:
+                answer.finish_reason, answer.timings = chunk.finish_reason, chunk.timings
+            if stopped():
+                break
+        if splitter:
+            write(splitter.finish())
+    finally:
+        printer.end()
+        if isinstance(chunks, Generator):
+            chunks.close()  # the engine stops working on what nobody reads
+    answer.text = "".join(parts)
+    return answer
+
+
+def describe(timings: Timings) -> str:
+    """One line for people."""
+    t = timings
+    cached = f" ({t.cached_tokens} cached)" if t.cached_tokens else ""
+    return (
+        f"prompt {t.prompt_tokens} tokens{cached}, {t.prompt_tokens_per_s:.1f} tokens/s; "
+        f"answer {t.generated_tokens} tokens, {t.generated_tokens_per_s:.1f} tokens/s; "
+        f"first token after {t.first_token_seconds:.3f} s"
+    )
+
+
+def report(timings: Timings | None) -> None:
+    if timings is not None:
+        print(f"zinc: {describe(timings)}", file=sys.stderr)

@@ -1,0 +1,285 @@
+"""`zinc bench`: prefill and decode speed, beside what the machine's memory and arithmetic allow.
+
+Prefill and decode are measured apart: the token that a prompt yields is not counted as decode, and
+a whole round of both runs first, unmeasured. Steps carry random token ids and nothing is sampled,
+so a figure depends on the model's shape alone. With --json the last line of stdout is one object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zinc import __version__
+from zinc.cli import usage
+from zinc.cli.text import table
+
+if TYPE_CHECKING:
+    from zinc.backends.api import Plan
+    from zinc.cli.cost import StepShape
+    from zinc.cli.loading import Bound
+    from zinc.cli.roofline import Roofline
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usage.add_model(parser)
+
+    def number(option: str, kind: Callable[[str], int], default: int, text: str) -> None:
+        text += " (default: %(default)s)"
+        parser.add_argument(option, type=kind, default=default, metavar="N", help=text)
+
+    number("--prefill", usage.natural, 512, "tokens of the prompt that is measured; 0 skips it")
+    number("--decode", usage.natural, 128, "tokens that are decoded one by one; 0 skips it")
+    number("--depth", usage.natural, 0, "tokens in the cache before decoding begins")
+    number("--reps", usage.count, 5, "repetitions; medians are reported")
+    usage.add_backend(parser)
+    usage.add_kv_dtype(parser)
+    usage.add_json(parser)
+    parser.add_argument(
+        "--profile", action="store_true", help="also show where the time goes, by kernel"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.prefill == args.decode == 0:
+        raise usage.UsageError("--prefill 0 and --decode 0 leave nothing to measure")
+
+    from zinc.cli import loading, roofline
+    from zinc.formats.gguf import GGUFFile
+
+    backend = loading.create_backend(args)
+    with GGUFFile.open(usage.model_path(args)) as file:
+        context = max(args.prefill, args.depth + args.decode)
+        bound = loading.bind(file, backend, context, args.kv_dtype)
+        limits = roofline.measure(backend)
+        bench = Bench(bound, args.kv_dtype)
+        prefill_s, decode_s = bench.measure(args.prefill, args.decode, args.depth, args.reps)
+        report = _report(args, bench, prefill_s, decode_s, limits)
+        report["model"], report["model_bytes"] = str(file.path), file.n_bytes
+        print(_text(report, limits))
+        if args.profile:
+            for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
+                rows = bench.profile(shape, args.reps)
+                report[f"{name}_profile"] = rows
+                print(f"\n{name}, a step of {shape.tokens} after {shape.depth} tokens")
+                print(_profile_text(rows))
+    if args.json:
+        print(json.dumps(report))
+    return 0
+
+
+@dataclass(slots=True)
+class Rate:
+    """Seconds of each repetition, and what one moves and computes."""
+
+    seconds: list[float]
+    tokens: int
+    n_bytes: int
+    flops: int
+
+    @property
+    def tokens_per_s(self) -> list[float]:
+        return [self.tokens / s for s in self.seconds]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+class Bench:
+    """Steps of random tokens on a bound plan."""
+
+    def __init__(self, bound: Bound, kv_dtype: str) -> None:
+        import numpy as np
+
+        self._bound, self._kv_dtype = bound, kv_dtype
+        self.backend = bound.backend
+        rng = np.random.default_rng(0)
+        self._ids: list[int] = rng.integers(bound.spec.vocab, size=bound.context).tolist()
+
+    def measure(
+        self, prefill: int, decode: int, depth: int, reps: int
+    ) -> tuple[Rate | None, Rate | None]:
+        """Interleaved repetitions of a prefill from an empty cache and a decode at `depth`."""
+        prefill_s: list[float] = []
+        decode_s: list[float] = []
+        if depth and decode:
+            self._prefill(depth)
+        for rep in range(reps + 1):  # the first is the warm-up
+            if prefill:
+                # It writes the same keys as the fill to `depth`: the ids are the same.
+                seconds = self._prefill(prefill)
+                prefill_s += [seconds] * (rep > 0)
+            if decode:
+                seconds = self._decode(decode, depth)
+                decode_s += [seconds] * (rep > 0)
+        return (
+            self._rate(prefill_s, self._prefill_shapes(prefill)) if prefill else None,
+            self._rate(decode_s, self._decode_shapes(decode, depth)) if decode else None,
+        )
+
+    def _prefill(self, n: int) -> float:
+        start = time.perf_counter()
+        for shape in self._prefill_shapes(n):
+            self._run(shape)
+        return time.perf_counter() - start
+
+    def _decode(self, n: int, depth: int) -> float:
+        start = time.perf_counter()
+        for shape in self._decode_shapes(n, depth):
+            self._run(shape)
+        return time.perf_counter() - start
+
+    def _run(self, shape: StepShape) -> None:
+        ids = self._ids[shape.depth : shape.depth + shape.tokens]
+        self._bound.program.step(self._bound.step(ids, shape.depth, outputs=shape.outputs))
+
+    def _prefill_shapes(self, n: int) -> list[StepShape]:
+        """The steps of a prompt; only the last token's logits are wanted, as in a chat."""
+        from zinc.cli.cost import StepShape
+
+        most = self._bound.plan.max_tokens
+        return [
+            StepShape(min(most, n - at), int(at + most >= n), at, self._kv_dtype)
+            for at in range(0, n, most)
+        ]
+
+    def _decode_shapes(self, n: int, depth: int) -> list[StepShape]:
+        from zinc.cli.cost import StepShape
+
+        return [StepShape(1, 1, depth + i, self._kv_dtype) for i in range(n)]
+
+    def shapes(self, prefill: int, decode: int, depth: int) -> list[tuple[str, StepShape]]:
+        """The step of each kind that is profiled: a prompt's last, and the first decode."""
+        found = [("prefill", self._prefill_shapes(prefill)[-1])] if prefill else []
+        return found + ([("decode", self._decode_shapes(1, depth)[0])] if decode else [])
+
+    def _rate(self, seconds: list[float], shapes: list[StepShape]) -> Rate:
+        launches = self._bound.plan.launches
+        return Rate(
+            seconds,
+            sum(shape.tokens for shape in shapes),
+            sum(shape.bytes(launch) for shape in shapes for launch in launches),
+            sum(shape.flops(launch) for shape in shapes for launch in launches),
+        )
+
+    def profile(self, shape: StepShape, reps: int) -> list[dict[str, Any]]:
+        """Median seconds by kind of kernel, the costliest first."""
+        ids = self._ids[shape.depth : shape.depth + shape.tokens]
+        step = self._bound.step(ids, shape.depth, outputs=shape.outputs)
+        runs = [self._bound.program.profile(step) for _ in range(reps + 1)][1:]
+        seconds = [statistics.median(times) for times in zip(*runs, strict=True)]
+        plan: Plan = self._bound.plan
+        kinds: dict[str, dict[str, Any]] = {}
+        for launch, s in zip(plan.launches, seconds, strict=True):
+            kind = kinds.setdefault(
+                launch.kernel, {"kernel": launch.kernel, "launches": 0, "seconds": 0.0, "bytes": 0}
+            )
+            kind["launches"] += 1
+            kind["seconds"] += s
+            kind["bytes"] += shape.bytes(launch)
+        total = sum(seconds) or 1.0
+        for kind in kinds.values():
+            kind["percent"] = 100 * kind["seconds"] / total
+        return sorted(kinds.values(), key=lambda kind: -kind["seconds"])
+
+
+def _report(
+    args: argparse.Namespace,
+    bench: Bench,
+    prefill: Rate | None,
+    decode: Rate | None,
+    limits: Roofline | None,
+) -> dict[str, Any]:
+    from zinc.cli import machine
+
+    report: dict[str, Any] = {
+        "zinc": __version__,
+        "backend": bench.backend.name,
+        "description": bench.backend.describe(),
+        "threads": getattr(bench.backend, "threads", None),
+        "level": getattr(bench.backend, "level", None),
+        "cpu_model": machine.cpu_model(),
+        "kv_dtype": args.kv_dtype,
+        "prefill_tokens": args.prefill,
+        "decode_tokens": args.decode,
+        "depth": args.depth,
+        "reps": args.reps,
+        "bandwidth_gb_per_s": limits.bytes_per_s / 1e9 if limits else None,
+        "int8_peak_gops": limits.int8_ops_per_s / 1e9 if limits else None,
+    }
+    for name, rate in (("prefill", prefill), ("decode", decode)):
+        # The keys are there in any case: who reads them need not know what was measured.
+        rates = rate.tokens_per_s if rate else []
+        report[f"{name}_tokens_per_s"] = statistics.median(rates) if rates else None
+        report[f"{name}_reps_tokens_per_s"] = rates
+        bytes_per_s = rate.n_bytes / rate.median_s if rate else None
+        flops = rate.flops / rate.median_s if rate else None
+        report[f"{name}_gb_per_s"] = bytes_per_s and bytes_per_s / 1e9
+        report[f"{name}_gops"] = flops and flops / 1e9
+        report[f"{name}_percent_of_bandwidth"] = (
+            100 * bytes_per_s / limits.bytes_per_s if limits and bytes_per_s else None
+        )
+        report[f"{name}_percent_of_int8_peak"] = (
+            100 * flops / limits.int8_ops_per_s if limits and flops else None
+        )
+    return report
+
+
+def _text(report: dict[str, Any], limits: Roofline | None) -> str:
+    rows = []
+    for name in ("prefill", "decode"):
+        rates = report[f"{name}_reps_tokens_per_s"]
+        if not rates:
+            continue
+        n = report[f"{name}_tokens"]
+        at = f" @ {report['depth']}" if name == "decode" and report["depth"] else ""
+        rows.append(
+            (
+                f"{name} {n}{at}",
+                report[f"{name}_tokens_per_s"],
+                f"{min(rates):,.2f} to {max(rates):,.2f}",
+                report[f"{name}_gb_per_s"],
+                _percent(report[f"{name}_percent_of_bandwidth"]),
+                report[f"{name}_gops"],
+                _percent(report[f"{name}_percent_of_int8_peak"]),
+            )
+        )
+    header = ("", "tokens/s |", "all reps |", "GB/s |", "of read |", "GOPS |", "of int8 |")
+    lines = [
+        f"{report['model']} ({report['model_bytes'] / 1e6:,.1f} MB)",
+        f"{report['cpu_model']}, {report['description']}, KV {report['kv_dtype']}",
+    ]
+    if limits is not None:
+        lines.append(
+            f"measured limits: reads {report['bandwidth_gb_per_s']:,.1f} GB/s, "
+            f"computes {report['int8_peak_gops']:,.0f} int8 GOPS"
+        )
+    lines += ["", table(header, rows)]
+    if any((report[f"{name}_percent_of_bandwidth"] or 0) > 100 for name in ("prefill", "decode")):
+        lines.append("above 100% of read: the weights fit into the processor's caches")
+    return "\n".join(lines)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}%"
+
+
+def _profile_text(rows: list[dict[str, Any]]) -> str:
+    cells = [
+        (
+            row["kernel"],
+            row["launches"],
+            f"{row['seconds'] * 1e3:.3f}",
+            f"{row['percent']:.1f}%",
+            f"{row['bytes'] / 1e6:,.2f}",
+            row["bytes"] / 1e9 / row["seconds"] if row["seconds"] else 0.0,
+        )
+        for row in rows
+    ]
+    return table(("kernel", "launches |", "ms |", "of step |", "MB |", "GB/s |"), cells)

@@ -1,0 +1,151 @@
+"""`zinc chat`: a conversation in the terminal, with line editing and history.
+
+Ctrl-C stops the answer and keeps what was said so far; Ctrl-D or /exit leaves. Input that does not
+come from a terminal is read line by line without prompts, so a script can drive it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zinc.cli import usage
+from zinc.cli.interrupt import Interrupt
+from zinc.cli.lineinput import LineInput
+from zinc.core.errors import RequestError, ZincError
+from zinc.core.progress import is_plain
+
+if TYPE_CHECKING:
+    from zinc.engine.sampling import SamplingParams
+    from zinc.llm import LLM
+
+HELP = """\
+/help             this text
+/clear            forget the conversation; the system prompt stays
+/system [TEXT]    show or set the system prompt, and forget the conversation
+/save FILE        write the conversation to FILE: JSON if it ends in .json, else text
+/exit             leave (as Ctrl-D does)
+End a line with \\ to go on in the next one. Ctrl-C stops an answer."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usage.add_model_option(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    usage.add_think(parser)
+    parser.add_argument("--stats", action="store_true", help="print tokens/s after each answer")
+    usage.add_sampling(parser)
+    usage.add_backend(parser)
+    usage.add_cache(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    system = args.system and usage.text_argument(args.system, "the system prompt")
+
+    from zinc.cli import loading
+
+    params = loading.sampling_params(args)
+    with loading.open_llm(args) as llm, LineInput() as lines:
+        llm.template  # a model without one is told before anybody writes  # noqa: B018
+        chat = Chat(llm, params, usage.template_arguments(args), args.stats)
+        chat.set_system(system or "")
+        if lines.interactive:
+            print("Write something; /help lists what else there is, Ctrl-D leaves.")
+        while (line := lines.read()) is not None:
+            if not chat.take(line):
+                break
+    return 0
+
+
+class Chat:
+    """The conversation so far, and what each line of input does to it."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        template_args: dict[str, Any],
+        stats: bool,
+    ) -> None:
+        self._llm, self._params = llm, params
+        self._template_args, self._stats = template_args, stats
+        self.messages: list[dict[str, str]] = []
+
+    def take(self, line: str) -> bool:
+        """Does what a line asks for; False when it asks to leave."""
+        try:
+            if line.startswith("/"):
+                return self._command(*line.partition(" ")[::2])
+            if line.strip():
+                self.say(usage.text_argument(line, "the message"))
+        except ZincError as error:
+            print(f"zinc: {error}", file=sys.stderr)
+        return True
+
+    def say(self, message: str) -> None:
+        """Adds a turn of the user and streams the model's. An error leaves the turn out."""
+        from zinc.cli import answer
+        from zinc.cli.reasoning import ReasoningSplitter
+
+        messages = [*self.messages, {"role": "user", "content": message}]
+        prompt = self._llm.template.render(messages, **self._template_args)
+        # Reasoning can be told from the answer on a terminal only, where it is dim.
+        printer = answer.Printer(sys.stdout, None if is_plain(sys.stdout) else sys.stdout)
+        try:
+            with Interrupt() as interrupt:
+                chunks = self._llm.stream(messages, self._params, **self._template_args)
+                result = answer.show(
+                    chunks, printer, ReasoningSplitter(prompt), interrupt.requested
+                )
+        except KeyboardInterrupt:  # pressed twice
+            print("(stopped, and the message is taken back)", file=sys.stderr)
+            return
+        if interrupt.requested():
+            print("(stopped)", file=sys.stderr)
+        if result.text or not interrupt.requested():
+            self.messages = [*messages, {"role": "assistant", "content": result.text}]
+        if self._stats:
+            answer.report(result.timings)
+
+    def set_system(self, text: str) -> None:
+        self.messages = [{"role": "system", "content": text}] if text else []
+
+    @property
+    def system(self) -> str:
+        first = self.messages[:1]
+        return first[0]["content"] if first and first[0]["role"] == "system" else ""
+
+    def _command(self, name: str, argument: str) -> bool:
+        argument = argument.strip()
+        match name:
+            case "/help":
+                print(HELP)
+            case "/clear":
+                self.set_system(self.system)
+            case "/system" if argument:
+                self.set_system(usage.text_argument(argument, "the system prompt"))
+            case "/system":
+                print(self.system or "There is no system prompt.")
+            case "/save" if argument:
+                save(argument, self.messages)
+                print(f"Saved to {argument}.")
+            case "/exit" | "/quit":
+                return False
+            case _:
+                raise RequestError(f"{name} is no command", "", "/help lists them")
+        return True
+
+
+def save(path: str, messages: list[dict[str, str]]) -> None:
+    """Writes a conversation. Raises RequestError when the file cannot be written."""
+    if path.endswith(".json"):
+        import json
+
+        text = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
+    else:
+        text = "\n".join(f"{m['role']}: {m['content']}\n" for m in messages)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RequestError(f"cannot write {path}", error.strerror or str(error)) from error

@@ -1,0 +1,101 @@
+"""`zinc check`: what this machine can run. Fails when no backend but the reference is there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from typing import Any
+
+from zinc import __version__
+from zinc.cli import usage
+from zinc.cli.text import size
+from zinc.core.errors import ZincError
+
+# They compute with numpy, or not at all: right, and of no use for chatting.
+NOT_FOR_SPEED = {"null", "ref"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads", type=usage.count, metavar="N", help="CPU threads (default: one a core)"
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="also measure memory bandwidth and int8 speed"
+    )
+    usage.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from zinc.cli import machine
+    from zinc.engine.loader import available_memory_bytes
+
+    report: dict[str, Any] = {
+        "zinc": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu_model": machine.cpu_model(),
+        "memory_bytes": machine.total_memory_bytes(),
+        "available_memory_bytes": available_memory_bytes(),
+        "backends": _backends(args),
+    }
+    if args.json:
+        json.dump(report, sys.stdout, indent=2)
+        print()
+    else:
+        print(_text(report))
+    fast = (b for b in report["backends"] if b["name"] not in NOT_FOR_SPEED)
+    return 0 if any(backend["ready"] for backend in fast) else 1
+
+
+def _backends(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from zinc.backends import api
+    from zinc.cli import roofline
+
+    found: list[dict[str, Any]] = []
+    threads, options = usage.threads(args), usage.backend_options()
+    for name in api.discover():
+        entry: dict[str, Any] = {"name": name, "ready": True}
+        try:
+            backend = api.create(name, threads, options)
+        except ZincError as error:
+            found.append(entry | {"ready": False, "description": str(error)})
+            continue
+        entry["description"] = backend.describe()
+        if name == "cpu":
+            entry |= _cpu_facts()
+        if args.measure and (limits := roofline.measure(backend)) is not None:
+            entry["bandwidth_gb_per_s"] = limits.bytes_per_s / 1e9
+            entry["int8_gops"] = limits.int8_ops_per_s / 1e9
+        found.append(entry)
+    return found
+
+
+def _cpu_facts() -> dict[str, Any]:
+    import zinc.backends.cpu._cpu as _cpu
+    from zinc.backends.cpu import available_cores
+
+    return {"levels": list(_cpu.levels()), "cores": available_cores()}
+
+
+def _text(report: dict[str, Any]) -> str:
+    lines = [
+        f"zinc {report['zinc']}, Python {report['python']}, {report['system']}",
+        f"processor  {report['cpu_model']}",
+        f"memory     {size(report['memory_bytes'])}, "
+        f"{size(report['available_memory_bytes'])} available",
+        "",
+    ]
+    for backend in report["backends"]:
+        state = "ready  " if backend["ready"] else "missing"
+        lines.append(f"{state}  {backend['description']}")
+        if "levels" in backend:
+            levels = ", ".join(backend["levels"])
+            lines.append(f"         SIMD levels: {levels}; usable cores: {backend['cores']}")
+        if "bandwidth_gb_per_s" in backend:
+            lines.append(
+                f"         reads {backend['bandwidth_gb_per_s']:.1f} GB/s, "
+                f"computes {backend['int8_gops'] / 1e3:.2f} int8 TOPS"
+            )
+    return "\n".join(lines)

@@ -1,0 +1,172 @@
+"""`zinc inspect`: what is in a model file, without loading it.
+
+A file that zinc cannot run can still be looked at; the reason is then part of the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from zinc.cli import usage
+from zinc.cli.text import plain, size, table
+from zinc.core.errors import ZincError
+
+if TYPE_CHECKING:
+    from zinc.formats.gguf import GGUFFile, MetadataValue
+
+SHOWN_ELEMENTS = 4
+SHOWN_CHARACTERS = 72
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usage.add_model(parser)
+    usage.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from zinc.formats.gguf import GGUFFile
+
+    with GGUFFile.open(usage.model_path(args)) as file:
+        if args.json:
+            json.dump(describe(file), sys.stdout, indent=2)
+            print()
+        else:
+            print(report(file))
+    return 0
+
+
+def describe(file: GGUFFile) -> dict[str, Any]:
+    """The report as JSON values; arrays of more than a few elements are abbreviated."""
+    return {
+        "path": str(file.path),
+        "version": file.version,
+        "bytes": file.n_bytes,
+        "metadata": {key: _json_value(value) for key, value in file.metadata.items()},
+        "tensors": [
+            {
+                "name": tensor.name,
+                "type": tensor.type.name,
+                "shape": list(tensor.shape),
+                "bytes": tensor.n_bytes,
+            }
+            for tensor in file.tensors.values()
+        ],
+        "types": {name: {"tensors": n, "bytes": size} for name, n, size in _types(file)},
+        "parameters": sum(tensor.n_elements for tensor in file.tensors.values()),
+        "memory": _memory(file),
+    }
+
+
+def report(file: GGUFFile) -> str:
+    """The report for people."""
+    n_parameters = sum(tensor.n_elements for tensor in file.tensors.values())
+    parts = f" in {len(file.paths)} files" if len(file.paths) > 1 else ""
+    lines = [
+        f"{file.path}: GGUF {file.version}, {size(file.n_bytes)}{parts}, "
+        f"{n_parameters:,} parameters",
+        "",
+        "metadata",
+    ]
+    width = max((len(key) for key in file.metadata), default=0)
+    lines += [
+        f"  {plain(key, 100).ljust(width)}  {_text_value(value)}"
+        for key, value in file.metadata.items()
+    ]
+    tensors = [
+        (
+            plain(tensor.name, 60),
+            tensor.type.name,
+            " x ".join(map(str, tensor.shape)),
+            size(tensor.n_bytes),
+        )
+        for tensor in file.tensors.values()
+    ]
+    types = [(name, n, size(n_bytes)) for name, n, n_bytes in _types(file)]
+    lines += ["", table(("tensor", "type", "shape", "size |"), tensors)]
+    lines += ["", table(("type", "tensors |", "size |"), types), "", "memory"]
+    memory = _memory(file)
+    if "error" in memory:
+        return "\n".join([*lines, f"  zinc cannot run this file: {memory['error']}"])
+    context = memory["context_tokens"]
+    lines += [
+        f"  weights   {size(memory['weights_bytes'])}",
+        f"  KV cache  {size(memory['kv_f16_bytes'])} as f16, "
+        f"{size(memory['kv_q8_0_bytes'])} as q8_0, for {context:,} tokens",
+    ]
+    if memory["state_bytes"]:
+        lines.append(f"  recurrent state  {size(memory['state_bytes'])} a sequence")
+    return "\n".join(lines)
+
+
+def _types(file: GGUFFile) -> list[tuple[str, int, int]]:
+    """(type, tensors, bytes), the largest first."""
+    n_bytes: Counter[str] = Counter()
+    n_tensors: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        n_bytes[tensor.type.name] += tensor.n_bytes
+        n_tensors[tensor.type.name] += 1
+    return [(name, n_tensors[name], total) for name, total in n_bytes.most_common()]
+
+
+def _memory(file: GGUFFile) -> dict[str, Any]:
+    """What a run would take, or why there can be none. A backend's repacking may add a little."""
+    from zinc import models
+    from zinc.engine.loader import kv_bytes_per_token, state_bytes_per_sequence
+    from zinc.ops.graph import KVState, RecurrentState, Weight
+
+    try:
+        spec, graph = models.load(file)
+    except ZincError as error:
+        return {"error": str(error)}
+    inputs = [x for node in graph.nodes for x in node.inputs]
+    states = tuple(dict.fromkeys(x for x in inputs if isinstance(x, (KVState, RecurrentState))))
+    weights = {x.tensor for x in inputs if isinstance(x, Weight)}
+    tensors = (tensor for name, tensor in file.tensors.items() if name in weights)
+    return {
+        "weights_bytes": sum(tensor.n_bytes for tensor in tensors),
+        "context_tokens": spec.context,
+        "kv_f16_bytes": round(spec.context * kv_bytes_per_token(states, "f16")),
+        "kv_q8_0_bytes": round(spec.context * kv_bytes_per_token(states, "q8_0")),
+        "state_bytes": state_bytes_per_sequence(states),
+    }
+
+
+def _json_value(value: MetadataValue) -> Any:  # noqa: ANN401 (any JSON value)
+    from zinc.formats.gguf import GGUFArray
+
+    if not isinstance(value, GGUFArray):
+        return _finite(value)
+    if len(value) <= SHOWN_ELEMENTS:
+        return [_json_value(element) for element in value]
+    return {
+        "array_of": value.element_type.name.lower(),
+        "count": len(value),
+        "first": [_json_value(value[i]) for i in range(SHOWN_ELEMENTS)],
+    }
+
+
+def _finite(value: MetadataValue) -> MetadataValue:
+    """JSON has no NaN or infinity; they become text."""
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    return value
+
+
+def _text_value(value: MetadataValue) -> str:
+    from zinc.formats.gguf import GGUFArray
+
+    if isinstance(value, str):
+        return plain(value, SHOWN_CHARACTERS)
+    if not isinstance(value, GGUFArray):
+        return f"{value:.6g}" if isinstance(value, float) else str(value).lower()
+    first = ", ".join(_element(value[i]) for i in range(min(len(value), SHOWN_ELEMENTS)))
+    more = ", ..." if len(value) > SHOWN_ELEMENTS else ""
+    return plain(f"[{len(value):,}] {value.element_type.name.lower()}: {first}{more}", 100)
+
+
+def _element(value: object) -> str:
+    return repr(value)

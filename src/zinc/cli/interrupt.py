@@ -1,0 +1,37 @@
+"""Ctrl-C as a wish instead of an exception, so that the engine is never cut off in mid step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Interrupt:
+    """While it is entered, the first Ctrl-C sets `requested()` and the second raises as usual."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._previous: signal.Handlers | None = None
+
+    def requested(self) -> bool:
+        return self._requested
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():  # only it may set handlers
+            self._previous = signal.signal(signal.SIGINT, self._note)  # type: ignore[assignment]
+        return self
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)

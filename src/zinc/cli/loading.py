@@ -1,0 +1,113 @@
+"""From parsed options to a loaded model or a bound plan, with a progress line and a word on stderr.
+
+Commands that talk use an `LLM`. Those that look at single launches (`bench`, `verify`) bind a plan
+themselves, to feed it steps of their own making.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zinc import models
+from zinc.backends import api
+from zinc.cli import usage
+from zinc.core.progress import ProgressBar
+from zinc.engine import loader
+from zinc.engine.sampling import SamplingParams
+from zinc.formats.gguf import GGUFFile
+from zinc.llm import LLM
+from zinc.models.spec import ModelSpec
+from zinc.ops.step import Step
+from zinc.plan.planner import make_plan
+
+BATCH_TOKENS = 512
+
+log = logging.getLogger("zinc.loading")
+
+
+def open_llm(args: argparse.Namespace) -> LLM:
+    path = usage.model_path(args)
+    with ProgressBar(f"loading {path.name}") as progress:
+        llm = LLM(
+            path,
+            backend=usage.backend_name(args),
+            threads=usage.threads(args),
+            context=args.context,
+            kv_dtype=args.kv_dtype,
+            options=usage.backend_options(),
+            progress=progress,
+        )
+    log.info(
+        "%s, plan %s, context %d, %d bytes", llm.backend.describe(), llm.plan.hash, llm.context,
+        llm.memory.total_bytes,
+    )  # fmt: skip
+    return llm
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """What the options say; the rest keeps its default. Raises RequestError out of range."""
+    names = [option.lstrip("-").replace("-", "_") for option, *_ in usage.SAMPLING]
+    given = {name: getattr(args, name) for name in (*names, "max_tokens")}
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def create_backend(args: argparse.Namespace) -> api.Backend:
+    return loader.create_backend(
+        usage.backend_name(args), usage.threads(args), usage.backend_options()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A plan with its weights and cache on a backend, for one sequence of `context` tokens."""
+
+    spec: ModelSpec
+    plan: api.Plan
+    backend: api.Backend
+    program: api.Program
+    cache: api.Cache
+    context: int
+
+    def step(self, ids: Sequence[int], position: int, *, outputs: int) -> Step:
+        """`ids` at `position` on, with logits for the last `outputs` of them."""
+        n, block_tokens = len(ids), self.cache.layout.block_tokens
+        if position + n > self.context:
+            raise ValueError(f"position {position + n} lies beyond the context {self.context}")
+        blocks = np.arange(-(-(position + n) // block_tokens), dtype=np.int32)[None, :]
+        return Step(
+            ids=np.array(ids, np.int32),
+            positions=np.arange(position, position + n, dtype=np.int32),
+            sequence=np.zeros(n, np.int32),
+            output_rows=np.arange(n - outputs, n, dtype=np.int32),
+            seq_start=np.array([0, n], np.int32),
+            state_slot=np.zeros(1, np.int32),
+            tables=(blocks,) * len(self.cache.layout.n_blocks),
+        )
+
+
+def bind(
+    file: GGUFFile,
+    backend: api.Backend,
+    context: int,
+    kv_dtype: str,
+    *,
+    plan: api.Plan | None = None,
+    max_outputs: int = 1,
+) -> Bound:
+    """Loads a model for steps of up to BATCH_TOKENS tokens; `plan` runs another backend's plan."""
+    spec, graph = models.load(file)
+    if plan is None:
+        plan = make_plan(graph, backend, max_tokens=BATCH_TOKENS, max_outputs=max_outputs)
+    taken = plan.arena_bytes + loader.weights_bytes(file, plan)
+    taken += loader.state_bytes_per_sequence(plan.states)
+    loader.choose_context(spec, plan.states, kv_dtype, context, taken)
+    with ProgressBar(f"loading {file.path.name}") as progress:
+        loader.upload(file, plan, backend, progress)
+    log.info("%s, plan %s, context %d", backend.describe(), plan.hash, context)
+    cache = backend.allocate(plan.states, loader.cache_layout(plan.states, context, kv_dtype))
+    return Bound(spec, plan, backend, backend.prepare(plan, cache), cache, context)

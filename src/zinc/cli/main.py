@@ -1,0 +1,140 @@
+"""The command `zinc`: finds the command, runs it, and turns every failure into one line.
+
+Exit status: 0 done, 1 failed (`zinc: what: why. Hint.` on stderr), 2 wrong usage, 130 interrupted,
+141 when whoever read our output has gone, as a shell reports it for programs that SIGPIPE ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from zinc import __version__
+from zinc.cli.usage import UsageError
+from zinc.core import env
+from zinc.core.errors import ZincError
+
+FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+
+COMMANDS = {
+    "run": "answer one prompt on stdout",
+    "chat": "talk to a model in the terminal",
+    "inspect": "show a model file: metadata, tensors, types, memory",
+    "plan": "show the launches that would run a model, their cost and memory",
+    "tokenize": "turn text into token ids",
+    "perplexity": "measure how well a model predicts a text file",
+    "bench": "measure prefill and decode speed against this machine's limits",
+    "verify": "hold every launch of a backend against the reference",
+    "check": "show what this machine can run",
+}
+
+
+class Command(Protocol):
+    """What a command module defines."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def command(name: str) -> Command:
+    return cast(Command, importlib.import_module(f"zinc.cli.{name}"))
+
+
+def build_parser(selected: str | None = None) -> argparse.ArgumentParser:
+    """The parser with the arguments of one command, or of all; other modules stay unimported."""
+    parser = argparse.ArgumentParser(
+        prog="zinc",
+        description="Run GGUF language models on the hardware you own.",
+        epilog="`zinc COMMAND --help` explains a command. "
+        "Without a model, commands use the small one that comes with zinc.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"zinc {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        text = f"{summary[0].upper()}{summary[1:]}."
+        sub = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
+        if selected in (None, name):
+            command(name).add_arguments(sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status; never raises for what a user can cause."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    # `selected` may be no command at all; the parser then says so without importing any.
+    parser = build_parser(argv[0] if argv else "")
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else USAGE
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a model may say what the terminal cannot show
+    try:
+        try:
+            return _run(args)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        _discard_output()
+        # Writing is what has no file name: commands name the files that they open.
+        where = error.filename or "cannot write the output"
+        return _fail(f"{where}: {error.strerror or error}.")
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        _start_log(env.LOG.get())
+        return command(args.command).run(args)
+    except UsageError as error:
+        print(f"zinc {args.command}: error: {error}", file=sys.stderr)
+        return USAGE
+    except ZincError as error:
+        return _fail(str(error))
+    except MemoryError:
+        return _fail("there is not enough memory. Use a smaller model or a smaller --context.")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _fail(message: str) -> int:
+    # One line, whatever a file name or a piece of metadata in the message holds.
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+    print(f"zinc: {line}", file=sys.stderr)
+    if "logging" in sys.modules:
+        import logging
+
+        logging.getLogger("zinc").debug("the error came from here", exc_info=True)
+    return FAILED
+
+
+def _start_log(level: str) -> None:
+    if level == env.LOG.default:
+        return
+    import logging
+
+    logging.basicConfig(
+        stream=sys.stderr, format="zinc: %(relativeCreated)d ms: %(name)s: %(message)s"
+    )
+    logging.getLogger("zinc").setLevel(level.upper())
+
+
+def _discard_output() -> None:
+    """Points stdout at nothing, so that the interpreter's last flush does not fail again."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

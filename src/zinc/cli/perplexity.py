@@ -1,0 +1,57 @@
+"""`zinc perplexity`: how well a model predicts a text; lower is better.
+
+The windows are those of `LLM.perplexity`. Figures of two tokenizers cannot be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from zinc.cli import text, usage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a .gguf file")
+    parser.add_argument("file", metavar="FILE", help="UTF-8 text; - reads stdin")
+    parser.add_argument(
+        "--window",
+        type=usage.count,
+        default=512,
+        metavar="TOKENS",
+        help="tokens that are scored together (default: %(default)s)",
+    )
+    usage.add_backend(parser)
+    usage.add_kv_dtype(parser)
+    usage.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    content = text.read_file(args.file)
+
+    from zinc.cli import loading
+    from zinc.core.progress import ProgressBar
+
+    # One window is all that is ever in the cache.
+    args.context = args.window
+    with loading.open_llm(args) as llm:
+        ids = llm.tokenizer.encode(content)
+        with ProgressBar("scoring") as progress:
+            value = llm.perplexity(ids, args.window, progress)
+        n_tokens = len(ids) // args.window * args.window
+        report = {
+            "model": str(llm.path),
+            "file": args.file,
+            "tokens": n_tokens,
+            "window": args.window,
+            "backend": llm.backend.name,
+            "perplexity": value,
+        }
+    if args.json:
+        json.dump(report, sys.stdout)
+        print()
+    else:
+        windows = n_tokens // args.window
+        print(f"perplexity {value:.4f} over {n_tokens:,} tokens in {windows} windows")
+    return 0

@@ -1,0 +1,213 @@
+"""`zinc plan`: the launches that would run a model, what each moves and computes, and the memory.
+
+It is the object that a backend executes, printed; no weight is read for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zinc.cli import usage
+from zinc.cli.text import size, table
+from zinc.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from zinc.backends.api import Launch, Operand, Plan
+    from zinc.cli.cost import StepShape
+
+COLORS = {"linear": "#cfe2f3", "linear_glu": "#cfe2f3", "attention": "#fce5cd"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usage.add_model(parser)
+    parser.add_argument(
+        "--tokens",
+        type=usage.count,
+        default=1,
+        metavar="N",
+        help="tokens of the step that is costed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--depth",
+        type=usage.natural,
+        default=0,
+        metavar="N",
+        help="tokens already in the cache (default: %(default)s)",
+    )
+    usage.add_backend(parser)
+    usage.add_cache(parser)
+    usage.add_json(parser)
+    parser.add_argument("--dot", action="store_true", help="print a graph for Graphviz")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.json and args.dot:
+        raise UsageError("give either --json or --dot")
+
+    from zinc import models
+    from zinc.cli import loading
+    from zinc.cli.cost import StepShape
+    from zinc.formats.gguf import GGUFFile
+    from zinc.plan.planner import make_plan
+
+    backend = loading.create_backend(args)
+    with GGUFFile.open(usage.model_path(args)) as file:
+        spec, graph = models.load(file)
+        most = max(args.tokens, loading.BATCH_TOKENS)
+        plan = make_plan(graph, backend, max_tokens=most, max_outputs=1)
+        shape = StepShape(args.tokens, 1, args.depth, args.kv_dtype)
+        memory = _memory(plan, args.context or spec.context, args.kv_dtype)
+        if args.dot:
+            print(dot(plan))
+        elif args.json:
+            json.dump(
+                {
+                    "model": str(file.path),
+                    "backend": backend.name,
+                    **describe(plan, shape),
+                    **memory,
+                },
+                sys.stdout,
+                indent=2,
+            )
+            print()
+        else:
+            print(f"{file.path} on {backend.describe()}: {len(plan.launches)} launches\n")
+            print(launches(plan, shape))
+            print(totals(plan, shape, memory))
+    return 0
+
+
+def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, int]:
+    from zinc.cli.cost import file_bytes
+    from zinc.engine.loader import kv_bytes_per_token, state_bytes_per_sequence
+
+    return {
+        "weights_bytes": sum(file_bytes(weight) for weight in plan.weights),
+        "kv_bytes": round(context * kv_bytes_per_token(plan.states, kv_dtype)),
+        "state_bytes": state_bytes_per_sequence(plan.states),
+        "context_tokens": context,
+        "arena_bytes": plan.arena_bytes,
+    }
+
+
+def launches(plan: Plan, shape: StepShape) -> str:
+    rows = [
+        (
+            i,
+            launch.label,
+            launch.kernel,
+            _operands(launch),
+            ", ".join(f"{ref.cols} {ref.act}" for ref in launch.outputs),
+            size(shape.bytes(launch)),
+            f"{shape.flops(launch) / 1e6:,.2f}",
+        )
+        for i, launch in enumerate(plan.launches)
+    ]
+    header = ("# |", "part", "kernel", "reads", "writes", "bytes |", "MFLOP |")
+    return table(header, rows)
+
+
+def totals(plan: Plan, shape: StepShape, memory: dict[str, int]) -> str:
+    n_bytes = sum(shape.bytes(launch) for launch in plan.launches)
+    flops = sum(shape.flops(launch) for launch in plan.launches)
+    tokens = "1 token" if shape.tokens == 1 else f"{shape.tokens:,} tokens"
+    state = memory["state_bytes"]
+    recurrent = f"recurrent state {size(state)} a sequence, " if state else ""
+    return (
+        f"\na step of {tokens} after {shape.depth:,} cached ones: "
+        f"{size(n_bytes)}, {flops / 1e9:.3f} GFLOP\n"
+        f"memory: weights {size(memory['weights_bytes'])}, "
+        f"KV cache {size(memory['kv_bytes'])} for {memory['context_tokens']:,} tokens, "
+        f"{recurrent}arena {size(memory['arena_bytes'])} for steps of {plan.max_tokens} tokens\n"
+        f"plan {plan.hash}"
+    )
+
+
+def describe(plan: Plan, shape: StepShape) -> dict[str, Any]:
+    """The plan as JSON values."""
+    return {
+        "hash": plan.hash,
+        "max_tokens": plan.max_tokens,
+        "tokens": shape.tokens,
+        "depth": shape.depth,
+        "bytes": sum(shape.bytes(launch) for launch in plan.launches),
+        "flops": sum(shape.flops(launch) for launch in plan.launches),
+        "launches": [
+            {
+                "index": i,
+                "label": launch.label,
+                "kernel": launch.kernel,
+                "dim": str(launch.dim),
+                "inputs": [_operand(x) for x in launch.inputs],
+                "outputs": [_operand(x) for x in launch.outputs],
+                "attrs": launch.attributes,
+                "bytes": shape.bytes(launch),
+                "flops": shape.flops(launch),
+            }
+            for i, launch in enumerate(plan.launches)
+        ],
+    }
+
+
+def _operand(x: Operand) -> dict[str, Any] | None:
+    from zinc.backends.api import Ref
+    from zinc.ops.graph import Constant, Weight
+
+    match x:
+        case None:
+            return None
+        case Ref():
+            return {
+                "value": x.id, "dim": str(x.dim), "cols": x.cols, "act": str(x.act),
+                "offset": x.offset, "stride": x.stride,
+            }  # fmt: skip
+        case Weight():
+            return {"weight": x.name, "type": x.type.name, "shape": list(x.shape)}
+        case Constant():
+            return {"constant": x.name, "cols": x.cols}
+        case _:
+            return {"state": x.name}
+
+
+def _operands(launch: Launch) -> str:
+    """Weights with their types, shortened by the part they belong to, and state."""
+    from zinc.ops.graph import KVState, RecurrentState, Weight
+
+    names = []
+    for x in launch.inputs:
+        if isinstance(x, Weight):
+            name = x.name.removeprefix(f"{launch.label}.").replace(".weight", "")
+            names.append(name if x.is_vector else f"{name} {x.type.name}")
+        elif isinstance(x, KVState):
+            names.append("cache")
+        elif isinstance(x, RecurrentState):
+            names.append("state")
+    return ", ".join(names)
+
+
+def dot(plan: Plan) -> str:
+    """The plan as a Graphviz digraph: launches, and the values that go from one to the next."""
+    from zinc.backends.api import Ref
+
+    lines = ["digraph plan {", "  node [shape=box, style=filled, fillcolor=white];"]
+    made: dict[int, int] = {}
+    for i, launch in enumerate(plan.launches):
+        reads = _operands(launch)
+        text = f"{i} {launch.label}\\n{launch.kernel}" + (f"\\n{reads}" if reads else "")
+        color = COLORS.get(launch.kernel, "white")
+        lines.append(f'  n{i} [label="{_escaped(text)}", fillcolor="{color}"];')
+        lines += [
+            f'  n{made[x.id]} -> n{i} [label="{x.cols} {x.act}"];'
+            for x in launch.inputs
+            if isinstance(x, Ref)
+        ]
+        made |= {ref.id: i for ref in launch.outputs}
+    return "\n".join([*lines, "}"])
+
+
+def _escaped(text: str) -> str:
+    return text.replace('"', '\\"')

@@ -1,0 +1,37 @@
+"""This machine's limits, measured where the backend runs: read bandwidth and int8 arithmetic.
+
+Decode cannot be faster than its weights can be read; prefill cannot be faster than its products
+can be computed. A speed means something only beside these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zinc.backends.api import Backend
+
+# Far past any last-level cache, so that memory is what is measured.
+BUFFER_BYTES = 1 << 29
+REPETITIONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Bytes read a second, and 8-bit integer operations (a multiply-add is two) a second."""
+
+    bytes_per_s: float
+    int8_ops_per_s: float
+
+
+def measure(backend: Backend) -> Roofline | None:
+    """Measured on the backend's own threads; None for a backend that has no such limits."""
+    if backend.name != "cpu":
+        return None
+    import zinc.backends.cpu._cpu as _cpu
+    from zinc.backends.cpu import CpuBackend
+
+    assert isinstance(backend, CpuBackend)
+    return Roofline(
+        bytes_per_s=_cpu.bandwidth(backend.pool, BUFFER_BYTES, REPETITIONS) * 1e9,
+        int8_ops_per_s=_cpu.int8_peak(backend.pool, backend.level) * 1e9,
+    )

@@ -1,0 +1,73 @@
+"""`zinc run`: one prompt, one answer. The answer is alone on stdout, streamed as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from zinc.cli import text, usage
+from zinc.cli.usage import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to ask; - reads stdin")
+    parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
+    usage.add_model_option(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue PROMPT as it stands, without chat template"
+    )
+    parser.add_argument(
+        "--special",
+        action="store_true",
+        help="with --raw: read control tokens that are spelled out",
+    )
+    usage.add_think(parser)
+    parser.add_argument("--stats", action="store_true", help="print tokens/s to stderr")
+    usage.add_sampling(parser)
+    usage.add_backend(parser)
+    usage.add_cache(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    prompt = _prompt(args)
+    if args.raw and (args.system is not None or args.think is not None):
+        raise UsageError("--raw uses no chat template, so --system and --think have no effect")
+    if args.special and not args.raw:
+        raise UsageError("--special needs --raw: in a chat, control tokens come from the template")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
+    if args.system is not None:
+        system = usage.text_argument(args.system, "the system prompt")
+        messages.insert(0, {"role": "system", "content": system})
+
+    from zinc.cli import answer, loading
+    from zinc.cli.reasoning import ReasoningSplitter
+    from zinc.core.progress import is_plain
+
+    params = loading.sampling_params(args)
+    with loading.open_llm(args) as llm:
+        template_args = usage.template_arguments(args)
+        # Reasoning is not the answer: it is for whoever watches, or asked for it.
+        watched = args.think or not is_plain(sys.stderr)
+        printer = answer.Printer(sys.stdout, sys.stderr if watched else None)
+        if args.raw:
+            ids = llm.tokenizer.encode(prompt, parse_special=args.special)
+            chunks, splitter = llm.stream(ids, params), None
+        else:
+            chunks = llm.stream(messages, params, **template_args)
+            splitter = ReasoningSplitter(llm.template.render(messages, **template_args))
+        result = answer.show(chunks, printer, splitter)
+    if args.stats:
+        answer.report(result.timings)
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if (args.prompt is None) == (args.file is None):
+        raise UsageError("give either a PROMPT or --file FILE")
+    if args.file is None and args.prompt != "-":
+        return usage.text_argument(args.prompt, "the prompt")
+    prompt = text.read_stdin() if args.file is None else text.read_file(args.file)
+    # The newline that ends a text file is not part of a question; --raw takes every character.
+    return prompt if args.raw else prompt.removesuffix("\n")

@@ -1,0 +1,80 @@
+"""Text in and out: prompts from arguments, stdin and files; tables and units for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import BinaryIO
+
+from zinc.core.errors import RequestError
+
+# No prompt or evaluation text comes near it; a device file that never ends would.
+MAX_TEXT_BYTES = 1 << 28
+
+
+def read_stdin() -> str:
+    """All of standard input. Raises RequestError when it is not UTF-8."""
+    return _read(sys.stdin.buffer, "standard input")
+
+
+def read_file(path: str) -> str:
+    """A text file. Raises RequestError when it cannot be read or is not UTF-8."""
+    if path == "-":
+        return read_stdin()
+    try:
+        with open(path, "rb") as file:
+            return _read(file, path)
+    except OSError as error:
+        raise RequestError(f"cannot read {path}", error.strerror or str(error)) from error
+
+
+def _read(file: BinaryIO, name: str) -> str:
+    data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise RequestError(f"{name} is too large", f"it has more than {MAX_TEXT_BYTES:,} bytes")
+    try:
+        # A byte order mark is a mark, not a character of the prompt.
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{name} is not UTF-8 text",
+            f"byte {error.start + 1:,} is 0x{error.object[error.start]:02x}",
+            "convert it, for example with iconv",
+        ) from error
+
+
+def size(n_bytes: float) -> str:
+    """Bytes in decimal units: 18.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} TB"
+
+
+def plain(text: str, limit: int) -> str:
+    """One line of at most `limit` characters, without control characters."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:limit])
+    return shown if len(text) <= limit and len(shown) <= limit else f"{shown[: limit - 3]}..."
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns wide enough for all; those whose header ends in "|" are set flush right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    right = [name.endswith("|") for name in header]
+    names = [name.rstrip("| ") for name in header]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    lines = []
+    for row in (names, *cells):
+        padded = (
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        )
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

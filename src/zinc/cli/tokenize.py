@@ -1,0 +1,53 @@
+"""`zinc tokenize`: the ids of a text, and what each stands for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from zinc.cli import text, usage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", metavar="TEXT", help="what to tokenize; - reads stdin")
+    usage.add_model_option(parser)
+    parser.add_argument(
+        "--special",
+        action="store_true",
+        help="read control tokens that are spelled out (<|im_end|>) as such, not as text",
+    )
+    parser.add_argument(
+        "--no-add-special",
+        action="store_true",
+        help="leave out the BOS and EOS tokens that the model asks for",
+    )
+    usage.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    given = text.read_stdin() if args.text == "-" else usage.text_argument(args.text, "the text")
+
+    from zinc.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_gguf(usage.model_path(args))
+    ids = tokenizer.encode(given, add_special=not args.no_add_special, parse_special=args.special)
+    # A token may hold part of a character, so pieces are shown as bytes where they are no text.
+    pieces = [tokenizer.token_bytes(id) for id in ids]
+    if args.json:
+        shown = [piece.decode("utf-8", "backslashreplace") for piece in pieces]
+        json.dump({"ids": ids, "pieces": shown, "count": len(ids)}, sys.stdout)
+        print()
+        return 0
+    for id, piece in zip(ids, pieces, strict=True):
+        print(f"{id:8d}  {_quoted(piece)}")
+    print(f"{len(ids)} tokens")
+    return 0
+
+
+def _quoted(piece: bytes) -> str:
+    """The piece as a Python literal, so that blanks and control characters can be seen."""
+    try:
+        return repr(piece.decode())
+    except UnicodeDecodeError:
+        return repr(piece)

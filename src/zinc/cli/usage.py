@@ -1,0 +1,159 @@
+"""Options that several commands share, declared once, and their checks. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from zinc.core import env
+from zinc.core.errors import RequestError
+
+
+class UsageError(Exception):
+    """Arguments that are each fine and do not go together; ends like an error of the parser."""
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    """A whole number from 0."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+    return number
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="a .gguf file (default: the small model that comes with zinc)",
+    )
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="a .gguf file (default: the small model that comes with zinc)",
+    )
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", metavar="NAME", help="what to run on (default: auto; `zinc check` lists them)"
+    )
+    parser.add_argument(
+        "--threads", type=count, metavar="N", help="CPU threads (default: one a core)"
+    )
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    add_context(parser)
+    add_kv_dtype(parser)
+
+
+def add_context(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--context",
+        type=count,
+        metavar="TOKENS",
+        help="longest prompt plus answer (default: the model's own, as far as memory goes)",
+    )
+
+
+def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kv-dtype",
+        choices=("f16", "q8_0"),
+        default="f16",
+        help="how the KV cache is stored (default: %(default)s)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+# Option, type, help. The defaults are those of SamplingParams; a test holds the texts to them.
+SAMPLING = (
+    ("--temperature", float, "randomness; 0 always takes the likeliest token (default: 0.8)"),
+    ("--top-k", int, "draw from the K likeliest tokens; 0 is off (default: 40)"),
+    ("--top-p", float, "draw from the likeliest tokens of this total probability (default: 0.95)"),
+    ("--min-p", float, "drop tokens below this share of the likeliest (default: 0.05)"),
+    ("--repeat-penalty", float, "divide the score of recent tokens; 1 is off (default: 1.0)"),
+    ("--seed", int, "same seed, same prompt, same answer (default: a new one each time)"),
+)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for option, kind, text in SAMPLING:
+        group.add_argument(option, type=kind, metavar="X" if kind is float else "N", help=text)
+    group.add_argument(
+        "--max-tokens",
+        type=natural,
+        metavar="N",
+        help="longest answer (default: what the context leaves)",
+    )
+
+
+def add_think(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--think",
+        action=argparse.BooleanOptionalAction,
+        help="have the model reason before it answers, or not (default: as its template does)",
+    )
+
+
+def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Variables for the chat template."""
+    return {} if args.think is None else {"enable_thinking": args.think}
+
+
+def backend_name(args: argparse.Namespace) -> str:
+    return str(args.backend or env.BACKEND.get())
+
+
+def threads(args: argparse.Namespace) -> int | None:
+    return args.threads if args.threads is not None else env.THREADS.get()
+
+
+def backend_options() -> dict[str, str]:
+    level = env.LEVEL.get()
+    return {} if level is None else {"level": level}
+
+
+def model_path(args: argparse.Namespace) -> Path:
+    """The model file that is meant; says so when it is the embedded one. Raises FormatError."""
+    from zinc.engine.loader import resolve_model
+
+    path = resolve_model(args.model)
+    if args.model is None:
+        print(f"zinc: no model is named, so this is the embedded {path.stem}", file=sys.stderr)
+    return path
+
+
+def text_argument(value: str, name: str) -> str:
+    """`value` as it is. Raises RequestError when the shell passed bytes that are not UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} is not UTF-8 text", f"character {error.start + 1} is none", "convert it first"
+        ) from error
+    return value

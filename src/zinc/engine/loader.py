@@ -1,0 +1,157 @@
+"""From a file name to weights on a backend, with the memory it takes known before it is taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zinc.backends import api
+from zinc.backends.api import Backend, CacheLayout, Plan
+from zinc.core.errors import FormatError, MemoryLimitError, RequestError
+from zinc.formats.gguf import GGUFFile
+from zinc.models.spec import ModelSpec
+from zinc.ops.graph import KVState, RecurrentState, State
+from zinc.plan.weights import tensor_data
+
+EMBEDDED_MODEL = Path(__file__).parent.parent / "data" / "zinc-demo-30m-q4_k_m.gguf"
+BLOCK_TOKENS = 64
+# What the rest of the process and the page cache keep when a context is chosen by itself.
+MEMORY_RESERVE = 0.15
+MAX_SEQUENCES = 64
+# At most this part of the memory beside the weights goes to recurrent states.
+STATE_SHARE = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes a loaded model takes."""
+
+    weights_bytes: int
+    kv_bytes: int
+    arena_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.arena_bytes
+
+
+def resolve_model(name: str | os.PathLike[str] | None) -> Path:
+    """The file a model name means; None is the embedded model. Raises FormatError."""
+    if name is None:
+        return EMBEDDED_MODEL
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise FormatError(f"cannot open {path}", "it is a folder", "name a .gguf file inside it")
+    if not path.exists():
+        raise FormatError(f"cannot open {path}", "there is no such file", "check the path")
+    return path
+
+
+def create_backend(
+    name: str = "auto", threads: int | None = None, options: Mapping[str, str] | None = None
+) -> Backend:
+    """The backend of that name; "auto" takes the best that zinc has for this machine."""
+    return api.create("cpu" if name == "auto" else name, threads, options)
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be taken without swapping, as the operating system estimates it."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def weights_bytes(file: GGUFFile, plan: Plan) -> int:
+    """Bytes of the tensors that a plan reads. Several weights may be parts of one tensor."""
+    return sum(file.tensors[name].n_bytes for name in {w.tensor for w in plan.weights})
+
+
+def kv_bytes_per_token(states: tuple[State, ...], kv_dtype: str) -> float:
+    """Bytes of keys and values that one position takes over all layers that attend."""
+    bytes_each = 2.0 if kv_dtype == "f16" else 34 / 32
+    layers = [s for s in states if isinstance(s, KVState)]
+    dims = sum(s.n_heads * (s.head_dim + (0 if s.v_from_k else s.head_dim_v)) for s in layers)
+    return dims * bytes_each
+
+
+def state_bytes_per_sequence(states: tuple[State, ...]) -> int:
+    """Bytes of recurrent state that one sequence takes over all layers, however long it is."""
+    return sum(4 * s.floats for s in states if isinstance(s, RecurrentState))
+
+
+def choose_state_slots(states: tuple[State, ...], taken: int) -> int:
+    """How many sequences may run beside `taken` bytes of weights and arena: at least one."""
+    each = state_bytes_per_sequence(states)
+    if each == 0:
+        return MAX_SEQUENCES
+    room = available_memory_bytes() * (1 - MEMORY_RESERVE) - taken
+    return max(1, min(MAX_SEQUENCES, int(room * STATE_SHARE / each)))
+
+
+def choose_context(
+    spec: ModelSpec, states: tuple[State, ...], kv_dtype: str, wanted: int | None, taken: int
+) -> int:
+    """The context in tokens: what was asked for, or the model's own as far as memory goes.
+
+    `taken` is what weights, arena and recurrent states need. Raises RequestError when `wanted` is
+    out of range and MemoryLimitError when it does not fit.
+    """
+    per_token = max(1.0, kv_bytes_per_token(states, kv_dtype))
+    room = available_memory_bytes() * (1 - MEMORY_RESERVE) - taken
+    fits = max(0, int(room / per_token))
+    if wanted is None:
+        context = min(spec.context, fits)
+        if context < min(spec.context, 512):
+            raise MemoryLimitError(
+                "the model does not fit in memory",
+                f"its weights need {taken / 1e9:.1f} GB and "
+                f"{available_memory_bytes() / 1e9:.1f} GB are available",
+                "use a smaller model or quantisation",
+            )
+        return context
+    if not 1 <= wanted <= spec.context:
+        raise RequestError(
+            f"a context of {wanted:,} tokens is not possible",
+            f"the model was made for 1 to {spec.context:,}",
+            f"choose --context {spec.context} or less",
+        )
+    if wanted > fits:
+        raise MemoryLimitError(
+            f"a context of {wanted:,} tokens does not fit in memory",
+            f"its keys and values need {wanted * per_token / 1e9:.1f} GB "
+            f"and {max(0.0, room) / 1e9:.1f} GB are left beside the weights",
+            f"choose --context {max(1, fits)} or less"
+            + (", or --kv-dtype q8_0" if kv_dtype == "f16" else ""),
+        )
+    return wanted
+
+
+def cache_layout(
+    states: tuple[State, ...], context: int, kv_dtype: str, state_slots: int = 1
+) -> CacheLayout:
+    """Blocks for `context` positions in all, and recurrent states for `state_slots` sequences."""
+    n_blocks = -(-context // BLOCK_TOKENS)
+    return CacheLayout(BLOCK_TOKENS, (n_blocks,), kv_dtype, state_slots=state_slots)
+
+
+def upload(
+    file: GGUFFile,
+    plan: Plan,
+    backend: Backend,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Hands every weight of the plan to the backend, in the order of the plan."""
+    tensors = [(w, file.tensors[w.tensor]) for w in plan.weights]
+    total = sum(t.n_bytes for _, t in tensors)
+    done = 0
+    for weight, tensor in tensors:
+        backend.upload(weight, tensor_data(weight, tensor))
+        done += tensor.n_bytes
+        if progress is not None:
+            progress(done, total)

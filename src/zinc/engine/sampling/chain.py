@@ -1,0 +1,267 @@
+"""The sampler of one sequence: bias and mask, the samplers in order, a draw, logprobs.
+
+    logits → own copy if anything rewrites them → bias, mask → samplers → draw → token
+
+What a `Sampler` remembers (recent tokens, mirostat's mu, the random generator) belongs to one
+sequence alone, so the company it keeps in a batch cannot change what it draws.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zinc.core.errors import ModelError, RequestError
+from zinc.engine.sampling import truncation
+from zinc.engine.sampling.candidates import Candidates, Doubles, Floats, largest
+from zinc.engine.sampling.dry import Dry
+from zinc.engine.sampling.params import SamplingParams
+from zinc.engine.sampling.penalties import Penalties
+
+Step = Callable[[Candidates], Candidates]
+
+_LARGEST_LOGIT = 1e30  # a model's logits are within a few hundred; products stay in float32
+_DRAW_BLOCK = 512
+
+
+class _Follower(Protocol):
+    """A sampler that looks at the tokens so far."""
+
+    def accept(self, tokens: Sequence[int]) -> None: ...
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A drawn token. Natural logarithms of the model's own probabilities, before any sampler.
+
+    `logprob` is None unless the request asked for logprobs; `top_logprobs` holds (token, logprob)
+    of as many most likely tokens as it asked for, most likely first.
+    """
+
+    token: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Draws the tokens of one sequence as `params` says.
+
+    `n_vocab` is the length of a row of logits; `end_tokens` are those that `ignore_eos` bans;
+    `dry_breakers` are the breakers as token ids, from `breaker_sequences`. `seed` is the one in
+    use, also when the request named none. Raises `RequestError` for a biased token that the
+    vocabulary does not have.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        *,
+        end_tokens: Collection[int] = (),
+        dry_breakers: Collection[Sequence[int]] = (),
+    ) -> None:
+        self.params = params
+        self.n_vocab = n_vocab
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        banned = dict.fromkeys(end_tokens, -np.inf) if params.ignore_eos else {}
+        biases = {**params.logit_bias, **banned}
+        self._biased = np.fromiter(biases, np.int64, len(biases))
+        self._bias = np.fromiter(biases.values(), np.float32, len(biases))
+        if self._biased.size and self._biased.max() >= n_vocab:
+            raise RequestError(
+                f"logit_bias names token {self._biased.max()}",
+                f"the vocabulary has tokens 0 to {n_vocab - 1}",
+            )
+        self._followers: list[_Follower] = []
+        steps = [self._build_step(name, dry_breakers) for name in params.samplers]
+        self._steps = [step for step in steps if step is not None]
+        self._restart()
+
+    def sample(self, logits: Floats, mask: NDArray[np.generic] | None = None) -> Sampled:
+        """Draws the next token; `accept` is up to the caller, who may turn it down.
+
+        logits: [n_vocab] float32, not written to. mask: tokens that are allowed, either
+        [n_vocab] bool or packed 32 a word, lowest bit first, [ceil(n_vocab / 32)] of 32 bits.
+        Raises `RequestError` if no token is allowed, `ModelError` if logits are not numbers.
+        """
+        if logits.shape != (self.n_vocab,) or logits.dtype != np.float32:
+            raise ValueError(f"logits are {logits.dtype} {logits.shape}, not [{self.n_vocab}]")
+        with np.errstate(over="ignore"):
+            row = self._prepare(logits, mask)
+            best = int(row.argmax())  # the first of equals, or the first NaN
+            _check_peak(float(row[best]))
+            candidates = Candidates(row)
+            for step in self._steps:
+                candidates = step(candidates)
+            token = self._choose(candidates, best)
+            return self._report(logits, token)
+
+    def accept(self, token: int) -> None:
+        """Remembers a token as part of the text."""
+        self.accept_prompt((token,))
+
+    def accept_prompt(self, ids: Sequence[int]) -> None:
+        """Remembers the tokens of a prompt, or any others that this sampler did not draw."""
+        if self._followers and len(ids):
+            tokens = [int(token) for token in ids]
+            if min(tokens) < 0 or max(tokens) >= self.n_vocab:
+                raise ValueError(f"a token is outside the vocabulary of {self.n_vocab}")
+            for follower in self._followers:
+                follower.accept(tokens)
+
+    def reset(self) -> None:
+        """Forgets every token and begins with the seed again."""
+        for follower in self._followers:
+            follower.reset()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._random = np.random.Generator(np.random.PCG64(self.seed & (2**64 - 1)))
+        self._mu = 2 * self.params.mirostat_tau
+
+    def _build_step(self, name: str, dry_breakers: Collection[Sequence[int]]) -> Step | None:
+        """What a sampler does with the candidates, or None if its settings are neutral."""
+        p = self.params
+        if name == "penalties":
+            neutral = p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0
+            if neutral or p.repeat_last_n == 0:
+                return None
+            return self._following(
+                Penalties(
+                    p.repeat_last_n, p.repeat_penalty, p.presence_penalty, p.frequency_penalty
+                )
+            )
+        if name == "dry":
+            if p.dry_multiplier == 0 or p.dry_base < 1 or p.dry_penalty_last_n == 0:
+                return None
+            return self._following(
+                Dry(
+                    p.dry_multiplier,
+                    p.dry_base,
+                    p.dry_allowed_length,
+                    p.dry_penalty_last_n,
+                    dry_breakers,
+                )
+            )
+        if p.greedy:
+            return None
+        if name == "temperature":
+            return partial(truncation.temperature, t=p.temperature) if p.temperature != 1 else None
+        if p.mirostat:
+            return None
+        truncations: dict[str, tuple[bool, Step]] = {
+            "top_n_sigma": (p.top_n_sigma > 0, partial(truncation.top_n_sigma, n=p.top_n_sigma)),
+            "top_k": (p.top_k > 0, partial(truncation.top_k, k=p.top_k)),
+            "typ_p": (
+                p.typical_p < 1,
+                partial(truncation.typical_p, p=p.typical_p, min_keep=p.min_keep),
+            ),
+            "top_p": (p.top_p < 1, partial(truncation.top_p, p=p.top_p, min_keep=p.min_keep)),
+            "min_p": (p.min_p > 0, partial(truncation.min_p, p=p.min_p, min_keep=p.min_keep)),
+            "xtc": (p.xtc_probability > 0, self._xtc),
+        }
+        active, step = truncations[name]
+        return step if active else None
+
+    def _following(self, sampler: Penalties | Dry) -> Step:
+        self._followers.append(sampler)
+        return sampler
+
+    def _xtc(self, candidates: Candidates) -> Candidates:
+        if self._random.random() > self.params.xtc_probability:
+            return candidates
+        return truncation.xtc(candidates, self.params.xtc_threshold, self.params.min_keep)
+
+    def _prepare(self, logits: Floats, mask: NDArray[np.generic] | None) -> Floats:
+        """The logits with bias and mask; a copy exactly if something rewrites them."""
+        if not (self._followers or self._biased.size or mask is not None):
+            return logits
+        row = logits.copy()
+        row[self._biased] += self._bias
+        if mask is not None:
+            np.minimum(row, _mask_limits(mask, self.n_vocab), out=row)
+        return row
+
+    def _choose(self, candidates: Candidates, best: int) -> int:
+        if self.params.greedy:
+            return int(candidates.logits.argmax()) if self._steps else best
+        if not self.params.mirostat:
+            position, _ = _draw(candidates, self._random)
+            return candidates.token(position)
+        # Mirostat 2 (Basu et al. 2021, arXiv:2007.14966): mu follows the surprise aimed at.
+        candidates = truncation.surprise_cut(candidates, self._mu)
+        position, probability = _draw(candidates, self._random)
+        error_bits = -math.log2(probability) - self.params.mirostat_tau
+        self._mu -= self.params.mirostat_eta * error_bits
+        return candidates.token(position)
+
+    def _report(self, logits: Floats, token: int) -> Sampled:
+        if self.params.logprobs is None:
+            return Sampled(token)
+        peak = logits.max()
+        log_total = float(peak) + math.log(np.exp(logits - peak).sum(dtype=np.float64))
+        top = largest(logits, self.params.logprobs)
+        return Sampled(
+            token,
+            float(logits[token]) - log_total,
+            tuple((int(i), float(logits[i]) - log_total) for i in top),
+        )
+
+
+def _check_peak(peak: float) -> None:
+    if peak == -math.inf:
+        raise RequestError(
+            "no token can be drawn",
+            "logit_bias, ignore_eos and the constraint together ban the whole vocabulary",
+        )
+    if not abs(peak) < _LARGEST_LOGIT:
+        raise ModelError(
+            f"the model's largest logit is {peak:g}",
+            "a forward pass went wrong or the weights are damaged",
+            "`zinc verify` names the first layer that departs from the reference",
+        )
+
+
+def _mask_limits(mask: NDArray[np.generic], n_vocab: int) -> Floats:
+    """+inf where a token is allowed and -inf elsewhere, [n_vocab]: the minimum with it masks.
+
+    Built from bits, since a select on unpredictable booleans costs ten times as much.
+    """
+    if mask.dtype.kind in "iu" and mask.shape == (-(-n_vocab // 32),) and mask.itemsize == 4:
+        words = np.ascontiguousarray(mask).view(np.uint8)
+        allowed = np.unpackbits(words, count=n_vocab, bitorder="little")
+    elif mask.dtype == np.bool_ and mask.shape == (n_vocab,):
+        allowed = mask.view(np.uint8)
+    else:
+        raise ValueError(f"a mask of {mask.dtype} {mask.shape} does not fit {n_vocab} tokens")
+    infinity, sign_bit = np.uint32(0x7F800000), np.uint32(31)
+    return (infinity | ((allowed ^ 1).astype(np.uint32) << sign_bit)).view(np.float32)
+
+
+def _draw(candidates: Candidates, random: np.random.Generator) -> tuple[int, float]:
+    """A position drawn in proportion to the weights, and its probability."""
+    weights = candidates.weights()
+    # Block sums first: a running sum over a whole vocabulary would cost ten times as much.
+    starts = np.arange(0, weights.size, _DRAW_BLOCK)
+    mass = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
+    point = random.random() * mass[-1]
+    block = _first_above(mass, point)
+    point -= mass[block - 1] if block else 0.0
+    start = int(starts[block])
+    inside = weights[start : start + _DRAW_BLOCK].cumsum(dtype=np.float64)
+    position = start + _first_above(inside, point)
+    return position, float(weights[position] / mass[-1])
+
+
+def _first_above(mass: Doubles, point: float) -> int:
+    """The first index whose running sum exceeds a point; rounding cannot lead past the end."""
+    within = min(point, np.nextafter(mass[-1], 0))
+    return int(np.searchsorted(mass, within, side="right"))

@@ -1,0 +1,120 @@
+"""Repetition, presence and frequency penalties on the tokens of a recent window.
+
+Repetition divides a positive logit by the penalty and multiplies a negative one (Keskar et al.
+2019, arXiv:1909.05858, with the sign fixed); frequency subtracts per occurrence and presence once
+(OpenAI's definition). Counts are kept in arrays that follow each accepted token, so that a step
+costs the distinct tokens of the window and not its length.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zinc.engine.sampling.candidates import Candidates, Floats, Positions
+
+
+class TokenWindow:
+    """How often each distinct token occurs among the last `last_n` tokens (-1: among all)."""
+
+    def __init__(self, last_n: int) -> None:
+        self._last_n = last_n
+        self.clear()
+
+    def clear(self) -> None:
+        self._recent: deque[int] = deque()
+        self._slots: dict[int, int] = {}
+        self._ids = np.zeros(64, np.int64)
+        self._counts = np.zeros(64, np.int32)
+
+    def push(self, token: int) -> None:
+        if self._last_n == 0:
+            return
+        slot = self._slots.setdefault(token, len(self._slots))
+        if slot == self._ids.size:
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[slot] = token
+        self._counts[slot] += 1
+        if self._last_n > 0:
+            self._recent.append(token)
+            if len(self._recent) > self._last_n:
+                self._forget(self._recent.popleft())
+
+    def _forget(self, token: int) -> None:
+        slot = self._slots[token]
+        self._counts[slot] -= 1
+        if self._counts[slot] == 0:
+            # The last slot moves into the gap, so that the arrays stay dense.
+            del self._slots[token]
+            last = len(self._slots)
+            if slot != last:
+                moved = int(self._ids[last])
+                self._ids[slot], self._counts[slot] = moved, self._counts[last]
+                self._slots[moved] = slot
+            self._counts[last] = 0
+
+    @property
+    def ids(self) -> Positions:
+        """The distinct tokens, [n] in no particular order."""
+        return self._ids[: len(self._slots)]
+
+    @property
+    def counts(self) -> NDArray[np.int32]:
+        """Occurrences of each of `ids`, [n], all at least 1."""
+        return self._counts[: len(self._slots)]
+
+
+class Penalties:
+    """The sampler `penalties`; repeat 1, presence 0 and frequency 0 are neutral."""
+
+    def __init__(self, last_n: int, repeat: float, presence: float, frequency: float) -> None:
+        self._last_n = last_n
+        self._window = TokenWindow(last_n)
+        self._repeat = np.float32(repeat)
+        self._presence = np.float32(presence)
+        self._frequency = np.float32(frequency)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        for token in tokens[-self._last_n :] if self._last_n > 0 else tokens:
+            self._window.push(token)
+
+    def reset(self) -> None:
+        self._window.clear()
+
+    def __call__(self, candidates: Candidates) -> Candidates:
+        ids, counts = self._window.ids, self._window.counts
+        if ids.size == 0:
+            return candidates
+        candidates, found, where = locate(candidates, ids)
+        logits = candidates.logits[where]
+        logits = np.where(logits <= 0, logits * self._repeat, logits / self._repeat)
+        penalty = counts[found].astype(np.float32) * self._frequency + self._presence
+        return rewrite(candidates, where, logits - penalty)
+
+
+def locate(candidates: Candidates, ids: Positions) -> tuple[Candidates, Positions, Positions]:
+    """Candidates in order of their ids, which of `ids` are among them, and at what positions."""
+    if candidates.ids is None:
+        return candidates, np.arange(ids.size), ids
+    if candidates.ordered:
+        candidates = candidates.take(np.argsort(candidates.ids), ordered=False)
+    sorted_ids = candidates.ids
+    assert sorted_ids is not None
+    where = np.searchsorted(sorted_ids, ids)
+    where[where == sorted_ids.size] = 0
+    found = np.flatnonzero(sorted_ids[where] == ids) if sorted_ids.size else where[:0]
+    return candidates, found, where[found]
+
+
+def rewrite(candidates: Candidates, where: Positions, logits: Floats) -> Candidates:
+    """Candidates with other logits at some positions, no longer ordered.
+
+    The only write of this package to an array that it was handed: the chain gives the samplers
+    that rewrite logits a row of its own, so that they need not each copy the vocabulary.
+    """
+    candidates.logits[where] = logits
+    return Candidates(candidates.logits, candidates.ids)

@@ -1,0 +1,132 @@
+"""The samplers that cut unlikely tokens away, and temperature: `Candidates` → `Candidates`.
+
+Each is a plain function; a test holds it against an obvious reference that sorts everything.
+Weights are float32 and sums of them float64. A mass within 1e-6 of its target counts as equal to
+it: that is what the weights are good for, and it makes 0.4 + 0.3 reach a top-p of 0.7.
+A token at -inf is no candidate, and no filter that selects anything lets one through.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zinc.engine.sampling.candidates import Candidates, Floats, largest
+
+MASS_RESOLUTION = 1e-6
+
+_FIRST_LOOK = 256  # candidates ranked before the first look at their mass
+_GROWTH = 8  # and by how much more each next time
+
+
+def top_k(candidates: Candidates, k: int) -> Candidates:
+    """The k most likely (Fan et al. 2018, arXiv:1805.04833); k <= 0 is off."""
+    return candidates if k <= 0 else candidates.top(k)
+
+
+def top_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
+    """The fewest most likely with a mass of p (Holtzman et al. 2019, arXiv:1904.09751)."""
+    if p >= 1:
+        return candidates
+    weights = candidates.weights()
+    target = p * weights.sum(dtype=np.float64) * (1 - MASS_RESOLUTION)
+    first = max(_FIRST_LOOK, min_keep)
+    while True:
+        ranking = candidates.ranking(first)
+        enough = _reach(weights[ranking], target)
+        if enough <= ranking.size or ranking.size < first:
+            return candidates.take(ranking[: max(enough, min_keep, 1)], ordered=True)
+        first *= _GROWTH
+
+
+def min_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
+    """Those at least p times as likely as the most likely (Nguyen et al. 2024, arXiv:2407.01082).
+
+    Needs no probabilities: in logits, the threshold is peak + ln p.
+    """
+    if p <= 0:
+        return candidates
+    threshold = candidates.peak() + np.float32(np.log(p))
+    positions = np.flatnonzero(candidates.logits >= threshold)
+    if positions.size < max(min_keep, 1):
+        return candidates.top(max(min_keep, 1))
+    return candidates.take(positions, ordered=candidates.ordered)
+
+
+def typical_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
+    """The fewest with a mass above p whose surprise is nearest to the entropy.
+
+    Meister et al. 2022, arXiv:2202.00666. Among equally near ones the earlier candidate goes first.
+    """
+    if p >= 1:
+        return candidates
+    weights = candidates.weights()
+    total = weights.sum(dtype=np.float64)
+    # ln of a probability; at -inf a weight of 0 stands in, since 0 · ln 0 is 0 in an entropy.
+    log_p = candidates.logits - candidates.peak() - np.float32(np.log(total))
+    possible = weights > 0
+    entropy = -np.vdot(weights, np.where(possible, log_p, 0)) / total
+    nearness = np.where(possible, -np.abs(log_p + np.float32(entropy)), -np.inf)
+    target = p * total * (1 + MASS_RESOLUTION)
+    first = max(_FIRST_LOOK, min_keep)
+    while True:
+        nearest = largest(nearness, first)
+        enough = _reach(weights[nearest], target)
+        if enough <= nearest.size or nearest.size < first:
+            kept = np.sort(nearest[: max(enough, min_keep, 1)])
+            return candidates.take(kept, ordered=candidates.ordered)
+        first *= _GROWTH
+
+
+def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
+    """Those within n standard deviations of the largest logit (Tang et al. 2024, arXiv:2411.07641).
+
+    The deviation is that of the finite logits; n <= 0 is off.
+    """
+    if n <= 0 or len(candidates) <= 1:
+        return candidates
+    logits = candidates.logits
+    finite = logits if logits.min() > -np.inf else logits[logits > -np.inf]
+    deviation = finite.std(dtype=np.float64)
+    threshold = np.float32(candidates.peak() - n * deviation)
+    return candidates.take(np.flatnonzero(logits >= threshold), ordered=candidates.ordered)
+
+
+def xtc(candidates: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
+    """Without all tokens of at least this probability but the least likely of them.
+
+    "Exclude top choices": at most 1 / threshold tokens qualify. Whether a step does this at all
+    is the caller's throw of the dice. Nothing goes if fewer than min_keep would be left.
+    """
+    if threshold > 0.5 or len(candidates) < 2:
+        return candidates
+    weights = candidates.weights()
+    share = np.float32(threshold * weights.sum(dtype=np.float64) * (1 - MASS_RESOLUTION))
+    likely = np.flatnonzero((weights >= share) & (weights > 0))
+    if likely.size < 2 or len(candidates) - (likely.size - 1) < min_keep:
+        return candidates
+    likely = likely[np.argsort(-candidates.logits[likely], kind="stable")]
+    kept = np.ones(len(candidates), np.bool_)
+    kept[likely[:-1]] = False
+    return candidates.take(np.flatnonzero(kept), ordered=candidates.ordered)
+
+
+def temperature(candidates: Candidates, t: float) -> Candidates:
+    """Logits divided by t > 0: below 1 sharpens the distribution, above 1 flattens it."""
+    if t == 1:
+        return candidates
+    return Candidates(candidates.logits / np.float32(t), candidates.ids, candidates.ordered)
+
+
+def surprise_cut(candidates: Candidates, limit_bits: float) -> Candidates:
+    """Those whose surprise -log2(probability) is at most a limit, or the most likely alone."""
+    total = candidates.weights().sum(dtype=np.float64)
+    threshold = candidates.peak() + np.float32(np.log(total) - limit_bits * np.log(2))
+    positions = np.flatnonzero(candidates.logits >= threshold)
+    if positions.size == 0:
+        return candidates.top(1)
+    return candidates.take(positions, ordered=candidates.ordered)
+
+
+def _reach(weights: Floats, target: float) -> int:
+    """How many leading weights it takes to sum to a target; n + 1 if all do not."""
+    return int(np.searchsorted(np.cumsum(weights, dtype=np.float64), target)) + 1

@@ -1,0 +1,76 @@
+"""One request's tokens on their way through the engine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from zinc.engine.sampling import Sampled, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds and tokens of one request. The first token is the prefill's, not the decode's."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    prompt_seconds: float
+    generate_seconds: float
+    first_token_seconds: float
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        run = self.prompt_tokens - self.cached_tokens
+        return run / self.prompt_seconds if self.prompt_seconds > 0 else 0.0
+
+    @property
+    def generated_tokens_per_s(self) -> float:
+        run = self.generated_tokens - 1
+        return run / self.generate_seconds if run > 0 and self.generate_seconds > 0 else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Prompt and answer so far. `n_run` tokens of `ids` have their keys and values in the cache."""
+
+    id: int
+    ids: list[int]
+    n_prompt: int
+    max_tokens: int
+    sampler: Sampler
+    end_tokens: frozenset[int]
+    n_run: int = 0
+    n_cached: int = 0
+    blocks: list[int] = field(default_factory=list)
+    slot: int = -1  # of its recurrent state, while it holds blocks
+    sampled: list[Sampled] = field(default_factory=list)
+    finish_reason: str | None = None
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    first_token: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def pending(self) -> int:
+        return len(self.ids) - self.n_run
+
+    @property
+    def generated(self) -> list[int]:
+        return self.ids[self.n_prompt :]
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.ids) - self.n_prompt
+
+    def timings(self) -> Timings:
+        end = self.ended or time.perf_counter()
+        first = self.first_token or end
+        return Timings(
+            prompt_tokens=self.n_prompt,
+            cached_tokens=self.n_cached,
+            generated_tokens=self.n_generated,
+            prompt_seconds=first - (self.started or first),
+            generate_seconds=end - first,
+            first_token_seconds=first - self.arrived,
+        )

@@ -1,0 +1,128 @@
+"""GGUF model files: metadata and zero-copy tensors, of one file or of a split model.
+
+    with GGUFFile.open("model.gguf") as file:
+        file.str("general.architecture"), file.tensors["output.weight"].to_float32()
+
+A split model (`name-00001-of-00003.gguf`, ...) opens from any of its parts: metadata comes from
+the first part and tensors from all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+from zinc.core.errors import FormatError
+from zinc.formats.gguf_part import Part, Tensor, read_part
+from zinc.formats.metadata import GGUFArray, MetadataAccess, MetadataValue, ValueType
+
+__all__ = ["GGUFArray", "GGUFFile", "MetadataValue", "Tensor", "ValueType"]
+
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+class GGUFFile(MetadataAccess):
+    """An open model: `metadata` by key and `tensors` by name, both in the order of the file."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        first = parts[0]
+        self.path = first.path
+        self.paths = tuple(part.path for part in parts)
+        self.version = first.version
+        self.alignment = first.alignment
+        self.n_bytes = sum(part.n_bytes for part in parts)
+        self.metadata: Mapping[str, MetadataValue] = MappingProxyType(dict(first.metadata))
+        self.value_types: Mapping[str, ValueType] = MappingProxyType(dict(first.value_types))
+        self.tensors: Mapping[str, Tensor] = MappingProxyType(_merge(parts))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
+        """Map a model file, and the other parts when it is one of a split model.
+
+        Raises FormatError for a file that is missing, truncated, corrupt or no GGUF file, and
+        UnsupportedError for a version, byte order or tensor type that zinc does not read.
+        """
+        part = read_part(Path(path))
+        if _split_value(part, "split.count", 1) <= 1:
+            return cls([part])
+        return cls(_read_all_parts(part))
+
+    def close(self) -> None:
+        """Let go of the file; it is unmapped as soon as no view of its data is left."""
+        self.metadata = MappingProxyType({})
+        self.tensors = MappingProxyType({})
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors)"
+
+
+def _split_value(part: Part, key: str, default: int | None = None) -> int:
+    value = part.metadata.get(key, default)
+    if not isinstance(value, int) or value < 0:
+        raise FormatError(f"{part.path} is corrupt", f"its {key} is {value!r}")
+    return value
+
+
+def _read_all_parts(opened: Part) -> list[Part]:
+    count = _split_value(opened, "split.count")
+    match = _PART_NAME.fullmatch(opened.path.name)
+    if match is None or int(match["count"]) != count:
+        raise FormatError(
+            f"{opened.path} is one of {count} parts, and its name does not say which",
+            hint=f"name the parts NAME-00001-of-{count:05}.gguf and so on",
+        )
+    parts = []
+    for number in range(1, count + 1):
+        path = opened.path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf")
+        if number == int(match["number"]):
+            part = opened
+        elif path.exists():
+            part = read_part(path)
+        else:
+            raise FormatError(
+                f"part {number} of {count} of the model is missing",
+                f"there is no {path}",
+                "put all parts into one folder",
+            )
+        claimed = _split_value(part, "split.no"), _split_value(part, "split.count")
+        if claimed != (number - 1, count):
+            raise FormatError(
+                f"{path} is not part {number} of {count}",
+                f"its metadata says split.no {claimed[0]} and split.count {claimed[1]}",
+                "keep the names that the parts were made with",
+            )
+        parts.append(part)
+    n_tensors = sum(len(part.tensors) for part in parts)
+    expected = _split_value(parts[0], "split.tensors.count", n_tensors)
+    if n_tensors != expected:
+        raise FormatError(
+            f"the parts of {parts[0].path} do not belong together",
+            f"they have {n_tensors} tensors and should have {expected}",
+        )
+    return parts
+
+
+def _merge(parts: list[Part]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise FormatError(
+                    f"tensor {name} occurs twice", f"in {tensors[name].path} and {part.path}"
+                )
+            tensors[name] = tensor
+    return tensors

@@ -1,0 +1,271 @@
+"""One GGUF file, mapped and checked: header, metadata, tensor table, tensor views.
+
+    magic "GGUF" | u32 version | u64 tensors | u64 keys | keys and values | tensor table | padding
+    | tensor data, each tensor at a multiple of the alignment
+
+Every count, length, offset and product is checked against the size of the file before it is used,
+so a hostile header costs no more than reading it. Values of arrays are skipped, not decoded.
+Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zinc.core.errors import FormatError, UnsupportedError
+from zinc.formats.cursor import REFETCH, Cursor
+from zinc.formats.metadata import NUMBERS, GGUFArray, MetadataValue, ValueType
+from zinc.quant.blocks import BLOCKS, GGMLType
+from zinc.quant.decode import decode
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_DIMS = 4
+
+# Far above any model (the largest have a few thousand): bounds the Python objects that a file can
+# make us build.
+_MAX_TENSORS = 1 << 18
+_MAX_KEYS = 1 << 18
+_MAX_NESTED_ARRAYS = 1 << 16
+_MAX_NESTING = 4
+
+_MIN_KEY_BYTES = 8 + 1 + 4 + 1
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 4 + 8
+
+_WITHDRAWN_TYPES = {4, 5, 31, 32, 33, 36, 37, 38}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tensor:
+    """A tensor of a model file; `data` is a read-only view of the mapped file, not a copy."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Dimensions in numpy's order, (rows, columns) for a matrix: GGUF's own order reversed."""
+    type: GGMLType
+    data: NDArray[np.uint8]
+    offset: int
+    """Where `data` starts in the file at `path`, in bytes."""
+    path: Path
+
+    @property
+    def n_bytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    def to_float32(self) -> NDArray[np.float32]:
+        """The decoded values as a new array of `shape`."""
+        return decode(self.data, self.type, self.shape)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Part:
+    """What one file holds."""
+
+    path: Path
+    version: int
+    alignment: int
+    n_bytes: int
+    metadata: Mapping[str, MetadataValue]
+    value_types: Mapping[str, ValueType]
+    tensors: Mapping[str, Tensor]
+
+
+def read_part(path: Path) -> Part:
+    """Map and check a file.
+
+    Raises FormatError when it is no GGUF file, truncated or contradicts itself, UnsupportedError
+    for a version, byte order or tensor type that zinc does not read.
+    """
+    return _Reader(path).part()
+
+
+def _other_format(head: bytes) -> str:
+    """What a file that is not GGUF seems to be."""
+    if head.startswith(b"PK\x03\x04"):
+        return "it is a zip archive, perhaps a PyTorch checkpoint"
+    if head.startswith((b"version https://git-lfs", b"oid sha256")):
+        return "it is a Git LFS pointer, not the file itself"
+    if head.lstrip()[:1] == b"<":
+        return "it is an HTML or XML page, perhaps an error of the download"
+    if head[8:9] == b"{":
+        return "it seems to be a safetensors file"
+    if head[:4] in (b"lmgg", b"tjgg", b"fmgg", b"algg"):
+        return "it is a GGML file, the predecessor of GGUF"
+    return f"it starts with {head[:4]!r} instead of {MAGIC!r}"
+
+
+class _Reader(Cursor):
+    """Reads the header of a file from front to back."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.n_nested = 0
+
+    def part(self) -> Part:
+        version = self._version()
+        n_tensors = self.count("tensors", _MIN_TENSOR_BYTES, _MAX_TENSORS)
+        n_keys = self.count("metadata keys", _MIN_KEY_BYTES, _MAX_KEYS)
+        metadata: dict[str, MetadataValue] = {}
+        types: dict[str, ValueType] = {}
+        for _ in range(n_keys):
+            key = self.name("metadata key")
+            if key in metadata:
+                raise self.corrupt(f"metadata key {key} occurs twice")
+            types[key] = self._value_type(key)
+            metadata[key] = self._value(key, types[key])
+        alignment = self._alignment(metadata)
+        tensors = self._tensors(n_tensors, alignment)
+        return Part(self.path, version, alignment, self.size, metadata, types, tensors)
+
+    def _version(self) -> int:
+        head = self.buffer[:64]
+        if not head.startswith(MAGIC):
+            raise FormatError(
+                f"{self.path} is not a GGUF file", _other_format(head), "give a .gguf file"
+            )
+        self.position = len(MAGIC)
+        version = self.u32("the header")
+        if version & 0xFFFF == 0 and version:
+            raise UnsupportedError(
+                f"zinc cannot read {self.path}",
+                "it is a big-endian GGUF file",
+                "convert it to little endian, for instance with gguf_convert_endian.py",
+            )
+        if version not in VERSIONS:
+            raise UnsupportedError(
+                f"zinc cannot read {self.path}",
+                f"it is GGUF version {version}, and versions 2 and 3 are known",
+                "convert the model again with a current converter",
+            )
+        return version
+
+    # Metadata
+
+    def _value(self, key: str, kind: ValueType) -> MetadataValue:
+        what = f"the value of {key}"
+        if kind is ValueType.STRING:
+            return self.string(what).decode("utf-8", "replace")
+        if kind is ValueType.ARRAY:
+            return self._array(key, 1)
+        dtype = NUMBERS[kind]
+        start = self.take(dtype.itemsize, what)
+        if kind is ValueType.BOOL and self.buffer[start] > 1:
+            raise self.corrupt(f"{what} is a boolean with the value {self.buffer[start]}")
+        value: int | float | bool = np.frombuffer(self.buffer, dtype, 1, start)[0].item()
+        return value
+
+    def _value_type(self, key: str) -> ValueType:
+        number = self.u32(f"the type of {key}")
+        try:
+            return ValueType(number)
+        except ValueError:
+            raise self.corrupt(f"metadata key {key} has the unknown type {number}") from None
+
+    def _array(self, key: str, depth: int) -> GGUFArray:
+        element = self._value_type(key)
+        what = f"the array {key}"
+        count = self.u64(what)
+        start = self.position
+        if element is ValueType.STRING:
+            self.skip_strings(count, what)
+            return GGUFArray(self.buffer, element, start, count)
+        if element is ValueType.ARRAY:
+            return self._nested_array(key, count, depth)
+        self.take(count * NUMBERS[element].itemsize, what)
+        if element is ValueType.BOOL and count:
+            flags = np.frombuffer(self.buffer, np.uint8, count, start)
+            if flags.max() > 1:
+                raise self.corrupt(f"{what} holds a boolean with the value {flags.max()}")
+        return GGUFArray(self.buffer, element, start, count)
+
+    def _nested_array(self, key: str, count: int, depth: int) -> GGUFArray:
+        self.n_nested += count
+        if depth >= _MAX_NESTING or self.n_nested > _MAX_NESTED_ARRAYS:
+            raise UnsupportedError(
+                f"zinc cannot read {self.path}",
+                f"metadata key {key} nests more than {_MAX_NESTING} levels of arrays or more than "
+                f"{_MAX_NESTED_ARRAYS} arrays",
+            )
+        start = self.position
+        children = [self._array(key, depth + 1) for _ in range(count)]
+        return GGUFArray(self.buffer, ValueType.ARRAY, start, count, children)
+
+    def _alignment(self, metadata: Mapping[str, MetadataValue]) -> int:
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(alignment) is int and alignment > 0 and not alignment & (alignment - 1):
+            return alignment
+        raise self.corrupt(f"general.alignment is {alignment!r}, which is no power of two")
+
+    # Tensors
+
+    def _tensors(self, count: int, alignment: int) -> dict[str, Tensor]:
+        table = [self._tensor_entry(alignment) for _ in range(count)]
+        data_start = -(-self.position // alignment) * alignment
+        spans = sorted((offset, offset + size, name) for name, _, _, offset, size in table)
+        for (_, end, name), (start, _, follower) in itertools.pairwise(spans):
+            if start < end:
+                raise self.corrupt(f"the data of tensors {name} and {follower} overlap")
+        if spans:
+            _, end, name = spans[-1]
+            n_missing = data_start + end - self.size
+            if n_missing > 0:
+                raise self.truncated(f"tensor {name}, the last in it,", n_missing)
+        tensors: dict[str, Tensor] = {}
+        for name, shape, kind, offset, size in table:
+            if name in tensors:
+                raise self.corrupt(f"tensor {name} occurs twice")
+            start = data_start + offset
+            data = np.frombuffer(self.buffer, np.uint8, size, start)
+            tensors[name] = Tensor(name, shape, kind, data, start, self.path)
+        return tensors
+
+    def _tensor_entry(self, alignment: int) -> tuple[str, tuple[int, ...], GGMLType, int, int]:
+        """name, shape, type, offset in the data section, bytes."""
+        name = self.name("tensor")
+        what = f"the entry of tensor {name}"
+        n_dims = self.u32(what)
+        if n_dims > MAX_DIMS:
+            raise self.corrupt(f"tensor {name} has {n_dims} dimensions, more than {MAX_DIMS}")
+        shape = tuple(self.u64(what) for _ in range(n_dims))[::-1]
+        if 0 in shape:
+            raise self.corrupt(f"tensor {name} has no elements: its shape is {shape}")
+        kind = self._tensor_type(name, self.u32(what))
+        offset = self.u64(what)
+        if offset % alignment:
+            raise self.corrupt(
+                f"tensor {name} is at offset {offset}, no multiple of the alignment {alignment}"
+            )
+        layout = BLOCKS[kind]
+        n_columns = shape[-1] if shape else 1
+        if n_columns % layout.block_size:
+            raise self.corrupt(
+                f"tensor {name} has rows of {n_columns} elements, and {layout.name} stores blocks "
+                f"of {layout.block_size}"
+            )
+        return name, shape, kind, offset, math.prod(shape) // layout.block_size * layout.block_bytes
+
+    def _tensor_type(self, name: str, number: int) -> GGMLType:
+        try:
+            return GGMLType(number)
+        except ValueError:
+            withdrawn = number in _WITHDRAWN_TYPES
+            raise UnsupportedError(
+                f"zinc cannot read {self.path}",
+                f"tensor {name} has type {number}, which "
+                + ("ggml has withdrawn" if withdrawn else "is unknown"),
+                "quantise the model again from its original weights"
+                if withdrawn
+                else "a newer zinc may know it; otherwise " + REFETCH,
+            ) from None

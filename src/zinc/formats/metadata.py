@@ -1,0 +1,227 @@
+"""Metadata values of a GGUF file: their types, lazily decoded arrays, and typed access by key.
+
+A tokenizer's arrays hold up to 250,000 strings each, and most commands never look at them. A
+`GGUFArray` is therefore a window on the mapped file that decodes what is asked for. Strings are
+bytes in the file; they are text only for display, so bytes that are no UTF-8 become U+FFFD in
+text and stay available through `bytes_at` and `iter_bytes`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import mmap
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zinc.core.errors import ModelError
+
+Buffer: TypeAlias = bytes | mmap.mmap
+
+
+class ValueType(IntEnum):
+    """Types of metadata values by their id in the file."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+NUMBERS: dict[ValueType, np.dtype[Any]] = {
+    ValueType.UINT8: np.dtype("<u1"),
+    ValueType.INT8: np.dtype("<i1"),
+    ValueType.UINT16: np.dtype("<u2"),
+    ValueType.INT16: np.dtype("<i2"),
+    ValueType.UINT32: np.dtype("<u4"),
+    ValueType.INT32: np.dtype("<i4"),
+    ValueType.FLOAT32: np.dtype("<f4"),
+    ValueType.BOOL: np.dtype("?"),
+    ValueType.UINT64: np.dtype("<u8"),
+    ValueType.INT64: np.dtype("<i8"),
+    ValueType.FLOAT64: np.dtype("<f8"),
+}
+"""The types of fixed size."""
+
+read_u64 = struct.Struct("<Q").unpack_from
+
+
+class GGUFArray(Sequence[Any]):
+    """An array value: `count` elements of `element_type` that start at `start` in `buffer`.
+
+    The reader has checked that all of them lie in the file. Nested arrays are arrays of
+    `GGUFArray`; `children` holds them, since their sizes differ.
+    """
+
+    __slots__ = ("_buffer", "_children", "_count", "_offsets", "_start", "element_type")
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        element_type: ValueType,
+        start: int,
+        count: int,
+        children: Sequence[GGUFArray] = (),
+    ) -> None:
+        self.element_type = element_type
+        self._buffer = buffer
+        self._start = start
+        self._count = count
+        self._children = children
+        self._offsets: list[int] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"GGUFArray({self.element_type.name}, {self._count} elements)"
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.element_type is ValueType.STRING:
+            return (value.decode("utf-8", "replace") for value in self.iter_bytes())
+        if self.element_type is ValueType.ARRAY:
+            return iter(self._children)
+        return iter(self.to_numpy().tolist())
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if self.element_type is ValueType.STRING:
+            return self.bytes_at(index).decode("utf-8", "replace")
+        if self.element_type is ValueType.ARRAY:
+            return self._children[index]
+        return self.to_numpy()[index].item()
+
+    def to_list(self) -> list[Any]:
+        """All elements as Python values; strings as text, nested arrays as `GGUFArray`."""
+        return list(self)
+
+    def to_numpy(self) -> NDArray[Any]:
+        """A read-only view of the numbers in the mapped file; TypeError for other elements."""
+        dtype = NUMBERS.get(self.element_type)
+        if dtype is None:
+            raise TypeError(f"an array of {self.element_type.name} is not an array of numbers")
+        return np.frombuffer(self._buffer, dtype, self._count, self._start)
+
+    def bytes_at(self, index: int) -> bytes:
+        """The raw bytes of string `index`; the first call finds where each string starts."""
+        self._require_strings()
+        if self._offsets is None:
+            self._offsets = list(self._iter_offsets())
+        start = self._offsets[index]
+        return self._buffer[start + 8 : start + 8 + read_u64(self._buffer, start)[0]]
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        """The raw bytes of every string, in order and without an index of them."""
+        self._require_strings()
+        buffer, position = self._buffer, self._start
+        for _ in range(self._count):
+            end = position + 8 + read_u64(buffer, position)[0]
+            yield buffer[position + 8 : end]
+            position = end
+
+    def _iter_offsets(self) -> Iterator[int]:
+        buffer, position = self._buffer, self._start
+        for _ in range(self._count):
+            yield position
+            position += 8 + read_u64(buffer, position)[0]
+
+    def _require_strings(self) -> None:
+        if self.element_type is not ValueType.STRING:
+            raise TypeError(f"an array of {self.element_type.name} is not an array of strings")
+
+
+MetadataValue: TypeAlias = int | float | bool | str | GGUFArray
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class _Missing:
+    """The default of the accessors: a missing key is an error."""
+
+
+_MISSING = _Missing()
+
+
+class MetadataAccess:
+    """Typed access to `metadata`, which a subclass sets together with its `path`.
+
+    Each accessor raises ModelError, naming the key and the file, when the key has a value of
+    another type, or is missing and no default is given.
+    """
+
+    path: Path
+    metadata: Mapping[builtins.str, MetadataValue]
+
+    @overload
+    def str(self, key: builtins.str) -> builtins.str: ...
+    @overload
+    def str(self, key: builtins.str, default: D) -> builtins.str | D: ...
+    def str(self, key: builtins.str, default: D | _Missing = _MISSING) -> builtins.str | D:
+        return self._typed(key, builtins.str, "a string", default)
+
+    @overload
+    def int(self, key: builtins.str) -> builtins.int: ...
+    @overload
+    def int(self, key: builtins.str, default: D) -> builtins.int | D: ...
+    def int(self, key: builtins.str, default: D | _Missing = _MISSING) -> builtins.int | D:
+        return self._typed(key, builtins.int, "an integer", default)
+
+    @overload
+    def float(self, key: builtins.str) -> builtins.float: ...
+    @overload
+    def float(self, key: builtins.str, default: D) -> builtins.float | D: ...
+    def float(self, key: builtins.str, default: D | _Missing = _MISSING) -> builtins.float | D:
+        """A float; an integer value counts as one."""
+        value = self.metadata.get(key)
+        if isinstance(value, builtins.int) and not isinstance(value, builtins.bool):
+            return builtins.float(value)
+        return self._typed(key, builtins.float, "a number", default)
+
+    @overload
+    def bool(self, key: builtins.str) -> builtins.bool: ...
+    @overload
+    def bool(self, key: builtins.str, default: D) -> builtins.bool | D: ...
+    def bool(self, key: builtins.str, default: D | _Missing = _MISSING) -> builtins.bool | D:
+        return self._typed(key, builtins.bool, "a boolean", default)
+
+    @overload
+    def array(self, key: builtins.str) -> GGUFArray: ...
+    @overload
+    def array(self, key: builtins.str, default: D) -> GGUFArray | D: ...
+    def array(self, key: builtins.str, default: D | _Missing = _MISSING) -> GGUFArray | D:
+        return self._typed(key, GGUFArray, "an array", default)
+
+    def _typed(
+        self, key: builtins.str, kind: type[T], noun: builtins.str, default: D | _Missing
+    ) -> T | D:
+        value = self.metadata.get(key)
+        if value is None:
+            if isinstance(default, _Missing):
+                raise ModelError(f"{self.path} has no metadata key {key}", f"{noun} is needed")
+            return default
+        if not isinstance(value, kind) or (
+            kind is builtins.int and isinstance(value, builtins.bool)
+        ):
+            found = repr(value) if len(repr(value)) < 60 else type(value).__name__
+            raise ModelError(f"metadata key {key} of {self.path} is not {noun}", f"it is {found}")
+        return value

@@ -1,0 +1,393 @@
+"""The Python API: load a model, then generate, chat, stream or score.
+
+    from zinc import LLM, SamplingParams
+
+    with LLM() as llm:  # the embedded demo model; pass a path for another
+        print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
+
+A thin layer of text over the engine: everything below it works on token ids.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast, overload
+
+import numpy as np
+
+from zinc.backends import api
+from zinc.chat.template import ChatTemplate
+from zinc.core.errors import RequestError
+from zinc.engine import loader
+from zinc.engine.engine import Engine
+from zinc.engine.loader import Memory
+from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences
+from zinc.engine.sequence import Sequence, Timings
+from zinc.formats.gguf import GGUFFile
+from zinc.models import load as load_architecture
+from zinc.ops.graph import FloatArray
+from zinc.ops.step import Step
+from zinc.plan.planner import make_plan
+from zinc.tokenizer import StreamDecoder, Tokenizer
+
+Messages = Seq[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer. `finish_reason` is "stop" (an end token or stop string), "length" or "cancelled".
+
+    `logprobs` has one entry a token when the request asked for them.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    timings: Timings
+    logprobs: list[Sampled] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer; the last one carries `finish_reason` and `timings`."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    timings: Timings | None = None
+
+
+class LLM:
+    """A model ready to run.
+
+    model: path of a GGUF file, None for the embedded demo model. backend: "auto", or a name from
+    `zinc.backends.api.discover()`. threads: default, the cores this process may use. context:
+    tokens that prompt and answer may have together; default, the model's own as far as memory
+    goes. kv_dtype: "f16" or "q8_0". batch_tokens: the most tokens a step runs. progress: called
+    with bytes done and bytes in all while weights are loaded.
+
+    Raises a `ZincError` when the file is damaged or unsupported, or memory is short.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        backend: str = "auto",
+        threads: int | None = None,
+        context: int | None = None,
+        kv_dtype: str = "f16",
+        batch_tokens: int = 512,
+        options: Mapping[str, str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if kv_dtype not in ("f16", "q8_0"):
+            raise RequestError(f"there is no KV type {kv_dtype!r}", "", "choose f16 or q8_0")
+        self.path: Path = loader.resolve_model(model)
+        self.file = GGUFFile.open(self.path)
+        self.spec, self.graph = load_architecture(self.file, context)
+        self.backend = loader.create_backend(backend, threads, options)
+        self.plan = make_plan(
+            self.graph, self.backend, max_tokens=batch_tokens, max_outputs=min(64, batch_tokens)
+        )
+        taken = loader.weights_bytes(self.file, self.plan) + self.plan.arena_bytes
+        slots = loader.choose_state_slots(self.plan.states, taken)
+        taken += slots * loader.state_bytes_per_sequence(self.plan.states)
+        self.context = loader.choose_context(self.spec, self.plan.states, kv_dtype, context, taken)
+        loader.upload(self.file, self.plan, self.backend, progress)
+        layout = loader.cache_layout(self.plan.states, self.context, kv_dtype, slots)
+        self._cache = self.backend.allocate(self.plan.states, layout)
+        self.program = self.backend.prepare(self.plan, self._cache)
+        self.engine = Engine(self.program, layout, self.spec.vocab, self.context)
+        self.memory = Memory(self.backend.weight_bytes, self._cache.n_bytes, self.plan.arena_bytes)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_metadata(self.file.metadata, str(self.path))
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The model's chat template. Raises TemplateError when it has none."""
+        return ChatTemplate.from_tokenizer(self.tokenizer)
+
+    # -- generation -----------------------------------------------------------------------------
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, and comes first
+        self, prompt: str | Seq[int], params: SamplingParams | None = None
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompt: Seq[str] | Seq[Seq[int]], params: SamplingParams | None = None
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompt: str | Seq[int] | Seq[str] | Seq[Seq[int]],
+        params: SamplingParams | None = None,
+    ) -> Completion | list[Completion]:
+        """Continues a prompt, or each of several prompts in one batch.
+
+        A prompt is text (special tokens in it stay text, BOS is added where the model wants it) or
+        token ids as they are.
+        """
+        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
+            return self._complete([self._submit(cast("str | Seq[int]", prompt), params)])[0]
+        prompts = cast("Seq[str | Seq[int]]", prompt)
+        answers: list[_Answer] = []
+        try:
+            answers.extend(self._submit(p, params) for p in prompts)
+            return self._complete(answers)
+        finally:
+            for answer in answers:
+                self.engine.cancel(answer.sequence)
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Seq[Mapping[str, Any]] | None = None,
+        **template_args: Any,
+    ) -> Completion:
+        """Answers a conversation: messages with "role" and "content", rendered by the model's
+        template. `template_args` (`enable_thinking`, ...) are passed on to it.
+
+        Raises TemplateError when the model has no template or the template refuses the messages.
+        """
+        ids = self.render(messages, tools=tools, **template_args)
+        return self._complete([self._submit(ids, params)])[0]
+
+    def stream(
+        self,
+        prompt: str | Seq[int] | Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Seq[Mapping[str, Any]] | None = None,
+        **template_args: Any,
+    ) -> Iterator[Chunk]:
+        """Yields the answer as it grows; a list of messages is rendered by the model's template.
+
+        A chunk without text comes after each step of a long prompt. Closing the iterator cancels
+        the request.
+        """
+        if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
+            prompt = self.render(cast(Messages, prompt), tools=tools, **template_args)
+        return self._stream(self._submit(cast("str | Seq[int]", prompt), params))
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Seq[Mapping[str, Any]] | None = None,
+        **template_args: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, up to where the answer begins."""
+        return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
+
+    def _submit(self, prompt: str | Seq[int], params: SamplingParams | None) -> _Answer:
+        params = params or SamplingParams()
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        sequence = self.engine.submit(
+            ids,
+            params,
+            end_tokens=self.tokenizer.eog_ids,
+            dry_breakers=self._dry_breakers(params),
+        )
+        return _Answer(sequence, StreamDecoder(self.tokenizer, params.stop))
+
+    def _dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if params.dry_multiplier == 0:
+            return ()
+        return breaker_sequences(
+            params.dry_sequence_breakers,
+            [self.tokenizer.token_bytes(i) for i in range(self.tokenizer.n_vocab)],
+            lambda text: self.tokenizer.encode(text, add_special=False),
+        )
+
+    def _stream(self, answer: _Answer) -> Iterator[Chunk]:
+        try:
+            while not answer.ended:
+                self.engine.step()
+                fresh, text = answer.take(self.engine)
+                if text or answer.ended or not fresh:
+                    ended = answer.ended
+                    timings = answer.sequence.timings() if ended else None
+                    yield Chunk(text, fresh, answer.finish_reason if ended else None, timings)
+        finally:
+            self.engine.cancel(answer.sequence)
+
+    def _complete(self, answers: list[_Answer]) -> list[Completion]:
+        try:
+            while not all(a.ended for a in answers):
+                self.engine.step()
+                for answer in answers:
+                    answer.take(self.engine)
+        finally:
+            for answer in answers:
+                self.engine.cancel(answer.sequence)
+        return [a.completion() for a in answers]
+
+    # -- scoring --------------------------------------------------------------------------------
+
+    def logits(self, ids: Seq[int]) -> FloatArray:
+        """Logits float32 [tokens, vocab] after each token of a prompt."""
+        return np.concatenate(list(self._score([list(ids)])), axis=0)
+
+    def perplexity(
+        self,
+        text: str | Seq[int],
+        window: int = 512,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> float:
+        """exp of the mean negative log-likelihood over a text, in windows of so many tokens.
+
+        Windows do not overlap; each begins with BOS in place of its first token if the model wants
+        one, and only its second half is scored, so that every scored token has at least
+        window / 2 tokens before it. A tail shorter than a window is left out, as llama.cpp does.
+        Raises RequestError when the text is shorter than one window.
+        """
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        if not 2 <= window <= self.context:
+            raise RequestError(
+                f"a window of {window} tokens is not possible",
+                f"it must lie between 2 and the context of {self.context}",
+            )
+        n_windows = len(ids) // window
+        if n_windows == 0:
+            raise RequestError(
+                "the text is too short for a perplexity",
+                f"it has {len(ids)} tokens and a window takes {window}",
+                "use a longer text or a smaller --window",
+            )
+        bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
+        total, count = 0.0, 0
+        for i in range(n_windows):
+            part = ids[i * window : (i + 1) * window]
+            context = part if bos is None else [bos, *part[1:]]
+            row = 0
+            for logits in self._score([context]):
+                for r in range(max(row, window // 2), min(row + len(logits), window - 1)):
+                    x = logits[r - row].astype(np.float64)
+                    top = x.max()
+                    total += top + np.log(np.exp(x - top).sum()) - x[part[r + 1]]
+                    count += 1
+                row += len(logits)
+            if progress is not None:
+                progress(i + 1, n_windows)
+        return float(np.exp(total / count))
+
+    @cached_property
+    def _scorer(self) -> api.Program:
+        """A program that returns logits of every row, beside the one that generates."""
+        n = self.plan.max_tokens
+        plan = make_plan(self.graph, self.backend, max_tokens=n, max_outputs=n)
+        return self.backend.prepare(plan, self._cache)
+
+    def _score(self, prompts: list[list[int]]) -> Iterator[FloatArray]:
+        """Logits of all tokens, a chunk at a time; valid until the next chunk."""
+        allocator, size = self.engine.allocators[0], self.engine.block_tokens
+        for ids in prompts:
+            if not 0 < len(ids) <= self.context:
+                raise RequestError(
+                    f"cannot score {len(ids)} tokens",
+                    f"the context holds 1 to {self.context}",
+                    "score fewer tokens, or load with a larger context",
+                )
+            if not 0 <= min(ids) <= max(ids) < self.spec.vocab:
+                raise RequestError(
+                    "cannot score the tokens",
+                    f"an id lies outside the vocabulary of {self.spec.vocab}",
+                )
+            blocks = allocator.acquire(-(-len(ids) // size))
+            slot = self.engine.slots.acquire()
+            try:
+                for at in range(0, len(ids), self.plan.max_tokens):
+                    part = np.array(ids[at : at + self.plan.max_tokens], np.int32)
+                    rows = np.arange(len(part), dtype=np.int32)
+                    step = Step(
+                        ids=part,
+                        positions=rows + np.int32(at),
+                        sequence=np.zeros(len(part), np.int32),
+                        output_rows=rows,
+                        seq_start=np.array([0, len(part)], np.int32),
+                        state_slot=np.array([slot], np.int32),
+                        tables=(np.array([blocks], np.int32),),
+                    )
+                    yield self._scorer.step(step).copy()
+            finally:
+                allocator.release(blocks)
+                self.engine.slots.release(slot)
+
+    def close(self) -> None:
+        """Frees the model's memory; the object is of no use afterwards."""
+        self.__dict__.pop("_scorer", None)
+        for name in ("program", "engine", "_cache", "backend"):
+            self.__dict__.pop(name, None)
+        self.file.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Answer:
+    """A sequence and its text so far."""
+
+    def __init__(self, sequence: Sequence, decoder: StreamDecoder) -> None:
+        self.sequence, self._decoder = sequence, decoder
+        self._text: list[str] = []
+        self._taken = 0
+        self._finished = False
+
+    @property
+    def ended(self) -> bool:
+        return self._finished
+
+    @property
+    def finish_reason(self) -> str:
+        return "stop" if self._decoder.stopped is not None else str(self.sequence.finish_reason)
+
+    def take(self, engine: Engine) -> tuple[list[int], str]:
+        """New tokens and the text they settled; a stop string ends the sequence."""
+        if self._finished:
+            return [], ""
+        ids = self.sequence.generated
+        fresh = ids[self._taken :]
+        text = ""
+        for token in fresh:
+            if token in self.sequence.end_tokens and not self.sequence.sampler.params.ignore_eos:
+                break
+            text += self._decoder.push(token)
+        self._taken = len(ids)
+        if self._decoder.stopped is not None:
+            engine.cancel(self.sequence, "stop")
+        if self.sequence.finish_reason is not None:
+            text += self._decoder.finish()
+            self._finished = True
+        self._text.append(text)
+        return fresh, text
+
+    def completion(self) -> Completion:
+        wants = self.sequence.sampler.params.logprobs is not None
+        return Completion(
+            text="".join(self._text),
+            token_ids=self.sequence.generated,
+            finish_reason=self.finish_reason,
+            timings=self.sequence.timings(),
+            logprobs=list(self.sequence.sampled) if wants else None,
+        )

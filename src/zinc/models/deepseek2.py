@@ -1,0 +1,26 @@
+"""DeepSeek V2, V3 and R1, and models of their make: latent attention, leading dense layers, shared
+experts, and a router that is softmax (V2) or sigmoid with a choice bias (V3), both with groups."""
+
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.latent import latent_attention, latent_from
+from zinc.models.moe import expert_decoder, experts_from, leading_dense_layers
+from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.weights import Weights
+from zinc.ops.graph import Graph
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    base = dense_spec(file, "deepseek2", neox=False)
+    has_experts = file.int("deepseek2.expert_count", default=0) > 0
+    return replace(
+        base,
+        attention=(latent_from(file, "deepseek2"),) * base.n_layers,
+        experts=experts_from(file, "deepseek2") if has_experts else None,
+        n_dense_layers=leading_dense_layers(file, "deepseek2", base.n_layers),
+    )
+
+
+def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
+    expert_decoder(g, spec, w, attend=latent_attention)

@@ -1,0 +1,15 @@
+"""Qwen 2 and 2.5, dense: biases on q, k and v."""
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.blocks import dense_decoder
+from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.weights import Weights
+from zinc.ops.graph import Graph
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    return dense_spec(file, "qwen2", neox=True)
+
+
+def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
+    dense_decoder(g, spec, w)

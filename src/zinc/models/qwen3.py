@@ -1,0 +1,15 @@
+"""Qwen 3, dense: RMS norm on every q and k head before RoPE, no biases."""
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.blocks import dense_decoder
+from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.weights import Weights
+from zinc.ops.graph import Graph
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    return dense_spec(file, "qwen3", neox=True, qk_norm=True)
+
+
+def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
+    dense_decoder(g, spec, w)

@@ -1,0 +1,17 @@
+"""Qwen 3.5 and later, dense: three layers of Gated DeltaNet, then one of gated attention.
+
+For text the sections of its multi-axis RoPE (M-RoPE) are plain RoPE over the same dimensions.
+"""
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.delta_net import HybridSpec, hybrid_decoder, hybrid_spec
+from zinc.models.weights import Weights
+from zinc.ops.graph import Graph
+
+
+def spec(file: GGUFFile) -> HybridSpec:
+    return hybrid_spec(file, "qwen35")
+
+
+def build(g: Graph, spec: HybridSpec, w: Weights) -> None:
+    hybrid_decoder(g, spec, w)

@@ -1,0 +1,20 @@
+"""Qwen 3 with experts: softmax over all of them, the chosen weights renormalised; attention as in
+the dense models."""
+
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.moe import expert_decoder, experts_from
+from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.weights import Weights
+from zinc.ops.graph import Graph
+from zinc.ops.moe import SOFTMAX
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    experts = experts_from(file, "qwen3moe", scoring=SOFTMAX, renormalise=True)
+    return replace(dense_spec(file, "qwen3moe", neox=True, qk_norm=True), experts=experts)
+
+
+def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
+    expert_decoder(g, spec, w)

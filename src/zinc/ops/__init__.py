@@ -1,0 +1,18 @@
+"""The vocabulary: graphs of ops, and for each op its reference, cost, tolerance and test cases."""
+
+from zinc.ops import attention, elementwise, heads, linear, moe, norm, recurrent, rope
+from zinc.ops.registry import OPS, Cost, Op
+
+__all__ = [
+    "OPS",
+    "Cost",
+    "Op",
+    "attention",
+    "elementwise",
+    "heads",
+    "linear",
+    "moe",
+    "norm",
+    "recurrent",
+    "rope",
+]

@@ -1,0 +1,151 @@
+"""Causal attention over a block cache, and the write into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zinc.ops.cases import Case
+from zinc.ops.graph import FloatArray, KVState, Node
+from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.step import IntArray, Step
+
+
+@dataclass(slots=True)
+class CacheView:
+    """Keys [blocks, block_tokens, heads, head_dim] and values of one layer, in float32."""
+
+    group: int
+    k: FloatArray
+    v: FloatArray
+
+    @property
+    def block_tokens(self) -> int:
+        return int(self.k.shape[1])
+
+    @property
+    def head_dim_v(self) -> int:
+        return int(self.v.shape[3])
+
+    def slots(self, step: Step, sequence: int, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """(block, offset) of each position of a sequence."""
+        blocks = step.tables[self.group][sequence, positions // self.block_tokens]
+        if (blocks < 0).any():
+            raise ValueError("a position without a block was addressed")
+        return blocks, positions % self.block_tokens
+
+    def store(self, step: Step, k: FloatArray, v: FloatArray | None) -> None:
+        """v is None where the values are part of the keys, as a view of them."""
+        for s in range(step.n_sequences):
+            rows = slice(step.seq_start[s], step.seq_start[s + 1])
+            at = self.slots(step, s, step.positions[rows])
+            self.k[at] = k[rows].reshape(-1, *self.k.shape[2:])
+            if v is not None:
+                self.v[at] = v[rows].reshape(-1, *self.v.shape[2:])
+
+
+def _no_cases() -> Iterator[Case]:
+    return iter(())  # its cases are those of attention, which reads what it wrote
+
+
+@op(cost=elementwise_cost, cases=_no_cases)
+def kv_store(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """Writes k and v at the positions of the step."""
+    k, v, cache = inputs
+    cache.store(step, k, v)
+    return []
+
+
+def _cost(node: Node) -> Cost:
+    state = next(x for x in node.inputs if isinstance(x, KVState))
+    n_heads = int(node.attrs["n_heads"])
+    stored = state.head_dim + (0 if state.v_from_k else state.head_dim_v)
+    return Cost(
+        row_bytes=4 * n_heads * (state.head_dim + state.head_dim_v),
+        key_bytes=2 * state.n_heads * stored,
+        pair_flops=2 * n_heads * (state.head_dim + state.head_dim_v),
+    )
+
+
+def _cases() -> Iterator[Case]:
+    shapes = [(4, 4, 32), (4, 2, 64), (8, 1, 16), (6, 2, 48)]
+    for n_heads, n_kv, head_dim in shapes:
+        for neox in (False, True):
+            name = f"{n_heads}x{n_kv}x{head_dim}{'-neox' if neox else ''}"
+            yield _attention_case(
+                Case(name, 70, sequences=(40, 1, 29)), n_heads, n_kv, head_dim, neox
+            )
+    case = Case("window", 90, sequences=(70, 20))
+    yield _attention_case(case, 4, 2, 32, True, window=16)
+    case = Case("sinks", 30, sequences=(30,))
+    yield _attention_case(case, 4, 2, 32, True, sinks=True, softcap=20.0)
+
+
+def _attention_case(
+    case: Case,
+    n_heads: int,
+    n_kv: int,
+    head_dim: int,
+    neox: bool,
+    *,
+    window: int = 0,
+    sinks: bool = False,
+    softcap: float = 0.0,
+) -> Case:
+    g = case.graph
+    state = case.kv(n_kv, head_dim, window)
+    q, k, v = case.rows(n_heads * head_dim), case.rows(n_kv * head_dim), case.rows(n_kv * head_dim)
+    table = g.rope_table(case.rope_frequencies(head_dim))
+    q = g.rms_norm(q, case.vector(head_dim), eps=1e-6, group=head_dim)
+    k = g.rms_norm(k, case.vector(head_dim), eps=1e-6, group=head_dim)
+    q = g.rope(q, table, head_dim=head_dim, neox=neox)
+    k = g.rope(k, table, head_dim=head_dim, neox=neox)
+    g.kv_store(k, v, state)
+    sink = case.vector(n_heads) if sinks else None
+    return case.returns(g.attention(q, state, sink, scale=head_dim**-0.5, softcap=softcap))
+
+
+@op(cost=_cost, cases=_cases, tolerance=2e-3)  # the cache holds float16
+def attention(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """softmax(scale * q k^T) v over the cached positions up to each query's own.
+
+    Query head h reads KV head h // (n_heads / n_kv_heads). `window` limits how far back a query
+    sees (0: all); `softcap` caps scores by cap * tanh(s / cap); a sink adds exp(sink) to the
+    softmax denominator of its head, without a value.
+    """
+    q, cache, sinks = inputs
+    n_heads, window, softcap = int(attrs["n_heads"]), int(attrs["window"]), float(attrs["softcap"])
+    n_kv, head_dim = cache.k.shape[2:]
+    out = np.empty((len(q), n_heads * cache.head_dim_v), dtype=np.float32)
+    for s in range(step.n_sequences):
+        rows = slice(step.seq_start[s], step.seq_start[s + 1])
+        positions = step.positions[rows]
+        if not len(positions):
+            continue
+        first = max(0, int(positions[0]) - window + 1) if window else 0
+        key_positions = np.arange(first, int(positions[-1]) + 1, dtype=np.int32)
+        at = cache.slots(step, s, key_positions)
+        keys = np.repeat(cache.k[at], n_heads // n_kv, axis=1)
+        values = np.repeat(cache.v[at], n_heads // n_kv, axis=1)
+        queries = q[rows].reshape(-1, n_heads, head_dim)
+        scores = np.einsum("qhd,khd->hqk", queries, keys).astype(np.float64) * float(attrs["scale"])
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        distance = positions[:, None] - key_positions[None, :]
+        visible = distance >= 0
+        if window:
+            visible &= distance < window
+        scores = np.where(visible, scores, -np.inf)
+        top = scores.max(axis=2, keepdims=True)
+        if sinks is not None:
+            top = np.maximum(top, sinks[:, None, None])
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=2, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sinks[:, None, None] - top)
+        mixed = np.einsum("hqk,khd->qhd", weights / total, values)
+        out[rows] = mixed.reshape(len(positions), -1).astype(np.float32)
+    return [out]

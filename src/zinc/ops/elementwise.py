@@ -1,0 +1,147 @@
+"""Ops that map rows to rows element by element, and the two that move rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zinc.ops.cases import Case
+from zinc.ops.graph import FloatArray, Node, Weight
+from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.step import Step
+from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
+
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+
+SILU, GELU, RELU_SQUARED, CLAMPED_SWIGLU = range(4)
+
+
+def _embed_cost(node: Node) -> Cost:
+    table, out = node.inputs[0], node.outputs[0]
+    assert isinstance(table, Weight)
+    return Cost(row_bytes=row_bytes(table.type, table.cols) + 4 * out.cols)
+
+
+def _embed_cases() -> Iterator[Case]:
+    for type in (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0):
+        case = Case(f"{BLOCKS[type].name}")
+        yield case.returns(case.graph.embed(case.matrix(37, 64, type), scale=1.5))
+
+
+@op(cost=_embed_cost, cases=_embed_cases)
+def embed(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """x[t] = table[ids[t]] * scale."""
+    (table,) = inputs
+    rows: FloatArray = table[step.ids] * np.float32(attrs["scale"])
+    return [rows]
+
+
+def activate(act: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> FloatArray:
+    """act(gate) * up for the activations of gated feed-forward layers.
+
+    0 SiLU; 1 GELU, tanh form; 2 squared ReLU; 3 the clamped SwiGLU of gpt-oss with `alpha` and
+    `limit`: g = min(gate, limit), u = clamp(up, -limit, limit), g * sigmoid(alpha g) * (u + 1).
+    """
+    g = gate.astype(np.float64)
+    if act == SILU:
+        y = g * sigmoid(g) * up
+    elif act == GELU:
+        y = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * up
+    elif act == RELU_SQUARED:
+        y = np.square(np.maximum(g, 0)) * up
+    elif act == CLAMPED_SWIGLU:
+        limit, alpha = float(attrs["limit"]), float(attrs["alpha"])
+        g = np.minimum(g, limit)
+        y = g * sigmoid(alpha * g) * (np.clip(up, -limit, limit) + 1)
+    else:
+        raise ValueError(f"unknown activation {act}")
+    return y.astype(np.float32)
+
+
+def sigmoid(x: Float64Array) -> Float64Array:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def _glu_cases() -> Iterator[Case]:
+    for act in (SILU, GELU, CLAMPED_SWIGLU):
+        case = Case(f"act{act}")
+        gate, up = case.rows(96, scale=5.0), case.rows(96, scale=5.0)
+        yield case.returns(case.graph.glu(gate, up, act=act, alpha=1.702, limit=7.0))
+
+
+@op(cost=elementwise_cost, cases=_glu_cases)
+def glu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """act(gate) * up, see `activate`."""
+    return [activate(int(attrs["act"]), inputs[0], inputs[1], attrs)]
+
+
+def _add_cases() -> Iterator[Case]:
+    case = Case("add")
+    yield case.returns(case.graph.add(case.rows(48), case.rows(48)))
+
+
+@op(cost=elementwise_cost, cases=_add_cases)
+def add(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """a + b."""
+    return [inputs[0] + inputs[1]]
+
+
+def _columns_cases() -> Iterator[Case]:
+    case = Case("columns")
+    g, wide, gate = case.graph, case.rows(3 * 32), case.rows(32)
+    h = g.glu(gate, g.columns(wide, 32, 32), act=GELU)
+    yield case.returns(g.add(h, g.columns(wide, 64, 32)))
+
+
+@op(cost=elementwise_cost, cases=_columns_cases)
+def columns(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """y = x[:, first : first + width]. Never launched: who reads y reads x at an offset."""
+    first = int(attrs["first"])
+    return [inputs[0][:, first : first + int(attrs["width"])]]
+
+
+def _scale_cases() -> Iterator[Case]:
+    case = Case("scale")
+    yield case.returns(case.graph.scale(case.rows(48), 0.125))
+
+
+@op(cost=elementwise_cost, cases=_scale_cases)
+def scale(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """x * factor."""
+    return [inputs[0] * np.float32(attrs["factor"])]
+
+
+def _softcap_cases() -> Iterator[Case]:
+    case = Case("softcap")
+    yield case.returns(case.graph.softcap(case.rows(48, scale=40.0), 30.0))
+
+
+@op(cost=elementwise_cost, cases=_softcap_cases)
+def softcap(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """cap * tanh(x / cap)."""
+    cap = float(attrs["cap"])
+    return [(cap * np.tanh(inputs[0].astype(np.float64) / cap)).astype(np.float32)]
+
+
+def _select_cases() -> Iterator[Case]:
+    case = Case("select")
+    yield case.returns(case.graph.select_rows(case.rows(48)))
+
+
+@op(cost=elementwise_cost, cases=_select_cases)
+def select_rows(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """y[r] = x[output_rows[r]]."""
+    return [inputs[0][step.output_rows]]
+
+
+def _quantize_cases() -> Iterator[Case]:
+    return iter(())
+
+
+@op(cost=elementwise_cost, cases=_quantize_cases)
+def quantize(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """Rounds rows to the activation format of the output; the reference keeps them in float32."""
+    return [inputs[0]]

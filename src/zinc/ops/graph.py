@@ -1,0 +1,403 @@
+"""The graph a model file builds: semantic ops over rows of activations.
+
+A `Graph` is a list of nodes in program order. Values are matrices [rows, cols] whose row count is a
+`Dim` that each step decides (tokens, output rows, sequences), so one graph serves prefill, decode
+and any mix of sequences. Nothing here knows a device, a fusion or an address: the plan layer adds
+those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zinc.quant.blocks import GGMLType
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+class Dim(StrEnum):
+    """What a value has one row for."""
+
+    TOKENS = "tokens"
+    OUTPUTS = "outputs"
+    SEQUENCES = "sequences"
+    CONSTANT = "constant"
+
+
+class Act(StrEnum):
+    """How the rows of a value are stored. A graph is all F32; the plan chooses the others."""
+
+    F32 = "f32"
+    Q8_32 = "q8_32"
+    Q8_256 = "q8_256"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the model file: a matrix [planes, rows, cols] or a float32 vector [cols].
+
+    `rows_from` lists source rows when the order in the file is not the order of computation, or
+    when the weight is a part of a tensor: `shape` stays that of the tensor, `source` is its name,
+    and `name` tells the parts of one tensor apart. With `transposed_rows` the weight is made at
+    load (zinc.plan.weights): these rows of the source, cut into planes and each plane transposed.
+    """
+
+    name: str
+    type: GGMLType
+    shape: tuple[int, ...]
+    rows_from: tuple[int, ...] | range | None = None
+    source: str = field(default="", repr=False)
+    transposed_rows: tuple[int, ...] | None = field(default=None, repr=False)
+
+    @property
+    def tensor(self) -> str:
+        """Name of the tensor in the file."""
+        return self.source or self.name
+
+    @property
+    def is_vector(self) -> bool:
+        return len(self.shape) == 1
+
+    @property
+    def planes(self) -> int:
+        return self.shape[0] if len(self.shape) == 3 else 1
+
+    @property
+    def rows(self) -> int:
+        return len(self.rows_from) if self.rows_from is not None else self.shape[-2]
+
+    @property
+    def cols(self) -> int:
+        return self.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A float32 vector that is computed at load (RoPE frequencies)."""
+
+    name: str
+    values: tuple[float, ...]
+
+    @property
+    def cols(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class KVState:
+    """Keys and values of one layer. `window` 0 keeps every position, else the last `window`.
+
+    With `v_from_k` the value of a position is the last head_dim_v dimensions of its key (latent
+    attention), so that nothing but the key has to be kept.
+    """
+
+    name: str
+    n_heads: int
+    head_dim: int
+    head_dim_v: int
+    window: int = 0
+    v_from_k: bool = field(default=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """What a sequence carries from step to step in one layer: `floats` float32 numbers in its slot.
+
+    Unlike keys and values it does not grow with the context, and no earlier position can be had
+    from it: each position of a sequence goes through once, in order. Its meaning is that of the op
+    that has it; a sequence that brings position 0 starts from zeros, whatever the slot holds.
+    """
+
+    name: str
+    floats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A matrix [rows of `dim`, cols] that a node makes.
+
+    Its columns may fall into `runs` that are read each for itself (those of a token's experts):
+    other than in F32 each is stored as a row of its own, so that no block has part of two.
+    """
+
+    id: int
+    dim: Dim
+    cols: int
+    act: Act = Act.F32
+    runs: int = field(default=1, repr=False)
+
+
+State: TypeAlias = KVState | RecurrentState
+Input: TypeAlias = Value | Weight | Constant | State | None
+AttrValue: TypeAlias = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One application of an op. `label` is the part of the model it came from (`blk.3`)."""
+
+    op: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[Value, ...]
+    attrs: Mapping[str, AttrValue] = field(default_factory=lambda: MappingProxyType({}))
+    label: str = ""
+
+
+class Graph:
+    """Builds nodes; every method is one op of the vocabulary (see zinc.ops for what each means)."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.output: Value | None = None
+        self._n_values = 0
+        self._label = ""
+
+    def at(self, label: str) -> None:
+        """Names the part of the model that the next nodes belong to."""
+        self._label = label
+
+    def value(self, dim: Dim, cols: int, act: Act = Act.F32) -> Value:
+        self._n_values += 1
+        return Value(self._n_values, dim, cols, act)
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[Input],
+        cols: int | None,
+        *,
+        dim: Dim = Dim.TOKENS,
+        **attrs: AttrValue,
+    ) -> Value | None:
+        """Appends a node with one output of `cols` columns, or none when `cols` is None."""
+        out = None if cols is None else self.value(dim, cols)
+        outputs = () if out is None else (out,)
+        self.nodes.append(
+            Node(op, tuple(inputs), outputs, MappingProxyType(dict(attrs)), self._label)
+        )
+        return out
+
+    def _make(
+        self, op: str, inputs: Sequence[Input], cols: int, dim: Dim, **attrs: AttrValue
+    ) -> Value:
+        out = self.node(op, inputs, cols, dim=dim, **attrs)
+        assert out is not None
+        return out
+
+    def embed(self, table: Weight, *, scale: float = 1.0) -> Value:
+        return self._make("embed", [table], table.cols, Dim.TOKENS, scale=scale)
+
+    def rms_norm(
+        self, x: Value, weight: Weight | None, *, eps: float, group: int | None = None
+    ) -> Value:
+        """Normalises each run of `group` columns (default: the row) and scales it by `weight`."""
+        group = group or x.cols
+        return self._make("rms_norm", [x, weight, None], x.cols, x.dim, eps=eps, group=group)
+
+    def linear(self, x: Value, weight: Weight, bias: Weight | None = None) -> Value:
+        """x [rows, cols] times weight [out, cols] transposed, plus bias [out]."""
+        return self._make("linear", [x, weight, bias, None], weight.rows, x.dim, n_parts=1)
+
+    def glu(self, gate: Value, up: Value, *, act: int, **attrs: float) -> Value:
+        return self._make("glu", [gate, up], gate.cols, gate.dim, act=act, **attrs)
+
+    def rope_table(self, inv_freq: Constant, *, scale: float = 1.0) -> Value:
+        return self._make("rope_table", [inv_freq], 2 * inv_freq.cols, Dim.TOKENS, scale=scale)
+
+    def rope(self, x: Value, table: Value, *, head_dim: int, neox: bool) -> Value:
+        """Rotates the first `table.cols` dimensions of every head."""
+        return self._make(
+            "rope", [x, table], x.cols, x.dim, head_dim=head_dim, rope_dims=table.cols, neox=neox
+        )
+
+    def kv_store(self, k: Value, v: Value | None, state: KVState) -> None:
+        """v is None exactly when the state has its values in the keys."""
+        assert (v is None) == state.v_from_k
+        self.node("kv_store", [k, v, state], None)
+
+    def attention(
+        self,
+        q: Value,
+        state: KVState,
+        sinks: Weight | None = None,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+    ) -> Value:
+        n_heads = q.cols // state.head_dim
+        return self._make(
+            "attention",
+            [q, state, sinks],
+            n_heads * state.head_dim_v,
+            q.dim,
+            n_heads=n_heads,
+            scale=scale,
+            window=state.window,
+            softcap=softcap,
+        )
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self._make("add", [a, b], a.cols, a.dim)
+
+    def columns(self, x: Value, first: int, cols: int) -> Value:
+        """Columns first to first + cols of x; the planner makes it a view, never a copy."""
+        assert 0 <= first <= first + cols <= x.cols
+        return self._make("columns", [x], cols, x.dim, first=first, width=cols)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._make("scale", [x], x.cols, x.dim, factor=factor)
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self._make("softcap", [x], x.cols, x.dim, cap=cap)
+
+    def select_rows(self, x: Value) -> Value:
+        """The token rows whose logits the step wants."""
+        return self._make("select_rows", [x], x.cols, Dim.OUTPUTS)
+
+    def gate(self, x: Value, g: Value) -> Value:
+        """x * sigmoid(g); g has the columns of x, or one for the whole row."""
+        assert g.cols in (1, x.cols)
+        return self._make("gate", [x, g], x.cols, x.dim)
+
+    def gated_norm(self, x: Value, z: Value, weight: Weight, *, eps: float) -> Value:
+        """RMS norm of each run of weight.cols columns of x, times weight, times silu(z)."""
+        assert x.cols == z.cols
+        return self._make("gated_norm", [x, z, weight], x.cols, x.dim, eps=eps, group=weight.cols)
+
+    def conv_silu(self, x: Value, weight: Weight, state: RecurrentState) -> Value:
+        """SiLU of a causal convolution along the sequence, for each channel (column) alone.
+
+        weight is flat, [channels * taps], taps from the oldest row to the row itself.
+        """
+        taps = weight.cols // x.cols
+        assert weight.cols == taps * x.cols
+        assert state.floats == (taps - 1) * x.cols
+        return self._make("conv_silu", [x, weight, state], x.cols, x.dim, taps=taps)
+
+    def delta_rule(
+        self,
+        qkv: Value,
+        alpha: Value,
+        beta: Value,
+        decay: Weight,
+        decay_bias: Weight,
+        state: RecurrentState,
+        *,
+        n_k_heads: int,
+        k_dim: int,
+        v_dim: int,
+        grouped: bool,
+    ) -> Value:
+        """Gated delta rule of rows [q heads | k heads | v heads] -> [v heads] (zinc.ops.recurrent).
+
+        alpha and beta have a column, decay and decay_bias an element for each value head. A value
+        head reads key head h // (n_v_heads / n_k_heads) if `grouped`, else h mod n_k_heads.
+        """
+        n_v_heads = alpha.cols
+        assert beta.cols == decay.cols == decay_bias.cols == n_v_heads
+        assert qkv.cols == 2 * n_k_heads * k_dim + n_v_heads * v_dim
+        return self._make(
+            "delta_rule",
+            [qkv, alpha, beta, decay, decay_bias, state],
+            n_v_heads * v_dim,
+            qkv.dim,
+            n_k_heads=n_k_heads,
+            n_v_heads=n_v_heads,
+            k_dim=k_dim,
+            v_dim=v_dim,
+            grouped=int(grouped),
+        )
+
+    def concat_heads(self, a: Value, b: Value, *, n_heads: int) -> Value:
+        """Each head of a followed by the same head of b."""
+        return self._make("concat_heads", [a, b], a.cols + b.cols, a.dim, n_heads=n_heads)
+
+    def head_linear(self, x: Value, weight: Weight, n_heads: int | None = None) -> Value:
+        """Each head of x times its own plane of weight [heads, rows, cols], transposed.
+
+        A weight [heads * rows, cols] is one too, when `n_heads` says how many.
+        """
+        n_heads = n_heads or weight.planes
+        assert x.cols == n_heads * weight.cols
+        return self._make(
+            "head_linear", [x, weight], weight.planes * weight.rows, x.dim, n_heads=n_heads
+        )
+
+    def route(
+        self,
+        logits: Value,
+        bias: Weight | None,
+        *,
+        top_k: int,
+        scoring: int,
+        renormalise: bool = False,
+        scale: float = 1.0,
+        n_groups: int = 1,
+        top_groups: int = 1,
+        group_top: int = 1,
+    ) -> Value:
+        """Expert ids and weights of each token [tokens, 2 top_k], from logits [tokens, experts]."""
+        return self._make(
+            "route",
+            [logits, bias],
+            2 * top_k,
+            logits.dim,
+            top_k=top_k,
+            scoring=scoring,
+            renormalise=int(renormalise),
+            scale=scale,
+            n_groups=n_groups,
+            top_groups=top_groups,
+            group_top=group_top,
+        )
+
+    def group_experts(self, routes: Value, *, n_experts: int) -> tuple[Value, Value]:
+        """Slots (token * top_k + rank) in order of expert, and where each expert's start."""
+        order = self.value(routes.dim, routes.cols // 2)
+        starts = self.value(Dim.CONSTANT, n_experts + 1)
+        attrs = MappingProxyType({"n_experts": n_experts})
+        self.nodes.append(Node("group_experts", (routes,), (order, starts), attrs, self._label))
+        return order, starts
+
+    def moe_glu(
+        self,
+        x: Value,
+        order: Value,
+        starts: Value,
+        gate: Weight,
+        up: Weight,
+        gate_bias: Weight | None = None,
+        up_bias: Weight | None = None,
+        *,
+        act: int,
+        **attrs: float,
+    ) -> Value:
+        """act(gate(x)) * up(x) by the experts [experts, ff, hidden] of each token's slots."""
+        out = replace(self.value(x.dim, order.cols * gate.rows), runs=order.cols)
+        inputs = (x, order, starts, gate, up, gate_bias, up_bias)
+        given = MappingProxyType({"act": act, **attrs})
+        self.nodes.append(Node("moe_glu", inputs, (out,), given, self._label))
+        return out
+
+    def moe_down(
+        self,
+        h: Value,
+        order: Value,
+        starts: Value,
+        routes: Value,
+        down: Weight,
+        bias: Weight | None = None,
+        scale: Weight | None = None,
+    ) -> Value:
+        """The weighted sum over a token's slots of down(h), for experts [experts, hidden, ff]."""
+        assert h.cols == order.cols * down.cols
+        inputs: list[Input] = [h, order, starts, routes, down, bias, scale, None]
+        return self._make("moe_down", inputs, down.rows, h.dim)

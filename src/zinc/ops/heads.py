@@ -1,0 +1,80 @@
+"""Ops on the heads of a row: products with a matrix of each head, gates, and joining.
+
+Latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1) needs `head_linear` and `concat_heads`: it
+moves queries into the space of the cached latent, and the mix of latents back out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from zinc.ops.cases import Case
+from zinc.ops.elementwise import sigmoid
+from zinc.ops.graph import FloatArray, Node, Value, Weight
+from zinc.ops.linear import weight_bytes
+from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.step import Step
+from zinc.quant.blocks import BLOCKS, GGMLType
+
+
+def _cost(node: Node) -> Cost:
+    x, weight = node.inputs
+    assert isinstance(x, Value)
+    assert isinstance(weight, Weight)
+    n_rows = weight.planes * weight.rows
+    return Cost(
+        fixed_bytes=weight_bytes(weight),
+        row_bytes=4 * (x.cols + n_rows),
+        row_flops=2 * n_rows * weight.cols,
+    )
+
+
+def _linear_cases() -> Iterator[Case]:
+    for type in (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_0):
+        for n_heads, n_rows, n_cols, tokens in ((4, 96, 32, 1), (3, 32, 128, 21)):
+            case = Case(f"{BLOCKS[type].name}-{n_heads}x{n_rows}x{n_cols}", n_tokens=tokens)
+            x, weight = case.rows(n_heads * n_cols), case.experts(n_heads, n_rows, n_cols, type)
+            yield case.returns(case.graph.head_linear(x, weight))
+
+
+@op(cost=_cost, cases=_linear_cases)
+def head_linear(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """Head h of y = head h of x times weight[h] transposed: [heads, cols] to [heads, rows] a token.
+
+    weight is [heads, rows, cols], or [heads * rows, cols] with the same meaning. As a launch: one
+    grouped product whose groups are the heads.
+    """
+    x, weight = inputs
+    n_heads, cols = int(attrs["n_heads"]), weight.shape[-1]
+    y = np.einsum("thc,hrc->thr", x.reshape(-1, n_heads, cols), weight.reshape(n_heads, -1, cols))
+    return [y.reshape(len(x), -1).astype(np.float32)]
+
+
+def _concat_cases() -> Iterator[Case]:
+    for n_heads in (1, 5):
+        case = Case(f"{n_heads}")
+        a, b = case.rows(16 * n_heads), case.rows(48 * n_heads)
+        yield case.returns(case.graph.concat_heads(a, b, n_heads=n_heads))
+
+
+@op(cost=elementwise_cost, cases=_concat_cases)
+def concat_heads(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """Head h of y = [head h of a | head h of b]."""
+    a, b = (x.reshape(len(x), int(attrs["n_heads"]), -1) for x in inputs)
+    return [np.concatenate([a, b], axis=2).reshape(len(a), -1)]
+
+
+def _gate_cases() -> Iterator[Case]:
+    for cols in (1, 64):
+        case = Case(f"{cols}")
+        yield case.returns(case.graph.gate(case.rows(64), case.rows(cols, scale=3.0)))
+
+
+@op(cost=elementwise_cost, cases=_gate_cases)
+def gate(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """x * sigmoid(g), with g as wide as x or one column for the whole row."""
+    x, g = inputs
+    return [(x * sigmoid(g.astype(np.float64))).astype(np.float32)]

@@ -1,0 +1,235 @@
+"""Mixture of experts: choose experts for each token, run them over the tokens that chose them.
+
+A layer is four launches: `route` picks top_k experts a token, `group_experts` sorts the picks by
+expert (a counting sort), `moe_glu` and `moe_down` are matrix products over one expert's rows after
+another. So prefill reads each expert's weights once, and decode reads the chosen ones only. A pick
+is addressed by its slot, token * top_k + rank.
+
+    routes  [tokens, 2 top_k]   top_k expert ids, best first, then their weights
+    order   [tokens, top_k]     slots sorted by expert, and by slot within an expert
+    starts  [1, experts + 1]    where each expert's run in `order` begins
+    h       [tokens, top_k ff]  the run of `ff` columns of rank r is column r ff on; a quantised
+                                format never shares a block between two runs
+
+Ids and slots are stored as float32, exactly: they stay far below 2^24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from zinc.ops.cases import Case
+from zinc.ops.elementwise import CLAMPED_SWIGLU, SILU, Float64Array, activate, sigmoid
+from zinc.ops.graph import FloatArray, Node, Value, Weight
+from zinc.ops.linear import weight_bytes
+from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.step import IntArray, Step
+from zinc.quant.blocks import BLOCKS, GGMLType
+
+# How a router turns logits into weights: over all experts, each for itself, over the chosen ones.
+SOFTMAX, SIGMOID, SOFTMAX_CHOSEN = range(3)
+
+EXPERT_TYPES = (
+    GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q4_0, GGMLType.Q8_0, GGMLType.MXFP4,
+    GGMLType.Q4_K, GGMLType.Q6_K,
+)  # fmt: skip
+
+
+def _softmax(x: Float64Array) -> Float64Array:
+    e: Float64Array = np.exp(x - x.max(axis=1, keepdims=True))
+    total: Float64Array = e.sum(axis=1, keepdims=True)
+    return e / total
+
+
+def _best(scores: Float64Array, count: int) -> IntArray:
+    """Columns of the `count` largest of each row, best first; of equals the first column wins."""
+    return np.argsort(-scores, axis=1, kind="stable")[:, :count].astype(np.int32)
+
+
+def _route_cases() -> Iterator[Case]:
+    for name, n_experts, top_k, bias, attrs in (
+        ("softmax", 64, 8, False, {"scoring": SOFTMAX, "renormalise": True}),
+        ("softmax-scaled", 60, 4, False, {"scoring": SOFTMAX, "scale": 16.0}),
+        ("chosen", 32, 4, False, {"scoring": SOFTMAX_CHOSEN}),
+        ("sigmoid", 128, 8, True, {"scoring": SIGMOID, "renormalise": True, "scale": 2.5}),
+        ("max-of-group", 48, 6, False, {"scoring": SOFTMAX, "n_groups": 8, "top_groups": 3}),
+        (
+            "sum-of-two",
+            32,
+            6,
+            True,
+            {"scoring": SIGMOID, "n_groups": 4, "top_groups": 2, "group_top": 2},
+        ),
+    ):
+        case = Case(name, n_tokens=23)
+        logits = case.rows(n_experts, scale=2.0)
+        routes = case.graph.route(
+            logits,
+            case.vector(n_experts) if bias else None,
+            top_k=top_k,
+            **attrs,
+        )
+        yield case.returns(routes)
+
+
+@op(cost=elementwise_cost, cases=_route_cases)
+def route(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """Expert ids and weights of each token from router logits [tokens, experts].
+
+    `scoring` makes scores of the logits: 0 softmax, 1 sigmoid, 2 none (softmax over the chosen). A
+    bias [experts] moves the choice and not the weights (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
+    With n_groups > 1 experts compete only within the `top_groups` best groups, whose score is the
+    sum of the `group_top` best in them (1 in DeepSeek-V2, 2 in V3). `renormalise` divides the
+    weights by their sum; then they are multiplied by `scale`.
+    """
+    logits, bias = inputs
+    scoring, top_k, n_groups = int(attrs["scoring"]), int(attrs["top_k"]), int(attrs["n_groups"])
+    scores = logits.astype(np.float64)
+    if scoring == SOFTMAX:
+        scores = _softmax(scores)
+    elif scoring == SIGMOID:
+        scores = sigmoid(scores)
+    choice = scores if bias is None else scores + bias
+    if n_groups > 1:
+        groups = choice.reshape(len(choice), n_groups, -1)
+        totals = np.sort(groups, axis=2)[:, :, -int(attrs["group_top"]) :].sum(axis=2)
+        masked = np.full_like(groups, -np.inf)
+        rows = np.arange(len(choice))[:, None]
+        kept = _best(totals, int(attrs["top_groups"]))
+        masked[rows, kept] = groups[rows, kept]
+        choice = masked.reshape(choice.shape)
+    ids = _best(choice, top_k)
+    weights = np.take_along_axis(scores, ids, axis=1)
+    if scoring == SOFTMAX_CHOSEN:
+        weights = _softmax(weights)
+    if attrs["renormalise"]:
+        weights = weights / (weights.sum(axis=1, keepdims=True) + 1e-20)
+    weights = weights * float(attrs["scale"])
+    return [np.concatenate([ids, weights], axis=1).astype(np.float32)]
+
+
+def _group_cases() -> Iterator[Case]:
+    for n_tokens, n_experts, top_k in ((1, 16, 4), (37, 8, 2)):
+        case = Case(f"{n_tokens}x{n_experts}", n_tokens=n_tokens)
+        routes = case.graph.route(case.rows(n_experts), None, top_k=top_k, scoring=SOFTMAX)
+        order, _ = case.graph.group_experts(routes, n_experts=n_experts)
+        yield case.returns(order)
+
+
+@op(cost=elementwise_cost, cases=_group_cases, tolerance=0.0)
+def group_experts(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """Slots in the order of their experts, and where each expert's slots start."""
+    (routes,) = inputs
+    top_k = routes.shape[1] // 2
+    ids = routes[:, :top_k].astype(np.int32).reshape(-1)
+    order = np.argsort(ids, kind="stable").reshape(-1, top_k)
+    counts = np.bincount(ids, minlength=int(attrs["n_experts"]))
+    starts = np.concatenate([[0], np.cumsum(counts)])[None, :]
+    return [order.astype(np.float32), starts.astype(np.float32)]
+
+
+def _runs(order: FloatArray, starts: FloatArray) -> Iterator[tuple[int, IntArray]]:
+    """(expert, its slots) of every expert that was chosen."""
+    slots, bounds = order.reshape(-1).astype(np.int32), starts[0].astype(np.int32)
+    for expert in range(len(bounds) - 1):
+        if bounds[expert] < bounds[expert + 1]:
+            yield expert, slots[bounds[expert] : bounds[expert + 1]]
+
+
+def _cost(node: Node) -> Cost:
+    """Weights of at most one expert a slot are read, and each expert's once."""
+    order = node.inputs[1]
+    assert isinstance(order, Value)
+    weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
+    rows = [v.cols for v in node.inputs if isinstance(v, Value)]
+    return Cost(
+        row_bytes=4 * (sum(rows) + sum(v.cols for v in node.outputs)),
+        row_flops=order.cols * sum(2 * w.rows * w.cols for w in weights),
+        expert_bytes=sum(weight_bytes(w) // w.planes for w in weights),
+        experts_per_row=order.cols,
+        n_experts=weights[0].planes,
+    )
+
+
+def _expert_case(
+    name: str, n_tokens: int, type: GGMLType, *, clamped: bool = False, down: bool = False
+) -> Case:
+    n_experts, top_k, hidden, ff = 6, 2, 256, 256
+    case = Case(name, n_tokens=n_tokens)
+    g, x = case.graph, case.rows(hidden)
+    routes = g.route(case.rows(n_experts), None, top_k=top_k, scoring=SOFTMAX, renormalise=True)
+    order, starts = g.group_experts(routes, n_experts=n_experts)
+    bias = [case.vector(n_experts * ff) if clamped else None for _ in range(2)]
+    gate, up = (case.experts(n_experts, ff, hidden, type, hidden**-0.5) for _ in range(2))
+    act: dict[str, Any] = {"act": SILU}
+    if clamped:
+        act = {"act": CLAMPED_SWIGLU, "alpha": 1.702, "limit": 7.0}
+    h = g.moe_glu(x, order, starts, gate, up, bias[0], bias[1], **act)
+    if not down:
+        return case.returns(h)
+    w_down = case.experts(n_experts, hidden, ff, type, ff**-0.5)
+    b_down = case.vector(n_experts * hidden) if clamped else None
+    scale = case.vector(n_experts) if clamped else None
+    y = g.moe_down(h, order, starts, routes, w_down, b_down, scale)
+    return case.returns(g.add(y, x) if clamped else y)
+
+
+def _glu_cases() -> Iterator[Case]:
+    for type in EXPERT_TYPES:
+        for n_tokens in (1, 29):
+            yield _expert_case(f"{BLOCKS[type].name}-{n_tokens}", n_tokens, type)
+    yield _expert_case("clamped", 5, GGMLType.F32, clamped=True)
+
+
+@op(cost=_cost, cases=_glu_cases)
+def moe_glu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """h[slot] = act(x[token] @ gate[e].T + b) * (x[token] @ up[e].T + b), e the slot's expert.
+
+    gate and up are [experts, ff, hidden]; biases are flat, [experts * ff].
+    """
+    x, order, starts, w_gate, w_up, b_gate, b_up = inputs
+    top_k, ff = order.shape[1], w_gate.shape[1]
+    h = np.empty((order.size, ff), dtype=np.float32)
+    for e, slots in _runs(order, starts):
+        rows = x[slots // top_k]
+        gate, up = rows @ w_gate[e].T, rows @ w_up[e].T
+        if b_gate is not None:
+            gate = gate + b_gate.reshape(-1, ff)[e]
+        if b_up is not None:
+            up = up + b_up.reshape(-1, ff)[e]
+        h[slots] = activate(int(attrs["act"]), gate, up, attrs)
+    return [h.reshape(len(x), top_k * ff)]
+
+
+def _down_cases() -> Iterator[Case]:
+    for type in EXPERT_TYPES:
+        for n_tokens in (1, 29):
+            yield _expert_case(f"{BLOCKS[type].name}-{n_tokens}", n_tokens, type, down=True)
+    yield _expert_case("clamped", 5, GGMLType.F32, clamped=True, down=True)
+
+
+@op(cost=_cost, cases=_down_cases)
+def moe_down(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """y[token] = sum over ranks of weight * (scale[e] * h[slot] @ down[e].T + b[e]), + residual.
+
+    down is [experts, hidden, ff], the bias flat [experts * hidden], scale [experts]. A kernel may
+    add up a token's experts in the order of their ids: no temporary, and no order that depends on
+    the other tokens.
+    """
+    h, order, starts, routes, w_down, bias, scale, residual = inputs
+    top_k, hidden, ff = order.shape[1], w_down.shape[1], w_down.shape[2]
+    slot_rows = h.reshape(-1, ff)
+    weights = routes[:, top_k:].reshape(-1, 1)
+    y = np.zeros((len(h), hidden), dtype=np.float64)
+    for e, slots in _runs(order, starts):
+        out = slot_rows[slots] @ w_down[e].T
+        if scale is not None:
+            out = out * scale[e]
+        if bias is not None:
+            out = out + bias.reshape(-1, hidden)[e]
+        y[slots // top_k] += weights[slots] * out
+    mixed: FloatArray = y.astype(np.float32)
+    return [mixed if residual is None else mixed + residual]

@@ -1,0 +1,40 @@
+"""RMS normalisation (Zhang and Sennrich, 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from zinc.ops.cases import Case
+from zinc.ops.graph import FloatArray
+from zinc.ops.registry import Attrs, elementwise_cost, op
+from zinc.ops.step import Step
+
+
+def _cases() -> Iterator[Case]:
+    for cols in (32, 80, 256):
+        case = Case(f"row{cols}")
+        yield case.returns(case.graph.rms_norm(case.rows(cols), case.vector(cols), eps=1e-5))
+    case = Case("no_weight")
+    yield case.returns(case.graph.rms_norm(case.rows(64), None, eps=1e-6))
+
+
+def normalise(x: FloatArray, weight: FloatArray | None, group: int, eps: float) -> FloatArray:
+    """x / sqrt(mean(x^2) + eps) over each run of `group` columns, times weight [group]."""
+    runs = x.reshape(-1, group)
+    mean = np.mean(np.square(runs, dtype=np.float64), axis=1, keepdims=True)
+    y = runs / np.sqrt(mean + eps)
+    if weight is not None:
+        y = y * weight
+    result: FloatArray = y.reshape(x.shape).astype(np.float32)
+    return result
+
+
+@op(cost=elementwise_cost, cases=_cases)
+def rms_norm(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """y = x / sqrt(mean(x^2) + eps) * weight over each `group` of columns, plus residual if any."""
+    x, weight, residual = inputs
+    y = normalise(x, weight, int(attrs["group"]), float(attrs["eps"]))
+    return [y if residual is None else y + residual]

@@ -1,0 +1,350 @@
+"""Ops with a state of fixed size for each sequence: Gated DeltaNet (Yang et al., arXiv:2412.06464).
+
+A layer is conv_silu over [q | k | v], delta_rule over what comes out of it, and gated_norm. Rows of
+one step may belong to several sequences; each op finds its state by `Step.state_slot`, walks the
+rows of a sequence in order and leaves the state behind them. A sequence whose first position in the
+step is 0 starts from zeros, so nobody has to clear a slot.
+
+`delta_rule` is the plain recurrence, token by token. `delta_rule_in_chunks` computes the same in
+the chunkwise form, with the state layout for kernels; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zinc.ops.cases import Case
+from zinc.ops.elementwise import Float64Array, sigmoid
+from zinc.ops.graph import FloatArray, Node, RecurrentState, Value, Weight
+from zinc.ops.norm import normalise
+from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.step import Step
+from zinc.quant.blocks import row_bytes
+
+# Positions [CHUNK i, CHUNK i + CHUNK) are a chunk of the chunkwise form, however a prompt was cut.
+CHUNK = 16
+# Added to the sum of squares of a q or k head: a constant of the published model code.
+L2_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Heads of a delta rule: n_v_heads states [k_dim, v_dim], which share n_k_heads keys."""
+
+    n_k_heads: int
+    n_v_heads: int
+    k_dim: int
+    v_dim: int
+
+    @property
+    def k_cols(self) -> int:
+        return self.n_k_heads * self.k_dim
+
+    @property
+    def v_cols(self) -> int:
+        return self.n_v_heads * self.v_dim
+
+    @property
+    def qkv_cols(self) -> int:
+        return 2 * self.k_cols + self.v_cols
+
+    @property
+    def matrix_floats(self) -> int:
+        return self.k_dim * self.v_cols
+
+    @property
+    def state_floats(self) -> int:
+        """Floats of a slot, which has for each value head one piece that a task can own:
+
+        S  [k_dim, v_dim]  after the last whole chunk
+        k  [k_dim, CHUNK]  of the positions since then: position p is column p mod CHUNK
+        d  [CHUNK, v_dim]
+        g  [CHUNK]
+        """
+        return self.n_v_heads * (
+            self.k_dim * self.v_dim + CHUNK * (self.k_dim + self.v_dim + 1)
+        )
+
+
+@dataclass(slots=True)
+class StateView:
+    """The states of one layer in `ref`: float32 [slots, floats]."""
+
+    slots: FloatArray
+
+    def at(self, step: Step, sequence: int) -> FloatArray:
+        """The state a sequence continues from, to be changed in place."""
+        state: FloatArray = self.slots[step.state_slot[sequence]]
+        if step.positions[step.seq_start[sequence]] == 0:
+            state[:] = 0
+        return state
+
+
+def sequences(step: Step) -> Iterator[tuple[int, slice]]:
+    """(sequence, its token rows) of every sequence that has any."""
+    for s in range(step.n_sequences):
+        rows = slice(int(step.seq_start[s]), int(step.seq_start[s + 1]))
+        if rows.start < rows.stop:
+            yield s, rows
+
+
+# -- convolution -----------------------------------------------------------------------------------
+
+
+def _conv_cost(node: Node) -> Cost:
+    x, weight, state = node.inputs
+    assert isinstance(x, Value)
+    assert isinstance(weight, Weight)
+    assert isinstance(state, RecurrentState)
+    taps = int(node.attrs["taps"])
+    return Cost(
+        fixed_bytes=row_bytes(weight.type, weight.cols),
+        row_bytes=8 * x.cols,
+        row_flops=(2 * taps + 4) * x.cols,
+        sequence_bytes=8 * state.floats,
+    )
+
+
+def _conv_cases() -> Iterator[Case]:
+    for cols, taps in ((48, 4), (80, 2)):
+        case = Case(f"{cols}x{taps}", 50, sequences=(1, 40, 2, 7))
+        state = RecurrentState("conv", (taps - 1) * cols)
+        x, weight = case.rows(cols), case.vector(cols * taps)
+        yield case.returns(case.graph.conv_silu(x, weight, state))
+
+
+@op(cost=_conv_cost, cases=_conv_cases)
+def conv_silu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """y[t] = silu(sum over taps i of weight[:, i] * x[t - (taps - 1) + i]), each column for itself.
+
+    Rows before the first position are zeros. State: the last taps - 1 rows of x, oldest first.
+
+    As a launch: chunks of 16 columns over all rows of the step, the taps and the last rows in
+    registers, so y may take the place of x; the weight is transposed once when it is prepared.
+    """
+    x, weight, view = inputs
+    taps = int(attrs["taps"])
+    kernel = weight.reshape(-1, taps)
+    y = np.empty_like(x)
+    for s, rows in sequences(step):
+        state = view.at(step, s)
+        line = np.concatenate([state.reshape(taps - 1, -1), x[rows]])
+        n = rows.stop - rows.start
+        total = sum(line[i : i + n].astype(np.float64) * kernel[:, i] for i in range(taps))
+        y[rows] = total * sigmoid(np.asarray(total))
+        state[:] = line[n:].reshape(-1)
+    return [y]
+
+
+# -- delta rule ------------------------------------------------------------------------------------
+
+
+def _delta_cost(node: Node) -> Cost:
+    """The chunkwise form: two products of S with every row, and one update of S a chunk."""
+    qkv, out = node.inputs[0], node.outputs[0]
+    assert isinstance(qkv, Value)
+    shape = _shape(node.attrs)
+    inside = CHUNK // 2 * (3 * shape.v_cols + 2 * shape.n_v_heads * shape.k_dim)
+    return Cost(
+        row_bytes=4 * (qkv.cols + 2 * shape.n_v_heads + out.cols),
+        row_flops=6 * shape.matrix_floats + 2 * inside,
+        sequence_bytes=4 * shape.state_floats,
+    )
+
+
+def delta_case(
+    name: str,
+    shape: DeltaShape,
+    lengths: Sequence[int],
+    *,
+    grouped: bool = False,
+    pace: float = 1.0,
+) -> Case:
+    """Random rows; `pace` scales how fast the state decays."""
+    case = Case(name, sum(lengths), sequences=lengths)
+    heads = shape.n_v_heads
+    out = case.graph.delta_rule(
+        case.rows(shape.qkv_cols),
+        case.rows(heads, scale=2.0),
+        case.rows(heads, scale=2.0),
+        case.given(-pace * np.exp(case.rng.standard_normal(heads)).astype(np.float32)),
+        case.vector(heads),
+        RecurrentState("delta", shape.state_floats),
+        n_k_heads=shape.n_k_heads,
+        k_dim=shape.k_dim,
+        v_dim=shape.v_dim,
+        grouped=grouped,
+    )
+    return case.returns(out)
+
+
+def _delta_cases() -> Iterator[Case]:
+    yield delta_case("prompt", DeltaShape(2, 4, 32, 32), (150,), pace=0.02)
+    yield delta_case("ragged", DeltaShape(2, 6, 16, 48), (1, 33, 64, 5), pace=0.2)
+    yield delta_case("grouped", DeltaShape(2, 6, 48, 16), (70, 3), grouped=True, pace=0.2)
+    yield delta_case("equal", DeltaShape(3, 3, 128, 128), (1, 1, 40), pace=0.2)
+    yield delta_case("forgetful", DeltaShape(1, 2, 32, 32), (100,), pace=40.0)
+
+
+@op(cost=_delta_cost, cases=_delta_cases, tolerance=1e-4)
+def delta_rule(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """For each value head, token by token:
+
+        g = exp(a * softplus(alpha + bias)),  b = sigmoid(beta),  q, k = q/|q|/sqrt(k_dim), k/|k|
+        S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
+
+    Rows [q of each key head | k of each key head | v of each value head]. State: S in float32.
+
+    As a launch: tasks are (sequence, value head). A task walks its rows with S in cache, in the
+    chunkwise form on the grid of CHUNK positions. A single token has the same path as a prompt: S is
+    read and not written until its chunk is full, so decode moves half of what the plain recurrence
+    does, and the result does not depend on how a prompt was cut. Lanes are columns of S (v_dim).
+    """
+    qkv, alpha, beta, a, bias, view = inputs
+    shape = _shape(attrs)
+    q, k, v = _heads(qkv, shape, bool(attrs["grouped"]))
+    g, b = np.exp(_log_decay(alpha, a, bias)), sigmoid(beta.astype(np.float64))
+    o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
+    for s, rows in sequences(step):
+        stored = _slot(view.at(step, s), shape)[0]
+        state = stored.astype(np.float64)
+        for t in range(rows.start, rows.stop):
+            state *= g[t, :, None, None]
+            d = b[t, :, None] * (v[t] - np.matmul(k[t, :, None], state)[:, 0])
+            state += k[t, :, :, None] * d[:, None]
+            o[t] = np.matmul(q[t, :, None], state)[:, 0]
+        stored[:] = state
+    return [o.reshape(len(o), -1)]
+
+
+def delta_rule_in_chunks(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """`delta_rule` in the chunkwise form, with the slot layout of `DeltaShape.state_floats`.
+
+    With S the state after the last whole chunk, G_t the product of g since then, and j over the
+    positions of the chunk (section 3.3 of the paper):
+
+        d_t = b_t (v_t - G_t S^T k_t - sum over j < t of (G_t / G_j) (k_j . k_t) d_j)
+        o_t = G_t S^T q_t + sum over j <= t of (G_t / G_j) (k_j . q_t) d_j
+        S'  = G S + sum over j of (G / G_j) k_j d_j^T      at the end of the chunk
+
+    The products with S and of k with k and q are matrix products over the rows of the chunk; only
+    the sum over j < t goes row by row. Row t needs nothing of later rows, so a chunk may stop at
+    any row, keep k, d and g of its rows in the slot, and go on in the next step. G_t / G_j is a
+    product of factors up to 1, row by row: sums of log g would grow with a fast decay, and lose
+    their differences.
+    """
+    qkv, alpha, beta, a, bias, view = inputs
+    shape = _shape(attrs)
+    q, k_rows, v = _heads(qkv, shape, bool(attrs["grouped"]))
+    g, b = np.exp(_log_decay(alpha, a, bias)), sigmoid(beta.astype(np.float64))
+    o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
+    for s, rows in sequences(step):
+        state, k_kept, d, g_kept = _slot(view.at(step, s), shape)
+        at, position = rows.start, int(step.positions[rows.start])
+        while at < rows.stop:
+            old = position % CHUNK  # rows of this chunk that earlier steps brought
+            n = min(CHUNK - old, rows.stop - at)
+            new, end = slice(at, at + n), old + n
+            k_kept[:, :, old:end], g_kept[:, old:end] = k_rows[new].transpose(1, 2, 0), g[new].T
+            decay, whole = _decay(g_kept[:, :end])
+            left = decay[:, -1]  # [heads, rows], what a row has kept at the end of the chunk
+            decay, whole = decay[:, old:], whole[:, old:, None]
+            k, k_new, q_new = k_kept[:, :, :end], k_rows[new], q[new].transpose(1, 0, 2)
+            k_new = k_new.transpose(1, 0, 2)
+            k_by_k, k_by_q = decay * (k_new @ k), decay * (q_new @ k)
+            rest = v[new].transpose(1, 0, 2) - whole * (k_new @ state)
+            for i in range(n):
+                known = k_by_k[:, i, None, : old + i] @ d[:, : old + i]
+                d[:, old + i] = b[at + i, :, None] * (rest[:, i] - known[:, 0])
+            mixed = whole * (q_new @ state) + k_by_q @ d[:, :end]
+            o[new] = mixed.transpose(1, 0, 2)
+            if end == CHUNK:
+                state[:] = whole[:, -1:] * state + (k * left[:, None]) @ d
+            at, position = at + n, position + n
+    return [o.reshape(len(o), -1)]
+
+
+def _decay(g: FloatArray) -> tuple[Float64Array, Float64Array]:
+    """From g [heads, rows]: G_t / G_j [heads, t, j], 0 for j > t, and G_t [heads, t]."""
+    heads, n = g.shape
+    decay = np.zeros((heads, n, n))
+    for t in range(n):
+        decay[:, t] = decay[:, t - 1] * g[:, t, None]
+        decay[:, t, t] = 1.0
+    return decay, np.cumprod(g, axis=1, dtype=np.float64)
+
+
+def _slot(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
+    """S, k, d and g of each head of a slot, as views."""
+    heads = state.reshape(shape.n_v_heads, -1)
+    views, at = [], 0
+    for dims in (
+        (shape.k_dim, shape.v_dim),
+        (shape.k_dim, CHUNK),
+        (CHUNK, shape.v_dim),
+        (CHUNK,),
+    ):
+        n = math.prod(dims)
+        views.append(heads[:, at : at + n].reshape(shape.n_v_heads, *dims))
+        at += n
+    return tuple(views)
+
+
+def _shape(attrs: Attrs) -> DeltaShape:
+    return DeltaShape(*(int(attrs[x]) for x in ("n_k_heads", "n_v_heads", "k_dim", "v_dim")))
+
+
+def _heads(
+    qkv: FloatArray, shape: DeltaShape, grouped: bool
+) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """q and k [tokens, n_v_heads, k_dim], normalised, and v [tokens, n_v_heads, v_dim]."""
+    q, k, v = np.split(qkv.astype(np.float64), [shape.k_cols, 2 * shape.k_cols], axis=1)
+    q, k = (_unit(x.reshape(-1, shape.n_k_heads, shape.k_dim)) for x in (q, k))
+    q = _spread(q, shape, grouped) * shape.k_dim**-0.5
+    return q, _spread(k, shape, grouped), v.reshape(-1, shape.n_v_heads, shape.v_dim)
+
+
+def _unit(x: Float64Array | FloatArray) -> Float64Array:
+    """Each head divided by its length."""
+    wide = x.astype(np.float64)
+    unit: Float64Array = wide / np.sqrt(np.square(wide).sum(axis=-1, keepdims=True) + L2_EPS)
+    return unit
+
+
+def _spread(x: Float64Array, shape: DeltaShape, grouped: bool) -> Float64Array:
+    """The key head of each value head: [tokens, n_k_heads, k_dim] -> [tokens, n_v_heads, k_dim]."""
+    times = shape.n_v_heads // shape.n_k_heads
+    return np.repeat(x, times, axis=1) if grouped else np.tile(x, (1, times, 1))
+
+
+def _log_decay(alpha: FloatArray, a: FloatArray, bias: FloatArray) -> Float64Array:
+    """a * softplus(alpha + bias), which is log g, without overflow."""
+    decay: Float64Array = np.multiply(a, np.logaddexp(0.0, alpha + bias, dtype=np.float64))
+    return decay
+
+
+# -- gated norm ------------------------------------------------------------------------------------
+
+
+def _gated_cases() -> Iterator[Case]:
+    for cols, group in ((64, 32), (256, 128)):
+        case = Case(f"{cols}by{group}")
+        x, z, weight = case.rows(cols), case.rows(cols, scale=3.0), case.vector(group)
+        yield case.returns(case.graph.gated_norm(x, z, weight, eps=1e-6))
+
+
+@op(cost=elementwise_cost, cases=_gated_cases)
+def gated_norm(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """rms_norm of each run of `group` columns of x, times weight [group], times silu(z).
+
+    As a launch: one pass that may write its rows quantised.
+    """
+    x, z, weight = inputs
+    gate = z.astype(np.float64)
+    y = normalise(x, weight, int(attrs["group"]), float(attrs["eps"]))
+    return [(y * gate * sigmoid(gate)).astype(np.float32)]

@@ -1,0 +1,83 @@
+"""Rotary position embedding (Su et al., 2021) from a table of cosines and sines.
+
+Every variant (linear, YaRN, Llama 3, frequency factors) is a vector of inverse frequencies and a
+scale, computed once when a model is built (zinc.models.rope). So a step computes one table for all
+layers that share it, and the kernels know two pairings only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from zinc.ops.attention import CacheView
+from zinc.ops.cases import Case
+from zinc.ops.graph import FloatArray
+from zinc.ops.norm import normalise
+from zinc.ops.registry import Attrs, elementwise_cost, op
+from zinc.ops.step import Step
+
+
+def _table_cases() -> Iterator[Case]:
+    case = Case("table", n_tokens=40)
+    case.rows(16)
+    table = case.graph.rope_table(case.rope_frequencies(32), scale=1.25)
+    yield case.returns(table)
+
+
+@op(cost=elementwise_cost, cases=_table_cases)
+def rope_table(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """[cos | sin] of position * inv_freq, times scale: rows [tokens, 2 * len(inv_freq)]."""
+    angle = step.positions[:, None].astype(np.float64) * inputs[0].astype(np.float64)
+    table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * float(attrs["scale"])
+    return [table.astype(np.float32)]
+
+
+def rotate(x: FloatArray, table: FloatArray, head_dim: int, neox: bool) -> FloatArray:
+    """Rotates the leading dimensions of each head of x [tokens, heads * head_dim].
+
+    neox pairs dimension i with i + half, otherwise 2i with 2i + 1; half = table.cols / 2.
+    """
+    heads = x.reshape(len(x), -1, head_dim).copy()
+    half = table.shape[1] // 2
+    cos, sin = table[:, None, :half], table[:, None, half:]
+    if neox:
+        first, second = slice(0, half), slice(half, 2 * half)
+    else:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    a, b = heads[..., first].copy(), heads[..., second].copy()
+    heads[..., first] = a * cos - b * sin
+    heads[..., second] = b * cos + a * sin
+    return heads.reshape(x.shape)
+
+
+def _no_cases() -> Iterator[Case]:
+    return iter(())  # runs fused as rope_store; its cases are those of attention
+
+
+@op(cost=elementwise_cost, cases=_no_cases)
+def rope(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """Rotates the first table.cols dimensions of every head."""
+    x, table = inputs
+    return [rotate(x, table, int(attrs["head_dim"]), bool(attrs["neox"]))]
+
+
+@op(cost=elementwise_cost, cases=_no_cases)
+def rope_store(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+    """Per head: RMS norm of q and k (when weights are given), RoPE, then k and v into the cache."""
+    q, k, v, table, q_norm, k_norm, cache = inputs
+    head_dim, eps, neox = int(attrs["head_dim"]), float(attrs["eps"]), bool(attrs["neox"])
+
+    def prepare(x: FloatArray, norm: FloatArray | None) -> FloatArray:
+        x = x if norm is None else normalise(x, norm, head_dim, eps)
+        return x if table is None else rotate(x, table, head_dim, neox)
+
+    if k is not None:
+        assert isinstance(cache, CacheView)
+        if attrs["v_norm"]:
+            assert v is not None
+            v = normalise(v, None, cache.head_dim_v, eps)
+        cache.store(step, prepare(k, k_norm), v)
+    return [prepare(q, q_norm)]

@@ -1,0 +1,308 @@
+"""Rewrites of a graph before it is placed in memory: fusion, and the choice of activation formats.
+
+Each pass maps a list of nodes to a list of nodes that computes the same values; `ref` runs both,
+and a test holds them equal. A pass looks at structure only, never at the name of a model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+from zinc.ops.graph import Act, Dim, Node, Value, Weight
+
+Pass: TypeAlias = Callable[[Sequence[Node], Value], list[Node]]
+ActivationOf: TypeAlias = Callable[[Weight], Act]
+
+MAX_PARTS = 4
+# Ops whose last input is an optional residual.
+TAKES_RESIDUAL = {"linear", "rms_norm", "moe_down"}
+# Products with weights: they read input 0 in the format of the weight at this index.
+READS_ROWS = {"linear": 1, "linear_glu": 1, "head_linear": 1, "moe_glu": 3, "moe_down": 4}
+# Ops whose kernels can write their rows quantised, so that no separate pass over them is needed.
+QUANTISING = {"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu"}
+# Products whose kernels round the rows themselves: a head is a row of its own, and read once.
+ROUNDS_ITSELF = {"head_linear"}
+
+
+def uses(nodes: Iterable[Node], output: Value) -> Counter[int]:
+    """How often each value is read; the graph's output counts as a read."""
+    counts = Counter(v.id for node in nodes for v in node.inputs if isinstance(v, Value))
+    counts[output.id] += 1
+    return counts
+
+
+def producers(nodes: Iterable[Node]) -> dict[int, Node]:
+    return {v.id: node for node in nodes for v in node.outputs}
+
+
+def fuse_residual(nodes: Sequence[Node], output: Value) -> list[Node]:
+    """add(linear(x), r), add(rms_norm(x), r) and the like become one node with r its residual."""
+    made, used = producers(nodes), uses(nodes, output)
+    order = {id(node): i for i, node in enumerate(nodes)}
+    absorbed: dict[int, Node] = {}  # by id(node): the node that replaces it
+    dropped: set[int] = set()
+    for node in nodes:
+        if node.op != "add":
+            continue
+        a, b = node.inputs
+        for branch, residual in ((a, b), (b, a)):
+            assert isinstance(branch, Value)
+            assert isinstance(residual, Value)
+            source = made.get(branch.id)
+            if source is None or used[branch.id] != 1 or id(source) in dropped:
+                continue
+            if source.op not in TAKES_RESIDUAL or source.inputs[-1] is not None:
+                continue
+            before = made.get(residual.id)
+            if before is not None and order[id(before)] > order[id(source)]:
+                continue  # the residual is not there yet when the branch is computed
+            absorbed[id(source)] = replace(
+                source, inputs=(*source.inputs[:-1], residual), outputs=node.outputs
+            )
+            dropped.add(id(node))
+            break
+    return [absorbed.get(id(node), node) for node in nodes if id(node) not in dropped]
+
+
+def fuse_glu(nodes: Sequence[Node], output: Value, activation: ActivationOf) -> list[Node]:
+    """glu(linear(x, gate), linear(x, up)) becomes one pass over both weights."""
+    made, used = producers(nodes), uses(nodes, output)
+    result: list[Node] = []
+    dropped: set[int] = set()
+    for node in nodes:
+        if node.op == "glu":
+            gate, up = (made[v.id] for v in node.inputs if isinstance(v, Value))
+            fits = all(
+                part.op == "linear" and part.inputs[3] is None and used[part.outputs[0].id] == 1
+                for part in (gate, up)
+            )
+            if fits and gate.inputs[0] == up.inputs[0]:
+                x, w_gate, b_gate, _ = gate.inputs
+                _, w_up, b_up, _ = up.inputs
+                assert isinstance(w_gate, Weight)
+                assert isinstance(w_up, Weight)
+                if activation(w_gate) == activation(w_up):
+                    dropped |= {id(gate), id(up)}
+                    inputs = (x, w_gate, w_up, b_gate, b_up)
+                    node = replace(node, op="linear_glu", inputs=inputs)
+        result.append(node)
+    return [node for node in result if id(node) not in dropped]
+
+
+def fuse_siblings(nodes: Sequence[Node], output: Value, activation: ActivationOf) -> list[Node]:
+    """Linears that read the same rows in the same format become one launch of several parts."""
+    result: list[Node] = []
+    open_groups: dict[tuple[int, Act], int] = {}
+    for node in nodes:
+        if node.op != "linear" or node.inputs[3] is not None:
+            result.append(node)
+            continue
+        x, weight = node.inputs[:2]
+        assert isinstance(x, Value)
+        assert isinstance(weight, Weight)
+        key = (x.id, activation(weight))
+        at = open_groups.get(key)
+        if at is None or len(result[at].outputs) == MAX_PARTS:
+            open_groups[key] = len(result)
+            result.append(node)
+            continue
+        head = result[at]
+        result[at] = replace(
+            head,
+            inputs=(*head.inputs, *node.inputs[1:]),
+            outputs=(*head.outputs, *node.outputs),
+            attrs=MappingProxyType({"n_parts": len(head.outputs) + 1}),
+        )
+    return result
+
+
+def fuse_rope_store(nodes: Sequence[Node], output: Value) -> list[Node]:
+    """Per-head norm, RoPE and the cache write of one attention become one launch."""
+    made, used = producers(nodes), uses(nodes, output)
+    dropped: set[int] = set()
+    replaced: dict[int, Node] = {}
+    stores = {
+        node.inputs[2].name: node  # type: ignore[union-attr]
+        for node in nodes
+        if node.op == "kv_store"
+    }
+
+    def unwrap(value: Value, op: str) -> tuple[Value, Node | None]:
+        node = made.get(value.id)
+        if node is None or node.op != op or used[value.id] != 1:
+            return value, None
+        inner = node.inputs[0]
+        assert isinstance(inner, Value)
+        return inner, node
+
+    def head(value: Value) -> tuple[Value, Node | None, Node | None]:
+        """The value before rope and norm, and these two nodes."""
+        inner, rope = unwrap(value, "rope")
+        inner, norm = unwrap(inner, "rms_norm")
+        return inner, rope, norm
+
+    def is_unit_norm(node: Node | None) -> bool:
+        return node is not None and node.inputs[1] is None
+
+    for node in nodes:
+        if node.op != "attention":
+            continue
+        q, state = node.inputs[:2]
+        assert isinstance(q, Value)
+        store = stores.pop(state.name, None)  # type: ignore[union-attr]
+        q_in, q_rope, q_norm = head(q)
+        absorbed = [q_rope, q_norm]
+        k_in = v_in = k_norm = v_norm = None
+        if store is not None:
+            k, v = store.inputs[:2]
+            assert isinstance(k, Value)
+            k_in, k_rope, k_norm = head(k)
+            if isinstance(v, Value):
+                v_in, v_norm = unwrap(v, "rms_norm")
+                if v_norm is not None and not is_unit_norm(v_norm):
+                    v_in, v_norm = v, None
+            absorbed += [k_rope, k_norm, v_norm, store]
+        rope = q_rope or (absorbed[2] if len(absorbed) > 2 else None)
+        norm = q_norm or k_norm or v_norm
+        n_kv, head_dim = state.n_heads, state.head_dim  # type: ignore[union-attr]
+        fused = Node(
+            "rope_store",
+            (
+                q_in,
+                k_in,
+                v_in,
+                rope.inputs[1] if rope else None,
+                q_norm.inputs[1] if q_norm else None,
+                k_norm.inputs[1] if k_norm else None,
+                state if store is not None else None,
+            ),
+            (q,),
+            MappingProxyType(
+                {
+                    "n_heads": q.cols // head_dim,
+                    "n_kv_heads": n_kv,
+                    "head_dim": head_dim,
+                    "rope_dims": int(rope.attrs["rope_dims"]) if rope else 0,
+                    "neox": int(rope.attrs["neox"]) if rope else 0,
+                    "eps": float(norm.attrs["eps"]) if norm else 0.0,
+                    "v_norm": int(v_norm is not None),
+                }
+            ),
+            node.label,
+        )
+        dropped |= {id(n) for n in absorbed if n is not None}
+        replaced[id(node)] = fused
+    result: list[Node] = []
+    for node in nodes:
+        if id(node) in dropped:
+            continue
+        if id(node) in replaced:
+            result.append(replaced[id(node)])
+        result.append(node)
+    return result
+
+
+def choose_activations(
+    nodes: Sequence[Node], output: Value, activation: ActivationOf, next_id: int
+) -> list[Node]:
+    """Gives every linear its rows in the format its kernel reads.
+
+    The producer writes that format itself when it can and nobody needs the rows in float32;
+    otherwise a quantize node follows it.
+    """
+    wanted: dict[int, Counter[Act]] = {}
+    for node in nodes:
+        for value in node.inputs:
+            if isinstance(value, Value):
+                act = _wants(node, value, activation)
+                wanted.setdefault(value.id, Counter())[act] += 1
+    wanted.setdefault(output.id, Counter())[Act.F32] += 1
+
+    stored: dict[tuple[int, Act], Value] = {}
+    result: list[Node] = []
+    for node in nodes:
+        outputs = []
+        casts: list[Node] = []
+        for value in node.outputs:
+            acts = wanted.get(value.id, Counter())
+            if len(acts) == 1 and _can_write(node, (only := next(iter(acts)))):
+                out = replace(value, act=only)
+                outputs.append(out)
+                stored[value.id, only] = out
+                continue
+            outputs.append(value)
+            stored[value.id, Act.F32] = value
+            for act in acts:
+                if act is not Act.F32:
+                    out = replace(value, id=next_id, act=act)
+                    next_id += 1
+                    stored[value.id, act] = out
+                    casts.append(Node("quantize", (value,), (out,), label=node.label))
+        inputs = tuple(
+            stored[v.id, _wants(node, v, activation)] if isinstance(v, Value) else v
+            for v in node.inputs
+        )
+        result.append(replace(node, inputs=inputs, outputs=tuple(outputs)))
+        result.extend(casts)
+    return result
+
+
+def _wants(node: Node, value: Value, activation: ActivationOf) -> Act:
+    at = READS_ROWS.get(node.op)
+    if at is not None and value == node.inputs[0] and node.op not in ROUNDS_ITSELF:
+        weight = node.inputs[at]
+        assert isinstance(weight, Weight)
+        return activation(weight)
+    return Act.F32
+
+
+def _can_write(node: Node, act: Act) -> bool:
+    if act is Act.F32:
+        return True
+    has_residual = node.op == "rms_norm" and node.inputs[2] is not None
+    writes_bf16 = node.op == "moe_glu"
+    return node.op in QUANTISING and not has_residual and (act is not Act.BF16 or writes_bf16)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Columns of another value from `first` on: no bytes of its own."""
+
+    base: Value
+    first: int
+
+
+def resolve_views(nodes: Sequence[Node]) -> tuple[list[Node], dict[int, View]]:
+    """Drops the columns nodes; what they made is read in place, through a view by value id."""
+    result: list[Node] = []
+    views: dict[int, View] = {}
+    for node in nodes:
+        if node.op != "columns":
+            result.append(node)
+            continue
+        base, (out,) = node.inputs[0], node.outputs
+        assert isinstance(base, Value)
+        assert base.act is out.act is Act.F32, "only float32 columns have addresses"
+        first = int(node.attrs["first"])
+        if base.id in views:
+            base, first = views[base.id].base, first + views[base.id].first
+        views[out.id] = View(base, first)
+    return result, views
+
+
+def check(nodes: Sequence[Node], output: Value) -> None:
+    """Every value is made once, before it is read; dims agree. Raises AssertionError otherwise."""
+    made: dict[int, Value] = {}
+    for node in nodes:
+        for value in node.inputs:
+            if isinstance(value, Value):
+                assert made.get(value.id) == value, f"{node.op} reads {value} before it is made"
+        for value in node.outputs:
+            assert value.id not in made, f"{value} is made twice"
+            made[value.id] = value
+    assert made.get(output.id) == output, "the output is not made"
+    assert output.dim is Dim.OUTPUTS, "the output must have a row for each output row of the step"

@@ -1,0 +1,1 @@
+"""Quantisation: block layouts, numpy decoders (the golden reference of kernels) and encoders."""

@@ -1,0 +1,95 @@
+"""Byte-pair encoding on the `tokenizers` library, from a GGUF vocabulary and its merges.
+
+Two spellings exist: byte-level (GPT-2: each byte is a printable character) and UTF-8 with `▁` for a
+space (Gemma 4). The library's objects are built directly; going through its JSON is ten times
+slower at 250,000 tokens.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from zinc.core.errors import ModelError
+from zinc.tokenizer.pretokenizers import PreTokenizer
+from zinc.tokenizer.vocabulary import Vocabulary
+
+SPACE = "▁"
+
+
+class BytePairEncoder:
+    """Text without special tokens → ids.
+
+    `merges` are `left right` in order of priority. Raises ModelError when one is not a pair.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, merges: list[str], cut: PreTokenizer) -> None:
+        self._spaces = not cut.byte_level
+        self._missing = None if _spells_all_bytes(vocabulary, cut) else len(vocabulary)
+        pairs = _pairs(merges, vocabulary.path)
+        self._tokenizer = Tokenizer(_model(vocabulary, pairs, cut, self._missing))
+        steps: list[pre_tokenizers.PreTokenizer] = [
+            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.patterns
+        ]
+        if cut.byte_level:
+            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+
+    def encode(self, text: str) -> list[int]:
+        if self._spaces:
+            text = text.replace(" ", SPACE)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if self._missing is not None:
+            ids = [id for id in ids if id != self._missing]
+        return ids
+
+
+def _spells_all_bytes(vocabulary: Vocabulary, cut: PreTokenizer) -> bool:
+    if cut.byte_level:
+        return all(char in vocabulary.ids for char in pre_tokenizers.ByteLevel.alphabet())
+    return all(f"<0x{byte:02X}>" in vocabulary.ids for byte in range(256))
+
+
+def _pairs(merges: list[str], path: str) -> list[tuple[str, str]]:
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        if not (left and right):
+            raise ModelError(
+                f"{path} has a damaged tokenizer",
+                f"the merge {merge!r} is not two tokens with a space between",
+                "download or convert the file again",
+            )
+        pairs.append((left, right))
+    return pairs
+
+
+def _model(
+    vocabulary: Vocabulary,
+    pairs: list[tuple[str, str]],
+    cut: PreTokenizer,
+    missing: int | None,
+) -> models.BPE:
+    """The library's model. `missing` is an id for bytes without a token.
+
+    Such bytes give no id, but they still part their neighbours; the library would merge those. So
+    they get an id past the vocabulary, which the encoder drops afterwards.
+    """
+    ids, unk_token = vocabulary.ids, None
+    if missing is not None:
+        unk_token = "\ufdd1"
+        ids = ids | {unk_token: missing}
+
+    def build(pairs: list[tuple[str, str]]) -> models.BPE:
+        return models.BPE(
+            ids,
+            pairs,
+            unk_token=unk_token,
+            ignore_merges=cut.ignore_merges,
+            byte_fallback=not cut.byte_level,
+        )
+
+    try:
+        return build(pairs)
+    except Exception:  # the library raises bare Exception
+        # A merge names a token that is not there. It can never apply, so it is left out.
+        return build([p for p in pairs if p[0] in ids and p[1] in ids and p[0] + p[1] in ids])

@@ -1,0 +1,307 @@
+"""Text to token ids and back, from the metadata of a GGUF file alone.
+
+`Tokenizer` puts the parts together: special tokens are cut out first (`specials`), the text between
+goes through the model's encoder (`bpe` or `spm`), and the file's flags say what is added at the
+ends. Ids equal llama.cpp's, with one exception: the frame tokens of Harmony (gpt-oss) are parsed
+only when special tokens are, since a user's text must not be able to forge a message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from zinc.core.errors import RequestError, UnsupportedError
+from zinc.tokenizer.bpe import BytePairEncoder
+from zinc.tokenizer.fields import Fields
+from zinc.tokenizer.pretokenizers import PreTokenizer, pretokenizer
+from zinc.tokenizer.specials import SHIELD, SpecialTokens
+from zinc.tokenizer.spm import SPACE, ScoreEncoder
+from zinc.tokenizer.vocabulary import (
+    PREFIX,
+    Roles,
+    TokenKind,
+    Vocabulary,
+    assign_roles,
+    read_vocabulary,
+)
+
+_CHAT_TEMPLATE = "tokenizer.chat_template"
+
+
+class Encoder(Protocol):
+    """Text without special tokens → ids."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Tokenizer:
+    """The tokenizer of one model. Immutable; safe to share between threads.
+
+    `add_bos`, `add_eos`: whether `encode` adds these tokens. `add_space_prefix`: whether a space
+    goes before text at the start (SentencePiece). `eog_ids` end an answer; `special_ids` are tokens
+    that are not text; `chat_template` is the model's Jinja source.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        roles: Roles,
+        encoder: Encoder,
+        *,
+        byte_level: bool,
+        add_bos: bool,
+        add_eos: bool,
+        add_space_prefix: bool,
+        chat_templates: Mapping[str, str],
+        strip_after_special: bool = False,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._encoder = encoder
+        self._byte_level = byte_level
+        self._pieces: dict[int, bytes] = {}
+        self.path = vocabulary.path
+        self.n_vocab = len(vocabulary)
+        self.bos_id, self.eos_id, self.eot_id = roles.bos, roles.eos, roles.eot
+        self.unk_id, self.pad_id = roles.unk, roles.pad
+        self.eog_ids = roles.eog
+        self.add_bos = add_bos and roles.bos is not None
+        self.add_eos = add_eos and roles.eos is not None
+        self.add_space_prefix = add_space_prefix
+        self.chat_templates = dict(chat_templates)
+        self.chat_template = self.chat_templates.get("default")
+
+        control = vocabulary.of_kind(TokenKind.CONTROL, TokenKind.UNKNOWN)
+        self.special_ids = frozenset(control)
+        self._hidden = self.special_ids - roles.shown
+        user_defined = vocabulary.of_kind(TokenKind.USER_DEFINED)
+        texts = vocabulary.texts
+        strip_after = _strip_after(vocabulary, roles) if strip_after_special else ()
+        self._control = SpecialTokens({texts[id]: id for id in control})
+        self._matched_always = SpecialTokens({texts[id]: id for id in user_defined}, strip_after)
+        self._matched_all = SpecialTokens(
+            {texts[id]: id for id in sorted(control + user_defined)}, strip_after
+        )
+
+    # -- construction ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_gguf(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """Read the tokenizer of a GGUF file. Raises FormatError, ModelError, UnsupportedError."""
+        from zinc.formats.gguf import GGUFFile
+
+        with GGUFFile.open(path) as file:
+            return cls.from_metadata(file.metadata, os.fspath(path))
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], path: str = "the model") -> Tokenizer:
+        """Build from GGUF metadata; `path` is for messages.
+
+        Raises ModelError when keys are missing or damaged, UnsupportedError for a kind of
+        tokenizer or a pre-tokenizer that zinc does not know.
+        """
+        fields = Fields(metadata, path)
+        model = fields.text(PREFIX + "model")
+        if model == "llama":
+            return _from_scores(fields)
+        if model in ("gpt2", "gemma4"):
+            name = "gemma4" if model == "gemma4" else fields.text(PREFIX + "pre")
+            return _from_merges(fields, pretokenizer(name or "", path))
+        if model in (None, "none", "no_vocab"):
+            raise UnsupportedError(
+                f"{path} carries no tokenizer",
+                "tokenizer.ggml.model is missing or none",
+                "use a file with a tokenizer, or pass token ids",
+            )
+        raise UnsupportedError(
+            f"{path} has a tokenizer of the kind {model!r}",
+            "zinc knows byte-pair (gpt2, gemma4) and SentencePiece (llama) vocabularies",
+        )
+
+    # -- encoding -------------------------------------------------------------------------------
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        `add_special` adds BOS and EOS where the model asks for them. `parse_special` also finds
+        control tokens that are written out; leave it off for text that a user typed. Lone
+        surrogates, which no UTF-8 text has, become U+FFFD.
+        """
+        specials = self._matched_all if parse_special else self._matched_always
+        ids = self._encode_pieces(specials.split(_well_formed(text)))
+        if add_special:
+            if self.add_bos and self.bos_id is not None:
+                ids.insert(0, self.bos_id)
+            if self.add_eos and self.eos_id is not None:
+                ids.append(self.eos_id)
+        return ids
+
+    def shield(self, text: str) -> str:
+        """Mark `text` so that `encode_prompt` never finds a control token in it."""
+        return self._control.shield(text)
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Ids of a rendered chat prompt: control tokens are parsed, except in shielded text.
+
+        BOS comes first exactly once if the model asks for it, whether or not the template wrote it;
+        EOS is never added, since the answer is still to come.
+        """
+        pieces = self._matched_all.split(_well_formed(prompt))
+        plain = (piece if isinstance(piece, int) else piece.replace(SHIELD, "") for piece in pieces)
+        ids = self._encode_pieces(piece for piece in plain if piece != "")
+        if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def _encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
+        ids: list[int] = []
+        after_special = True
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids.append(piece)
+                after_special = True
+                continue
+            prefix = " " if self.add_space_prefix and after_special else ""
+            ids += self._encoder.encode(prefix + piece)
+            after_special = False
+        return ids
+
+    # -- decoding -------------------------------------------------------------------------------
+
+    def token_bytes(self, id: int) -> bytes:
+        """What a token stands for, as bytes: a part of a character for some. Control tokens give
+        their text, unused ones nothing. Raises RequestError for an id outside the vocabulary.
+        """
+        piece = self._pieces.get(id)
+        if piece is None:
+            if not 0 <= id < self.n_vocab:
+                raise RequestError(
+                    f"token id {id} does not exist", f"the vocabulary has {self.n_vocab} tokens"
+                )
+            piece = self._pieces[id] = self._piece(id)
+        return piece
+
+    def _piece(self, id: int) -> bytes:
+        text = self._vocabulary.texts[id]
+        match self._vocabulary.kinds[id]:
+            case TokenKind.NORMAL if self._byte_level:
+                spelled = [_BYTE_OF.get(char) for char in text]
+                if None in spelled:  # a token added as it stands
+                    return text.encode(errors="replace")
+                return bytes(byte for byte in spelled if byte is not None)
+            case TokenKind.NORMAL:
+                return text.replace(SPACE, " ").encode(errors="replace")
+            case TokenKind.BYTE:
+                try:
+                    return bytes([int(text[3:5], 16)])
+                except ValueError:
+                    return text.encode(errors="replace")
+            case TokenKind.UNUSED | TokenKind.UNDEFINED:
+                return b""
+            case _:
+                return text.encode(errors="replace")
+
+    def is_hidden(self, id: int) -> bool:
+        """Whether a token is left out of an answer's text: control tokens, all but a few."""
+        return id in self._hidden
+
+    def decode_bytes(self, ids: Iterable[int], skip_special: bool = True) -> bytes:
+        """The bytes of `ids`, in order; possibly not whole characters."""
+        hidden = self._hidden if skip_special else frozenset()
+        return b"".join(self.token_bytes(id) for id in ids if id not in hidden)
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`, the inverse of `encode`: the space that `encode` put before the text
+        is taken off again. Bytes that are not UTF-8 become U+FFFD.
+        """
+        text = self.decode_bytes(ids, skip_special).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.add_space_prefix else text
+
+    # -- vocabulary -----------------------------------------------------------------------------
+
+    def id_of(self, token_text: str) -> int | None:
+        """The id of a token by its spelling in the file, or None."""
+        return self._vocabulary.ids.get(token_text)
+
+    def text_of(self, id: int) -> str:
+        """A token as the file spells it. Raises RequestError for an id outside the vocabulary."""
+        self.token_bytes(id)
+        return self._vocabulary.texts[id]
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.path!r}, n_vocab={self.n_vocab})"
+
+
+def _from_scores(fields: Fields) -> Tokenizer:
+    vocabulary = read_vocabulary(fields)
+    roles = assign_roles(vocabulary, fields, {"bos": 1, "eos": 2, "unk": 0})
+    # Phi 3 was trained with the whitespace after its markers swallowed; only its name tells.
+    name = (fields.text("general.name") or "").lower()
+    return Tokenizer(
+        vocabulary,
+        roles,
+        ScoreEncoder(vocabulary, roles.unk),
+        byte_level=False,
+        add_bos=_flag(fields, "add_bos_token", True),
+        add_eos=_flag(fields, "add_eos_token", False),
+        add_space_prefix=_flag(fields, "add_space_prefix", True),
+        chat_templates=_chat_templates(fields),
+        strip_after_special="phi-3" in name or "phi3" in name,
+    )
+
+
+def _from_merges(fields: Fields, cut: PreTokenizer) -> Tokenizer:
+    vocabulary = read_vocabulary(fields)
+    roles = assign_roles(vocabulary, fields, {})
+    merges = fields.strings(PREFIX + "merges") or []
+    add_bos = _flag(fields, "add_bos_token", cut.add_bos)
+    return Tokenizer(
+        vocabulary,
+        roles,
+        BytePairEncoder(vocabulary, merges, cut),
+        byte_level=cut.byte_level,
+        add_bos=add_bos or cut.always_bos,
+        add_eos=_flag(fields, "add_eos_token", False),
+        add_space_prefix=False,
+        chat_templates=_chat_templates(fields),
+    )
+
+
+def _flag(fields: Fields, key: str, default: bool) -> bool:
+    value = fields.flag(PREFIX + key)
+    return default if value is None else value
+
+
+def _chat_templates(fields: Fields) -> dict[str, str]:
+    """Templates by name: `default`, and those that the file names (`tool_use`, `rag`)."""
+    names = fields.strings("tokenizer.chat_templates") or []
+    keys = {"default": _CHAT_TEMPLATE} | {name: f"{_CHAT_TEMPLATE}.{name}" for name in names}
+    found = {name: fields.text(key) for name, key in keys.items()}
+    return {name: source for name, source in found.items() if source}
+
+
+def _strip_after(vocabulary: Vocabulary, roles: Roles) -> frozenset[int]:
+    special = vocabulary.of_kind(TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)
+    kept = {vocabulary.ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+    return frozenset(special) - kept
+
+
+def _well_formed(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _byte_spelling() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for U+0100 and on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + position): byte for position, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = _byte_spelling()

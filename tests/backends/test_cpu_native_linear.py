@@ -1,0 +1,460 @@
+"""Packed weights and the kernels over them, against gguf's decoder and float64 numpy.
+
+The tile layout is tested by decoding it again through the snippet that the products use; products are compared with
+dequantised weights times dequantised activations, so the tolerance is float rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from zinc.backends.cpu import _cpu
+
+QUANTS = gguf.GGMLQuantizationType
+LEVELS = _cpu.levels()
+BLOCK_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+FLOAT_TYPES = ["F32", "F16", "BF16"]
+TYPES = FLOAT_TYPES + BLOCK_TYPES
+Act = str
+
+
+def ggml_type(name: str) -> int:
+    return int(QUANTS[name])
+
+
+def block_of(name: str) -> tuple[int, int]:
+    """Elements and bytes of a block."""
+    return gguf.GGML_QUANT_SIZES[QUANTS[name]]
+
+
+# Where a block keeps its f16 scales, in bytes: random bits there would be inf and NaN.
+SCALES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+
+
+def random_rows(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:
+    """Rows of random blocks with every bit of the quants in use: [rows, bytes of a row]."""
+    if name == "F32":
+        return rng.standard_normal((rows, cols)).astype(np.float32).view(np.uint8)
+    if name == "F16":
+        return rng.standard_normal((rows, cols)).astype(np.float16).view(np.uint8)
+    if name == "BF16":
+        bits = rng.standard_normal((rows, cols)).astype(np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16).view(np.uint8)
+    size, n_bytes = block_of(name)
+    data = rng.integers(0, 256, (rows, cols // size, n_bytes), dtype=np.uint8)
+    for at in SCALES[name]:
+        scales = rng.uniform(-0.1, 0.1, data.shape[:2]).astype(np.float16)
+        data[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def dequantize(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return gguf.quants.dequantize(data, QUANTS[name]).astype(np.float32)
+
+
+def pack(
+    pool: _cpu.Pool, level: str, name: str, data: NDArray[np.uint8], cols: int, planes: int = 1
+) -> _cpu.PackedTensor:
+    rows = data.shape[0] // planes
+    return _cpu.pack(pool, level, ggml_type(name), data.reshape(-1), planes, rows, cols)
+
+
+def ints(*values: int) -> NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)
+
+
+def step(program: _cpu.Program, n_tokens: int, ids: Sequence[int] | None = None) -> None:
+    rows = np.arange(n_tokens, dtype=np.int32)
+    token_ids = rows if ids is None else ints(*ids)
+    program.step(
+        token_ids, rows, np.zeros_like(rows), ints(), ints(0, n_tokens), ints(0), []
+    )  # fmt: skip
+
+
+class Arena:
+    """A program whose operands are laid out one after the other."""
+
+    def __init__(self, pool: _cpu.Pool, level: str, n_bytes: int = 1 << 24) -> None:
+        self.program = _cpu.Program(pool, level, n_bytes)
+        self.end = 0
+
+    def rows(self, act: Act, rows: int, cols: int, pad: int = 0) -> tuple[Act, int, int, int]:
+        stride = _cpu.row_bytes(act, cols) + pad
+        operand = (act, cols, self.end, stride)
+        self.end += rows * stride
+        return operand
+
+    def floats(self, operand: tuple[Act, int, int, int], rows: int) -> NDArray[np.float32]:
+        _, cols, offset, stride = operand
+        return self.program.view(offset, rows, cols, stride)
+
+    def dequantized(self, operand: tuple[Act, int, int, int], rows: int) -> NDArray[np.float64]:
+        """An activation operand as numbers: [rows, cols]."""
+        act, cols, offset, stride = operand
+        if act == "f32":
+            return self.floats(operand, rows).astype(np.float64)
+        raw = self.program.bytes_view(offset, rows * stride).reshape(rows, stride)
+        if act == "bf16":
+            bits = raw[:, : cols * 2].copy().view(np.uint16).astype(np.uint32) << 16
+            return bits.view(np.float32).astype(np.float64)
+        block = 32 if act == "q8_32" else 256
+        n = -(-cols // block)
+        start = -(-cols // 64) * 64
+        d = raw[:, start : start + n * 4].copy().view(np.float32).astype(np.float64)
+        q = raw[:, :cols].view(np.int8).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # an infinite scale times zero
+            return q * np.repeat(d, block, axis=1)[:, :cols]
+
+
+def run_linear(
+    pool: _cpu.Pool,
+    level: str,
+    name: str,
+    weights: _cpu.PackedTensor,
+    x: NDArray[np.float32],
+    pad: int = 0,
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """The product and the dequantised activations that it was given."""
+    n, cols = x.shape
+    arena = Arena(pool, level)
+    act = _cpu.activation(level, ggml_type(name))
+    source, y = arena.rows("f32", n, cols), arena.rows("f32", n, weights.rows, pad)
+    operand = source
+    if act != "f32":
+        operand = arena.rows(act, n, cols, pad)
+        arena.program.add("quantize", "tokens", 0, [source], [operand], {})
+    arena.program.add("linear", "tokens", 0, [operand, weights, None, None], [y], {"n_parts": 1})
+    arena.floats(source, n)[:] = x
+    arena.floats(y, n)[:] = np.nan
+    step(arena.program, n)
+    return arena.floats(y, n).copy(), arena.dequantized(operand, n)
+
+
+@pytest.fixture(scope="module")
+def pool() -> _cpu.Pool:
+    return _cpu.Pool(2)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_packed_tensor_decodes_to_what_the_file_says(
+    pool: _cpu.Pool, level: str, name: str
+) -> None:
+    rng = np.random.default_rng(1)
+    block, _ = block_of(name)
+    for cols in {block, 3 * block, max(block, 64), max(block, 1024)}:
+        for rows in (1, 15, 16, 17, 40):
+            data = random_rows(rng, name, rows, cols)
+            packed = pack(pool, level, name, data, cols)
+            assert (packed.planes, packed.rows, packed.cols) == (1, rows, cols)
+            assert packed.format == name
+            np.testing.assert_array_equal(packed.to_float32()[0], dequantize(name, data))
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_packed_tensor_is_hardly_larger_than_the_file(
+    pool: _cpu.Pool, level: str, name: str
+) -> None:
+    data = random_rows(np.random.default_rng(2), name, 64, 1024)
+    assert pack(pool, level, name, data, 1024).n_bytes <= data.size * 1.04
+
+
+def test_row_index_gathers_rows_and_planes_are_kept_apart(pool: _cpu.Pool, level: str) -> None:
+    rng = np.random.default_rng(3)
+    data = random_rows(rng, "Q4_K", 3 * 20, 256)
+    expected = dequantize("Q4_K", data)
+    packed = pack(pool, level, "Q4_K", data, 256, planes=3)
+    np.testing.assert_array_equal(packed.to_float32(), expected.reshape(3, 20, 256))
+    index = rng.permutation(60)[:34].astype(np.int64)
+    gathered = _cpu.pack(pool, level, ggml_type("Q4_K"), data.reshape(-1), 2, 17, 256, index)
+    np.testing.assert_array_equal(gathered.to_float32(), expected[index].reshape(2, 17, 256))
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("n_tokens", [1, 2, 7, 33])
+def test_linear_is_the_product_of_what_was_decoded(
+    pool: _cpu.Pool, level: str, name: str, n_tokens: int
+) -> None:
+    rng = np.random.default_rng(n_tokens)
+    block, _ = block_of(name)
+    for rows, cols in ((40, 3 * block), (1, max(block, 1024)), (17, max(block, 32)), (96, block)):
+        data = random_rows(rng, name, rows, cols)
+        x = rng.standard_normal((n_tokens, cols), dtype=np.float32) + np.float32(0.3)
+        y, x_seen = run_linear(pool, level, name, pack(pool, level, name, data, cols), x, pad=64)
+        w = dequantize(name, data).astype(np.float64)
+        expected = x_seen @ w.T
+        # Rounding grows with the sum of magnitudes, of which minimums are a part.
+        scale = np.abs(x_seen) @ np.abs(w).T + 1e-6
+        assert np.isfinite(y).all()
+        assert (np.abs(y - expected) / scale).max() < 2e-6
+        if name in BLOCK_TYPES:  # and the 8-bit activations are near the real ones
+            assert np.linalg.norm(y - x @ w.T) / np.linalg.norm(scale) < 0.004
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_row_is_the_same_in_any_company(pool: _cpu.Pool, level: str, name: str) -> None:
+    rng = np.random.default_rng(5)
+    block, _ = block_of(name)
+    cols = max(block, 320 if block == 32 else 512)
+    data = random_rows(rng, name, 50, cols)
+    weights = pack(pool, level, name, data, cols)
+    x = rng.standard_normal((40, cols), dtype=np.float32)
+    alone = np.concatenate([run_linear(pool, level, name, weights, row[None])[0] for row in x])
+    for threads in (1, 3):
+        crew = _cpu.Pool(threads)
+        for n in range(2, 41) if level != "scalar" else (2, 5, 40):
+            together, _ = run_linear(crew, level, name, weights, x[:n])
+            np.testing.assert_array_equal(together, alone[:n])
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_levels_agree(pool: _cpu.Pool, name: str) -> None:
+    rng = np.random.default_rng(6)
+    data = random_rows(rng, name, 33, 512)
+    x = rng.standard_normal((3, 512), dtype=np.float32)
+    results = [
+        run_linear(pool, level, name, pack(pool, level, name, data, 512), x)[0] for level in LEVELS
+    ]
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_linear_with_parts_biases_and_residuals(pool: _cpu.Pool, level: str) -> None:
+    rng = np.random.default_rng(7)
+    n, cols, all_rows = 5, 256, (48, 16, 7)
+    names = ("Q4_K", "Q6_K", "Q4_K")
+    arena = Arena(pool, level)
+    x = arena.rows("f32", n, cols)
+    xq = arena.rows("q8_256", n, cols)
+    ys = [arena.rows("f32", n, rows) for rows in all_rows]
+    data = [random_rows(rng, name, rows, cols) for name, rows in zip(names, all_rows, strict=True)]
+    biases = [rng.standard_normal(rows, dtype=np.float32) for rows in all_rows]
+    residual = arena.rows("f32", n, all_rows[1])
+    ins: list[object] = [xq]
+    for i, name in enumerate(names):
+        bias = _cpu.pack_vector(biases[i]) if i != 1 else None
+        # The third part adds onto itself: residual and output are one.
+        added = (None, residual, ys[2])[i]
+        ins += [pack(pool, level, name, data[i], cols), bias, added]
+    arena.program.add("quantize", "tokens", 0, [x], [xq], {})
+    arena.program.add("linear", "tokens", 0, ins, ys, {"n_parts": 3})
+    arena.floats(x, n)[:] = rng.standard_normal((n, cols))
+    residuals = [rng.standard_normal((n, rows), dtype=np.float32) for rows in all_rows]
+    for y in ys[:2]:
+        arena.floats(y, n)[:] = np.nan
+    arena.floats(residual, n)[:] = residuals[1]
+    arena.floats(ys[2], n)[:] = residuals[2]
+    step(arena.program, n)
+    seen = arena.dequantized(xq, n)
+    for i, name in enumerate(names):
+        expected = seen @ dequantize(name, data[i]).astype(np.float64).T
+        expected = expected + (biases[i] if i != 1 else 0) + (residuals[i] if i else 0)
+        np.testing.assert_allclose(arena.floats(ys[i], n), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("F16", "F16")])
+@pytest.mark.parametrize("n", [1, 9])
+def test_linear_glu(pool: _cpu.Pool, level: str, names: tuple[str, str], n: int) -> None:
+    rng = np.random.default_rng(8)
+    rows, cols = 37, 256
+    act = _cpu.activation(level, ggml_type(names[0]))
+    arena = Arena(pool, level)
+    x, h = arena.rows("f32", n, cols), arena.rows("f32", n, rows)
+    operand = x if act == "f32" else arena.rows(act, n, cols)
+    data = [random_rows(rng, name, rows, cols) for name in names]
+    bias = rng.standard_normal(rows, dtype=np.float32)
+    gate, up = (pack(pool, level, m, d, cols) for m, d in zip(names, data, strict=True))
+    if act != "f32":
+        arena.program.add("quantize", "tokens", 0, [x], [operand], {})
+    ins = [operand, gate, up, _cpu.pack_vector(bias), None]
+    arena.program.add("linear_glu", "tokens", 0, ins, [h], {"act": 0})
+    arena.floats(x, n)[:] = rng.standard_normal((n, cols)) * 0.1
+    arena.floats(h, n)[:] = np.nan
+    step(arena.program, n)
+    seen = arena.dequantized(operand, n)
+    g = seen @ dequantize(names[0], data[0]).astype(np.float64).T + bias
+    u = seen @ dequantize(names[1], data[1]).astype(np.float64).T
+    expected = g / (1 + np.exp(-np.clip(g, -80, 80))) * u
+    np.testing.assert_allclose(arena.floats(h, n), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["F32", "BF16", "Q8_0", "Q6_K"])
+def test_embed_decodes_rows_of_the_table(pool: _cpu.Pool, level: str, name: str) -> None:
+    rng = np.random.default_rng(9)
+    data = random_rows(rng, name, 50, 256)
+    ids = [3, 49, 0, 3, 17, 16]
+    arena = Arena(pool, level)
+    x = arena.rows("f32", len(ids), 256)
+    table = pack(pool, level, name, data, 256)
+    arena.program.add("embed", "tokens", 0, [table], [x], {"scale": 1.5})
+    arena.floats(x, len(ids))[:] = np.nan
+    step(arena.program, len(ids), ids)
+    expected = dequantize(name, data)[ids] * np.float32(1.5)
+    np.testing.assert_array_equal(arena.floats(x, len(ids)), expected)
+    with pytest.raises(ValueError, match="token id 50 is outside the vocabulary of 50"):
+        step(arena.program, 2, [1, 50])
+    step(arena.program, len(ids), ids)  # and the pool is usable afterwards
+
+
+@pytest.mark.parametrize(("act", "block"), [("q8_32", 32), ("q8_256", 256)])
+def test_quantize_rounds_to_the_nearest(pool: _cpu.Pool, level: str, act: str, block: int) -> None:
+    rng = np.random.default_rng(10)
+    n, cols = 3, 288  # the last block of q8_256 is short
+    arena = Arena(pool, level)
+    x, y = arena.rows("f32", n, cols), arena.rows(act, n, cols)
+    arena.program.add("quantize", "tokens", 0, [x], [y], {})
+    values = rng.standard_normal((n, cols), dtype=np.float32) * rng.uniform(1e-3, 1e3, (n, 1))
+    values[1, 32:64] = 0
+    arena.floats(x, n)[:] = values
+    step(arena.program, n)
+    values = arena.floats(x, n).astype(np.float64)
+    got = arena.dequantized(y, n)
+    for start in range(0, cols, block):
+        part = values[:, start : start + block]
+        half_step = np.abs(part).max(axis=1, keepdims=True) / 254
+        assert (np.abs(got[:, start : start + block] - part) <= half_step * 1.001).all()
+    arena.floats(x, n)[2, 40] = np.nan
+    arena.floats(x, n)[0, 5] = np.inf
+    step(arena.program, n)
+    seen = arena.dequantized(y, n)
+    assert np.isnan(seen[2, 40])
+    assert not np.isfinite(seen[0, 5])
+
+
+def test_non_finite_activations_reach_the_output(pool: _cpu.Pool, level: str) -> None:
+    data = random_rows(np.random.default_rng(11), "Q4_K", 16, 256)
+    weights = pack(pool, level, "Q4_K", data, 256)
+    x = np.ones((2, 256), dtype=np.float32)
+    x[1, 100] = np.nan
+    y, _ = run_linear(pool, level, "Q4_K", weights, x)
+    assert np.isfinite(y[0]).all()
+    assert np.isnan(y[1]).all()
+
+
+def test_bad_weights_are_refused(pool: _cpu.Pool, level: str) -> None:
+    q4_k = ggml_type("Q4_K")
+    data = np.zeros(144 * 4, dtype=np.uint8)
+    with pytest.raises(ValueError, match="100 columns are not whole blocks of 256"):
+        _cpu.pack(pool, level, q4_k, data, 1, 4, 100)
+    with pytest.raises(ValueError, match="there are 4 rows, not 5"):
+        _cpu.pack(pool, level, q4_k, data, 1, 5, 256)
+    with pytest.raises(ValueError, match="not whole rows"):
+        _cpu.pack(pool, level, q4_k, data[:-1], 1, 4, 256)
+    with pytest.raises(ValueError, match="is not possible"):
+        _cpu.pack(pool, level, q4_k, data, 1 << 20, 1 << 40, 256)
+    with pytest.raises(ValueError, match="row_index names a row"):
+        _cpu.pack(pool, level, q4_k, data, 1, 2, 256, np.array([0, 4], dtype=np.int64))
+    with pytest.raises(KeyError, match="ggml type 99"):
+        _cpu.pack(pool, level, 99, data, 1, 4, 256)
+    with pytest.raises(KeyError, match="ggml type 99"):
+        _cpu.activation(level, 99)
+    assert not _cpu.packable(level, 99)
+    assert _cpu.packable(level, q4_k)
+
+
+def test_bad_launches_are_refused(pool: _cpu.Pool, level: str) -> None:
+    data = random_rows(np.random.default_rng(12), "Q4_K", 20, 256)
+    w = pack(pool, level, "Q4_K", data, 256)
+    program = _cpu.Program(pool, level, 1 << 16)
+    x = ("q8_256", 256, 0, _cpu.row_bytes("q8_256", 256))
+    y = ("f32", 20, 1 << 15, 128)
+
+    def refused(match: str, *args: object) -> None:
+        with pytest.raises(ValueError, match=match):
+            program.add(*args)  # type: ignore[arg-type]
+
+    one = {"n_parts": 1}
+    refused("no kernel 'warp'", "warp", "tokens", 0, [], [], {})
+    refused("no row dimension", "linear", "heads", 0, [x, w, None, None], [y], one)
+    refused("n_parts", "linear", "tokens", 0, [x, w, None, None], [y], {})
+    refused("takes 7 inputs", "linear", "tokens", 0, [x, w, None, None], [y], {"n_parts": 2})
+    refused("must be a packed matrix", "linear", "tokens", 0, [x, None, None, None], [y], one)
+    refused("x is f32, not q8_256", "linear", "tokens", 0,
+            [("f32", 256, 0, 1024), w, None, None], [y], one)  # fmt: skip
+    refused("x has 512 columns, not 256", "linear", "tokens", 0,
+            [("q8_256", 512, 0, 2048), w, None, None], [y], one)  # fmt: skip
+    refused("y has 21 columns, not 20", "linear", "tokens", 0,
+            [x, w, None, None], [("f32", 21, 1 << 15, 128)], one)  # fmt: skip
+    refused("outside the arena", "linear", "tokens", 0,
+            [x, w, None, None], [("f32", 20, 1 << 16, 128)], one)  # fmt: skip
+    refused("does not fit rows", "linear", "tokens", 0,
+            [x, w, None, None], [("f32", 20, 1 << 15, 64)], one)  # fmt: skip
+    bias = _cpu.pack_vector(np.zeros(21, dtype=np.float32))
+    refused("bias has 21 values", "linear", "tokens", 0, [x, w, bias, None], [y], one)
+    assert len(program) == 0
+    others = [other for other in LEVELS if other != level]
+    if others:
+        other = pack(pool, others[0], "Q4_K", data, 256)
+        refused("another SIMD level", "linear", "tokens", 0, [x, other, None, None], [y], one)
+
+
+def test_bad_steps_are_refused(pool: _cpu.Pool, level: str) -> None:
+    arena = Arena(pool, level, 4 * 1024)
+    x, y = arena.rows("f32", 2, 256), arena.rows("f32", 2, 256)
+    arena.program.add("add", "tokens", 0, [x, x], [y], {})
+    with pytest.raises(ValueError, match="3 tokens does not fit the arena"):
+        step(arena.program, 3)
+    rows = ints(0, 1)
+    with pytest.raises(ValueError, match="seq_start does not span"):
+        arena.program.step(rows, rows, ints(0, 0), ints(), ints(0, 1), ints(0), [])
+    with pytest.raises(ValueError, match="outside its sequence"):
+        arena.program.step(rows, rows, ints(0, 1), ints(), ints(0, 2), ints(0), [])
+    with pytest.raises(ValueError, match="not consecutive"):
+        arena.program.step(rows, ints(0, 2), ints(0, 0), ints(), ints(0, 2), ints(0), [])
+    with pytest.raises(ValueError, match="differ in length"):
+        arena.program.step(rows, ints(0), ints(0, 0), ints(), ints(0, 2), ints(0), [])
+    with pytest.raises(ValueError, match="output row"):
+        arena.program.step(rows, rows, ints(0, 0), ints(2), ints(0, 2), ints(0), [])
+
+
+def test_profile_and_partial_runs(pool: _cpu.Pool, level: str) -> None:
+    arena = Arena(pool, level)
+    x, y = arena.rows("f32", 2, 256), arena.rows("f32", 2, 256)
+    assert arena.program.add("scale", "tokens", 0, [x], [y], {"factor": 2}) == 0
+    assert arena.program.add("scale", "tokens", 0, [y], [y], {"factor": 3}) == 1
+    arena.floats(x, 2)[:] = 1
+    rows = ints(0, 1)
+    batch = (rows, rows, ints(0, 0), ints(), ints(0, 2), ints(0), [])
+    arena.program.run(0, 1, *batch)
+    np.testing.assert_array_equal(arena.floats(y, 2), 2)
+    arena.program.set_profile(True)
+    arena.program.run(1, 2, *batch)
+    np.testing.assert_array_equal(arena.floats(y, 2), 6)
+    times = arena.program.times_ns()
+    assert times[0] == 0 < times[1]
+
+
+def test_many_threads_many_steps() -> None:
+    """More threads than cores, so that threads are late, asleep and preempted; no chunk is lost."""
+    crew = _cpu.Pool(7)
+    arena = Arena(crew, LEVELS[0])
+    x = arena.rows("f32", 64, 256)
+    for _ in range(40):
+        arena.program.add("scale", "tokens", 0, [x], [x], {"factor": -1})
+    arena.floats(x, 64)[:] = np.arange(256)
+    for n in (1, 64, 3, 40) * 25:
+        step(arena.program, n)
+    np.testing.assert_array_equal(arena.floats(x, 64), np.tile(np.arange(256.0), (64, 1)))
+
+
+def test_memory_that_does_not_exist_is_an_error(pool: _cpu.Pool) -> None:
+    with pytest.raises(MemoryError):
+        _cpu.Program(pool, LEVELS[0], 1 << 60)
+    with pytest.raises(MemoryError):
+        _cpu.KVLayer(0, 1 << 30, 256, 64, 128, 128, False)
+    with pytest.raises(ValueError, match="possible size"):
+        _cpu.StateLayer(1 << 40, 1 << 40)
+    with pytest.raises(ValueError, match="no SIMD level"):
+        _cpu.Program(pool, "avx9000", 1 << 10)

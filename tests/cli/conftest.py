@@ -1,0 +1,67 @@
+"""Running commands in this process, on the fastest backend that runs the embedded model."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from zinc.backends import api
+from zinc.cli.main import main
+from zinc.core.errors import ZincError
+from zinc.quant.blocks import GGMLType
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@dataclass(frozen=True)
+class Result:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("ZINC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def zinc(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
+    """zinc("run", "hello", stdin=b"...") -> Result."""
+
+    def run(*argv: object, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
+        capsys.readouterr()
+        status = main([str(a) for a in argv])
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def backend() -> str:
+    """The CPU backend when it is built with all kernels of the embedded model, else `ref`."""
+    try:
+        cpu = api.create("cpu")
+        cpu.activation(GGMLType.Q4_K)
+        cpu.activation(GGMLType.Q6_K)
+    except ZincError:
+        return "ref"
+    return "cpu"
+
+
+@pytest.fixture
+def fixture_model() -> Path:
+    """A tiny random qwen3 without a tokenizer."""
+    return DATA / "fixtures" / "qwen3.gguf"

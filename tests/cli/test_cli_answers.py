@@ -1,0 +1,336 @@
+"""`zinc run`, `chat`, `tokenize` and `perplexity` on the embedded model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from zinc import LLM
+from zinc.cli import chat as chat_command
+from zinc.cli import loading
+from zinc.llm import Chunk
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+GREEDY = ("--temperature", "0", "--max-tokens", "12")
+
+
+@pytest.fixture(scope="module")
+def llm(backend) -> Iterator[LLM]:
+    with LLM(backend=backend, context=512) as llm:
+        yield llm
+
+
+def test_run_prints_the_answer_and_nothing_else(zinc, backend, llm):
+    from zinc import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=12)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello!"},
+    ]
+    expected = llm.chat(messages, params, enable_thinking=False).text
+    result = zinc(
+        "run", "Hello!", "--system", "Be brief.", "--no-think", *GREEDY, "--backend", backend
+    )
+    assert (result.status, result.out) == (0, f"{expected}\n")
+    assert "embedded zinc-demo-30m" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_run_reads_stdin_and_files_alike(zinc, backend, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("Hello, wörld!\n")
+    options = (*GREEDY, "--backend", backend)
+    said = [
+        zinc("run", "Hello, wörld!", *options).out,
+        zinc("run", "-", *options, stdin=path.read_bytes()).out,
+        zinc("run", "--file", path, *options).out,
+    ]
+    assert len(said[0]) > 1
+    assert len(set(said)) == 1
+
+
+def test_run_with_a_seed_repeats_itself(zinc, backend):
+    options = ("--temperature", "1.5", "--max-tokens", "16", "--backend", backend)
+    a, b, c = (zinc("run", "Tell me a story.", "--seed", seed, *options).out for seed in (3, 3, 4))
+    assert a == b != c
+
+
+def test_run_raw_continues_the_text(zinc, backend, llm):
+    from zinc import SamplingParams
+
+    expected = llm.generate("Once upon a", SamplingParams(temperature=0, max_tokens=12)).text
+    result = zinc("run", "Once upon a", "--raw", *GREEDY, "--backend", backend)
+    assert result.out.rstrip("\n") == expected.rstrip("\n")
+
+
+def test_run_raw_reads_control_tokens_only_when_asked(zinc, backend, llm):
+    prompt = "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
+    options = (*GREEDY, "--stats", "--backend", backend)
+    counts = [
+        int(re.search(r"prompt (\d+) tokens", zinc("run", prompt, "--raw", *more).err)[1])
+        for more in (options, ("--special", *options))
+    ]
+    assert counts == [
+        len(llm.tokenizer.encode(prompt, parse_special=parse)) for parse in (False, True)
+    ]
+    assert counts[0] > counts[1]
+
+
+def test_run_stats_go_to_stderr(zinc, backend):
+    result = zinc("run", "Hello!", "--stats", *GREEDY, "--backend", backend)
+    assert re.search(
+        r"^zinc: prompt \d+ tokens, [\d.]+ tokens/s; answer \d+ tokens, [\d.]+ tokens/s; "
+        r"first token after [\d.]+ s$",
+        result.err,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.parametrize(("options", "shown"), [(["--think"], "hm\n"), ([], "")])
+def test_reasoning_never_goes_to_stdout(zinc, monkeypatch, options, shown):
+    """With a model that reasons, which the embedded one seldom does."""
+    asked = []
+
+    class Reasoner(contextlib.nullcontext[object]):
+        template = SimpleNamespace(render=lambda messages, **_: "user: Hi\n<think>\n")
+
+        def stream(self, messages, params, **template_args):
+            asked.append(template_args)
+            for text in ("h", "m</th", "ink>\n\nHel", "lo."):
+                yield Chunk(text, [1])
+            yield Chunk("", [2], "stop", None)
+
+    reasoner = Reasoner()
+    reasoner.enter_result = reasoner
+    monkeypatch.setattr(loading, "open_llm", lambda args: reasoner)
+    result = zinc("run", "Hi", *options)
+    assert (result.status, result.out, result.err) == (0, "Hello.\n", shown)
+    assert asked == [{"enable_thinking": True} if options else {}]
+
+
+def test_tokenize_shows_ids_and_pieces(zinc, llm):
+    words = "Hello wörld 🙂 <|im_end|>"
+    result = zinc("tokenize", words, "--json")
+    found = json.loads(result.out)
+    assert found["ids"] == llm.tokenizer.encode(words)
+    assert found["count"] == len(found["ids"]) == len(found["pieces"])
+    assert found["pieces"][0] == "Hello"
+    assert r"\xc3" in found["pieces"]
+    lines = zinc("tokenize", words).out.splitlines()
+    assert [int(line.split()[0]) for line in lines] == [*found["ids"], len(found["ids"])]
+    assert zinc("tokenize", "-", "--json", stdin=words.encode()).out == result.out
+
+
+def test_tokenize_parses_control_tokens_only_when_asked(zinc, llm):
+    end = llm.tokenizer.id_of("<|im_end|>")
+    assert json.loads(zinc("tokenize", "<|im_end|>", "--special", "--json").out)["ids"] == [end]
+    assert end not in json.loads(zinc("tokenize", "<|im_end|>", "--json").out)["ids"]
+
+
+def test_perplexity_is_that_of_the_logits(zinc, backend, llm, tmp_path):
+    prose = "Once upon a time there was a little girl who lived in a house by the sea. " * 4
+    path = tmp_path / "prose.txt"
+    path.write_text(prose)
+    result = zinc("perplexity", llm.path, path, "--window", "32", "--backend", backend, "--json")
+    found = json.loads(result.out)
+
+    ids = llm.tokenizer.encode(prose)
+    nll = []
+    for at in range(0, len(ids) - 31, 32):
+        window = ids[at : at + 32]
+        logits = llm.logits(window).astype(np.float64)
+        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        nll += [-log_p[i, window[i + 1]] for i in range(16, 31)]
+    assert found["tokens"] == len(ids) // 32 * 32
+    assert found["perplexity"] == pytest.approx(np.exp(np.mean(nll)), rel=1e-5)
+
+    text = zinc("perplexity", llm.path, path, "--window", "32", "--backend", backend).out
+    assert text.startswith(f"perplexity {found['perplexity']:.4f} over {found['tokens']} tokens")
+
+
+def test_perplexity_refuses_a_text_that_is_too_short(zinc, backend, llm, tmp_path):
+    path = tmp_path / "prose.txt"
+    path.write_text("short")
+    result = zinc("perplexity", llm.path, path, "--backend", backend)
+    assert result.status == 1
+    assert "the text is too short for a perplexity" in result.err
+
+
+# -- chat from a pipe ---------------------------------------------------------------------------
+
+
+def test_chat_from_a_script(zinc, backend, tmp_path):
+    saved, as_json = tmp_path / "chat.txt", tmp_path / "chat.json"
+    lines = [
+        "/system Be brief.",
+        "/system",
+        "Hello!",
+        "/nonsense",
+        f"/save {saved}",
+        f"/save {as_json}",
+        f"/save {tmp_path / 'none' / 'chat.txt'}",
+        "/clear",
+        "/help",
+        "/exit",
+        "never read",
+    ]
+    result = zinc("chat", *GREEDY, "--backend", backend, stdin="\n".join(lines).encode())
+    assert result.status == 0
+    messages = json.loads(as_json.read_text())
+    assert [m["role"] for m in messages] == ["system", "user", "assistant"]
+    assert messages[0]["content"] == "Be brief."
+    answer = messages[2]["content"]
+    assert answer
+    assert saved.read_text() == f"system: Be brief.\n\nuser: Hello!\n\nassistant: {answer}\n"
+    expected = f"Be brief.\n{answer}\nSaved to {saved}.\nSaved to {as_json}.\n{chat_command.HELP}\n"
+    assert result.out == expected
+    assert "zinc: /nonsense is no command. /help lists them." in result.err
+    assert "zinc: cannot write" in result.err
+
+
+def test_chat_remembers_and_forgets(backend, llm, capsys):
+    from zinc import SamplingParams
+
+    chat = chat_command.Chat(llm, SamplingParams(temperature=0, max_tokens=6), {}, stats=False)
+    chat.set_system("Be kind.")
+    assert chat.take("Hello!")
+    assert chat.take("Who are you?")
+    assert [m["role"] for m in chat.messages] == [
+        "system", "user", "assistant", "user", "assistant",
+    ]  # fmt: skip
+    chat.take("/clear")
+    assert chat.messages == [{"role": "system", "content": "Be kind."}]
+    chat.take("/system")
+    assert capsys.readouterr().out.endswith("Be kind.\n")
+    assert chat.take("")
+    assert len(chat.messages) == 1
+    assert not chat.take("/exit")
+
+
+def test_a_message_that_is_too_long_is_left_out(llm, capsys):
+    from zinc import SamplingParams
+
+    chat = chat_command.Chat(llm, SamplingParams(temperature=0, max_tokens=4), {}, stats=False)
+    chat.take("word " * 1000)
+    assert "zinc: the prompt is too long" in capsys.readouterr().err
+    assert chat.messages == []
+    chat.take("Hello!")
+    assert len(chat.messages) == 2
+
+
+# -- chat on a terminal -------------------------------------------------------------------------
+
+
+class Session:
+    """A command on a pseudo-terminal. `ref` is slow enough to be stopped in mid answer."""
+
+    def __init__(self, *argv: str, **environment: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "zinc", *argv],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            close_fds=True,
+            # A session of its own with this terminal, so that Ctrl-C becomes SIGINT.
+            preexec_fn=lambda: os.login_tty(slave),
+            env={**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm", **environment},
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def send(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def expect(self, pattern: str, timeout_s: float = 60) -> str:
+        """Reads until the pattern matches what came since the last match."""
+        deadline = time.monotonic() + timeout_s
+        while not (match := re.search(pattern, self.seen)):
+            data = self._read(deadline)
+            assert data, f"no {pattern!r} in {self.seen!r}"
+            self.seen += data.decode(errors="replace")
+        self.seen = self.seen[match.end() :]
+        return match[0]
+
+    def _read(self, deadline: float) -> bytes:
+        """What came next; nothing at the end, and when time is up."""
+        left = max(0.0, deadline - time.monotonic())
+        if not select.select([self.master], [], [], left)[0]:
+            return b""
+        try:
+            return os.read(self.master, 4096)
+        except OSError:  # Linux reports the end so
+            return b""
+
+    def wait(self, timeout_s: float = 60) -> int:
+        # Whoever writes to a full terminal waits for us.
+        deadline = time.monotonic() + timeout_s
+        while data := self._read(deadline):
+            self.seen += data.decode(errors="replace")
+        return self.process.wait(timeout=5)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def session(tmp_path) -> Iterator[Session]:
+    environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONUNBUFFERED": "1"}
+    session = Session("chat", "--backend", "ref", "--temperature", "0", **environment)
+    yield session
+    session.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="needs os.login_tty (Python 3.11)")
+def test_ctrl_c_stops_the_answer_and_not_the_program(session, tmp_path):
+    session.expect("Ctrl-D leaves")
+    session.expect("> ")
+    session.send("Tell me a long story about a fox and a bear.\r")
+    session.expect(r"bear\.\r\n")  # the echo
+    session.expect(r"\w+ \w+")  # the answer has begun
+    session.send("\x03")
+    session.expect(r"\(stopped\)")
+    session.expect("> ")
+    session.send("\x03")  # and at the prompt it leaves nothing but a hint
+    session.expect(r"\(Ctrl-D leaves\)")
+    session.send("/save " + str(tmp_path / "chat.json") + "\r")
+    session.expect("Saved to")
+    session.expect("> ")  # only now does readline see what is typed
+    session.send("\x04")
+    assert session.wait() == 0
+    messages = json.loads((tmp_path / "chat.json").read_text())
+    assert [m["role"] for m in messages] == ["user", "assistant"]
+    assert messages[1]["content"]
+    history = (tmp_path / "state" / "zinc" / "history").read_text()
+    assert "Tell me a long story about a fox and a bear." in history
+
+
+@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="needs os.login_tty (Python 3.11)")
+def test_ctrl_c_ends_run_with_130(tmp_path):
+    session = Session("run", "Tell me a long story.", "--backend", "ref", "--temperature", "0")
+    try:
+        session.expect(r"embedded zinc-demo-30m\S*\r\n")
+        session.expect(r"\w+ \w+")
+        session.process.send_signal(signal.SIGINT)
+        assert session.wait() == 130
+        assert "Traceback" not in session.seen
+    finally:
+        session.close()

@@ -1,0 +1,301 @@
+"""The frame of the command line: start, usage, and what becomes of errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zinc import __version__
+from zinc.cli import usage
+from zinc.cli.main import COMMANDS, build_parser, command, main
+from zinc.core import env
+from zinc.core.errors import RequestError
+from zinc.engine.sampling import SamplingParams
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+HEAVY = ("numpy", "tokenizers", "jinja2", "zinc.llm", "zinc.backends", "zinc.engine.sampling")
+
+
+def python(*argv: str, **options) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *argv],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import zinc",
+        "from zinc.cli.main import build_parser; build_parser()",
+        "from zinc.cli.main import main; main(['--help'])",
+        "from zinc.cli.main import main; main(['bench', '--help'])",
+        "from zinc.cli.main import main; main(['run'])",
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(statement):
+    done = python("-c", f"{statement}\nimport sys\nprint([m for m in {HEAVY} if m in sys.modules])")
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_python_m_zinc_is_the_command():
+    done = python("-m", "zinc", "--version")
+    assert (done.returncode, done.stdout) == (0, f"zinc {__version__}\n")
+
+
+def test_help_lists_every_command(zinc):
+    result = zinc("--help")
+    assert result.status == 0
+    assert all(
+        name in result.out and text.split()[0] in result.out for name, text in COMMANDS.items()
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(zinc, name):
+    result = zinc(name, "--help")
+    assert result.status == 0
+    assert f"usage: zinc {name}" in result.out
+    assert command(name).__doc__.startswith(f"`zinc {name}`")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["frobnicate"],
+        ["run"],
+        ["run", "a", "b"],
+        ["run", "a", "--file", "b"],
+        ["run", "a", "--raw", "--system", "b"],
+        ["run", "a", "--raw", "--no-think"],
+        ["run", "a", "--special"],
+        ["run", "a", "--temp", "1"],
+        ["run", "a", "--max-tokens", "-1"],
+        ["run", "a", "--threads", "0"],
+        ["run", "a", "--top-k", "x"],
+        ["run", "a", "--kv-dtype", "f8"],
+        ["bench", "--reps", "0"],
+        ["bench", "--prefill", "0", "--decode", "0"],
+        ["plan", "--json", "--dot"],
+        ["perplexity", "model.gguf"],
+    ],
+)
+def test_wrong_usage_ends_with_2(zinc, argv):
+    result = zinc(*argv)
+    assert result.status == 2
+    assert "error: " in result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+
+
+def bad_files(folder: Path, good: bytes) -> dict[str, Path]:
+    files = {
+        "not GGUF": b"<html>not found</html>",
+        "empty": b"",
+        "magic only": b"GGUF",
+        "truncated header": good[:200],
+        "truncated tensors": good[: len(good) // 2],
+        "version 99": good[:4] + b"\x63\0\0\0" + good[8:],
+        "2^60 tensors": good[:8] + (1 << 60).to_bytes(8, "little") + good[16:],
+        "2^60 keys": good[:16] + (1 << 60).to_bytes(8, "little") + good[24:],
+    }
+    paths = {name: folder / f"bad{i}.gguf" for i, name in enumerate(files)}
+    for name, path in paths.items():
+        path.write_bytes(files[name])
+    pipe = folder / "pipe.gguf"
+    os.mkfifo(pipe)
+    return paths | {"missing": folder / "none.gguf", "folder": folder, "pipe": pipe}
+
+
+MODEL_COMMANDS = {
+    "run": ["hi", "-m"],
+    "chat": ["-m"],
+    "tokenize": ["hi", "-m"],
+    **{name: [] for name in ("inspect", "plan", "bench", "verify")},
+}
+
+
+@pytest.mark.parametrize("name", [*MODEL_COMMANDS, "perplexity"])
+def test_a_bad_model_file_is_one_line_on_stderr(zinc, tmp_path, fixture_model, name):
+    prose = tmp_path / "prose.txt"
+    prose.write_text("some words")
+    for path in bad_files(tmp_path, fixture_model.read_bytes()).values():
+        if name == "perplexity":
+            result = zinc(name, path, prose, "--backend", "ref")
+        else:
+            backend = [] if name in ("inspect", "tokenize") else ["--backend", "ref"]
+            result = zinc(name, *MODEL_COMMANDS[name], path, *backend)
+        assert result.status == 1
+        assert result.out == ""
+        assert re.fullmatch(r"zinc: .*[^.]\.\n", result.err), result.err
+        assert str(path) in result.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "stdin", "expected"),
+    [
+        (["run", "-"], b"caf\xe9", "standard input is not UTF-8 text: byte 4 is 0xe9"),
+        (["tokenize", "-"], b"\xff", "standard input is not UTF-8 text: byte 1 is 0xff"),
+        (["run", "a\udcff"], b"", "the prompt is not UTF-8 text"),
+        (["run", "a", "--system", "\udcff"], b"", "the system prompt is not UTF-8 text"),
+        (["run", "--file", "/nonexistent/prompt"], b"", "cannot read /nonexistent/prompt"),
+        (["run", "--file", "/"], b"", "cannot read /: "),
+        (["run", "a", "--temperature", "-1"], b"", "temperature is -1.0"),
+        (["run", "a", "--top-p", "nan"], b"", "top_p is nan"),
+        (["run", "a", "--backend", "abacus"], b"", "there is no backend 'abacus'"),
+        (["run", "a", "--context", "999999999", "--backend", "ref"], b"", "a context of"),
+        (["run", "", "--raw", "--backend", "ref"], b"", "the prompt is empty"),
+        (["run", "a b " * 9000, "--backend", "ref"], b"", "the prompt is too long"),
+        (["run", "hi", "--context", "4", "--backend", "ref"], b"", "the prompt is too long"),
+        (["verify", "--tokens", "5000", "--backend", "ref"], b"", "cannot verify 5,000 tokens"),
+        (["bench", "--depth", "9999", "--backend", "ref"], b"", "a context of 10,127 tokens"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr(zinc, argv, stdin, expected):
+    result = zinc(*argv, stdin=stdin)
+    assert result.status == 1
+    assert result.out == ""
+    last = result.err.splitlines()[-1]
+    assert last.startswith(f"zinc: {expected}")
+    # All that may stand before it is the word on which model is used.
+    assert all("embedded" in line for line in result.err.splitlines()[:-1])
+
+
+def test_a_prompt_file_that_is_no_text(zinc, tmp_path):
+    path = tmp_path / "prompt"
+    path.write_bytes(b"abc\x80")
+    result = zinc("run", "--file", path)
+    assert result.status == 1
+    assert "is not UTF-8 text: byte 4 is 0x80" in result.err
+
+
+def test_a_model_without_template_says_so_before_anybody_writes(zinc, fixture_model):
+    for argv in (["run", "hi"], ["chat"]):
+        result = zinc(*argv, "-m", fixture_model, "--backend", "ref")
+        assert result.status == 1
+        assert "has no chat template" in result.err
+        assert "--raw" in result.err
+
+
+def test_a_message_stays_on_one_line(zinc):
+    result = zinc("inspect", "no\nsuch\x1b[31m.gguf")
+    assert result.err == "zinc: cannot open no\\nsuch\\x1b[31m.gguf: there is no such file. " \
+        "Check the path.\n"  # fmt: skip
+
+
+def test_a_reader_that_goes_away_is_no_error(fixture_model):
+    script = f"{sys.executable} -m zinc inspect --json '{fixture_model}' | head -c 10"
+    done = python(
+        "-c",
+        "import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))",
+        f"set -o pipefail; {script}; exit ${{PIPESTATUS[0]}}",
+    )
+    assert done.stderr == ""
+    assert done.returncode in (0, 141)  # 0: all of it fitted into the pipe
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error(fixture_model):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "zinc", "inspect", str(fixture_model)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        )
+    assert done.returncode == 1
+    assert done.stderr == "zinc: cannot write the output: No space left on device.\n"
+
+
+def test_interruption_ends_with_130(zinc, monkeypatch):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command("check"), "run", interrupted)
+    result = zinc("check")
+    assert (result.status, result.err) == (130, "")
+
+
+def test_memory_that_runs_out_is_an_error(zinc, monkeypatch):
+    def exhausted(args):
+        raise MemoryError
+
+    monkeypatch.setattr(command("check"), "run", exhausted)
+    result = zinc("check")
+    assert result.status == 1
+    assert result.err.startswith("zinc: there is not enough memory")
+
+
+def test_sampling_defaults_in_the_help_are_those_of_the_sampler():
+    for option, kind, text in usage.SAMPLING:
+        default = getattr(SamplingParams(), option.lstrip("-").replace("-", "_"))
+        stated = re.search(r"\(default: (.*)\)", text)[1]
+        if default is not None:
+            assert kind(stated) == default, option
+        else:
+            assert "new one" in stated
+
+
+def test_environment_variables(monkeypatch):
+    assert env.THREADS.get({"ZINC_THREADS": "3"}) == 3
+    assert env.THREADS.get({"ZINC_THREADS": ""}) is None
+    for value in ("0", "two", "1.5"):
+        with pytest.raises(RequestError, match="ZINC_THREADS"):
+            env.THREADS.get({"ZINC_THREADS": value})
+    names = [variable.name for variable in env.VARIABLES]
+    assert len(names) == len(set(names)) <= 15
+    declared = {v.name for v in vars(env).values() if isinstance(v, env.Variable)}
+    assert declared == set(names)
+
+
+def test_no_other_module_reads_a_variable_of_ours():
+    for path in SOURCE.rglob("*.py"):
+        if path.name != "env.py":
+            assert not re.search(r"""["']ZINC_[A-Z]""", path.read_text()), path
+
+
+def test_environment_chooses_the_backend_and_options_win(zinc, monkeypatch, fixture_model):
+    monkeypatch.setenv("ZINC_BACKEND", "null")
+    assert json.loads(zinc("plan", fixture_model, "--json").out)["backend"] == "null"
+    chosen = zinc("plan", fixture_model, "--json", "--backend", "ref").out
+    assert json.loads(chosen)["backend"] == "ref"
+
+
+def test_a_bad_variable_is_one_line(zinc, monkeypatch):
+    monkeypatch.setenv("ZINC_LOG", "loud")
+    result = zinc("check")
+    assert result.status == 1
+    assert result.err.startswith("zinc: the environment variable ZINC_LOG is 'loud'")
+
+
+def test_debug_log_shows_where_an_error_came_from():
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "zinc", "inspect", "/nonexistent"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path, "ZINC_LOG": "debug"},
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_parser_and_main_agree_on_the_commands():
+    actions = build_parser()._subparsers._group_actions[0].choices
+    assert list(actions) == list(COMMANDS)
+    assert main(["--version"]) == 0

@@ -1,0 +1,280 @@
+"""`zinc inspect`, `plan`, `bench`, `verify` and `check`: what they say of a model and a machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+
+from zinc.backends import api
+from zinc.backends.null import NullBackend
+from zinc.backends.ref import RefBackend, RefProgram
+from zinc.cli import check as check_command
+from zinc.cli import loading
+from zinc.cli.bench import Bench
+from zinc.engine import loader
+from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.formats.gguf import GGUFFile
+
+# -- inspect ------------------------------------------------------------------------------------
+
+
+def test_inspect_agrees_with_another_reader(zinc, fixture_model):
+    found = json.loads(zinc("inspect", fixture_model, "--json").out)
+    reader = gguf.GGUFReader(fixture_model)
+    assert [t["name"] for t in found["tensors"]] == [t.name for t in reader.tensors]
+    assert [t["bytes"] for t in found["tensors"]] == [int(t.n_bytes) for t in reader.tensors]
+    assert [t["type"] for t in found["tensors"]] == [t.tensor_type.name for t in reader.tensors]
+    assert [t["shape"] for t in found["tensors"]] == [
+        t.shape.tolist()[::-1] for t in reader.tensors
+    ]
+    keys = [key for key in reader.fields if not key.startswith("GGUF.")]
+    assert list(found["metadata"]) == keys
+    assert found["metadata"]["general.architecture"] == "qwen3"
+    assert found["parameters"] == sum(int(t.n_elements) for t in reader.tensors)
+    assert found["bytes"] == fixture_model.stat().st_size
+
+
+def test_inspect_abbreviates_long_arrays(zinc):
+    result = zinc("inspect")
+    assert result.status == 0
+    assert "embedded zinc-demo-30m" in result.err
+    assert re.search(
+        r"tokenizer\.ggml\.tokens +\[8,192\] string: '!', '\"', '#', '\$', \.\.\.", result.out
+    )
+    assert max(map(len, result.out.splitlines())) < 160
+    tokens = json.loads(zinc("inspect", "--json").out)["metadata"]["tokenizer.ggml.tokens"]
+    assert tokens == {"array_of": "string", "count": 8192, "first": ["!", '"', "#", "$"]}
+
+
+def test_inspect_says_what_a_run_would_take(zinc, fixture_model):
+    memory = json.loads(zinc("inspect", fixture_model, "--json").out)["memory"]
+    with GGUFFile.open(fixture_model) as file:
+        layers, heads = file.int("qwen3.block_count"), file.int("qwen3.attention.head_count_kv")
+        dims = file.int("qwen3.attention.key_length") + file.int("qwen3.attention.value_length")
+        context = file.int("qwen3.context_length")
+        used = sum(t.n_bytes for t in file.tensors.values())
+    assert memory["kv_f16_bytes"] == layers * heads * dims * 2 * context
+    assert memory["kv_q8_0_bytes"] == layers * heads * dims * 34 // 32 * context
+    assert memory["weights_bytes"] == used
+
+
+def test_inspect_shows_a_file_that_cannot_run(zinc, tmp_path):
+    path = tmp_path / "abacus.gguf"
+    writer = gguf.GGUFWriter(path, "abacus")
+    writer.add_string("general.name", "a\x1b[31mb\nc")
+    writer.add_float32("abacus.scale", float("inf"))
+    writer.add_tensor("beads", np.ones((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    result = zinc("inspect", path)
+    assert result.status == 0
+    assert "beads" in result.out
+    assert "zinc cannot run this file" in result.out
+    assert "'abacus'" in result.out
+    assert "\x1b" not in result.out
+    found = json.loads(zinc("inspect", path, "--json").out, parse_constant=pytest.fail)
+    assert "abacus" in found["memory"]["error"]
+    assert found["metadata"]["abacus.scale"] == "inf"
+
+
+# -- plan ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ref", "null"])
+def test_the_plan_printed_is_the_plan_made(zinc, fixture_model, name):
+    found = json.loads(zinc("plan", fixture_model, "--backend", name, "--json").out)
+    with GGUFFile.open(fixture_model) as file:
+        bound = loading.bind(file, api.create(name), 512, "f16")
+        n_weights = sum(file.tensors[w.tensor].n_bytes for w in bound.plan.weights)
+    assert found["hash"] == bound.plan.hash
+    assert [x["kernel"] for x in found["launches"]] == [x.kernel for x in bound.plan.launches]
+    assert found["arena_bytes"] == bound.plan.arena_bytes
+    assert found["weights_bytes"] == n_weights
+    assert found["bytes"] == sum(x["bytes"] for x in found["launches"])
+    # A decode step reads every weight once, but for the rows of the embedding it does not look up.
+    assert n_weights / 2 < found["bytes"] < 1.5 * n_weights
+    assert found["launches"][0]["inputs"][0]["weight"] == "token_embd.weight"
+
+
+def test_plan_counts_flops_as_two_a_weight_and_token(zinc, fixture_model):
+    found = json.loads(zinc("plan", fixture_model, "--backend", "ref", "--json").out)
+    with GGUFFile.open(fixture_model) as file:
+        matrices = [t for t in file.tensors.values() if len(t.shape) == 2]
+        tied = "output.weight" not in file.tensors
+        weights = sum(t.n_elements for t in matrices if tied or t.name != "token_embd.weight")
+    linear = sum(x["flops"] for x in found["launches"] if x["kernel"].startswith("linear"))
+    assert linear == 2 * weights
+
+
+def test_plan_as_text_and_as_a_graph(zinc, fixture_model):
+    options = (fixture_model, "--backend", "ref", "--tokens", "64", "--depth", "100")
+    text = zinc("plan", *options).out
+    n = len(json.loads(zinc("plan", *options, "--json").out)["launches"])
+    assert len(re.findall(r"^ *\d+  \S+ ", text, re.MULTILINE)) == n
+    assert "a step of 64 tokens after 100 cached ones" in text
+    graph = zinc("plan", *options, "--dot").out
+    assert graph.startswith("digraph plan {")
+    assert graph.endswith("}\n")
+    nodes = set(re.findall(r"^  (n\d+) \[", graph, re.MULTILINE))
+    edges = re.findall(r"^  (n\d+) -> (n\d+) ", graph, re.MULTILINE)
+    assert len(nodes) == n
+    assert all(int(a[1:]) < int(b[1:]) and {a, b} <= nodes for a, b in edges)
+
+
+# -- bench --------------------------------------------------------------------------------------
+
+KEYS = ("model", "backend", "threads", "level", "cpu_model", "depth", "kv_dtype", "reps")
+
+
+def test_bench_ends_in_one_json_object(zinc, fixture_model, backend):
+    result = zinc(
+        "bench", fixture_model, "--prefill", "40", "--decode", "6", "--depth", "10", "--reps", "3",
+        "--backend", backend, "--json", "--profile",
+    )  # fmt: skip
+    assert result.status == 0
+    found = json.loads(result.out.splitlines()[-1])
+    assert set(KEYS) <= set(found)
+    for name in ("prefill", "decode"):
+        reps = found[f"{name}_reps_tokens_per_s"]
+        assert len(reps) == 3
+        assert found[f"{name}_tokens_per_s"] == sorted(reps)[1] > 0
+        assert found[f"{name}_gb_per_s"] > 0
+        profile = found[f"{name}_profile"]
+        assert sum(kind["percent"] for kind in profile) == pytest.approx(100)
+    with GGUFFile.open(fixture_model) as file:
+        bound = loading.bind(file, api.create(backend), 16, "f16")
+    n_launches = sum(kind["launches"] for kind in found["decode_profile"])
+    assert n_launches == len(bound.plan.launches)
+    if backend == "cpu":
+        assert found["decode_percent_of_bandwidth"] > 0
+        assert found["bandwidth_gb_per_s"] > 1
+        assert found["int8_peak_gops"] > 1
+
+
+def test_bench_without_json_prints_a_table(zinc, fixture_model):
+    result = zinc("bench", fixture_model, "--prefill", "8", "--decode", "0", "--backend", "ref")
+    assert re.search(r"^prefill 8 +[\d,.]+ ", result.out, re.MULTILINE)
+    assert "\ndecode" not in result.out
+
+
+def test_bench_measures_prefill_and_decode_apart(fixture_model):
+    with GGUFFile.open(fixture_model) as file:
+        bound = loading.bind(file, NullBackend(), 700, "f16")
+        bench = Bench(bound, "f16")
+        prefill, decode = bench.measure(600, 3, 5, reps=2)
+    most = loading.BATCH_TOKENS
+    one_round = [(most, 0, 0), (600 - most, most, 1), (1, 5, 1), (1, 6, 1), (1, 7, 1)]
+    steps = [
+        (step.n_tokens, int(step.positions[0]), len(step.output_rows))
+        for step in bound.program.steps
+    ]
+    # The fill to the depth, a warm-up round, and two that count.
+    assert steps == [(5, 0, 1), *one_round * 3]
+    assert len(prefill.seconds) == len(decode.seconds) == 2
+    assert (prefill.tokens, decode.tokens) == (600, 3)
+    assert prefill.tokens_per_s == [600 / s for s in prefill.seconds]
+
+
+# -- verify -------------------------------------------------------------------------------------
+
+
+class BrokenProgram(RefProgram):
+    """Computes one launch wrongly, by one percent or by a NaN."""
+
+    def __init__(self, inner: RefProgram, index: int, factor: float) -> None:
+        super().__init__(inner.plan, inner._weights, inner._cache)
+        self._index, self._factor = index, factor
+
+    def run(self, step, first, last) -> None:
+        for i in range(first, last):
+            super().run(step, i, i + 1)
+            if i == self._index:
+                ref = self.plan.launches[i].outputs[0]
+                self._values[ref.id] = self._values[ref.id] * np.float32(self._factor)
+
+
+class BrokenBackend(RefBackend):
+    def __init__(self, index: int, factor: float) -> None:
+        super().__init__()
+        self._index, self._factor = index, factor
+
+    def prepare(self, plan, cache):
+        return BrokenProgram(super().prepare(plan, cache), self._index, self._factor)
+
+
+def test_verify_agrees_with_the_backend(zinc, fixture_model, backend):
+    for kv_dtype in ("f16", "q8_0"):
+        result = zinc(
+            "verify", fixture_model, "--backend", backend, "--kv-dtype", kv_dtype, "--json"
+        )
+        found = json.loads(result.out)
+        assert found["first_departure"] is None, found["first_departure"]
+        assert result.status == 0
+        assert found["argmax_agrees"] >= found["logits_rows"] - 1
+
+
+def test_verify_agrees_on_the_embedded_model(zinc, backend):
+    result = zinc("verify", "--backend", backend, "--tokens", "12", "-v")
+    assert result.status == 0, result.out
+    assert re.search(r"all \d+ launches agree", result.out)
+    assert re.search(r"^blk\.7 ", result.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+@pytest.mark.parametrize("kernel", ["linear", "attention", "linear_glu"])
+def test_verify_names_the_launch_that_departs(zinc, monkeypatch, fixture_model, kernel, factor):
+    with GGUFFile.open(fixture_model) as file:
+        launches = loading.bind(file, RefBackend(), 64, "f16").plan.launches
+    index = [i for i, x in enumerate(launches) if x.kernel == kernel and x.label == "blk.1"][-1]
+    monkeypatch.setattr(loader, "create_backend", lambda *_: BrokenBackend(index, factor))
+    result = zinc("verify", fixture_model)
+    assert result.status == 1
+    expected = rf"launch {index} \({kernel} of blk\.1\) departs in the prefill: relative error "
+    assert re.search(expected + ("1.00e-02" if factor == 1.01 else "inf"), result.out)
+    found = json.loads(zinc("verify", fixture_model, "--json").out, parse_constant=pytest.fail)
+    assert found["first_departure"]["launch"] == index
+    departed = [c["launch"] for c in found["checks"] if c["departs"]]
+    if factor == 1.01:
+        assert set(departed) == {index}, "what follows gets the backend's inputs and must agree"
+
+
+def test_verify_runs_the_plan_of_the_backend(fixture_model):
+    """`ref` walks a plan with 8-bit activations as well as its own."""
+    with GGUFFile.open(fixture_model) as file:
+        bound = loading.bind(file, NullBackend(), 64, "f16")
+        reference = loading.bind(file, RefBackend(), 64, "f16", plan=bound.plan)
+        own = loading.bind(file, RefBackend(), 64, "f16")
+        step = bound.step(range(1, 9), 0, outputs=1)
+        assert np.array_equal(reference.program.step(step), own.program.step(step))
+        assert replace(bound.plan, arena_bytes=0) != own.plan
+
+
+# -- check --------------------------------------------------------------------------------------
+
+
+def test_check_lists_every_backend(zinc):
+    result = zinc("check", "--json")
+    found = json.loads(result.out)
+    assert [b["name"] for b in found["backends"]] == api.discover()
+    ready = {b["name"] for b in found["backends"] if b["ready"]}
+    assert {"ref", "null"} <= ready
+    assert result.status == (0 if ready - check_command.NOT_FOR_SPEED else 1)
+    assert 0 < found["available_memory_bytes"] <= found["memory_bytes"]
+    text = zinc("check").out
+    assert all(b["description"] in text for b in found["backends"])
+
+
+def test_check_fails_where_only_the_reference_is(zinc, monkeypatch):
+    monkeypatch.setattr(api, "discover", lambda: ["null", "ref"])
+    assert zinc("check").status == 1
+
+
+def test_the_embedded_model_is_the_default(zinc):
+    assert json.loads(zinc("inspect", "--json").out)["path"] == str(EMBEDDED_MODEL)

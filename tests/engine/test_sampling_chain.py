@@ -1,0 +1,319 @@
+"""The chain as a whole: what it draws, how often, what it reports, and when it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zinc.core.errors import ModelError, RequestError
+from zinc.engine.sampling import Sampler, SamplingParams
+
+RAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Settings under which tokens are drawn from the model's own distribution."""
+
+# 0.999 quantiles of the chi-square distribution, by degrees of freedom.
+CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 3: 16.27, 7: 24.32, 9: 27.88, 49: 85.35}
+
+
+def softmax(logits):
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return weights / weights.sum()
+
+
+def draws(params, logits, n, **arguments):
+    sampler = Sampler(params, logits.size)
+    counts = np.zeros(logits.size, np.int64)
+    for _ in range(n):
+        counts[sampler.sample(logits, **arguments).token] += 1
+    return counts
+
+
+def check_frequencies(counts, expected):
+    """A chi-square test at 0.1%; the seeds are fixed, so it passes always or never."""
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    means = expected[possible] * counts.sum()
+    assert means.min() > 5
+    statistic = ((counts[possible] - means) ** 2 / means).sum()
+    assert statistic < CHI_SQUARE_999[possible.sum() - 1]
+
+
+# -- draws
+
+
+def test_draws_follow_the_model():
+    logits = np.random.default_rng(3).normal(0, 1, 8).astype(np.float32)
+    check_frequencies(draws(SamplingParams(seed=1, **RAW), logits, 5000), softmax(logits))
+
+
+def test_draws_follow_the_model_over_several_blocks_of_a_large_vocabulary():
+    logits = np.full(20_000, -math.inf, np.float32)
+    logits[np.linspace(0, 19_999, 50).astype(int)] = np.random.default_rng(5).uniform(0, 1, 50)
+    check_frequencies(draws(SamplingParams(seed=2, **RAW), logits, 3000), softmax(logits))
+
+
+@pytest.mark.parametrize("t", [0.5, 2.0])
+def test_temperature_reshapes_the_draws(t):
+    logits = np.array([0.0, 0.5, 1.0, 1.5], np.float32)
+    params = SamplingParams(seed=4, **RAW | {"temperature": t})
+    check_frequencies(draws(params, logits, 4000), softmax(logits / t))
+
+
+def test_the_default_chain_draws_from_the_renormalised_rest():
+    logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.03, 0.02], np.float32))
+    params = SamplingParams(seed=6, top_k=5, top_p=0.9, min_p=0.3, temperature=1.0)
+    # top-k 5 leaves 0.98, top-p 0.9 of it four tokens, min-p 0.3 · 0.4 = 0.12 three.
+    expected = np.array([0.4, 0.3, 0.15, 0, 0, 0]) / 0.85
+    check_frequencies(draws(params, logits, 4000), expected)
+
+
+def test_the_order_of_samplers_is_the_users():
+    logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+    settings_ = {"seed": 7, "temperature": 4.0, "top_k": 0, "min_p": 0.0, "top_p": 0.5}
+    last = SamplingParams(samplers=("top_p", "temperature"), **settings_)
+    first = SamplingParams(samplers=("temperature", "top_p"), **settings_)
+    assert np.count_nonzero(draws(last, logits, 200)) == 1
+    assert np.count_nonzero(draws(first, logits, 200)) == 2
+
+
+def test_a_sampler_left_out_does_nothing():
+    logits = np.zeros(10, np.float32)
+    params = SamplingParams(seed=8, top_k=1, samplers=("temperature",))
+    check_frequencies(draws(params, logits, 2000), np.full(10, 0.1))
+
+
+def test_xtc_strikes_with_its_probability():
+    logits = np.log(np.array([0.6, 0.4], np.float32))
+    params = SamplingParams(seed=9, **RAW, xtc_probability=0.25, xtc_threshold=0.3)
+    # In a quarter of the draws only the second token is left.
+    check_frequencies(draws(params, logits, 4000), np.array([0.75 * 0.6, 0.75 * 0.4 + 0.25]))
+
+
+def test_mirostat_holds_the_surprise_at_its_target():
+    """Over a flat tail, plain sampling would see about 12 bits; the target is 4."""
+    logits = np.random.default_rng(1).normal(0, 1, 8192).astype(np.float32)
+    sampler = Sampler(SamplingParams(seed=3, mirostat=2, mirostat_tau=4.0, temperature=1.0), 8192)
+    ranks = np.argsort(np.argsort(-logits))
+    drawn = [ranks[sampler.sample(logits).token] for _ in range(600)]
+    # 4 bits of surprise after truncation are about 2**4 tokens in the running.
+    assert 8 <= max(drawn[200:]) <= 40
+
+
+# -- greedy
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=50))
+def test_greedy_takes_the_lowest_of_the_most_likely(values):
+    logits = np.array(values, np.float32)
+    sampler = Sampler(SamplingParams(temperature=0), logits.size)
+    assert sampler.sample(logits).token == values.index(max(values))
+
+
+def test_greedy_ignores_truncation_and_heeds_penalties_and_bias():
+    logits = np.array([1.0, 3.0, 2.9, 2.8], np.float32)
+    xtc = {"xtc_probability": 1.0, "xtc_threshold": 0.01}
+    assert Sampler(SamplingParams(temperature=0, **xtc), 4).sample(logits).token == 1
+    penalised = Sampler(SamplingParams(temperature=0, presence_penalty=1.0), 4)
+    penalised.accept_prompt([1])
+    assert penalised.sample(logits).token == 2
+    penalised.accept(2)
+    assert penalised.sample(logits).token == 3
+    biased = SamplingParams(temperature=0, logit_bias={0: 2.5, 1: -math.inf})
+    assert Sampler(biased, 4).sample(logits).token == 0
+
+
+# -- seeds and state
+
+
+def test_a_seed_repeats_and_reset_begins_again():
+    logits = np.random.default_rng(0).normal(0, 1, 300).astype(np.float32)
+    settings_ = {"presence_penalty": 0.3, "dry_multiplier": 0.5, "xtc_probability": 0.5}
+
+    def run(sampler):
+        sampler.accept_prompt([1, 2, 3])
+        tokens = []
+        for _ in range(40):
+            tokens.append(sampler.sample(logits).token)
+            sampler.accept(tokens[-1])
+        return tokens
+
+    sampler = Sampler(SamplingParams(seed=5, **settings_), 300)
+    first = run(sampler)
+    sampler.reset()
+    assert run(sampler) == first
+    assert run(Sampler(SamplingParams(seed=5, **settings_), 300)) == first
+    assert run(Sampler(SamplingParams(seed=6, **settings_), 300)) != first
+    assert run(Sampler(SamplingParams(seed=-5, **settings_), 300)) != first
+
+
+def test_a_seed_that_was_drawn_is_reported():
+    logits = np.zeros(1000, np.float32)
+    unseeded = Sampler(SamplingParams(**RAW), 1000)
+    again = Sampler(SamplingParams(seed=unseeded.seed, **RAW), 1000)
+    other = Sampler(SamplingParams(**RAW), 1000)
+    assert other.seed != unseeded.seed
+    tokens = [unseeded.sample(logits).token for _ in range(20)]
+    assert tokens == [again.sample(logits).token for _ in range(20)]
+
+
+def test_the_logits_are_never_written_to():
+    logits = np.random.default_rng(0).normal(0, 1, 5000).astype(np.float32)
+    logits.setflags(write=False)
+    params = SamplingParams(
+        seed=1, repeat_penalty=1.2, dry_multiplier=1.0, logit_bias={3: 2.0}, logprobs=3
+    )
+    sampler = Sampler(params, 5000)
+    sampler.accept_prompt([1, 2, 1, 2, 1])
+    sampler.sample(logits, np.ones(5000, np.bool_))
+
+
+# -- masks, bias, logprobs
+
+
+@given(st.integers(1, 200), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_masks_of_both_kinds_forbid(n, seed):
+    random = np.random.default_rng(seed)
+    allowed = random.random(n) < 0.3
+    allowed[random.integers(0, n)] = True
+    packed = np.packbits(allowed, bitorder="little")
+    words = np.zeros(-(-n // 32) * 4, np.uint8)
+    words[: packed.size] = packed
+    logits = random.normal(0, 1, n).astype(np.float32)
+    best = int(np.argmax(np.where(allowed, logits, -np.inf)))
+    sampler = Sampler(SamplingParams(temperature=0), n)
+    for mask in (allowed, words.view(np.uint32), words.view(np.int32)):
+        assert sampler.sample(logits, mask).token == best
+        assert allowed[Sampler(SamplingParams(seed=seed, **RAW), n).sample(logits, mask).token]
+
+
+@pytest.mark.parametrize("mask", [np.ones(9, bool), np.ones(10, np.int64), np.ones(2, np.uint32)])
+def test_a_mask_of_another_shape_is_a_mistake(mask):
+    with pytest.raises(ValueError, match="does not fit 10 tokens"):
+        Sampler(SamplingParams(), 10).sample(np.zeros(10, np.float32), mask)
+
+
+def test_ignore_eos_bans_the_end_tokens():
+    logits = np.array([0.0, 9.0, 8.0, 1.0], np.float32)
+    greedy = SamplingParams(temperature=0, ignore_eos=True, logit_bias={1: 5.0})
+    assert Sampler(greedy, 4, end_tokens=[1, 2]).sample(logits).token == 3
+    heeding = SamplingParams(temperature=0)
+    assert Sampler(heeding, 4, end_tokens=[1, 2]).sample(logits).token == 1
+
+
+def test_a_bias_shifts_the_odds():
+    params = SamplingParams(seed=12, logit_bias={0: math.log(3)}, **RAW)
+    check_frequencies(draws(params, np.zeros(2, np.float32), 3000), np.array([0.75, 0.25]))
+
+
+def test_dry_breakers_reach_the_chain():
+    params = SamplingParams(temperature=0, dry_multiplier=5.0)
+    logits = np.array([0.0, 0.0, 1.0, 0.5], np.float32)
+    for breakers, expected in (((), 3), (((2,),), 2)):
+        sampler = Sampler(params, 4, dry_breakers=breakers)
+        sampler.accept_prompt([0, 1, 2, 0, 1])
+        assert sampler.sample(logits).token == expected
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 1000])
+def test_logprobs_are_the_models_own(n):
+    logits = np.random.default_rng(2).normal(100, 3, 400).astype(np.float32)
+    params = SamplingParams(seed=1, logprobs=n, top_k=3, logit_bias={7: 100.0}, temperature=0.1)
+    result = Sampler(params, 400).sample(logits)
+    exact = np.log(softmax(logits))
+    assert result.token == 7
+    assert result.logprob == pytest.approx(exact[7], abs=1e-5)
+    order = np.argsort(-logits, kind="stable")[:n]
+    assert [token for token, _ in result.top_logprobs] == order.tolist()
+    np.testing.assert_allclose([value for _, value in result.top_logprobs], exact[order], atol=1e-5)
+
+
+def test_logprobs_are_left_out_unless_asked_for():
+    result = Sampler(SamplingParams(), 4).sample(np.zeros(4, np.float32))
+    assert (result.logprob, result.top_logprobs) == (None, ())
+
+
+def test_a_prompt_may_be_an_array_and_stays_inside_the_vocabulary():
+    sampler = Sampler(SamplingParams(temperature=0, presence_penalty=2.0), 4)
+    sampler.accept_prompt(np.array([3, 2], np.int32))
+    sampler.accept_prompt([])
+    assert sampler.sample(np.array([0, 0.5, 1, 1.5], np.float32)).token == 1
+    for token in (-1, 4):
+        with pytest.raises(ValueError, match="outside the vocabulary of 4"):
+            sampler.accept(token)
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_vocabulary_that_is_banned_entirely_is_refused(temperature):
+    sampler = Sampler(SamplingParams(temperature=temperature, logit_bias={0: -math.inf}), 2)
+    with pytest.raises(RequestError, match=r"^no token can be drawn: "):
+        sampler.sample(np.zeros(2, np.float32), np.array([True, False]))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers_are_refused(value, temperature):
+    logits = np.zeros(5000, np.float32)
+    logits[4321] = value
+    for extra in ({}, {"presence_penalty": 1.0}, {"top_k": 0, "top_p": 1.0}):
+        sampler = Sampler(SamplingParams(temperature=temperature, **extra), 5000)
+        with pytest.raises(ModelError, match=r"^the model's largest logit is "):
+            sampler.sample(logits)
+
+
+def test_a_bias_outside_the_vocabulary_is_refused():
+    with pytest.raises(RequestError, match="names token 9: the vocabulary has tokens 0 to 4"):
+        Sampler(SamplingParams(logit_bias={9: 1.0}), 5)
+
+
+@pytest.mark.parametrize(
+    "logits", [np.zeros(4, np.float64), np.zeros(5, np.float32), np.zeros((1, 4), np.float32)]
+)
+def test_logits_of_another_shape_are_a_mistake(logits):
+    with pytest.raises(ValueError, match=r"not \[4\]"):
+        Sampler(SamplingParams(), 4).sample(logits)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_valid_request_draws_a_token_that_is_allowed(data):
+    share = st.floats(0, 1)
+    params = SamplingParams(
+        seed=data.draw(st.integers(0, 9)),
+        temperature=data.draw(st.sampled_from([0, 1e-6, 0.5, 1, 100, 1e6])),
+        top_k=data.draw(st.integers(-1, 70)),
+        top_p=data.draw(share),
+        min_p=data.draw(share),
+        typical_p=data.draw(share),
+        top_n_sigma=data.draw(st.floats(-1, 4)),
+        xtc_probability=data.draw(share),
+        xtc_threshold=data.draw(share),
+        mirostat=data.draw(st.sampled_from([0, 2])),
+        mirostat_tau=data.draw(st.floats(0, 20)),
+        repeat_penalty=data.draw(st.sampled_from([0.001, 1, 1.5, 1000])),
+        repeat_last_n=data.draw(st.integers(-1, 8)),
+        presence_penalty=data.draw(st.sampled_from([-1e6, 0, 2, 1e6])),
+        dry_multiplier=data.draw(st.sampled_from([0, 0.8, 1e6])),
+        dry_base=data.draw(st.sampled_from([0, 1, 1.75, 1e6])),
+        dry_allowed_length=data.draw(st.integers(0, 3)),
+        dry_penalty_last_n=data.draw(st.integers(-1, 8)),
+        min_keep=data.draw(st.integers(0, 70)),
+        samplers=data.draw(st.permutations(SamplingParams().samplers)),
+        logprobs=data.draw(st.sampled_from([None, 2])),
+    )
+    n = data.draw(st.integers(1, 60))
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    logits = random.normal(0, data.draw(st.sampled_from([0, 1, 50, 1e4])), n).astype(np.float32)
+    allowed = random.random(n) < 0.5
+    allowed[random.integers(0, n)] = True
+    sampler = Sampler(params, n, dry_breakers=[(0,)])
+    sampler.accept_prompt(random.integers(0, n, 12).tolist())
+    for _ in range(4):
+        token = sampler.sample(logits, allowed).token
+        assert allowed[token]
+        sampler.accept(token)

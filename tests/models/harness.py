@@ -1,0 +1,172 @@
+"""Runs model files step by step on any backend, the way the engine does, for parity tests.
+
+The cache is as hostile as the engine may make it: blocks are small, those of different sequences
+lie between each other, each window has block tables of its own, and blocks that no query can see
+any more are taken away before a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from present import computing
+
+from zinc.backends import api
+from zinc.backends.api import Backend, CacheLayout, Plan
+from zinc.core.errors import UnsupportedError
+from zinc.formats.gguf import GGUFArray, GGUFFile
+from zinc.formats.gguf_writer import GGUFWriter
+from zinc.models import load
+from zinc.ops.graph import KVState
+from zinc.ops.step import Step
+from zinc.plan.planner import make_plan
+from zinc.plan.weights import tensor_data
+from zinc.quant.blocks import GGMLType
+
+FIXTURES = Path(__file__).parents[1] / "data" / "fixtures"
+BACKENDS = ["ref", *computing()]
+BLOCK_TOKENS = 16
+MAX_TOKENS = 96
+
+Ids = npt.NDArray[np.int32]
+Logits = npt.NDArray[np.float32]
+
+
+def fixture_names() -> list[str]:
+    """Every fixture in the folder: a model file and the logits it must give."""
+    return sorted(path.stem for path in FIXTURES.glob("*.npz"))
+
+
+def expected(name: str, prefix: str = "") -> tuple[Ids, Logits]:
+    """Token ids of a fixture and the logits [tokens, vocab] of the published model code."""
+    with np.load(FIXTURES / f"{name}.npz") as data:
+        return data[f"{prefix}tokens"].astype(np.int32), data[f"{prefix}logits"]
+
+
+def relative_error(got: Logits, want: Logits) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+@cache
+def planned(
+    path: Path, backend_name: str, fuse: bool = True, context: int | None = None
+) -> tuple[Backend, Plan]:
+    """A backend with the weights of the file, and the plan."""
+    with GGUFFile.open(path) as file:
+        _, graph = load(file, context)
+        backend = api.create(backend_name)
+        try:
+            plan = make_plan(
+                graph, backend, max_tokens=MAX_TOKENS, max_outputs=MAX_TOKENS, fuse=fuse
+            )
+        except UnsupportedError as error:
+            pytest.skip(str(error))
+        for w in plan.weights:
+            backend.upload(w, tensor_data(w, file.tensors[w.tensor]))
+    return backend, plan
+
+
+class Runner:
+    """Some sequences of one model: `feed` appends tokens and returns their logits.
+
+    `context` is what the model is loaded for; the cache holds `room` tokens of each sequence.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        backend: str = "ref",
+        *,
+        n_sequences: int = 1,
+        context: int | None = None,
+        fuse: bool = True,
+        room: int = MAX_TOKENS,
+    ) -> None:
+        device, plan = planned(path, backend, fuse, context)
+        layers = [state for state in plan.states if isinstance(state, KVState)]
+        self.windows = sorted({layer.window for layer in layers})
+        n_blocks = -(-room // BLOCK_TOKENS)
+        layout = CacheLayout(
+            block_tokens=BLOCK_TOKENS,
+            n_blocks=(n_blocks * n_sequences,) * len(self.windows),
+            group_of={layer.name: self.windows.index(layer.window) for layer in layers},
+            state_slots=n_sequences,
+        )
+        self.cache = device.allocate(plan.states, layout)
+        self.program = device.prepare(plan, self.cache)
+        self.lengths = [0] * n_sequences
+        # Block b of sequence s, counted from the end so that no table is the identity.
+        blocks = np.arange(n_blocks * n_sequences, dtype=np.int32)[::-1]
+        self.blocks = blocks.reshape(n_blocks, n_sequences).T.copy()
+
+    def feed(self, *parts: tuple[int, Ids]) -> list[Logits]:
+        """One step of (sequence, ids) parts; returns the logits of each part's tokens."""
+        ids = np.concatenate([part for _, part in parts]).astype(np.int32)
+        lengths = [len(part) for _, part in parts]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        sequences = [s for s, _ in parts]
+        positions = [self.lengths[s] + np.arange(len(part)) for s, part in parts]
+        step = Step(
+            ids=ids,
+            positions=np.concatenate(positions).astype(np.int32),
+            sequence=np.repeat(np.arange(len(parts)), lengths).astype(np.int32),
+            output_rows=np.arange(len(ids), dtype=np.int32),
+            seq_start=starts,
+            state_slot=np.array(sequences, np.int32),
+            tables=tuple(self._table(window, sequences) for window in self.windows),
+        )
+        logits = np.array(self.program.step(step))
+        for s, part in parts:
+            self.lengths[s] += len(part)
+        return [logits[a:b] for a, b in pairwise(starts)]
+
+    def _table(self, window: int, sequences: Sequence[int]) -> Ids:
+        table = self.blocks[list(sequences)].copy()
+        for row, s in enumerate(sequences):
+            gone = max(0, self.lengths[s] - window + 1) // BLOCK_TOKENS if window else 0
+            table[row, :gone] = -1
+        return table
+
+    def feed_in_chunks(self, ids: Ids, size: int, sequence: int = 0) -> Logits:
+        chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
+        return np.concatenate([self.feed((sequence, chunk))[0] for chunk in chunks])
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    drop: Iterable[str] = (),
+    tensors: Mapping[str, npt.NDArray[np.float32] | None] | None = None,
+    edit: Callable[[str, npt.NDArray[np.float32]], npt.NDArray[np.float32]] | None = None,
+) -> Path:
+    """A copy of a model file in float32 with changes.
+
+    `metadata` sets keys, `drop` removes keys, `tensors` replaces tensors, or removes those given as
+    None, and `edit` maps the rest.
+    """
+    changed = dict(tensors or {})
+    with GGUFFile.open(source) as file, GGUFWriter(target) as writer:
+        for key, value in {**file.metadata, **(metadata or {})}.items():
+            if key not in set(drop):
+                is_as_read = key not in (metadata or {}) and not isinstance(value, GGUFArray)
+                writer.add(key, value, file.value_types[key] if is_as_read else None)
+        for name, tensor in file.tensors.items():
+            values = changed.pop(name, tensor.to_float32())
+            if values is None:
+                continue
+            if edit is not None and name not in (tensors or {}):
+                values = edit(name, values)
+            writer.add_tensor(name, values, GGMLType.F32, values.shape)
+        for name, values in changed.items():
+            assert values is not None, f"{source.name} has no tensor {name}"
+            writer.add_tensor(name, values, GGMLType.F32, values.shape)
+    return target

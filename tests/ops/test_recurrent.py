@@ -1,0 +1,130 @@
+"""Recurrent ops: the chunkwise form against the recurrence, and what is left in a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from zinc.ops import OPS
+from zinc.ops.cases import Case
+from zinc.ops.graph import Node, RecurrentState, Value, Weight
+from zinc.ops.recurrent import CHUNK, DeltaShape, StateView, delta_case, delta_rule_in_chunks
+from zinc.ops.registry import Reference
+from zinc.ops.step import Step
+
+PLAIN = OPS["delta_rule"].reference
+CASES = [case for name in ("delta_rule", "conv_silu") for case in OPS[name].cases()]
+LONG = delta_case("long", DeltaShape(2, 4, 32, 16), (3 * CHUNK + 11,), pace=0.05)
+
+
+def steps(lengths: Sequence[int], cut: int) -> list[tuple[Step, np.ndarray]]:
+    """Steps of at most `cut` tokens a sequence, and the rows of the case that each one runs."""
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    result = []
+    for at in range(0, max(lengths), cut):
+        ends = [min(n, at + cut) for n in lengths]
+        # The sequences of a step come in another order than their slots.
+        running = [s for s, end in enumerate(ends) if at < end][::-1]
+        counts = [ends[s] - at for s in running]
+        rows = np.concatenate([starts[s] + np.arange(at, ends[s]) for s in running])
+        result.append((_step(running, counts, at), rows))
+    return result
+
+
+def _step(slots: Sequence[int], counts: Sequence[int], position: int) -> Step:
+    n = sum(counts)
+    return Step(
+        ids=np.zeros(n, np.int32),
+        positions=np.concatenate([position + np.arange(c, dtype=np.int32) for c in counts]),
+        sequence=np.repeat(np.arange(len(slots), dtype=np.int32), counts),
+        output_rows=np.arange(n, dtype=np.int32),
+        seq_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        state_slot=np.array(slots, np.int32),
+    )
+
+
+def run(case: Case, reference: Reference, cut: int = 1 << 20, seed: int = 0) -> np.ndarray:
+    """The case's op in steps of at most `cut` tokens, its slots full of noise before."""
+    node = next(n for n in case.graph.nodes if n.op in ("delta_rule", "conv_silu"))
+    view = StateView(np.zeros((0, 0), np.float32))
+    inputs = []
+    for x in node.inputs:
+        match x:
+            case Value():
+                inputs.append(case.tensors[_table(case, x).name])
+            case Weight():
+                inputs.append(case.tensors[x.name])
+            case RecurrentState():
+                noise = np.random.default_rng(seed).standard_normal((len(case.sequences), x.floats))
+                view.slots = noise.astype(np.float32)
+                inputs.append(view)
+    y = np.full((case.n_tokens, node.outputs[0].cols), np.nan, np.float32)
+    for step, rows in steps(case.sequences, cut):
+        operands = zip(inputs, node.inputs, strict=True)
+        part = [x[rows] if isinstance(of, Value) else x for x, of in operands]
+        (y[rows],) = reference(step, part, node.attrs)
+    assert np.isfinite(view.slots).all()
+    return y
+
+
+def _table(case: Case, value: Value) -> Weight:
+    """The table that the rows of a value were embedded from."""
+    node: Node = next(n for n in case.graph.nodes if value in n.outputs)
+    table = node.inputs[0]
+    assert isinstance(table, Weight)
+    return table
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+@pytest.mark.parametrize("case", list(OPS["delta_rule"].cases()), ids=lambda case: case.name)
+@pytest.mark.parametrize("cut", [1, 7, CHUNK, 1 << 20])
+def test_the_chunkwise_form_equals_the_recurrence(case: Case, cut: int) -> None:
+    assert error(run(case, delta_rule_in_chunks, cut), run(case, PLAIN)) < 2e-6
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("cut", [1, 2, 13])
+def test_the_result_does_not_depend_on_how_a_prompt_was_cut(case: Case, cut: int) -> None:
+    op = next(n.op for n in case.graph.nodes if n.op in ("delta_rule", "conv_silu"))
+    reference: Callable[..., Sequence[np.ndarray]] = OPS[op].reference
+    assert error(run(case, reference, cut), run(case, reference)) < 2e-6
+
+
+@pytest.mark.parametrize("reference", [PLAIN, delta_rule_in_chunks])
+def test_a_sequence_that_starts_does_not_see_what_its_slot_held(reference: Reference) -> None:
+    np.testing.assert_array_equal(run(LONG, reference, seed=1), run(LONG, reference, seed=2))
+
+
+def test_a_state_that_never_decays_remembers_every_key() -> None:
+    """With b = 1, orthonormal keys and no decay the rule stores each value under its key."""
+    n = 8
+    shape = DeltaShape(1, 1, n, 3)
+    keys, values = np.eye(n, dtype=np.float32), np.arange(3 * n, dtype=np.float32).reshape(n, 3)
+    view = StateView(np.zeros((1, shape.state_floats), np.float32))
+    attrs = {"n_k_heads": 1, "n_v_heads": 1, "k_dim": n, "v_dim": 3, "grouped": 0}
+
+    def ask(queries: np.ndarray, beta: float, position: int) -> np.ndarray:
+        v = values if beta > 0 else np.zeros_like(values)
+        gates = np.full((n, 1), beta, np.float32), np.zeros(1, np.float32)
+        qkv = np.concatenate([queries, keys, v], axis=1)
+        step = _step([0], [n], position)
+        inputs = [qkv, gates[0], gates[0], gates[1], gates[1], view]
+        return PLAIN(step, inputs, attrs)[0]
+
+    ask(keys, 100.0, 0)
+    recalled = ask(keys[::-1], -100.0, n)  # b = 0: nothing is written any more
+    np.testing.assert_allclose(recalled, values[::-1] / np.sqrt(n), rtol=1e-5)
+
+
+def test_decay_without_overflow() -> None:
+    case = delta_case("huge", DeltaShape(1, 2, 16, 16), (40,), pace=1e4)
+    for weight in list(case.tensors):
+        if case.tensors[weight].shape == (40, 2):
+            case.tensors[weight] *= 1e4
+    for reference in (PLAIN, delta_rule_in_chunks):
+        assert np.isfinite(run(case, reference)).all()

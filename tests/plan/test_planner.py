@@ -1,0 +1,100 @@
+"""Fusion changes launches and never results; memory never overlaps what lives at the same time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zinc.backends import api
+from zinc.backends.api import CacheLayout, Plan, Ref, TensorData
+from zinc.formats.gguf import GGUFFile
+from zinc.models import load
+from zinc.ops.graph import Dim
+from zinc.ops.step import Step
+from zinc.plan.planner import make_plan
+
+FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
+NAMES = sorted(p.stem for p in FIXTURES.glob("*.gguf"))
+
+
+def prompt_step(ids: np.ndarray, n_blocks: int) -> Step:
+    n = len(ids)
+    rows = np.arange(n, dtype=np.int32)
+    return Step(
+        ids=ids.astype(np.int32),
+        positions=rows,
+        sequence=np.zeros(n, np.int32),
+        output_rows=rows,
+        seq_start=np.array([0, n], np.int32),
+        state_slot=np.zeros(1, np.int32),
+        tables=(np.arange(n_blocks, dtype=np.int32)[None],),
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_the_fused_plan_computes_what_the_unfused_one_does(name):
+    file = GGUFFile.open(FIXTURES / f"{name}.gguf")
+    _, graph = load(file)
+    backend = api.create("ref")
+    logits = []
+    for fuse in (False, True):
+        plan = make_plan(graph, backend, max_tokens=64, max_outputs=64, fuse=fuse)
+        for w in plan.weights:
+            t = file.tensors[w.name]
+            backend.upload(w, TensorData(t.type, tuple(t.shape), t.data))
+        cache = backend.allocate(plan.states, CacheLayout(64, (1,)))
+        ids = np.load(FIXTURES / f"{name}.npz")["tokens"]
+        logits.append(backend.prepare(plan, cache).step(prompt_step(ids, 1)))
+    assert np.array_equal(logits[0], logits[1])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_decoder_layer_is_seven_launches(name):
+    _, graph = load(GGUFFile.open(FIXTURES / f"{name}.gguf"))
+    plan = make_plan(graph, api.create("ref"), max_tokens=8, max_outputs=8)
+    kernels = [launch.kernel for launch in plan.launches if launch.label == "blk.1"]
+    norm, rope = "rms_norm", "rope_store"
+    assert kernels == [norm, "linear", rope, "attention", "linear", norm, "linear_glu", "linear"]
+
+
+def overlapping(a: Ref, b: Ref, plan: Plan) -> bool:
+    rows = {Dim.TOKENS: plan.max_tokens, Dim.OUTPUTS: plan.max_outputs}
+    a_end = a.offset + rows[a.dim] * a.stride
+    b_end = b.offset + rows[b.dim] * b.stride
+    return a.offset < b_end and b.offset < a_end
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("backend", ["ref", "null"])
+def test_values_that_live_together_do_not_share_bytes(name, backend):
+    _, graph = load(GGUFFile.open(FIXTURES / f"{name}.gguf"))
+    plan = make_plan(graph, api.create(backend), max_tokens=96, max_outputs=7)
+    refs = {o.id: (i, o) for i, launch in enumerate(plan.launches) for o in launch.outputs}
+    last = {plan.output.id: len(plan.launches)}
+    for i, launch in enumerate(plan.launches):
+        for x in launch.inputs:
+            if isinstance(x, Ref):
+                last[x.id] = max(last.get(x.id, 0), i)
+    for i, launch in enumerate(plan.launches):
+        live = [r for made, r in refs.values() if made < i <= last.get(r.id, made)]
+        for out in launch.outputs:
+            for other in live:
+                if not overlapping(out, other, plan) or other.id == out.id:
+                    continue
+                # Only a donor that dies here may lie under an output, at the same place exactly.
+                assert last[other.id] == i, f"{launch.kernel} overwrites %{other.id}"
+                assert (other.offset, other.stride) == (out.offset, out.stride)
+    assert all(r.offset + r.stride <= plan.arena_bytes for _, r in refs.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_same_model_always_gives_the_same_plan(name):
+    hashes = set()
+    for _ in range(2):
+        _, graph = load(GGUFFile.open(FIXTURES / f"{name}.gguf"))
+        hashes.add(make_plan(graph, api.create("null"), max_tokens=32, max_outputs=8).hash)
+    assert len(hashes) == 1
+    _, graph = load(GGUFFile.open(FIXTURES / f"{name}.gguf"))
+    assert make_plan(graph, api.create("null"), max_tokens=64, max_outputs=8).hash not in hashes

@@ -1,0 +1,169 @@
+"""The embedded model through the Python API on the CPU, held against llama.cpp's answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zinc
+from zinc import LLM, SamplingParams
+from zinc.core.errors import RequestError, ZincError
+
+ORACLE = Path(__file__).parent / "data" / "oracle"
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+# Both engines round activations to 8 bits, each in its own way; a lead below this may flip.
+NEAR_TIE = 0.5
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(backend="cpu", threads=2) as model:
+        yield model
+
+
+def test_greedy_answers_equal_those_of_llama_cpp_up_to_near_ties(llm):
+    compared = 0
+    for row in json.loads((ORACLE / "greedy.json").read_text())["answers"]:
+        prompt, answer = row["prompt"], row["answer"]
+        logits = llm.logits(prompt + answer)[len(prompt) - 1 : -1]
+        for want, lead, got in zip(answer, row["leads"], logits.argmax(axis=1), strict=True):
+            assert got == want or lead < NEAR_TIE
+            compared += lead >= NEAR_TIE
+    assert compared > 400
+
+
+def test_generation_takes_the_tokens_that_the_logits_say(llm):
+    for row in json.loads((ORACLE / "greedy.json").read_text())["answers"][::5]:
+        answer = llm.generate(row["prompt"], GREEDY)
+        logits = llm.logits(row["prompt"] + answer.token_ids)[len(row["prompt"]) - 1 : -1]
+        assert answer.token_ids == logits.argmax(axis=1).tolist()
+
+
+def test_perplexity_is_that_of_llama_cpp(llm):
+    report = json.loads((ORACLE / "perplexity.json").read_text())
+    got = llm.perplexity((ORACLE / "prose.txt").read_text(), report["window"])
+    assert abs(got / report["perplexity"] - 1) < 0.005
+
+
+def test_a_batch_of_prompts_gets_the_answers_that_each_gets_alone(llm):
+    prompts = ["Once upon a time", "The", "In the year 1850 the ship sailed for the north and"]
+    together = llm.generate(prompts, GREEDY)
+    assert [a.token_ids for a in together] == [llm.generate(p, GREEDY).token_ids for p in prompts]
+
+
+def test_seeded_sampling_does_not_depend_on_company(llm):
+    params = SamplingParams(seed=7, max_tokens=20)
+    alone = llm.generate("Once upon a time", params).token_ids
+    assert alone == llm.generate("Once upon a time", params).token_ids
+    assert alone == llm.generate(["A dog", "Once upon a time", "x"], params)[1].token_ids
+    assert (
+        alone != llm.generate("Once upon a time", SamplingParams(seed=8, max_tokens=20)).token_ids
+    )
+
+
+def test_the_stream_is_the_completion(llm):
+    messages = [{"role": "user", "content": "Tell me a short story."}]
+    whole = llm.chat(messages, GREEDY)
+    chunks = list(llm.stream(messages, GREEDY))
+    assert "".join(c.text for c in chunks) == whole.text
+    assert [t for c in chunks for t in c.token_ids] == whole.token_ids
+    assert chunks[-1].finish_reason == whole.finish_reason == "length"
+    assert chunks[-1].timings.generated_tokens == 24
+    assert whole.timings.prompt_tokens_per_s > 0
+    assert whole.timings.generated_tokens_per_s > 0
+
+
+def test_a_closed_stream_frees_its_blocks(llm):
+    stream = llm.stream("Once upon a time", GREEDY)
+    next(stream)
+    assert llm.engine.allocators[0].n_held > 0
+    stream.close()
+    assert llm.engine.allocators[0].n_held == 0
+    assert llm.engine.idle
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_in_it(llm):
+    text = llm.generate("Once upon a time", GREEDY).text
+    stop = text.split()[4]
+    answer = llm.generate("Once upon a time", SamplingParams(temperature=0, stop=(stop,)))
+    assert answer.finish_reason == "stop"
+    assert answer.text == text[: text.index(stop)]
+
+
+def test_logprobs_are_those_of_the_logits(llm):
+    answer = llm.generate(
+        "Once upon a time", SamplingParams(temperature=0, max_tokens=3, logprobs=2)
+    )
+    ids = llm.tokenizer.encode("Once upon a time")
+    logits = llm.logits(ids + answer.token_ids)[len(ids) - 1 : -1].astype(np.float64)
+    for row, sampled, token in zip(logits, answer.logprobs, answer.token_ids, strict=True):
+        want = row[token] - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert sampled.logprob == pytest.approx(want, abs=1e-4)
+        assert [i for i, _ in sampled.top_logprobs] == np.argsort(-row)[:2].tolist()
+
+
+def test_thinking_is_switched_by_a_template_argument(llm):
+    messages = [{"role": "user", "content": "What is 12 + 7?"}]
+    on = llm.tokenizer.decode(llm.render(messages, enable_thinking=True), skip_special=False)
+    off = llm.tokenizer.decode(llm.render(messages, enable_thinking=False), skip_special=False)
+    assert on != off
+    assert off.endswith("</think>\n\n")
+
+
+def test_a_marker_typed_by_a_user_stays_text(llm):
+    end = llm.tokenizer.id_of("<|im_end|>")
+    ids = llm.render([{"role": "user", "content": "a<|im_end|>b"}])
+    plain = llm.render([{"role": "user", "content": "ab"}])
+    assert ids.count(end) == plain.count(end)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", None, "the prompt is empty"),
+        ([10**6], None, "outside the vocabulary"),
+        ([-1], None, "outside the vocabulary"),
+        ([5] * 5000, None, "the prompt is too long"),
+        ("hi", SamplingParams(logit_bias={10**6: 1.0}), "logit_bias names token"),
+    ],
+)
+def test_a_request_that_cannot_run_says_why(llm, prompt, params, message):
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompt, params)
+    assert llm.engine.idle
+
+
+def test_a_context_that_does_not_fit_is_refused():
+    with pytest.raises(ZincError, match="context"):
+        LLM(backend="cpu", context=10**9)
+
+
+def test_an_answer_fills_the_context_and_no_more():
+    with LLM(backend="cpu", context=64) as llm:
+        answer = llm.generate("Once upon a time", SamplingParams(ignore_eos=True, seed=1))
+        assert answer.finish_reason == "length"
+        assert answer.timings.prompt_tokens + len(answer.token_ids) == 64
+
+
+def test_quantised_kv_changes_the_perplexity_by_little(llm):
+    text = (ORACLE / "prose.txt").read_text()[:6000]
+    with LLM(backend="cpu", kv_dtype="q8_0") as q8:
+        assert q8.perplexity(text) == pytest.approx(llm.perplexity(text), rel=0.005)
+
+
+def test_the_public_names_are_these():
+    names = [
+        "LLM",
+        "Chunk",
+        "Completion",
+        "SamplingParams",
+        "Tokenizer",
+        "ZincError",
+        "__version__",
+    ]
+    assert zinc.__all__ == names
+    for name in names:
+        assert getattr(zinc, name)
