@@ -112,6 +112,7 @@ def main() -> None:
         "llama_cpp": rows[0]["pairs"][0]["llama_repack"]["build"],
         "cpu": cpu_model(),
         "threads": args.threads,
+        "pairs": args.pairs,
         "prefill_tokens": args.prefill,
         "decode_tokens": args.decode,
         "rows": rows,

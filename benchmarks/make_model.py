@@ -25,8 +25,37 @@ POOL_BLOCKS = 2048
 
 
 @dataclass(frozen=True)
+class DeltaNet:
+    """Gated DeltaNet layers: all but the last of every `interval` layers."""
+
+    k_heads: int
+    v_heads: int
+    head_dim: int
+    taps: int = 4
+    interval: int = 4
+
+    @property
+    def v_cols(self) -> int:
+        return self.v_heads * self.head_dim
+
+    @property
+    def qkv_cols(self) -> int:
+        return 2 * self.k_heads * self.head_dim + self.v_cols
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Feed-forward layers of `count` experts of width `ffn`, of which a token runs `top_k`."""
+
+    count: int
+    top_k: int
+    ffn: int
+
+
+@dataclass(frozen=True)
 class Shape:
-    """Sizes of a dense decoder."""
+    """Sizes of a dense decoder, of one with experts, or of a hybrid, whose attention has a gate on
+    its output. `biases`: gpt-oss, with biases everywhere, sinks and sliding windows."""
 
     arch: str
     layers: int
@@ -40,6 +69,13 @@ class Shape:
     rope_base: float
     tied: bool = True
     qk_norm: bool = True
+    delta: DeltaNet | None = None
+    rope_dims: int | None = None
+    experts: Experts | None = None
+    biases: bool = False
+
+    def is_recurrent(self, layer: int) -> bool:
+        return self.delta is not None and (layer + 1) % self.delta.interval != 0
 
 
 SHAPES = {
@@ -47,6 +83,23 @@ SHAPES = {
     "qwen3-1.7b": Shape("qwen3", 28, 2048, 6144, 16, 8, 128, 151936, 40960, 1e6),
     "qwen3-8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, 151936, 40960, 1e6, tied=False),
     "llama3-1b": Shape("llama", 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5, qk_norm=False),
+    "qwen35-0.8b": Shape(
+        *("qwen35", 24, 1024, 3584, 8, 2, 256, 248320, 262144, 1e7),
+        delta=DeltaNet(16, 16, 128),
+        rope_dims=64,
+    ),
+    "qwen3moe-64x": Shape(
+        *("qwen3moe", 16, 1024, 768, 16, 4, 128, 151936, 40960, 1e6),
+        tied=False,
+        experts=Experts(64, 8, 768),
+    ),
+    "gptoss-6l": Shape(
+        *("gpt-oss", 6, 2880, 2880, 64, 8, 64, 201088, 131072, 150000.0),
+        tied=False,
+        qk_norm=False,
+        experts=Experts(32, 4, 2880),
+        biases=True,
+    ),
 }
 
 
@@ -56,12 +109,18 @@ def more_bits(layer: int, layers: int) -> bool:
 
 
 def tensor_type(name: str, layer: int, shape: Shape, mix: str) -> GGMLType:
-    """The block type of a matrix in a file of this mix (q4_k_m or a plain type)."""
+    """The block type of a matrix in a file of this mix (q4_k_m, mxfp4 or a plain type)."""
+    if name in ("ssm_conv1d", "ffn_gate_inp"):
+        return GGMLType.F32
+    if mix == "mxfp4":  # of the experts; the rest of such files is Q8_0
+        return GGMLType.MXFP4 if name.endswith("_exps") else GGMLType.Q8_0
     if mix != "q4_k_m":
         return GGMLType[mix.upper()]
+    if name == "attn_qkv":
+        return GGMLType.Q5_K
     if name in ("token_embd", "output"):
         return GGMLType.Q6_K if name == "output" or shape.tied else GGMLType.Q4_K
-    if name in ("attn_v", "ffn_down") and more_bits(layer, shape.layers):
+    if name in ("attn_v", "ffn_down", "ffn_down_exps") and more_bits(layer, shape.layers):
         return GGMLType.Q6_K
     return GGMLType.Q4_K
 
@@ -92,8 +151,19 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
     """Names, shapes and types in file order."""
     f32 = GGMLType.F32
 
-    def matrix(prefix: str, name: str, layer: int, rows: int, cols: int) -> tuple:
-        return f"{prefix}{name}.weight", (rows, cols), tensor_type(name, layer, shape, mix)
+    def matrix(prefix: str, name: str, layer: int, *dims: int) -> tuple:
+        return f"{prefix}{name}.weight", dims, tensor_type(name, layer, shape, mix)
+
+    def experts(prefix: str, layer: int, e: Experts) -> Iterator[tuple]:
+        yield matrix(prefix, "ffn_gate_inp", layer, e.count, shape.hidden)
+        yield matrix(prefix, "ffn_gate_exps", layer, e.count, e.ffn, shape.hidden)
+        yield matrix(prefix, "ffn_up_exps", layer, e.count, e.ffn, shape.hidden)
+        yield matrix(prefix, "ffn_down_exps", layer, e.count, shape.hidden, e.ffn)
+        if shape.biases:
+            yield f"{prefix}ffn_gate_inp.bias", (e.count,), f32
+            yield f"{prefix}ffn_gate_exps.bias", (e.count, e.ffn), f32
+            yield f"{prefix}ffn_up_exps.bias", (e.count, e.ffn), f32
+            yield f"{prefix}ffn_down_exps.bias", (e.count, shape.hidden), f32
 
     yield matrix("", "token_embd", 0, shape.vocab, shape.hidden)
     yield "output_norm.weight", (shape.hidden,), f32
@@ -101,16 +171,35 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
         yield matrix("", "output", 0, shape.vocab, shape.hidden)
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     for i in range(shape.layers):
-        p = f"blk.{i}."
+        p, delta = f"blk.{i}.", shape.delta
         yield f"{p}attn_norm.weight", (shape.hidden,), f32
-        yield matrix(p, "attn_q", i, q, shape.hidden)
-        yield matrix(p, "attn_k", i, kv, shape.hidden)
-        yield matrix(p, "attn_v", i, kv, shape.hidden)
-        yield matrix(p, "attn_output", i, shape.hidden, q)
-        if shape.qk_norm:
-            yield f"{p}attn_q_norm.weight", (shape.head_dim,), f32
-            yield f"{p}attn_k_norm.weight", (shape.head_dim,), f32
-        yield f"{p}ffn_norm.weight", (shape.hidden,), f32
+        if delta is not None and shape.is_recurrent(i):
+            yield matrix(p, "attn_qkv", i, delta.qkv_cols, shape.hidden)
+            yield matrix(p, "attn_gate", i, delta.v_cols, shape.hidden)
+            yield matrix(p, "ssm_alpha", i, delta.v_heads, shape.hidden)
+            yield matrix(p, "ssm_beta", i, delta.v_heads, shape.hidden)
+            yield matrix(p, "ssm_conv1d", i, delta.qkv_cols, delta.taps)
+            yield f"{p}ssm_a", (delta.v_heads,), f32
+            yield f"{p}ssm_dt.bias", (delta.v_heads,), f32
+            yield f"{p}ssm_norm.weight", (delta.head_dim,), f32
+            yield matrix(p, "ssm_out", i, shape.hidden, delta.v_cols)
+        else:
+            yield matrix(p, "attn_q", i, q * (2 if delta else 1), shape.hidden)
+            yield matrix(p, "attn_k", i, kv, shape.hidden)
+            yield matrix(p, "attn_v", i, kv, shape.hidden)
+            yield matrix(p, "attn_output", i, shape.hidden, q)
+            if shape.qk_norm:
+                yield f"{p}attn_q_norm.weight", (shape.head_dim,), f32
+                yield f"{p}attn_k_norm.weight", (shape.head_dim,), f32
+            if shape.biases:
+                yield f"{p}attn_sinks.weight", (shape.heads,), f32
+                for name, rows in (("q", q), ("k", kv), ("v", kv), ("output", shape.hidden)):
+                    yield f"{p}attn_{name}.bias", (rows,), f32
+        norm = "post_attention_norm" if delta or shape.biases else "ffn_norm"
+        yield f"{p}{norm}.weight", (shape.hidden,), f32
+        if shape.experts is not None:
+            yield from experts(p, i, shape.experts)
+            continue
         yield matrix(p, "ffn_gate", i, shape.ffn, shape.hidden)
         yield matrix(p, "ffn_up", i, shape.ffn, shape.hidden)
         yield matrix(p, "ffn_down", i, shape.hidden, shape.ffn)
@@ -143,6 +232,25 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0) -> None:
         w.add(f"{arch}.attention.value_length", shape.head_dim)
         w.add(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
         w.add(f"{arch}.rope.freq_base", shape.rope_base)
+        if shape.rope_dims is not None:
+            w.add(f"{arch}.rope.dimension_count", shape.rope_dims)
+            w.add(f"{arch}.rope.dimension_sections", [11, 11, 10, 0], ValueType.INT32)
+        if shape.delta is not None:
+            w.add(f"{arch}.full_attention_interval", shape.delta.interval)
+            w.add(f"{arch}.ssm.conv_kernel", shape.delta.taps)
+            w.add(f"{arch}.ssm.state_size", shape.delta.head_dim)
+            w.add(f"{arch}.ssm.group_count", shape.delta.k_heads)
+            w.add(f"{arch}.ssm.time_step_rank", shape.delta.v_heads)
+            w.add(f"{arch}.ssm.inner_size", shape.delta.v_cols)
+        if shape.experts is not None:
+            w.add(f"{arch}.expert_count", shape.experts.count)
+            w.add(f"{arch}.expert_used_count", shape.experts.top_k)
+            w.add(f"{arch}.expert_feed_forward_length", shape.experts.ffn)
+        if shape.biases:
+            w.add(f"{arch}.attention.sliding_window", 128)
+            w.add(f"{arch}.rope.scaling.type", "yarn")
+            w.add(f"{arch}.rope.scaling.factor", 32.0)
+            w.add(f"{arch}.rope.scaling.original_context_length", 4096)
         w.add("tokenizer.ggml.model", "gpt2")
         w.add("tokenizer.ggml.pre", "qwen2")
         w.add("tokenizer.ggml.tokens", tokens)
@@ -152,9 +260,11 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0) -> None:
         w.add("tokenizer.ggml.add_bos_token", False)
         for name, dims, type in tensors(shape, mix):
             if len(dims) == 1:
-                data = (1 + 0.1 * rng.standard_normal(dims)).astype(np.float32).view(np.uint8)
+                values = 1 + 0.1 * rng.standard_normal(dims)
+                values *= -1 if name.endswith("ssm_a") else 1
+                data = values.astype(np.float32).view(np.uint8)
             else:
-                data = weights.matrix(type, dims[0], dims[1])
+                data = weights.matrix(type, math.prod(dims[:-1]), dims[-1])
             w.add_tensor(name, data, type, dims)
 
 
@@ -162,7 +272,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path")
-    parser.add_argument("--type", default="q4_k_m", help="q4_k_m or a block type such as q8_0")
+    parser.add_argument(
+        "--type", default="q4_k_m", help="q4_k_m, mxfp4 (of experts) or a block type such as q8_0"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     write(args.path, SHAPES[args.shape], args.type, args.seed)

@@ -25,11 +25,15 @@ from zinc.backends import api
 from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
 from zinc.engine import loader
+from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.engine import Engine
+from zinc.engine.identity import cache_key
 from zinc.engine.loader import Memory
 from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences
 from zinc.engine.sequence import Sequence, Timings
+from zinc.engine.structured import Grammars, Kind
 from zinc.formats.gguf import GGUFFile
+from zinc.kv.disk import CacheFile
 from zinc.models import load as load_architecture
 from zinc.ops.graph import FloatArray
 from zinc.ops.step import Step
@@ -69,7 +73,10 @@ class LLM:
     model: path of a GGUF file, None for the embedded demo model. backend: "auto", or a name from
     `zinc.backends.api.discover()`. threads: default, the cores this process may use. context:
     tokens that prompt and answer may have together; default, the model's own as far as memory
-    goes. kv_dtype: "f16" or "q8_0". batch_tokens: the most tokens a step runs. progress: called
+    goes. kv_dtype: "f16", "q8_0", or "auto" for the latter on the CPU. batch_tokens: the most
+    tokens a step runs. prefix_cache: keep what was run for prompts that begin alike, in at most
+    `cache_bytes` (default: all of the cache that is not in use). cache_dir: a folder where that is
+    found again after `close`; it holds what was said, readable by its owner alone. progress: called
     with bytes done and bytes in all while weights are loaded.
 
     Raises a `ZincError` when the file is damaged or unsupported, or memory is short.
@@ -82,13 +89,14 @@ class LLM:
         backend: str = "auto",
         threads: int | None = None,
         context: int | None = None,
-        kv_dtype: str = "f16",
+        kv_dtype: str = "auto",
         batch_tokens: int = 512,
+        prefix_cache: bool = True,
+        cache_bytes: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         options: Mapping[str, str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        if kv_dtype not in ("f16", "q8_0"):
-            raise RequestError(f"there is no KV type {kv_dtype!r}", "", "choose f16 or q8_0")
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
         self.spec, self.graph = load_architecture(self.file, context)
@@ -99,12 +107,29 @@ class LLM:
         taken = loader.weights_bytes(self.file, self.plan) + self.plan.arena_bytes
         slots = loader.choose_state_slots(self.plan.states, taken)
         taken += slots * loader.state_bytes_per_sequence(self.plan.states)
-        self.context = loader.choose_context(self.spec, self.plan.states, kv_dtype, context, taken)
+        states = self.plan.states
+        self.kv_dtype = kv_dtype = loader.resolve_kv_dtype(kv_dtype, self.backend.name, states)
+        self.context = loader.choose_context(
+            self.spec, states, kv_dtype, context, taken, batch_tokens
+        )
+        tokens = loader.choose_pool(states, self.context, kv_dtype, taken, batch_tokens)
         loader.upload(self.file, self.plan, self.backend, progress)
-        layout = loader.cache_layout(self.plan.states, self.context, kv_dtype, slots)
-        self._cache = self.backend.allocate(self.plan.states, layout)
+        layout = loader.cache_layout(states, tokens, kv_dtype, slots, batch_tokens)
+        self._cache = self.backend.allocate(states, layout)
         self.program = self.backend.prepare(self.plan, self._cache)
-        self.engine = Engine(self.program, layout, self.spec.vocab, self.context)
+        self.engine = Engine(
+            self.program,
+            self._cache,
+            self.spec.vocab,
+            self.context,
+            prefix_cache=prefix_cache,
+            cache_bytes=cache_bytes,
+        )
+        self._cache_file: CacheFile | None = None
+        if cache_dir is not None and prefix_cache:
+            key = cache_key(self.file.paths, self.plan, layout, self.backend)
+            self._cache_file = CacheFile(Path(cache_dir).expanduser(), key, cache_bytes)
+            self._cache_file.load(self.engine.pool)
         self.memory = Memory(self.backend.weight_bytes, self._cache.n_bytes, self.plan.arena_bytes)
 
     @cached_property
@@ -118,9 +143,28 @@ class LLM:
 
     # -- generation -----------------------------------------------------------------------------
 
+    def constraint(
+        self, kind: Kind, source: str | Mapping[str, Any] | bool | None = None
+    ) -> Constraint:
+        """What one answer is held to: "json_schema", "json_object", "regex" or "grammar".
+
+        Raises RequestError when `source` cannot be followed, UnsupportedError when the optional
+        dependency llguidance is missing.
+        """
+        return self._grammars.constraint(kind, source)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.spec.vocab)
+
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, and comes first
-        self, prompt: str | Seq[int], params: SamplingParams | None = None
+        self,
+        prompt: str | Seq[int],
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
+        thinking: Thinking | None = None,
     ) -> Completion: ...
 
     @overload
@@ -132,14 +176,18 @@ class LLM:
         self,
         prompt: str | Seq[int] | Seq[str] | Seq[Seq[int]],
         params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
+        thinking: Thinking | None = None,
     ) -> Completion | list[Completion]:
         """Continues a prompt, or each of several prompts in one batch.
 
         A prompt is text (special tokens in it stay text, BOS is added where the model wants it) or
-        token ids as they are.
+        token ids as they are. A constraint (from `constraint`) belongs to one answer.
         """
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
-            return self._complete([self._submit(cast("str | Seq[int]", prompt), params)])[0]
+            one = cast("str | Seq[int]", prompt)
+            return self._complete([self._submit(one, params, constraint, thinking)])[0]
         prompts = cast("Seq[str | Seq[int]]", prompt)
         answers: list[_Answer] = []
         try:
@@ -155,6 +203,8 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Seq[Mapping[str, Any]] | None = None,
+        constraint: Constraint | None = None,
+        thinking: Thinking | None = None,
         **template_args: Any,
     ) -> Completion:
         """Answers a conversation: messages with "role" and "content", rendered by the model's
@@ -163,7 +213,7 @@ class LLM:
         Raises TemplateError when the model has no template or the template refuses the messages.
         """
         ids = self.render(messages, tools=tools, **template_args)
-        return self._complete([self._submit(ids, params)])[0]
+        return self._complete([self._submit(ids, params, constraint, thinking)])[0]
 
     def stream(
         self,
@@ -171,6 +221,8 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Seq[Mapping[str, Any]] | None = None,
+        constraint: Constraint | None = None,
+        thinking: Thinking | None = None,
         **template_args: Any,
     ) -> Iterator[Chunk]:
         """Yields the answer as it grows; a list of messages is rendered by the model's template.
@@ -180,7 +232,8 @@ class LLM:
         """
         if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
             prompt = self.render(cast(Messages, prompt), tools=tools, **template_args)
-        return self._stream(self._submit(cast("str | Seq[int]", prompt), params))
+        ids = cast("str | Seq[int]", prompt)
+        return self._stream(self._submit(ids, params, constraint, thinking))
 
     def render(
         self,
@@ -192,7 +245,13 @@ class LLM:
         """Token ids of a conversation, up to where the answer begins."""
         return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
 
-    def _submit(self, prompt: str | Seq[int], params: SamplingParams | None) -> _Answer:
+    def _submit(
+        self,
+        prompt: str | Seq[int],
+        params: SamplingParams | None,
+        constraint: Constraint | None = None,
+        thinking: Thinking | None = None,
+    ) -> _Answer:
         params = params or SamplingParams()
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         sequence = self.engine.submit(
@@ -200,6 +259,8 @@ class LLM:
             params,
             end_tokens=self.tokenizer.eog_ids,
             dry_breakers=self._dry_breakers(params),
+            constraint=constraint,
+            thinking=thinking,
         )
         return _Answer(sequence, StreamDecoder(self.tokenizer, params.stop))
 
@@ -217,6 +278,8 @@ class LLM:
             while not answer.ended:
                 self.engine.step()
                 fresh, text = answer.take(self.engine)
+                if answer.sequence.error is not None:
+                    raise answer.sequence.error
                 if text or answer.ended or not fresh:
                     ended = answer.ended
                     timings = answer.sequence.timings() if ended else None
@@ -230,6 +293,8 @@ class LLM:
                 self.engine.step()
                 for answer in answers:
                     answer.take(self.engine)
+                    if answer.sequence.error is not None:
+                        raise answer.sequence.error
         finally:
             for answer in answers:
                 self.engine.cancel(answer.sequence)
@@ -293,7 +358,7 @@ class LLM:
 
     def _score(self, prompts: list[list[int]]) -> Iterator[FloatArray]:
         """Logits of all tokens, a chunk at a time; valid until the next chunk."""
-        allocator, size = self.engine.allocators[0], self.engine.block_tokens
+        pool = self.engine.pool
         for ids in prompts:
             if not 0 < len(ids) <= self.context:
                 raise RequestError(
@@ -306,28 +371,31 @@ class LLM:
                     "cannot score the tokens",
                     f"an id lies outside the vocabulary of {self.spec.vocab}",
                 )
-            blocks = allocator.acquire(-(-len(ids) // size))
-            slot = self.engine.slots.acquire()
-            try:
+            with pool.borrow() as holding:
                 for at in range(0, len(ids), self.plan.max_tokens):
                     part = np.array(ids[at : at + self.plan.max_tokens], np.int32)
                     rows = np.arange(len(part), dtype=np.int32)
+                    pool.trim(holding, at)
+                    pool.grow(holding, at + len(part))
                     step = Step(
                         ids=part,
                         positions=rows + np.int32(at),
                         sequence=np.zeros(len(part), np.int32),
                         output_rows=rows,
                         seq_start=np.array([0, len(part)], np.int32),
-                        state_slot=np.array([slot], np.int32),
-                        tables=(np.array([blocks], np.int32),),
+                        state_slot=np.array([holding.slot], np.int32),
+                        tables=tuple(np.array([table], np.int32) for table in holding.tables),
                     )
                     yield self._scorer.step(step).copy()
-            finally:
-                allocator.release(blocks)
-                self.engine.slots.release(slot)
 
     def close(self) -> None:
-        """Frees the model's memory; the object is of no use afterwards."""
+        """Frees the model's memory; the object is of no use afterwards.
+
+        What the prefix cache has is written to `cache_dir`, if there is one.
+        """
+        if self._cache_file is not None:
+            self._cache_file.save(self.engine.pool)
+            self._cache_file = None
         self.__dict__.pop("_scorer", None)
         for name in ("program", "engine", "_cache", "backend"):
             self.__dict__.pop(name, None)

@@ -289,6 +289,7 @@ class Sizes:
     scale: float = 0.125
     sinks: bool = False
     act: str = "f32"
+    latent: bool = False  # the values are the last dim_v dimensions of the keys
 
     @property
     def sink_logits(self) -> Floats | None:
@@ -337,7 +338,8 @@ class Step:
             "neox": 1,
             "eps": 0,
         }
-        ins = [self.q, self.k, self.v, None, None, None, cache]
+        v = None if sizes.latent else self.v
+        ins = [self.q, self.k, v, None, None, None, cache]
         self.program.add("rope_store", "tokens", 0, ins, [self.q], store)
         attend = {
             "n_heads": sizes.heads,
@@ -386,6 +388,9 @@ class Sequences:
         self.q = [normal(seed + 10 * i, n, s.heads * s.dim) for i, n in enumerate(lengths)]
         self.k = [normal(seed + 10 * i + 1, n, s.kv_heads * s.dim) for i, n in enumerate(lengths)]
         self.v = [normal(seed + 10 * i + 2, n, s.kv_heads * s.dim_v) for i, n in enumerate(lengths)]
+        if s.latent:
+            heads = [k.reshape(len(k), s.kv_heads, s.dim) for k in self.k]
+            self.v = [k[:, :, -s.dim_v :].reshape(len(k), -1) for k in heads]
 
     def run(
         self,
@@ -401,7 +406,8 @@ class Sequences:
         s = self.sizes
         per = [-(-n // s.block_tokens) for n in self.lengths]
         n_blocks = sum(per) + 1
-        cache = _cpu.KVLayer(0, n_blocks, s.block_tokens, s.kv_heads, s.dim, s.dim_v, s.q8)
+        heads = (s.kv_heads, s.dim, s.dim_v)
+        cache = _cpu.KVLayer(0, n_blocks, s.block_tokens, *heads, s.q8, s.latent)
         poison(cache, s, n_blocks, level)
         order = rng(seed + 7).permutation(np.arange(1, n_blocks))  # block 0 stays poison
         blocks = np.split(order, np.cumsum(per)[:-1])
@@ -434,6 +440,8 @@ class Sequences:
             q = (quants * (top.astype(np.float64) / 127)).reshape(q.shape)
         k = stored(self.k[i].reshape(n, s.kv_heads, s.dim), s.q8)
         v = stored(self.v[i].reshape(n, s.kv_heads, s.dim_v), s.q8)
+        if s.latent:
+            v = k[..., -s.dim_v :]
         k, v = (np.repeat(x, s.heads // s.kv_heads, axis=1) for x in (k, v))
         logits = np.einsum("thd,shd->hts", q.astype(np.float64), k) * s.scale
         if s.softcap:
@@ -483,6 +491,12 @@ SHAPES = [
     Sizes(8, 2, 96, 128, q8=True, block_tokens=16),
     Sizes(24, 1, 128, 128, q8=True, window=90, sinks=True, scale=0.0884),
     Sizes(3, 3, 256, 256, q8=True, softcap=5.0, scale=0.0625),
+    Sizes(1, 1, 48, 32, latent=True, block_tokens=16),
+    Sizes(16, 1, 96, 64, latent=True),
+    Sizes(130, 1, 32, 16, latent=True),
+    Sizes(9, 1, 576, 512, latent=True, scale=0.04),
+    Sizes(16, 2, 96, 64, latent=True, q8=True),
+    Sizes(5, 1, 128, 64, latent=True, q8=True, window=50),
 ]
 
 
@@ -519,6 +533,8 @@ INVARIANT = [
     Sizes(12, 1, 32, 32, q8=True, window=70),
     Sizes(4, 2, 32, 64, act="q8_256"),
     Sizes(8, 2, 32, 32, act="q8_32"),
+    Sizes(20, 1, 96, 64, latent=True),
+    Sizes(4, 1, 96, 64, latent=True, q8=True),
 ]
 
 

@@ -1,12 +1,14 @@
 """Packed weights and the kernels over them, against gguf's decoder and float64 numpy.
 
-The tile layout is tested by decoding it again through the snippet that the products use; products are compared with
-dequantised weights times dequantised activations, so the tolerance is float rounding alone.
+The tile layout is tested by decoding it again through the snippet that the products use; products
+are compared with dequantised weights times dequantised activations, so the tolerance is float
+rounding alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import gguf
 import numpy as np
@@ -15,27 +17,29 @@ from numpy.typing import NDArray
 
 from zinc.backends.cpu import _cpu
 
-QUANTS = gguf.GGMLQuantizationType
 LEVELS = _cpu.levels()
-BLOCK_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+BLOCK_TYPES = [
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ4_NL", "IQ4_XS", "MXFP4",
+]  # fmt: skip
 FLOAT_TYPES = ["F32", "F16", "BF16"]
 TYPES = FLOAT_TYPES + BLOCK_TYPES
-Act = str
 
 
 def ggml_type(name: str) -> int:
-    return int(QUANTS[name])
+    return int(gguf.GGMLQuantizationType[name])
 
 
 def block_of(name: str) -> tuple[int, int]:
     """Elements and bytes of a block."""
-    return gguf.GGML_QUANT_SIZES[QUANTS[name]]
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
 
 
 # Where a block keeps its f16 scales, in bytes: random bits there would be inf and NaN.
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
 }  # fmt: skip
 
 
@@ -53,11 +57,13 @@ def random_rows(rng: np.random.Generator, name: str, rows: int, cols: int) -> ND
     for at in SCALES[name]:
         scales = rng.uniform(-0.1, 0.1, data.shape[:2]).astype(np.float16)
         data[..., at : at + 2] = scales[..., None].view(np.uint8)
+    if name == "MXFP4":  # its scale is a power of two with a bias of 127
+        data[..., 0] = rng.integers(118, 126, data.shape[:2])
     return data.reshape(rows, -1)
 
 
 def dequantize(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return gguf.quants.dequantize(data, QUANTS[name]).astype(np.float32)
+    return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name]).astype(np.float32)
 
 
 def pack(
@@ -86,18 +92,18 @@ class Arena:
         self.program = _cpu.Program(pool, level, n_bytes)
         self.end = 0
 
-    def rows(self, act: Act, rows: int, cols: int, pad: int = 0) -> tuple[Act, int, int, int]:
+    def rows(self, act: str, rows: int, cols: int, pad: int = 0) -> tuple[str, int, int, int]:
         stride = _cpu.row_bytes(act, cols) + pad
         operand = (act, cols, self.end, stride)
         self.end += rows * stride
         return operand
 
-    def floats(self, operand: tuple[Act, int, int, int], rows: int) -> NDArray[np.float32]:
+    def floats(self, operand: tuple[str, int, int, int], rows: int) -> NDArray[np.float32]:
         _, cols, offset, stride = operand
         return self.program.view(offset, rows, cols, stride)
 
-    def dequantized(self, operand: tuple[Act, int, int, int], rows: int) -> NDArray[np.float64]:
-        """An activation operand as numbers: [rows, cols]."""
+    def dequantized(self, operand: tuple[str, int, int, int], rows: int) -> NDArray[np.float64]:
+        """An activation operand as numbers, by the layout's description: [rows, cols]."""
         act, cols, offset, stride = operand
         if act == "f32":
             return self.floats(operand, rows).astype(np.float64)
@@ -242,7 +248,7 @@ def test_linear_with_parts_biases_and_residuals(pool: _cpu.Pool, level: str) -> 
     data = [random_rows(rng, name, rows, cols) for name, rows in zip(names, all_rows, strict=True)]
     biases = [rng.standard_normal(rows, dtype=np.float32) for rows in all_rows]
     residual = arena.rows("f32", n, all_rows[1])
-    ins: list[object] = [xq]
+    ins: list[_cpu.Operand] = [xq]
     for i, name in enumerate(names):
         bias = _cpu.pack_vector(biases[i]) if i != 1 else None
         # The third part adds onto itself: residual and output are one.
@@ -278,7 +284,7 @@ def test_linear_glu(pool: _cpu.Pool, level: str, names: tuple[str, str], n: int)
     gate, up = (pack(pool, level, m, d, cols) for m, d in zip(names, data, strict=True))
     if act != "f32":
         arena.program.add("quantize", "tokens", 0, [x], [operand], {})
-    ins = [operand, gate, up, _cpu.pack_vector(bias), None]
+    ins: list[_cpu.Operand] = [operand, gate, up, _cpu.pack_vector(bias), None]
     arena.program.add("linear_glu", "tokens", 0, ins, [h], {"act": 0})
     arena.floats(x, n)[:] = rng.standard_normal((n, cols)) * 0.1
     arena.floats(h, n)[:] = np.nan
@@ -319,6 +325,8 @@ def test_quantize_rounds_to_the_nearest(pool: _cpu.Pool, level: str, act: str, b
     values[1, 32:64] = 0
     arena.floats(x, n)[:] = values
     step(arena.program, n)
+    read = arena.program.read(act, y[2], n, cols, y[3])
+    np.testing.assert_allclose(read, arena.dequantized(y, n), rtol=1e-6)
     values = arena.floats(x, n).astype(np.float64)
     got = arena.dequantized(y, n)
     for start in range(0, cols, block):
@@ -401,7 +409,7 @@ def test_bad_launches_are_refused(pool: _cpu.Pool, level: str) -> None:
 
 
 def test_bad_steps_are_refused(pool: _cpu.Pool, level: str) -> None:
-    arena = Arena(pool, level, 4 * 1024)
+    arena = Arena(pool, level, 4 * _cpu.row_bytes("f32", 256))
     x, y = arena.rows("f32", 2, 256), arena.rows("f32", 2, 256)
     arena.program.add("add", "tokens", 0, [x, x], [y], {})
     with pytest.raises(ValueError, match="3 tokens does not fit the arena"):
@@ -419,6 +427,23 @@ def test_bad_steps_are_refused(pool: _cpu.Pool, level: str) -> None:
         arena.program.step(rows, rows, ints(0, 0), ints(2), ints(0, 2), ints(0), [])
 
 
+def test_views_and_reads_stay_in_the_arena(pool: _cpu.Pool) -> None:
+    program = _cpu.Program(pool, LEVELS[0], 4096)
+    program.view(0, 4, 256, 1024)[:] = np.arange(1024).reshape(4, 256)
+    np.testing.assert_array_equal(
+        program.read("f32", 1024, 2, 3, 1024), [[256, 257, 258], [512, 513, 514]]
+    )
+    assert program.view(0, 0, 256, 1024).shape == (0, 256)
+    assert program.read("q8_32", 0, 0, 256, 1024).shape == (0, 256)
+    for rows, cols, stride in ((5, 256, 1024), (4, 257, 1024), (1 << 30, 1, 0), (2, 8, -1024)):
+        with pytest.raises(ValueError, match=r"arena"):
+            program.read("f32", 0, rows, cols, stride)
+        with pytest.raises(ValueError, match=r"arena"):
+            program.view(0, rows, cols, stride)
+    with pytest.raises(ValueError, match="outside the arena"):
+        program.bytes_view(4000, 97)
+
+
 def test_profile_and_partial_runs(pool: _cpu.Pool, level: str) -> None:
     arena = Arena(pool, level)
     x, y = arena.rows("f32", 2, 256), arena.rows("f32", 2, 256)
@@ -426,7 +451,7 @@ def test_profile_and_partial_runs(pool: _cpu.Pool, level: str) -> None:
     assert arena.program.add("scale", "tokens", 0, [y], [y], {"factor": 3}) == 1
     arena.floats(x, 2)[:] = 1
     rows = ints(0, 1)
-    batch = (rows, rows, ints(0, 0), ints(), ints(0, 2), ints(0), [])
+    batch: tuple[Any, ...] = (rows, rows, ints(0, 0), ints(), ints(0, 2), ints(0), [])
     arena.program.run(0, 1, *batch)
     np.testing.assert_array_equal(arena.floats(y, 2), 2)
     arena.program.set_profile(True)

@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from zinc import LLM
+from zinc.chat.template import ChatTemplate
 from zinc.cli import chat as chat_command
 from zinc.cli import loading
 from zinc.llm import Chunk
@@ -107,7 +107,7 @@ def test_reasoning_never_goes_to_stdout(zinc, monkeypatch, options, shown):
     asked = []
 
     class Reasoner(contextlib.nullcontext[object]):
-        template = SimpleNamespace(render=lambda messages, **_: "user: Hi\n<think>\n")
+        template = ChatTemplate("user: {{ messages[0].content }}\n<think>\n")
 
         def stream(self, messages, params, **template_args):
             asked.append(template_args)
@@ -236,19 +236,26 @@ def test_a_message_that_is_too_long_is_left_out(llm, capsys):
 # -- chat on a terminal -------------------------------------------------------------------------
 
 
+# A session of its own with this terminal, so that Ctrl-C becomes SIGINT.
+ON_TERMINAL = """
+import os, sys
+os.login_tty(os.dup(0))
+from zinc.cli.main import main
+sys.exit(main())
+"""
+
+
 class Session:
     """A command on a pseudo-terminal. `ref` is slow enough to be stopped in mid answer."""
 
     def __init__(self, *argv: str, **environment: str) -> None:
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "zinc", *argv],
+            [sys.executable, "-c", ON_TERMINAL, *argv],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             close_fds=True,
-            # A session of its own with this terminal, so that Ctrl-C becomes SIGINT.
-            preexec_fn=lambda: os.login_tty(slave),
             env={**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm", **environment},
         )
         os.close(slave)
@@ -266,6 +273,15 @@ class Session:
             self.seen += data.decode(errors="replace")
         self.seen = self.seen[match.end() :]
         return match[0]
+
+    def press(self, key: str, pattern: str) -> None:
+        """Sends a key until it shows: Python's readline misses a signal between prompt and wait."""
+        for _ in range(20):
+            self.send(key)
+            with contextlib.suppress(AssertionError):
+                self.expect(pattern, timeout_s=3)
+                return
+        pytest.fail(f"no {pattern!r} after {key!r}")
 
     def _read(self, deadline: float) -> bytes:
         """What came next; nothing at the end, and when time is up."""
@@ -309,8 +325,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(session, tmp_path):
     session.send("\x03")
     session.expect(r"\(stopped\)")
     session.expect("> ")
-    session.send("\x03")  # and at the prompt it leaves nothing but a hint
-    session.expect(r"\(Ctrl-D leaves\)")
+    session.press("\x03", r"\(Ctrl-D leaves\)")  # at the prompt it leaves nothing but a hint
+    session.expect("> ")
     session.send("/save " + str(tmp_path / "chat.json") + "\r")
     session.expect("Saved to")
     session.expect("> ")  # only now does readline see what is typed

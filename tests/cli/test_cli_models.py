@@ -9,6 +9,8 @@ from dataclasses import replace
 import gguf
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zinc.backends import api
 from zinc.backends.null import NullBackend
@@ -16,6 +18,7 @@ from zinc.backends.ref import RefBackend, RefProgram
 from zinc.cli import check as check_command
 from zinc.cli import loading
 from zinc.cli.bench import Bench
+from zinc.cli.verify import SCALE_BLOCK, relative_error, storage_error
 from zinc.engine import loader
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
@@ -167,7 +170,7 @@ def test_bench_without_json_prints_a_table(zinc, fixture_model):
 def test_bench_measures_prefill_and_decode_apart(fixture_model):
     with GGUFFile.open(fixture_model) as file:
         bound = loading.bind(file, NullBackend(), 700, "f16")
-        bench = Bench(bound, "f16")
+        bench = Bench(bound)
         prefill, decode = bench.measure(600, 3, 5, reps=2)
     most = loading.BATCH_TOKENS
     one_round = [(most, 0, 0), (600 - most, most, 1), (1, 5, 1), (1, 6, 1), (1, 7, 1)]
@@ -243,6 +246,30 @@ def test_verify_names_the_launch_that_departs(zinc, monkeypatch, fixture_model, 
     departed = [c["launch"] for c in found["checks"] if c["departs"]]
     if factor == 1.01:
         assert set(departed) == {index}, "what follows gets the backend's inputs and must agree"
+
+
+@given(
+    st.sampled_from(["q8_32", "q8_256"]),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.integers(0, 2**32 - 1),
+)
+def test_rounding_to_8_bits_stays_within_what_is_allowed(act, n_rows, n_blocks, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n_rows, 32 * n_blocks)) * 10 ** rng.uniform(-4, 4, 32 * n_blocks)
+    rows = rows.astype(np.float32)
+    found = np.empty_like(rows)
+    for r in range(n_rows):
+        for at in range(0, rows.shape[1], SCALE_BLOCK[act]):
+            block = rows[r, at : at + SCALE_BLOCK[act]]
+            d = np.abs(block).max() / 127
+            found[r, at : at + len(block)] = np.round(block / d) * d
+    allowed = storage_error(rows, act)
+    error = relative_error(found, rows)
+    assert error <= allowed
+    # All of a block can be as small as a step beside its largest, and no smaller bound holds.
+    assert allowed <= 1.01 / 254 * SCALE_BLOCK[act] ** 0.5
+    assert storage_error(rows, "f32") == 0
 
 
 def test_verify_runs_the_plan_of_the_backend(fixture_model):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import sys
 from types import SimpleNamespace
 
@@ -12,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zinc.backends.api import Launch
+from zinc.chat.parser import AnswerParser
+from zinc.chat.tools import detect
 from zinc.cli import text
 from zinc.cli.answer import DIM, RESET, Printer, show
 from zinc.cli.cost import StepShape
 from zinc.cli.lineinput import LineInput
-from zinc.cli.reasoning import ReasoningSplitter
 from zinc.core.progress import ProgressBar, is_plain
 from zinc.ops.graph import Dim
 from zinc.ops.registry import Cost
@@ -74,47 +74,8 @@ def test_no_progress_where_it_is_not_wanted(terminal, monkeypatch, why):
     assert is_plain(stream)
 
 
-def split(texts, prompt=""):
-    splitter = ReasoningSplitter(prompt)
-    pieces = [piece for t in texts for piece in splitter.push(t)] + splitter.finish()
-    return tuple(
-        "".join(p.text for p in pieces if p.is_reasoning is kind) for kind in (True, False)
-    )
-
-
-@pytest.mark.parametrize(
-    ("answer", "prompt", "reasoning", "said"),
-    [
-        ("Hello.", "", "", "Hello."),
-        ("<think>\nhm\n</think>\n\nHello.", "", "hm\n", "Hello."),
-        ("\n<think>hm</think>Hello.", "", "hm", "Hello."),
-        ("hm</think>\nHello.", "...assistant\n<think>\n", "hm", "Hello."),
-        ("Write <think> so.", "", "", "Write <think> so."),
-        ("<think>a</think>b</think>c", "", "a", "b</think>c"),
-        ("<think>never closed </thi", "", "never closed </thi", ""),
-        ("<thin", "", "", "<thin"),
-        ("<think>\n\n</think>\n\nHello.", "", "", "Hello."),
-        ("  indented", "", "", "  indented"),
-        ("Hello.", "<think>\n\n</think>\n\n", "", "Hello."),
-        ("", "", "", ""),
-    ],
-)
-def test_reasoning_is_told_from_the_answer(answer, prompt, reasoning, said):
-    whole = split([answer], prompt)
-    assert whole == (reasoning, said)
-    assert split(list(answer), prompt) == whole
-
-
-TAGGED = st.lists(st.sampled_from(["<think>", "</think>", "<", "/think", "a", " ", "\n", "t"]))
-
-
-@given(TAGGED, st.lists(st.integers(0, 60)), st.booleans())
-def test_reasoning_does_not_depend_on_how_the_text_arrives(parts, cuts, opened):
-    answer = "".join(parts)
-    prompt = "<think>" if opened else ""
-    edges = sorted({0, len(answer), *(c for c in cuts if c <= len(answer))})
-    pieces = [answer[a:b] for a, b in itertools.pairwise(edges)]
-    assert split(pieces, prompt) == split([answer], prompt) == split(list(answer), prompt)
+def reasoner():
+    return AnswerParser(detect("<think> <tool_call>"))
 
 
 def chunk(content, finish_reason=None):
@@ -126,7 +87,7 @@ def test_reasoning_is_dim_on_a_terminal_and_the_answer_is_not(terminal):
     answer = show(
         [chunk("<think>hm"), chunk("</think>Hi"), chunk("", "stop")],
         Printer(out, terminal),
-        ReasoningSplitter(),
+        reasoner(),
     )
     assert (answer.text, answer.finish_reason) == ("Hi", "stop")
     assert out.getvalue() == "Hi\n"
@@ -144,7 +105,7 @@ def test_a_stopped_answer_leaves_no_dim_terminal(terminal):
             closed.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        show(chunks(), Printer(terminal, terminal), ReasoningSplitter())
+        show(chunks(), Printer(terminal, terminal), reasoner())
     assert terminal.getvalue() == f"{DIM}hm{RESET}\n"
     assert closed
 
@@ -161,7 +122,7 @@ def test_stopping_closes_the_stream_and_keeps_what_came():
 
     seen = iter([False, False, True])
     out = io.StringIO()
-    answer = show(chunks(), Printer(out, None), ReasoningSplitter(), lambda: next(seen))
+    answer = show(chunks(), Printer(out, None), reasoner(), lambda: next(seen))
     assert answer.text == "0 1 2 "
     assert answer.finish_reason is None
     assert closed

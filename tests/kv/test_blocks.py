@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zinc.core.errors import MemoryLimitError
@@ -35,10 +35,33 @@ def test_a_shared_block_is_freed_by_its_last_holder():
         allocator.release(blocks)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["acquire", "share", "release"]), st.integers(0, 5))))
+def test_a_kept_block_outlives_its_holders_and_can_be_had_back():
+    allocator = BlockAllocator(3)
+    blocks = allocator.acquire(2)
+    allocator.keep(blocks[0])
+    allocator.release(blocks)
+    assert (allocator.n_free, allocator.n_idle, allocator.n_held) == (2, 1, 0)
+    allocator.share([blocks[0]])
+    assert (allocator.n_idle, allocator.n_held) == (0, 1)
+    allocator.drop(blocks[0])
+    assert allocator.n_held == 1
+    allocator.release([blocks[0]])
+    assert allocator.n_free == 3
+    with pytest.raises(ValueError, match="not kept"):
+        allocator.drop(blocks[0])
+    with pytest.raises(ValueError, match="free"):
+        allocator.keep(blocks[0])
+
+
+ACTIONS = st.sampled_from(["acquire", "share", "release", "keep", "drop"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 5))))
 def test_counts_hold_under_any_use(actions):
     allocator = BlockAllocator(12)
     held: list[list[int]] = []
+    kept: set[int] = set()
     for action, n in actions:
         if action == "acquire" and n <= allocator.n_free:
             held.append(allocator.acquire(n))
@@ -47,9 +70,23 @@ def test_counts_hold_under_any_use(actions):
             held.append(list(held[n % len(held)]))
         elif action == "release" and held:
             allocator.release(held.pop(n % len(held)))
+        elif action == "keep" and held:
+            fresh = [b for b in held[n % len(held)] if b not in kept]
+            kept.update(fresh)
+            for block in fresh:
+                allocator.keep(block)
+        elif action == "drop" and kept:
+            allocator.drop(kept.pop())
         allocator.check()
-        assert allocator.n_held == len({b for blocks in held for b in blocks})
+        in_use = {b for blocks in held for b in blocks}
+        assert allocator.n_held == len(in_use)
+        assert allocator.n_idle == len(kept - in_use)
+        for blocks in held:
+            alone = [b for b in blocks if sum(b in other for other in held) == 1]
+            assert allocator.n_sole(blocks) == len(alone)
     for blocks in held:
         allocator.release(blocks)
+    for block in kept:
+        allocator.drop(block)
     allocator.check()
     assert allocator.n_free == 12

@@ -63,8 +63,8 @@ def test_a_long_run_does_not_drift(backend: str) -> None:
 def engine(backend: str, slots: int) -> Engine:
     device, plan = planned(FIXTURES / "qwen35moe.gguf", backend)
     layout = CacheLayout(block_tokens=16, n_blocks=(64,), state_slots=slots)
-    program = device.prepare(plan, device.allocate(plan.states, layout))
-    return Engine(program, layout, n_vocab=512, context=96)
+    cache = device.allocate(plan.states, layout)
+    return Engine(device.prepare(plan, cache), cache, n_vocab=512, context=96, prefix_cache=False)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -88,8 +88,8 @@ def test_more_requests_than_slots_give_what_each_gives_alone(backend: str) -> No
         shared.step()
     for i in (0, 2, 3, 4):
         assert sequences[i].generated == alone[i]
-    shared.slots.check()
-    assert shared.slots.n_free == 2
+    shared.pool.check()
+    assert shared.pool.slots.n_free == 2
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

@@ -152,7 +152,24 @@ class Cache(Protocol):
     layout: CacheLayout
     n_bytes: int
 
-    def copy_block(self, group: int, source: int, target: int) -> None: ...
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """Copies a block of keys and values in every layer of a group."""
+        ...
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copies a slot of every recurrent state."""
+        ...
+
+    def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of a block in each layer of a group, in an order that does not change.
+
+        What is written to them is in the cache; they mean something to the same program only.
+        """
+        ...
+
+    def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of a slot in each recurrent state, likewise."""
+        ...
 
 
 class Backend(Protocol):

@@ -49,7 +49,8 @@ class ChatFormat:
     beginning of an answer can be; `beginning` reads anything else that only it can be.
     `markers` lists all markers: those that are control tokens in a vocabulary count only as such.
     `header` is how the model's turn begins, where the prompt ends inside of it. With
-    `calls_in_channels` the parts in `channels` read calls too.
+    `calls_in_channels` the parts in `channels` read calls too. `syntax` shows a call, to tell a
+    model whose template does not.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ChatFormat:
     beginning: Part | None = None
     header: str | None = None
     calls_in_channels: bool = False
+    syntax: str = ""
     new_id: Callable[[], str] = random_id
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning, merged
 from zinc.chat.reader import SPACE, MalformedError, Reader
-from zinc.chat.tools.schema import Tools
+from zinc.chat.schema import Tools
 
 # How far a call may go before its name and the beginning of its arguments are known.
 HEAD_LIMIT = 8192

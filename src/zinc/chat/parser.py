@@ -16,7 +16,7 @@ from zinc.chat.events import Event
 from zinc.chat.format import ChatFormat
 from zinc.chat.output import Output
 from zinc.chat.reader import END, Mark, Reader
-from zinc.chat.tools.schema import Tools
+from zinc.chat.schema import Tools
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.stream import StopMatcher
 
@@ -39,6 +39,7 @@ class AnswerParser:
     ) -> None:
         self._controls = frozenset(controls)
         reader = Reader(self._controls)
+        self._reader = reader
         self._output = Output(reader, Tools(tools) if tools else None, format.new_id)
         self._steps = format.read_answer(reader, self._output)
         self._finished = False
@@ -49,6 +50,11 @@ class AnswerParser:
     def is_thinking(self) -> bool:
         """Whether what comes next is reasoning."""
         return self._output.is_thinking
+
+    @property
+    def is_matching(self) -> bool:
+        """Whether the text so far ends in what may be the beginning of a marker."""
+        return self._reader.is_matching
 
     def push(self, text: str) -> list[Event]:
         """The events that became certain with this text."""
@@ -112,6 +118,11 @@ class TokenParser:
     def is_thinking(self) -> bool:
         """Whether what comes next is reasoning."""
         return self._parser.is_thinking
+
+    @property
+    def is_matching(self) -> bool:
+        """Whether the text so far ends in what may be the beginning of a marker."""
+        return self._parser.is_matching
 
     @property
     def stopped(self) -> str | None:

@@ -16,6 +16,7 @@ Steps: TypeAlias = Generator[None, str, T]
 Sink: TypeAlias = Callable[[str], None]
 
 END = ""
+_MAX_NAME_CHARS = 256
 SPACE = frozenset(" \t\r\n")
 
 
@@ -44,12 +45,14 @@ class Reader:
     """Hands out items and remembers those since the last `commit`.
 
     `controls` are the markers that are control tokens of the vocabulary. Reading more than `limit`
-    items without a commit is malformed: it bounds what is held back and read again.
+    items without a commit is malformed: it bounds what is held back and read again. `is_matching`:
+    what was read last may be the beginning of a marker.
     """
 
     def __init__(self, controls: frozenset[str] = frozenset()) -> None:
         self.controls = controls
         self.limit: int | None = None
+        self.is_matching = False
         self._log: list[str] = []
         self._back: list[str] = []
         self._ended = False
@@ -169,13 +172,23 @@ class Reader:
                 sink(item)
             if not remember:
                 self.commit(keep=len(held))
+            self.is_matching = held != "" and held not in markers.spelled
             if held in markers.spelled:
                 return held
 
     def until(self, *markers: str) -> Steps[tuple[str, str]]:
-        """The text before the first of the markers, and the marker. Raises MalformedError."""
+        """The text before the first of the markers, and the marker: for names and the like.
+
+        Raises MalformedError when the answer ends first, or the text is too long for a name.
+        """
         parts: list[str] = []
-        marker = yield from self.scan(self.markers(markers), parts.append)
+
+        def add(text: str) -> None:
+            if len(parts) == _MAX_NAME_CHARS:
+                raise MalformedError("too long")
+            parts.append(text)
+
+        marker = yield from self.scan(self.markers(markers), add)
         if marker == END:
             raise MalformedError("cut off")
         return "".join(parts), marker

@@ -10,10 +10,12 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from zinc.cli.reasoning import Piece, ReasoningSplitter
+from zinc.chat.events import Content, Event, Reasoning
 from zinc.core.progress import is_plain
 
 if TYPE_CHECKING:
+    from zinc.chat.parser import AnswerParser
+    from zinc.chat.template import ChatTemplate
     from zinc.engine.sequence import Timings
     from zinc.llm import Chunk
 
@@ -30,7 +32,7 @@ class Answer:
 
 
 class Printer:
-    """Writes pieces as they come; reasoning goes to `aside`, or nowhere when that is None."""
+    """Writes an answer as it comes; reasoning goes to `aside`, or nowhere when that is None."""
 
     def __init__(self, out: TextIO, aside: TextIO | None) -> None:
         self._out, self._aside = out, aside
@@ -38,18 +40,18 @@ class Printer:
         self._reasoning = False
         self._ends_line = True
 
-    def write(self, piece: Piece) -> None:
-        stream = self._aside if piece.is_reasoning else self._out
+    def write(self, text: str, *, is_reasoning: bool = False) -> None:
+        stream = self._aside if is_reasoning else self._out
         if stream is None:
             return
-        if piece.is_reasoning and not self._reasoning:
+        if is_reasoning and not self._reasoning:
             stream.write(DIM if self._dim else "")
-        elif self._reasoning and not piece.is_reasoning:
+        elif self._reasoning and not is_reasoning:
             self.end_reasoning()
-        self._reasoning = piece.is_reasoning
-        stream.write(piece.text)
+        self._reasoning = is_reasoning
+        stream.write(text)
         stream.flush()
-        self._ends_line = piece.text.endswith("\n")
+        self._ends_line = text.endswith("\n")
 
     def end_reasoning(self) -> None:
         if self._reasoning and self._aside is not None:
@@ -70,35 +72,46 @@ class Printer:
 def show(
     chunks: Iterable[Chunk],
     printer: Printer,
-    splitter: ReasoningSplitter | None,
+    parser: AnswerParser | None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """Prints an answer as it comes; without a splitter all of it is answer."""
+    """Prints an answer as it comes; without a parser all of it is answer."""
     answer = Answer("", None, None)
     parts: list[str] = []
 
-    def write(pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            printer.write(piece)
-            if not piece.is_reasoning:
-                parts.append(piece.text)
+    def write(events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Reasoning):
+                printer.write(event.text, is_reasoning=True)
+            elif isinstance(event, Content):
+                printer.write(event.text)
+                parts.append(event.text)
 
     try:
         for chunk in chunks:
             if chunk.text:
-                write(splitter.push(chunk.text) if splitter else [Piece(chunk.text, False)])
+                write(parser.push(chunk.text) if parser else [Content(chunk.text)])
             if chunk.finish_reason is not None:
                 answer.finish_reason, answer.timings = chunk.finish_reason, chunk.timings
             if stopped():
                 break
-        if splitter:
-            write(splitter.finish())
+        if parser:
+            write(parser.finish())
     finally:
         printer.end()
         if isinstance(chunks, Generator):
             chunks.close()  # the engine stops working on what nobody reads
     answer.text = "".join(parts)
     return answer
+
+
+def parser_for(template: ChatTemplate, prompt: str) -> AnswerParser:
+    """Tells reasoning from answer in what a model of this template writes after `prompt`."""
+    from zinc.chat.parser import AnswerParser
+    from zinc.chat.tools import detect
+
+    format = detect(template.source)
+    return AnswerParser(format, opened=format.opened(prompt))
 
 
 def describe(timings: Timings) -> str:

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         context = max(args.prefill, args.depth + args.decode)
         bound = loading.bind(file, backend, context, args.kv_dtype)
         limits = roofline.measure(backend)
-        bench = Bench(bound, args.kv_dtype)
+        bench = Bench(bound)
         prefill_s, decode_s = bench.measure(args.prefill, args.decode, args.depth, args.reps)
         report = _report(args, bench, prefill_s, decode_s, limits)
         report["model"], report["model_bytes"] = str(file.path), file.n_bytes
@@ -94,10 +94,10 @@ class Rate:
 class Bench:
     """Steps of random tokens on a bound plan."""
 
-    def __init__(self, bound: Bound, kv_dtype: str) -> None:
+    def __init__(self, bound: Bound) -> None:
         import numpy as np
 
-        self._bound, self._kv_dtype = bound, kv_dtype
+        self._bound, self.kv_dtype = bound, bound.kv_dtype
         self.backend = bound.backend
         rng = np.random.default_rng(0)
         self._ids: list[int] = rng.integers(bound.spec.vocab, size=bound.context).tolist()
@@ -145,14 +145,14 @@ class Bench:
 
         most = self._bound.plan.max_tokens
         return [
-            StepShape(min(most, n - at), int(at + most >= n), at, self._kv_dtype)
+            StepShape(min(most, n - at), int(at + most >= n), at, self.kv_dtype)
             for at in range(0, n, most)
         ]
 
     def _decode_shapes(self, n: int, depth: int) -> list[StepShape]:
         from zinc.cli.cost import StepShape
 
-        return [StepShape(1, 1, depth + i, self._kv_dtype) for i in range(n)]
+        return [StepShape(1, 1, depth + i, self.kv_dtype) for i in range(n)]
 
     def shapes(self, prefill: int, decode: int, depth: int) -> list[tuple[str, StepShape]]:
         """The step of each kind that is profiled: a prompt's last, and the first decode."""
@@ -205,7 +205,7 @@ def _report(
         "threads": getattr(bench.backend, "threads", None),
         "level": getattr(bench.backend, "level", None),
         "cpu_model": machine.cpu_model(),
-        "kv_dtype": args.kv_dtype,
+        "kv_dtype": bench.kv_dtype,
         "prefill_tokens": args.prefill,
         "decode_tokens": args.decode,
         "depth": args.depth,

@@ -85,7 +85,6 @@ class Chat:
     def say(self, message: str) -> None:
         """Adds a turn of the user and streams the model's. An error leaves the turn out."""
         from zinc.cli import answer
-        from zinc.cli.reasoning import ReasoningSplitter
 
         messages = [*self.messages, {"role": "user", "content": message}]
         prompt = self._llm.template.render(messages, **self._template_args)
@@ -94,9 +93,8 @@ class Chat:
         try:
             with Interrupt() as interrupt:
                 chunks = self._llm.stream(messages, self._params, **self._template_args)
-                result = answer.show(
-                    chunks, printer, ReasoningSplitter(prompt), interrupt.requested
-                )
+                parser = answer.parser_for(self._llm.template, prompt)
+                result = answer.show(chunks, printer, parser, interrupt.requested)
         except KeyboardInterrupt:  # pressed twice
             print("(stopped, and the message is taken back)", file=sys.stderr)
             return

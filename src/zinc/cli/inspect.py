@@ -135,7 +135,7 @@ def _memory(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _json_value(value: MetadataValue) -> Any:  # noqa: ANN401 (any JSON value)
+def _json_value(value: MetadataValue) -> Any:
     from zinc.formats.gguf import GGUFArray
 
     if not isinstance(value, GGUFArray):

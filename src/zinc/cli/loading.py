@@ -73,6 +73,10 @@ class Bound:
     cache: api.Cache
     context: int
 
+    @property
+    def kv_dtype(self) -> str:
+        return self.cache.layout.kv_dtype
+
     def step(self, ids: Sequence[int], position: int, *, outputs: int) -> Step:
         """`ids` at `position` on, with logits for the last `outputs` of them."""
         n, block_tokens = len(ids), self.cache.layout.block_tokens
@@ -103,6 +107,7 @@ def bind(
     spec, graph = models.load(file)
     if plan is None:
         plan = make_plan(graph, backend, max_tokens=BATCH_TOKENS, max_outputs=max_outputs)
+    kv_dtype = loader.resolve_kv_dtype(kv_dtype, backend.name, plan.states)
     taken = plan.arena_bytes + loader.weights_bytes(file, plan)
     taken += loader.state_bytes_per_sequence(plan.states)
     loader.choose_context(spec, plan.states, kv_dtype, context, taken)

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from zinc import models
     from zinc.cli import loading
     from zinc.cli.cost import StepShape
+    from zinc.engine.loader import resolve_kv_dtype
     from zinc.formats.gguf import GGUFFile
     from zinc.plan.planner import make_plan
 
@@ -58,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
         spec, graph = models.load(file)
         most = max(args.tokens, loading.BATCH_TOKENS)
         plan = make_plan(graph, backend, max_tokens=most, max_outputs=1)
-        shape = StepShape(args.tokens, 1, args.depth, args.kv_dtype)
-        memory = _memory(plan, args.context or spec.context, args.kv_dtype)
+        kv_dtype = resolve_kv_dtype(args.kv_dtype, backend.name, plan.states)
+        shape = StepShape(args.tokens, 1, args.depth, kv_dtype)
+        memory = _memory(plan, args.context or spec.context, kv_dtype)
         if args.dot:
             print(dot(plan))
         elif args.json:

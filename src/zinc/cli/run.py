@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
         messages.insert(0, {"role": "system", "content": system})
 
     from zinc.cli import answer, loading
-    from zinc.cli.reasoning import ReasoningSplitter
     from zinc.core.progress import is_plain
 
     params = loading.sampling_params(args)
@@ -53,11 +52,12 @@ def run(args: argparse.Namespace) -> int:
         printer = answer.Printer(sys.stdout, sys.stderr if watched else None)
         if args.raw:
             ids = llm.tokenizer.encode(prompt, parse_special=args.special)
-            chunks, splitter = llm.stream(ids, params), None
+            chunks, parser = llm.stream(ids, params), None
         else:
             chunks = llm.stream(messages, params, **template_args)
-            splitter = ReasoningSplitter(llm.template.render(messages, **template_args))
-        result = answer.show(chunks, printer, splitter)
+            rendered = llm.template.render(messages, **template_args)
+            parser = answer.parser_for(llm.template, rendered)
+        result = answer.show(chunks, printer, parser)
     if args.stats:
         answer.report(result.timings)
     return 0

@@ -79,9 +79,9 @@ def add_context(parser: argparse.ArgumentParser) -> None:
 def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-dtype",
-        choices=("f16", "q8_0"),
-        default="f16",
-        help="how the KV cache is stored (default: %(default)s)",
+        choices=("auto", "f16", "q8_0"),
+        default="auto",
+        help="how the KV cache is stored (default: auto, q8_0 on the CPU where the model allows)",
     )
 
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from zinc.ops.graph import FloatArray
     from zinc.ops.step import Step
 
-# What storing rows in a format costs, relative to their size: half a step of 8 bits against the
-# largest of a block, and the 8 bits of a bfloat16's mantissa; with room for uneven blocks.
-STORAGE_TOLERANCE = {"f32": 0.0, "q8_32": 2e-2, "q8_256": 3e-2, "bf16": 1e-2}
+# Values that share a scale, in the formats of 8 bits.
+SCALE_BLOCK = {"q8_32": 32, "q8_256": 256}
 # A cache of 8-bit keys and values, seen through the softmax.
 KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2}
 DECODE_STEPS = 2
@@ -61,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     with GGUFFile.open(usage.model_path(args)) as file:
         context = args.tokens + DECODE_STEPS
         bound = loading.bind(file, backend, context, args.kv_dtype, max_outputs=args.tokens)
-        reference = loading.bind(file, api.create("ref"), context, args.kv_dtype, plan=bound.plan)
-        checks = list(compare(bound, reference, args.tokens, args.kv_dtype))
+        reference = loading.bind(file, api.create("ref"), context, bound.kv_dtype, plan=bound.plan)
+        checks = list(compare(bound, reference, args.tokens, bound.kv_dtype))
         logits = compare_logits(bound, reference, args.tokens)
         departed = next((check for check in checks if check.departs), None)
         if args.json:
@@ -139,10 +138,9 @@ def compare(bound: Bound, reference: Bound, n_tokens: int, kv_dtype: str) -> Ite
             reference.program.run(step, i, i + 1)
             for k, ref in enumerate(launch.outputs):
                 rows = _rows(ref, step)
-                error = relative_error(
-                    bound.program.read(ref, rows), reference.program.read(ref, rows)
-                )
-                tolerance = _tolerance(launch, ref, kv_dtype)
+                wanted = reference.program.read(ref, rows)
+                error = relative_error(bound.program.read(ref, rows), wanted)
+                tolerance = _tolerance(launch, kv_dtype) + storage_error(wanted, ref.act)
                 yield Check(name, i, launch.kernel, launch.label, k, error, tolerance)
 
 
@@ -184,7 +182,26 @@ def _rows(ref: Ref, step: Step) -> int:
             return 1
 
 
-def _tolerance(launch: Launch, ref: Ref, kv_dtype: str) -> float:
+def storage_error(rows: FloatArray, act: str) -> float:
+    """The largest relative error that storing `rows` as `act` may make.
+
+    A value of a block whose largest is m moves by up to half a step, m / 254; a bfloat16 by up to
+    2^-9 of itself.
+    """
+    import numpy as np
+
+    if act == "bf16":
+        return 2**-8
+    size = float(np.linalg.norm(rows.astype(np.float64)))
+    if act not in SCALE_BLOCK or not 0 < size < float("inf"):
+        return 0.0
+    starts = np.arange(0, rows.shape[1], SCALE_BLOCK[act])
+    counts = np.diff([*starts, rows.shape[1]])
+    steps = np.maximum.reduceat(np.abs(rows).astype(np.float64), starts, axis=1) / 254
+    return 1.01 * float(np.sqrt((counts * steps**2).sum())) / size
+
+
+def _tolerance(launch: Launch, kv_dtype: str) -> float:
     from zinc.ops import OPS
     from zinc.ops.graph import KVState
 
@@ -192,7 +209,7 @@ def _tolerance(launch: Launch, ref: Ref, kv_dtype: str) -> float:
         isinstance(x, KVState) for x in launch.inputs
     )
     cache = KV_TOLERANCE[kv_dtype] if reads_cache else 0.0
-    return OPS[launch.kernel].tolerance + STORAGE_TOLERANCE[str(ref.act)] + cache
+    return OPS[launch.kernel].tolerance + cache
 
 
 def _parts(checks: list[Check]) -> str:

@@ -47,6 +47,10 @@ class RequestError(ZincError):
     """A request is not valid: an argument out of range, or a prompt longer than the context."""
 
 
+class QueueFullError(ZincError):
+    """Too many requests are waiting already; a later try may find room."""
+
+
 class MemoryLimitError(ZincError):
     """What was asked for does not fit in memory."""
 

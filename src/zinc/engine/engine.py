@@ -1,6 +1,6 @@
 """The engine: sequences in, tokens out, one ragged step at a time.
 
-Each step asks the scheduler who runs, builds the batch, runs the program and samples a token for
+Each step asks the scheduler who runs, gives them blocks, runs the program and samples a token for
 every sequence whose pending tokens are all in. Text, templates and HTTP are its clients' business.
 """
 
@@ -8,34 +8,69 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from zinc.backends.api import CacheLayout, Program
-from zinc.core.errors import RequestError
-from zinc.engine.sampling import Sampler, SamplingParams
+from zinc.backends.api import Cache, Program
+from zinc.core.errors import MemoryLimitError, QueueFullError, RequestError
+from zinc.engine import loader
+from zinc.engine.checkpoints import checkpoint_positions
+from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
+from zinc.engine.sampling import Sampled, Sampler, SamplingParams
 from zinc.engine.scheduler import Budget, Demand, schedule
 from zinc.engine.sequence import Sequence
-from zinc.kv import BlockAllocator, SlotAllocator
+from zinc.kv import BlockAllocator, CachePool, key_of
+from zinc.ops.graph import FloatArray, RecurrentState
 from zinc.ops.step import Step
+
+# Prompt tokens of a step that has streams in it: what a stream may stall for.
+PROMPT_TOKENS_BESIDE_STREAMS = 128
 
 
 class Engine:
     """Runs requests on a program. Not thread-safe: one thread submits and steps.
 
-    `context` bounds prompt plus answer of a request, in tokens.
+    context: bounds prompt plus answer of a request, in tokens. prefix_cache: keep what was run for
+    requests that begin alike, in at most `cache_bytes` of the cache (None: what is not in use).
+    max_waiting: how many requests may wait beside those that run; None sets no bound.
     """
 
-    def __init__(self, program: Program, layout: CacheLayout, n_vocab: int, context: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        cache: Cache,
+        n_vocab: int,
+        context: int,
+        *,
+        prefix_cache: bool = True,
+        cache_bytes: int | None = None,
+        max_waiting: int | None = None,
+        prompt_tokens_beside_streams: int = PROMPT_TOKENS_BESIDE_STREAMS,
+    ) -> None:
         self.program = program
         self.n_vocab = n_vocab
         self.context = context
-        self.block_tokens = layout.block_tokens
-        self.allocators = [BlockAllocator(n) for n in layout.n_blocks]
-        self.slots = SlotAllocator(layout.state_slots)
+        self.max_waiting = max_waiting
+        self.prompt_tokens_beside_streams = prompt_tokens_beside_streams
+        states, layout = program.plan.states, cache.layout
+        recurrent = any(isinstance(s, RecurrentState) for s in states)
         self.max_sequences = min(64, program.plan.max_outputs)
+        self.pool = CachePool(
+            loader.cache_groups(states, layout),
+            layout.block_tokens,
+            layout.state_slots if recurrent else self.max_sequences,
+            cache,
+            chunk_tokens=program.plan.max_tokens,
+            recurrent=recurrent,
+            state_bytes=loader.state_bytes_per_sequence(states),
+            prefix_cache=prefix_cache,
+            limit_bytes=cache_bytes,
+        )
         self._sequences: dict[int, Sequence] = {}
         self._ids = itertools.count()
 
@@ -43,32 +78,39 @@ class Engine:
     def idle(self) -> bool:
         return not self._sequences
 
+    @property
+    def allocators(self) -> list[BlockAllocator]:
+        """Blocks of each group of layers."""
+        return self.pool.allocators
+
+    @property
+    def n_waiting(self) -> int:
+        return sum(1 for s in self._sequences.values() if s.holding is None)
+
+    # -- requests -------------------------------------------------------------------------------
+
     def submit(
         self,
         ids: Seq[int],
         params: SamplingParams,
         end_tokens: Collection[int] = (),
         dry_breakers: Collection[Seq[int]] = (),
+        *,
+        client: str = "",
+        priority: int = 0,
+        constraint: Constraint | None = None,
+        thinking: Thinking | None = None,
+        checkpoints: Collection[int] = (),
     ) -> Sequence:
-        """Queues a prompt. Raises RequestError when it cannot run."""
+        """Queues a prompt.
+
+        Requests of higher priority go first, and clients share what prompts get equally.
+        checkpoints: positions in the prompt at which another one may depart from it, beside those
+        that the engine finds itself. Raises RequestError when it cannot run, and QueueFullError
+        when too many wait.
+        """
         ids = list(ids)
-        if not ids:
-            raise RequestError(
-                "the prompt is empty", "a model needs at least one token", "write something"
-            )
-        if not 0 <= min(ids) <= max(ids) < self.n_vocab:
-            raise RequestError(
-                "the prompt has a token id outside the vocabulary",
-                f"ids lie between 0 and {self.n_vocab - 1}",
-            )
-        room = self.context - len(ids)
-        if room < 1:
-            raise RequestError(
-                "the prompt is too long",
-                f"it has {len(ids)} tokens, and the context holds {self.context} with the answer",
-                "shorten it, or load the model with a larger --context",
-            )
-        wanted = room if params.max_tokens is None else min(room, params.max_tokens)
+        wanted = self._check(ids, params)
         sampler = Sampler(
             params,
             self.n_vocab,
@@ -83,11 +125,21 @@ class Engine:
             max_tokens=wanted,
             sampler=sampler,
             end_tokens=frozenset(end_tokens),
+            client=client,
+            priority=priority,
+            constraint=constraint,
+            thinking=None if thinking is None else ThinkingTracker(thinking),
         )
+        if self.pool.recurrent and self.pool.prefix_cache:
+            sequence.marks = checkpoint_positions(ids, sequence.end_tokens, checkpoints)
         if wanted == 0:
             self._finish(sequence, "length")
         else:
             self._sequences[sequence.id] = sequence
+            self._force(sequence)
+            sequence.key = key_of(sequence.ids)
+            if sequence.n_generated >= wanted:
+                self._finish(sequence, "length")
         return sequence
 
     def cancel(self, sequence: Sequence, reason: str = "cancelled") -> None:
@@ -95,77 +147,263 @@ class Engine:
         if sequence.finish_reason is None:
             self._finish(sequence, reason)
 
+    def _check(self, ids: Seq[int], params: SamplingParams) -> int:
+        """How many tokens may be generated."""
+        if not ids:
+            raise RequestError(
+                "the prompt is empty", "a model needs at least one token", "write something"
+            )
+        if not 0 <= min(ids) <= max(ids) < self.n_vocab:
+            raise RequestError(
+                "the prompt has a token id outside the vocabulary",
+                f"ids lie between 0 and {self.n_vocab - 1}",
+            )
+        context = min(self.context, self._pool_tokens)
+        room = context - len(ids)
+        if room < 1:
+            raise RequestError(
+                "the prompt is too long",
+                f"it has {len(ids)} tokens, and the context holds {context} with the answer",
+                "shorten it, or load the model with a larger --context",
+            )
+        if self.max_waiting is not None and self.n_waiting >= self.max_waiting:
+            n_running = len(self._sequences) - self.n_waiting
+            raise QueueFullError(
+                "the queue is full",
+                f"{self.n_waiting} requests wait and {n_running} run",
+                "try again later",
+            )
+        return room if params.max_tokens is None else min(room, params.max_tokens)
+
+    @cached_property
+    def _pool_tokens(self) -> int:
+        """The longest sequence that has room when it is alone."""
+        pool = self.pool
+        size = pool.block_tokens
+        for n_blocks in range(pool.blocks(self.context), 0, -1):
+            most = pool.most(n_blocks * size)
+            if all(m <= g.n_blocks for m, g in zip(most, pool.groups, strict=True)):
+                return n_blocks * size
+        return 0
+
+    # -- a step ---------------------------------------------------------------------------------
+
     def step(self) -> list[Sequence]:
-        """Runs one batch. Returns the sequences that gained a token, in order of arrival."""
-        chosen = schedule(
-            [Demand(s.id, s.pending, self._blocks_wanted(s)) for s in self._sequences.values()],
-            Budget(
-                self.program.plan.max_tokens,
-                self.max_sequences,
-                self.allocators[0].n_free,
-                self.slots.n_free,
-            ),
-        )
-        if not chosen:
+        """Runs one batch. Returns the sequences that gained a token, in order of arrival.
+
+        A sequence that fails ends with finish_reason "error" and its `error`; the others go on.
+        """
+        for s in self._sequences.values():
+            if s.holding is not None:
+                self.pool.trim(s.holding, s.n_run)
+        budget = self._budget()
+        # What preemption would free is counted only when somebody may be preempted.
+        lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(self._sequences)
+        tight = min(budget.blocks) <= lavish or self.n_waiting > 0
+        plan = schedule([self._demand(s, tight) for s in self._sequences.values()], budget)
+        for i in plan.preempted:
+            self._preempt(self._sequences[i])
+        running, counts = self._seat(plan.tokens)
+        if not running:
+            if not plan.preempted and self._sequences:
+                self._fail_stuck()
             return []
-        running = [self._sequences[i] for i in chosen]
+        complete = [s for s in running if counts[s.id] == s.pending]
+        masks = {
+            s.id: self._worker.submit(s.constraint.mask)
+            for s in complete
+            if s.constraint is not None and s.is_constrained
+        }
+        try:
+            logits = self.program.step(self._batch(running, counts))
+        except Exception as error:
+            for future in masks.values():
+                future.exception()
+            for s in running:
+                self._fail(s, error)
+            return []
         for s in running:
-            if not s.blocks:
-                s.blocks = self.allocators[0].acquire(self._blocks_wanted(s))
-                s.slot = self.slots.acquire()
-                s.started = time.perf_counter()
-        logits = self.program.step(self._batch(running, chosen))
-        gained = []
-        row = 0
-        for s in running:
-            s.n_run += chosen[s.id]
-            if s.pending == 0:
-                self._sample(s, logits[row])
-                gained.append(s)
-                row += 1
-        return gained
+            self._ran(s, counts[s.id])
+        for row, s in enumerate(complete):
+            self._sample(s, logits[row], masks.get(s.id))
+        return complete
 
-    def _blocks_wanted(self, s: Sequence) -> int:
-        if s.blocks:
-            return 0
-        return -(-(s.n_prompt + s.max_tokens) // self.block_tokens)
+    def _budget(self) -> Budget:
+        return Budget(
+            tokens=self.program.plan.max_tokens,
+            prompt_tokens=self.prompt_tokens_beside_streams,
+            sequences=self.max_sequences,
+            blocks=self.pool.available,
+            slots=self.pool.available_slots,
+            block_tokens=self.pool.block_tokens,
+        )
 
-    def _batch(self, running: Seq[Sequence], chosen: dict[int, int]) -> Step:
-        counts = np.array([chosen[s.id] for s in running], np.int32)
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        ids = [s.ids[s.n_run : s.n_run + chosen[s.id]] for s in running]
-        positions = [np.arange(s.n_run, s.n_run + chosen[s.id]) for s in running]
-        ends = [i for i, s in enumerate(running) if chosen[s.id] == s.pending]
-        table = np.full((len(running), max(len(s.blocks) for s in running)), -1, np.int32)
-        for i, s in enumerate(running):
-            table[i, : len(s.blocks)] = s.blocks
+    def _demand(self, s: Sequence, tight: bool) -> Demand:
+        pool = self.pool
+        most = pool.most(len(s.ids))
+        pins: tuple[int, ...] = ()
+        frees: tuple[int, ...] = ()
+        if s.holding is None:
+            n_run, pins = self._prospect(s)
+            n_table, held = n_run // pool.block_tokens, [0] * len(most)
+        else:
+            tables = s.holding.tables
+            n_run, n_table = s.n_run, len(tables[0])
+            held = [len(t) - n for t, n in zip(tables, s.holding.n_trimmed, strict=True)]
+            frees = pool.sole(s.holding) if tight else (0,) * len(most)
+        missing = pool.blocks(len(s.ids)) - n_table
+        return Demand(
+            id=s.id,
+            pending=len(s.ids) - n_run,
+            longest=s.longest_from(n_run),
+            n_run=n_run,
+            n_table=n_table,
+            lacks=tuple(max(0, min(missing, m - h)) for m, h in zip(most, held, strict=True)),
+            admitted=s.holding is not None,
+            frees=frees,
+            pins=pins,
+            priority=s.priority,
+            client=s.client,
+        )
+
+    def _prospect(self, s: Sequence) -> tuple[int, tuple[int, ...]]:
+        """Tokens that a waiting sequence would begin with, and the idle blocks that takes."""
+        generation = self.pool.generation
+        if s.prospect is None or s.prospect[0] != generation:
+            s.prospect = generation, self.pool.prospect(s.key, len(s.ids) - 1)
+        return s.prospect[1].n_cached, s.prospect[1].pins
+
+    def _seat(self, tokens: dict[int, int]) -> tuple[list[Sequence], dict[int, int]]:
+        """Attaches the chosen ones and gives them blocks; drops those that memory fails."""
+        running: list[Sequence] = []
+        counts: dict[int, int] = {}
+        chosen = [s for s in self._sequences.values() if s.id in tokens]
+        for s in chosen:
+            if s.holding is None:
+                try:
+                    s.holding, s.n_run = self.pool.attach(s.key, len(s.ids) - 1)
+                except MemoryLimitError:
+                    continue
+                s.key = b""
+                if not s.started:
+                    s.n_cached = min(s.n_run, s.n_prompt)
+                    s.started = time.perf_counter()
+        for s in chosen:
+            if s.holding is None:
+                continue
+            count = min(tokens[s.id], s.longest_from(s.n_run))
+            try:
+                self.pool.grow(s.holding, s.n_run + count)
+            except MemoryLimitError:
+                continue
+            running.append(s)
+            counts[s.id] = count
+        return running, counts
+
+    def _batch(self, running: Seq[Sequence], counts: dict[int, int]) -> Step:
+        n_tokens = np.array([counts[s.id] for s in running], np.int32)
+        starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
+        ids = [s.ids[s.n_run : s.n_run + counts[s.id]] for s in running]
+        positions = [np.arange(s.n_run, s.n_run + counts[s.id]) for s in running]
+        ends = [i for i, s in enumerate(running) if counts[s.id] == s.pending]
+        holdings = [s.holding for s in running if s.holding is not None]
+        width = max(len(h.tables[0]) for h in holdings)
+        tables = np.full((len(self.pool.groups), len(running), width), -1, np.int32)
+        for i, holding in enumerate(holdings):
+            for group, table in enumerate(holding.tables):
+                tables[group, i, : len(table)] = table
         return Step(
             ids=np.array(list(itertools.chain.from_iterable(ids)), np.int32),
             positions=np.concatenate(positions).astype(np.int32),
-            sequence=np.repeat(np.arange(len(running), dtype=np.int32), counts),
+            sequence=np.repeat(np.arange(len(running), dtype=np.int32), n_tokens),
             output_rows=(starts[1:] - 1)[ends],
             seq_start=starts,
-            state_slot=np.array([s.slot for s in running], np.int32),
-            tables=(table,),
+            state_slot=np.array([h.slot for h in holdings], np.int32),
+            tables=tuple(tables),
         )
 
-    def _sample(self, s: Sequence, logits: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
-        sampled = s.sampler.sample(logits)
+    # -- what a step changed --------------------------------------------------------------------
+
+    def _ran(self, s: Sequence, count: int) -> None:
+        s.n_run += count
+        assert s.holding is not None
+        if s.n_run in s.marks:
+            self.pool.checkpoint(s.holding, key_of(s.ids[: s.n_run]))
+        elif s.n_run - count < s.n_prompt <= s.n_run:
+            self.pool.commit(s.holding, key_of(s.ids[: s.n_run]))
+
+    def _sample(self, s: Sequence, logits: FloatArray, mask: Future[Any] | None) -> None:
+        try:
+            self._gain(s, s.sampler.sample(logits, None if mask is None else mask.result()))
+        except Exception as error:
+            self._fail(s, error)
+
+    def _gain(self, s: Sequence, sampled: Sampled) -> None:
+        """Appends a token that was drawn, and those that have to follow it."""
+        constrained = s.is_constrained
+        s.first_token = s.first_token or time.perf_counter()
+        self._append(s, sampled)
+        if sampled.token in s.end_tokens and not s.sampler.params.ignore_eos:
+            self._finish(s, "stop")
+            return
+        if constrained and s.constraint is not None:
+            s.constraint.accept(sampled.token)
+            if s.constraint.finished:
+                self._finish(s, "stop")
+                return
+        self._force(s)
+        if s.n_generated >= s.max_tokens:
+            self._finish(s, "length")
+
+    def _append(self, s: Sequence, sampled: Sampled) -> None:
         s.sampler.accept(sampled.token)
         s.sampled.append(sampled)
         s.ids.append(sampled.token)
-        if not s.first_token:
-            s.first_token = time.perf_counter()
-        if sampled.token in s.end_tokens and not s.sampler.params.ignore_eos:
-            self._finish(s, "stop")
-        elif s.n_generated >= s.max_tokens:
-            self._finish(s, "length")
+        if s.thinking is not None:
+            s.thinking.accept(sampled.token)
+
+    def _force(self, s: Sequence) -> None:
+        """Puts in the marker that begins a reasoning, or ends one that has used up its budget."""
+        while s.thinking is not None and (tokens := s.thinking.forced()):
+            room = s.max_tokens - s.n_generated
+            for token in tokens[:room]:
+                self._append(s, Sampled(token))
+            if len(tokens) >= room:
+                return
+
+    def _preempt(self, s: Sequence) -> None:
+        """Takes the cache away from a sequence, which will be run again from what is kept of it."""
+        assert s.holding is not None
+        self.pool.release(s.holding, key_of(s.ids[: s.n_run]))
+        s.holding, s.n_run = None, 0
+        s.key = key_of(s.ids)
+        s.n_preempted += 1
+
+    def _fail(self, s: Sequence, error: Exception) -> None:
+        s.error = error
+        self._finish(s, "error")
+
+    def _fail_stuck(self) -> None:
+        """Nobody can run: that is so only when something else holds the memory."""
+        waiting: Iterable[Sequence] = self._sequences.values()
+        first = max(waiting, key=lambda s: (s.priority, -s.id))
+        error = MemoryLimitError(
+            "the request cannot run",
+            "cache blocks or state slots that it needs are held outside of the engine",
+            "try again when other work on this model has ended",
+        )
+        self._fail(first, error)
 
     def _finish(self, s: Sequence, reason: str) -> None:
         s.finish_reason = reason
         s.ended = time.perf_counter()
-        self.allocators[0].release(s.blocks)
-        if s.blocks:
-            self.slots.release(s.slot)
-        s.blocks = []
+        if s.holding is not None:
+            keep = key_of(s.ids[: s.n_run]) if reason != "error" else None
+            self.pool.release(s.holding, keep)
+            s.holding = None
         self._sequences.pop(s.id, None)
+
+    @cached_property
+    def _worker(self) -> ThreadPoolExecutor:
+        """Computes masks while the program runs."""
+        return ThreadPoolExecutor(1, "zinc-mask")

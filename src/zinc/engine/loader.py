@@ -11,6 +11,7 @@ from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, Plan
 from zinc.core.errors import FormatError, MemoryLimitError, RequestError
 from zinc.formats.gguf import GGUFFile
+from zinc.kv import Group, window_blocks
 from zinc.models.spec import ModelSpec
 from zinc.ops.graph import KVState, RecurrentState, State
 from zinc.plan.weights import tensor_data
@@ -22,6 +23,13 @@ MEMORY_RESERVE = 0.15
 MAX_SEQUENCES = 64
 # At most this part of the memory beside the weights goes to recurrent states.
 STATE_SHARE = 1 / 16
+# States of sequences that run, and checkpoints of others.
+MAX_STATE_SLOTS = 96
+# The cache holds one context, or more of them as long as it takes this part of the memory at most.
+POOL_CONTEXTS = 8
+POOL_SHARE = 1 / 8
+# How many sequences may have the layers' whole sliding windows at a time.
+WINDOW_SEQUENCES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,26 @@ def weights_bytes(file: GGUFFile, plan: Plan) -> int:
     return sum(file.tensors[name].n_bytes for name in {w.tensor for w in plan.weights})
 
 
+def resolve_kv_dtype(wanted: str, backend: str, states: tuple[State, ...]) -> str:
+    """The type of keys and values that "auto" means; docs/adr/0001-kv-type.md has the reasons.
+
+    Raises RequestError when there is no such type, or not for a model.
+    """
+    if wanted not in ("auto", "f16", "q8_0"):
+        raise RequestError(f"there is no KV type {wanted!r}", "", "choose auto, f16 or q8_0")
+    dims = {dim for s in states if isinstance(s, KVState) for dim in (s.head_dim, s.head_dim_v)}
+    odd = sorted(dim for dim in dims if dim % 32)
+    if wanted == "q8_0" and odd:
+        raise RequestError(
+            "keys and values of this model cannot be stored as q8_0",
+            f"it needs heads whose dimensions are multiples of 32, not {odd[0]}",
+            "choose f16",
+        )
+    if wanted == "auto":
+        return "q8_0" if backend == "cpu" and not odd else "f16"
+    return wanted
+
+
 def kv_bytes_per_token(states: tuple[State, ...], kv_dtype: str) -> float:
     """Bytes of keys and values that one position takes over all layers that attend."""
     bytes_each = 2.0 if kv_dtype == "f16" else 34 / 32
@@ -86,25 +114,37 @@ def state_bytes_per_sequence(states: tuple[State, ...]) -> int:
 
 
 def choose_state_slots(states: tuple[State, ...], taken: int) -> int:
-    """How many sequences may run beside `taken` bytes of weights and arena: at least one."""
+    """Recurrent states to hold beside `taken` bytes of weights and arena: at least one.
+
+    Sequences that run and checkpoints share them.
+    """
     each = state_bytes_per_sequence(states)
     if each == 0:
         return MAX_SEQUENCES
     room = available_memory_bytes() * (1 - MEMORY_RESERVE) - taken
-    return max(1, min(MAX_SEQUENCES, int(room * STATE_SHARE / each)))
+    share = max(room * STATE_SHARE, min(4 * each, room / 4))
+    return max(1, min(MAX_STATE_SLOTS, int(share / each)))
 
 
 def choose_context(
-    spec: ModelSpec, states: tuple[State, ...], kv_dtype: str, wanted: int | None, taken: int
+    spec: ModelSpec,
+    states: tuple[State, ...],
+    kv_dtype: str,
+    wanted: int | None,
+    taken: int,
+    chunk_tokens: int | None = None,
 ) -> int:
     """The context in tokens: what was asked for, or the model's own as far as memory goes.
 
-    `taken` is what weights, arena and recurrent states need. Raises RequestError when `wanted` is
-    out of range and MemoryLimitError when it does not fit.
+    `taken` is what weights, arena and recurrent states need. chunk_tokens: as in `cache_layout`.
+    Raises RequestError when `wanted` is out of range and MemoryLimitError when it does not fit.
     """
-    per_token = max(1.0, kv_bytes_per_token(states, kv_dtype))
     room = available_memory_bytes() * (1 - MEMORY_RESERVE) - taken
-    fits = max(0, int(room / per_token))
+
+    def needs_bytes(context: int) -> int:
+        return cache_bytes(states, cache_layout(states, context, kv_dtype, 1, chunk_tokens))
+
+    fits = _largest(spec.context, lambda context: needs_bytes(context) <= room)
     if wanted is None:
         context = min(spec.context, fits)
         if context < min(spec.context, 512):
@@ -124,7 +164,7 @@ def choose_context(
     if wanted > fits:
         raise MemoryLimitError(
             f"a context of {wanted:,} tokens does not fit in memory",
-            f"its keys and values need {wanted * per_token / 1e9:.1f} GB "
+            f"its keys and values need {needs_bytes(wanted) / 1e9:.1f} GB "
             f"and {max(0.0, room) / 1e9:.1f} GB are left beside the weights",
             f"choose --context {max(1, fits)} or less"
             + (", or --kv-dtype q8_0" if kv_dtype == "f16" else ""),
@@ -132,12 +172,82 @@ def choose_context(
     return wanted
 
 
+def choose_pool(
+    states: tuple[State, ...],
+    context: int,
+    kv_dtype: str,
+    taken: int,
+    chunk_tokens: int | None = None,
+) -> int:
+    """Tokens that the cache holds for all sequences together, and for prefixes of earlier ones."""
+    room = (available_memory_bytes() * (1 - MEMORY_RESERVE) - taken) * POOL_SHARE
+
+    def fits(contexts: int) -> bool:
+        layout = cache_layout(states, contexts * context, kv_dtype, 1, chunk_tokens)
+        return cache_bytes(states, layout) <= room
+
+    return context * max(1, _largest(POOL_CONTEXTS, fits))
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to a limit that fits, or 0; what fits, fits when smaller."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def cache_layout(
-    states: tuple[State, ...], context: int, kv_dtype: str, state_slots: int = 1
+    states: tuple[State, ...],
+    tokens: int,
+    kv_dtype: str,
+    state_slots: int = 1,
+    chunk_tokens: int | None = None,
 ) -> CacheLayout:
-    """Blocks for `context` positions in all, and recurrent states for `state_slots` sequences."""
-    n_blocks = -(-context // BLOCK_TOKENS)
-    return CacheLayout(BLOCK_TOKENS, (n_blocks,), kv_dtype, state_slots=state_slots)
+    """Blocks for `tokens` positions in all, and recurrent states for `state_slots` sequences.
+
+    With `chunk_tokens`, the most that a sequence runs in a step, layers with a sliding window get a
+    group each window, with blocks for the window only. Without it every layer keeps every position.
+    """
+    n_blocks = -(-tokens // BLOCK_TOKENS)
+    if chunk_tokens is None:
+        return CacheLayout(BLOCK_TOKENS, (n_blocks,), kv_dtype, state_slots=state_slots)
+    layers = [s for s in states if isinstance(s, KVState)]
+    windows = sorted({s.window for s in layers}) or [0]
+    most = [
+        WINDOW_SEQUENCES * window_blocks(w, chunk_tokens, BLOCK_TOKENS) if w else n_blocks
+        for w in windows
+    ]
+    return CacheLayout(
+        BLOCK_TOKENS,
+        tuple(min(n_blocks, n) for n in most),
+        kv_dtype,
+        group_of={s.name: windows.index(s.window) for s in layers},
+        state_slots=state_slots,
+    )
+
+
+def cache_groups(states: tuple[State, ...], layout: CacheLayout) -> list[Group]:
+    """The groups of a layout: a window where all layers of a group have the same."""
+    groups = []
+    for i, n_blocks in enumerate(layout.n_blocks):
+        members = [
+            s for s in states if isinstance(s, KVState) and layout.group_of.get(s.name, 0) == i
+        ]
+        windows = {s.window for s in members}
+        window = windows.pop() if len(windows) == 1 else 0
+        block_bytes = kv_bytes_per_token(tuple(members), layout.kv_dtype) * layout.block_tokens
+        groups.append(Group(n_blocks, window, round(block_bytes)))
+    return groups
+
+
+def cache_bytes(states: tuple[State, ...], layout: CacheLayout) -> int:
+    """Bytes of keys and values in a layout."""
+    return sum(group.n_blocks * group.block_bytes for group in cache_groups(states, layout))
 
 
 def upload(
@@ -152,6 +262,7 @@ def upload(
     done = 0
     for weight, tensor in tensors:
         backend.upload(weight, tensor_data(weight, tensor))
+        tensor.release()
         done += tensor.n_bytes
         if progress is not None:
             progress(done, total)

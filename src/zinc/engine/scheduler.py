@@ -1,55 +1,197 @@
 """Which sequences run in the next step, and how many tokens of each: a pure function.
 
-Running sequences that wait for one token come first, so a stream stalls for at most one chunk of a
-long prompt; what is left of the token budget goes to prompts in order of arrival. A sequence is
-admitted only when the blocks for all it may ever need are free, so nobody is stopped half way.
+Streams (sequences that wait for one token) come first, and while there are any, prompts share a
+smaller part of the step, so that a stream stalls by at most one chunk of a long prompt. What
+prompts get is divided equally among clients, and within a client goes to those that came first. A
+sequence gets cache blocks as it grows; when they run out, the one of lowest priority that came last
+is preempted: it loses its blocks and is run again later. A prompt is let in when there is memory
+for all of it and for the running ones to go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+Blocks = tuple[int, ...]  # one number a group of layers
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A sequence in order of arrival: `pending` tokens are not in the cache yet.
+    """A sequence, listed in order of arrival.
 
-    `blocks_wanted` is what it still has to be given before it can run (0 once admitted).
+    pending: tokens that are not in the cache yet; longest: of them, the most that one step may run.
+    n_run, n_table: tokens in the cache and entries of its block table (for one that waits: what it
+    would begin with). lacks: blocks that its present tokens still need in all. For those let in:
+    frees, the blocks that preempting it would make available. For those that wait: pins, the
+    available blocks that its cached prefix would take.
     """
 
     id: int
     pending: int
-    blocks_wanted: int = 0
+    longest: int
+    n_run: int
+    n_table: int
+    lacks: Blocks
+    admitted: bool
+    frees: Blocks = ()
+    pins: Blocks = ()
+    priority: int = 0
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of one step."""
+    """Limits of one step.
+
+    tokens: of all; prompt_tokens: of prompts while there are streams; sequences: let in at a time;
+    blocks: available, by group; slots: sequences that may still be let in.
+    """
 
     tokens: int
+    prompt_tokens: int
     sequences: int
-    blocks: int
-    slots: int = 1 << 30  # sequences that may be admitted
+    blocks: Blocks
+    slots: int
+    block_tokens: int
 
 
-def schedule(demands: Iterable[Demand], budget: Budget) -> dict[int, int]:
-    """Tokens to run now, by sequence id. Never exceeds any part of the budget."""
-    demands = [d for d in demands if d.pending > 0]
-    # Stable: decodes first, each kind in order of arrival.
-    demands.sort(key=lambda d: d.blocks_wanted > 0 or d.pending > 1)
-    chosen: dict[int, int] = {}
-    tokens, blocks, slots = budget.tokens, budget.blocks, budget.slots
-    for d in demands:
-        if tokens == 0 or len(chosen) == budget.sequences:
-            break
-        is_new = d.blocks_wanted > 0
-        if d.blocks_wanted > blocks or is_new > slots:
+@dataclass(slots=True)
+class Schedule:
+    """tokens: how many to run of each sequence; preempted: who gives up its blocks before that."""
+
+    tokens: dict[int, int] = field(default_factory=dict)
+    preempted: list[int] = field(default_factory=list)
+
+
+def schedule(demands: Iterable[Demand], budget: Budget) -> Schedule:
+    """Never exceeds any part of the budget; somebody runs whenever somebody can."""
+    return _Scheduler(sorted(demands, key=lambda d: -d.priority), budget).run()
+
+
+class _Scheduler:
+    def __init__(self, order: Sequence[Demand], budget: Budget) -> None:
+        self._order = order  # most important first
+        self._budget = budget
+        self._rank = {d.id: i for i, d in enumerate(order)}
+        self._admitted = {d.id: d for d in order if d.admitted}
+        self._blocks = list(budget.blocks)
+        self._slots = budget.slots
+        self._chosen: dict[int, int] = {}
+        self._preempted: list[int] = []
+        self._refused = False
+        # What prompts that are let in were promised: it is not there for others.
+        self._promised = [0] * len(budget.blocks)
+        for d in self._admitted.values():
+            if d.pending > 1:
+                self._promise(d.lacks)
+
+    def run(self) -> Schedule:
+        streams = [d for d in self._order if d.admitted and d.pending == 1]
+        prompts = [d for d in self._order if d.pending > 1 or (d.pending and not d.admitted)]
+        for d in streams:
+            self._take(d, 1)
+        left = self._tokens_left()
+        if any(n for n in self._chosen.values()):
+            left = min(left, self._budget.prompt_tokens)
+        for priority in sorted({d.priority for d in prompts}, reverse=True):
+            left -= self._share([d for d in prompts if d.priority == priority], left)
+        return Schedule(self._chosen, self._preempted)
+
+    def _share(self, prompts: Sequence[Demand], tokens: int) -> int:
+        """Divides tokens among the clients of prompts; returns how many were given out."""
+        queues: dict[str, list[Demand]] = {}
+        for d in prompts:
+            queues.setdefault(d.client, []).append(d)
+        given = 0
+        wants = {c: sum(d.longest for d in queue) for c, queue in queues.items()}
+        # Those who want least first: what they leave goes to the others.
+        order = sorted(queues, key=lambda c: wants[c])
+        for i, client in enumerate(order):
+            part = -(-(tokens - given) // (len(order) - i))
+            given += self._serve(queues[client], min(part, tokens - given))
+        # A client that could not take its part leaves it to whoever can.
+        return given + self._serve(prompts, tokens - given)
+
+    def _serve(self, queue: Sequence[Demand], tokens: int) -> int:
+        given = 0
+        for d in queue:
+            if given == tokens:
+                break
+            had = self._chosen.get(d.id, 0)
+            n = min(d.longest - had, tokens - given)
+            if n > 0 and d.id not in self._preempted and self._take(d, had + n):
+                given += n
+        return given
+
+    def _take(self, d: Demand, n: int) -> bool:
+        """Runs n tokens of a sequence, if memory can be found for them."""
+        if d.id in self._preempted:
+            return False
+        if d.id in self._chosen:  # some of its tokens are in already
+            more = self._need(d, n) - self._need(d, self._chosen[d.id])
+            return self._pay(d, n, [more] * len(self._blocks))
+        if d.admitted:
+            return self._pay(d, n, [self._need(d, n)] * len(self._blocks))
+        if self._refused or not self._admit(d):
             # First come, first served: a later, smaller request must not starve this one.
-            blocks = 0
-            continue
-        chosen[d.id] = min(d.pending, tokens)
-        tokens -= chosen[d.id]
-        blocks -= d.blocks_wanted
-        slots -= is_new
-    return chosen
+            self._refused = True
+            return False
+        self._slots -= 1
+        self._admitted[d.id] = d
+        self._promise(d.lacks)
+        need = self._need(d, n)
+        return self._pay(d, n, [pin + need for pin in d.pins])
+
+    def _need(self, d: Demand, n: int) -> int:
+        return max(0, -(-(d.n_run + n) // self._budget.block_tokens) - d.n_table)
+
+    def _pay(self, d: Demand, n: int, cost: Sequence[int]) -> bool:
+        while not all(c <= b for c, b in zip(cost, self._blocks, strict=True)):
+            if not self._preempt_after(self._rank[d.id]):
+                return False
+        self._blocks = [b - c for b, c in zip(self._blocks, cost, strict=True)]
+        if d.pending > 1:
+            more = self._need(d, n) - self._need(d, self._chosen.get(d.id, 0))
+            self._promised = [max(0, p - more) for p in self._promised]
+        self._chosen[d.id] = n
+        return True
+
+    def _admit(self, d: Demand) -> bool:
+        """Whether there is a seat and memory for all of a prompt. Lower priorities make room."""
+        while True:
+            streams = len(self._admitted)  # each may need a block before long
+            has_blocks = all(
+                pin + lack <= blocks - promised - streams
+                for pin, lack, blocks, promised in zip(
+                    d.pins, d.lacks, self._blocks, self._promised, strict=True
+                )
+            )
+            if has_blocks and self._slots > 0 and streams < self._budget.sequences:
+                return True
+            if not self._preempt_after(self._rank[d.id], below=d.priority):
+                return False
+
+    def _preempt_after(self, rank: int, below: int | None = None) -> bool:
+        """Preempts the least important sequence behind a rank; False when there is none."""
+        for d in reversed(self._order[rank + 1 :]):
+            if d.id not in self._admitted or not d.admitted:
+                continue
+            if below is not None and d.priority >= below:
+                return False
+            del self._admitted[d.id]
+            self._preempted.append(d.id)
+            returned = self._need(d, self._chosen.pop(d.id)) if d.id in self._chosen else 0
+            self._blocks = [b + f + returned for b, f in zip(self._blocks, d.frees, strict=True)]
+            self._slots += 1
+            if d.pending > 1:
+                left = [max(0, lack - returned) for lack in d.lacks]
+                self._promised = [max(0, p - x) for p, x in zip(self._promised, left, strict=True)]
+            return True
+        return False
+
+    def _promise(self, lacks: Blocks) -> None:
+        self._promised = [p + x for p, x in zip(self._promised, lacks, strict=True)]
+
+    def _tokens_left(self) -> int:
+        return self._budget.tokens - sum(self._chosen.values())

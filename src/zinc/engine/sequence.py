@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from zinc.engine.constraint import Constraint, ThinkingTracker
 from zinc.engine.sampling import Sampled, Sampler
+from zinc.kv import Holding, Prospect
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,12 @@ class Timings:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Prompt and answer so far. `n_run` tokens of `ids` have their keys and values in the cache."""
+    """Prompt and answer so far. `n_run` tokens of `ids` have their keys and values in the cache.
+
+    holding: its part of the cache, None while it waits. n_cached: prompt tokens that came from the
+    prefix cache when it began. key: the ids as the prefix cache wants them, while it waits. marks:
+    where its recurrent state is to be copied. error: why it ended with finish_reason "error".
+    """
 
     id: int
     ids: list[int]
@@ -40,12 +47,20 @@ class Sequence:
     max_tokens: int
     sampler: Sampler
     end_tokens: frozenset[int]
+    client: str = ""
+    priority: int = 0
+    constraint: Constraint | None = None
+    thinking: ThinkingTracker | None = None
+    marks: list[int] = field(default_factory=list)
     n_run: int = 0
     n_cached: int = 0
-    blocks: list[int] = field(default_factory=list)
-    slot: int = -1  # of its recurrent state, while it holds blocks
+    n_preempted: int = 0
+    holding: Holding | None = None
+    key: bytes = b""
+    prospect: tuple[int, Prospect] | None = None  # with the generation of the cache it is of
     sampled: list[Sampled] = field(default_factory=list)
     finish_reason: str | None = None
+    error: Exception | None = None
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first_token: float = 0.0
@@ -54,6 +69,16 @@ class Sequence:
     @property
     def pending(self) -> int:
         return len(self.ids) - self.n_run
+
+    def longest_from(self, n_run: int) -> int:
+        """The most tokens to run in one go: up to where its state is to be copied."""
+        mark = next((m for m in self.marks if m > n_run), len(self.ids))
+        return mark - n_run
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the next token is the constraint's to limit."""
+        return self.constraint is not None and not (self.thinking and self.thinking.inside)
 
     @property
     def generated(self) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,17 @@ class Tensor:
     @property
     def n_elements(self) -> int:
         return math.prod(self.shape)
+
+    def release(self) -> None:
+        """Give the memory of `data` back; the file is read again where it is touched again.
+
+        Pages of a mapped file count as this process's memory until then, which would double
+        the memory of a model while a backend copies it.
+        """
+        mapped = self.data.base.obj if isinstance(self.data.base, memoryview) else None
+        if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_DONTNEED, start, self.offset + self.n_bytes - start)
 
     def to_float32(self) -> NDArray[np.float32]:
         """The decoded values as a new array of `shape`."""

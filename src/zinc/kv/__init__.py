@@ -1,6 +1,17 @@
-"""Cache bookkeeping: which blocks belong to whom."""
+"""Cache bookkeeping: which blocks and states belong to whom, and what is kept for reuse."""
 
 from zinc.kv.blocks import BlockAllocator
+from zinc.kv.pool import CachePool, Copier, Group, Holding, Prospect, key_of, window_blocks
 from zinc.kv.slots import SlotAllocator
 
-__all__ = ["BlockAllocator", "SlotAllocator"]
+__all__ = [
+    "BlockAllocator",
+    "CachePool",
+    "Copier",
+    "Group",
+    "Holding",
+    "Prospect",
+    "SlotAllocator",
+    "key_of",
+    "window_blocks",
+]

@@ -1,8 +1,8 @@
 """Slots for what a sequence carries besides cache blocks: one each, of the same size for everybody.
 
 A recurrent state is as large after one token as after a million, so a sequence holds one slot in
-every recurrent layer from its first step to its last. The number of slots bounds how many sequences
-run at once; the others wait.
+every recurrent layer from its first step to its last. The prefix cache keeps copies of states in
+slots too (checkpoints), and gives them back when a sequence needs one.
 """
 
 from __future__ import annotations

@@ -66,9 +66,7 @@ class DeltaShape:
         d  [CHUNK, v_dim]
         g  [CHUNK]
         """
-        return self.n_v_heads * (
-            self.k_dim * self.v_dim + CHUNK * (self.k_dim + self.v_dim + 1)
-        )
+        return self.n_v_heads * (self.k_dim * self.v_dim + CHUNK * (self.k_dim + self.v_dim + 1))
 
 
 @dataclass(slots=True)
@@ -201,9 +199,10 @@ def delta_rule(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Floa
     Rows [q of each key head | k of each key head | v of each value head]. State: S in float32.
 
     As a launch: tasks are (sequence, value head). A task walks its rows with S in cache, in the
-    chunkwise form on the grid of CHUNK positions. A single token has the same path as a prompt: S is
-    read and not written until its chunk is full, so decode moves half of what the plain recurrence
-    does, and the result does not depend on how a prompt was cut. Lanes are columns of S (v_dim).
+    chunkwise form on the grid of CHUNK positions. A single token has the same path as a prompt: S
+    is read and not written until its chunk is full, so decode moves half of what the plain
+    recurrence does, and the result does not depend on how a prompt was cut. Lanes are columns of S
+    (v_dim).
     """
     qkv, alpha, beta, a, bias, view = inputs
     shape = _shape(attrs)

@@ -37,8 +37,10 @@ class Arena:
 
 def stride(value: Value, row_bytes: Callable[[Act, int], int]) -> int:
     """Bytes from row to row of a value."""
-    runs = 1 if value.act is Act.F32 else value.runs
-    return runs * row_bytes(value.act, value.cols // runs)
+    plain = row_bytes(value.act, value.cols)
+    if value.act is Act.F32:
+        return plain
+    return max(plain, value.runs * row_bytes(value.act, value.cols // value.runs))
 
 
 def assign(

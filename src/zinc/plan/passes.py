@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from zinc.ops.graph import Act, Dim, Node, Value, Weight
+from zinc.ops.graph import Act, Dim, Input, KVState, Node, Value, Weight
 
 Pass: TypeAlias = Callable[[Sequence[Node], Value], list[Node]]
 ActivationOf: TypeAlias = Callable[[Weight], Act]
@@ -120,16 +120,26 @@ def fuse_siblings(nodes: Sequence[Node], output: Value, activation: ActivationOf
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Rows of heads as the projection made them, and the norm and RoPE applied to each head."""
+
+    rows: Value
+    norm: Node | None
+    rope: Node | None
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [node for node in (self.norm, self.rope) if node is not None]
+
+    @property
+    def norm_weight(self) -> Input:
+        return self.norm.inputs[1] if self.norm else None
+
+
 def fuse_rope_store(nodes: Sequence[Node], output: Value) -> list[Node]:
     """Per-head norm, RoPE and the cache write of one attention become one launch."""
     made, used = producers(nodes), uses(nodes, output)
-    dropped: set[int] = set()
-    replaced: dict[int, Node] = {}
-    stores = {
-        node.inputs[2].name: node  # type: ignore[union-attr]
-        for node in nodes
-        if node.op == "kv_store"
-    }
 
     def unwrap(value: Value, op: str) -> tuple[Value, Node | None]:
         node = made.get(value.id)
@@ -139,71 +149,76 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value) -> list[Node]:
         assert isinstance(inner, Value)
         return inner, node
 
-    def head(value: Value) -> tuple[Value, Node | None, Node | None]:
-        """The value before rope and norm, and these two nodes."""
-        inner, rope = unwrap(value, "rope")
-        inner, norm = unwrap(inner, "rms_norm")
-        return inner, rope, norm
+    def heads(value: Value) -> _Heads:
+        turned, rope = unwrap(value, "rope")
+        rows, norm = unwrap(turned, "rms_norm")
+        return _Heads(rows, norm, rope)
 
-    def is_unit_norm(node: Node | None) -> bool:
-        return node is not None and node.inputs[1] is None
+    def values(value: Input) -> _Heads | None:
+        """V takes no RoPE, and of norms only the one without a weight."""
+        if not isinstance(value, Value):
+            return None
+        rows, norm = unwrap(value, "rms_norm")
+        if norm is not None and norm.inputs[1] is not None:
+            rows, norm = value, None
+        return _Heads(rows, norm, None)
 
+    stores = {_cache(node): node for node in nodes if node.op == "kv_store"}
+    dropped: set[int] = set()
+    prepares: dict[int, Node] = {}  # by id of the attention that it goes before
     for node in nodes:
         if node.op != "attention":
             continue
-        q, state = node.inputs[:2]
-        assert isinstance(q, Value)
-        store = stores.pop(state.name, None)  # type: ignore[union-attr]
-        q_in, q_rope, q_norm = head(q)
-        absorbed = [q_rope, q_norm]
-        k_in = v_in = k_norm = v_norm = None
+        assert isinstance(node.inputs[0], Value)
+        state = _cache(node)
+        store = stores.pop(state, None)  # none when the layer reads another layer's cache
+        q, k, v = heads(node.inputs[0]), None, None
         if store is not None:
-            k, v = store.inputs[:2]
-            assert isinstance(k, Value)
-            k_in, k_rope, k_norm = head(k)
-            if isinstance(v, Value):
-                v_in, v_norm = unwrap(v, "rms_norm")
-                if v_norm is not None and not is_unit_norm(v_norm):
-                    v_in, v_norm = v, None
-            absorbed += [k_rope, k_norm, v_norm, store]
-        rope = q_rope or (absorbed[2] if len(absorbed) > 2 else None)
-        norm = q_norm or k_norm or v_norm
-        n_kv, head_dim = state.n_heads, state.head_dim  # type: ignore[union-attr]
-        fused = Node(
-            "rope_store",
-            (
-                q_in,
-                k_in,
-                v_in,
-                rope.inputs[1] if rope else None,
-                q_norm.inputs[1] if q_norm else None,
-                k_norm.inputs[1] if k_norm else None,
-                state if store is not None else None,
-            ),
-            (q,),
-            MappingProxyType(
-                {
-                    "n_heads": q.cols // head_dim,
-                    "n_kv_heads": n_kv,
-                    "head_dim": head_dim,
-                    "rope_dims": int(rope.attrs["rope_dims"]) if rope else 0,
-                    "neox": int(rope.attrs["neox"]) if rope else 0,
-                    "eps": float(norm.attrs["eps"]) if norm else 0.0,
-                    "v_norm": int(v_norm is not None),
-                }
-            ),
-            node.label,
-        )
-        dropped |= {id(n) for n in absorbed if n is not None}
-        replaced[id(node)] = fused
+            assert isinstance(store.inputs[0], Value)
+            k, v = heads(store.inputs[0]), values(store.inputs[1])
+            dropped.add(id(store))
+        dropped |= {id(n) for part in (q, k, v) if part is not None for n in part.nodes}
+        prepares[id(node)] = _rope_store(node, state, q, k, v)
     result: list[Node] = []
     for node in nodes:
-        if id(node) in dropped:
-            continue
-        if id(node) in replaced:
-            result.append(replaced[id(node)])
-        result.append(node)
+        if id(node) in prepares:
+            result.append(prepares[id(node)])
+        if id(node) not in dropped:
+            result.append(node)
     return result
+
+
+def _cache(node: Node) -> KVState:
+    """The cache that an attention reads or a kv_store writes."""
+    return next(x for x in node.inputs if isinstance(x, KVState))
+
+
+def _rope_store(
+    attention: Node, state: KVState, q: _Heads, k: _Heads | None, v: _Heads | None
+) -> Node:
+    rope = q.rope or (k.rope if k else None)
+    norms = [part.norm for part in (q, k, v) if part is not None and part.norm is not None]
+    rotated = attention.inputs[0]
+    assert isinstance(rotated, Value)
+    inputs = (
+        q.rows,
+        k.rows if k else None,
+        v.rows if v else None,
+        rope.inputs[1] if rope else None,
+        q.norm_weight,
+        k.norm_weight if k else None,
+        state if k else None,
+    )
+    attrs = {
+        "n_heads": rotated.cols // state.head_dim,
+        "n_kv_heads": state.n_heads,
+        "head_dim": state.head_dim,
+        "rope_dims": int(rope.attrs["rope_dims"]) if rope else 0,
+        "neox": int(rope.attrs["neox"]) if rope else 0,
+        "eps": float(norms[0].attrs["eps"]) if norms else 0.0,
+        "v_norm": int(v is not None and v.norm is not None),
+    }
+    return Node("rope_store", inputs, (rotated,), MappingProxyType(attrs), attention.label)
 
 
 def choose_activations(

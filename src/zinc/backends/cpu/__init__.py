@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
@@ -35,10 +36,11 @@ class CpuCache:
     def __init__(self, states: tuple[State, ...], layout: CacheLayout) -> None:
         self.layout = layout
         self.layers: dict[str, Any] = {}
+        self._groups: list[list[Any]] = [[] for _ in layout.n_blocks]
         self.recurrent: dict[str, Any] = {}
         for s in states:
             if isinstance(s, RecurrentState):
-                self.recurrent[s.name] = _cpu.StateLayer(layout.state_slots, s.floats)
+                self.recurrent[s.name] = _cpu.StateLayer(layout.state_slots, max(1, s.floats))
                 continue
             group = layout.group_of.get(s.name, 0)
             self.layers[s.name] = _cpu.KVLayer(
@@ -49,14 +51,28 @@ class CpuCache:
                 s.head_dim,
                 s.head_dim_v,
                 layout.kv_dtype == "q8_0",
+                s.v_from_k,
             )
+            self._groups[group].append(self.layers[s.name])
         everything = (*self.layers.values(), *self.recurrent.values())
         self.n_bytes: int = sum(layer.n_bytes for layer in everything)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
-        for layer in self.layers.values():
-            if layer.group == group:
-                layer.copy_block(source, target)
+        for layer in self._groups[group]:
+            layer.copy_block(source, target)
+
+    def copy_state(self, source: int, target: int) -> None:
+        for layer in self.recurrent.values():
+            slots = layer.view()
+            slots[target] = slots[source]
+
+    def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]:
+        return [
+            layer.view(values)[block] for layer in self._groups[group] for values in (False, True)
+        ]
+
+    def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
+        return [layer.view()[slot].view(np.uint8) for layer in self.recurrent.values()]
 
 
 class CpuProgram:
@@ -65,25 +81,41 @@ class CpuProgram:
         self._constants: dict[str, Any] = {}
         self._program = _cpu.Program(backend.pool, backend.level, plan.arena_bytes)
         for launch in plan.launches:
-            self._program.add(
-                launch.kernel,
-                str(launch.dim),
-                1,
-                [self._operand(x) for x in launch.inputs],
-                [self._operand(x) for x in launch.outputs],
-                {name: float(value) for name, value in launch.attrs},
-            )
+            try:
+                self._program.add(
+                    launch.kernel,
+                    str(launch.dim),
+                    1,
+                    [self._operand(x) for x in launch.inputs],
+                    [self._operand(x) for x in launch.outputs],
+                    {name: float(value) for name, value in launch.attrs},
+                )
+            except ValueError as error:
+                raise UnsupportedError(
+                    f"the CPU backend cannot run {launch.label or 'this model'}",
+                    str(error),
+                    "choose another backend with --backend",
+                ) from error
 
     def step(self, step: Step) -> FloatArray:
         self._program.step(*self._arguments(step))
         out = self.plan.output
+        if not len(step.output_rows):  # a chunk in the middle of a prompt
+            return np.empty((0, out.cols), np.float32)
         return self._program.view(out.offset, len(step.output_rows), out.cols, out.stride)
 
     def run(self, step: Step, first: int, last: int) -> None:
         self._program.run(first, last, *self._arguments(step))
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
-        return self._program.read(str(ref.act), ref.offset, rows, ref.cols, ref.stride)
+        runs = 1 if ref.act is Act.F32 else ref.runs
+        cols = ref.cols // runs
+        size = self._backend.row_bytes(ref.act, cols)
+        parts = [
+            self._program.read(str(ref.act), ref.offset + i * size, rows, cols, ref.stride)
+            for i in range(runs)
+        ]
+        return np.concatenate(parts, axis=1)
 
     def write(self, ref: Ref, rows: FloatArray) -> None:
         view = self._program.view(ref.offset, len(rows), ref.cols, ref.stride)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Plan, Ref, TensorData
 from zinc.ops.graph import Act, FloatArray, State, Weight
@@ -23,9 +24,19 @@ class NullCache:
     def __init__(self, layout: CacheLayout) -> None:
         self.layout = layout
         self.copies: list[tuple[int, int, int]] = []
+        self.state_copies: list[tuple[int, int]] = []
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         self.copies.append((group, source, target))
+
+    def copy_state(self, source: int, target: int) -> None:
+        self.state_copies.append((source, target))
+
+    def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]:
+        return []
+
+    def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
+        return []
 
 
 class NullProgram:

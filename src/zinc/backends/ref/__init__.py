@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData
 from zinc.ops.attention import CacheView
@@ -52,6 +53,22 @@ class RefCache:
             if view.group == group:
                 view.k[target] = view.k[source]
                 view.v[target] = view.v[source]
+
+    def copy_state(self, source: int, target: int) -> None:
+        for state in self.recurrent.values():
+            state.slots[target] = state.slots[source]
+
+    def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]:
+        views = []
+        for layer in self.layers.values():
+            if layer.group == group:
+                views.append(layer.k[block].reshape(-1).view(np.uint8))
+                if layer.v.base is not layer.k:  # else values are part of the keys
+                    views.append(layer.v[block].reshape(-1).view(np.uint8))
+        return views
+
+    def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
+        return [state.slots[slot].view(np.uint8) for state in self.recurrent.values()]
 
 
 class RefProgram:

@@ -7,7 +7,7 @@ rows are tried in order: templates of one format may mention the markers of a si
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat
-from zinc.chat.tools.deepseek import DEEPSEEK
+from zinc.chat.tools.deepseek import DEEPSEEK, DEEPSEEK_V31
 from zinc.chat.tools.gemma3 import GEMMA3
 from zinc.chat.tools.gemma4 import GEMMA4
 from zinc.chat.tools.glm import GLM
@@ -25,7 +25,8 @@ PLAIN = ChatFormat("plain")
 _DETECT: tuple[tuple[ChatFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>", "analysis")),
     (GEMMA4, ("<|tool_call>", "<|turn>")),
-    (DEEPSEEK, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
+    (DEEPSEEK, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
+    (DEEPSEEK_V31, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
     (MISTRAL, ("[TOOL_CALLS]",)),
     (GLM, ("<tool_call>", "<arg_key>")),
     (QWEN_TAGS, ("<tool_call>", "<function=", "<parameter=")),

@@ -45,7 +45,7 @@ def _read_statement(reader: Reader, output: Output) -> Steps[None]:
     output.end()
 
 
-def read_bare_call(reader: Reader, output: Output) -> Steps[None]:
+def _read_bare_call(reader: Reader, output: Output) -> Steps[None]:
     """A list of Python calls, or a JSON object."""
     if (yield from reader.peek()) == "[":
         yield from read_call_list(reader, output)
@@ -58,5 +58,6 @@ GEMMA3 = ChatFormat(
     name="gemma3",
     markers=(_FENCE,),
     calls={_FENCE: _read_fence},
-    bare_call=read_bare_call,
+    bare_call=_read_bare_call,
+    syntax=f"{_FENCE}\n<name>(<key>=<value>)\n{_FENCE_END}",
 )

@@ -7,13 +7,14 @@ no quotes. Reasoning: <|channel>thought, a line break, the text, <channel|>.
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat, Thinking, read_reasoning_to
+from zinc.chat.json_text import escaped, quoted
 from zinc.chat.output import Output
 from zinc.chat.reader import END, MalformedError, Mark, Reader, Sink, Steps
-from zinc.chat.tools.json_text import escaped, quoted
-from zinc.chat.tools.schema import typed
+from zinc.chat.schema import typed
 
 _OPEN, _CLOSE = "<|tool_call>", "<tool_call|>"
 _CHANNEL, _CHANNEL_END = "<|channel>", "<channel|>"
+_THOUGHT = "thought"
 _QUOTE = '<|"|>'
 _RESPONSE = "<|tool_response>"
 _MAX_DEPTH = 64
@@ -96,7 +97,7 @@ def _read_bare(reader: Reader, stops: str) -> Steps[str]:
 
 def _read_channel(reader: Reader, output: Output) -> Steps[None]:
     name, end = yield from reader.until("\n", _CHANNEL_END)
-    if not name.strip().isidentifier():
+    if name.strip() != _THOUGHT:
         raise MalformedError(name)
     if end == "\n":
         yield from read_reasoning_to(_CHANNEL_END)(reader, output)
@@ -110,7 +111,7 @@ def _skip(reader: Reader, output: Output) -> Steps[None]:
 GEMMA4 = ChatFormat(
     name="gemma4",
     markers=(_OPEN, _CLOSE, _CHANNEL, _CHANNEL_END, _QUOTE, _RESPONSE),
-    thinking=Thinking(f"{_CHANNEL}thought\n", _CHANNEL_END, resume="", anywhere=True),
+    thinking=Thinking(f"{_CHANNEL}{_THOUGHT}\n", _CHANNEL_END, resume="", anywhere=True),
     calls={_OPEN: _read_call},
     channels={_CHANNEL: _read_channel, _RESPONSE: _skip},
 )

@@ -49,4 +49,5 @@ GLM = ChatFormat(
     markers=(_OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_OPEN: _read_call},
+    syntax=f"{_OPEN}<name>\n{_KEY}<key>{_KEY_END}\n{_VALUE}<value>{_VALUE_END}\n{_CLOSE}",
 )

@@ -23,10 +23,9 @@ _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
 _ROLE = "assistant"
 _HEADER = re.compile(
     r"(?:to=(?P<early>[^ <]+) ?)?"
-    r"(?:<\|channel\|> ?(?P<channel>\w+) ?(?:to=(?P<late>[^ <]+) ?)?)?"
-    r"(?:<\|constrain\|> ?)?\w*"
+    r"(?:<\|channel\|> ?(?P<channel>analysis|commentary|final) ?(?:to=(?P<late>[^ <]+) ?)?)?"
+    r"(?:<\|constrain\|> ?)?[a-z_]*"
 )
-_MAX_HEADER_ITEMS = 256
 
 
 def _read_message(reader: Reader, output: Output) -> Steps[None]:
@@ -47,7 +46,6 @@ def _read_first(reader: Reader, output: Output) -> Steps[None]:
 
 
 def _read_header_and_body(reader: Reader, output: Output, begun: str) -> Steps[None]:
-    reader.limit = reader.position + _MAX_HEADER_ITEMS
     text, marker = yield from reader.until(_MESSAGE, _START, _END, _CALL, _RETURN)
     header = _HEADER.fullmatch(" ".join((begun + text).split()))
     if marker != _MESSAGE or header is None:

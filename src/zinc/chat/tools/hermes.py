@@ -1,7 +1,7 @@
 """Hermes, and Qwen from 2.5 to 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 
 The most copied format: many fine-tunes and the model that comes with zinc use it. Reasoning stands
-between <think> and </think>.
+between <think> and </think>. A few fine-tunes put a list of calls between the tags.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 from zinc.chat.format import ChatFormat, Thinking
 from zinc.chat.output import Output
 from zinc.chat.reader import Reader, Steps
-from zinc.chat.tools.json_call import read_json_call
+from zinc.chat.tools.json_call import read_json_call, read_json_calls
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 def _read_call(reader: Reader, output: Output) -> Steps[None]:
+    if (yield from reader.peek()) == "[":
+        yield from read_json_calls(reader, output)
+        yield from reader.match_after_space(_CLOSE)
+        return
     yield from read_json_call(reader, output)
     yield from reader.match_after_space(_CLOSE)
     output.end()
@@ -27,4 +31,5 @@ HERMES = ChatFormat(
     markers=(_OPEN, _CLOSE, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_OPEN: _read_call},
+    syntax=f'{_OPEN}\n{{"name": "<name>", "arguments": {{<arguments>}}}}\n{_CLOSE}',
 )

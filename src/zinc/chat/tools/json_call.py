@@ -6,9 +6,9 @@ string that holds JSON. All of it is one reader, since models trained on one for
 
 from __future__ import annotations
 
+from zinc.chat.json_text import parsed, read_string, read_value
 from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
-from zinc.chat.tools.json_text import parsed, read_string, read_value
 
 _ARGUMENTS = ("arguments", "parameters")
 _BEFORE_NAME = (*_ARGUMENTS, "type", "id")
@@ -49,6 +49,18 @@ def read_json_call(reader: Reader, output: Output, known: bool = False) -> Steps
             raise reader.fail(item)
     if not output.is_open:
         _whole(output, name, "{}")
+
+
+def read_json_calls(reader: Reader, output: Output) -> Steps[None]:
+    """Reads a list of such objects, and ends their calls."""
+    yield from reader.expect("[")
+    while True:
+        yield from read_json_call(reader, output)
+        ended = yield from reader.match_after_space("]")
+        output.end()
+        if ended:
+            return
+        yield from reader.expect(",")
 
 
 def read_arguments(reader: Reader, output: Output, name: str, id: str | None = None) -> Steps[None]:

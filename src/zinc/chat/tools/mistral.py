@@ -10,7 +10,7 @@ from __future__ import annotations
 from zinc.chat.format import ChatFormat, Thinking, random_id
 from zinc.chat.output import Output
 from zinc.chat.reader import Reader, Steps
-from zinc.chat.tools.json_call import read_arguments, read_json_call
+from zinc.chat.tools.json_call import read_arguments, read_json_calls
 
 _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _THINK = Thinking("[THINK]", "[/THINK]", resume="")
@@ -19,7 +19,7 @@ N_ID_CHARS = 9
 
 def _read_calls(reader: Reader, output: Output) -> Steps[None]:
     if (yield from reader.peek()) == "[":
-        yield from _read_list(reader, output)
+        yield from read_json_calls(reader, output)
         return
     name, marker = yield from reader.until(_ID, _ARGUMENTS, "{")
     id: str | None = None
@@ -31,21 +31,11 @@ def _read_calls(reader: Reader, output: Output) -> Steps[None]:
     output.end()
 
 
-def _read_list(reader: Reader, output: Output) -> Steps[None]:
-    yield from reader.expect("[")
-    while True:
-        yield from read_json_call(reader, output)
-        ended = yield from reader.match_after_space("]")
-        output.end()
-        if ended:
-            return
-        yield from reader.expect(",")
-
-
 MISTRAL = ChatFormat(
     name="mistral",
     markers=(_CALLS, _ID, _ARGUMENTS, _THINK.begin, _THINK.end),
     thinking=_THINK,
     calls={_CALLS: _read_calls},
+    syntax=f'{_CALLS}[{{"name": "<name>", "arguments": {{<arguments>}}}}]',
     new_id=lambda: random_id(N_ID_CHARS, prefix=""),
 )

@@ -6,9 +6,9 @@ dictionaries, and everything else is malformed.
 
 from __future__ import annotations
 
+from zinc.chat.json_text import escaped, parsed, quoted
 from zinc.chat.output import Output
 from zinc.chat.reader import END, MalformedError, Mark, Reader, Sink, Steps
-from zinc.chat.tools.json_text import escaped, parsed, quoted
 
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"} | {
     word: word for word in ("true", "false", "null")

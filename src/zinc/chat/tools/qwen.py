@@ -46,7 +46,7 @@ def _read_function(reader: Reader, output: Output, known: bool) -> Steps[None]:
     if known and not output.knows(name):
         raise MalformedError(name)
     item = yield from reader.peek()
-    if item != "<":
+    if not item.startswith("<"):
         raise reader.fail(item)
     output.start(name)
     arguments = Arguments(output, name)
@@ -69,4 +69,6 @@ QWEN_TAGS = ChatFormat(
     ),
     thinking=THINK,
     calls={_OPEN: _read_call, _FUNCTION: _read_bare_function},
+    syntax=f"{_OPEN}\n{_FUNCTION}<name>>\n{_PARAMETER}<key>>\n<value>\n{_PARAMETER_END}\n"
+    f"{_FUNCTION_END}\n{_CLOSE}",
 )

@@ -6,10 +6,10 @@ does. So a closing tag counts only if what must come after it does come.
 
 from __future__ import annotations
 
+from zinc.chat.json_text import escaped, quoted
 from zinc.chat.output import Output
 from zinc.chat.reader import END, MalformedError, Reader, Sink, Steps
-from zinc.chat.tools.json_text import escaped, quoted
-from zinc.chat.tools.schema import typed
+from zinc.chat.schema import typed
 
 
 class Arguments:

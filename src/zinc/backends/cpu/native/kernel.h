@@ -23,18 +23,27 @@ namespace zinc {
 // How the rows of an activation are stored in the arena. Quantised rows are laid out by Q8Row.
 enum class Act : uint8_t { f32, q8_32, q8_256, bf16 };
 
-// Zeroed bytes that free themselves, aligned to a page. Large ones are committed by the system as they are touched,
-// in huge pages where it has them, so that a cache for a long context costs what is used of it. Throws std::bad_alloc.
+// Zeroed bytes that free themselves, aligned to a page. Large ones are committed by the system as they are
+// touched, in huge pages where it has them, so that a cache for a long context costs what is used of it.
+// Throws std::bad_alloc.
 struct Bytes {
     std::byte* data = nullptr;
     size_t size = 0;
     Bytes() = default;
+    bool in_slab = false;
     explicit Bytes(size_t n);
+    // For what lives as long as a model: pieces of any size share huge pages, which go when the last of them
+    // is freed.
+    static Bytes lasting(size_t n);
     ~Bytes();
-    Bytes(Bytes&& o) noexcept : data(std::exchange(o.data, nullptr)), size(std::exchange(o.size, 0)) {}
+    Bytes(Bytes&& o) noexcept
+        : data(std::exchange(o.data, nullptr)),
+          size(std::exchange(o.size, 0)),
+          in_slab(std::exchange(o.in_slab, false)) {}
     Bytes& operator=(Bytes&& o) noexcept {
         std::swap(data, o.data);
         std::swap(size, o.size);
+        std::swap(in_slab, o.in_slab);
         return *this;
     }
 };
@@ -42,7 +51,8 @@ struct Bytes {
 struct WeightFormat;
 
 // A weight in the layout the kernels read (formats.h describes the tiles): `planes` matrices (experts; 1 for
-// a dense weight) of `rows` x `cols`, each cut into tiles of 16 rows. A vector (norm weight, bias) is plain f32.
+// a dense weight) of `rows` x `cols`, each cut into tiles of 16 rows. A vector (norm weight, bias) is plain
+// f32.
 struct PackedTensor {
     const WeightFormat* format = nullptr;  // null: a vector of `cols` floats
     int64_t planes = 1, rows = 0, cols = 0;
@@ -57,13 +67,14 @@ inline constexpr int kTileRows = 16;
 
 // Keys and values of one layer, in blocks of `block_tokens` positions. `group` picks the block table of the
 // batch: layers that keep everything and layers that keep a window have different tables.
-//   K  [block][head][tile of 16 positions][head_dim][16]      lanes = positions, so q.K needs no transposition
-//   V  [block][head][position][head_dim_v]                    lanes = dimensions
+//   K  [block][head][tile of 16 positions][head_dim][16]      lanes = positions, so q.K needs no
+//   transposition V  [block][head][position][head_dim_v]                    lanes = dimensions
 // f16, or q8_0: the same order in int8 with one f16 scale per 32 dimensions (see kernels/attention.cpp).
 struct KVLayer {
     int group = 0;
     int n_blocks = 0, block_tokens = 0, n_heads = 0, head_dim = 0, head_dim_v = 0;
     bool q8 = false;
+    bool v_from_k = false;  // values are the last head_dim_v dimensions of the keys, and v is empty
     Bytes k, v;
 };
 
@@ -74,17 +85,20 @@ struct StateLayer {
 };
 
 struct Operand {
-    Act act = Act::f32;        // rows in the arena: how they are stored,
-    int32_t cols = 0;          //   elements a row,
-    int64_t stride = 0;        //   bytes from row to row (0: one row, whatever the launch has rows for),
-    int64_t room = 0;          //   how many rows the arena has room for from here,
-    std::byte* data = nullptr; //   first byte; null when the operand is absent or no rows
+    Act act = Act::f32;         // rows in the arena: how they are stored,
+    int32_t cols = 0;           //   elements a row,
+    int64_t stride = 0;         //   bytes from row to row (0: one row, whatever the launch has rows for),
+    int64_t room = 0;           //   how many rows the arena has room for from here,
+    std::byte* data = nullptr;  //   first byte; null when the operand is absent or no rows
     const PackedTensor* tensor = nullptr;
     KVLayer* kv = nullptr;
     StateLayer* state = nullptr;
 
     explicit operator bool() const { return data || tensor || kv || state; }
-    template <class T = float> T* row(int64_t r) const { return reinterpret_cast<T*>(data + r * stride); }
+    template <class T = float>
+    T* row(int64_t r) const {
+        return reinterpret_cast<T*>(data + r * stride);
+    }
 };
 
 // What changes from step to step. Tokens of one sequence are adjacent and in order of position.
@@ -97,7 +111,8 @@ struct Batch {
     const int32_t* seq_start = nullptr;    // [n_sequences + 1] first token row of each sequence
     const int32_t* state_slot = nullptr;   // [n_sequences]
     struct Table {
-        const int32_t* blocks = nullptr;  // [n_sequences][stride] block of each block_tokens positions, -1 = freed
+        const int32_t* blocks =
+            nullptr;  // [n_sequences][stride] block of each block_tokens positions, -1 = freed
         int64_t stride = 0;
     };
     std::vector<Table> tables;  // by KVLayer::group
@@ -109,7 +124,7 @@ enum class Dim : uint8_t { constant, tokens, outputs, sequences };
 // Named numbers of a launch (eps, n_heads, ...), read once in Kernel::prepare.
 struct Attrs {
     std::vector<std::pair<std::string, double>> items;
-    double get(std::string_view name) const;                   // throws std::invalid_argument when absent
+    double get(std::string_view name) const;  // throws std::invalid_argument when absent
     double get(std::string_view name, double fallback) const;
 };
 
@@ -119,7 +134,8 @@ struct Launch;
 struct Scratch {
     Bytes bytes;
     int thread = 0;
-    template <class T = float> T* get(size_t count) {
+    template <class T = float>
+    T* get(size_t count) {
         if (bytes.size < count * sizeof(T)) bytes = Bytes(count * sizeof(T) * 3 / 2);
         return reinterpret_cast<T*>(bytes.data);
     }
@@ -137,13 +153,13 @@ struct Launch {
     const Kernel* kernel = nullptr;
     Dim dim = Dim::tokens;
     int32_t constant_rows = 0;
-    std::vector<Operand> in, out;   // in/out as the op's signature lists them; absent ones are empty
+    std::vector<Operand> in, out;  // in/out as the op's signature lists them; absent ones are empty
     int n_threads = 1;
     alignas(16) std::byte params[128] = {};
     // State shared by the chunks of a launch (counters, expert lists); kernels size it in prepare or chunks.
     mutable Bytes shared;
-    // Scratch shared by all launches of a program: what is in it lasts for one launch. Only chunks() may grow it; the
-    // chunks() of a step are all called before its first launch runs, by one thread.
+    // Scratch shared by all launches of a program: what is in it lasts for one launch. Only chunks() may grow
+    // it; the chunks() of a step are all called before its first launch runs, by one thread.
     Bytes* common = nullptr;
 
     int rows(const Batch& b) const {
@@ -154,11 +170,15 @@ struct Launch {
             default: return constant_rows;
         }
     }
-    template <class P> P& as() {
+    template <class P>
+    P& as() {
         static_assert(sizeof(P) <= sizeof(params) && std::is_trivially_copyable_v<P>);
         return *reinterpret_cast<P*>(params);
     }
-    template <class P> const P& as() const { return *reinterpret_cast<const P*>(params); }
+    template <class P>
+    const P& as() const {
+        return *reinterpret_cast<const P*>(params);
+    }
 };
 
 // Up to two tiles of 16 rows times n activation rows: out[t][16 r + lane] = sum_k tile[r][lane][k] x[t][k].
@@ -169,7 +189,8 @@ struct TileMatmul {
     int64_t cols = 0;
     const std::byte* const* x = nullptr;  // [n] rows in WeightFormat::activation
     int n = 0;
-    float* out = nullptr;  // [n][kOutStride]
+    float* out = nullptr;             // [n][kOutStride]
+    const std::byte* next = nullptr;  // the tile that will be read after these; null: what lies behind them
 };
 inline constexpr int kOutStride = 2 * kTileRows;
 
@@ -194,7 +215,8 @@ struct Level {
     const Kernel* const* kernels;
     size_t n_kernels;
     const WeightFormat* const* formats;  // ends with null
-    // Multiply-adds of 8-bit integers at the level's peak rate, in registers: the roofline of prefill. Returns their number.
+    // Multiply-adds of 8-bit integers at the level's peak rate, in registers: the roofline of prefill.
+    // Returns their number.
     int64_t (*int8_peak)(int64_t iterations);
 
     const Kernel* kernel(std::string_view name) const {

@@ -7,9 +7,9 @@
 
 namespace zinc {
 
-#define ZINC_BUILT_LEVEL(name)   \
-    namespace name {             \
-    extern const Level level;    \
+#define ZINC_BUILT_LEVEL(name) \
+    namespace name {           \
+    extern const Level level;  \
     }
 #include "built_levels.inc"  // made by CMakeLists.txt: one row a level, best first
 #undef ZINC_BUILT_LEVEL
@@ -53,7 +53,8 @@ const Level& find_level(std::string_view name) {
         if (name == "auto" || name == level->name) return *level;
         known += (known.empty() ? "" : ", ") + std::string(level->name);
     }
-    throw std::invalid_argument("no SIMD level '" + std::string(name) + "' on this machine; there is " + known);
+    throw std::invalid_argument("no SIMD level '" + std::string(name) + "' on this machine; there is " +
+                                known);
 }
 
 }  // namespace zinc

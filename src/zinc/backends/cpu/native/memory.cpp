@@ -1,11 +1,15 @@
-// Zeroed memory. Small blocks come from the heap; large ones straight from the system, which commits and zeroes a page
-// when it is first touched, and in huge pages where it can: a weight matrix read once a token costs more in page-table
-// walks than in anything else that 4 KiB pages are good for.
+// Zeroed memory. Small blocks come from the heap; large ones straight from the system, which commits and
+// zeroes a page when it is first touched, and in huge pages where it can: a weight matrix read once a token
+// costs more in page-table walks than in anything else that 4 KiB pages are good for.
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <new>
+#include <utility>
 
 #include "kernel.h"
 
@@ -25,7 +29,8 @@ std::byte* map(size_t n) {
     if (base == MAP_FAILED) throw std::bad_alloc();
     auto* data = static_cast<std::byte*>(base);
     if (slack) {
-        const size_t head = round_up(reinterpret_cast<size_t>(base), kHugePage) - reinterpret_cast<size_t>(base);
+        const size_t head =
+            round_up(reinterpret_cast<size_t>(base), kHugePage) - reinterpret_cast<size_t>(base);
         if (head) munmap(base, head);
         if (slack - head) munmap(data + head + size, slack - head);
         data += head;
@@ -36,7 +41,60 @@ std::byte* map(size_t n) {
     return data;
 }
 
+// Pieces one behind the other in mappings of 32 MiB. A mapping is never reused in part, so what it gives is
+// zero.
+class Slabs {
+public:
+    static constexpr size_t kSize = size_t{32} << 20;
+    static constexpr size_t kLargestPiece = size_t{8} << 20;
+
+    std::byte* take(size_t n) {
+        std::lock_guard lock(mutex_);
+        if (!open_ || slabs_[open_].used + n > kSize) {
+            open_ = nullptr;
+            std::byte* slab = map(kSize);
+            slabs_[slab] = {};
+            open_ = slab;
+        }
+        Slab& slab = slabs_[open_];
+        ++slab.live;
+        return open_ + std::exchange(slab.used, slab.used + round_up(n, 64));
+    }
+
+    void give_back(std::byte* piece) {
+        std::lock_guard lock(mutex_);
+        const auto at = std::prev(slabs_.upper_bound(piece));
+        if (--at->second.live > 0) return;
+        if (at->first == open_) open_ = nullptr;
+        munmap(at->first, kSize);
+        slabs_.erase(at);
+    }
+
+private:
+    struct Slab {
+        size_t used = 0, live = 0;
+    };
+    std::mutex mutex_;
+    std::map<std::byte*, Slab> slabs_;
+    std::byte* open_ = nullptr;
+};
+
+// Never destroyed: the interpreter may free tensors after this library's static objects are gone.
+Slabs& slabs() {
+    static auto* all = new Slabs;
+    return *all;
+}
+
 }  // namespace
+
+Bytes Bytes::lasting(size_t n) {
+    if (n == 0 || n > Slabs::kLargestPiece) return Bytes(n);
+    Bytes bytes;
+    bytes.data = slabs().take(n);
+    bytes.size = n;
+    bytes.in_slab = true;
+    return bytes;
+}
 
 Bytes::Bytes(size_t n) : size(n) {
     if (n == 0) return;
@@ -52,7 +110,9 @@ Bytes::Bytes(size_t n) : size(n) {
 
 Bytes::~Bytes() {
     if (!data) return;
-    if (size >= kMapped) {
+    if (in_slab) {
+        slabs().give_back(data);
+    } else if (size >= kMapped) {
         munmap(data, round_up(size, 4096 * 4));
     } else {
         std::free(data);

@@ -1,4 +1,5 @@
-// The Python module zinc.backends.cpu._cpu: pools, packed weights, caches and programs. No arithmetic lives here.
+// The Python module zinc.backends.cpu._cpu: pools, packed weights, caches and programs. No arithmetic lives
+// here.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -22,7 +23,8 @@ using namespace nb::literals;
 namespace zinc {
 namespace {
 
-template <class T, int kDims> using Array = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+template <class T, int kDims>
+using Array = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 using Ints = Array<int32_t, 1>;
 using FloatArray = nb::ndarray<nb::numpy, float>;
 
@@ -42,7 +44,8 @@ Dim parse_dim(std::string_view name) {
 
 const WeightFormat& find_format(const Level& level, int ggml_type) {
     if (const WeightFormat* format = level.format(ggml_type)) return *format;
-    const std::string text = "no kernel for ggml type " + std::to_string(ggml_type) + " at level " + level.name;
+    const std::string text =
+        "no kernel for ggml type " + std::to_string(ggml_type) + " at level " + level.name;
     throw nb::key_error(text.c_str());
 }
 
@@ -59,7 +62,7 @@ struct PyProgram {
     nb::object pool_owner;
     Program program;
     std::vector<nb::object> operand_owners;
-    std::vector<Operand> parse(const nb::list& list) {
+    std::vector<Operand> parse(const nb::sequence& list) {
         std::vector<Operand> operands;
         for (nb::handle item : list) {
             Operand o;
@@ -85,7 +88,8 @@ struct PyProgram {
     }
 };
 
-template <class T> int32_t length(const Array<T, 1>& array) {
+template <class T>
+int32_t length(const Array<T, 1>& array) {
     if (array.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max()))
         throw std::invalid_argument("too many rows");
     return static_cast<int32_t>(array.size());
@@ -100,7 +104,8 @@ void run(PyProgram& self, int first, int last, Ints ids, Ints positions, Ints se
     b.n_sequences = length(seq_start) - 1;
     if (length(positions) != b.n_tokens || length(sequence) != b.n_tokens)
         throw std::invalid_argument("ids, positions and sequence differ in length");
-    if (length(state_slot) != b.n_sequences) throw std::invalid_argument("state_slot needs one slot a sequence");
+    if (length(state_slot) != b.n_sequences)
+        throw std::invalid_argument("state_slot needs one slot a sequence");
     b.ids = ids.data();
     b.positions = positions.data();
     b.sequence = sequence.data();
@@ -126,39 +131,54 @@ NB_MODULE(_cpu, m) {
         for (const Level* level : runnable_levels()) names.emplace_back(level->name);
         return names;
     });
-    m.def("activation", [](const std::string& level, int type) {
-        return std::string(act_name(find_format(find_level(level), type).activation));
-    }, "level"_a, "ggml_type"_a);
-    m.def("packable", [](const std::string& level, int type) {
-        return find_level(level).format(type) != nullptr;
-    }, "level"_a, "ggml_type"_a);
-    m.def("kernels", [](const std::string& level) {
-        std::vector<std::string> names;
-        const Level& found = find_level(level);
-        for (size_t i = 0; i < found.n_kernels; ++i) names.emplace_back(found.kernels[i]->name);
-        return names;
-    }, "level"_a);
-    m.def("row_bytes", [](const std::string& act, int64_t cols) {
-        if (cols < 0 || cols > int64_t{1} << 31) throw std::invalid_argument("no such number of columns");
-        return row_bytes(parse_act(act), cols);
-    }, "act"_a, "cols"_a);
+    m.def(
+        "activation",
+        [](const std::string& level, int type) {
+            return std::string(act_name(find_format(find_level(level), type).activation));
+        },
+        "level"_a, "ggml_type"_a);
+    m.def(
+        "packable",
+        [](const std::string& level, int type) { return find_level(level).format(type) != nullptr; },
+        "level"_a, "ggml_type"_a);
+    m.def(
+        "kernels",
+        [](const std::string& level) {
+            std::vector<std::string> names;
+            const Level& found = find_level(level);
+            for (size_t i = 0; i < found.n_kernels; ++i) names.emplace_back(found.kernels[i]->name);
+            return names;
+        },
+        "level"_a);
+    m.def(
+        "row_bytes",
+        [](const std::string& act, int64_t cols) {
+            if (cols < 0 || cols > int64_t{1} << 31) throw std::invalid_argument("no such number of columns");
+            return row_bytes(parse_act(act), cols);
+        },
+        "act"_a, "cols"_a);
 
     nb::class_<Pool>(m, "Pool")
-        .def("__init__", [](Pool* self, int n_threads) {
-            if (n_threads < 1 || n_threads > 1024) throw std::invalid_argument("a pool has 1 to 1024 threads");
-            new (self) Pool(n_threads);
-        }, "n_threads"_a)
+        .def(
+            "__init__",
+            [](Pool* self, int n_threads) {
+                if (n_threads < 1 || n_threads > 1024)
+                    throw std::invalid_argument("a pool has 1 to 1024 threads");
+                new (self) Pool(n_threads);
+            },
+            "n_threads"_a)
         .def_prop_ro("n_threads", &Pool::size);
 
     nb::class_<PackedTensor>(m, "PackedTensor")
-        .def_prop_ro("format", [](const PackedTensor& t) { return std::string(t.format ? t.format->name : "vector"); })
+        .def_prop_ro("format",
+                     [](const PackedTensor& t) { return std::string(t.format ? t.format->name : "vector"); })
         .def_ro("planes", &PackedTensor::planes)
         .def_ro("rows", &PackedTensor::rows)
         .def_ro("cols", &PackedTensor::cols)
         .def_prop_ro("n_bytes", [](const PackedTensor& t) { return t.bytes.size; })
         .def("to_float32", [](const PackedTensor& t) {
-            FloatArray out = new_floats({static_cast<size_t>(t.planes), static_cast<size_t>(t.rows),
-                                         static_cast<size_t>(t.cols)});
+            FloatArray out = new_floats(
+                {static_cast<size_t>(t.planes), static_cast<size_t>(t.rows), static_cast<size_t>(t.cols)});
             float* data = out.data();
             {
                 nb::gil_scoped_release release;
@@ -167,95 +187,166 @@ NB_MODULE(_cpu, m) {
             return out;
         });
 
-    m.def("pack", [](Pool& pool, const std::string& level, int type, Array<uint8_t, 1> data, int64_t planes,
-                     int64_t rows, int64_t cols, std::optional<Array<int64_t, 1>> row_index) {
-        const WeightFormat& format = find_format(find_level(level), type);
-        nb::gil_scoped_release release;
-        return pack(pool, format, {reinterpret_cast<const std::byte*>(data.data()), data.size()}, planes, rows, cols,
-                    row_index ? row_index->data() : nullptr, row_index ? row_index->size() : 0);
-    }, "pool"_a, "level"_a, "ggml_type"_a, "data"_a, "planes"_a, "rows"_a, "cols"_a, "row_index"_a = nb::none());
-    m.def("pack_vector", [](Array<float, 1> data) { return pack_vector(data.data(), data.size()); }, "data"_a);
+    m.def(
+        "pack",
+        [](Pool& pool, const std::string& level, int type, Array<uint8_t, 1> data, int64_t planes,
+           int64_t rows, int64_t cols, std::optional<Array<int64_t, 1>> row_index) {
+            const WeightFormat& format = find_format(find_level(level), type);
+            nb::gil_scoped_release release;
+            return pack(pool, format, {reinterpret_cast<const std::byte*>(data.data()), data.size()}, planes,
+                        rows, cols, row_index ? row_index->data() : nullptr,
+                        row_index ? row_index->size() : 0);
+        },
+        "pool"_a, "level"_a, "ggml_type"_a, "data"_a, "planes"_a, "rows"_a, "cols"_a,
+        "row_index"_a = nb::none());
+    m.def(
+        "pack_vector", [](Array<float, 1> data) { return pack_vector(data.data(), data.size()); }, "data"_a);
 
     nb::class_<KVLayer>(m, "KVLayer")
-        .def("__init__", [](KVLayer* self, int group, int n_blocks, int block_tokens, int n_heads, int head_dim,
-                            int head_dim_v, bool q8) {
-            if (group < 0) throw std::invalid_argument("KV cache: a negative group");
-            kv_check(n_blocks, block_tokens, n_heads, head_dim, head_dim_v, q8);
-            KVLayer layer{group, n_blocks, block_tokens, n_heads, head_dim, head_dim_v, q8, {}, {}};
-            layer.k = Bytes(static_cast<size_t>(kv_k_bytes(layer)));
-            layer.v = Bytes(static_cast<size_t>(kv_v_bytes(layer)));
-            new (self) KVLayer(std::move(layer));
-        }, "group"_a, "n_blocks"_a, "block_tokens"_a, "n_heads"_a, "head_dim"_a, "head_dim_v"_a, "q8"_a)
+        .def(
+            "__init__",
+            [](KVLayer* self, int group, int n_blocks, int block_tokens, int n_heads, int head_dim,
+               int head_dim_v, bool q8, bool v_from_k) {
+                if (group < 0) throw std::invalid_argument("KV cache: a negative group");
+                kv_check(n_blocks, block_tokens, n_heads, head_dim, head_dim_v, q8, v_from_k);
+                KVLayer layer{group,      n_blocks, block_tokens, n_heads, head_dim,
+                              head_dim_v, q8,       v_from_k,     {},      {}};
+                layer.k = Bytes(static_cast<size_t>(kv_k_bytes(layer)));
+                layer.v = Bytes(static_cast<size_t>(kv_v_bytes(layer)));
+                new (self) KVLayer(std::move(layer));
+            },
+            "group"_a, "n_blocks"_a, "block_tokens"_a, "n_heads"_a, "head_dim"_a, "head_dim_v"_a, "q8"_a,
+            "v_from_k"_a = false)
+        .def_ro("group", &KVLayer::group)
         .def_prop_ro("n_bytes", [](const KVLayer& c) { return c.k.size + c.v.size; })
         .def("copy_block", &kv_copy_block, "src"_a, "dst"_a)
-        .def("read", [](const KVLayer& c, Ints blocks, int n_tokens) {
-            if (n_tokens < 0 || (n_tokens + c.block_tokens - 1) / c.block_tokens > length(blocks))
-                throw std::invalid_argument("KV cache: more tokens than the blocks hold");
-            const auto tokens = static_cast<size_t>(n_tokens), heads = static_cast<size_t>(c.n_heads);
-            FloatArray k = new_floats({tokens, heads, static_cast<size_t>(c.head_dim)});
-            FloatArray v = new_floats({tokens, heads, static_cast<size_t>(c.head_dim_v)});
-            kv_read(c, blocks.data(), n_tokens, k.data(), v.data());
-            return nb::make_tuple(k, v);
-        }, "blocks"_a, "n_tokens"_a);
+        .def(
+            "read",
+            [](const KVLayer& c, Ints blocks, int n_tokens) {
+                if (n_tokens < 0 || (n_tokens + c.block_tokens - 1) / c.block_tokens > length(blocks))
+                    throw std::invalid_argument("KV cache: more tokens than the blocks hold");
+                const auto tokens = static_cast<size_t>(n_tokens), heads = static_cast<size_t>(c.n_heads);
+                FloatArray k = new_floats({tokens, heads, static_cast<size_t>(c.head_dim)});
+                FloatArray v = new_floats({tokens, heads, static_cast<size_t>(c.head_dim_v)});
+                kv_read(c, blocks.data(), n_tokens, k.data(), v.data());
+                return nb::make_tuple(k, v);
+            },
+            "blocks"_a, "n_tokens"_a)
+        .def(
+            "view",
+            [](nb::handle_t<KVLayer> self, bool values) {
+                auto& c = *nb::inst_ptr<KVLayer>(self);
+                const auto blocks = static_cast<size_t>(c.n_blocks);
+                Bytes& bytes = values ? c.v : c.k;  // as they lie in memory: a row is a block
+                return nb::ndarray<nb::numpy, uint8_t>(bytes.data, {blocks, bytes.size / blocks}, self);
+            },
+            "values"_a);
 
     nb::class_<StateLayer>(m, "StateLayer")
-        .def("__init__", [](StateLayer* self, int64_t slots, int64_t floats_per_slot) {
-            if (slots < 1 || floats_per_slot < 1 || slots > std::numeric_limits<int64_t>::max() / 8 / floats_per_slot)
-                throw std::invalid_argument("a state needs at least one slot and one float, and a possible size");
-            new (self) StateLayer{slots, floats_per_slot, Bytes(static_cast<size_t>(slots * floats_per_slot * 4))};
-        }, "slots"_a, "floats_per_slot"_a)
+        .def(
+            "__init__",
+            [](StateLayer* self, int64_t slots, int64_t floats_per_slot) {
+                if (slots < 1 || floats_per_slot < 1 ||
+                    slots > std::numeric_limits<int64_t>::max() / 8 / floats_per_slot)
+                    throw std::invalid_argument(
+                        "a state needs at least one slot and one float, and a possible size");
+                new (self) StateLayer{slots, floats_per_slot,
+                                      Bytes(static_cast<size_t>(slots * floats_per_slot * 4))};
+            },
+            "slots"_a, "floats_per_slot"_a)
         .def_prop_ro("n_bytes", [](const StateLayer& s) { return s.bytes.size; })
         .def("view", [](nb::handle_t<StateLayer> self) {
             auto& s = *nb::inst_ptr<StateLayer>(self);
-            return FloatArray(s.bytes.data, {static_cast<size_t>(s.slots), static_cast<size_t>(s.floats_per_slot)},
-                              self);
+            return FloatArray(s.bytes.data,
+                              {static_cast<size_t>(s.slots), static_cast<size_t>(s.floats_per_slot)}, self);
         });
 
     nb::class_<PyProgram>(m, "Program")
-        .def("__init__", [](PyProgram* self, nb::handle_t<Pool> pool, const std::string& level, int64_t arena_bytes) {
-            new (self) PyProgram{nb::borrow(pool), Program(*nb::inst_ptr<Pool>(pool), find_level(level), arena_bytes),
-                                 {}};
-        }, "pool"_a, "level"_a, "arena_bytes"_a)
-        .def("add", [](PyProgram& self, const std::string& kernel, const std::string& dim, int32_t constant_rows,
-                       const nb::list& ins, const nb::list& outs, const nb::dict& attrs) {
-            Attrs parsed;
-            for (auto [key, value] : attrs)
-                parsed.items.emplace_back(nb::cast<std::string>(key), nb::cast<double>(value));
-            return self.program.add(kernel, parse_dim(dim), constant_rows, self.parse(ins), self.parse(outs), parsed);
-        }, "kernel"_a, "dim"_a, "constant_rows"_a, "ins"_a, "outs"_a, "attrs"_a)
+        .def(
+            "__init__",
+            [](PyProgram* self, nb::handle_t<Pool> pool, const std::string& level, int64_t arena_bytes) {
+                new (self) PyProgram{
+                    nb::borrow(pool), Program(*nb::inst_ptr<Pool>(pool), find_level(level), arena_bytes), {}};
+            },
+            "pool"_a, "level"_a, "arena_bytes"_a)
+        .def(
+            "add",
+            [](PyProgram& self, const std::string& kernel, const std::string& dim, int32_t constant_rows,
+               const nb::sequence& ins, const nb::sequence& outs, const nb::dict& attrs) {
+                Attrs parsed;
+                for (auto [key, value] : attrs)
+                    parsed.items.emplace_back(nb::cast<std::string>(key), nb::cast<double>(value));
+                return self.program.add(kernel, parse_dim(dim), constant_rows, self.parse(ins),
+                                        self.parse(outs), parsed);
+            },
+            "kernel"_a, "dim"_a, "constant_rows"_a, "ins"_a, "outs"_a, "attrs"_a)
         .def("__len__", [](const PyProgram& self) { return self.program.size(); })
-        .def("step", [](PyProgram& self, Ints ids, Ints positions, Ints sequence, Ints output_rows, Ints seq_start,
-                        Ints state_slot, const std::vector<Array<int32_t, 2>>& tables) {
-            run(self, 0, self.program.size(), ids, positions, sequence, output_rows, seq_start, state_slot, tables);
-        }, "ids"_a, "positions"_a, "sequence"_a, "output_rows"_a, "seq_start"_a, "state_slot"_a, "tables"_a)
-        .def("run", &run, "first"_a, "last"_a, "ids"_a, "positions"_a, "sequence"_a, "output_rows"_a, "seq_start"_a,
-             "state_slot"_a, "tables"_a)
-        .def("view", [](nb::handle_t<PyProgram> self, int64_t offset, int64_t rows, int64_t cols, int64_t stride_bytes) {
-            if (rows < 1 || cols < 1 || stride_bytes < 4 || stride_bytes % 4 || offset % 4 ||
-                rows > std::numeric_limits<int32_t>::max() || cols > std::numeric_limits<int32_t>::max() ||
-                stride_bytes > std::numeric_limits<int32_t>::max())
-                throw std::invalid_argument("no such view of the arena");
-            std::byte* data =
-                nb::inst_ptr<PyProgram>(self)->program.arena(offset, (rows - 1) * stride_bytes + cols * 4);
-            return FloatArray(data, {static_cast<size_t>(rows), static_cast<size_t>(cols)}, self,
-                              {stride_bytes / 4, 1});
-        }, "offset"_a, "rows"_a, "cols"_a, "stride_bytes"_a)
-        .def("bytes_view", [](nb::handle_t<PyProgram> self, int64_t offset, int64_t n_bytes) {
-            std::byte* data = nb::inst_ptr<PyProgram>(self)->program.arena(offset, n_bytes);
-            return nb::ndarray<nb::numpy, uint8_t>(data, {static_cast<size_t>(n_bytes)}, self);
-        }, "offset"_a, "n_bytes"_a)
-        .def("set_profile", [](PyProgram& self, bool on) { self.program.set_profile(on); }, "on"_a)
+        .def(
+            "step",
+            [](PyProgram& self, Ints ids, Ints positions, Ints sequence, Ints output_rows, Ints seq_start,
+               Ints state_slot, const std::vector<Array<int32_t, 2>>& tables) {
+                run(self, 0, self.program.size(), ids, positions, sequence, output_rows, seq_start,
+                    state_slot, tables);
+            },
+            "ids"_a, "positions"_a, "sequence"_a, "output_rows"_a, "seq_start"_a, "state_slot"_a, "tables"_a)
+        .def("run", &run, "first"_a, "last"_a, "ids"_a, "positions"_a, "sequence"_a, "output_rows"_a,
+             "seq_start"_a, "state_slot"_a, "tables"_a)
+        .def(
+            "view",
+            [](nb::handle_t<PyProgram> self, int64_t offset, int64_t rows, int64_t cols,
+               int64_t stride_bytes) {
+                if (rows < 0 || cols < 1 || stride_bytes < 4 || stride_bytes % 4 || offset % 4 ||
+                    rows > std::numeric_limits<int32_t>::max() ||
+                    cols > std::numeric_limits<int32_t>::max() ||
+                    stride_bytes > std::numeric_limits<int32_t>::max())
+                    throw std::invalid_argument("no such view of the arena");
+                std::byte* data = nb::inst_ptr<PyProgram>(self)->program.arena(
+                    offset, rows ? (rows - 1) * stride_bytes + cols * 4 : 0);
+                return FloatArray(data, {static_cast<size_t>(rows), static_cast<size_t>(cols)}, self,
+                                  {stride_bytes / 4, 1});
+            },
+            "offset"_a, "rows"_a, "cols"_a, "stride_bytes"_a)
+        .def(
+            "read",
+            [](PyProgram& self, const std::string& act, int64_t offset, int64_t rows, int64_t cols,
+               int64_t stride_bytes) {
+                constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+                if (rows < 0 || cols < 1 || stride_bytes < (rows > 1) || rows > kLimit || cols > kLimit ||
+                    stride_bytes > kLimit)
+                    throw std::invalid_argument("no such rows in the arena");
+                self.program.arena(
+                    offset, rows ? (rows - 1) * stride_bytes + cols : 0);  // before anything is allocated
+                FloatArray out = new_floats({static_cast<size_t>(rows), static_cast<size_t>(cols)});
+                self.program.read(parse_act(act), offset, rows, cols, stride_bytes, out.data());
+                return out;
+            },
+            "act"_a, "offset"_a, "rows"_a, "cols"_a, "stride_bytes"_a)
+        .def(
+            "bytes_view",
+            [](nb::handle_t<PyProgram> self, int64_t offset, int64_t n_bytes) {
+                std::byte* data = nb::inst_ptr<PyProgram>(self)->program.arena(offset, n_bytes);
+                return nb::ndarray<nb::numpy, uint8_t>(data, {static_cast<size_t>(n_bytes)}, self);
+            },
+            "offset"_a, "n_bytes"_a)
+        .def(
+            "set_profile", [](PyProgram& self, bool on) { self.program.set_profile(on); }, "on"_a)
         .def("times_ns", [](const PyProgram& self) { return self.program.times_ns(); });
 
-    m.def("bandwidth", [](Pool& pool, int64_t n_bytes, int reps) {
-        nb::gil_scoped_release release;
-        return read_bandwidth(pool, n_bytes, reps) / 1e9;
-    }, "pool"_a, "n_bytes"_a, "reps"_a);
-    m.def("int8_peak", [](Pool& pool, const std::string& level) {
-        const Level& found = find_level(level);
-        nb::gil_scoped_release release;
-        return int8_peak(pool, found) / 1e9;
-    }, "pool"_a, "level"_a);
+    m.def(
+        "bandwidth",
+        [](Pool& pool, int64_t n_bytes, int reps) {
+            nb::gil_scoped_release release;
+            return read_bandwidth(pool, n_bytes, reps) / 1e9;
+        },
+        "pool"_a, "n_bytes"_a, "reps"_a);
+    m.def(
+        "int8_peak",
+        [](Pool& pool, const std::string& level) {
+            const Level& found = find_level(level);
+            nb::gil_scoped_release release;
+            return int8_peak(pool, found) / 1e9;
+        },
+        "pool"_a, "level"_a);
 }
 
 }  // namespace zinc

@@ -15,23 +15,26 @@ constexpr int kTilesPerChunk = 8;
 
 }  // namespace
 
-PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::byte> data, int64_t planes, int64_t rows,
-                  int64_t cols, const int64_t* row_index, size_t n_index) {
+PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::byte> data, int64_t planes,
+                  int64_t rows, int64_t cols, const int64_t* row_index, size_t n_index) {
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
-    require(planes >= 1 && rows >= 1 && cols >= 1 && planes <= kLimit && rows <= kLimit / planes && cols <= kLimit,
-            "a tensor of " + std::to_string(planes) + " x " + std::to_string(rows) + " x " + std::to_string(cols) +
-                " values is not possible");
+    require(planes >= 1 && rows >= 1 && cols >= 1 && planes <= kLimit && rows <= kLimit / planes &&
+                cols <= kLimit,
+            "a tensor of " + std::to_string(planes) + " x " + std::to_string(rows) + " x " +
+                std::to_string(cols) + " values is not possible");
     require(cols % format.block == 0, std::to_string(cols) + " columns are not whole blocks of " +
                                           std::to_string(format.block) + " as " + format.name + " needs");
     const int64_t row = cols / format.block * format.source_bytes;
     const int64_t n_source = static_cast<int64_t>(data.size()) / row;
-    require(static_cast<int64_t>(data.size()) % row == 0, "the data are not whole rows of " + std::to_string(row) + " bytes");
+    require(static_cast<int64_t>(data.size()) % row == 0,
+            "the data are not whole rows of " + std::to_string(row) + " bytes");
     require(row_index ? static_cast<int64_t>(n_index) == planes * rows : n_source == planes * rows,
-            "there are " + std::to_string(row_index ? static_cast<int64_t>(n_index) : n_source) + " rows, not " +
-                std::to_string(planes * rows));
+            "there are " + std::to_string(row_index ? static_cast<int64_t>(n_index) : n_source) +
+                " rows, not " + std::to_string(planes * rows));
     if (row_index)
-        require(std::all_of(row_index, row_index + n_index, [&](int64_t r) { return r >= 0 && r < n_source; }),
-                "row_index names a row that the data do not have");
+        require(
+            std::all_of(row_index, row_index + n_index, [&](int64_t r) { return r >= 0 && r < n_source; }),
+            "row_index names a row that the data do not have");
 
     const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
     PackedTensor t;
@@ -41,9 +44,10 @@ PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::b
     t.cols = cols;
     t.tile_bytes = format.tile_bytes(cols);
     t.plane_bytes = tiles * t.tile_bytes;
-    t.bytes = Bytes(static_cast<size_t>(planes * t.plane_bytes));
+    t.bytes = Bytes::lasting(static_cast<size_t>(planes * t.plane_bytes));
     const int64_t total = planes * tiles;
-    pool.for_chunks(static_cast<int>((total + kTilesPerChunk - 1) / kTilesPerChunk), [&](int chunk, Scratch&) {
+    pool.for_chunks(static_cast<int>((total + kTilesPerChunk - 1) / kTilesPerChunk), [&](int chunk,
+                                                                                         Scratch&) {
         const int64_t last = std::min<int64_t>(total, (int64_t{chunk} + 1) * kTilesPerChunk);
         for (int64_t i = int64_t{chunk} * kTilesPerChunk; i < last; ++i) {
             const int64_t plane = i / tiles, tile = i % tiles;

@@ -8,10 +8,11 @@
 
 namespace zinc {
 
-// `data`: source rows in file order. Without `row_index` they are the planes * rows rows of the tensor; with it, row r
-// of the tensor is source row row_index[r]. Throws std::invalid_argument when sizes or indices contradict.
-PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::byte> data, int64_t planes, int64_t rows,
-                  int64_t cols, const int64_t* row_index, size_t n_index);
+// `data`: source rows in file order. Without `row_index` they are the planes * rows rows of the tensor; with
+// it, row r of the tensor is source row row_index[r]. Throws std::invalid_argument when sizes or indices
+// contradict.
+PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::byte> data, int64_t planes,
+                  int64_t rows, int64_t cols, const int64_t* row_index, size_t n_index);
 
 PackedTensor pack_vector(const float* data, size_t n);
 

@@ -21,7 +21,8 @@ inline void relax() {
 // machine gets its core back.
 constexpr auto kSpin = std::chrono::microseconds(30);
 
-template <class F> bool spin_until(F&& ready) {
+template <class F>
+bool spin_until(F&& ready) {
     const auto deadline = std::chrono::steady_clock::now() + kSpin;
     do {
         for (int i = 0; i < 32; ++i) {
@@ -76,7 +77,8 @@ void Pool::run(int n_items, const int* chunks, Run run, void* context) {
             counters_ = std::make_unique<Counter[]>(static_cast<size_t>(capacity_));
         }
         for (int i = 0; i < n_items; ++i) {
-            // Closed before the new total appears: a late worker that reads that total sees the new epoch too.
+            // Closed before the new total appears: a late worker that reads that total sees the new epoch
+            // too.
             counters_[i].next.store(epoch << 32 | 0xffffffff, std::memory_order_relaxed);
             counters_[i].total.store(static_cast<uint32_t>(chunks[i]), std::memory_order_release);
             counters_[i].done.store(epoch << 32, std::memory_order_relaxed);

@@ -32,7 +32,8 @@ public:
     void run(int n_items, const int* chunks, Run run, void* context);
 
     // One item of `chunks` chunks, for work outside a program (packing weights).
-    template <class F> void for_chunks(int chunks, F&& f) {
+    template <class F>
+    void for_chunks(int chunks, F&& f) {
         auto call = [](void* context, int, int chunk, Scratch& s) { (*static_cast<F*>(context))(chunk, s); };
         run(1, &chunks, call, &f);
     }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <limits>
 
+#include "half.h"
 #include "q8row.h"
 
 namespace zinc {
@@ -47,9 +48,10 @@ void Program::place(Operand& o, Dim dim) {
             "a quantised operand has " + std::to_string(o.cols) + " columns, not a multiple of 32");
     const bool one_row = o.stride == 0, floats = o.act == Act::f32;
     const int64_t used = floats ? int64_t{o.cols} * 4 : row;
-    require(offset >= 0 && offset % (floats ? 4 : 64) == 0 && o.stride % 4 == 0 && (one_row || o.stride >= used),
-            "an operand's offset (" + std::to_string(offset) + ") or stride (" + std::to_string(o.stride) +
-                ") does not fit rows of " + std::to_string(row) + " bytes");
+    require(
+        offset >= 0 && offset % (floats ? 4 : 64) == 0 && o.stride % 4 == 0 && (one_row || o.stride >= used),
+        "an operand's offset (" + std::to_string(offset) + ") or stride (" + std::to_string(o.stride) +
+            ") does not fit rows of " + std::to_string(row) + " bytes");
     // Floats may be some columns of wider rows, so their last row may end before its stride does.
     const int64_t last = floats ? used : std::max(used, o.stride);
     require(offset <= size - last, "an operand lies outside the arena");
@@ -94,7 +96,8 @@ void Program::check(const Batch& b) const {
             "a step with " + std::to_string(b.n_outputs) + " output rows does not fit the arena");
     require(b.n_sequences <= max_rows_[static_cast<int>(Dim::sequences)],
             "a step with " + std::to_string(b.n_sequences) + " sequences does not fit the arena");
-    require(b.seq_start[0] == 0 && b.seq_start[b.n_sequences] == b.n_tokens, "seq_start does not span the tokens");
+    require(b.seq_start[0] == 0 && b.seq_start[b.n_sequences] == b.n_tokens,
+            "seq_start does not span the tokens");
     for (int s = 0; s < b.n_sequences; ++s) {
         const int first = b.seq_start[s], last = b.seq_start[s + 1];
         require(first <= last, "seq_start does not rise");
@@ -105,7 +108,8 @@ void Program::check(const Batch& b) const {
         }
     }
     for (int i = 0; i < b.n_outputs; ++i)
-        require(b.output_rows[i] >= 0 && b.output_rows[i] < b.n_tokens, "an output row is not a token of the step");
+        require(b.output_rows[i] >= 0 && b.output_rows[i] < b.n_tokens,
+                "an output row is not a token of the step");
     for (int s = 0; max_slots_ < std::numeric_limits<int32_t>::max() && s < b.n_sequences; ++s)
         require(b.state_slot[s] >= 0 && b.state_slot[s] < max_slots_, "no such state slot");
     for (const KVLayer* kv : caches_) check_table(b, *kv);
@@ -122,7 +126,8 @@ void Program::check_table(const Batch& b, const KVLayer& kv) {
         require(last < table.stride, "a block table is too short for the positions of its sequence");
         for (int64_t i = 0; i <= last; ++i) {
             const int32_t block = table.blocks[s * table.stride + i];
-            require(block < kv.n_blocks && block >= (i < first ? -1 : 0), "a block table names no block of its cache");
+            require(block < kv.n_blocks && block >= (i < first ? -1 : 0),
+                    "a block table names no block of its cache");
         }
     }
 }
@@ -156,6 +161,28 @@ std::byte* Program::arena(int64_t offset, int64_t bytes) {
     return arena_.data + offset;
 }
 
+void Program::read(Act act, int64_t offset, int64_t rows, int64_t cols, int64_t stride, float* out) {
+    constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
+    require(rows >= 0 && cols > 0 && stride >= 0 && rows <= kLimit && cols <= kLimit && stride <= kLimit,
+            "no such rows in the arena");
+    if (rows == 0) return;
+    const int64_t bytes = act == Act::f32 ? cols * 4 : row_bytes(act, cols);
+    const std::byte* row = arena(offset, (rows - 1) * stride + bytes);
+    for (int64_t t = 0; t < rows; ++t, row += stride, out += cols) {
+        if (act == Act::f32) {
+            std::memcpy(out, row, static_cast<size_t>(cols) * 4);
+        } else if (act == Act::bf16) {
+            const auto* halves = reinterpret_cast<const uint16_t*>(row);
+            for (int64_t k = 0; k < cols; ++k) out[k] = bf16_to_f32(halves[k]);
+        } else {
+            const int64_t block = act == Act::q8_32 ? 32 : 256;
+            const auto* d = reinterpret_cast<const float*>(row + Q8Row(act, cols).d);
+            for (int64_t k = 0; k < cols; ++k)
+                out[k] = d[k / block] * static_cast<float>(static_cast<int8_t>(row[k]));
+        }
+    }
+}
+
 void Program::set_profile(bool on) {
     profile_ = on;
     if (on) std::ranges::fill(times_ns_, 0);
@@ -183,7 +210,8 @@ double read_bandwidth(Pool& pool, int64_t bytes, int reps) {
             }
             for (uint64_t s : sums) checksum += s;
         });
-        best = std::max(best, static_cast<double>(piece * pieces * 8) / static_cast<double>(now_ns() - start) * 1e9);
+        best = std::max(
+            best, static_cast<double>(piece * pieces * 8) / static_cast<double>(now_ns() - start) * 1e9);
     }
     return checksum ? best : 0;
 }

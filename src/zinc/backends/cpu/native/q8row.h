@@ -5,10 +5,11 @@
 //   q8_32    int8 [cols] | float d [nb] | float s [nb] | int32 sum [nb]           nb = cols / 32
 //   q8_256   int8 [cols] | float d [nb] | int16 sum32 [8 nb] | int16 sum16 [16 nb]   nb = ceil(cols / 256)
 //
-// x = d * q with q in [-127, 127]; sum is the sum of the q of a block (of 32 or 16 of them), s = d * sum. Weights have
-// minimums or are stored with an offset, so the kernels need these sums; they are made once here, for all consumers.
-// Every part starts at a multiple of 64 bytes; the same column is at the same offset in every row. cols % 32 == 0 for
-// the quantised forms; the last block of q8_256 may be short, its missing sums are zero.
+// x = d * q with q in [-127, 127]; sum is the sum of the q of a block (of 32 or 16 of them), s = d * sum.
+// Weights have minimums or are stored with an offset, so the kernels need these sums; they are made once
+// here, for all consumers. Every part starts at a multiple of 64 bytes; the same column is at the same offset
+// in every row. cols % 32 == 0 for the quantised forms; the last block of q8_256 may be short, its missing
+// sums are zero.
 #pragma once
 
 #include "kernel.h"
@@ -38,7 +39,8 @@ struct Q8Row {
     }
 };
 
-// The stride of a row. Never a multiple of 1 KiB: the same column of many rows would share a few sets of the caches.
+// The stride of a row. Never a multiple of 1 KiB: the same column of many rows would share a few sets of the
+// caches.
 constexpr int64_t row_bytes(Act act, int64_t cols) {
     int64_t bytes = 0;
     switch (act) {
@@ -55,11 +57,12 @@ constexpr int act_block(Act act) { return act == Act::q8_32 ? 32 : act == Act::q
 #if defined(ZINC_LEVEL)
 namespace ZINC_LEVEL {
 
-// Quantises (or copies, or rounds) one row of `cols` floats into `dst`, row_bytes(act, cols) bytes. NaN and infinity
-// poison their block's scale, so that they come out of the product instead of vanishing in it.
+// Quantises (or copies, or rounds) one row of `cols` floats into `dst`, row_bytes(act, cols) bytes. NaN and
+// infinity poison their block's scale, so that they come out of the product instead of vanishing in it.
 void quantize_row(const float* x, int cols, Act act, std::byte* dst);
 
-// Columns [first, first + n) of that row alone, from x[0 .. n): whole blocks of `act_block` columns, or up to the end.
+// Columns [first, first + n) of that row alone, from x[0 .. n): whole blocks of `act_block` columns, or up to
+// the end.
 void quantize_part(const float* x, int first, int n, int cols, Act act, std::byte* dst);
 
 }  // namespace ZINC_LEVEL

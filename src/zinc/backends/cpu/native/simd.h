@@ -2,8 +2,9 @@
 // arrays elsewhere. Kernels are written once over these types and compiled once a level (ZINC_LEVEL), so all
 // levels run the same arithmetic in the same order. fma is fused where the level's machine has it.
 //
-// Which implementation a translation unit gets is the build's word (ZINC_SIMD_*), not the compiler's flags: the
-// scalar level stays scalar under -march=native. simd/scalar.h is the reference that the others must equal.
+// Which implementation a translation unit gets is the build's word (ZINC_SIMD_*), not the compiler's flags:
+// the scalar level stays scalar under -march=native. simd/scalar.h is the reference that the others must
+// equal.
 #pragma once
 
 #include <cmath>
@@ -18,4 +19,16 @@
 #include "simd/neon.h"
 #else
 #include "simd/scalar.h"
+#endif
+
+#if !defined(ZINC_HAS_TRANSPOSE)
+namespace zinc::ZINC_LEVEL {
+
+// to[j][i] = from[i][j] for i, j < 16; rows are `step` floats apart.
+inline void transpose16(const float* from, int64_t from_step, float* to, int64_t to_step) {
+    for (int i = 0; i < 16; ++i)
+        for (int j = 0; j < 16; ++j) to[j * to_step + i] = from[i * from_step + j];
+}
+
+}  // namespace zinc::ZINC_LEVEL
 #endif

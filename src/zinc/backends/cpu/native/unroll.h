@@ -6,7 +6,8 @@
 
 namespace zinc {
 
-template <int kCount, class F> [[gnu::always_inline]] inline void unroll(F&& f) {
+template <int kCount, class F>
+[[gnu::always_inline]] inline void unroll(F&& f) {
     [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
         (f(std::integral_constant<int, i>()), ...);
     }(std::make_integer_sequence<int, kCount>());

@@ -1,5 +1,4 @@
-// attention: causal grouped-query attention over the cache, the same code for prefill, decode and
-// verification.
+// attention: causal grouped-query attention over the cache, one code for prefill, decode and verification.
 //
 // Keys are visited in blocks of 64 and splits of 256 that lie at fixed absolute positions: inside a split the
 // softmax is kept online (Dao et al. 2022), splits are folded into each other in ascending order. So what a
@@ -28,8 +27,9 @@ static_assert(kSplit % kKeyBlock == 0 && kKeyBlock % kKvTile == 0);
 // in: q f32, kv, sinks? (vector of heads); out: o f32 or q8.
 struct Params {
     int n_heads, queries, dim, dim_v, window;  // queries: heads that share a KV head
-    int item_tokens, item_rows, pieces;  // of an item; pieces: parts of a token's heads (queries > kItemRows)
-    float query_scale, cap;              // logits in units of log 2: scale and cap carry 1/ln 2
+    int item_tokens, item_rows;                // of an item
+    int pieces, piece_queries;                 // parts of a token's heads: one unless queries > kItemRows
+    float query_scale, cap;                    // logits in units of log 2: scale and cap carry 1/ln 2
 };
 constexpr float kLog2e = 1.44269504f;
 
@@ -63,8 +63,9 @@ void prepare(Launch& l, const Attrs& attrs) {
     p.item_tokens = std::max(1, kItemRows / p.queries);
     p.item_rows = std::min(p.queries * p.item_tokens, kItemRows);
     p.pieces = (p.queries + kItemRows - 1) / kItemRows;
-    const auto scale = static_cast<float>(attrs.get("scale")),
-               cap = static_cast<float>(attrs.get("softcap", 0));
+    p.piece_queries = (p.queries + p.pieces - 1) / p.pieces;
+    const auto scale = static_cast<float>(attrs.get("scale"));
+    const auto cap = static_cast<float>(attrs.get("softcap", 0));
     require(l, p.window >= 0 && cap >= 0, "window and softcap must not be negative");
     p.query_scale = cap > 0 ? scale / cap : scale * kLog2e;
     p.cap = cap * kLog2e;
@@ -109,8 +110,7 @@ int chunks(const Launch& l, const Batch& batch, int n_threads) {
         }
     }
 
-    // About sixteen chunks a thread balance the load. Items are split over the keys only when they are too
-    // few.
+    // About sixteen chunks a thread balance the load. Items are cut over the keys only when they are few.
     const int64_t state = int64_t{p.item_rows} * (p.dim_v + kStateFloats);
     const bool whole_items = int64_t{n_items} * heads >= 8 * n_threads || n_threads == 1 ||
                              n_splits * heads * state > kMaxPartialFloats;
@@ -148,10 +148,13 @@ struct Rows {
     int sequence, head;                     // KV head
     int first_token, first_query, queries;  // queries: rows a token
     int n;                                  // rows
-    float *q, *s, *factor;                  // [n][dim], [n][kKeyBlock], [n]
-    ByteQuery bytes;                        // instead of q
-    float *key_panel, *value_panel;         // [tile][dim][16], [tile][16][dim_v], or null
-    float* value_scales;                    // [tile][16][dim_v / 32] when the values are int8
+    float* q = nullptr;                     // [n][dim]
+    ByteQuery bytes = {};                   // instead of q when the keys are int8
+    float* s = nullptr;                     // [n][kKeyBlock] scores, then probabilities
+    float* factor = nullptr;                // [n] what a new maximum does to the sum
+    float* key_panel = nullptr;             // [tile][dim][16], if there is a panel
+    float* value_panel = nullptr;           // [tile][16][dim_v]
+    float* value_scales = nullptr;          // [tile][16][dim_v / 32] when the values are int8
 
     int position(int row) const { return batch.positions[first_token + row / queries]; }
 };
@@ -208,13 +211,37 @@ struct Tiles {
 
     Tiles(const Rows& rows, int base, int first, int last) {
         for (int j = std::max(0, first) / kKvTile; j < kBlockTiles && j * kKvTile < last; ++j) {
-            const int position = base + j * kKvTile,
-                      block = kv_block(rows.batch, rows.kv, rows.sequence, position);
+            const int position = base + j * kKvTile;
+            const int block = kv_block(rows.batch, rows.kv, rows.sequence, position);
             keys[j] = kv_k_tile(rows.kv, block, rows.head, position);
-            values[j] = kv_v_tile(rows.kv, block, rows.head, position);
+            values[j] = rows.kv.v_from_k ? keys[j] : kv_v_tile(rows.kv, block, rows.head, position);
         }
     }
 };
+
+// Sixteen dimensions of a tile of int8 keys as floats, [dimension][16 positions].
+void widen_byte_keys(const std::byte* tile, int dim, int d, float* to) {
+    const F32x16 offset = F32x16::set1(128.0f);
+    for (int i = 0; i < 16; i += 4) {
+        const auto* halves = reinterpret_cast<const uint16_t*>(tile + kKvTile * dim);
+        const F32x16 scale = F32x16::load_f16(halves + (d + i) / kKvGroup * kKvTile);
+        const I16x32 bytes = I16x32::load(tile + (d + i) * kKvTile), even = bytes & 255,
+                     odd = shr<8>(bytes) & 255;
+        const I32x16 four[4] = {even.even(), odd.even(), even.odd(), odd.odd()};
+        for (int j = 0; j < 4; ++j) ((to_f32(four[j]) - offset) * scale).store(to + (i + j) * kKvTile);
+    }
+}
+
+// The values of a tile that has them in its keys. `keys`: the tile as floats, if it is f16.
+void turn_keys(const Rows& rows, const std::byte* tile, const float* keys, float* values) {
+    const Params& p = rows.p;
+    const int first = p.dim - p.dim_v;
+    for (int d = 0; d < p.dim_v; d += 16) {
+        float block[16 * kKvTile];
+        if (rows.kv.q8) widen_byte_keys(tile, p.dim, first + d, block);
+        transpose16(rows.kv.q8 ? block : keys + (first + d) * kKvTile, kKvTile, values + d, p.dim_v);
+    }
+}
 
 // One block of keys for rows [row, row + n) whose keys lie in [first, last) of the block.
 template <class Keys, class Values>
@@ -274,18 +301,22 @@ void attend_split(const Rows& rows, int split, int end, RowState* states, float*
             const std::byte* ahead = next.keys[j] ? next.keys[j] : now.values[j];
             half_keys[j] = {now.keys[j], now.values[j]};
             half_values[j] = {now.values[j], ahead};
-            if (rows.kv.q8) {
+            byte_keys[j] = {now.keys[j], now.values[j]};
+            if (rows.kv.q8 && !rows.kv.v_from_k) {
                 float* scales = rows.value_scales + j * (value_count / kKvGroup);
                 widen(HalfTile{now.values[j] + value_count, ahead}, value_count / kKvGroup, scales);
                 if (next.values[j]) prefetch_scales(next.values[j] + value_count, value_count);
                 prefetch_scales(ahead + key_count, key_count);
-                byte_keys[j] = {now.keys[j], now.values[j]};
                 byte_values[j] = {now.values[j], ahead, scales};
             }
             if (!rows.value_panel) continue;
             float_keys[j] = {rows.key_panel + j * key_count};
             float_values[j] = {rows.value_panel + j * value_count};
-            if (rows.kv.q8) {
+            if (rows.kv.v_from_k) {
+                if (!rows.kv.q8) widen(half_keys[j], key_count, rows.key_panel + j * key_count);
+                turn_keys(rows, now.keys[j], rows.key_panel + j * key_count,
+                          rows.value_panel + j * value_count);
+            } else if (rows.kv.q8) {
                 widen(byte_values[j], value_count, rows.value_panel + j * value_count);
             } else {
                 widen(half_keys[j], key_count, rows.key_panel + j * key_count);
@@ -320,16 +351,15 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     auto* counters = reinterpret_cast<std::atomic<int>*>(plan->items() + plan->n_items) +
                      (&item - plan->items()) * (heads + 1);
 
-    Rows rows{
-        p,  kv, batch, item.sequence, unit % kv.n_heads, item.first, piece * kItemRows, 0, 0, {}, {}, {}, {},
-        {}, {}, {}};
-    rows.queries = std::min(p.queries - rows.first_query, kItemRows);
-    rows.n = item.n_tokens * rows.queries;
+    const int first_query = piece * p.piece_queries;
+    const int queries = std::min(p.queries - first_query, p.piece_queries);
+    Rows rows{p,          kv,          batch,   item.sequence,          unit % kv.n_heads,
+              item.first, first_query, queries, item.n_tokens * queries};
 
     // Scratch, in floats; every part a multiple of 16.
-    const auto n = static_cast<size_t>(rows.n), dim = static_cast<size_t>(p.dim),
-               dim_v = static_cast<size_t>(p.dim_v);
-    const bool panel = rows.n >= kPanelRows;
+    const auto n = static_cast<size_t>(rows.n);
+    const auto dim = static_cast<size_t>(p.dim), dim_v = static_cast<size_t>(p.dim_v);
+    const bool panel = rows.n >= kPanelRows || kv.v_from_k;
     const size_t padded = (n + 15) / 16 * 16, per_row = n * (dim_v + kStateFloats);
     float* at =
         scratch.get(n * (dim + kKeyBlock) + padded + 2 * per_row + (panel ? kKeyBlock * (dim + dim_v) : 0) +

@@ -14,6 +14,7 @@
 #include "kv_layout.h"
 #include "math.h"
 
+// Arrays of vectors live in registers only when the loops over them are unrolled early.
 #define ZINC_UNROLL _Pragma("GCC unroll 8")
 
 namespace zinc::ZINC_LEVEL {
@@ -22,8 +23,7 @@ inline constexpr int kKeyBlock = 64;  // keys between two looks at the running m
 inline constexpr int kBlockTiles = kKeyBlock / kKvTile;
 inline constexpr int kMaxRows = 6;  // rows in registers
 
-// Vectors that each of so many rows can have in registers, beside one vector of operands each and a
-// broadcast.
+// Vectors that so many rows can each have in registers, beside as many operands and a broadcast.
 constexpr int vectors_for(int rows, int most) {
     while (most > 1 && (rows + 1) * most >= kVectorRegisters) most /= 2;
     return most;
@@ -103,8 +103,10 @@ template <int R, int N, class Keys>
 inline void dot_keys(const float* q, int dim, const Keys* keys, float* s) {
     F32x16 sum[R][N];
     ZINC_UNROLL
-    for (int r = 0; r < R; ++r) ZINC_UNROLL
-    for (int j = 0; j < N; ++j) sum[r][j] = F32x16::zero();
+    for (int r = 0; r < R; ++r) {
+        ZINC_UNROLL
+        for (int j = 0; j < N; ++j) sum[r][j] = F32x16::zero();
+    }
     for (int d = 0; d < dim; d += 2) {
         typename Keys::Cursor key[N];
         ZINC_UNROLL
@@ -126,8 +128,10 @@ inline void dot_keys(const float* q, int dim, const Keys* keys, float* s) {
         }
     }
     ZINC_UNROLL
-    for (int r = 0; r < R; ++r) ZINC_UNROLL
-    for (int j = 0; j < N; ++j) sum[r][j].store(s + r * kKeyBlock + j * kKvTile);
+    for (int r = 0; r < R; ++r) {
+        ZINC_UNROLL
+        for (int j = 0; j < N; ++j) sum[r][j].store(s + r * kKeyBlock + j * kKvTile);
+    }
 }
 
 // A query row for int8 keys: quants, and per group of 32 dimensions its scale (the softmax scale included)
@@ -144,13 +148,17 @@ inline void dot_byte_keys(const ByteQuery& q, int dim, const ByteKeyTile* keys, 
     const int groups = dim / kKvGroup;
     F32x16 total[R][N];
     ZINC_UNROLL
-    for (int r = 0; r < R; ++r) ZINC_UNROLL
-    for (int j = 0; j < N; ++j) total[r][j] = F32x16::zero();
+    for (int r = 0; r < R; ++r) {
+        ZINC_UNROLL
+        for (int j = 0; j < N; ++j) total[r][j] = F32x16::zero();
+    }
     for (int g = 0; g < groups; ++g) {
         I32x16 sum[R][N];
         ZINC_UNROLL
-        for (int r = 0; r < R; ++r) ZINC_UNROLL
-        for (int j = 0; j < N; ++j) sum[r][j] = I32x16::set1(q.offsets[r * groups + g]);
+        for (int r = 0; r < R; ++r) {
+            ZINC_UNROLL
+            for (int j = 0; j < N; ++j) sum[r][j] = I32x16::set1(q.offsets[r * groups + g]);
+        }
         for (int d = g * kKvGroup; d < (g + 1) * kKvGroup; d += 4) {
             U8x64 k[N];
             ZINC_UNROLL
@@ -177,8 +185,10 @@ inline void dot_byte_keys(const ByteQuery& q, int dim, const ByteKeyTile* keys, 
         }
     }
     ZINC_UNROLL
-    for (int r = 0; r < R; ++r) ZINC_UNROLL
-    for (int j = 0; j < N; ++j) total[r][j].store(s + r * kKeyBlock + j * kKvTile);
+    for (int r = 0; r < R; ++r) {
+        ZINC_UNROLL
+        for (int j = 0; j < N; ++j) total[r][j].store(s + r * kKeyBlock + j * kKvTile);
+    }
 }
 
 // ---- softmax
@@ -238,9 +248,11 @@ inline void add_values(const float* p, const float* factor, const Values* values
                        int dim, int at, float* acc) {
     F32x16 sum[R][N];
     ZINC_UNROLL
-    for (int r = 0; r < R; ++r) ZINC_UNROLL
-    for (int i = 0; i < N; ++i)
-        sum[r][i] = F32x16::load(acc + r * dim + at + 16 * i) * F32x16::set1(factor[r]);
+    for (int r = 0; r < R; ++r) {
+        ZINC_UNROLL
+        for (int i = 0; i < N; ++i)
+            sum[r][i] = F32x16::load(acc + r * dim + at + 16 * i) * F32x16::set1(factor[r]);
+    }
     for (int key = first; key < last; ++key) {
         const typename Values::Cursor value = values[key / kKvTile].at(key % kKvTile * dim + at);
         F32x16 v[N];
@@ -257,8 +269,10 @@ inline void add_values(const float* p, const float* factor, const Values* values
         }
     }
     ZINC_UNROLL
-    for (int r = 0; r < R; ++r) ZINC_UNROLL
-    for (int i = 0; i < N; ++i) sum[r][i].store(acc + r * dim + at + 16 * i);
+    for (int r = 0; r < R; ++r) {
+        ZINC_UNROLL
+        for (int i = 0; i < N; ++i) sum[r][i].store(acc + r * dim + at + 16 * i);
+    }
 }
 
 template <int R, class Values>

@@ -1,6 +1,6 @@
 // Formats whose blocks have 32 values, an f16 scale and perhaps an f16 minimum.
 //
-//   w = d * (u - offset)     or     w = d * u + m
+//   w = d * (u - offset)     or     w = d * u + m         (u may be an index into a table of sixteen)
 //   y += (d * dx) * (u.x - offset * sum x);  y += m * (dx * sum x)
 //
 // Block of a tile: one chunk of Quants for 32 k.
@@ -87,20 +87,64 @@ struct Q8_0 {
     }
 };
 
-template <class F> struct BlockTile {
+// Indices into a table of value + kOffset8.
+struct IQ4_NL {
+    static constexpr int kType = 20, kSourceBytes = 18, kLow = 4, kHigh = 0, kOffset = kOffset8, kDotBits = 8;
+    static constexpr bool kMins = false;
+    static constexpr const char* kName = "IQ4_NL";
+    static constexpr auto kTable = kIQ4Values;
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        read_nibbles(b + 2, out.u);
+    }
+};
+
+// 4-bit floats (E2M1), doubled to be whole, under a power of two: OCP Microscaling Formats 1.0, 5.4.
+struct MXFP4 {
+    static constexpr int kType = 39, kSourceBytes = 17, kLow = 4, kHigh = 0, kOffset = 12, kDotBits = 5;
+    static constexpr bool kMins = false;
+    static constexpr const char* kName = "MXFP4";
+    static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+    static void read(const uint8_t* b, Source& out) {
+        out.d = b[0];
+        read_nibbles(b + 1, out.u);
+    }
+    // A byte a row, 128 less than the exponent of twice the scale: the tile's scales instead of halves.
+    struct Head {
+        int64_t blocks, part;
+        explicit Head(int64_t n_blocks) : blocks(n_blocks), part(align64(n_blocks * 16)) {}
+        static F32x16 d(const std::byte* tile, int64_t block) {
+            return ldexp(F32x16::set1(1.0f),
+                         F32x16::load_i8(reinterpret_cast<const int8_t*>(tile) + block * 16));
+        }
+        static void put(std::byte* tile, bool, int64_t block, int row, uint16_t exponent) {
+            tile[block * 16 + row] = static_cast<std::byte>(exponent - 128);
+        }
+    };
+};
+
+template <class F>
+struct BlockTile {
     using Chunk = Quants<F::kLow, F::kHigh, 8>;
-    using Dot = Dot4<F::kLow + F::kHigh>;
-    static TileHead head(int64_t cols) { return TileHead(cols / 32); }
-    static int64_t blocks_at(const TileHead& head) { return head.part * (F::kMins ? 2 : 1); }
+    using Head = typename HeadOf<F>::type;
+    static constexpr int kDotBits = dot_bits<F>();
+    using Dot = Dot4<kDotBits>;
+    static Head head(int64_t cols) { return Head(cols / 32); }
+    template <int g>
+    static U8x64 get(const std::byte* chunk) {
+        return looked_up<F>(Chunk::template get<g>(chunk));
+    }
+    static int64_t blocks_at(const Head& head) { return head.part * (F::kMins ? 2 : 1); }
     static int64_t bytes(int64_t cols) {
-        const TileHead h = head(cols);
+        const Head h = head(cols);
         return blocks_at(h) + h.blocks * Chunk::kBytes;
     }
 };
 
-template <class F> void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
+template <class F>
+void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
     using T = BlockTile<F>;
-    const TileHead head = T::head(cols);
+    const auto head = T::head(cols);
     std::memset(tile, 0, static_cast<size_t>(T::bytes(cols)));
     std::byte* chunk = tile + T::blocks_at(head);
     for (int64_t b = 0; b < head.blocks; ++b, chunk += T::Chunk::kBytes) {
@@ -121,24 +165,27 @@ struct Panel {  // eight blocks of 16 rows, fewer at the end
 };
 
 template <class F>
-void unpack(const std::byte* tile, const TileHead& head, int64_t first, int n_blocks, Panel& panel) {
+void unpack(const std::byte* tile, const typename BlockTile<F>::Head& head, int64_t first, int n_blocks,
+            Panel& panel) {
     using T = BlockTile<F>;
     for (int b = 0; b < n_blocks; ++b) {
         const std::byte* chunk = tile + T::blocks_at(head) + (first + b) * T::Chunk::kBytes;
         head.d(tile, first + b).store(panel.d[b]);
         if constexpr (F::kMins) head.m(tile, first + b).store(panel.m[b]);
-        unroll<8>([&](auto g) { T::Chunk::template get<g>(chunk).store(panel.u[b * 8 + g]); });
+        unroll<8>([&](auto g) { T::template get<g>(chunk).store(panel.u[b * 8 + g]); });
     }
 }
 
-template <class F> void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
-    const TileHead head = BlockTile<F>::head(cols);
+template <class F>
+void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
+    const auto head = BlockTile<F>::head(cols);
     Panel p;
     for (int64_t b = 0; b < head.blocks; ++b) {
         unpack<F>(tile, head, b, 1, p);
         for (int k = 0; k < 32; ++k, ++out) {
             const uint8_t u = p.u[k / 4][lane * 4 + k % 4];
-            const int value = F::kLow == 8 && F::kOffset == 0 ? static_cast<int8_t>(u) : u - F::kOffset;
+            const int value =
+                BlockTile<F>::kDotBits == 8 && F::kOffset == 0 ? static_cast<int8_t>(u) : u - F::kOffset;
             *out = p.d[0][lane] * static_cast<float>(value);
             if constexpr (F::kMins) *out += p.m[0][lane];
         }
@@ -147,15 +194,16 @@ template <class F> void decode(const std::byte* tile, int64_t cols, int lane, fl
 
 // The float operations of a block, in the one order there is.
 template <bool kMins>
-[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 m, I32x16 dot, float dx, float s) {
+[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 m, I32x16 dot, float dx,
+                                               float s) {
     acc = fma(d * F32x16::set1(dx), to_f32(dot), acc);
     if constexpr (kMins) acc = fma(m, F32x16::set1(s), acc);
     return acc;
 }
 
 template <class Dot, bool kMins, int kTiles, int kRows>
-void micro(const Panel* panels, int n_blocks, int offset, const std::byte* const* x, const Q8Row& row, int64_t first,
-           float* out) {
+void micro(const Panel* panels, int n_blocks, int offset, const std::byte* const* x, const Q8Row& row,
+           int64_t first, float* out) {
     const int8_t* q[kRows];
     const std::byte* tail[kRows];
     unroll<kRows>([&](auto t) {
@@ -183,7 +231,8 @@ void micro(const Panel* panels, int n_blocks, int offset, const std::byte* const
 }
 
 template <class Dot, bool kMins>
-[[gnu::noinline]] void multiply(const Panel* panels, int n_blocks, int offset, const TileMatmul& a, int64_t first) {
+[[gnu::noinline]] void multiply(const Panel* panels, int n_blocks, int offset, const TileMatmul& a,
+                                int64_t first) {
     const Q8Row row(Act::q8_32, a.cols);
     for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
         micro<Dot, kMins, kTiles, kRows>(panels + tile, n_blocks, offset, a.x + t, row, first,
@@ -191,33 +240,46 @@ template <class Dot, bool kMins>
     });
 }
 
-constexpr int kPrefetch = 4096;
-
-template <class F> void matvec(const std::byte* tile, int64_t cols, const std::byte* x, float* out) {
+// A few rows against one tile: each block is unpacked in registers and never stored.
+template <class F, int kRows>
+void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::byte* const* x, float* out) {
     using T = BlockTile<F>;
-    const TileHead head = T::head(cols);
+    const auto head = T::head(cols);
+    Ahead ahead(tile, T::bytes(cols), next, head.blocks);
     const Q8Row row(Act::q8_32, cols);
     const std::byte* chunk = tile + T::blocks_at(head);
-    const int8_t* q[1] = {reinterpret_cast<const int8_t*>(x)};
-    F32x16 acc = F32x16::zero();
+    const int8_t* q[kRows];
+    unroll<kRows>([&](auto t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
+    F32x16 acc[kRows];
+    unroll<kRows>([&](auto t) { acc[t] = F32x16::zero(); });
     for (int64_t b = 0; b < head.blocks; ++b, chunk += T::Chunk::kBytes) {
-        for (int line = 0; line < T::Chunk::kBytes; line += 64) __builtin_prefetch(chunk + kPrefetch + line);
-        const std::byte* tail = x + b * 4;
-        I32x16 dot[1][1] = {{I32x16::set1(-F::kOffset * load32(tail + row.sum))}};
-        dots<typename T::Dot, 8>([&](auto, auto g) { return T::Chunk::template get<g>(chunk); }, q, b * 32, dot);
-        const F32x16 m = F::kMins ? head.m(tile, b) : F32x16::zero();
-        acc = add_block<F::kMins>(acc, head.d(tile, b), m, dot[0][0], load_float(tail + row.d),
-                                  load_float(tail + row.s));
+        ahead.step();
+        I32x16 dot[1][kRows];
+        unroll<kRows>(
+            [&](auto t) { dot[0][t] = I32x16::set1(-F::kOffset * load32(x[t] + row.sum + b * 4)); });
+        dots<typename T::Dot, 8>([&](auto, auto g) { return T::template get<g>(chunk); }, q, b * 32, dot);
+        const F32x16 d = head.d(tile, b);
+        F32x16 m = F32x16::zero();
+        if constexpr (F::kMins) m = head.m(tile, b);
+        unroll<kRows>([&](auto t) {
+            acc[t] = add_block<F::kMins>(acc[t], d, m, dot[0][t], load_float(x[t] + row.d + b * 4),
+                                         load_float(x[t] + row.s + b * 4));
+        });
     }
-    acc.store(out);
+    unroll<kRows>([&](auto t) { acc[t].store(out + t * kOutStride); });
 }
 
-template <class F> void matmul(const TileMatmul& a) {
-    if (a.n == 1) {
-        for (int r = 0; r < a.n_tiles; ++r) matvec<F>(a.tile[r], a.cols, a.x[0], a.out + r * 16);
+template <class F>
+void matmul(const TileMatmul& a) {
+    if (are_few(a.n)) {
+        for (int r = 0; r < a.n_tiles; ++r)
+            for_few(a.n, [&]<int kRows>(int t) {
+                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next;
+                few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
+            });
         return;
     }
-    const TileHead head = BlockTile<F>::head(a.cols);
+    const auto head = BlockTile<F>::head(a.cols);
     Panel panels[2];
     for (int64_t b = 0; b < head.blocks; b += 8) {
         const int n = static_cast<int>(head.blocks - b < 8 ? head.blocks - b : 8);
@@ -237,5 +299,7 @@ constinit const WeightFormat q4_1_format = kFormat<Q4_1>;
 constinit const WeightFormat q5_0_format = kFormat<Q5_0>;
 constinit const WeightFormat q5_1_format = kFormat<Q5_1>;
 constinit const WeightFormat q8_0_format = kFormat<Q8_0>;
+constinit const WeightFormat iq4_nl_format = kFormat<IQ4_NL>;
+constinit const WeightFormat mxfp4_format = kFormat<MXFP4>;
 
 }  // namespace zinc::ZINC_LEVEL

@@ -1,4 +1,5 @@
-// Checks of operands that kernels share; a failure names the kernel and what it wants.
+// Checks of operands that kernels share; a failure names the kernel and what it wants. The code is in
+// ../check.cpp, outside the SIMD levels: one copy, compiled for any machine.
 #pragma once
 
 #include <stdexcept>
@@ -9,41 +10,18 @@
 
 namespace zinc {
 
-inline const char* act_name(Act act) {
-    switch (act) {
-        case Act::f32: return "f32";
-        case Act::q8_32: return "q8_32";
-        case Act::q8_256: return "q8_256";
-        default: return "bf16";
-    }
-}
+const char* act_name(Act act);
 
-inline void require(const Launch& launch, bool ok, const std::string& text) {
-    if (!ok) throw std::invalid_argument(std::string(launch.kernel->name) + ": " + text);
-}
+// All of these throw std::invalid_argument.
+void require(const Launch& launch, bool ok, const char* text);
+void require(const Launch& launch, bool ok, const std::string& text);
+void require_operands(const Launch& launch, size_t n_in, size_t n_out);
 
-// Rows in the arena, of this many columns (any when negative).
-inline void require_rows(const Launch& launch, const Operand& o, const char* name, int64_t cols = -1) {
-    require(launch, o.data != nullptr, std::string(name) + " must be rows in the arena");
-    require(launch, cols < 0 || o.cols == cols,
-            std::string(name) + " has " + std::to_string(o.cols) + " columns, not " + std::to_string(cols));
-}
-inline void require_rows(const Launch& launch, const Operand& o, const char* name, Act act, int64_t cols = -1) {
-    require_rows(launch, o, name, cols);
-    require(launch, o.act == act, std::string(name) + " is " + act_name(o.act) + ", not " + act_name(act));
-}
+// Rows in the arena, of this many columns (any when negative) and in this format (any when not given).
+void require_rows(const Launch& launch, const Operand& o, const char* name, int64_t cols = -1);
+void require_rows(const Launch& launch, const Operand& o, const char* name, Act act, int64_t cols = -1);
 
 // A plain f32 vector (norm weight, bias) of `cols` values.
-inline void require_vector(const Launch& launch, const Operand& o, const char* name, int64_t cols) {
-    require(launch, o.tensor && !o.tensor->format, std::string(name) + " must be a vector");
-    require(launch, o.tensor->cols == cols,
-            std::string(name) + " has " + std::to_string(o.tensor->cols) + " values, not " + std::to_string(cols));
-}
-
-inline void require_operands(const Launch& launch, size_t n_in, size_t n_out) {
-    require(launch, launch.in.size() == n_in && launch.out.size() == n_out,
-            "takes " + std::to_string(n_in) + " inputs and " + std::to_string(n_out) + " outputs, not " +
-                std::to_string(launch.in.size()) + " and " + std::to_string(launch.out.size()));
-}
+void require_vector(const Launch& launch, const Operand& o, const char* name, int64_t cols);
 
 }  // namespace zinc

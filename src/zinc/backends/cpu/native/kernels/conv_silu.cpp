@@ -1,18 +1,19 @@
-// conv_silu: y[t] = silu(sum over taps i of weight[i] x[t - (taps - 1) + i]), each column for itself along its sequence.
+// conv_silu: y[t] = silu(sum over taps i of weight[i] x[t - (taps - 1) + i]), each column for itself.
 //
-// A chunk is a run of columns over all rows of the step. Rows go past a ring of the last taps - 1 rows in the cache,
-// which is filled from the state of the sequence and written back behind its last row; so y may take the place of x.
+// A chunk is a run of columns over all rows of the step, the last row of a sequence first: y[t] takes no
+// later row of x, so it may take the place of x[t]. The rows before the first one come from the state.
 #include "math.h"
 #include "rows.h"
 
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-// in: x f32, weight (vector [cols][taps]), state [taps - 1][cols], oldest row first; out: y f32. y may alias x.
 constexpr int kMaxTaps = 64;
 constexpr int kStep = 64;        // columns of a chunk come in whole runs of this
 constexpr int kElements = 2048;  // of a chunk, at least
 
+// in: x f32, weight (vector [cols][taps]), state [taps - 1][cols], oldest row first; out: y f32. y may
+// alias x.
 struct Params {
     int taps;
 };
@@ -23,7 +24,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     const int cols = l.in[0].cols;
     require_rows(l, l.in[0], "x", Act::f32, cols);
     require_rows(l, l.out[0], "y", Act::f32, cols);
-    const int taps = l.as<Params>().taps = whole(l, attrs, "taps", 1, kMaxTaps);
+    const int taps = l.as<Params>().taps = whole(l, attrs, "taps", 2, kMaxTaps);
     require_vector(l, l.in[1], "weight", int64_t{cols} * taps);
     require(l, l.in[2].state != nullptr, "needs a state");
     require(l, l.in[2].state->floats_per_slot == int64_t{cols} * (taps - 1),
@@ -36,9 +37,10 @@ void prepare(Launch& l, const Attrs& attrs) {
         for (int i = 0; i < taps; ++i) turned[i * cols + c] = weight[c * taps + i];
 }
 
+// Rows are pages apart, so chunks are as wide as the threads allow.
 int chunk_cols(const Launch& l, const Batch& batch) {
-    const int wanted = kElements / std::max(1, batch.n_tokens);
-    return (std::max(1, wanted) + kStep - 1) / kStep * kStep;
+    const int shared = l.in[0].cols / (2 * l.n_threads), smallest = kElements / std::max(1, batch.n_tokens);
+    return (std::max({1, shared, smallest}) + kStep - 1) / kStep * kStep;
 }
 
 int chunks(const Launch& l, const Batch& batch, int) {
@@ -46,24 +48,25 @@ int chunks(const Launch& l, const Batch& batch, int) {
     return batch.n_tokens ? (l.in[0].cols + step - 1) / step : 0;
 }
 
-// One row of a chunk: n columns, `past` the rows before it, oldest first. It is kept at `keep`, n rounded up to lanes.
+// One row of a chunk: n columns of y from as many of the `taps` rows of x that end with its own, oldest
+// first.
 struct Line {
-    const float *x, *weight;
+    const float* const* x;
+    const float* weight;
     int64_t weight_stride;
-    const float* const* past;
-    float *keep, *y;
+    float* y;
+    const float* next;  // a row that comes soon
     int n;
 };
 
-template <class Taps> void convolve(const Line& line, Taps taps) {
-    const int old = taps - 1;
+template <class Taps>
+void convolve(const Line& line, Taps taps) {
     for_lanes(0, line.n, [&](int c, auto lanes) {
-        const F32x16 now = load(line.x + c, lanes);
-        now.store(line.keep + c);
+        __builtin_prefetch(line.next + c);
         F32x16 total = F32x16::zero();
-        for (int i = 0; i < old; ++i)
-            total = fma(load(line.weight + i * line.weight_stride + c, lanes), F32x16::load(line.past[i] + c), total);
-        total = fma(load(line.weight + old * line.weight_stride + c, lanes), now, total);
+        for (int i = 0; i < taps; ++i)
+            total =
+                fma(load(line.weight + i * line.weight_stride + c, lanes), load(line.x[i] + c, lanes), total);
         store(silu(total), line.y + c, lanes);
     });
 }
@@ -73,29 +76,29 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const int first = chunk * step, n = std::min(step, cols - first);
     const auto* weight = reinterpret_cast<const float*>(l.shared.data) + first;
     const StateLayer& states = *l.in[2].state;
-    float* ring = scratch.get(static_cast<size_t>(taps) * static_cast<size_t>(step));
+    float* kept = scratch.get(static_cast<size_t>(old) * static_cast<size_t>(step));
     for (int s = 0; s < batch.n_sequences; ++s) {
         const int begin = batch.seq_start[s], end = batch.seq_start[s + 1];
         if (begin == end) continue;
-        float* state = reinterpret_cast<float*>(states.bytes.data) + batch.state_slot[s] * states.floats_per_slot + first;
-        for (int i = 0; i < old; ++i) {
-            if (batch.positions[begin] == 0)
-                std::fill_n(ring + i * step, n, 0.0f);
-            else
-                std::copy_n(state + int64_t{i} * cols, n, ring + i * step);
-        }
-        int oldest = 0;  // which row of the ring is tap 0; the one before it is free for the row of the token
-        for (int t = begin; t < end; ++t) {
-            const float* past[kMaxTaps];
-            for (int i = 0; i < old; ++i) past[i] = ring + (oldest + i) % taps * step;
-            Line line{l.in[0].row(t) + first, weight, cols, past, ring + (oldest + old) % taps * step, l.out[0].row(t) + first, n};
+        float* state = reinterpret_cast<float*>(states.bytes.data) +
+                       batch.state_slot[s] * states.floats_per_slot + first;
+        if (batch.positions[begin] == 0)
+            for (int i = 0; i < old; ++i) std::fill_n(state + int64_t{i} * cols, n, 0.0f);
+        auto row = [&](int t) -> const float* {
+            return t < begin ? state + int64_t{old + t - begin} * cols : l.in[0].row(t) + first;
+        };
+        for (int i = 0; i < old; ++i) std::copy_n(row(end - old + i), n, kept + i * step);
+        const float* x[kMaxTaps];
+        for (int t = end - 1; t >= begin; --t) {
+            for (int i = 0; i < taps; ++i) x[i] = row(t - old + i);
+            const Line line{x, weight, cols, l.out[0].row(t) + first, row(std::max(begin - old, t - taps)),
+                            n};
             if (taps == 4)
                 convolve(line, std::integral_constant<int, 4>());
             else
                 convolve(line, taps);
-            oldest = oldest + 1 == taps ? 0 : oldest + 1;
         }
-        for (int i = 0; i < old; ++i) std::copy_n(ring + (oldest + i) % taps * step, n, state + int64_t{i} * cols);
+        for (int i = 0; i < old; ++i) std::copy_n(kept + i * step, n, state + int64_t{i} * cols);
     }
 }
 

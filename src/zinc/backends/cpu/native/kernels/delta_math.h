@@ -1,6 +1,6 @@
-// Arithmetic of the delta rule in its chunkwise form: the matrix product and the solution of the triangle inside a
-// chunk, in register blocks. A value is summed in the order of the inner dimension whatever the block, so a row's result
-// does not depend on how many rows come with it.
+// Arithmetic of the delta rule in its chunkwise form: the matrix product and the solution of the triangle
+// inside a chunk, in register blocks. A value is summed in the order of the inner dimension whatever the
+// block, so a row's result does not depend on how many rows come with it.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace zinc::ZINC_LEVEL {
 
-// log(1 + e^x). Within the larger of 2e-7 relative and 1e-45: log(1 + y) = 2 atanh(y / (2 + y)) with y = e^-|x|, and the
-// series of atanh, whose argument is at most 1/3.
+// log(1 + e^x) without overflow: max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 atanh(y / (2 +
+// y)) by its series, whose argument is at most 1/3.
 inline F32x16 softplus(F32x16 x) {
     const F32x16 y = exp(F32x16::zero() - abs(x));
     const F32x16 s = y / (F32x16::set1(2.0f) + y), z = s * s;
@@ -28,7 +28,8 @@ inline F32x16 softplus(F32x16 x) {
     return max(F32x16::zero(), x) + fma(twice * z, p, twice);
 }
 
-// out[r][c] = factor out[r][c] + sum over k of x[r][k] m[k][c]; a factor of 0 does not read out. cols % 16 == 0.
+// out[r][c] = factor out[r][c] + sum over k of x[r][k] m[k][c], for a multiple of 16 columns. A factor of 0
+// does not read out.
 struct Product {
     const float* x;
     int64_t x_stride;
@@ -42,14 +43,18 @@ struct Product {
 
 inline constexpr bool kManyRegisters = kVectorRegisters >= 32;
 inline constexpr int kProductRows = kManyRegisters ? 6 : 2, kProductBlocks = kManyRegisters ? 4 : 2;
+// Few rows: m is read once and comes from memory, so along its rows.
+inline constexpr int kWideRows = kManyRegisters ? 3 : 2, kWideBlocks = kManyRegisters ? 8 : 2;
 
-template <int kRows, int kBlocks> void multiply_block(const Product& p, int row, int col) {
+template <int kRows, int kBlocks>
+void multiply_block(const Product& p, int row, int col) {
     F32x16 sum[kRows][kBlocks];
     float* out = p.out + row * p.out_stride + col;
     unroll<kRows>([&](auto r) {
         unroll<kBlocks>([&](auto b) {
-            sum[r][b] = p.factor == 0 ? F32x16::zero()
-                                      : F32x16::set1(p.factor) * F32x16::load(out + r * p.out_stride + 16 * b);
+            sum[r][b] = p.factor == 0
+                            ? F32x16::zero()
+                            : F32x16::set1(p.factor) * F32x16::load(out + r * p.out_stride + 16 * b);
         });
     });
     const float *x = p.x + row * p.x_stride, *m = p.m + col;
@@ -65,15 +70,16 @@ template <int kRows, int kBlocks> void multiply_block(const Product& p, int row,
         [&](auto r) { unroll<kBlocks>([&](auto b) { sum[r][b].store(out + r * p.out_stride + 16 * b); }); });
 }
 
-inline void multiply(const Product& p, int rows, int cols) {
-    const int groups = (rows + kProductRows - 1) / kProductRows;
-    for (int col = 0; col < cols; col += 16 * kProductBlocks) {
-        const int blocks = std::min(kProductBlocks, (cols - col) / 16);
+template <int kMaxRows, int kMaxBlocks>
+void multiply_in_blocks(const Product& p, int rows, int cols) {
+    const int groups = (rows + kMaxRows - 1) / kMaxRows;
+    for (int col = 0; col < cols; col += 16 * kMaxBlocks) {
+        const int blocks = std::min(kMaxBlocks, (cols - col) / 16);
         for (int group = 0, row = 0; group < groups; ++group) {
             const int size = (rows - row) / (groups - group);
-            unroll<kProductBlocks>([&](auto b) {
+            unroll<kMaxBlocks>([&](auto b) {
                 if (blocks != b + 1) return;
-                unroll<kProductRows>([&](auto r) {
+                unroll<kMaxRows>([&](auto r) {
                     if (size == r + 1) multiply_block<r + 1, b + 1>(p, row, col);
                 });
             });
@@ -82,9 +88,16 @@ inline void multiply(const Product& p, int rows, int cols) {
     }
 }
 
+inline void multiply(const Product& p, int rows, int cols) {
+    if (rows <= kWideRows)
+        multiply_in_blocks<kWideRows, kWideBlocks>(p, rows, cols);
+    else
+        multiply_in_blocks<kProductRows, kProductBlocks>(p, rows, cols);
+}
+
 // The rows of a chunk, numbered from its first position: `old` came with earlier steps, n are new.
 struct Triangle {
-    const float *k_by_k, *k_by_q;  // [new][16]: the decayed products of k of row j with k and q of the new row
+    const float *k_by_k, *k_by_q;  // [new][16]: products of k of row j with k and q of the new row, decayed
     const float *past_k, *past_q;  // [new][v_dim]: S^T k and S^T q
     const float *whole, *beta;     // [new]: the decay since S, and b
     float* d;                      // [16][v_dim]
@@ -94,8 +107,8 @@ struct Triangle {
 
 // d_t = b_t (v_t - whole_t past_k_t - sum over j < t of k_by_k_tj d_j) and
 // o_t = whole_t past_q_t + sum over j <= t of k_by_q_tj d_j for kBlocks x 16 columns from `col`.
-template <int kBlocks, class RowOf>
-void solve_columns(const Triangle& a, int64_t col, RowOf&& v, RowOf&& o) {
+template <int kBlocks, class RowOfV, class RowOfO>
+void solve_columns(const Triangle& a, int64_t col, RowOfV&& v, RowOfO&& o) {
     for (int i = 0; i < a.n; ++i) {
         const int t = a.old + i;
         const float *by_k = a.k_by_k + 16 * i, *by_q = a.k_by_q + 16 * i;

@@ -3,14 +3,16 @@
 //     g = exp(a softplus(alpha + bias)),  b = sigmoid(beta),  q, k = q / |q| / sqrt(k_dim), k / |k|
 //     S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
 //
-// computed in the chunkwise form of section 3.3. Positions [16 i, 16 i + 16) are a chunk, however a prompt was cut. S is
-// that before the chunk; k, d and g of the rows of the chunk so far lie in the slot beside it. A row needs its products
-// with S and with the rows before it, and nothing of later rows: so one path serves a prompt, its cuts and single
-// tokens, bit for bit, and decoding reads S without writing it but once in sixteen tokens. A slot has for each value head
+// computed in the chunkwise form of section 3.3. Positions [16 i, 16 i + 16) are a chunk, however a prompt
+// was cut. S is that before the chunk; k, d and g of the rows of the chunk so far lie in the slot beside it.
+// A row needs its products with S and with the rows before it, and nothing of later rows: so one path serves
+// a prompt, its cuts and single tokens, bit for bit, and decoding reads S without writing it but once in
+// sixteen tokens. A slot has for each value head
 //
-//     S [k_dim][v_dim]  |  k [k_dim][16]  |  d [16][v_dim]  |  g [16]          lanes are columns of S, or rows of a chunk
+//     S [k_dim][v_dim]  |  k [k_dim][16]  |  d [16][v_dim]  |  g [16]
 //
-// so that a task, a sequence's value head, writes in one place that is its own.
+// so that a task, a sequence's value head, writes in one place that is its own. Lanes are columns of S, or
+// rows of a chunk.
 #include <algorithm>
 
 #include "delta_math.h"
@@ -19,17 +21,17 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-constexpr int kRows = 16;       // of a chunk
-constexpr float kEps = 1e-6f;   // added to the sum of squares of q and k
+constexpr int kChunk = 16;     // rows of a chunk: lanes of a vector
+constexpr float kEps = 1e-6f;  // added to the sum of squares of q and k
 constexpr int kMaxHeads = 1 << 12, kMaxDim = 1 << 12;
 
-// in: qkv f32 [q of each key head | k | v of each value head], alpha f32, beta f32 (a column a value head), a, bias
-// (vectors), state; out: o f32.
+// in: qkv f32 [q of each key head | k | v of each value head], alpha f32, beta f32 (a column a value head),
+// a, bias (vectors), state; out: o f32.
 struct Params {
     int n_k_heads, n_v_heads, k_dim, v_dim;
     bool grouped;
     int key_head(int head) const { return grouped ? head / (n_v_heads / n_k_heads) : head % n_k_heads; }
-    int64_t head_floats() const { return int64_t{k_dim} * v_dim + kRows * (int64_t{k_dim} + v_dim + 1); }
+    int64_t head_floats() const { return int64_t{k_dim} * v_dim + kChunk * (int64_t{k_dim} + v_dim + 1); }
 };
 
 void prepare(Launch& l, const Attrs& attrs) {
@@ -63,24 +65,24 @@ struct Head {
     const Params& p;
     int head;
     float *S, *keys, *d, *g;
-    float *rows;        // [2 kRows][k_dim]: k of the new rows, then q
-    float *past;        // [2 kRows][v_dim]: their products with S
-    float *near;        // [2 kRows][kRows]: and with k of the rows of the chunk
-    float *left;        // [k_dim][kRows]: k as far as it has not decayed at the end of the chunk
+    float* rows;  // [2 kChunk][k_dim]: k of the new rows, then q
+    float* past;  // [2 kChunk][v_dim]: their products with S
+    float* near;  // [2 kChunk][kChunk]: and with k of the rows of the chunk
+    float* left;  // [k_dim][kChunk]: k as far as it has not decayed at the end of the chunk
 
     static size_t scratch_floats(const Params& p) {
-        return static_cast<size_t>(kRows) * static_cast<size_t>(3 * p.k_dim + 2 * p.v_dim + 2 * kRows);
+        return static_cast<size_t>(kChunk) * static_cast<size_t>(3 * p.k_dim + 2 * p.v_dim + 2 * kChunk);
     }
 
     Head(const Launch& launch, int head_, float* slot, float* scratch)
         : l(launch), p(launch.as<Params>()), head(head_), S(slot + head_ * p.head_floats()) {
         keys = S + int64_t{p.k_dim} * p.v_dim;
-        d = keys + int64_t{p.k_dim} * kRows;
-        g = d + int64_t{p.v_dim} * kRows;
+        d = keys + int64_t{p.k_dim} * kChunk;
+        g = d + int64_t{p.v_dim} * kChunk;
         rows = scratch;
-        past = rows + int64_t{2 * kRows} * p.k_dim;
-        near = past + int64_t{2 * kRows} * p.v_dim;
-        left = near + 2 * kRows * kRows;
+        past = rows + int64_t{2 * kChunk} * p.k_dim;
+        near = past + int64_t{2 * kChunk} * p.v_dim;
+        left = near + 2 * kChunk * kChunk;
     }
 
     const float* k(int t) const { return q(t) + int64_t{p.n_k_heads} * p.k_dim; }
@@ -99,25 +101,28 @@ struct Head {
     // Token rows [at, at + n), which are rows [old, old + n) of their chunk.
     void advance(int at, int old, int n) {
         const float q_scale = 1.0f / std::sqrt(static_cast<float>(p.k_dim));
-        float decay_in[kRows] = {}, beta[kRows] = {}, whole[kRows];
+        float alpha[kChunk] = {}, beta[kChunk] = {}, whole[kChunk];
         for (int i = 0; i < n; ++i) {
             float* k_row = rows + int64_t{i} * p.k_dim;
             unit(k(at + i), 1.0f, k_row);
             unit(q(at + i), q_scale, rows + int64_t{n + i} * p.k_dim);
-            for (int c = 0; c < p.k_dim; ++c) keys[c * kRows + old + i] = k_row[c];
-            decay_in[i] = l.in[1].row(at + i)[head];
+            for (int c = 0; c < p.k_dim; ++c) keys[c * kChunk + old + i] = k_row[c];
+            alpha[i] = l.in[1].row(at + i)[head];
             beta[i] = l.in[2].row(at + i)[head];
         }
-        const F32x16 bias = F32x16::set1(l.in[4].tensor->vector()[head]), a = F32x16::set1(l.in[3].tensor->vector()[head]);
-        exp(a * softplus(F32x16::load(decay_in) + bias)).store(decay_in);
+        const F32x16 a = F32x16::set1(l.in[3].tensor->vector()[head]);
+        const F32x16 bias = F32x16::set1(l.in[4].tensor->vector()[head]);
+        float new_g[kChunk];
+        exp(a * softplus(F32x16::load(alpha) + bias)).store(new_g);
+        std::copy_n(new_g, n, g + old);
         sigmoid(F32x16::load(beta)).store(beta);
-        std::copy_n(decay_in, n, g + old);
 
         multiply({rows, p.k_dim, S, p.v_dim, past, p.v_dim, p.k_dim}, 2 * n, p.v_dim);
-        multiply({rows, p.k_dim, keys, kRows, near, kRows, p.k_dim}, 2 * n, kRows);
+        multiply({rows, p.k_dim, keys, kChunk, near, kChunk, p.k_dim}, 2 * n, kChunk);
 
-        // decay[j] is the product of g over the rows after j up to row t, and `total` that over the whole chunk. Products
-        // of factors below one neither overflow nor cancel, as differences of sums of log g would.
+        // decay[j] is the product of g over the rows after j up to row t, and `total` that over the whole
+        // chunk. Products of factors below one neither overflow nor cancel, as differences of sums of log g
+        // would.
         F32x16 decay = F32x16::zero();
         float total = 1;
         for (int t = 0; t < old + n; ++t) {
@@ -126,22 +131,24 @@ struct Head {
             if (t < old) continue;
             const int i = t - old;
             whole[i] = total;
-            for (float* row : {near + i * kRows, near + (n + i) * kRows}) (F32x16::load(row) * decay).store(row);
+            for (float* row : {near + i * kChunk, near + (n + i) * kChunk})
+                (F32x16::load(row) * decay).store(row);
         }
 
-        const Triangle triangle{near,  near + n * kRows, past, past + int64_t{n} * p.v_dim, whole,
-                                beta,  d,                old,  n,                           p.v_dim};
+        const Triangle triangle{
+            near, near + n * kChunk, past, past + int64_t{n} * p.v_dim, whole, beta, d, old, n, p.v_dim};
         for (int col = 0; col < p.v_dim; col += 16 * kProductBlocks) {
             const int blocks = std::min(kProductBlocks, (p.v_dim - col) / 16);
             unroll<kProductBlocks>([&](auto b) {
                 if (blocks == b + 1)
-                    solve_columns<b + 1>(triangle, col, [&](int i) { return v(at + i); }, [&](int i) { return o(at + i); });
+                    solve_columns<b + 1>(
+                        triangle, col, [&](int i) { return v(at + i); }, [&](int i) { return o(at + i); });
             });
         }
 
-        if (old + n < kRows) return;
-        for (int c = 0; c < p.k_dim; ++c) (F32x16::load(keys + c * kRows) * decay).store(left + c * kRows);
-        multiply({left, kRows, d, p.v_dim, S, p.v_dim, kRows, total}, p.k_dim, p.v_dim);
+        if (old + n < kChunk) return;
+        for (int c = 0; c < p.k_dim; ++c) (F32x16::load(keys + c * kChunk) * decay).store(left + c * kChunk);
+        multiply({left, kChunk, d, p.v_dim, S, p.v_dim, kChunk, total}, p.k_dim, p.v_dim);
     }
 };
 
@@ -151,11 +158,12 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const int first = batch.seq_start[sequence], last = batch.seq_start[sequence + 1];
     if (first == last) return;
     const StateLayer& states = *l.in[5].state;
-    float* slot = reinterpret_cast<float*>(states.bytes.data) + batch.state_slot[sequence] * states.floats_per_slot;
+    float* slot =
+        reinterpret_cast<float*>(states.bytes.data) + batch.state_slot[sequence] * states.floats_per_slot;
     Head head(l, chunk % p.n_v_heads, slot, scratch.get(Head::scratch_floats(p)));
     if (batch.positions[first] == 0) std::fill_n(head.S, int64_t{p.k_dim} * p.v_dim, 0.0f);
     for (int at = first; at < last;) {
-        const int old = batch.positions[at] % kRows, n = std::min(kRows - old, last - at);
+        const int old = batch.positions[at] % kChunk, n = std::min(kChunk - old, last - at);
         head.advance(at, old, n);
         at += n;
     }

@@ -1,5 +1,5 @@
-// x[t] = row ids[t] of a packed table, times a constant. The table is packed as a weight, so that a model whose head is
-// its embedding holds it once.      in   table      out   x      attrs   scale = 1
+// x[t] = row ids[t] of a packed table, times a constant. The table is packed as a weight, so that a model
+// whose head is its embedding holds it once.      in   table      out   x      attrs   scale = 1
 #include <stdexcept>
 
 #include "../simd.h"

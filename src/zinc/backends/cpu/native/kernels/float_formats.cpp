@@ -1,6 +1,6 @@
-// F32, F16 and BF16 weights: k runs through a tile in the order [k][16 rows]. Activations are f32 and sums fused
-// multiply-adds in order of k; where the machine has a bfloat16 dot product, BF16 weights lie in pairs, [k / 2][16][2],
-// and meet activations rounded to bfloat16.
+// F32, F16 and BF16 weights: k runs through a tile in the order [k][16 rows]. Activations are f32 and sums
+// fused multiply-adds in order of k; where the machine has a bfloat16 dot product, BF16 weights lie in pairs,
+// [k / 2][16][2], and meet activations rounded to bfloat16.
 #include "../half.h"
 #include "gemm.h"
 #include "weights.h"
@@ -22,9 +22,13 @@ struct F16 {
     static F32x16 load(const std::byte* p) { return F32x16::load_f16(reinterpret_cast<const uint16_t*>(p)); }
 };
 
-template <class F> int64_t tile_bytes(int64_t cols) { return align64(cols * kTileRows * F::kBytes); }
+template <class F>
+int64_t tile_bytes(int64_t cols) {
+    return align64(cols * kTileRows * F::kBytes);
+}
 
-template <class F> void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
+template <class F>
+void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
     std::memset(tile, 0, static_cast<size_t>(tile_bytes<F>(cols)));
     for (int row = 0; row < kTileRows; ++row) {
         if (!rows[row]) continue;
@@ -33,7 +37,8 @@ template <class F> void pack(const std::byte* const* rows, int64_t cols, std::by
     }
 }
 
-template <class F> void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
+template <class F>
+void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
     for (int64_t k = 0; k < cols; ++k) {
         float lanes[kTileRows];
         F::load(tile + k * kTileRows * F::kBytes).store(lanes);
@@ -62,19 +67,33 @@ void micro(const Panel* panels, int n, const std::byte* const* x, int64_t first,
     acc.store(out);
 }
 
-// Two tiles at once: the chain of additions of one would be slower than the memory.
-template <class F, int kTiles> void matvec(const TileMatmul& a) {
+// A few rows, widened in registers. Two tiles at once: the chain of additions of one would be slower than the
+// memory.
+template <class F, int kTiles, int kRows>
+void few(const TileMatmul& a, int first) {
     constexpr int kStep = kTileRows * F::kBytes;
-    const auto* x = reinterpret_cast<const float*>(a.x[0]);
-    F32x16 acc[kTiles];
-    unroll<kTiles>([&](auto r) { acc[r] = F32x16::zero(); });
-    for (int64_t k = 0; k < a.cols; ++k)
-        unroll<kTiles>([&](auto r) { acc[r] = fma(F::load(a.tile[r] + k * kStep), F32x16::set1(x[k]), acc[r]); });
-    unroll<kTiles>([&](auto r) { acc[r].store(a.out + r * 16); });
+    const float* x[kRows];
+    unroll<kRows>([&](auto t) { x[t] = reinterpret_cast<const float*>(a.x[first + t]); });
+    Sums<kTiles, kRows> acc;
+    acc.load(a.out, true);
+    for (int64_t k = 0; k < a.cols; ++k) {
+        F32x16 w[kTiles];
+        unroll<kTiles>([&](auto r) { w[r] = F::load(a.tile[r] + k * kStep); });
+        unroll<kRows>([&](auto t) {
+            const F32x16 value = F32x16::set1(x[t][k]);
+            unroll<kTiles>([&](auto r) { acc.v[r][t] = fma(w[r], value, acc.v[r][t]); });
+        });
+    }
+    acc.store(a.out + first * kOutStride);
 }
 
-template <class F> void matmul(const TileMatmul& a) {
-    if (a.n == 1) return a.n_tiles == 2 ? matvec<F, 2>(a) : matvec<F, 1>(a);
+template <class F>
+void matmul(const TileMatmul& a) {
+    if (are_few(a.n)) {
+        for_few(a.n,
+                [&]<int kRows>(int t) { a.n_tiles == 2 ? few<F, 2, kRows>(a, t) : few<F, 1, kRows>(a, t); });
+        return;
+    }
     Panel panels[2];
     for (int64_t first = 0; first < a.cols; first += kFloatPanel) {
         const int n = static_cast<int>(a.cols - first < kFloatPanel ? a.cols - first : kFloatPanel);
@@ -91,13 +110,16 @@ template <class F> void matmul(const TileMatmul& a) {
 
 struct Pairs {
     static int64_t bytes(int64_t cols) { return (cols + 1) / 2 * 64; }
-    static std::byte* at(std::byte* tile, int64_t k, int row) { return tile + k / 2 * 64 + row * 4 + k % 2 * 2; }
+    static std::byte* at(std::byte* tile, int64_t k, int row) {
+        return tile + k / 2 * 64 + row * 4 + k % 2 * 2;
+    }
 };
 
 void pack_pairs(const std::byte* const* rows, int64_t cols, std::byte* tile) {
     std::memset(tile, 0, static_cast<size_t>(Pairs::bytes(cols)));
     for (int row = 0; row < kTileRows; ++row)
-        for (int64_t k = 0; rows[row] && k < cols; ++k) std::memcpy(Pairs::at(tile, k, row), rows[row] + k * 2, 2);
+        for (int64_t k = 0; rows[row] && k < cols; ++k)
+            std::memcpy(Pairs::at(tile, k, row), rows[row] + k * 2, 2);
 }
 
 void decode_pairs(const std::byte* tile, int64_t cols, int lane, float* out) {
@@ -109,7 +131,8 @@ void decode_pairs(const std::byte* tile, int64_t cols, int lane, float* out) {
 }
 
 template <int kTiles, int kRows>
-void pairs_micro(const std::byte* const* w, const std::byte* const* x, int64_t first, int64_t last, float* out) {
+void pairs_micro(const std::byte* const* w, const std::byte* const* x, int64_t first, int64_t last,
+                 float* out) {
     Sums<kTiles, kRows> acc;
     acc.load(out, first == 0);
     for (int64_t pair = first; pair < last; ++pair) {
@@ -127,7 +150,8 @@ void matmul_pairs(const TileMatmul& a) {
     for (int64_t first = 0; first < pairs; first += step) {
         const int64_t last = pairs - first < step ? pairs : first + step;
         for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
-            pairs_micro<kTiles, kRows>(a.tile + tile, a.x + t, first, last, a.out + t * kOutStride + tile * 16);
+            pairs_micro<kTiles, kRows>(a.tile + tile, a.x + t, first, last,
+                                       a.out + t * kOutStride + tile * 16);
         });
     }
 }
@@ -143,15 +167,16 @@ struct BF16 {
 #endif
 
 template <class F>
-constexpr WeightFormat kFormat{F::kType, F::kName, Act::f32, 1, F::kBytes, tile_bytes<F>, pack<F>, decode<F>, matmul<F>};
+constexpr WeightFormat kFormat{F::kType,      F::kName, Act::f32,  1,        F::kBytes,
+                               tile_bytes<F>, pack<F>,  decode<F>, matmul<F>};
 
 }  // namespace
 
 constinit const WeightFormat f32_format = kFormat<F32>;
 constinit const WeightFormat f16_format = kFormat<F16>;
 #if defined(ZINC_HAS_BF16)
-constinit const WeightFormat bf16_format{30,         "BF16",       Act::bf16, 1, 2, Pairs::bytes,
-                                         pack_pairs, decode_pairs, matmul_pairs};
+constinit const WeightFormat bf16_format{30,           "BF16",     Act::bf16,    1,           2,
+                                         Pairs::bytes, pack_pairs, decode_pairs, matmul_pairs};
 #else
 constinit const WeightFormat bf16_format = kFormat<BF16>;
 #endif

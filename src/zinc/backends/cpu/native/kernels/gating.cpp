@@ -35,8 +35,8 @@ void run_gate(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) 
     });
 }
 
-// in: x f32, z f32, weight (vector of group); out: y = x / rms(x) weight silu(z), the rms over each group of columns,
-// f32 or q8. y may alias x or z.
+// in: x f32, z f32, weight (vector of group); out: y = x / rms(x) weight silu(z), the rms over each group of
+// columns, f32 or q8. y may alias x or z.
 struct Params {
     float eps;
     int group;
@@ -55,7 +55,9 @@ void prepare_norm(Launch& l, const Attrs& attrs) {
     require_vector(l, l.in[2], "weight", p.group);
 }
 
-int norm_chunks(const Launch& l, const Batch& batch, int) { return Grid(l.rows(batch), l.in[0].cols, true).chunks(); }
+int norm_chunks(const Launch& l, const Batch& batch, int) {
+    return Grid(l.rows(batch), l.in[0].cols, true).chunks();
+}
 
 void run_norm(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const Params p = l.as<Params>();

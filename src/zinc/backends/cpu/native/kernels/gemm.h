@@ -1,10 +1,11 @@
 // What the matrix products of all formats share.
 //
-// A product of one or two tiles with n activation rows walks k in panels. With one row the weights are unpacked in
-// registers (mat-vec). With more, a format unpacks a panel once to bytes (or floats) and the rows stream past it, a
-// register block of kTileBlock tiles x kTokenBlock rows at a time, while it is in the first-level cache. Both do the
-// same float operations in the same order; what they sum in between are integers, which are exact in any order. So a
-// row's result does not depend on its company.
+// A product of one or two tiles with n activation rows has two ways. With few rows (decode, speculation,
+// small batches) weights are unpacked in registers, for up to kFewRows rows at once. With many, a format
+// unpacks a panel of k to bytes (or floats) and the rows stream past it, a register block of kTileBlock tiles
+// x kTokenBlock rows at a time, while it is in the first-level cache. Both do the same float operations in
+// the same order; what they sum in between are integers, which are exact in any order. So a row's result does
+// not depend on its company.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +32,10 @@ inline float load_float(const void* p) {
     return x;
 }
 
-// Cuts the rows into register blocks of nearly equal size: micro.operator()<tiles, rows>(first tile, first row).
-template <class Micro> [[gnu::always_inline]] inline void for_blocks(int n_tiles, int n, Micro&& micro) {
+// Cuts the rows into register blocks of nearly equal size: micro.operator()<tiles, rows>(first tile, first
+// row).
+template <class Micro>
+[[gnu::always_inline]] inline void for_blocks(int n_tiles, int n, Micro&& micro) {
     const int groups = (n + kTokenBlock - 1) / kTokenBlock;
     for (int group = 0, row = 0; group < groups; ++group) {
         const int size = (n - row) / (groups - group);
@@ -49,8 +52,49 @@ template <class Micro> [[gnu::always_inline]] inline void for_blocks(int n_tiles
     }
 }
 
+// Asks for weights some way ahead of their use, on into the tile that will be read after this one: the
+// hardware's prefetcher starts anew at every jump between tiles.
+class Ahead {
+public:
+    Ahead(const std::byte* tile, int64_t bytes, const std::byte* next, int64_t n_steps)
+        : tile_(tile),
+          next_((next ? next : tile + bytes) - bytes),
+          bytes_(bytes),
+          step_(bytes / n_steps),
+          at_(bytes < kDistance ? bytes : kDistance),
+          due_(at_) {}
+    // One of n_steps equal steps through the tile.
+    [[gnu::always_inline]] void step() {
+        for (due_ += step_; at_ < due_; at_ += 64) __builtin_prefetch((at_ < bytes_ ? tile_ : next_) + at_);
+    }
+
+private:
+    static constexpr int64_t kDistance = 8192;
+    const std::byte *tile_,
+        *next_;  // next_: where the tile would begin for its end to be the next one's beginning
+    int64_t bytes_, step_, at_, due_;
+};
+
+// Whether n rows are few: two passes over a tile that the first has brought into the cache still beat a
+// panel.
+inline bool are_few(int n) { return n <= 2 * kFewRows; }
+
+// Cuts few rows into one or two groups: few.operator()<rows>(first row).
+template <class Few>
+[[gnu::always_inline]] inline void for_few(int n, Few&& few) {
+    const int groups = (n + kFewRows - 1) / kFewRows;
+    for (int group = 0, row = 0; group < groups; ++group) {
+        const int size = (n - row) / (groups - group);
+        unroll<kFewRows>([&](auto t) {
+            if (size == t + 1) few.template operator()<t + 1>(row);
+        });
+        row += size;
+    }
+}
+
 // The sums of a register block, kept in TileMatmul::out between panels.
-template <int kTiles, int kRows> struct Sums {
+template <int kTiles, int kRows>
+struct Sums {
     F32x16 v[kTiles][kRows];
     [[gnu::always_inline]] void load(const float* out, bool first) {
         if (first) {
@@ -62,7 +106,8 @@ template <int kTiles, int kRows> struct Sums {
         }
     }
     [[gnu::always_inline]] void store(float* out) const {
-        unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { v[r][t].store(out + t * kOutStride + r * 16); }); });
+        unroll<kTiles>(
+            [&](auto r) { unroll<kRows>([&](auto t) { v[r][t].store(out + t * kOutStride + r * 16); }); });
     }
 };
 
@@ -82,12 +127,13 @@ template <class Dot, int kGroups, int kTiles, int kRows, class Weights>
                 unroll<kTiles>([&](auto r) { dot[r][t].add(w[r], four); });
             });
         });
-        unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { p[r][t] = p[r][t] + dot[r][t].total(); }); });
+        unroll<kTiles>(
+            [&](auto r) { unroll<kRows>([&](auto t) { p[r][t] = p[r][t] + dot[r][t].total(); }); });
     });
 }
 
-// A tile begins with the f16 scales of all its blocks, 16 rows each, and the f16 minimums if the format has them, so that
-// what follows stays aligned to vectors:   d [nb][16] | m [nb][16] | block [nb]
+// A tile begins with the f16 scales of all its blocks, 16 rows each, and the f16 minimums if the format has
+// them, so that what follows stays aligned to vectors:   d [nb][16] | m [nb][16] | block [nb]
 struct TileHead {
     int64_t blocks, part;  // part: bytes of d, and of m
     explicit TileHead(int64_t n_blocks) : blocks(n_blocks), part(align64(n_blocks * 32)) {}
@@ -95,10 +141,23 @@ struct TileHead {
         return reinterpret_cast<const uint16_t*>(tile + offset) + block * 16;
     }
     F32x16 d(const std::byte* tile, int64_t block) const { return F32x16::load_f16(halves(tile, 0, block)); }
-    F32x16 m(const std::byte* tile, int64_t block) const { return F32x16::load_f16(halves(tile, part, block)); }
+    F32x16 m(const std::byte* tile, int64_t block) const {
+        return F32x16::load_f16(halves(tile, part, block));
+    }
     void put(std::byte* tile, bool second, int64_t block, int row, uint16_t half) const {
         std::memcpy(tile + (second ? part : 0) + (block * 16 + row) * 2, &half, 2);
     }
+};
+
+// The head of a format's tiles: one of its own, if it has scales of another kind.
+template <class F>
+struct HeadOf {
+    using type = TileHead;
+};
+template <class F>
+    requires requires { typename F::Head; }
+struct HeadOf<F> {
+    using type = typename F::Head;
 };
 
 }  // namespace zinc::ZINC_LEVEL

@@ -1,10 +1,12 @@
-// K-quants: blocks of 256 with an f16 scale, cut into sub-blocks of 32 or 16 that have small integer scales of their own.
+// K-quants: blocks of 256 with an f16 scale, cut into sub-blocks of 32 or 16 that have small integer scales
+// of their own.
 //
 //   w = d * scale[sub] * (u - offset)         or         w = d * scale[sub] * u - dmin * min[sub]
 //   y += dx * (d * sum_sub(scale * u.x) - dmin * sum_sub(min * sum x))
 //
-// The sums over sub-blocks are integers, hence exact; an offset is a minimum of offset * scale, folded into the first sum.
-// A format is a snippet that reads a block of the file; how many bits go to which plane says the rest.
+// The sums over sub-blocks are integers, hence exact; an offset is a minimum of offset * scale, folded into
+// the first sum. A format is a snippet that reads a block of the file; how many bits go to which plane says
+// the rest.
 //
 // Block of a tile:   scale pairs int8 [subs / 2][16 rows][2] | min pairs, if any | four chunks of Quants
 // (a pair of sub-blocks is what the 16-bit dot product takes with a pair of activation sums).
@@ -129,10 +131,32 @@ struct Q6_K {
     }
 };
 
+// Indices into a table of value + kOffset8, where the level has that offset.
+struct IQ4_XS {
+    static constexpr int kType = 23, kSourceBytes = 136, kSub = 32, kLow = 4, kHigh = 0, kDotBits = 8;
+    static constexpr int kOffsetLog2 = kOffset8 ? 7 : -1;
+    static constexpr bool kMins = false, kNibbleScales = false;
+    static constexpr const char* kName = "IQ4_XS";
+    static constexpr auto kTable = kIQ4Values;
+    static void read(const uint8_t* b, Source& out) {
+        out.d = half_at(b);
+        const int high = half_at(b + 2);
+        for (int i = 0; i < 8; ++i) {
+            const int low = b[4 + i / 2] >> (i % 2 * 4) & 15;
+            out.scale[i] = static_cast<int8_t>((low | (high >> (2 * i) & 3) << 4) - 32);
+            for (int j = 0; j < 16; ++j) {
+                out.u[i * 32 + j] = b[8 + i * 16 + j] & 15;
+                out.u[i * 32 + 16 + j] = b[8 + i * 16 + j] >> 4;
+            }
+        }
+    }
+};
+
 // Sizes and fields of a snippet's block in a tile.
-template <class F> struct KTile {
+template <class F>
+struct KTile {
     using Chunk = Quants<F::kLow, F::kHigh, 16>;
-    using Dot = Dot4<F::kLow + F::kHigh>;
+    using Dot = Dot4<dot_bits<F>()>;
     static constexpr int kSubs = 256 / F::kSub, kPairs = kSubs / 2;
     static constexpr int kScaleBytes = kSubs * 16;
     static constexpr int kChunks = kScaleBytes * (F::kMins && !F::kNibbleScales ? 2 : 1);  // where they start
@@ -146,6 +170,10 @@ template <class F> struct KTile {
         return blocks_at(h) + h.blocks * kBlockBytes;
     }
 
+    template <int g>
+    static U8x64 get(const std::byte* chunk) {
+        return looked_up<F>(Chunk::template get<g>(chunk));
+    }
     static I16x32 scales(const std::byte* block, int pair) {
         const I16x32 s = I16x32::widen(reinterpret_cast<const int8_t*>(block) + pair * 32);
         if constexpr (F::kNibbleScales) return s & 15;
@@ -153,14 +181,16 @@ template <class F> struct KTile {
     }
     // What the activation sums are multiplied with: minimums, or -offset * scale.
     static I16x32 mins(const std::byte* block, int pair) {
-        if constexpr (!F::kMins) return -shl<F::kOffsetLog2>(scales(block, pair));
+        if constexpr (!F::kMins && F::kOffsetLog2 < 0) return scales(block, pair) & 0;
+        if constexpr (!F::kMins && F::kOffsetLog2 >= 0) return -shl<F::kOffsetLog2>(scales(block, pair));
         const auto* s = reinterpret_cast<const int8_t*>(block) + pair * 32;
         if constexpr (F::kNibbleScales) return shr<4>(I16x32::widen(s)) & 15;
         return I16x32::widen(s + kScaleBytes);
     }
 };
 
-template <class F> void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
+template <class F>
+void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
     using T = KTile<F>;
     const TileHead head = T::head(cols);
     std::memset(tile, 0, static_cast<size_t>(T::bytes(cols)));
@@ -183,7 +213,8 @@ template <class F> void pack(const std::byte* const* rows, int64_t cols, std::by
             }
             for (int chunk = 0; chunk < 4; ++chunk)
                 for (int g = 0; g < 16; ++g)
-                    T::Chunk::put(block + T::kChunks + chunk * T::Chunk::kBytes, g, row, s.u + chunk * 64 + g * 4);
+                    T::Chunk::put(block + T::kChunks + chunk * T::Chunk::kBytes, g, row,
+                                  s.u + chunk * 64 + g * 4);
         }
     }
 }
@@ -195,7 +226,8 @@ struct Panel {  // one block of 16 rows
     float d[16], dmin[16];
 };
 
-template <class F> void unpack(const std::byte* tile, const TileHead& head, int64_t b, Panel& panel) {
+template <class F>
+void unpack(const std::byte* tile, const TileHead& head, int64_t b, Panel& panel) {
     using T = KTile<F>;
     const std::byte* block = tile + T::blocks_at(head) + b * T::kBlockBytes;
     head.d(tile, b).store(panel.d);
@@ -208,11 +240,13 @@ template <class F> void unpack(const std::byte* tile, const TileHead& head, int6
     }
     for (int c = 0; c < 4; ++c) {
         const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
-        unroll<16>([&](auto g) { T::Chunk::template get<g>(chunk).store(panel.u[c * 16 + g]); });
+        unroll<16>([&](auto g) { T::template get<g>(chunk).store(panel.u[c * 16 + g]); });
     }
 }
 
-template <class F> void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
+template <class F>
+void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
+    constexpr int offset = F::kOffsetLog2 < 0 ? 0 : 1 << F::kOffsetLog2;
     const TileHead head = KTile<F>::head(cols);
     Panel p;
     for (int64_t b = 0; b < head.blocks; ++b) {
@@ -220,12 +254,12 @@ template <class F> void decode(const std::byte* tile, int64_t cols, int lane, fl
         for (int k = 0; k < 256; ++k, ++out) {
             const int sub = k / F::kSub;
             const float scale = p.d[lane] * static_cast<float>(p.scale[sub][lane]);
-            const int u = p.u[k / 4][lane * 4 + k % 4];
+            const uint8_t u = p.u[k / 4][lane * 4 + k % 4];
             if constexpr (F::kMins) {
                 const float min = p.dmin[lane] * static_cast<float>(p.min[sub / 2][lane * 2 + sub % 2]);
                 *out = scale * static_cast<float>(u) - min;
             } else {
-                *out = scale * static_cast<float>(u - (1 << F::kOffsetLog2));
+                *out = scale * static_cast<float>(F::kOffsetLog2 < 0 ? static_cast<int8_t>(u) : u - offset);
             }
         }
     }
@@ -233,7 +267,8 @@ template <class F> void decode(const std::byte* tile, int64_t cols, int lane, fl
 
 // The float operations of a block, in the one order there is.
 template <bool kMins>
-[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 dmin, I32x16 sum, I32x16 mins, float dx) {
+[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 dmin, I32x16 sum, I32x16 mins,
+                                               float dx) {
     F32x16 value = d * to_f32(sum);
     if constexpr (kMins) value = fma(F32x16::zero() - dmin, to_f32(mins), value);
     return fma(F32x16::set1(dx), value, acc);
@@ -284,49 +319,65 @@ template <class Dot, int kSub, bool kMins>
 [[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b) {
     const Q8Row row(Act::q8_256, a.cols);
     for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
-        micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, a.x + t, row, b, a.out + t * kOutStride + tile * 16);
+        micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, a.x + t, row, b,
+                                               a.out + t * kOutStride + tile * 16);
     });
 }
 
-constexpr int kPrefetch = 4096;  // bytes ahead of the weights in use
-
-template <class F> void matvec(const std::byte* tile, int64_t cols, const std::byte* x, float* out) {
+// A few rows against one tile: each block is unpacked in registers and never stored.
+template <class F, int kRows>
+void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::byte* const* x, float* out) {
     using T = KTile<F>;
     const TileHead head = T::head(cols);
+    Ahead ahead(tile, T::bytes(cols), next, head.blocks * 4);
     const Q8Row row(Act::q8_256, cols);
+    const int64_t sums = F::kSub == 16 ? row.sum16 : row.sum;
     const std::byte* block = tile + T::blocks_at(head);
-    const std::byte* sums = x + (F::kSub == 16 ? row.sum16 : row.sum);
-    const int8_t* q[1] = {reinterpret_cast<const int8_t*>(x)};
-    F32x16 acc = F32x16::zero();
-    for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes, q[0] += 256) {
-        I32x16 sum = I32x16::zero(), mins = I32x16::zero();
-        constexpr int kChunkSubs = 64 / F::kSub;
+    const int8_t* q[kRows];
+    unroll<kRows>([&](auto t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
+    F32x16 acc[kRows];
+    unroll<kRows>([&](auto t) { acc[t] = F32x16::zero(); });
+    for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
+        I32x16 sum[kRows], mins[kRows];
+        unroll<kRows>([&](auto t) { sum[t] = mins[t] = I32x16::zero(); });
+        constexpr int kChunkPairs = 32 / F::kSub;
         for (int c = 0; c < 4; ++c) {
             const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
-            for (int line = 0; line < T::Chunk::kBytes; line += 64) __builtin_prefetch(chunk + kPrefetch + line);
-            unroll<kChunkSubs / 2>([&](auto pair) {
-                const int p = c * (kChunkSubs / 2) + pair;
-                const I16x32 scale = T::scales(block, p);
+            ahead.step();
+            unroll<kChunkPairs>([&](auto i) {
+                const int pair = c * kChunkPairs + i;
+                const I16x32 scale = T::scales(block, pair), min = T::mins(block, pair);
                 unroll<2>([&](auto half) {
-                    constexpr int first = (pair * 2 + half) * (F::kSub / 4);
-                    I32x16 dot[1][1] = {{I32x16::zero()}};
-                    const auto weights = [&](auto, auto g) { return T::Chunk::template get<first + g>(chunk); };
-                    dots<typename T::Dot, F::kSub / 4>(weights, q, c * 64 + first * 4, dot);
-                    sum = sum + dot[0][0] * (half == 0 ? scale.even() : scale.odd());
+                    constexpr int first = (i * 2 + half) * (F::kSub / 4);
+                    I32x16 dot[1][kRows];
+                    unroll<kRows>([&](auto t) { dot[0][t] = I32x16::zero(); });
+                    const auto weights = [&](auto, auto g) { return T::template get<first + g>(chunk); };
+                    dots<typename T::Dot, F::kSub / 4>(weights, q, b * 256 + c * 64 + first * 4, dot);
+                    const I32x16 s = half == 0 ? scale.even() : scale.odd();
+                    unroll<kRows>([&](auto t) { sum[t] = sum[t] + dot[0][t] * s; });
                 });
-                auto& into = F::kMins ? mins : sum;
-                into = dot2(into, T::mins(block, p), load32(sums + (b * T::kPairs + p) * 4));
+                unroll<kRows>([&](auto t) {
+                    auto& into = F::kMins ? mins[t] : sum[t];
+                    into = dot2(into, min, load32(x[t] + sums + (b * T::kPairs + pair) * 4));
+                });
             });
         }
-        const F32x16 dmin = F::kMins ? head.m(tile, b) : F32x16::zero();
-        acc = add_block<F::kMins>(acc, head.d(tile, b), dmin, sum, mins, load_float(x + row.d + b * 4));
+        const F32x16 d = head.d(tile, b), dmin = F::kMins ? head.m(tile, b) : F32x16::zero();
+        unroll<kRows>([&](auto t) {
+            acc[t] = add_block<F::kMins>(acc[t], d, dmin, sum[t], mins[t], load_float(x[t] + row.d + b * 4));
+        });
     }
-    acc.store(out);
+    unroll<kRows>([&](auto t) { acc[t].store(out + t * kOutStride); });
 }
 
-template <class F> void matmul(const TileMatmul& a) {
-    if (a.n == 1) {
-        for (int r = 0; r < a.n_tiles; ++r) matvec<F>(a.tile[r], a.cols, a.x[0], a.out + r * 16);
+template <class F>
+void matmul(const TileMatmul& a) {
+    if (are_few(a.n)) {
+        for (int r = 0; r < a.n_tiles; ++r)
+            for_few(a.n, [&]<int kRows>(int t) {
+                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next;
+                few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
+            });
         return;
     }
     const TileHead head = KTile<F>::head(a.cols);
@@ -338,8 +389,8 @@ template <class F> void matmul(const TileMatmul& a) {
 }
 
 template <class F>
-constexpr WeightFormat kFormat{F::kType,  F::kName, Act::q8_256, 256, F::kSourceBytes, KTile<F>::bytes,
-                               pack<F>, decode<F>, matmul<F>};
+constexpr WeightFormat kFormat{F::kType,        F::kName, Act::q8_256, 256,      F::kSourceBytes,
+                               KTile<F>::bytes, pack<F>,  decode<F>,   matmul<F>};
 
 }  // namespace
 
@@ -348,5 +399,6 @@ constinit const WeightFormat q3_k_format = kFormat<Q3_K>;
 constinit const WeightFormat q4_k_format = kFormat<Q4_K>;
 constinit const WeightFormat q5_k_format = kFormat<Q5_K>;
 constinit const WeightFormat q6_k_format = kFormat<Q6_K>;
+constinit const WeightFormat iq4_xs_format = kFormat<IQ4_XS>;
 
 }  // namespace zinc::ZINC_LEVEL

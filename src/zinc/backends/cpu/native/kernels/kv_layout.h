@@ -7,6 +7,9 @@
 //        f16  [16][head_dim_v]
 //        q8   [16][head_dim_v] s8, then [16][head_dim_v/32] f16 scales
 //
+// With v_from_k (latent attention) there is no V: a position's values are the last head_dim_v dimensions of
+// its key.
+//
 // K has its positions in the lanes so that one query against 16 keys is head_dim broadcasts and fused
 // multiply-adds: no transposition, no horizontal sum, and one order of summation for any number of queries.
 //
@@ -35,7 +38,7 @@ static inline int64_t kv_bytes(const KVLayer& c, int dim) {
     return int64_t{c.n_blocks} * c.n_heads * (c.block_tokens / kKvTile) * kv_tile_bytes(dim, c.q8);
 }
 static inline int64_t kv_k_bytes(const KVLayer& c) { return kv_bytes(c, c.head_dim); }
-static inline int64_t kv_v_bytes(const KVLayer& c) { return kv_bytes(c, c.head_dim_v); }
+static inline int64_t kv_v_bytes(const KVLayer& c) { return c.v_from_k ? 0 : kv_bytes(c, c.head_dim_v); }
 
 // The tile that holds `position`, whose block is `block`.
 static inline std::byte* kv_tile(const Bytes& bytes, const KVLayer& c, int dim, int block, int head,
@@ -65,13 +68,15 @@ static inline int kv_block(const Batch& batch, const KVLayer& c, int sequence, i
 
 // Throws std::invalid_argument when the kernels cannot hold such a cache.
 static inline void kv_check(int n_blocks, int block_tokens, int n_heads, int head_dim, int head_dim_v,
-                            bool q8) {
+                            bool q8, bool v_from_k = false) {
     auto require = [](bool ok, const std::string& text) {
         if (!ok) throw std::invalid_argument("KV cache: " + text);
     };
     require(n_blocks > 0 && n_heads > 0, "the numbers of blocks and heads must be positive");
     require(block_tokens > 0 && block_tokens % kKvTile == 0,
             "tokens a block must be a positive multiple of 16, not " + std::to_string(block_tokens));
+    require(!v_from_k || head_dim_v <= head_dim,
+            "values that are part of the keys cannot be longer than they are");
     for (int dim : {head_dim, head_dim_v}) {
         require(dim > 0 && dim % 16 == 0 && dim <= kMaxHeadDim,
                 "a head dimension must be a multiple of 16 up to 576, not " + std::to_string(dim));
@@ -85,7 +90,7 @@ static inline void kv_copy_block(KVLayer& c, int src, int dst) {
         throw std::invalid_argument("KV cache: copy_block outside the cache");
     const int64_t k = kv_k_bytes(c) / c.n_blocks, v = kv_v_bytes(c) / c.n_blocks;
     std::memmove(c.k.data + dst * k, c.k.data + src * k, static_cast<size_t>(k));
-    std::memmove(c.v.data + dst * v, c.v.data + src * v, static_cast<size_t>(v));
+    if (v) std::memmove(c.v.data + dst * v, c.v.data + src * v, static_cast<size_t>(v));
 }
 
 // Floats back out of the cache, for tests and for `zinc verify`: positions [0, n_tokens) of a sequence whose
@@ -101,7 +106,6 @@ static inline void kv_read(const KVLayer& c, const int32_t* blocks, int n_tokens
         if (block < 0 || block >= c.n_blocks) throw std::invalid_argument("KV cache: no such block");
         for (int h = 0; h < c.n_heads; ++h) {
             const std::byte* kt = kv_k_tile(c, block, h, t);
-            const std::byte* vt = kv_v_tile(c, block, h, t);
             for (int d = 0; d < c.head_dim; ++d, ++k) {
                 if (!c.q8) {
                     *k = half(kt, d * kKvTile + lane);
@@ -111,7 +115,12 @@ static inline void kv_read(const KVLayer& c, const int32_t* blocks, int n_tokens
                 *k = half(kt + kKvTile * c.head_dim, d / kKvGroup * kKvTile + lane) *
                      static_cast<float>(quant);
             }
+            const std::byte* vt = c.v_from_k ? nullptr : kv_v_tile(c, block, h, t);
             for (int d = 0; d < c.head_dim_v; ++d, ++v) {
+                if (c.v_from_k) {
+                    *v = k[d - c.head_dim_v];
+                    continue;
+                }
                 if (!c.q8) {
                     *v = half(vt, int64_t{lane} * c.head_dim_v + d);
                     continue;

@@ -8,17 +8,20 @@
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kMaxPanelRows = 512;  // activation rows a product takes at once: its sums stay in the cache
+inline constexpr int kMaxPanelRows =
+    512;  // activation rows a product takes at once: its sums stay in the cache
 
 struct LinearGrid {
     int units, unit_step, n_unit_chunks;
     int rows, row_step, n_panels;
 
-    // Decode: chunks of some tens of KiB of weights, several a thread, so that a thread that is late or disturbed leaves
-    // its share to the others. Prefill: the same number of chunks; rows are split only where units do not suffice.
+    // Decode: chunks of some tens of KiB of weights, several a thread, so that a thread that is late or
+    // disturbed leaves its share to the others. Prefill: the same number of chunks; rows are split only where
+    // units do not suffice.
     LinearGrid(int n_units, int n_rows, int64_t unit_bytes, int n_threads) : units(n_units), rows(n_rows) {
         const int wanted = n_threads == 1 ? 1 : n_threads * 8;
-        const int smallest = n_rows > 4 ? 1 : static_cast<int>(std::max<int64_t>(1, 24576 / std::max<int64_t>(1, unit_bytes)));
+        const int smallest =
+            n_rows > 4 ? 1 : static_cast<int>(std::max<int64_t>(1, 24576 / std::max<int64_t>(1, unit_bytes)));
         unit_step = std::max({1, smallest, units / wanted});
         n_unit_chunks = (units + unit_step - 1) / unit_step;
         n_panels = (rows + kMaxPanelRows - 1) / kMaxPanelRows;
@@ -29,30 +32,37 @@ struct LinearGrid {
     int chunks() const { return n_unit_chunks * n_panels; }
 
     // f(unit, first row, number of rows) for every unit of a chunk.
-    template <class F> void each(int chunk, F&& f) const {
+    template <class F>
+    void each(int chunk, F&& f) const {
         const int first = chunk % n_unit_chunks * unit_step, row = chunk / n_unit_chunks * row_step;
         const int n = std::min(row_step, rows - row);
         for (int unit = first; n > 0 && unit < std::min(units, first + unit_step); ++unit) f(unit, row, n);
     }
 };
 
+// Packed matrices of this level.
+inline void require_packed(const Launch& l, const Operand& w, const char* name) {
+    require(l, w.tensor && w.tensor->format, std::string(name) + " must be a packed matrix");
+    bool ours = false;
+    for (auto f = kFormats; *f; ++f) ours |= *f == w.tensor->format;
+    require(l, ours, std::string(name) + " was packed for another SIMD level");
+}
+
 // A packed matrix of this level over rows of `x`.
 inline void require_weight(const Launch& l, const Operand& w, const Operand& x, const char* name) {
-    require(l, w.tensor && w.tensor->format, std::string(name) + " must be a packed matrix");
+    require_packed(l, w, name);
     const PackedTensor& t = *w.tensor;
-    bool ours = false;
-    for (auto f = kFormats; *f; ++f) ours |= *f == t.format;
-    require(l, ours, std::string(name) + " was packed for another SIMD level");
     require(l, t.planes == 1, std::string(name) + " has " + std::to_string(t.planes) + " planes, not 1");
     require_rows(l, x, "x", t.format->activation, t.cols);
 }
 
 // Sums of one product and the pointers to its activation rows, in the thread's scratch.
 struct LinearScratch {
-    float* out;            // [n][kOutStride]
-    const std::byte** x;   // [n]
+    float* out;           // [n][kOutStride]
+    const std::byte** x;  // [n]
     LinearScratch(Scratch& scratch, const Operand& operand, int first, int n) {
-        auto* bytes = scratch.get<std::byte>(static_cast<size_t>(n) * (kOutStride * sizeof(float) + sizeof(void*)));
+        auto* bytes =
+            scratch.get<std::byte>(static_cast<size_t>(n) * (kOutStride * sizeof(float) + sizeof(void*)));
         out = reinterpret_cast<float*>(bytes);
         x = reinterpret_cast<const std::byte**>(bytes + static_cast<size_t>(n) * kOutStride * sizeof(float));
         for (int t = 0; t < n; ++t) x[t] = operand.row<std::byte>(first + t);

@@ -37,7 +37,13 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     grid(l, b).each(chunk, [&](int tile, int first, int n) {
         const LinearScratch s(scratch, l.in[0], first, n);
         if (gate.format == up.format) {
-            gate.format->matmul({{gate.tile(0, tile), up.tile(0, tile)}, 2, gate.cols, s.x, n, s.out});
+            gate.format->matmul({{gate.tile(0, tile), up.tile(0, tile)},
+                                 2,
+                                 gate.cols,
+                                 s.x,
+                                 n,
+                                 s.out,
+                                 gate.tile(0, tile + 1)});
         } else {
             gate.format->matmul({{gate.tile(0, tile), nullptr}, 1, gate.cols, s.x, n, s.out});
             up.format->matmul({{up.tile(0, tile), nullptr}, 1, up.cols, s.x, n, s.out + kTileRows});
@@ -45,7 +51,8 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
         const int64_t row = int64_t{tile} * kTileRows;
         const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, gate.rows - row));
         for (int t = 0; t < n; ++t) {
-            F32x16 g = F32x16::load(s.out + t * kOutStride), u = F32x16::load(s.out + t * kOutStride + kTileRows);
+            F32x16 g = F32x16::load(s.out + t * kOutStride),
+                   u = F32x16::load(s.out + t * kOutStride + kTileRows);
             if (l.in[3]) g = g + F32x16::load_n(l.in[3].tensor->vector() + row, lanes);
             if (l.in[4]) u = u + F32x16::load_n(l.in[4].tensor->vector() + row, lanes);
             glu(p, g, u).store_n(l.out[0].row(first + t) + row, lanes);

@@ -1,9 +1,9 @@
 // exp2, exp, tanh, sigmoid and the gated activations on sixteen lanes, to about one unit in the last place.
 //
-// exp2(x) = 2^n * p(x - n) with n = round(x): exact reduction, one polynomial. exp does the same with x = n
-// ln 2 + f, ln 2 in two parts. Polynomials are minimax fits in relative error whose constant term is exactly
-// 1, so that exp(0) = 1 exactly: a softmax whose maximum did not move rescales by nothing. -inf gives 0,
-// large arguments give inf, NaN stays NaN.
+// exp2(x) = 2^n * p(x - n) with n = round(x): exact reduction, one polynomial. exp does the same with
+// x = n * ln 2 + f, ln 2 in two parts. Polynomials are minimax fits in relative error whose constant term is
+// exactly 1, so that exp(0) = 1: a softmax whose maximum did not move rescales by nothing.
+// -inf gives 0, large arguments give inf, NaN stays NaN.
 #pragma once
 
 #include "../simd.h"
@@ -73,12 +73,11 @@ struct Glu {
     float alpha = 1.702f, limit = 7.0f;  // clamped_swiglu alone
 };
 
-// act(gate) * up, and for clamped_swiglu g sigmoid(alpha g) (u + 1) with g = min(gate, limit), u = clamp(up,
-// +-limit).
+// act(gate) * up, but clamped_swiglu is g sigmoid(alpha g) (u + 1) with g = min(gate, limit) and u clamped to
+// +-limit.
 inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
     switch (p.act) {
-        case Activation::gelu:
-            return gelu(gate) * up;
+        case Activation::gelu: return gelu(gate) * up;
         case Activation::relu_squared: {
             const F32x16 r = max(F32x16::zero(), gate);
             return r * r * up;
@@ -89,8 +88,7 @@ inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
             const F32x16 u = min(limit, max(F32x16::zero() - limit, up));
             return g / (one + exp(F32x16::set1(-p.alpha) * g)) * (u + one);
         }
-        default:
-            return silu(gate) * up;
+        default: return silu(gate) * up;
     }
 }
 

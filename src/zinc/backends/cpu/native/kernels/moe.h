@@ -1,52 +1,114 @@
-// What the products over experts share: the runs of slots of each expert, as group_experts left them.
+// What the products over experts share: the runs of slots of each expert, as group_experts left them, and the
+// rows of a run on their way through the expert's weights.
 //
-// A slot is token * top_k + rank. `order` lists the slots by expert, `starts` where the run of each expert begins.
+// A slot is token * top_k + rank. `order` lists the slots by expert, `starts` where the run of each expert
+// begins.
 #pragma once
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "linear.h"
 #include "rows.h"
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kMaxRunRows = 128;  // rows of an expert that go through its weights at once
+inline constexpr int kMaxRunRows = 128;  // rows of an expert that pass a tile of its weights at once
+
+template <class T>
+T* grow(Bytes& bytes, size_t count) {
+    if (bytes.size < count * sizeof(T)) bytes = Bytes(count * sizeof(T) * 5 / 4);
+    return reinterpret_cast<T*>(bytes.data);
+}
 
 // A view of order and starts.
 class Runs {
 public:
-    Runs(const Operand& order, const Operand& starts)
-        : order_(order), starts_(starts.row(0)), top_k_(order.cols), n_experts_(starts.cols - 1) {}
-    int first(int expert) const { return static_cast<int>(starts_[expert]); }
-    int end(int expert) const { return first(expert + 1); }
+    Runs(const Operand& order, const Operand& starts, int n_tokens)
+        : order_(order),
+          starts_(starts.row(0)),
+          top_k_(order.cols),
+          n_experts_(starts.cols - 1),
+          n_slots_(n_tokens * order.cols) {}
+
+    int first(int expert) const { return start(expert); }
+    int end(int expert) const { return std::max(start(expert), start(expert + 1)); }
     // The expert whose run has position `at`.
     int expert(int at) const {
-        return static_cast<int>(std::upper_bound(starts_, starts_ + n_experts_ + 1, static_cast<float>(at)) - starts_) - 1;
+        const float* above = std::upper_bound(starts_ + 1, starts_ + n_experts_, static_cast<float>(at));
+        return static_cast<int>(above - starts_) - 1;
     }
-    int slot(int at) const { return static_cast<int>(order_.row(at / top_k_)[at % top_k_]); }
+    int slot(int at) const {
+        const int slot = static_cast<int>(order_.row(at / top_k_)[at % top_k_]);
+        if (slot < 0 || slot >= n_slots_)
+            throw std::out_of_range("order names a slot that the step does not have");
+        return slot;
+    }
+    // f(first position, count) for the run of an expert, in panels of nearly equal size.
+    template <class F>
+    void panels(int expert, F&& f) const {
+        const int from = first(expert), n = end(expert) - from, count = (n + kMaxRunRows - 1) / kMaxRunRows;
+        for (int i = 0; i < count; ++i) f(from + n * i / count, n * (i + 1) / count - n * i / count);
+    }
 
 private:
+    int start(int expert) const { return std::clamp(static_cast<int>(starts_[expert]), 0, n_slots_); }
+
     const Operand& order_;
     const float* starts_;
-    int top_k_, n_experts_;
+    int top_k_, n_experts_, n_slots_;
 };
 
-// order, starts and a weight of so many experts.
-inline void require_runs(const Launch& l, const Operand& order, const Operand& starts, const Operand& weight) {
-    require_rows(l, order, "order", Act::f32);
-    require(l, weight.tensor && weight.tensor->format, "the experts must be packed matrices");
-    require_rows(l, starts, "starts", Act::f32, weight.tensor->planes + 1);
+// Rows of a run in the thread's scratch: activation rows, sums of a product, and what the op keeps of each.
+struct RunRows {
+    int n;
+    float* sums;          // [n][kOutStride]
+    float* floats;        // as many as asked for
+    const std::byte** x;  // [n]
+    float* weights;       // [n]
+    int* slots;           // [n]
+    RunRows(Scratch& scratch, int n_rows, size_t n_floats) : n(n_rows) {
+        const auto rows = static_cast<size_t>(n_rows);
+        n_floats = (n_floats + 15) / 16 * 16;
+        auto* at = scratch.get<std::byte>(rows * (kOutStride * 4 + sizeof(void*) + 8) + n_floats * 4);
+        sums = reinterpret_cast<float*>(at);
+        floats = sums + rows * kOutStride;
+        x = reinterpret_cast<const std::byte**>(floats + n_floats);
+        weights = reinterpret_cast<float*>(x + rows);
+        slots = reinterpret_cast<int*>(weights + rows);
+    }
+};
+
+// Rows of a run times one or two tiles, after which `next` will be read.
+inline TileMatmul product(const RunRows& rows, const std::byte* a, const std::byte* b, const std::byte* next,
+                          int64_t cols) {
+    return {{a, b}, b ? 2 : 1, cols, rows.x, rows.n, rows.sums, next};
 }
 
-// A flat vector with `cols` values of each expert.
-inline void require_expert_vector(const Launch& l, const Operand& o, const char* name, const PackedTensor& w) {
+// Asks for the beginning of a stream of weights.
+inline void warm(const std::byte* weights) {
+    for (int i = 0; i < 4096; i += 64) __builtin_prefetch(weights + i);
+}
+
+// order, starts and weights of so many experts, over rows that are one of `runs` parts of x.
+inline void require_experts(const Launch& l, const Operand& w, const Operand& order, const Operand& starts,
+                            const char* name) {
+    require_packed(l, w, name);
+    require_rows(l, order, "order", Act::f32);
+    require_rows(l, starts, "starts", Act::f32, w.tensor->planes + 1);
+}
+
+// A flat vector with a value for each row of each expert.
+inline void require_expert_vector(const Launch& l, const Operand& o, const char* name,
+                                  const PackedTensor& w) {
     if (o) require_vector(l, o, name, w.planes * w.rows);
 }
 
-// Bytes from run to run in a row of `h`; a run is a row of its own unless it is floats (see Value.runs of the graph).
+// Bytes from run to run in a row of h; a run is a row of its own unless it is floats (Value.runs of the
+// graph).
 inline int64_t run_bytes(Act act, int64_t ff) { return act == Act::f32 ? ff * 4 : row_bytes(act, ff); }
 
-inline void require_hidden_runs(const Launch& l, const Operand& h, int top_k, int64_t ff) {
+inline void require_runs_of(const Launch& l, const Operand& h, int top_k, int64_t ff) {
     require_rows(l, h, "h", top_k * ff);
     require(l, h.stride >= top_k * run_bytes(h.act, ff), "the runs of h do not fit its rows");
 }

@@ -5,8 +5,7 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-// in: x f32, weight? (vector of cols or of group), residual? f32; out: y f32 or q8. y may alias x or
-// residual.
+// in: x f32, weight? (vector of cols or of group), residual? f32; out: y f32 or q8, may alias x or residual
 struct Params {
     float eps;
     int group;

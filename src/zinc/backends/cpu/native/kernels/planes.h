@@ -1,27 +1,32 @@
 // How the integers of a weight tile lie in memory.
 //
-// A tile has 16 rows. Its k run in groups of four; the four values of each row are adjacent, so a group is one vector of
-// 16 x 4 bytes, the form in which the 8-bit dot product of every machine takes them:
+// A tile has 16 rows. Its k run in groups of four; the four values of each row are adjacent, so a group is
+// one vector of 16 x 4 bytes, the form in which the 8-bit dot product of every machine takes them:
 //
 //   byte 4 r + j of group g = row r, k = 4 g + j
 //
-// Values of fewer than 8 bits are cut into planes of 1, 2 or 4 bits. A plane puts 8 / bits groups into each vector, so
-// that unpacking a group is one load, one shift and one mask: group g is in vector g % n, at bit (g / n) * bits, where n
-// is the number of vectors of the plane in a chunk (of 16 groups for K-quants, 8 for blocks of 32).
+// Values of fewer than 8 bits are cut into planes of 1, 2 or 4 bits. A plane puts 8 / bits groups into each
+// vector, so that unpacking a group is one load, one shift and one mask: group g is in vector g % n, at bit
+// (g / n) * bits, where n is the number of vectors of the plane in a chunk (of 16 groups for K-quants, 8 for
+// blocks of 32).
 #pragma once
 
+#include <array>
 #include <cstring>
+#include <iterator>
 
 #include "../simd.h"
 
 namespace zinc::ZINC_LEVEL {
 
-template <int kBits, int kGroups> struct Plane {
+template <int kBits, int kGroups>
+struct Plane {
     static constexpr int kVectors = kGroups * kBits / 8;
     static constexpr int kBytes = kVectors * 64;
 
     // Group g with its values in bits [at, at + kBits) of each byte.
-    template <int g, int at> static U8x64 get(const std::byte* plane) {
+    template <int g, int at>
+    static U8x64 get(const std::byte* plane) {
         constexpr int from = g / kVectors * kBits;
         const U8x64 raw = U8x64::load(plane + g % kVectors * 64);
         if constexpr (kBits == 8) return raw;
@@ -41,13 +46,15 @@ template <int kBits, int kGroups> struct Plane {
 };
 
 // Values of kLow + kHigh bits in two planes, one after the other (kHigh may be 0).
-template <int kLow, int kHigh, int kGroups> struct Quants {
+template <int kLow, int kHigh, int kGroups>
+struct Quants {
     using Low = Plane<kLow, kGroups>;
     using High = Plane<kHigh, kGroups>;
     static constexpr int kBits = kLow + kHigh;
     static constexpr int kBytes = Low::kBytes + High::kBytes;
 
-    template <int g> static U8x64 get(const std::byte* chunk) {
+    template <int g>
+    static U8x64 get(const std::byte* chunk) {
         const U8x64 low = Low::template get<g, 0>(chunk);
         if constexpr (kHigh == 0) {
             return low;
@@ -63,5 +70,31 @@ template <int kLow, int kHigh, int kGroups> struct Quants {
             High::put(chunk + Low::kBytes, g, row, four >> kLow & ((1u << kHigh) - 1) * 0x01010101u);
     }
 };
+
+// The sixteen values of IQ4_NL and IQ4_XS, in the storage of 8-bit weights.
+inline constexpr std::array<uint8_t, 16> kIQ4Values = [] {
+    constexpr int kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    std::array<uint8_t, 16> table{};
+    for (size_t i = 0; i < 16; ++i) table[i] = static_cast<uint8_t>(kValues[i] + kOffset8);
+    return table;
+}();
+
+// A format with a kTable stores indices into it; kDotBits is then the width of what they stand for.
+template <class F>
+U8x64 looked_up(U8x64 u) {
+    if constexpr (requires { F::kTable; }) {
+        return lookup(U8x64::repeat(std::data(F::kTable)), u);
+    } else {
+        return u;
+    }
+}
+template <class F>
+constexpr int dot_bits() {
+    if constexpr (requires { F::kTable; }) {
+        return F::kDotBits;
+    } else {
+        return F::kLow + F::kHigh;
+    }
+}
 
 }  // namespace zinc::ZINC_LEVEL

@@ -74,7 +74,8 @@ int chunks(const Launch& launch, const Batch& batch, int) {
 void run(const Launch& launch, const Batch& batch, int chunk, Scratch&) {
     const Operand &x = launch.in[0], &y = launch.out[0];
     const int last = std::min(launch.rows(batch), (chunk + 1) * kRowsPerChunk);
-    for (int t = chunk * kRowsPerChunk; t < last; ++t) quantize_row(x.row(t), x.cols, y.act, y.row<std::byte>(t));
+    for (int t = chunk * kRowsPerChunk; t < last; ++t)
+        quantize_row(x.row(t), x.cols, y.act, y.row<std::byte>(t));
 }
 
 }  // namespace
@@ -92,7 +93,9 @@ void quantize_part(const float* x, int first, int n, int cols, Act act, std::byt
     }
 }
 
-void quantize_row(const float* x, int cols, Act act, std::byte* dst) { quantize_part(x, 0, cols, cols, act, dst); }
+void quantize_row(const float* x, int cols, Act act, std::byte* dst) {
+    quantize_part(x, 0, cols, cols, act, dst);
+}
 
 const Kernel quantize_kernel{"quantize", prepare, chunks, run};
 

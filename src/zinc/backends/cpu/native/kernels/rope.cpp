@@ -1,5 +1,4 @@
-// rope_table and rope_store: everything between the q, k, v projections and attention in one pass over a
-// token.
+// rope_table and rope_store: all that lies between the q, k, v projections and attention, in one pass.
 //
 // rope_table makes the cosines and sines of a step once for all layers. rope_store normalises and rotates the
 // heads of q and k and writes k and v into the cache, so that keys and values are rounded (f16) or quantised
@@ -72,14 +71,15 @@ void prepare_store(Launch& l, const Attrs& attrs) {
     if (p.rope_dims) require_rows(l, l.in[kTab], "the table", Act::f32, p.rope_dims);
     if (l.in[kQNorm]) require_vector(l, l.in[kQNorm], "q_norm", p.head_dim);
     if (l.in[kKNorm]) require_vector(l, l.in[kKNorm], "k_norm", p.head_dim);
-    require(l, !l.in[kK] == !l.in[kV] && !l.in[kK] == !l.in[kCache],
+    const bool stores = l.in[kCache].kv, stores_v = stores && !l.in[kCache].kv->v_from_k;
+    require(l, stores == !!l.in[kK] && stores_v == !!l.in[kV],
             "k, v and the cache come together or not at all");
     if (const KVLayer* kv = l.in[kCache].kv) {
         require(l, kv->n_heads == p.n_kv_heads && kv->head_dim == p.head_dim,
                 "the cache has other heads than the attributes say");
         p.head_dim_v = kv->head_dim_v;
         require_rows(l, l.in[kK], "k", Act::f32, p.n_kv_heads * p.head_dim);
-        require_rows(l, l.in[kV], "v", Act::f32, p.n_kv_heads * p.head_dim_v);
+        if (stores_v) require_rows(l, l.in[kV], "v", Act::f32, p.n_kv_heads * p.head_dim_v);
     }
 }
 
@@ -200,8 +200,8 @@ void store_value(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
 void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const Params& p = l.as<Params>();
     const StoreGrid grid(p, batch.n_tokens);
-    const int first = chunk / grid.head_pieces * StoreGrid::kTokens,
-              head0 = chunk % grid.head_pieces * grid.heads_step;
+    const int first = chunk / grid.head_pieces * StoreGrid::kTokens;
+    const int head0 = chunk % grid.head_pieces * grid.heads_step;
     const int last = std::min(batch.n_tokens, first + StoreGrid::kTokens);
     const int head1 = std::min(p.n_kv_heads, head0 + grid.heads_step), queries = p.n_heads / p.n_kv_heads;
     const float* q_norm = l.in[kQNorm] ? l.in[kQNorm].tensor->vector() : nullptr;
@@ -213,8 +213,7 @@ void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
         const int position = batch.positions[t];
         const int block = kv ? kv_block(batch, *kv, batch.sequence[t], position) : -1;
         if (kv && (t == first || position % kKvTile == 0)) {
-            // One token's key touches every line of its tile: ask for them before the arithmetic, all at
-            // once.
+            // One token's key touches every line of its tile: ask for all of them before the arithmetic.
             for (int h = head0; h < head1; ++h) {
                 const std::byte* tile = kv_k_tile(*kv, block, h, position);
                 for (int64_t i = 0; i < kv_tile_bytes(p.head_dim, kv->q8); i += 64)
@@ -229,6 +228,7 @@ void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
             const int lane = position % kKvTile;
             transform(p, l.in[kK].row(t) + h * p.head_dim, k_norm, tab, head);
             store_key(*kv, head, lane, kv_k_tile(*kv, block, h, position));
+            if (kv->v_from_k) continue;
             const float* v = l.in[kV].row(t) + h * p.head_dim_v;
             if (p.v_norm) {
                 normalise(v, nullptr, p.eps, p.head_dim_v, head);

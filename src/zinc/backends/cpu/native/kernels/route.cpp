@@ -1,6 +1,7 @@
 // route and group_experts: which experts each token goes to, and the tokens of each expert side by side.
 //
-// Everything of a token depends on its own logits alone. Of equal scores the first expert wins, as in the reference.
+// Everything of a token depends on its own logits alone. Of equal scores the first expert wins, as in the
+// reference.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -169,7 +170,8 @@ void run_group(const Launch& l, const Batch& batch, int, Scratch& scratch) {
         const float* ids = l.in[0].row(t);
         for (int i = 0; i < top_k; ++i) {
             if (!(ids[i] >= 0 && ids[i] < static_cast<float>(n_experts)))
-                throw std::invalid_argument("group_experts: a token was sent to an expert that does not exist");
+                throw std::invalid_argument(
+                    "group_experts: a token was sent to an expert that does not exist");
             ++next[static_cast<int>(ids[i]) + 1];
         }
     }

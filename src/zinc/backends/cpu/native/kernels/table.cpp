@@ -1,9 +1,10 @@
 // This level's tables: its kernels by table.inc, its weight formats, its peak.
+#include "table.h"
+
 #include <iterator>
 
 #include "../kernel.h"
 #include "../simd.h"
-#include "table.h"
 #include "weights.h"
 
 #define ZINC_TEXT(x) #x

@@ -1,8 +1,9 @@
 // Sixteen lanes in two ymm registers: AVX2, FMA and F16C.
 //
-// AVX2 has no dot product of bytes. maddubs multiplies u8 by s8 and adds neighbours into int16, saturating at 32767, so
-// Dot4 sums in int16 for as many groups of four k as the width of the weights allows (two products of u and 127 at most
-// a lane and group) and widens then. Weights of the full eight bits are kept signed and go through |w| * sign(x, w).
+// AVX2 has no dot product of bytes. maddubs multiplies u8 by s8 and adds neighbours into int16, saturating at
+// 32767, so Dot4 sums in int16 for as many groups of four k as the width of the weights allows (two products
+// of u and 127 at most a lane and group) and widens then. Weights of the full eight bits are kept signed and
+// go through |w| * sign(x, w).
 #pragma once
 
 #include <immintrin.h>
@@ -27,11 +28,16 @@ struct I32x16 {
     // Lanes as int8, saturated.
     void store_i8(int8_t* p) const {
         const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0b11011000);
-        const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        const __m128i bytes =
+            _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
     }
-    friend I32x16 operator+(I32x16 x, I32x16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-    friend I32x16 operator-(I32x16 x, I32x16 y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+    friend I32x16 operator+(I32x16 x, I32x16 y) {
+        return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+    }
+    friend I32x16 operator-(I32x16 x, I32x16 y) {
+        return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)};
+    }
     friend I32x16 operator*(I32x16 x, I32x16 y) {
         return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)};
     }
@@ -107,14 +113,16 @@ struct F32x16 {
         constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         return {_mm256_round_ps(x.a, kMode), _mm256_round_ps(x.b, kMode)};
     }
-    // x * 2^n for integral n, into the subnormals and up to infinity: by halves, so that both powers are normal.
+    // x * 2^n for integral n, into the subnormals and up to infinity: by halves, so that both powers are
+    // normal.
     friend F32x16 ldexp(F32x16 x, F32x16 n) {
         auto scale = [](__m256 value, __m256 power) {
             const __m256 low = _mm256_set1_ps(-250), high = _mm256_set1_ps(250);
             const __m256i whole = _mm256_cvtps_epi32(_mm256_min_ps(high, _mm256_max_ps(low, power)));
             const __m256i half = _mm256_srai_epi32(whole, 1), rest = _mm256_sub_epi32(whole, half);
             auto power_of_two = [](__m256i e) {
-                return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
+                return _mm256_castsi256_ps(
+                    _mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
             };
             return _mm256_mul_ps(_mm256_mul_ps(value, power_of_two(half)), power_of_two(rest));
         };
@@ -145,7 +153,9 @@ struct F32x16 {
         return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
     }
     friend I32x16 bits(F32x16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
-    friend I32x16 to_i32(F32x16 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }  // nearest even
+    friend I32x16 to_i32(F32x16 x) {
+        return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)};
+    }  // nearest even
 
 private:
     static __m256i first_lanes(int n) {
@@ -154,7 +164,10 @@ private:
 };
 
 inline F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-template <int N> I32x16 shl(I32x16 x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+template <int N>
+I32x16 shl(I32x16 x) {
+    return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
+}
 
 // Sixty-four bytes: sixteen rows x four k.
 struct U8x64 {
@@ -166,16 +179,36 @@ struct U8x64 {
     static U8x64 set1(uint8_t x) {
         return {_mm256_set1_epi8(static_cast<char>(x)), _mm256_set1_epi8(static_cast<char>(x))};
     }
+    static U8x64 repeat(const void* sixteen) {
+        const __m256i twice =
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(sixteen)));
+        return {twice, twice};
+    }
     void store(void* p) const {
         _mm256_storeu_si256(static_cast<__m256i*>(p), a);
         _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, b);
     }
-    friend U8x64 operator&(U8x64 x, U8x64 y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
-    friend U8x64 operator|(U8x64 x, U8x64 y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+    friend U8x64 operator&(U8x64 x, U8x64 y) {
+        return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)};
+    }
+    friend U8x64 operator|(U8x64 x, U8x64 y) {
+        return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
+    }
 };
 // Every byte shifted; what crosses a byte's edge is undefined, so mask it away.
-template <int N> U8x64 shr(U8x64 x) { return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)}; }
-template <int N> U8x64 shl(U8x64 x) { return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)}; }
+template <int N>
+U8x64 shr(U8x64 x) {
+    return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)};
+}
+template <int N>
+U8x64 shl(U8x64 x) {
+    return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};
+}
+
+// The entry of each index < 16 in a table of sixteen bytes that was repeated.
+inline U8x64 lookup(U8x64 table, U8x64 index) {
+    return {_mm256_shuffle_epi8(table.a, index.a), _mm256_shuffle_epi8(table.b, index.b)};
+}
 
 // Thirty-two int16: a pair for each of sixteen rows.
 struct I16x32 {
@@ -193,15 +226,23 @@ struct I16x32 {
         _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, b);
     }
     I32x16 even() const {
-        return {_mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16), _mm256_srai_epi32(_mm256_slli_epi32(b, 16), 16)};
+        return {_mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16),
+                _mm256_srai_epi32(_mm256_slli_epi32(b, 16), 16)};
     }
     I32x16 odd() const { return {_mm256_srai_epi32(a, 16), _mm256_srai_epi32(b, 16)}; }
     friend I16x32 operator&(I16x32 x, int16_t mask) {
-        return {_mm256_and_si256(x.a, _mm256_set1_epi16(mask)), _mm256_and_si256(x.b, _mm256_set1_epi16(mask))};
+        return {_mm256_and_si256(x.a, _mm256_set1_epi16(mask)),
+                _mm256_and_si256(x.b, _mm256_set1_epi16(mask))};
     }
 };
-template <int N> I16x32 shr(I16x32 x) { return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)}; }
-template <int N> I16x32 shl(I16x32 x) { return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)}; }
+template <int N>
+I16x32 shr(I16x32 x) {
+    return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)};
+}
+template <int N>
+I16x32 shl(I16x32 x) {
+    return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};
+}
 inline I16x32 operator-(I16x32 x) {
     const __m256i zero = _mm256_setzero_si256();
     return {_mm256_sub_epi16(zero, x.a), _mm256_sub_epi16(zero, x.b)};
@@ -213,7 +254,8 @@ inline I32x16 dot2(I32x16 acc, I16x32 x, int32_t pair) {
     return acc + I32x16{_mm256_madd_epi16(x.a, y), _mm256_madd_epi16(x.b, y)};
 }
 
-// acc + the dot product of each lane's four u8 with `four`, four s8. Bits 0..6 and bit 7 go apart, lest maddubs saturate.
+// acc + the dot product of each lane's four u8 with `four`, four s8. Bits 0..6 and bit 7 go apart, lest
+// maddubs saturate.
 inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     const __m256i x = _mm256_set1_epi32(four), one = _mm256_set1_epi16(1), two = _mm256_set1_epi16(2);
     auto dot = [&](__m256i u) {
@@ -225,9 +267,10 @@ inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     return acc + I32x16{dot(w.a), dot(w.b)};
 }
 
-// Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned weights; 8
-// means the full range in the level's own storage (kOffset8).
-template <int kBits> struct Dot4 {
+// Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned
+// weights; 8 means the full range in the level's own storage (kOffset8).
+template <int kBits>
+struct Dot4 {
     static constexpr int kRun = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
     static_assert(kBits == 8 || kRun * 2 * ((1 << kBits) - 1) * 127 <= 32767);
     __m256i a = _mm256_setzero_si256(), b = _mm256_setzero_si256();
@@ -250,5 +293,6 @@ private:
 
 // The register block of the matrix product: tiles of 16 rows x activation rows.
 inline constexpr int kTileBlock = 1, kTokenBlock = 3;
+inline constexpr int kFewRows = 2;  // and of the product that unpacks weights in registers
 
 }  // namespace zinc::ZINC_LEVEL

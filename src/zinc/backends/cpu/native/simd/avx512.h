@@ -6,7 +6,7 @@
 namespace zinc::ZINC_LEVEL {
 
 inline constexpr int kVectorRegisters = 32;  // sixteen-lane values that fit in registers
-inline constexpr int kOffset8 = 128;         // 8-bit weights are stored as u8 = s8 + kOffset8 (Dot4's unsigned side)
+inline constexpr int kOffset8 = 128;  // 8-bit weights are stored as u8 = s8 + kOffset8 (Dot4's unsigned side)
 
 struct I32x16 {
     __m512i v;
@@ -83,20 +83,35 @@ struct F32x16 {
 };
 
 inline F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-template <int N> I32x16 shl(I32x16 a) { return {_mm512_slli_epi32(a.v, N)}; }
+template <int N>
+I32x16 shl(I32x16 a) {
+    return {_mm512_slli_epi32(a.v, N)};
+}
 
 // Sixty-four bytes: sixteen rows x four k.
 struct U8x64 {
     __m512i v;
     static U8x64 load(const void* p) { return {_mm512_loadu_si512(p)}; }
     static U8x64 set1(uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
+    static U8x64 repeat(const void* sixteen) {
+        return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(sixteen)))};
+    }
     void store(void* p) const { _mm512_storeu_si512(p, v); }
     friend U8x64 operator&(U8x64 a, U8x64 b) { return {_mm512_and_si512(a.v, b.v)}; }
     friend U8x64 operator|(U8x64 a, U8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
 };
 // Every byte shifted; what crosses a byte's edge is undefined, so mask it away.
-template <int N> U8x64 shr(U8x64 a) { return {_mm512_srli_epi16(a.v, N)}; }
-template <int N> U8x64 shl(U8x64 a) { return {_mm512_slli_epi16(a.v, N)}; }
+template <int N>
+U8x64 shr(U8x64 a) {
+    return {_mm512_srli_epi16(a.v, N)};
+}
+template <int N>
+U8x64 shl(U8x64 a) {
+    return {_mm512_slli_epi16(a.v, N)};
+}
+
+// The entry of each index < 16 in a table of sixteen bytes that was repeated.
+inline U8x64 lookup(U8x64 table, U8x64 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
 
 // Thirty-two int16: a pair for each of sixteen rows.
 struct I16x32 {
@@ -108,10 +123,18 @@ struct I16x32 {
     void store(void* p) const { _mm512_storeu_si512(p, v); }
     I32x16 even() const { return {_mm512_srai_epi32(_mm512_slli_epi32(v, 16), 16)}; }
     I32x16 odd() const { return {_mm512_srai_epi32(v, 16)}; }
-    friend I16x32 operator&(I16x32 a, int16_t mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi16(mask))}; }
+    friend I16x32 operator&(I16x32 a, int16_t mask) {
+        return {_mm512_and_si512(a.v, _mm512_set1_epi16(mask))};
+    }
 };
-template <int N> I16x32 shr(I16x32 a) { return {_mm512_srli_epi16(a.v, N)}; }
-template <int N> I16x32 shl(I16x32 a) { return {_mm512_slli_epi16(a.v, N)}; }
+template <int N>
+I16x32 shr(I16x32 a) {
+    return {_mm512_srli_epi16(a.v, N)};
+}
+template <int N>
+I16x32 shl(I16x32 a) {
+    return {_mm512_slli_epi16(a.v, N)};
+}
 inline I16x32 operator-(I16x32 a) { return {_mm512_sub_epi16(_mm512_setzero_si512(), a.v)}; }
 
 // acc + the dot product of each lane's pair with `pair`, two int16.
@@ -124,18 +147,47 @@ inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
 }
 
-// Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned weights; 8
-// means the full range in the level's own storage (kOffset8). Here all widths are one instruction.
+// Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned
+// weights; 8 means the full range in the level's own storage (kOffset8). Here all widths are one instruction.
 struct Dot {
     static constexpr int kRun = 64;
     I32x16 acc = I32x16::zero();
     void add(U8x64 w, int32_t four) { acc = dot4(acc, w, four); }
     I32x16 total() const { return acc; }
 };
-template <int kBits> using Dot4 = Dot;
+template <int kBits>
+using Dot4 = Dot;
 
 // The register block of the matrix product: tiles of 16 rows x activation rows.
 inline constexpr int kTileBlock = 2, kTokenBlock = 6;
+inline constexpr int kFewRows = 6;  // and of the product that unpacks weights in registers
+
+#define ZINC_HAS_TRANSPOSE 1
+// to[j][i] = from[i][j] for i, j < 16; rows are `step` floats apart.
+inline void transpose16(const float* from, int64_t from_step, float* to, int64_t to_step) {
+    __m512 r[16], t[16];
+    for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * from_step);
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    auto pairs = [](__m512 a, __m512 b, bool high) {
+        const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+        return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+    };
+    for (int i = 0; i < 16; ++i) r[i] = pairs(t[i / 4 * 4 + i % 4 / 2], t[i / 4 * 4 + i % 4 / 2 + 2], i % 2);
+    // r[4 i + c] has column 4 q + c of rows 4 i .. 4 i + 3 in its quarter q.
+    for (int c = 0; c < 4; ++c) {
+        const __m512 a = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88),
+                     b = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
+        const __m512 d = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xdd),
+                     e = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xdd);
+        _mm512_storeu_ps(to + c * to_step, _mm512_shuffle_f32x4(a, b, 0x88));
+        _mm512_storeu_ps(to + (4 + c) * to_step, _mm512_shuffle_f32x4(d, e, 0x88));
+        _mm512_storeu_ps(to + (8 + c) * to_step, _mm512_shuffle_f32x4(a, b, 0xdd));
+        _mm512_storeu_ps(to + (12 + c) * to_step, _mm512_shuffle_f32x4(d, e, 0xdd));
+    }
+}
 
 #if defined(__AVX512BF16__)
 #define ZINC_HAS_BF16 1

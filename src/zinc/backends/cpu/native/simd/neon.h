@@ -1,4 +1,5 @@
-// Sixteen lanes in four q registers: AArch64 with the dot product extension (Armv8.2 and later, every Apple chip).
+// Sixteen lanes in four q registers: AArch64 with the dot product extension (Armv8.2 and later, every Apple
+// chip).
 #pragma once
 
 #include <arm_neon.h>
@@ -9,7 +10,8 @@ inline constexpr int kVectorRegisters = 8;  // sixteen-lane values that fit in r
 inline constexpr int kOffset8 = 0;          // 8-bit weights are stored as s8
 
 // f for each of the four registers.
-template <class T, class F> [[gnu::always_inline]] inline T quarters(F&& f) {
+template <class T, class F>
+[[gnu::always_inline]] inline T quarters(F&& f) {
     return {{f(0), f(1), f(2), f(3)}};
 }
 
@@ -61,16 +63,19 @@ struct F32x16 {
         return quarters<F32x16>([&](int i) { return vld1q_f32(p + 4 * i); });
     }
     static F32x16 load_f16(const uint16_t* p) {
-        return quarters<F32x16>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
+        return quarters<F32x16>(
+            [&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
     }
     static F32x16 load_bf16(const uint16_t* p) {
-        return quarters<F32x16>([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
+        return quarters<F32x16>(
+            [&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
     }
     static F32x16 load_i8(const int8_t* p) {
         const int8x16_t bytes = vld1q_s8(p);
         const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
         return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
-                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                 vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
     }
     // The first n lanes, zero behind them. n in [0, 16].
     static F32x16 load_n(const float* p, int n) {
@@ -120,7 +125,8 @@ struct F32x16 {
     friend F32x16 round(F32x16 a) {
         return quarters<F32x16>([&](int i) { return vrndnq_f32(a.v[i]); });
     }
-    // a * 2^n for integral n, into the subnormals and up to infinity: by halves, so that both powers are normal.
+    // a * 2^n for integral n, into the subnormals and up to infinity: by halves, so that both powers are
+    // normal.
     friend F32x16 ldexp(F32x16 a, F32x16 n) {
         return quarters<F32x16>([&](int i) {
             const float32x4_t power = vmaxq_f32(vdupq_n_f32(-250), vminq_f32(vdupq_n_f32(250), n.v[i]));
@@ -133,14 +139,16 @@ struct F32x16 {
         });
     }
     friend F32x16 where_lt(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
-        return quarters<F32x16>([&](int i) { return vbslq_f32(vcltq_f32(a.v[i], b.v[i]), yes.v[i], no.v[i]); });
+        return quarters<F32x16>(
+            [&](int i) { return vbslq_f32(vcltq_f32(a.v[i], b.v[i]), yes.v[i], no.v[i]); });
     }
     // Lanes [first, last) of a, the others from `other`.
     friend F32x16 keep(F32x16 a, int first, int last, F32x16 other) {
         static constexpr int32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         return quarters<F32x16>([&](int i) {
             const int32x4_t lane = vld1q_s32(kLanes + 4 * i);
-            const uint32x4_t mask = vandq_u32(vcgeq_s32(lane, vdupq_n_s32(first)), vcltq_s32(lane, vdupq_n_s32(last)));
+            const uint32x4_t mask =
+                vandq_u32(vcgeq_s32(lane, vdupq_n_s32(first)), vcltq_s32(lane, vdupq_n_s32(last)));
             return vbslq_f32(mask, a.v[i], other.v[i]);
         });
     }
@@ -163,7 +171,8 @@ struct F32x16 {
 inline F32x16 to_f32(I32x16 a) {
     return quarters<F32x16>([&](int i) { return vcvtq_f32_s32(a.v[i]); });
 }
-template <int N> I32x16 shl(I32x16 a) {
+template <int N>
+I32x16 shl(I32x16 a) {
     return quarters<I32x16>([&](int i) { return vshlq_n_s32(a.v[i], N); });
 }
 
@@ -172,6 +181,9 @@ struct U8x64 {
     uint8x16_t v[4];
     static U8x64 load(const void* p) {
         return quarters<U8x64>([&](int i) { return vld1q_u8(static_cast<const uint8_t*>(p) + 16 * i); });
+    }
+    static U8x64 repeat(const void* sixteen) {
+        return quarters<U8x64>([&](int) { return vld1q_u8(static_cast<const uint8_t*>(sixteen)); });
     }
     static U8x64 set1(uint8_t x) {
         return quarters<U8x64>([&](int) { return vdupq_n_u8(x); });
@@ -186,11 +198,18 @@ struct U8x64 {
         return quarters<U8x64>([&](int i) { return vorrq_u8(a.v[i], b.v[i]); });
     }
 };
-template <int N> U8x64 shr(U8x64 a) {
+template <int N>
+U8x64 shr(U8x64 a) {
     return quarters<U8x64>([&](int i) { return vshrq_n_u8(a.v[i], N); });
 }
-template <int N> U8x64 shl(U8x64 a) {
+template <int N>
+U8x64 shl(U8x64 a) {
     return quarters<U8x64>([&](int i) { return vshlq_n_u8(a.v[i], N); });
+}
+
+// The entry of each index < 16 in a table of sixteen bytes that was repeated.
+inline U8x64 lookup(U8x64 table, U8x64 index) {
+    return quarters<U8x64>([&](int i) { return vqtbl1q_u8(table.v[i], index.v[i]); });
 }
 
 // Thirty-two int16: a pair for each of sixteen rows.
@@ -216,11 +235,13 @@ struct I16x32 {
         return quarters<I16x32>([&](int i) { return vandq_s16(a.v[i], vdupq_n_s16(mask)); });
     }
 };
-template <int N> I16x32 shr(I16x32 a) {
+template <int N>
+I16x32 shr(I16x32 a) {
     return quarters<I16x32>(
         [&](int i) { return vreinterpretq_s16_u16(vshrq_n_u16(vreinterpretq_u16_s16(a.v[i]), N)); });
 }
-template <int N> I16x32 shl(I16x32 a) {
+template <int N>
+I16x32 shl(I16x32 a) {
     return quarters<I16x32>([&](int i) { return vshlq_n_s16(a.v[i], N); });
 }
 inline I16x32 operator-(I16x32 a) {
@@ -245,8 +266,8 @@ inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     });
 }
 
-// Sums dot products over up to kRun groups of four k before its total is read. Unsigned weights of fewer than 8 bits and
-// signed ones of 8 (kOffset8) are the same to this instruction.
+// Sums dot products over up to kRun groups of four k before its total is read. Unsigned weights of fewer than
+// 8 bits and signed ones of 8 (kOffset8) are the same to this instruction.
 struct Dot {
     static constexpr int kRun = 64;
     I32x16 acc = I32x16::zero();
@@ -256,9 +277,11 @@ struct Dot {
     }
     I32x16 total() const { return acc; }
 };
-template <int kBits> using Dot4 = Dot;
+template <int kBits>
+using Dot4 = Dot;
 
 // The register block of the matrix product: tiles of 16 rows x activation rows.
 inline constexpr int kTileBlock = 1, kTokenBlock = 4;
+inline constexpr int kFewRows = 3;  // and of the product that unpacks weights in registers
 
 }  // namespace zinc::ZINC_LEVEL

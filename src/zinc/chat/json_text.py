@@ -34,7 +34,7 @@ def escaped(text: str) -> str:
     return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", plain)
 
 
-def parsed(text: str) -> Any:  # noqa: ANN401
+def parsed(text: str) -> Any:
     """The value of JSON text. Raises ValueError, also for NaN and for what is nested too deep."""
     try:
         return json.loads(text, parse_constant=_no_constant)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zinc.chat.tools.json_text import parsed, quoted
+from zinc.chat.json_text import parsed, quoted
 
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 

@@ -1,0 +1,180 @@
+// moe_glu: h[slot] = act(x[token] G[e]^T + b) * (x[token] U[e]^T + b) for the expert e of every slot.
+//   in   x, order, starts, gate weight, up weight, gate bias?, up bias?      out   h      attrs   act, alpha,
+//   limit
+//
+// A few slots: the work is cut into runs x pieces of the columns, so that only chosen weights are read and
+// all threads share each expert. Then h is rounded by whichever chunk completes a block of its columns. Many
+// slots: experts x pieces of whole blocks; the rows of an expert pass its weights together and leave rounded.
+#include <atomic>
+#include <new>
+
+#include "math.h"
+#include "moe.h"
+#include "table.h"
+
+namespace zinc::ZINC_LEVEL {
+namespace {
+
+enum In { kX, kOrder, kStarts, kGate, kUp, kGateBias, kUpBias };
+
+struct Params {
+    Glu glu;
+    int top_k, ff, tiles, n_experts;
+    int64_t unit_bytes;  // of a tile of both weights
+};
+
+void prepare(Launch& l, const Attrs& attrs) {
+    require_operands(l, 7, 1);
+    for (const Operand* w : {&l.in[kGate], &l.in[kUp]}) {
+        require_experts(l, *w, l.in[kOrder], l.in[kStarts], "a weight");
+        require_rows(l, l.in[kX], "x", w->tensor->format->activation, w->tensor->cols);
+    }
+    const PackedTensor &gate = *l.in[kGate].tensor, &up = *l.in[kUp].tensor;
+    require(l, up.rows == gate.rows, "gate and up differ in rows");
+    require_expert_vector(l, l.in[kGateBias], "the gate bias", gate);
+    require_expert_vector(l, l.in[kUpBias], "the up bias", up);
+    Params& p = l.as<Params>();
+    p.glu.act = static_cast<Activation>(whole(l, attrs, "act", 0, 3));
+    p.glu.alpha = static_cast<float>(attrs.get("alpha", 1.702));
+    p.glu.limit = static_cast<float>(attrs.get("limit", 7.0));
+    p.top_k = l.in[kOrder].cols;
+    p.ff = static_cast<int>(gate.rows);
+    p.tiles = static_cast<int>(tiles_of(gate));
+    p.n_experts = static_cast<int>(gate.planes);
+    p.unit_bytes = gate.tile_bytes + up.tile_bytes;
+    require_runs_of(l, l.out[0], p.top_k, p.ff);
+    require(l, l.out[0].act == Act::f32 || p.ff % 32 == 0, "h cannot be quantised in groups of 32");
+}
+
+// How a step falls into chunks: heads (slots if there are few, else experts) x pieces of `step` tiles.
+struct GluGrid {
+    bool few;
+    int heads, step, pieces;
+    GluGrid(const Params& p, int n_slots, int n_threads)
+        : few(n_slots <= p.n_experts), heads(few ? n_slots : p.n_experts) {
+        constexpr int kMany = 256 / kTileRows;  // whole blocks of every activation format
+        constexpr int64_t kChunkBytes = 48 << 10;
+        const int64_t share = int64_t{n_slots} * p.tiles / (16 * n_threads);
+        const int64_t smallest = std::max<int64_t>(1, kChunkBytes / p.unit_bytes);
+        step = few ? static_cast<int>(std::clamp<int64_t>(std::max(share, smallest), 1, p.tiles)) : kMany;
+        pieces = (p.tiles + step - 1) / step;
+    }
+};
+
+GluGrid grid(const Launch& l, const Batch& b) {
+    const auto& p = l.as<Params>();
+    return {p, l.rows(b) * p.top_k, l.n_threads};
+}
+
+int blocks_of(const Params& p, Act act) { return (p.ff + act_block(act) - 1) / act_block(act); }
+
+// With few slots and quantised h: floats of h by slot in `common`, tiles done by (slot, block) in `shared`.
+int chunks(const Launch& l, const Batch& b, int) {
+    const auto& p = l.as<Params>();
+    const GluGrid g = grid(l, b);
+    const Act act = l.out[0].act;
+    if (g.few && act != Act::f32) {
+        grow<float>(*l.common, static_cast<size_t>(g.heads) * static_cast<size_t>(p.ff));
+        const size_t n = static_cast<size_t>(g.heads) * static_cast<size_t>(blocks_of(p, act));
+        auto* counters = grow<std::atomic<int>>(l.shared, n);
+        for (size_t i = 0; i < n; ++i) new (counters + i) std::atomic<int>(0);
+    }
+    return g.heads * g.pieces;
+}
+
+std::byte* hidden(const Launch& l, int slot) {
+    const auto& p = l.as<Params>();
+    return l.out[0].row<std::byte>(slot / p.top_k) + slot % p.top_k * run_bytes(l.out[0].act, p.ff);
+}
+
+// The slots [first, end) of `expert`, tiles [tile, last) of the columns of h, to rows of floats: to(i) is
+// where column tile * 16 of the i-th slot belongs.
+template <class To>
+void products(const Launch& l, int expert, const RunRows& rows, int tile, int last, To&& to) {
+    const auto& p = l.as<Params>();
+    const PackedTensor &gate = *l.in[kGate].tensor, &up = *l.in[kUp].tensor;
+    for (int at = tile; at < last; ++at) {
+        if (gate.format == up.format) {
+            gate.format->matmul(product(rows, gate.tile(expert, at), up.tile(expert, at),
+                                        gate.tile(expert, at + 1), gate.cols));
+        } else {
+            TileMatmul half = product(rows, gate.tile(expert, at), nullptr, up.tile(expert, at), gate.cols);
+            gate.format->matmul(half);
+            half.tile[0] = up.tile(expert, at);
+            half.next = gate.tile(expert, at + 1);
+            half.out += kTileRows;
+            up.format->matmul(half);
+        }
+        const int64_t row = int64_t{at} * kTileRows, biases = int64_t{expert} * p.ff + row;
+        const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, p.ff - row));
+        F32x16 gate_bias = F32x16::zero(), up_bias = F32x16::zero();
+        if (l.in[kGateBias]) gate_bias = F32x16::load_n(l.in[kGateBias].tensor->vector() + biases, lanes);
+        if (l.in[kUpBias]) up_bias = F32x16::load_n(l.in[kUpBias].tensor->vector() + biases, lanes);
+        for (int i = 0; i < rows.n; ++i) {
+            const float* sums = rows.sums + i * kOutStride;
+            const F32x16 g = F32x16::load(sums) + gate_bias, u = F32x16::load(sums + kTileRows) + up_bias;
+            glu(p.glu, g, u).store_n(to(i) + (at - tile) * kTileRows, lanes);
+        }
+    }
+}
+
+// Counts tiles [tile, last) of a run as done, and rounds the blocks that are complete with them.
+void finish(const Launch& l, const Runs& runs, int expert, int tile, int last) {
+    const auto& p = l.as<Params>();
+    const Act act = l.out[0].act;
+    const int block = act_block(act), n_blocks = blocks_of(p, act);
+    auto* counters =
+        reinterpret_cast<std::atomic<int>*>(l.shared.data) + int64_t{runs.first(expert)} * n_blocks;
+    const float* floats = reinterpret_cast<const float*>(l.common->data);
+    for (int first = tile * kTileRows / block * block; first < std::min(p.ff, last * kTileRows);
+         first += block) {
+        const int cols = std::min(block, p.ff - first), tiles = (cols + kTileRows - 1) / kTileRows;
+        const int from = std::max(tile, first / kTileRows), to = std::min(last, first / kTileRows + tiles);
+        if (counters[first / block].fetch_add(to - from, std::memory_order_acq_rel) + to - from != tiles)
+            continue;
+        for (int at = runs.first(expert); at < runs.end(expert); ++at) {
+            const int slot = runs.slot(at);
+            quantize_part(floats + int64_t{slot} * p.ff + first, first, cols, p.ff, act, hidden(l, slot));
+        }
+    }
+}
+
+void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
+    const auto& p = l.as<Params>();
+    const GluGrid g = grid(l, b);
+    const Runs runs(l.in[kOrder], l.in[kStarts], l.rows(b));
+    const int head = chunk / g.pieces, expert = g.few ? runs.expert(head) : head;
+    if (g.few && runs.first(expert) != head) return;  // a run is the first of its slots' to do
+    const Operand& h = l.out[0];
+    const int tile = chunk % g.pieces * g.step, last = std::min(p.tiles, tile + g.step);
+    warm(l.in[kGate].tensor->tile(expert, tile));
+    warm(l.in[kUp].tensor->tile(expert, tile));
+    const bool staged = g.few && h.act != Act::f32;
+    const int width =
+        h.act == Act::f32 || g.few ? 0 : (last - tile) * kTileRows;  // of rows that leave rounded
+
+    runs.panels(expert, [&](int first, int n) {
+        RunRows rows(scratch, n, static_cast<size_t>(n) * static_cast<size_t>(width));
+        for (int i = 0; i < n; ++i) {
+            rows.slots[i] = runs.slot(first + i);
+            rows.x[i] = l.in[kX].row<std::byte>(rows.slots[i] / p.top_k);
+        }
+        float* staging = reinterpret_cast<float*>(l.common->data);
+        products(l, expert, rows, tile, last, [&](int i) {
+            if (width) return rows.floats + i * width;
+            if (staged) return staging + int64_t{rows.slots[i]} * p.ff + tile * kTileRows;
+            return reinterpret_cast<float*>(hidden(l, rows.slots[i])) + tile * kTileRows;
+        });
+        const int cols = std::min(width, p.ff - tile * kTileRows);
+        for (int i = 0; width && i < n; ++i)
+            quantize_part(rows.floats + i * width, tile * kTileRows, cols, p.ff, h.act,
+                          hidden(l, rows.slots[i]));
+    });
+    if (staged) finish(l, runs, expert, tile, last);
+}
+
+}  // namespace
+
+const Kernel moe_glu_kernel{"moe_glu", prepare, chunks, run};
+
+}  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,227 @@
+"""Messages of OpenAI's chat API → messages that a model's template understands.
+
+Clients send one shape to all models: content as text or as a list of parts, arguments of calls as
+JSON text, several calls in a message. `TemplateTraits` knows what this template takes. What it has
+no place for goes elsewhere where that is possible: calls are spread over messages, a system prompt
+joins the first question, tools join the system prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zinc.chat.format import ChatFormat
+from zinc.chat.json_text import parsed
+from zinc.chat.template import Message
+from zinc.chat.tools.mistral import N_ID_CHARS
+from zinc.chat.traits import TemplateTraits
+from zinc.core.errors import RequestError, UnsupportedError
+
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_SYSTEM = ("system", "developer")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_ALPHANUMERIC = string.digits + string.ascii_letters
+
+
+def prepare(messages: Sequence[Message], traits: TemplateTraits) -> list[dict[str, Any]]:
+    """The messages in the template's own shape; the originals are left alone.
+
+    Raises RequestError for a message that is not valid, UnsupportedError for content other than
+    text. Both name the message by its index.
+    """
+    prepared = [_message(message, f"messages[{i}]", traits) for i, message in enumerate(messages)]
+    prepared = _one_system(prepared, traits)
+    _name_results(prepared)
+    if traits.short_ids:
+        _shorten_ids(prepared)
+    return prepared if traits.parallel_calls else _one_call_each(prepared)
+
+
+def with_tools(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], format: ChatFormat
+) -> list[Message]:
+    """The messages with a system prompt that describes the tools.
+
+    For templates that leave tools out (`TemplateTraits.tools`); call it before `prepare`. Raises
+    UnsupportedError when zinc cannot read calls of this format.
+    """
+    if not format.syntax:
+        raise UnsupportedError(
+            "this model cannot be given tools",
+            f"its chat template has no place for them and its format is {format.name}",
+        )
+    listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    text = (
+        f"You can call these tools, described as JSON:\n{listed}\n\n"
+        f"To call a tool, write exactly this, and nothing after it:\n{format.syntax}"
+    )
+    return [{"role": "system", "content": text}, *messages]
+
+
+def text_of(content: object, where: str) -> str:
+    """The text of a message's content: itself, or its parts, each on a line of its own.
+
+    Raises RequestError for a wrong shape, UnsupportedError for images and the like.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise RequestError(f"{where}.content is neither text nor a list of parts")
+    texts = []
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+            raise RequestError(f"{where}.content[{i}] is not a part with a type")
+        key = _TEXT_PARTS.get(part["type"])
+        if key is None:
+            raise UnsupportedError(
+                f"{where}.content[{i}] is of the type {part['type']!r}", "this model reads text"
+            )
+        if not isinstance(part.get(key), str):
+            raise RequestError(f"{where}.content[{i}].{key} is not text")
+        texts.append(part[key])
+    return "\n".join(texts)
+
+
+def _message(message: Message, where: str, traits: TemplateTraits) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} is not an object")
+    role = message.get("role")
+    if role not in _ROLES:
+        raise RequestError(f"{where}.role is {role!r}", f"it must be one of {', '.join(_ROLES)}")
+    prepared = {key: value for key, value in message.items() if key not in _REASONING_KEYS}
+    prepared["role"] = "system" if role in _SYSTEM else role
+    prepared["content"] = text_of(message.get("content"), where)
+    if role != "assistant":
+        return prepared
+    reasoning = next((message[key] for key in _REASONING_KEYS if message.get(key)), None)
+    if calls := message.get("tool_calls"):
+        prepared["tool_calls"] = _calls(calls, where, traits)
+        if reasoning and prepared["content"] and not traits.reasoning_with_content:
+            reasoning = f"{text_of(reasoning, where)}\n\n{prepared['content']}"
+            prepared["content"] = ""
+        if not traits.content_with_calls:  # the template shows one or the other
+            prepared["content"] = ""
+        if not prepared["content"] and traits.null_content:
+            prepared["content"] = None
+    else:
+        prepared.pop("tool_calls", None)
+    if reasoning and traits.reasoning_key is not None:
+        prepared[traits.reasoning_key] = text_of(reasoning, where)
+    return prepared
+
+
+def _calls(calls: object, where: str, traits: TemplateTraits) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise RequestError(f"{where}.tool_calls is not a list")
+    prepared = []
+    for i, call in enumerate(calls):
+        inner = f"{where}.tool_calls[{i}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{inner} is not a call of a function with a name")
+        arguments = _arguments(function.get("arguments"), f"{inner}.function.arguments", traits)
+        function = {**function, "arguments": arguments}
+        prepared.append({"type": "function", **call, "function": function})
+    return prepared
+
+
+def _arguments(arguments: object, where: str, traits: TemplateTraits) -> object:
+    """Arguments as an object where the template takes one, else as JSON text."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    try:
+        value = parsed(text) if text.strip() else {}
+    except ValueError:
+        value = None
+    if value is None and text.strip() in ("null", ""):
+        value = {}
+    if not isinstance(value, dict):
+        # What a model wrote once may be broken; it can be shown to it again only as it is.
+        if traits.text_arguments and isinstance(arguments, str):
+            return arguments
+        raise RequestError(f"{where} is not a JSON object")
+    return value if traits.object_arguments else json.dumps(value, ensure_ascii=False)
+
+
+def _one_system(messages: list[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
+    """Joins the system messages at the beginning; puts them into the first question where the
+    template has no place for them."""
+    n = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    system, rest = "\n\n".join(message["content"] for message in messages[:n]), messages[n:]
+    if n == 0:
+        return messages
+    if traits.system_role or not rest or rest[0]["role"] != "user":
+        return [{"role": "system", "content": system}, *rest]
+    return [{**rest[0], "content": f"{system}\n\n{rest[0]['content']}".strip()}, *rest[1:]]
+
+
+def _name_results(messages: list[dict[str, Any]]) -> None:
+    """Gives results the name of their tool, which some templates print."""
+    names: dict[Any, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[_id(call.get("id"))] = call["function"]["name"]
+        if message["role"] == "tool" and not message.get("name"):
+            name = names.get(_id(message.get("tool_call_id")))
+            if name is not None:
+                message["name"] = name
+
+
+def _id(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _shorten_ids(messages: list[dict[str, Any]]) -> None:
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            call["id"] = _short_id(call.get("id"))
+        if message["role"] == "tool":
+            message["tool_call_id"] = _short_id(message.get("tool_call_id"))
+
+
+def _short_id(id: object) -> str:
+    """Nine letters or digits, the same ones for the same id."""
+    text = id if isinstance(id, str) else ""
+    if len(text) == N_ID_CHARS and text.isascii() and text.isalnum():
+        return text
+    number = int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:8], "big")
+    digits = []
+    for _ in range(N_ID_CHARS):
+        number, digit = divmod(number, len(_ALPHANUMERIC))
+        digits.append(_ALPHANUMERIC[digit])
+    return "".join(digits)
+
+
+def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Spreads a message with several calls over as many messages, each with its results."""
+    spread: list[dict[str, Any]] = []
+    position = 0
+    while position < len(messages):
+        message = messages[position]
+        position += 1
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            spread.append(message)
+            continue
+        end = position
+        while end < len(messages) and messages[end]["role"] == "tool":
+            end += 1
+        results, position = messages[position:end], end
+        for i, call in enumerate(calls):
+            first = message if i == 0 else _without_text(message)
+            own = [r for r in results if r.get("tool_call_id") == call.get("id")]
+            results = [r for r in results if r not in own]
+            spread += [{**first, "tool_calls": [call]}, *own]
+        spread += results
+    return spread
+
+
+def _without_text(message: dict[str, Any]) -> dict[str, Any]:
+    content = None if message["content"] is None else ""
+    return {"role": message["role"], "content": content}

@@ -1,0 +1,140 @@
+"""What a chat template wants its messages to look like, found out by trying.
+
+Templates agree on little: arguments of calls as an object or as JSON text, None or "" for no
+content, one call a message or several, ids of nine characters. Their sources say so in too many
+ways to search for, but a rendering with known words shows what reached the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zinc.chat.template import ChatTemplate, Message
+from zinc.core.errors import TemplateError
+
+_USER: Message = {"role": "user", "content": "probe_question"}
+_TOOLS: Sequence[Mapping[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "probe_tool",
+            "description": "probe_description",
+            "parameters": {"type": "object", "properties": {"probe_key": {"type": "string"}}},
+        },
+    }
+]
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True)
+class TemplateTraits:
+    """The answers; the defaults are what the template of Qwen 3 gives.
+
+    `object_arguments`, `text_arguments`: which forms of arguments it prints as JSON.
+    `null_content`: content may be None beside calls; `content_with_calls`: it may be text.
+    `parallel_calls`: a message may have several calls. `short_ids`: ids must have nine letters or
+    digits. `system_role`: system messages reach the prompt. `tools`: so do tools. `reasoning_key`:
+    the key for what an assistant thought, None if it is left out; `reasoning_with_content`: it may
+    stand beside content in a message with calls.
+    """
+
+    object_arguments: bool = True
+    text_arguments: bool = True
+    null_content: bool = False
+    content_with_calls: bool = True
+    parallel_calls: bool = True
+    short_ids: bool = False
+    system_role: bool = True
+    tools: bool = True
+    reasoning_key: str | None = "reasoning_content"
+    reasoning_with_content: bool = True
+
+    @classmethod
+    def of(cls, template: ChatTemplate) -> TemplateTraits:
+        """Try the template. Takes a dozen renderings of short conversations."""
+        attempt = _Attempt(template)
+        null = attempt.calls(None) or ""
+        null_content = "probe_first" in null and "None" not in null
+        attempt.content = None if null_content else ""
+        short_ids = attempt.calls(attempt.content, ids="probe_call_1") is None
+        as_object = attempt.calls(attempt.content, {"probe_key": "probe_value"}) or ""
+        as_text = attempt.calls(attempt.content, '{"probe_key": "probe_value"}') or ""
+        key = next(
+            (k for k in _REASONING_KEYS if "probe_thought" in attempt.thought(attempt.content, k)),
+            None,
+        )
+        return cls(
+            object_arguments="probe_value" in as_object and "{'probe_key'" not in as_object,
+            text_arguments="probe_value" in as_text and '\\"probe_key' not in as_text,
+            null_content=null_content,
+            content_with_calls="probe_first" in (attempt.calls("probe_content") or ""),
+            parallel_calls="probe_second" in (attempt.calls(attempt.content, n=2) or ""),
+            short_ids=short_ids and attempt.calls(attempt.content) is not None,
+            system_role="probe_system"
+            in (attempt([{"role": "system", "content": "probe_system"}, _USER]) or ""),
+            tools="probe_description" in (attempt([_USER]) or ""),
+            reasoning_key=key,
+            reasoning_with_content=key is None
+            or "probe_thought" in attempt.thought("probe_content", key),
+        )
+
+
+class _Attempt:
+    """Renders conversations; None where the template refuses.
+
+    `content` is what stands beside calls where nothing else is said.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self.content: str | None = ""
+
+    def __call__(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self._template.render(messages, tools=_TOOLS, enable_thinking=True)
+        except TemplateError:
+            return None
+
+    def calls(
+        self,
+        content: str | None,
+        arguments: object = None,
+        n: int = 1,
+        ids: str = "probe000",
+        extra: Message | None = None,
+    ) -> str | None:
+        """A question, an assistant's message with `n` calls, and their results.
+
+        Without `arguments` it tries both forms.
+        """
+        if arguments is None:
+            forms: list[list[object]] = [
+                [{"probe_key": "probe_first"}, {"probe_key": "probe_second"}],
+                ['{"probe_key": "probe_first"}', '{"probe_key": "probe_second"}'],
+            ]
+        else:
+            forms = [[arguments] * n]
+        for form in forms:
+            calls = [
+                {
+                    "id": f"{ids}{index}",
+                    "type": "function",
+                    "function": {"name": "probe_tool", "arguments": form[index]},
+                }
+                for index in range(n)
+            ]
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "name": "probe_tool", "content": "1"}
+                for call in calls
+            ]
+            message: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": calls}
+            message |= extra or {}
+            text = self([_USER, message, *results])
+            if text is not None:
+                return text
+        return None
+
+    def thought(self, content: str | None, key: str) -> str:
+        return self.calls(content, extra={key: "probe_thought"}) or ""

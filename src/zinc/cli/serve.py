@@ -1,0 +1,207 @@
+"""`zinc serve`: the HTTP server. Everything it needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zinc.cli import usage
+from zinc.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from zinc.server.config import ModelSource, ServerConfig
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_NEEDED = ("starlette", "uvicorn", "pydantic")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models",
+        metavar="[NAME=]MODEL",
+        nargs="*",
+        help="a .gguf file, and the name clients know it by (default: the file's own); the first "
+        "answers when a request names none; others are loaded when they are asked for "
+        "(default: the small model that comes with zinc)",
+    )
+    usage.add_backend(parser)
+    usage.add_cache(parser)
+    cache = parser.add_argument_group("prefix cache")
+    cache.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help="keep what was run for prompts that begin alike over restarts; the folder then holds "
+        "what was said",
+    )
+    cache.add_argument(
+        "--cache-size",
+        type=_size,
+        metavar="SIZE",
+        help="memory it may take (default: all of the KV cache that is not in use)",
+    )
+    cache.add_argument("--no-prefix-cache", action="store_true", help="run every prompt anew")
+    network = parser.add_argument_group("network")
+    network.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default: %(default)s)"
+    )
+    network.add_argument(
+        "--port", type=_port, default=8080, help="port to serve on; 0 is any (default: %(default)s)"
+    )
+    network.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="a key that opens the API"
+    )
+    network.add_argument("--api-key-file", metavar="FILE", help="a file with such keys, one a line")
+    network.add_argument(
+        "--allow-public",
+        action="store_true",
+        help="serve an address that others can reach without a key",
+    )
+    network.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a web page that may call the server; * is any (default: pages of this machine)",
+    )
+    network.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name, beside this machine's own, by which clients may call it without a key",
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-waiting",
+        type=usage.natural,
+        default=64,
+        metavar="N",
+        help="answers that may wait beside those that run (default: %(default)s)",
+    )
+    limits.add_argument(
+        "--max-body",
+        type=_size,
+        default=32 << 20,
+        metavar="SIZE",
+        help="largest request, as 500K or 32M (default: 32M)",
+    )
+    limits.add_argument(
+        "--ttl", type=_seconds, metavar="SECONDS", help="unload a model that is idle for so long"
+    )
+    limits.add_argument(
+        "--memory-budget",
+        type=_size,
+        metavar="SIZE",
+        help="what loaded models may take together, as 12G; idle ones make room",
+    )
+    limits.add_argument(
+        "--grace",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long running answers may take to end on shutdown (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ignore-unknown-fields",
+        action="store_true",
+        help="pass over fields of requests that no API defines, instead of refusing them",
+    )
+    parser.add_argument(
+        "--log-json", action="store_true", help="log requests as JSON, one object a line"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(
+            f"`zinc serve` needs {', '.join(missing)}",
+            "the server is an optional part of zinc",
+            "install it with: pip install 'zinc[server]'",
+        )
+    from zinc.server.main import serve
+
+    serve(config(args), lambda url: print(f"zinc: serving on {url}", file=sys.stderr))
+    return 0
+
+
+def config(args: argparse.Namespace) -> ServerConfig:
+    """What the options say. Raises RequestError, FormatError."""
+    from zinc.cli import text
+    from zinc.server.config import LoadOptions, ServerConfig
+
+    keys = list(args.api_key)
+    if args.api_key_file is not None:
+        lines = text.read_file(args.api_key_file).splitlines()
+        keys += [line.strip() for line in lines if line.strip()]
+    return ServerConfig(
+        models=tuple(_source(each) for each in args.models) or (_embedded(args),),
+        load=LoadOptions(
+            backend=usage.backend_name(args),
+            threads=usage.threads(args),
+            context=args.context,
+            kv_dtype=args.kv_dtype,
+            prefix_cache=not args.no_prefix_cache,
+            cache_bytes=args.cache_size,
+            cache_dir=args.cache_dir,
+            backend_options=usage.backend_options(),
+        ),
+        host=args.host,
+        port=args.port,
+        api_keys=tuple(keys),
+        origins=tuple(args.cors_origin),
+        hosts=tuple(args.allow_host),
+        allow_public=args.allow_public,
+        ignore_unknown_fields=args.ignore_unknown_fields,
+        max_waiting=args.max_waiting,
+        max_body_bytes=args.max_body,
+        ttl_s=args.ttl,
+        memory_budget_bytes=args.memory_budget,
+        grace_s=args.grace,
+        json_log=args.log_json,
+    )
+
+
+def _source(text: str) -> ModelSource:
+    from zinc.server.config import ModelSource
+
+    name, mark, file = text.partition("=")
+    # A path may hold "=": a name has no separators, and a file of the whole name is meant as such.
+    if mark and name and file and "/" not in name and not Path(text).exists():
+        return ModelSource(name, Path(file))
+    return ModelSource(Path(text).name.removesuffix(".gguf"), Path(text))
+
+
+def _embedded(args: argparse.Namespace) -> ModelSource:
+    from zinc.server.config import ModelSource
+
+    args.model = None
+    return ModelSource(usage.model_path(args).stem, None)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a whole number to 65535")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    size = round(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500K, 32M or 12G")
+    return size
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds

@@ -1,0 +1,436 @@
+"""The prefix cache: a radix tree over token ids whose nodes are cache blocks.
+
+    root ── "You are …" (64 tokens) ── … ┬─ … ── tail (21 tokens)      a node = one block a group
+                                         └─ … ── … ── tail (5)         children differ in tokens
+
+A node keeps its blocks in the allocators, so that they outlive the sequence that filled them. Full
+blocks never change and are shared; the tail of a conversation may be found by several, and each
+copies it. A group of sliding-window layers has blocks only where the window lay when a sequence
+was put in; a recurrent layer has its state only at checkpoints. What a match may use is therefore
+the longest prefix for which everything is there. Least recently used leaves go first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zinc.kv.blocks import BlockAllocator
+from zinc.kv.slots import SlotAllocator
+
+TOKEN_BYTES = 4
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One block of tokens behind its parent's. `tails` are children with fewer than a block.
+
+    blocks: one a group, -1 where none is kept; states: slot of the recurrent state behind so many
+    tokens of the node (1 to its length).
+    """
+
+    tokens: bytes
+    parent: Node | None
+    blocks: list[int]
+    used: int = 0
+    children: dict[bytes, Node] = field(default_factory=dict)
+    tails: list[Node] = field(default_factory=list)
+    states: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children and not self.tails
+
+    def below(self) -> Iterator[Node]:
+        yield from self.children.values()
+        yield from self.tails
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A usable prefix of `n_tokens`, in the blocks of `path`; `state` is a slot, or -1."""
+
+    n_tokens: int
+    path: tuple[Node, ...] = ()
+    state: int = -1
+
+
+class PrefixTree:
+    """Prefixes that were run, in blocks of the allocators (one a group) and slots.
+
+    windows: of each group, 0 when it keeps every position. With `recurrent`, only prefixes that end
+    at a checkpoint match. limit_bytes bounds what is kept, counted by `block_bytes` of each group
+    and `state_bytes`.
+    """
+
+    def __init__(
+        self,
+        allocators: Sequence[BlockAllocator],
+        slots: SlotAllocator,
+        windows: Sequence[int],
+        block_tokens: int,
+        *,
+        recurrent: bool = False,
+        block_bytes: Sequence[int] = (),
+        state_bytes: int = 0,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self._allocators, self._slots = allocators, slots
+        self._windows, self._recurrent = windows, recurrent
+        self.block_tokens = block_tokens
+        self._width = block_tokens * TOKEN_BYTES
+        self._block_bytes = tuple(block_bytes) or (0,) * len(windows)
+        self._state_bytes, self._limit_bytes = state_bytes, limit_bytes
+        self._root = Node(b"", None, [])
+        self._nodes: dict[Node, None] = {}
+        self._states: dict[int, tuple[Node, int]] = {}  # least recently used first
+        self._clock = 0
+        self.n_bytes = 0
+        self.generation = 0  # changes when the answer of `find` may change
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def n_states(self) -> int:
+        return len(self._states)
+
+    # -- looking up -----------------------------------------------------------------------------
+
+    def find(self, key: bytes, limit: int) -> Match:
+        """The longest usable prefix of a key (int32 ids as bytes), of at most `limit` tokens."""
+        key = key[: limit * TOKEN_BYTES]
+        path: list[Node] = []
+        node = self._root
+        while len(rest := key[len(path) * self._width :][: self._width]) == self._width:
+            child = node.children.get(rest)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        best = self._longest(path, len(path) * self.block_tokens)
+        # Others may begin like the next block, each with a checkpoint or window of its own; and a
+        # checkpoint of a text that went another way from a block on may be further than ours.
+        for depth in reversed(range(len(path) + 1)):
+            if depth < len(path) and (
+                not self._recurrent or best.n_tokens >= (depth + 1) * self.block_tokens
+            ):
+                break
+            rest = key[depth * self._width :][: self._width]
+            for child in (path[depth - 1] if depth else self._root).below():
+                if (child.states or depth == len(path)) and (n := _common(child.tokens, rest)):
+                    match = self._longest([*path[:depth], child], depth * self.block_tokens + n)
+                    best = max(best, match, key=lambda m: m.n_tokens)
+        return best
+
+    def _longest(self, path: Sequence[Node], total: int) -> Match:
+        """The longest prefix of at most `total` tokens along a path that has all it needs."""
+        for n_tokens, state in self._ends(path, total):
+            if self._has_windows(path, n_tokens):
+                n_nodes = -(-n_tokens // self.block_tokens)
+                return Match(n_tokens, tuple(path[:n_nodes]), state)
+        return Match(0)
+
+    def _ends(self, path: Sequence[Node], total: int) -> Iterator[tuple[int, int]]:
+        """(tokens, state slot) at which a match along a path may end, the longest first."""
+        if not self._recurrent:
+            if total:
+                yield total, -1
+            for i in reversed(range(1, len(path))):
+                yield i * self.block_tokens, -1
+            return
+        for i in reversed(range(len(path))):
+            start = i * self.block_tokens
+            for offset in sorted(path[i].states, reverse=True):
+                if start + offset <= total:
+                    yield start + offset, path[i].states[offset]
+
+    def _has_windows(self, path: Sequence[Node], n_tokens: int) -> bool:
+        """Whether every window still holds what the token behind a prefix attends to."""
+        for group, window in enumerate(self._windows):
+            if window:
+                first = max(0, n_tokens - window + 1) // self.block_tokens
+                last = -(-n_tokens // self.block_tokens)
+                if any(node.blocks[group] < 0 for node in path[first:last]):
+                    return False
+        return True
+
+    def touch(self, match: Match) -> None:
+        """Marks a match as used now."""
+        self._clock += 1
+        self.generation += 1
+        for node in match.path:
+            node.used = self._clock
+        if match.state >= 0:
+            self._states[match.state] = self._states.pop(match.state)
+
+    # -- putting in -----------------------------------------------------------------------------
+
+    def insert(self, key: bytes, tables: Sequence[list[int]]) -> tuple[Node, int]:
+        """Keeps the blocks of a prefix; returns the node it ends in, and how many tokens into it.
+
+        tables: block table of each group, -1 where no block is held. Where the tree has a full
+        block of the same tokens already, the table is changed to share that one.
+        """
+        self._clock += 1
+        self.generation += 1
+        node, offset = self._root, 0
+        for i in range(-(-len(key) // self._width)):
+            tokens = key[i * self._width : (i + 1) * self._width]
+            child = self._child(node, tokens)
+            if child is None:
+                blocks = [table[i] for table in tables]
+                if any(
+                    b < 0 and not w for b, w in zip(blocks, self._windows, strict=True)
+                ):  # pragma: no cover - a sequence holds all its blocks where no window is
+                    break
+                child = self._add(node, tokens, blocks)
+            elif child.tokens == tokens:
+                self._merge(child, [table[i] for table in tables])
+                if len(tokens) == self._width:
+                    self._share(child, i, tables)
+            child.used = self._clock
+            node, offset = child, len(tokens) // TOKEN_BYTES
+        self._shrink()
+        return node, offset
+
+    def _child(self, node: Node, tokens: bytes) -> Node | None:
+        """The child that has all of `tokens`; shorter tails of the same text end in it."""
+        if len(tokens) == self._width:
+            return node.children.get(tokens)
+        return next((c for c in node.below() if c.tokens.startswith(tokens)), None)
+
+    def _add(self, parent: Node, tokens: bytes, blocks: Sequence[int]) -> Node:
+        node = Node(tokens, parent, [-1] * len(blocks), self._clock)
+        self._nodes[node] = None
+        for tail in [t for t in parent.tails if tokens.startswith(t.tokens)]:
+            for offset, slot in list(tail.states.items()):
+                self._move_state(slot, node, offset)
+            self._remove(tail)
+        if len(tokens) == self._width:
+            parent.children[tokens] = node
+        else:
+            parent.tails.append(node)
+        self._merge(node, blocks)
+        return node
+
+    def _merge(self, node: Node, blocks: Sequence[int]) -> None:
+        """Keeps blocks of a sequence where the node, of the same tokens, has none."""
+        for group, block in enumerate(blocks):
+            if node.blocks[group] < 0 <= block and not self._allocators[group].is_kept(block):
+                self._allocators[group].keep(block)
+                node.blocks[group] = block
+                self.n_bytes += self._block_bytes[group]
+
+    def _share(self, node: Node, i: int, tables: Sequence[list[int]]) -> None:
+        for group, table in enumerate(tables):
+            mine, kept = table[i], node.blocks[group]
+            if mine >= 0 and kept >= 0 and mine != kept:
+                self._allocators[group].share([kept])
+                self._allocators[group].release([mine])
+                table[i] = kept
+
+    def restore(self, parent: Node | None, tokens: bytes, blocks: Sequence[int]) -> Node | None:
+        """Puts in a node as it was, with blocks (-1 for none) that the caller holds.
+
+        Returns None, keeping nothing, when the text is there already.
+        """
+        parent = parent or self._root
+        if not 0 < len(tokens) <= self._width or self._child(parent, tokens) is not None:
+            return None
+        self._clock += 1
+        self.generation += 1
+        return self._add(parent, tokens, blocks)
+
+    def put_state(self, node: Node, offset: int, slot: int) -> bool:
+        """Keeps a checkpoint; False when there is one, or no place: the slot stays the caller's."""
+        if offset == 0 or offset in node.states or node not in self._nodes:
+            return False
+        node.states[offset] = slot
+        self._states[slot] = (node, offset)
+        self.n_bytes += self._state_bytes
+        self.generation += 1
+        self._shrink(but=slot)
+        return True
+
+    def has_state(self, node: Node, offset: int) -> bool:
+        return offset in node.states
+
+    def _move_state(self, slot: int, node: Node, offset: int) -> None:
+        old, old_offset = self._states[slot]
+        del old.states[old_offset]
+        if offset in node.states:  # pragma: no cover - a new node has none
+            self._drop_state(slot)
+            return
+        node.states[offset] = slot
+        self._states[slot] = (node, offset)
+
+    # -- letting go -----------------------------------------------------------------------------
+
+    def evict_blocks(self, group: int, count: int) -> int:
+        """Frees `count` idle blocks of a group, or as many as there are; returns how many."""
+        if self._windows[group]:
+            return self._evict_windows(group, count)
+        freed = 0
+        for node in self._leaves():
+            if freed >= count:
+                break
+            freed += self._allocators[group].is_idle(node.blocks[group])
+            self._remove(node)
+        return freed
+
+    def _evict_windows(self, group: int, count: int) -> int:
+        """Windows are given up one by one, wherever they lie; the rest of the node stays."""
+        allocator, freed = self._allocators[group], 0
+        nodes = [n for n in self._nodes if n.blocks[group] >= 0]
+        for node in sorted(nodes, key=lambda n: n.used):
+            if freed >= count:
+                break
+            if allocator.is_idle(node.blocks[group]):
+                self._drop_block(node, group)
+                freed += 1
+                self._prune(node)
+        return freed
+
+    def _prune(self, node: Node) -> None:
+        """Removes a node that keeps nothing, and what leads to it alone."""
+        while node.is_leaf and not node.states and max(node.blocks, default=0) < 0:
+            parent = node.parent
+            self._remove(node)
+            if parent is None or parent is self._root:
+                return
+            node = parent
+
+    def take_state(self, slot: int) -> None:
+        """Gives a checkpoint's slot to the caller."""
+        node, offset = self._states.pop(slot)
+        del node.states[offset]
+        self.n_bytes -= self._state_bytes
+        self.generation += 1
+
+    def evict_state(self, but: int = -1) -> bool:
+        """Frees the slot of the checkpoint that was not used for longest, if there is one."""
+        slot = next((s for s in self._states if s != but), None)
+        if slot is None:
+            return False
+        self._drop_state(slot)
+        return True
+
+    def clear(self) -> None:
+        """Lets go of everything that no sequence holds."""
+        for group in range(len(self._windows)):
+            self.evict_blocks(group, self._allocators[group].n_blocks)
+        while self.evict_state():
+            pass
+
+    def _leaves(self) -> Iterator[Node]:
+        """Leaves whose blocks no sequence holds, least recently used first; then their parents.
+
+        The caller removes each before it asks for the next. A sequence that holds a block holds
+        all before it where nothing slides, so every idle block can be reached from a leaf.
+        """
+        heap = [(n.used, i, n) for i, n in enumerate(self._nodes) if n.is_leaf and self._idle(n)]
+        heapq.heapify(heap)
+        order = len(self._nodes)
+        while heap:
+            _, _, node = heapq.heappop(heap)
+            parent = node.parent
+            yield node
+            if parent and parent is not self._root and parent.is_leaf and self._idle(parent):
+                order += 1
+                heapq.heappush(heap, (parent.used, order, parent))
+
+    def _idle(self, node: Node) -> bool:
+        return all(
+            block < 0 or a.is_idle(block)
+            for a, block in zip(self._allocators, node.blocks, strict=True)
+        )
+
+    def _remove(self, node: Node) -> None:
+        for group in range(len(node.blocks)):
+            self._drop_block(node, group)
+        for slot in list(node.states.values()):
+            self._drop_state(slot)
+        assert node.parent is not None
+        if len(node.tokens) == self._width:
+            del node.parent.children[node.tokens]
+        else:
+            node.parent.tails.remove(node)
+        del self._nodes[node]
+        self.generation += 1
+
+    def _drop_block(self, node: Node, group: int) -> None:
+        if node.blocks[group] >= 0:
+            self._allocators[group].drop(node.blocks[group])
+            node.blocks[group] = -1
+            self.n_bytes -= self._block_bytes[group]
+            self.generation += 1
+
+    def _drop_state(self, slot: int) -> None:
+        self.take_state(slot)
+        self._slots.release(slot)
+
+    def _shrink(self, but: int = -1) -> None:
+        if self._limit_bytes is None or self.n_bytes <= self._limit_bytes:
+            return
+        for node in self._leaves():
+            if but not in node.states.values():
+                self._remove(node)
+            else:
+                break
+            if self.n_bytes <= self._limit_bytes:
+                return
+        while self.n_bytes > self._limit_bytes and self.evict_state(but):
+            pass
+
+    # -- looking after --------------------------------------------------------------------------
+
+    def walk(self, visit: Callable[[Node, bytes], None]) -> None:
+        """Calls `visit` with every node and the key up to its end, parents first."""
+        stack = [(child, child.tokens) for child in self._root.below()]
+        while stack:
+            node, key = stack.pop()
+            visit(node, key)
+            stack.extend((child, key + child.tokens) for child in node.below())
+
+    def check(self) -> None:
+        """Raises AssertionError when nodes, allocators and slots disagree."""
+        seen: dict[Node, None] = {}
+        kept: list[set[int]] = [set() for _ in self._allocators]
+
+        def visit(node: Node, key: bytes) -> None:
+            seen[node] = None
+            assert 0 < len(node.tokens) <= self._width
+            for group, block in enumerate(node.blocks):
+                if block >= 0:
+                    assert block not in kept[group], f"block {block} is kept twice"
+                    kept[group].add(block)
+            for offset, slot in node.states.items():
+                assert self._states[slot] == (node, offset), "a checkpoint is lost"
+                assert 0 < offset <= node.n_tokens
+
+        self.walk(visit)
+        assert seen.keys() == self._nodes.keys(), "a node is lost"
+        assert sum(len(n.states) for n in seen) == len(self._states), "a checkpoint is lost"
+        for allocator, blocks in zip(self._allocators, kept, strict=True):
+            assert blocks == {b for b in range(allocator.n_blocks) if allocator.is_kept(b)}
+        sizes = sum(len(k) * size for k, size in zip(kept, self._block_bytes, strict=True))
+        assert self.n_bytes == sizes + len(self._states) * self._state_bytes
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """Tokens that two runs of ids begin with alike."""
+    n = min(len(a), len(b))
+    if a[:TOKEN_BYTES] != b[:TOKEN_BYTES]:
+        return 0
+    if a[:n] == b[:n]:
+        return n // TOKEN_BYTES
+    left, right = np.frombuffer(a[:n], np.int32), np.frombuffer(b[:n], np.int32)
+    return int((left != right).argmax())

@@ -1,0 +1,412 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API.
+
+https://platform.claude.com/docs/en/api/messages. Requests become OpenAI's shape, which is what chat
+templates were written for: tool_result blocks become messages of the role "tool", tool_use blocks
+become calls, thinking blocks become `reasoning_content`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from zinc.server.body import Fields, FirstError, parse_json
+from zinc.server.chat import ChatAnswer, ChatRequest, Collected, Finished, render, start
+from zinc.server.errors import ApiError, invalid, unsupported
+from zinc.server.fields import Constraint, QueueFields, SamplingFields, StopField, sampling_params
+from zinc.server.http import JSONAnswer, event
+from zinc.server.openai_shapes import named_tool, refuse
+from zinc.server.pool import LoadedModel
+from zinc.server.service import Service, Shape, account, answer, client_of, read_fields
+
+ANTHROPIC = Shape(
+    error_event=lambda error: event(error.anthropic(), "error"),
+    keep_alive=event({"type": "ping"}, "ping"),
+)
+
+
+class Block(Fields):
+    """A block of content; which members it has depends on its type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Any = None
+    is_error: bool | None = None
+
+
+Blocks = Annotated[list[Block], FirstError()]
+
+
+class AnthropicMessage(Fields):
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+
+class AnthropicTool(Fields):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Fields):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1)
+    display: str | None = None
+
+
+class OutputConfig(Fields):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: dict[str, Any] | None = None
+
+
+class PromptFields(Fields):
+    """What makes a prompt; `count_tokens` takes this much."""
+
+    messages: Annotated[list[AnthropicMessage], FirstError()]
+    model: str | None = None
+    system: str | Blocks | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = Field(None, description="prefixes are always cached")
+    mcp_servers: list[Any] | None = None
+    context_management: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesFields(PromptFields, SamplingFields, QueueFields):
+    """A message to be created."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool | None = None
+    stop_sequences: StopField = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+    diagnostics: dict[str, Any] | None = None
+    container: Any = None
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "mcp_servers": ([], "this server calls no tools itself"),
+    "context_management": (None, "a conversation is taken as it is sent"),
+}
+_LEVELS = {"xhigh": "high", "max": "high"}
+
+
+async def create_message(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, MessagesFields)
+    if fields.container is not None:
+        raise unsupported("container", "this server runs no code")
+    asked = to_request(fields, fields)
+    head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+
+    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        found = await answers[0].collect()
+        account(request, [(found.finished.reason, found.finished.timings)])
+        return {
+            **head,
+            "model": model.name,
+            "content": _blocks(found),
+            **_stop(found.finished),
+            "usage": _usage(found.finished),
+        }
+
+    async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
+        usage = {
+            "input_tokens": answers[0].generation.n_prompt,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        }
+        message: dict[str, Any] = {
+            **head,
+            "model": model.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        yield event({"type": "message_start", "message": message}, "message_start")
+        blocks = BlockEvents()
+        async for item in answers[0]:
+            if not isinstance(item, Finished):
+                for name, data in blocks.push(item.event):
+                    yield event(data, name)
+                continue
+            for name, data in blocks.close():
+                yield event(data, name)
+            account(request, [(item.reason, item.timings)])
+            delta = {"type": "message_delta", "delta": _stop(item), "usage": _usage(item)}
+            yield event(delta, "message_delta")
+        yield event({"type": "message_stop"}, "message_stop")
+
+    streamed = events if fields.stream else None
+    return await answer(
+        service,
+        request,
+        fields.model,
+        lambda model: start(model, asked, client_of(request)),
+        whole,
+        streamed,
+        ANTHROPIC,
+    )
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, PromptFields)
+    asked = to_request(fields, None)
+    async with service.pool.use(fields.model) as model:
+        prompt = await asyncio.to_thread(render, model, asked)
+    return JSONAnswer({"input_tokens": len(prompt.ids)})
+
+
+def to_request(fields: PromptFields, sampling: MessagesFields | None) -> ChatRequest:
+    """The request in OpenAI's shape. Raises ApiError."""
+    refuse(fields, _REFUSED)
+    messages: list[dict[str, Any]] = []
+    if fields.system:
+        messages.append({"role": "system", "content": _texts(fields.system, "system")})
+    for i, message in enumerate(fields.messages):
+        messages += _messages(message, f"messages[{i}]")
+    tools = [_tool(tool, i) for i, tool in enumerate(fields.tools or [])] or None
+    choice = fields.tool_choice
+    forced: list[dict[str, Any]] = []
+    if choice is not None and choice.type in ("any", "tool"):
+        if not tools:
+            raise invalid("tool_choice", "tool_choice asks for a call", "there are no tools")
+        forced = tools if choice.type == "any" else named_tool(choice.name, tools)
+    arguments, budget = _thinking(fields)
+    params = sampling_params(
+        sampling or SamplingFields(),
+        max_tokens=sampling.max_tokens if sampling else None,
+        stop=sampling.stop_sequences if sampling else None,
+        stop_name="stop_sequences",
+    )
+    return ChatRequest(
+        messages=messages,
+        params=params,
+        tools=None if choice is not None and choice.type == "none" else tools,
+        forced_tools=forced,
+        one_call=bool(choice and choice.disable_parallel_tool_use),
+        template_args={**arguments, **(fields.chat_template_kwargs or {})},
+        constraint=_constraint(fields.output_config),
+        thinking_budget=budget,
+        priority=(sampling.priority or 0) if sampling else 0,
+    )
+
+
+def _thinking(fields: PromptFields) -> tuple[dict[str, Any], int | None]:
+    """Variables for the template, and the budget for the reasoning."""
+    arguments: dict[str, Any] = {}
+    thinking, config = fields.thinking, fields.output_config
+    if thinking is not None:
+        arguments["enable_thinking"] = thinking.type != "disabled"
+        if thinking.type == "enabled" and thinking.budget_tokens is None:
+            raise invalid("thinking.budget_tokens", "thinking.budget_tokens is missing")
+    if config is not None and config.effort is not None:
+        arguments["reasoning_effort"] = _LEVELS.get(config.effort, config.effort)
+    budget = thinking.budget_tokens if thinking and thinking.type == "enabled" else None
+    return arguments, budget
+
+
+def _constraint(config: OutputConfig | None) -> Constraint | None:
+    if config is None or config.format is None:
+        return None
+    if config.format.get("type") != "json_schema" or "schema" not in config.format:
+        raise invalid(
+            "output_config.format", "output_config.format is not valid", "it must hold a schema"
+        )
+    return Constraint("json_schema", config.format["schema"], "output_config.format")
+
+
+def _tool(tool: AnthropicTool, index: int) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise unsupported(f"tools[{index}]", f"tools of type {tool.type!r} do not run here")
+    if tool.input_schema is None:
+        param = f"tools[{index}].input_schema"
+        raise invalid(param, f"{param} is missing")
+    # In the order that models have mostly seen.
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.input_schema
+    return {"type": "function", "function": function}
+
+
+def _texts(content: str | Sequence[Block], param: str) -> str:
+    if isinstance(content, str):
+        return content
+    for i, block in enumerate(content):
+        if block.type != "text" or block.text is None:
+            raise _not_text(block.type, f"{param}[{i}]")
+    return "\n".join(block.text or "" for block in content)
+
+
+def _not_text(kind: str, param: str) -> ApiError:
+    return unsupported(param, f"blocks of type {kind[:40]!r} are not understood here", "send text")
+
+
+def _messages(message: AnthropicMessage, param: str) -> list[dict[str, Any]]:
+    """One message may become several: results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for i, block in enumerate(message.content):
+        where = f"{param}.content[{i}]"
+        match block.type, message.role:
+            case "text", _ if block.text is not None:
+                texts.append(block.text)
+            case "thinking", "assistant" if block.thinking is not None:
+                thoughts.append(block.thinking)
+            case "redacted_thinking", "assistant":
+                pass  # encrypted by whoever made it; nothing that a model could read
+            case "tool_use", "assistant" if block.name and block.input is not None:
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                function = {"name": block.name, "arguments": arguments}
+                calls.append({"id": block.id or "", "type": "function", "function": function})
+            case "tool_result", "user":
+                results.append(_tool_result(block, where))
+            case _:
+                raise _not_text(block.type, where)
+    found = results
+    if texts or calls or thoughts or not results:
+        row: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+        if thoughts:
+            row["reasoning_content"] = "\n".join(thoughts)
+        if calls:
+            row["tool_calls"] = calls
+        found = [*results, row]
+    return found
+
+
+def _tool_result(block: Block, where: str) -> dict[str, Any]:
+    content = block.content
+    if content is None:
+        text = ""
+    elif isinstance(content, str):
+        text = content
+    elif isinstance(content, list) and all(
+        isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
+        for p in content
+    ):
+        text = "\n".join(part["text"] for part in content)
+    else:
+        raise unsupported(f"{where}.content", "only text can be a result", "send text")
+    if block.is_error:
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text}
+
+
+def _blocks(found: Collected) -> list[dict[str, Any]]:
+    """The content of an answer. The signature of reasoning is empty: nobody has to trust it."""
+    blocks: list[dict[str, Any]] = []
+    if found.reasoning:
+        blocks.append({"type": "thinking", "thinking": found.reasoning, "signature": ""})
+    if found.content or not (found.calls or found.reasoning):
+        blocks.append({"type": "text", "text": found.content})
+    return blocks + [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        for call in found.calls
+    ]
+
+
+def _input(arguments: str) -> Mapping[str, Any]:
+    """Arguments as an object, as far as they are one: an answer may have been cut off."""
+    try:
+        value = parse_json(arguments.encode())
+    except ApiError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _stop(end: Finished) -> dict[str, Any]:
+    reasons = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
+    reason = "stop_sequence" if end.stop is not None else reasons[end.reason]
+    return {"stop_reason": reason, "stop_sequence": end.stop}
+
+
+def _usage(end: Finished) -> dict[str, Any]:
+    t = end.timings
+    return {
+        "input_tokens": t.prompt_tokens - t.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": t.cached_tokens,
+        "output_tokens": t.generated_tokens,
+    }
+
+
+class BlockEvents:
+    """Turns events of an answer into Anthropic's: blocks that open, grow and close in turn."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._kind: str | None = None
+
+    def push(self, item: Event) -> list[tuple[str, dict[str, Any]]]:
+        match item:
+            case Content(text):
+                opened = self._open("text", {"type": "text", "text": ""})
+                return [*opened, self._delta({"type": "text_delta", "text": text})]
+            case Reasoning(text):
+                empty = {"type": "thinking", "thinking": "", "signature": ""}
+                opened = self._open("thinking", empty)
+                return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
+            case CallStart(_, id, name):
+                block: dict[str, Any] = {"type": "tool_use", "id": id, "name": name, "input": {}}
+                return [*self._end(), *self._open("tool_use", block)]
+            case CallArguments(_, text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case CallEnd():
+                return self._end()
+
+    def close(self) -> list[tuple[str, dict[str, Any]]]:
+        """The end of the last block; an answer has at least one, if an empty one."""
+        opened = self._open("text", {"type": "text", "text": ""}) if self._index < 0 else []
+        return [*opened, *self._end()]
+
+    def _open(self, kind: str, block: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        if self._kind == kind:
+            return []
+        ended = self._end()
+        self._index += 1
+        self._kind = kind
+        data = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return [*ended, ("content_block_start", data)]
+
+    def _end(self) -> list[tuple[str, dict[str, Any]]]:
+        if self._kind is None:
+            return []
+        self._kind = None
+        data = {"type": "content_block_stop", "index": self._index}
+        return [("content_block_stop", data)]
+
+    def _delta(self, delta: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        data = {"type": "content_block_delta", "index": self._index, "delta": delta}
+        return ("content_block_delta", data)

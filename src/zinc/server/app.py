@@ -1,0 +1,252 @@
+"""The ASGI application: the table of endpoints, and what is around each of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Scope
+
+from zinc.server import (
+    anthropic,
+    llama,
+    openai_chat,
+    openai_responses,
+    openai_text,
+    openapi,
+    operations,
+    page,
+)
+from zinc.server.access import Access, RequestLog
+from zinc.server.body import Fields
+from zinc.server.config import ServerConfig
+from zinc.server.errors import ApiError, from_exception
+from zinc.server.http import JSONAnswer, record
+from zinc.server.log import report_failure
+from zinc.server.metrics import ServerMetrics
+from zinc.server.openapi import Operation
+from zinc.server.pool import Entry, ModelPool
+from zinc.server.service import Service
+from zinc.server.store import ResponseStore
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint: what it does, how the document describes it, and other paths it is known by."""
+
+    handler: Handler
+    operation: Operation
+    aliases: tuple[str, ...] = ()
+
+
+def _post(
+    path: str,
+    handler: Handler,
+    fields: type[Fields],
+    summary: str,
+    tag: str,
+    *aliases: str,
+    streams: bool = False,
+    statuses: tuple[int, ...] = (),
+) -> Endpoint:
+    more = (*statuses, 429) if streams else statuses
+    operation = Operation(
+        "POST", path, summary, tag, fields, streams=streams, statuses=more
+    )  # fmt: skip
+    return Endpoint(handler, operation, aliases)
+
+
+def _get(
+    path: str,
+    handler: Handler,
+    summary: str,
+    tag: str,
+    *aliases: str,
+    method: str = "GET",
+    query: tuple[str, ...] = (),
+    media_type: str = "application/json",
+) -> Endpoint:
+    statuses = (404,) if "{" in path or query else ()
+    operation = Operation(
+        method, path, summary, tag, query=query, media_type=media_type, statuses=statuses
+    )
+    return Endpoint(handler, operation, aliases)
+
+
+_RESPONSE = "/v1/responses/{id}"
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    _post(
+        "/v1/chat/completions", openai_chat.chat_completions, openai_chat.ChatFields,
+        "Continue a conversation", "OpenAI", "/chat/completions", streams=True,
+    ),
+    _post(
+        "/v1/completions", openai_text.completions, openai_text.CompletionFields,
+        "Continue text or tokens", "OpenAI", streams=True,
+    ),
+    _post(
+        "/v1/responses", openai_responses.create_response, openai_responses.ResponseFields,
+        "Create a response", "OpenAI", "/responses", streams=True,
+    ),
+    _get(_RESPONSE, openai_responses.get_response, "A stored response", "OpenAI"),
+    _get(
+        _RESPONSE, openai_responses.delete_response, "Forget a stored response", "OpenAI",
+        method="DELETE",
+    ),
+    _get(
+        f"{_RESPONSE}/input_items", openai_responses.get_input_items,
+        "The input of a stored response", "OpenAI",
+    ),
+    _get("/v1/models", operations.models, "The models and their state", "OpenAI", "/models"),
+    _get("/v1/models/{name:path}", operations.model, "One model", "OpenAI"),
+    _post(
+        "/v1/messages", anthropic.create_message, anthropic.MessagesFields,
+        "Create a message", "Anthropic", streams=True,
+    ),
+    _post(
+        "/v1/messages/count_tokens", anthropic.count_tokens, anthropic.PromptFields,
+        "Count the tokens of a prompt", "Anthropic",
+    ),
+    _post(
+        "/completion", llama.completion, llama.NativeFields,
+        "Continue text or tokens", "llama.cpp", "/completions", streams=True,
+    ),
+    _post("/tokenize", llama.tokenize, llama.TokenizeFields, "Text to tokens", "llama.cpp"),
+    _post("/detokenize", llama.detokenize, llama.DetokenizeFields, "Tokens to text", "llama.cpp"),
+    _post(
+        "/apply-template", llama.apply_template, openai_chat.ChatFields,
+        "The prompt of a conversation, as text", "llama.cpp",
+    ),
+    _get("/props", llama.props, "Properties and defaults", "llama.cpp", query=("model",)),
+    _get(
+        "/slots", llama.slots, "Sequences that run or wait", "llama.cpp",
+        query=("model", "fail_on_no_slot"),
+    ),
+    _post(
+        "/models/load", operations.load_model, operations.ModelFields, "Load a model now",
+        "operation",
+    ),
+    _post(
+        "/models/unload", operations.unload_model, operations.ModelFields, "Unload a model",
+        "operation", statuses=(409,),
+    ),
+    _get("/health", operations.health, "Whether the server can answer", "operation", "/v1/health"),
+    _get(
+        "/metrics", operations.metrics, "Figures for Prometheus", "operation",
+        media_type="text/plain",
+    ),
+)  # fmt: skip
+
+OPERATIONS = tuple(endpoint.operation for endpoint in ENDPOINTS)
+
+
+class Application:
+    """The server without its sockets: `asgi` is the application, `pool` its models.
+
+    Raises FormatError when a model's file is not there.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.metrics = ServerMetrics()
+        self.config = config
+        self._entries = [Entry(source) for source in config.models]
+        self.pool: ModelPool | None = None
+        self._service: Service | None = None
+        self._routes = self._make_routes()
+        app: ASGIApp = Starlette(
+            routes=self._routes,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _http_error},
+        )
+        app = Access(app, config, _is_public)
+        self.asgi: ASGIApp = RequestLog(app, self.metrics, self._route_of)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        self.pool = ModelPool(self.config, self._entries, self.metrics.observer)
+        self._service = Service(self.config, self.pool, self.metrics, ResponseStore())
+        self.pool.start()
+        try:
+            yield
+        finally:
+            await self.pool.close()
+
+    def _make_routes(self) -> list[BaseRoute]:
+        routes: list[BaseRoute] = []
+        for endpoint in ENDPOINTS:
+            for path in (endpoint.operation.path, *endpoint.aliases):
+                route = Route(path, self._around(endpoint), methods=[endpoint.operation.method])
+                routes.append(route)
+        routes.extend(page.routes())
+        routes.append(Route("/openapi.json", self._document, methods=["GET"]))
+        routes.append(Route("/docs", _docs, methods=["GET"]))
+        return routes
+
+    def _around(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        """The handler, with failures turned into the API's own errors."""
+
+        async def handle(request: Request) -> Response:
+            if self._service is None:
+                raise RuntimeError("the application was not started")
+            try:
+                return await endpoint.handler(self._service, request)
+            except ClientDisconnect as error:
+                report_failure(record(request), error)
+                return Response(status_code=499)
+            except Exception as error:
+                report_failure(record(request), error)
+                return _error_answer(from_exception(error), request.url.path)
+
+        return handle
+
+    async def _document(self, request: Request) -> Response:
+        return JSONAnswer(_document(bool(self.config.api_keys)))
+
+    def _route_of(self, scope: Scope) -> str:
+        """The path of the endpoint that a request goes to, as the table has it."""
+        for route in self._routes:
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
+                return route.path
+        return "other"
+
+
+def _is_public(path: str) -> bool:
+    """Whether a path is answered to those who have no key."""
+    return path in ("/health", "/v1/health") or page.is_public(path)
+
+
+@cache
+def _document(with_key: bool) -> dict[str, Any]:
+    return openapi.document(OPERATIONS, with_key)
+
+
+async def _docs(request: Request) -> Response:
+    return HTMLResponse(openapi.page(OPERATIONS))
+
+
+def _error_answer(error: ApiError, path: str) -> Response:
+    body: dict[str, Any] = error.anthropic() if path.startswith("/v1/messages") else error.openai()
+    return JSONAnswer(body, error.status, error.headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What Starlette refuses by itself: unknown paths and methods."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    what = {
+        404: f"there is no {request.method} {request.url.path[:120]}",
+        405: f"{request.url.path[:120]} does not take {request.method[:20]}",
+    }.get(status, "the request cannot be answered")
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    found = ApiError(status, what, "", "/docs lists what there is", headers=headers)
+    report_failure(record(request), found)
+    return _error_answer(found, request.url.path)

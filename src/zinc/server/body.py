@@ -1,0 +1,191 @@
+"""Request bodies: bytes → JSON → a checked request, within limits, with the field named on failure.
+
+JSON is read as RFC 8259 has it: no NaN, no Infinity. Lone surrogates, which JavaScript clients
+produce when they cut text in the middle of an emoji, become U+FFFD, since no UTF-8 can carry them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from zinc.server.errors import ApiError, invalid
+
+Json: TypeAlias = Any  # whatever a JSON text can hold
+
+_LARGE_BYTES = 1 << 20
+_BODY_TIMEOUT_S = 60.0
+_MAX_DEPTH = 100
+
+
+class FirstError(FailFast):
+    """On a list: stop at the first item that is wrong, since a body may hold millions of them."""
+
+    __hash__ = object.__hash__  # typing wants to compare members of unions
+
+
+class Fields(BaseModel):
+    """Base of what requests consist of. Types are exact: "1" is no number and 1 no boolean.
+
+    A field that is null counts as not given where None is its default. Unknown fields of the
+    request itself are refused (`parse`); those inside messages are passed over, since clients send
+    back what a server gave them, with whatever it and they added.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+Model = TypeVar("Model", bound=Fields)
+
+
+async def read_json(request: Request, max_bytes: int) -> Json:
+    """The JSON value in a request's body. Raises ApiError 400, 408 or 413."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        why = f"it did not come within {_BODY_TIMEOUT_S:g} s"
+        raise ApiError(
+            408, "the body is incomplete", why, headers={"Connection": "close"}
+        ) from None
+    except ClientDisconnect:
+        raise ApiError(400, "the body is incomplete", "the connection was closed") from None
+    if len(body) > _LARGE_BYTES:
+        return await asyncio.to_thread(parse_json, bytes(body))
+    return parse_json(bytes(body))
+
+
+def parse_json(body: bytes) -> Json:
+    """The value of a JSON text. Raises ApiError 400."""
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_json(f"byte {error.start} is not UTF-8") from None
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise _not_json(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise _not_json("it is nested too deep") from None
+    except ValueError as error:  # a constant, or a number of thousands of digits
+        raise _not_json(str(error)[:100]) from None
+    if _depth_exceeds(value, _MAX_DEPTH):
+        raise _not_json(f"it is nested deeper than {_MAX_DEPTH} levels")
+    if "\\ud" in text or "\\uD" in text:
+        value = _well_formed(value)
+    return value
+
+
+def parse(kind: type[Model], value: Json, *, ignore_unknown: bool = False) -> Model:
+    """`value` as a request of that kind. Raises ApiError 400 that names the field at fault."""
+    if not isinstance(value, dict):
+        raise invalid(None, "the body is not a JSON object", f"it is {_json_kind(value)}")
+    try:
+        request = kind.model_validate(value)
+    except ValidationError as error:
+        raise _explained(error, value) from None
+    except RecursionError:
+        raise invalid(None, "the request is nested too deep") from None
+    unknown = next(iter(request.model_extra or {}), None)
+    if unknown is not None and not ignore_unknown:
+        raise ApiError(
+            400,
+            f"there is no field {unknown[:80]!r}",
+            "this API does not define it",
+            "leave it out, or start the server with --ignore-unknown-fields",
+            param=unknown[:80],
+            code="unknown_parameter",
+        )
+    return request
+
+
+def _explained(error: ValidationError, value: Json) -> ApiError:
+    # A union reports each alternative; the one that got deepest is what the client meant.
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    paths = [(_path(value, e["loc"], e["type"] == "missing"), e["msg"]) for e in found]
+    path, message = max(paths, key=lambda each: len(each[0]))
+    same = list(dict.fromkeys(m for p, m in paths if p == path))
+    name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+    why = " or ".join(m[0].lower() + m[1:] for m in same[:4]) or message
+    return invalid(name or None, f"{name or 'the request'} is not valid", why)
+
+
+def _path(value: Json, where: Sequence[int | str], missing: bool) -> list[int | str]:
+    """The keys and indices in an error's location, without pydantic's names of alternatives."""
+    path: list[int | str] = []
+    for at, part in enumerate(where):
+        if isinstance(value, dict) and isinstance(part, str):
+            if part in value:
+                value = value[part]
+            elif not (missing and at == len(where) - 1):
+                continue
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            continue
+        path.append(part[:80] if isinstance(part, str) else part)
+    return path
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        "the request is too large",
+        f"this server reads bodies of up to {max_bytes} bytes",
+        "send less, or start it with a larger --max-body",
+        code="request_too_large",
+        # What is left of the body is not read, so the connection cannot serve another request.
+        headers={"Connection": "close"},
+    )
+
+
+def _not_json(why: str) -> ApiError:
+    return ApiError(400, "the body is not valid JSON", why, code="invalid_json")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _depth_exceeds(value: Json, limit: int) -> bool:
+    """Checked without recursion, so that whatever walks the value later cannot overflow."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+    return True
+
+
+def _json_kind(value: Json) -> str:
+    kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _well_formed(value: Json) -> Json:
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case list():
+            return [_well_formed(item) for item in value]
+        case dict():
+            return {_well_formed(key): _well_formed(item) for key, item in value.items()}
+        case _:
+            return value

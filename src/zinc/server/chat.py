@@ -1,0 +1,282 @@
+"""From a conversation to the events of its answers: what all chat APIs have in common.
+
+    ChatRequest → template → token ids → Runner → events, tokens, and how each answer ended
+
+The APIs translate their messages into OpenAI's shape before, and the events into theirs after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from zinc.chat.format import ChatFormat
+from zinc.chat.messages import prepare, text_of
+from zinc.chat.parser import TokenParser
+from zinc.core.errors import RequestError, UnsupportedError
+from zinc.engine.constraint import Thinking
+from zinc.engine.sampling import Sampled, SamplingParams
+from zinc.engine.sequence import Timings
+from zinc.server import forced_calls
+from zinc.server.body import Json
+from zinc.server.errors import context_exceeded, invalid, unsupported
+from zinc.server.fields import Constraint, constraints, with_seed
+from zinc.server.pool import LoadedModel
+from zinc.server.runner import End, Generation, Job
+from zinc.tokenizer import Tokenizer
+from zinc.tokenizer.specials import SHIELD
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A conversation to be continued, in OpenAI's shape.
+
+    With `forced_tools` an answer is a call of one of them. A last message of the assistant is the
+    beginning of the answer. With `one_call` an answer ends after its first call. `thinking_budget`
+    bounds the reasoning, in tokens. `param` names the field that holds the messages, for errors.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    params: SamplingParams
+    tools: Sequence[Mapping[str, Any]] | None = None
+    forced_tools: Sequence[Mapping[str, Any]] = ()
+    one_call: bool = False
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    constraint: Constraint | None = None
+    thinking_budget: int | None = None
+    priority: int = 0
+    param: str = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered conversation: its text, its token ids, and how the answer is to be read."""
+
+    text: str
+    ids: list[int]
+    format: ChatFormat
+    opened: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How an answer ended. reason: "stop", "length" or "calls"."""
+
+    reason: str
+    stop: str | None
+    timings: Timings
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An event, and the tokens that content is made of."""
+
+    event: Event
+    tokens: tuple[Sampled, ...] = ()
+
+
+@dataclass(slots=True)
+class Call:
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Collected:
+    """A whole answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+    tokens: list[Sampled] = field(default_factory=list)
+    end: Finished | None = None
+
+    def add(self, item: Piece | Finished) -> None:
+        if isinstance(item, Finished):
+            self.end = item
+            return
+        self.tokens += item.tokens
+        match item.event:
+            case Content(text):
+                self.content += text
+            case Reasoning(text):
+                self.reasoning += text
+            case CallStart(_, id, name):
+                self.calls.append(Call(id, name))
+            case CallArguments(index, text):
+                self.calls[index].arguments += text
+
+    @property
+    def finished(self) -> Finished:
+        if self.end is None:
+            raise RuntimeError("the answer has no end")
+        return self.end
+
+
+class ChatAnswer:
+    """One answer on its way."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+
+    async def __aiter__(self) -> AsyncGenerator[Piece | Finished]:
+        pending: list[Sampled] = []
+        n_calls, reasoning_tokens = 0, 0
+        async for item in self.generation:
+            if not isinstance(item, End):
+                reasoning_tokens += item.thinking
+                # Log-probabilities are given for the content's tokens alone.
+                pending = [] if item.thinking else [*pending, item.sampled]
+            for event in item.events:
+                tokens: tuple[Sampled, ...] = ()
+                if isinstance(event, Content):
+                    tokens, pending = tuple(pending), []
+                elif isinstance(event, CallEnd):
+                    n_calls += event.complete
+                    pending = []
+                yield Piece(event, tokens)
+            if isinstance(item, End):
+                reason = "calls" if n_calls and item.reason == "stop" else item.reason
+                yield Finished(reason, item.stop, item.timings, reasoning_tokens)
+
+    def cancel(self) -> None:
+        self.generation.cancel()
+
+    async def collect(self) -> Collected:
+        whole = Collected()
+        async for item in self:
+            whole.add(item)
+        return whole
+
+
+async def start(model: LoadedModel, request: ChatRequest, client: str = "") -> list[ChatAnswer]:
+    """Queues the answers that a request asks for.
+
+    Raises ApiError: 400 for what cannot be done, context_length_exceeded, 429 when busy.
+    """
+    prompt = await asyncio.to_thread(render, model, request)
+    if len(prompt.ids) >= model.context:
+        raise context_exceeded(len(prompt.ids), model.context, request.param)
+    limit = request.thinking_budget
+    if limit is not None and prompt.format.thinking is None:
+        raise unsupported("a thinking budget", "this model's format has no marked reasoning")
+
+    def reader() -> TokenParser:
+        return TokenParser(
+            model.tokenizer, prompt.format, request.tools, prompt.opened, request.params.stop
+        )
+
+    constraint = _constraint(model, request, prompt.format)
+    thinking = _thinking(model, request, prompt, constraint is not None)
+    held = await asyncio.to_thread(constraints, model, constraint, request.n)
+    jobs = [
+        Job(
+            prompt.ids,
+            with_seed(request.params, i),
+            reader,
+            thinking,
+            held[i],
+            one_call=request.one_call,
+            priority=request.priority,
+        )
+        for i in range(request.n)
+    ]
+    return [ChatAnswer(generation) for generation in model.runner.submit(jobs, client)]
+
+
+def _constraint(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> Constraint | None:
+    """What the answers are held to: the request's own constraint, or a call that it demands."""
+    if not request.forced_tools:
+        return request.constraint
+    if request.constraint is not None:
+        raise invalid(
+            request.constraint.param,
+            f"{request.constraint.param} and tool_choice contradict each other",
+            "an answer is a call or has the form that is asked for",
+        )
+    several = not request.one_call and len(request.forced_tools) == len(request.tools or ())
+    source = forced_calls.grammar(format, model.tokenizer, request.forced_tools, several)
+    return Constraint("grammar", source, "tool_choice")
+
+
+def _thinking(
+    model: LoadedModel, request: ChatRequest, prompt: Prompt, constrained: bool
+) -> Thinking | None:
+    """Where the engine finds the reasoning, in token ids; a constraint holds from its end on."""
+    marks = prompt.format.thinking
+    wanted = bool(request.template_args.get("enable_thinking"))
+    if marks is None or (constrained and not wanted and not prompt.opened):
+        return None
+    start, end = (
+        tuple(model.tokenizer.encode(mark, add_special=False, parse_special=True))
+        for mark in (marks.begin, marks.end)
+    )
+    inside = bool(prompt.opened)
+    opens = constrained and not inside
+    return Thinking(start, end, inside, request.thinking_budget, opens)
+
+
+def render(model: LoadedModel, request: ChatRequest) -> Prompt:
+    """The prompt of a conversation. Raises ApiError, TemplateError."""
+    style = model.chat_style(for_tools=bool(request.tools))
+    tokenizer = model.tokenizer
+    try:
+        messages, prefill = _split_prefill(request)
+        prepared = prepare(messages, style.traits)
+    except (RequestError, UnsupportedError) as error:
+        where = error.what.split(" ")[0]
+        param = where if request.param == "messages" else request.param
+        raise invalid(param, error.what.replace(where, param, 1), error.why, error.hint) from None
+    arguments = dict(request.template_args)
+    if prefill:
+        # An answer that has begun is past its reasoning.
+        arguments["enable_thinking"] = False
+    text = style.template.render(
+        shielded(prepared, tokenizer),
+        None if not request.tools else shielded(list(request.tools), tokenizer),
+        **arguments,
+    )
+    opened = style.format.opened(text)
+    if prefill:
+        if style.format.header is not None:
+            raise invalid(
+                request.param,
+                "the last message is the assistant's",
+                "this model's format has no way to continue one",
+            )
+        if opened and style.format.thinking is not None:
+            text += style.format.thinking.end + style.format.thinking.resume
+            opened = ""
+        text += tokenizer.shield(prefill)
+    ids = tokenizer.encode_prompt(text)
+    return Prompt(text.replace(SHIELD, ""), ids, style.format, opened)
+
+
+def _split_prefill(request: ChatRequest) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The messages, and the beginning of the answer if the last of them is one."""
+    if not request.messages:
+        raise invalid(request.param, f"{request.param} is empty", "there is nothing to answer")
+    last = request.messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        return request.messages, ""
+    content = text_of(last.get("content"), f"messages[{len(request.messages) - 1}]")
+    return (request.messages[:-1], content) if content else (request.messages, "")
+
+
+def shielded(value: Json, tokenizer: Tokenizer) -> Json:
+    """A copy in which control tokens that are spelled out stay text, keys included."""
+    match value:
+        case str():
+            return tokenizer.shield(value)
+        case Mapping():
+            return {shielded(k, tokenizer): shielded(v, tokenizer) for k, v in value.items()}
+        case list() | tuple():
+            return [shielded(item, tokenizer) for item in value]
+        case _:
+            return value

@@ -1,0 +1,136 @@
+"""Failures of a request, and how each API spells them.
+
+`ApiError` carries a status and the field at fault. Messages are for the client, so nothing of the
+machine (paths, tracebacks) goes into them; what nobody foresaw is one fixed sentence, and its cause
+stands in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zinc.core.errors import (
+    MemoryLimitError,
+    RequestError,
+    TemplateError,
+    UnsupportedError,
+    ZincError,
+)
+
+OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    421: "permission_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
+# https://platform.claude.com/docs/en/api/errors
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    421: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class ApiError(ZincError):
+    """A request that is answered with `status`; `param` names the field that is at fault.
+
+    `details` are further members of the error object, `headers` go into the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        why: str = "",
+        hint: str = "",
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(what, why, hint)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        self.details = dict(details or {})
+
+    def openai(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": OPENAI_TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code,
+                **self.details,
+            }
+        }
+
+    def anthropic(self) -> dict[str, Any]:
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message, **self.details}}
+
+
+def invalid(param: str | None, what: str, why: str = "", hint: str = "") -> ApiError:
+    """A field that is not as it must be."""
+    return ApiError(400, what, why, hint, param=param, code="invalid_value")
+
+
+def unsupported(param: str, why: str, hint: str = "") -> ApiError:
+    """A field that an API defines and this server cannot honour: refused, never ignored."""
+    return ApiError(
+        400,
+        f"{param} is not supported",
+        why,
+        hint or "leave it out",
+        param=param,
+        code="unsupported_parameter",
+    )
+
+
+def context_exceeded(n_prompt: int, context: int, param: str | None) -> ApiError:
+    return ApiError(
+        400,
+        f"the prompt has {n_prompt} tokens and the context of this model holds {context}",
+        "prompt and answer share it",
+        "shorten the prompt, or serve the model with a larger --context",
+        code="context_length_exceeded",
+        param=param,
+        details={"n_prompt_tokens": n_prompt, "n_ctx": context},
+    )
+
+
+def from_exception(error: BaseException) -> ApiError:
+    """What a client is told about an exception; anything unforeseen becomes one plain sentence."""
+    match error:
+        case ApiError():
+            return error
+        case TemplateError():
+            return ApiError(400, error.what, error.why, "change the messages", code="invalid_value")
+        case RequestError() | UnsupportedError():
+            return ApiError(400, error.what, error.why, error.hint, code="invalid_value")
+        case MemoryLimitError():
+            return ApiError(503, error.what, error.why, error.hint, headers={"Retry-After": "5"})
+        case _:
+            return ApiError(
+                500,
+                "the server failed on this request",
+                "",
+                "its log has the cause under this request's id",
+                code="internal_error",
+            )

@@ -1,0 +1,419 @@
+"""The endpoints of llama.cpp's server: /completion, /tokenize, /props, /slots and their kin.
+
+Fields and shapes as its README gives them, so that its clients work here. A slot here is a running
+sequence: there is no fixed number of them beside what the engine runs at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc import __version__
+from zinc.engine.sampling import Sampled, SamplingParams
+from zinc.server.body import Fields
+from zinc.server.chat import render
+from zinc.server.errors import ApiError, invalid
+from zinc.server.fields import (
+    MAX_ANSWERS,
+    MAX_TOP_LOGPROBS,
+    ConstraintFields,
+    LlamaFields,
+    QueueFields,
+    SamplingFields,
+    StopField,
+    Tokens,
+    constraint_of,
+    constraints,
+    sampling_params,
+    with_seed,
+)
+from zinc.server.http import JSONAnswer, event, merge
+from zinc.server.openai_chat import ChatFields, to_request
+from zinc.server.openai_shapes import OPENAI, check_count, refuse, timings_object, token_logprob
+from zinc.server.openai_text import MAX_PROMPTS, encode_prompt
+from zinc.server.pool import LoadedModel
+from zinc.server.runner import End, Generation, Job, PlainReader
+from zinc.server.service import Service, account, answer, client_of, read_fields
+from zinc.server.text import plain_text
+from zinc.tokenizer import Tokenizer
+
+_ONE_MODEL = "the first one that the server has, unless it is named"
+
+
+class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
+    """A completion by llama.cpp's API."""
+
+    prompt: str | list[Any]
+    model: str | None = None
+    stream: bool | None = None
+    n_predict: int | None = Field(None, ge=-1)
+    max_tokens: int | None = Field(None, ge=-1)
+    n_cmpl: int | None = None
+    stop: StopField = None
+    logit_bias: dict[str, Any] | list[Any] | None = None
+    n_probs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    return_tokens: bool | None = None
+    t_max_predict_ms: int | None = None
+    response_fields: list[str] | None = None
+    n_indent: int | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    post_sampling_probs: bool | None = None
+    lora: list[Any] | None = None
+    image_data: list[Any] | None = None
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "n_indent": (0, "lines are not forced to be indented"),
+    "dynatemp_range": (0.0, "the temperature does not change on its own"),
+    "post_sampling_probs": (False, "probabilities are the model's own, before sampling"),
+    "lora": ([], "adapters are not supported"),
+    "image_data": ([], "only text is understood"),
+}
+
+
+async def completion(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, NativeFields)
+    if fields.dynatemp_range is None or fields.dynatemp_range == 0:
+        fields.dynatemp_exponent = None
+    refuse(fields, _REFUSED)
+    constraint = constraint_of(None, fields)
+    n = check_count(fields.n_cmpl, "n_cmpl", MAX_ANSWERS)
+    limit = fields.n_predict if fields.n_predict is not None else fields.max_tokens
+
+    def jobs_of(model: LoadedModel) -> list[Job]:
+        params = sampling_params(
+            fields,
+            max_tokens=limit,
+            max_tokens_name="n_predict",
+            stop=[s for s in fields.stop if s] if isinstance(fields.stop, list) else fields.stop,
+            logprobs=fields.n_probs or None,
+            logit_bias=_biases(fields.logit_bias, model.tokenizer),
+        )
+        reader = partial(PlainReader, model.tokenizer, params.stop)
+        deadline = (fields.t_max_predict_ms or 0) / 1000
+        prompts = _prompts(model, fields.prompt)
+        held = iter(constraints(model, constraint, n * len(prompts)))
+        return [
+            Job(
+                ids,
+                with_seed(params, i),
+                reader,
+                constraint=next(held),
+                deadline_s=deadline if deadline > 0 else None,
+                priority=fields.priority or 0,
+            )
+            for ids in prompts
+            for i in range(n)
+        ]
+
+    async def begin(model: LoadedModel) -> list[Generation]:
+        jobs = await asyncio.to_thread(jobs_of, model)
+        return model.runner.submit(jobs, client_of(request))
+
+    async def whole(model: LoadedModel, answers: Sequence[Generation]) -> Any:
+        results: list[Any] = []
+        ends: list[End] = []
+        for index, each in enumerate(answers):
+            result = _Result(model, fields, each, index)
+            async for item in plain_text(each):
+                if isinstance(item, End):
+                    ends.append(item)
+                    results.append(result.final(item))
+                else:
+                    result.add(item.text, item.tokens)
+        account(request, [(end.reason, end.timings) for end in ends])
+        return results[0] if len(results) == 1 else results
+
+    async def events(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
+        results = [_Result(model, fields, each, i) for i, each in enumerate(answers)]
+        ends: list[End] = []
+        async for index, item in merge([plain_text(each) for each in answers]):
+            if isinstance(item, End):
+                ends.append(item)
+                yield event(results[index].final(item, streamed=True))
+            elif item.text:
+                yield event(results[index].piece(item.text, item.tokens))
+        account(request, [(end.reason, end.timings) for end in ends])
+
+    streamed = events if fields.stream else None
+    return await answer(service, request, fields.model, begin, whole, streamed, OPENAI)
+
+
+class _Result:
+    """What is known of one answer, in llama.cpp's shapes."""
+
+    def __init__(
+        self, model: LoadedModel, fields: NativeFields, generation: Generation, index: int
+    ) -> None:
+        self._model, self._fields = model, fields
+        self._generation, self._index = generation, index
+        self._text = ""
+        self._tokens: list[Sampled] = []
+
+    def add(self, text: str, tokens: Sequence[Sampled]) -> None:
+        self._text += text
+        self._tokens += tokens
+
+    def piece(self, text: str, tokens: Sequence[Sampled]) -> dict[str, Any]:
+        self.add(text, tokens)
+        found: dict[str, Any] = {
+            "index": self._index,
+            "content": text,
+            "tokens": [s.token for s in tokens],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": len(self._tokens),
+            "tokens_evaluated": self._generation.n_prompt,
+        }
+        if self._fields.n_probs:
+            found["completion_probabilities"] = self._probabilities(tokens)
+        return found
+
+    def final(self, end: End, streamed: bool = False) -> dict[str, Any]:
+        t, params = end.timings, self._generation.job.params
+        kind = "word" if end.stop is not None else {"stop": "eos"}.get(end.reason, "limit")
+        wanted = self._fields.return_tokens and not streamed
+        found: dict[str, Any] = {
+            "index": self._index,
+            "content": "" if streamed else self._text,
+            "tokens": [s.token for s in self._tokens] if wanted else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self._model.name,
+            "tokens_predicted": t.generated_tokens,
+            "tokens_evaluated": t.prompt_tokens,
+            "generation_settings": settings(params, self._model),
+            "prompt": self._model.tokenizer.decode(self._generation.job.ids, skip_special=False),
+            "has_new_line": "\n" in self._text,
+            "truncated": False,
+            "stop_type": kind,
+            "stopping_word": end.stop or "",
+            "tokens_cached": t.cached_tokens,
+            "timings": timings_object(t),
+        }
+        if self._fields.n_probs and not streamed:
+            found["completion_probabilities"] = self._probabilities(self._tokens)
+        wanted_fields = self._fields.response_fields
+        return _selected(found, wanted_fields) if wanted_fields else found
+
+    def _probabilities(self, tokens: Sequence[Sampled]) -> list[dict[str, Any]]:
+        def one(token: int, logprob: float | None) -> dict[str, Any]:
+            return {"id": token, **token_logprob(self._model.tokenizer, token, logprob)}
+
+        return [
+            {**one(s.token, s.logprob), "top_logprobs": [one(t, p) for t, p in s.top_logprobs]}
+            for s in tokens
+        ]
+
+
+def settings(params: SamplingParams, model: LoadedModel) -> dict[str, Any]:
+    """Parameters under the names of llama.cpp's server."""
+    renamed = {"max_tokens": "n_predict", "logprobs": "n_probs"}
+    found: dict[str, Any] = {
+        renamed.get(name, name): getattr(params, name) for name in SamplingParams.__slots__
+    }
+    found |= {
+        "n_ctx": model.context,
+        "n_predict": -1 if params.max_tokens is None else params.max_tokens,
+        "n_probs": params.logprobs or 0,
+        "logit_bias": [
+            {"token": token, "bias": bias if bias > -1e9 else None}
+            for token, bias in params.logit_bias.items()
+        ],
+        "seed": 0xFFFFFFFF if params.seed is None else params.seed,
+    }
+    return found
+
+
+def _selected(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The members that are asked for; a path `a/b` takes `b` out of `a`."""
+    selected: dict[str, Any] = {}
+    for name in names:
+        value: Any = found
+        for part in name.split("/"):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            selected[name.rpartition("/")[2]] = value
+    return selected
+
+
+def _prompts(model: LoadedModel, prompt: str | list[Any]) -> list[list[int]]:
+    """Token ids of the prompt, or of each: text, ids, or a mixture of both."""
+    several = isinstance(prompt, list) and not any(isinstance(p, int) for p in prompt)
+    prompts = prompt if several else [prompt]
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise invalid("prompt", f"prompt holds {len(prompts)} prompts", f"1 to {MAX_PROMPTS} run")
+    return [_mixed(model, each) for each in prompts]
+
+
+def _mixed(model: LoadedModel, prompt: Any) -> list[int]:
+    if isinstance(prompt, str):
+        ids = model.tokenizer.encode(prompt, parse_special=True)
+    elif isinstance(prompt, list):
+        ids = []
+        for at, part in enumerate(prompt):
+            if isinstance(part, str):
+                ids += model.tokenizer.encode(part, add_special=at == 0, parse_special=True)
+            elif isinstance(part, int) and not isinstance(part, bool):
+                ids.append(part)
+            else:
+                raise invalid("prompt", "prompt is not valid", "it holds text and token ids")
+    else:
+        raise invalid("prompt", "prompt is not valid", "it must be text, or token ids")
+    return encode_prompt(model, ids, "prompt")
+
+
+def _biases(value: dict[str, Any] | list[Any] | None, tokenizer: Tokenizer) -> dict[int, float]:
+    """llama.cpp's `logit_bias`: pairs of token (or text, for all its tokens) and bias or false."""
+    pairs = list(value.items()) if isinstance(value, dict) else value or []
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise invalid("logit_bias", "logit_bias is not valid", "it must hold pairs")
+        key, bias = pair
+        if bias is False:
+            bias = float("-inf")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise invalid("logit_bias", "logit_bias is not valid", "a bias is a number or false")
+        if isinstance(key, str) and not (key.isascii() and key.isdecimal() and len(key) < 10):
+            tokens = tokenizer.encode(key, add_special=False, parse_special=True)
+        elif isinstance(key, bool) or not isinstance(key, int | str):
+            raise invalid("logit_bias", "logit_bias is not valid", "a key is a token id or text")
+        else:
+            tokens = [int(key)]
+        found.update(dict.fromkeys(tokens, float(bias)))
+    return found
+
+
+# -- tokens and templates -------------------------------------------------------------------------
+
+
+class TokenizeFields(Fields):
+    """Text to be cut into tokens."""
+
+    content: str
+    model: str | None = Field(None, description=_ONE_MODEL)
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeFields(Fields):
+    """Tokens to be put together."""
+
+    tokens: Tokens
+    model: str | None = Field(None, description=_ONE_MODEL)
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, TokenizeFields)
+    async with service.pool.use(fields.model) as model:
+        tokenizer = model.tokenizer
+        ids = await asyncio.to_thread(
+            tokenizer.encode, fields.content, fields.add_special, fields.parse_special
+        )
+        if not fields.with_pieces:
+            return JSONAnswer({"tokens": ids})
+        return JSONAnswer({"tokens": [{"id": i, "piece": _piece(tokenizer, i)} for i in ids]})
+
+
+def _piece(tokenizer: Tokenizer, id: int) -> str | list[int]:
+    piece = tokenizer.token_bytes(id)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, DetokenizeFields)
+    async with service.pool.use(fields.model) as model:
+        n_vocab = model.tokenizer.n_vocab
+        if fields.tokens and not 0 <= min(fields.tokens) <= max(fields.tokens) < n_vocab:
+            raise invalid(
+                "tokens", "tokens has an id that there is not", f"ids lie below {n_vocab}"
+            )
+        return JSONAnswer({"content": model.tokenizer.decode(fields.tokens, skip_special=False)})
+
+
+async def apply_template(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, ChatFields)
+    asked = to_request(fields)
+    async with service.pool.use(fields.model) as model:
+        prompt = await asyncio.to_thread(render, model, asked)
+    return JSONAnswer({"prompt": prompt.text})
+
+
+# -- the state of the server ----------------------------------------------------------------------
+
+
+async def props(service: Service, request: Request) -> Response:
+    async with service.pool.use(request.query_params.get("model")) as model:
+        tokenizer = model.tokenizer
+        defaults = settings(SamplingParams(), model)
+        return JSONAnswer(
+            {
+                "default_generation_settings": {
+                    "id": 0,
+                    "id_task": -1,
+                    "n_ctx": model.context,
+                    "speculative": False,
+                    "is_processing": bool(model.runner.live),
+                    "params": defaults,
+                },
+                "total_slots": model.llm.engine.max_sequences,
+                "model_alias": model.name,
+                "model_path": str(model.llm.path),
+                "chat_template": tokenizer.chat_template or "",
+                "bos_token": _token_text(tokenizer, tokenizer.bos_id),
+                "eos_token": _token_text(tokenizer, tokenizer.eos_id),
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"zinc {__version__}",
+                "is_sleeping": False,
+            }
+        )
+
+
+def _token_text(tokenizer: Tokenizer, id: int | None) -> str:
+    return "" if id is None else tokenizer.text_of(id)
+
+
+async def slots(service: Service, request: Request) -> Response:
+    """Running and waiting sequences. What is said in them is not shown."""
+    async with service.pool.use(request.query_params.get("model")) as model:
+        live = list(model.runner.live)
+        total = model.llm.engine.max_sequences
+        if "fail_on_no_slot" in request.query_params and len(live) >= total:
+            raise ApiError(503, "no slot is free", f"{len(live)} sequences run or wait")
+        rows: list[dict[str, Any]] = [
+            {
+                "id": i,
+                "n_ctx": model.context,
+                "speculative": False,
+                "is_processing": True,
+                "is_waiting": not each.running,
+                "n_prompt_tokens": each.n_prompt,
+                "params": settings(each.job.params, model),
+                "next_token": {
+                    "has_next_token": True,
+                    "n_remain": -1
+                    if each.job.params.max_tokens is None
+                    else each.job.params.max_tokens - each.n_generated,
+                    "n_decoded": each.n_generated,
+                },
+            }
+            for i, each in enumerate(live)
+        ]
+        rows += [
+            {"id": i, "n_ctx": model.context, "speculative": False, "is_processing": False}
+            for i in range(len(live), total)
+        ]
+        return JSONAnswer(rows)

@@ -1,0 +1,122 @@
+"""Runs the application on uvicorn, and stops it: running answers end first, or are told.
+
+`serve` blocks until a signal comes. On the first one the server takes no more requests and gives
+those that run `grace_s`; what runs then ends with an error event. A second one does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from types import FrameType
+
+import uvicorn
+
+from zinc.core.errors import RequestError
+from zinc.server import log
+from zinc.server.app import Application
+from zinc.server.config import ServerConfig
+from zinc.server.errors import ApiError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TELL_S = 3.0  # for error events to reach clients, after the grace
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with a shutdown that ends answers in time."""
+
+    def __init__(self, application: Application, started: Callable[[], None]) -> None:
+        config = application.config
+        super().__init__(
+            uvicorn.Config(
+                application.asgi,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="on",
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=int(config.grace_s + _TELL_S) + 1,
+                h11_max_incomplete_event_size=64 << 10,
+            )
+        )
+        self._application = application
+        self._on_start = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        pool = self._application.pool
+        going = ApiError(503, "the server is shutting down", headers={"Retry-After": "30"})
+        tell: asyncio.TimerHandle | None = None
+        if pool is not None:
+            pool.closing = going
+            loop = asyncio.get_running_loop()
+            tell = loop.call_later(self._application.config.grace_s, pool.abort, going)
+        await super().shutdown(sockets)
+        if tell is not None:
+            tell.cancel()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """As uvicorn's, but a signal that was obeyed is not raised again: the exit is clean."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket at the configured address. Raises RequestError when there is none."""
+    try:
+        found = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise RequestError(
+            f"cannot serve on {config.host}", error.strerror or "no such address", "check --host"
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        raise RequestError(
+            f"cannot serve on {config.host}, port {config.port}",
+            error.strerror or str(error),
+            "choose another --port, or stop what uses it",
+        ) from None
+    return listener
+
+
+def serve(config: ServerConfig, started: Callable[[str], None] = lambda url: None) -> None:
+    """Serves until a signal. `started` is called with the address once requests are taken.
+
+    Raises RequestError when the address cannot be used, FormatError for a file that is not there.
+    """
+    log.set_up(config.json_log)
+    application = Application(config)
+    listener = bind(config)
+    port = listener.getsockname()[1]
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    server = Server(application, lambda: started(f"http://{host}:{port}"))
+    with listener:
+        asyncio.run(server.serve(sockets=[listener]))

@@ -1,0 +1,281 @@
+"""POST /v1/chat/completions: OpenAI's chat API.
+
+https://platform.openai.com/docs/api-reference/chat. Reasoning comes apart from the content, in
+`reasoning_content`, the name that DeepSeek gave it and most clients know.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.chat.events import CallArguments, CallStart, Content, Reasoning
+from zinc.engine.sampling import Sampled
+from zinc.server.chat import ChatAnswer, ChatRequest, Collected, Finished, Piece, start
+from zinc.server.errors import invalid, unsupported
+from zinc.server.fields import (
+    MAX_ANSWERS,
+    MAX_TOP_LOGPROBS,
+    ConstraintFields,
+    LlamaFields,
+    QueueFields,
+    ResponseFormat,
+    SamplingFields,
+    StopField,
+    biases,
+    constraint_of,
+    sampling_params,
+)
+from zinc.server.http import event, merge
+from zinc.server.openai_shapes import (
+    DONE,
+    FINGERPRINT,
+    OPENAI,
+    Messages,
+    NeutralFields,
+    StreamOptions,
+    Tool,
+    Usage,
+    chat_logprobs,
+    check_count,
+    plain_messages,
+    plain_tools,
+    refuse,
+    timings_object,
+    tool_use,
+)
+from zinc.server.pool import LoadedModel
+from zinc.server.service import Service, account, answer, client_of, read_fields
+
+FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# What templates that know levels of effort know.
+_LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+
+class ThinkingFields(SamplingFields):
+    """Whether and how much the model reasons before it answers."""
+
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = Field(None, ge=0, description="tokens of reasoning at most")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables for the chat template"
+    )
+    reasoning_format: str | None = None
+
+
+class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
+    """A chat completion."""
+
+    messages: Messages
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=-1)
+    max_completion_tokens: int | None = Field(None, ge=-1)
+    n: int | None = None
+    stop: StopField = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    store: bool | None = None
+    prediction: dict[str, Any] | None = Field(None, description="speeds up, if anything")
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    verbosity: str | None = None
+    web_search_options: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "modalities": (["text"], "only text can be generated"),
+    "audio": (None, "only text can be generated"),
+    "functions": ([], "it was replaced by tools"),
+    "function_call": (None, "it was replaced by tool_choice"),
+    "verbosity": ("medium", "models have no such setting"),
+    "web_search_options": (None, "this server searches nothing"),
+    "moderation": (None, "this server moderates nothing"),
+    "reasoning_format": ("auto", "reasoning comes in reasoning_content"),
+}
+
+
+def template_arguments(fields: ThinkingFields) -> dict[str, Any]:
+    """Variables for the chat template; those named by the client come last."""
+    arguments: dict[str, Any] = {}
+    if fields.reasoning_effort is not None:
+        arguments["enable_thinking"] = fields.reasoning_effort != "none"
+        if fields.reasoning_effort != "none":
+            effort = fields.reasoning_effort
+            arguments["reasoning_effort"] = _LEVELS.get(effort, effort)
+    if fields.enable_thinking is not None:
+        arguments["enable_thinking"] = fields.enable_thinking
+    given = fields.chat_template_kwargs or {}
+    for name in given:
+        if name in ("messages", "tools", "add_generation_prompt") or not name.isidentifier():
+            param = f"chat_template_kwargs.{name[:80]}"
+            raise invalid(param, f"{param} cannot be set", "it is no variable of the template")
+    return {**arguments, **given}
+
+
+def to_request(fields: ChatFields) -> ChatRequest:
+    """What the engine is asked. Raises ApiError."""
+    if fields.reasoning_format == "deepseek":
+        fields.reasoning_format = None
+    refuse(fields, _REFUSED)
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs is given without logprobs", "", "set logprobs")
+    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    tools = plain_tools(fields.tools)
+    params = sampling_params(
+        fields,
+        max_tokens=getattr(fields, name),
+        max_tokens_name=name,
+        stop=fields.stop,
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        logit_bias=biases(fields.logit_bias),
+    )
+    use = tool_use(fields.tool_choice, tools)
+    return ChatRequest(
+        messages=plain_messages(fields.messages),
+        params=params,
+        tools=use.tools,
+        forced_tools=use.forced,
+        one_call=fields.parallel_tool_calls is False,
+        priority=fields.priority or 0,
+        template_args=template_arguments(fields),
+        n=check_count(fields.n, "n", MAX_ANSWERS),
+        constraint=constraint_of(fields.response_format, fields),
+        thinking_budget=fields.thinking_budget,
+    )
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, ChatFields)
+    asked = to_request(fields)
+    if fields.stream_options is not None and not fields.stream:
+        raise unsupported("stream_options", "the answer is not streamed", "set stream")
+    head = {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "system_fingerprint": FINGERPRINT,
+    }
+
+    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        found = [await each.collect() for each in answers]
+        ends = [each.finished for each in found]
+        account(request, [(end.reason, end.timings) for end in ends])
+        return {
+            **head,
+            "object": "chat.completion",
+            "model": model.name,
+            "choices": [_choice(model, asked, i, each) for i, each in enumerate(found)],
+            "usage": _usage(ends).openai(),
+            "timings": timings_object(ends[0].timings),
+        }
+
+    async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
+        with_usage = bool(fields.stream_options and fields.stream_options.include_usage)
+        shared = {**head, "object": "chat.completion.chunk", "model": model.name}
+        if with_usage:
+            shared["usage"] = None
+
+        def chunk(
+            index: int,
+            delta: dict[str, Any],
+            tokens: Sequence[Sampled] = (),
+            finish: str | None = None,
+            **more: object,
+        ) -> bytes:
+            logprobs = _logprobs(model, asked, tokens) if tokens else None
+            choice = {
+                "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish
+            }  # fmt: skip
+            return event({**shared, "choices": [choice], **more})
+
+        for index in range(len(answers)):
+            yield chunk(index, {"role": "assistant", "content": ""})
+        ends: list[Finished] = []
+        async for index, item in merge([aiter(each) for each in answers]):
+            if isinstance(item, Finished):
+                ends.append(item)
+                timings = timings_object(item.timings)
+                yield chunk(index, {}, finish=FINISH[item.reason], timings=timings)
+            elif (delta := _delta(item)) is not None:
+                yield chunk(index, delta, item.tokens)
+        account(request, [(end.reason, end.timings) for end in ends])
+        if with_usage:
+            yield event({**shared, "choices": [], "usage": _usage(ends).openai()})
+        yield DONE
+
+    return await answer(
+        service,
+        request,
+        fields.model,
+        lambda model: start(model, asked, client_of(request)),
+        whole,
+        events if fields.stream else None,
+        OPENAI,
+    )
+
+
+def _usage(ends: Sequence[Finished]) -> Usage:
+    return Usage.of([end.timings for end in ends], sum(end.reasoning_tokens for end in ends))
+
+
+def _delta(piece: Piece) -> dict[str, Any] | None:
+    match piece.event:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case _:
+            return None
+
+
+def _logprobs(
+    model: LoadedModel, asked: ChatRequest, tokens: Sequence[Sampled]
+) -> dict[str, Any] | None:
+    if asked.params.logprobs is None:
+        return None
+    return {"content": chat_logprobs(model.tokenizer, tokens), "refusal": None}
+
+
+def _choice(model: LoadedModel, asked: ChatRequest, index: int, found: Collected) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
+    if found.reasoning:
+        message["reasoning_content"] = found.reasoning
+    if found.calls:
+        message["content"] = found.content or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in found.calls
+        ]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": _logprobs(model, asked, found.tokens),
+        "finish_reason": FINISH[found.finished.reason],
+    }

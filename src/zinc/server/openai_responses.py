@@ -1,0 +1,369 @@
+"""/v1/responses: OpenAI's newer API, in which an answer is a list of items.
+
+https://platform.openai.com/docs/api-reference/responses. Items become messages of the chat API on
+the way in. Streamed or not, an answer goes through `OutputItems`, which makes both the events and
+the final object.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.server.body import Fields, FirstError
+from zinc.server.chat import ChatAnswer, ChatRequest, Finished, start
+from zinc.server.errors import ApiError, invalid, unsupported
+from zinc.server.fields import (
+    MAX_TOP_LOGPROBS,
+    Constraint,
+    ConstraintFields,
+    QueueFields,
+    SamplingFields,
+    StopField,
+    constraint_of,
+    sampling_params,
+)
+from zinc.server.http import JSONAnswer, event
+from zinc.server.openai_chat import Effort
+from zinc.server.openai_shapes import (
+    NeutralFields,
+    StreamOptions,
+    Usage,
+    refuse,
+    tool_use,
+)
+from zinc.server.pool import LoadedModel
+from zinc.server.response_items import OutputItems
+from zinc.server.service import Service, Shape, account, answer, client_of, read_fields
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+def _error_event(error: ApiError) -> bytes:
+    data = {
+        "type": "error",
+        "code": error.code,
+        "message": error.message,
+        "param": error.param,
+        "sequence_number": 0,
+    }
+    return event(data, "error")
+
+
+RESPONSES = Shape(error_event=_error_event)
+
+
+class ResponseTool(Fields):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Reasoning(Fields):
+    effort: Effort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: Any = Field(None, alias="schema")
+
+
+class TextConfig(Fields):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponseFields(SamplingFields, ConstraintFields, NeutralFields, QueueFields):
+    """A response."""
+
+    input: str | Annotated[list[dict[str, Any]], FirstError()]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    tools: list[ResponseTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    include: list[str] | None = None
+    truncation: str | None = None
+    max_tool_calls: int | None = Field(None, description="bounds tools that run here: none do")
+    stop: StopField = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: list[Any] | None = None
+    moderation: dict[str, Any] | None = None
+    image: dict[str, Any] | None = None
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "background": (False, "responses are made while the client waits"),
+    "conversation": (None, "conversations are not kept; previous_response_id is"),
+    "prompt": (None, "this server keeps no prompt templates"),
+    "context_management": ([], "a conversation is taken as it is sent"),
+    "moderation": (None, "this server moderates nothing"),
+    "image": (None, "only text can be generated"),
+    "truncation": ("disabled", "nothing is cut out of a conversation"),
+}
+# Reasoning is sent in the clear, so there is nothing that would have to be included encrypted.
+_INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+
+
+async def create_response(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, ResponseFields)
+    items = input_items(fields.input)
+    previous: list[dict[str, Any]] = []
+    if fields.previous_response_id is not None:
+        stored = service.store.get(fields.previous_response_id, "previous_response_id")
+        previous = stored.messages
+    conversation = [*previous, *item_messages(items)]
+    asked = to_request(fields, conversation)
+    shared = _shared(fields, asked)
+
+    def finish(output: OutputItems, end: Finished) -> dict[str, Any]:
+        account(request, [(end.reason, end.timings)])
+        whole = output.response(_usage(end), end.reason == "length")
+        if fields.store is not False:
+            service.store.put(whole, items, [*conversation, *item_messages(output.items)])
+        return whole
+
+    def output_of(model: LoadedModel) -> OutputItems:
+        logprobs = asked.params.logprobs is not None
+        return OutputItems({**shared, "model": model.name}, model.tokenizer, logprobs)
+
+    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        output = output_of(model)
+        async for item in answers[0]:
+            if isinstance(item, Finished):
+                output.close(item.reason == "length")
+                return finish(output, item)
+            output.push(item)
+        raise RuntimeError("the answer has no end")
+
+    async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
+        output = output_of(model)
+        for data in output.begin():
+            yield event(data, data["type"])
+        async for item in answers[0]:
+            if not isinstance(item, Finished):
+                for data in output.push(item):
+                    yield event(data, data["type"])
+                continue
+            cut = item.reason == "length"
+            for data in output.close(cut):
+                yield event(data, data["type"])
+            last = output.last("incomplete" if cut else "completed", finish(output, item))
+            yield event(last, last["type"])
+
+    streamed = events if fields.stream else None
+    return await answer(
+        service,
+        request,
+        fields.model,
+        lambda model: start(model, asked, client_of(request)),
+        whole,
+        streamed,
+        RESPONSES,
+    )
+
+
+async def get_response(service: Service, request: Request) -> Response:
+    return JSONAnswer(service.store.get(request.path_params["id"]).response)
+
+
+async def delete_response(service: Service, request: Request) -> Response:
+    id = request.path_params["id"]
+    service.store.delete(id)
+    return JSONAnswer({"id": id, "object": "response", "deleted": True})
+
+
+async def get_input_items(service: Service, request: Request) -> Response:
+    items = service.store.get(request.path_params["id"]).input
+    ids = [str(item.get("id", "")) for item in items]
+    return JSONAnswer(
+        {
+            "object": "list",
+            "data": items,
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[-1] if ids else None,
+            "has_more": False,
+        }
+    )
+
+
+def to_request(fields: ResponseFields, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
+    """What the engine is asked. Raises ApiError."""
+    refuse(fields, _REFUSED)
+    for name in fields.include or []:
+        if name not in _INCLUDES:
+            raise unsupported("include", f"{name[:60]!r} is nothing that this server has")
+    tools = [_tool(tool, i) for i, tool in enumerate(fields.tools or [])] or None
+    with_logprobs = bool(fields.top_logprobs) or LOGPROBS in (fields.include or [])
+    params = sampling_params(
+        fields,
+        max_tokens=fields.max_output_tokens,
+        max_tokens_name="max_output_tokens",
+        stop=fields.stop,
+        logprobs=(fields.top_logprobs or 0) if with_logprobs else None,
+    )
+    arguments: dict[str, Any] = {}
+    effort = fields.reasoning.effort if fields.reasoning else None
+    if effort is not None:
+        arguments = {"enable_thinking": effort != "none"}
+        if effort != "none":
+            levels = {"minimal": "low", "xhigh": "high", "max": "high"}
+            arguments["reasoning_effort"] = levels.get(effort, effort)
+    if fields.text is not None and fields.text.verbosity not in (None, "medium"):
+        raise unsupported("text.verbosity", "models have no such setting")
+    system = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
+    use = tool_use(fields.tool_choice, tools)
+    return ChatRequest(
+        messages=[*system, *messages],
+        params=params,
+        tools=use.tools,
+        forced_tools=use.forced,
+        one_call=fields.parallel_tool_calls is False,
+        priority=fields.priority or 0,
+        template_args={**arguments, **(fields.chat_template_kwargs or {})},
+        constraint=_constraint(fields),
+        param="input",
+    )
+
+
+def _constraint(fields: ResponseFields) -> Constraint | None:
+    given = fields.text.format if fields.text else None
+    if given is None or given.type == "text":
+        return constraint_of(None, fields)
+    if given.type == "json_schema" and given.schema_ is None:
+        raise invalid("text.format.schema", "text.format.schema is missing")
+    return Constraint(given.type, given.schema_, "text.format")
+
+
+def _tool(tool: ResponseTool, index: int) -> dict[str, Any]:
+    if tool.type != "function":
+        raise unsupported(f"tools[{index}]", f"tools of type {tool.type[:40]!r} do not run here")
+    if not tool.name:
+        raise invalid(f"tools[{index}].name", f"tools[{index}].name is missing")
+    function = tool.model_dump(exclude_none=True, exclude={"type"})
+    return {"type": "function", "function": function}
+
+
+def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The input as items, each with a type and an id. Raises ApiError."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not given:
+        raise invalid("input", "input is empty", "there is nothing to answer")
+    items = []
+    for i, item in enumerate(given):
+        where = f"input[{i}]"
+        kind = item.get("type", "message")
+        check = _CHECKS.get(kind) if isinstance(kind, str) else None
+        if check is None:
+            raise unsupported(where, f"items of type {str(kind)[:40]!r} are not understood")
+        for name, types in check.items():
+            if not isinstance(item.get(name), types):
+                raise invalid(f"{where}.{name}", f"{where}.{name} is missing or not valid")
+        items.append({"id": f"item_{uuid.uuid4().hex}", **item, "type": kind})
+    return items
+
+
+_CHECKS: dict[str, dict[str, tuple[type, ...]]] = {
+    "message": {"role": (str,), "content": (str, list)},
+    "function_call": {"call_id": (str,), "name": (str,), "arguments": (str,)},
+    "function_call_output": {"call_id": (str,), "output": (str, list)},
+    "reasoning": {"summary": (list, type(None))},
+}
+
+
+def item_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Items as messages of the chat API; what one turn of the assistant made is one message."""
+    messages: list[dict[str, Any]] = []
+    thoughts = ""
+    for item in items:
+        kind = item["type"]
+        if kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            thoughts += "".join(str(p.get("text", "")) for p in parts if isinstance(p, dict))
+            continue
+        if kind == "function_call_output":
+            row = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
+            messages.append(row)
+            continue
+        if kind == "message" and item["role"] != "assistant":
+            messages.append({"role": item["role"], "content": item["content"]})
+            continue
+        last: dict[str, Any] = messages[-1] if messages and not thoughts else {"role": ""}
+        if kind == "message":
+            last = {"role": "assistant", "content": item["content"]}
+            messages.append(last)
+        elif last["role"] != "assistant":
+            last = {"role": "assistant", "content": ""}
+            messages.append(last)
+        if kind == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            last.setdefault("tool_calls", []).append(call)
+        if thoughts:
+            last["reasoning_content"], thoughts = thoughts, ""
+    return messages
+
+
+def _shared(fields: ResponseFields, asked: ChatRequest) -> dict[str, Any]:
+    """The members of the response object that are known before the answer."""
+    tools = [tool.model_dump(exclude_unset=True) for tool in fields.tools or []]
+    given = fields.text.format if fields.text else None
+    format = {"type": "text"} if given is None else given.model_dump(exclude_unset=True)
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "background": False,
+        "error": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {
+            "effort": fields.reasoning.effort if fields.reasoning else None,
+            "summary": None,
+        },
+        "store": fields.store is not False,
+        "temperature": asked.params.temperature,
+        "text": {"format": format},
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": tools,
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": asked.params.top_p,
+        "truncation": "disabled",
+        "user": fields.user,
+    }
+
+
+def _usage(end: Finished) -> dict[str, Any]:
+    usage = Usage.of([end.timings], end.reasoning_tokens)
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.prompt + usage.completion,
+    }

@@ -1,0 +1,224 @@
+"""Shapes that OpenAI's endpoints share: messages, tools, usage, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from zinc import __version__
+from zinc.engine.sampling import Sampled
+from zinc.engine.sequence import Timings
+from zinc.server.body import Fields, FirstError
+from zinc.server.errors import invalid, unsupported
+from zinc.server.fields import finite_logprob
+from zinc.server.http import event
+from zinc.server.service import Shape
+from zinc.tokenizer import Tokenizer
+
+FINGERPRINT = f"zinc-{__version__}"
+DONE = b"data: [DONE]\n\n"
+
+OPENAI = Shape(error_event=lambda error: event(error.openai()))
+
+
+class ContentPart(Fields):
+    """A part of a message; text is the only kind that is understood."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Fields):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Fields):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+Content = str | Annotated[list[ContentPart], FirstError()] | None
+
+
+class Message(Fields):
+    """A message of a conversation. Further members are handed to the chat template."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], FirstError()] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+Messages = Annotated[list[Message], FirstError()]
+
+
+class Function(Fields):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Fields):
+    type: Literal["function"]
+    function: Function
+
+
+class StreamOptions(Fields):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class NeutralFields(Fields):
+    """Fields of OpenAI that say nothing about the answer: accounting, and hints to their fleet."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+
+def refuse(fields: Fields, reasons: Mapping[str, tuple[Any, str]]) -> None:
+    """Refuses fields that are defined and not honoured, unless they have their neutral value.
+
+    `reasons` gives that value and the reason, by field.
+    """
+    for name, (neutral, why) in reasons.items():
+        value = getattr(fields, name)
+        if value is not None and value != neutral:
+            raise unsupported(name, why)
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as they are, without members that are null; the prompt's maker reads parts."""
+    plain = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if message.content is None and message.role != "assistant":
+            raise invalid(f"{where}.content", f"{where}.content is missing")
+        plain.append(message.model_dump(exclude_none=True))
+    return plain
+
+
+def plain_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """The tools as the client sent them, for the chat template. None when there are none."""
+    return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request (None: none), and those of which the model has to call one."""
+
+    tools: list[dict[str, Any]] | None
+    forced: list[dict[str, Any]]
+
+
+def tool_use(choice: object, tools: list[dict[str, Any]] | None) -> ToolUse:
+    """What OpenAI's `tool_choice` makes of the tools. Raises ApiError when it is not valid."""
+    if choice is None or choice == "auto":
+        return ToolUse(tools, [])
+    if choice == "none":
+        return ToolUse(None, [])
+    if not tools:
+        raise invalid("tool_choice", "tool_choice asks for a call", "the request has no tools")
+    if choice == "required":
+        return ToolUse(tools, tools)
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        raise invalid(
+            "tool_choice",
+            "tool_choice is not valid",
+            'it must be "auto", "none", "required" or an object that names a function',
+        )
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
+    return ToolUse(tools, named_tool(name, tools))
+
+
+def named_tool(name: object, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The tool of that name. Raises ApiError when the request has none."""
+    found = [tool for tool in tools or () if tool["function"]["name"] == name][:1]
+    if not found:
+        raise invalid("tool_choice", "tool_choice names a tool that the request does not have")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; its answers share one prompt."""
+
+    prompt: int
+    cached: int
+    completion: int
+    reasoning: int = 0
+
+    @classmethod
+    def of(cls, timings: Sequence[Timings], reasoning: int = 0) -> Usage:
+        return cls(
+            max(t.prompt_tokens for t in timings),
+            max(t.cached_tokens for t in timings),
+            sum(t.generated_tokens for t in timings),
+            reasoning,
+        )
+
+    def openai(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+        }
+
+
+def timings_object(t: Timings) -> dict[str, Any]:
+    """Speeds under the names of llama.cpp's server."""
+    run = t.prompt_tokens - t.cached_tokens
+    prompt_ms, predicted_ms = t.prompt_seconds * 1000, t.generate_seconds * 1000
+    return {
+        "cache_n": t.cached_tokens,
+        "prompt_n": run,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": round(prompt_ms / max(run, 1), 3),
+        "prompt_per_second": round(t.prompt_tokens_per_s, 3),
+        "predicted_n": t.generated_tokens,
+        "predicted_ms": round(predicted_ms, 3),
+        "predicted_per_token_ms": round(predicted_ms / max(t.generated_tokens - 1, 1), 3),
+        "predicted_per_second": round(t.generated_tokens_per_s, 3),
+    }
+
+
+def token_logprob(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
+    piece = tokenizer.token_bytes(token)
+    return {
+        "token": piece.decode("utf-8", "replace"),
+        "logprob": finite_logprob(logprob),
+        "bytes": list(piece),
+    }
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Sampled]) -> list[dict[str, Any]]:
+    """`logprobs.content` of the chat API."""
+    return [
+        {
+            **token_logprob(tokenizer, s.token, s.logprob),
+            "top_logprobs": [token_logprob(tokenizer, t, p) for t, p in s.top_logprobs],
+        }
+        for s in tokens
+    ]
+
+
+def check_count(n: int | None, name: str, most: int) -> int:
+    count = 1 if n is None else n
+    if not 1 <= count <= most:
+        raise invalid(name, f"{name} is {count}", f"it must lie between 1 and {most}")
+    return count

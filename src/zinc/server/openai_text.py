@@ -1,0 +1,279 @@
+"""POST /v1/completions: OpenAI's older API, in which a prompt is text or tokens.
+
+https://platform.openai.com/docs/api-reference/completions. A prompt may also be a list of prompts;
+`n` answers of each are numbered one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.engine.sampling import Sampled, SamplingParams
+from zinc.server.body import FirstError
+from zinc.server.errors import context_exceeded, invalid
+from zinc.server.fields import (
+    MAX_ANSWERS,
+    Constraint,
+    ConstraintFields,
+    LlamaFields,
+    QueueFields,
+    ResponseFormat,
+    SamplingFields,
+    StopField,
+    Tokens,
+    biases,
+    constraint_of,
+    constraints,
+    finite_logprob,
+    sampling_params,
+    with_seed,
+)
+from zinc.server.http import event, merge
+from zinc.server.openai_shapes import (
+    DONE,
+    FINGERPRINT,
+    OPENAI,
+    NeutralFields,
+    StreamOptions,
+    Usage,
+    check_count,
+    refuse,
+    timings_object,
+)
+from zinc.server.pool import LoadedModel
+from zinc.server.runner import End, Generation, Job, PlainReader
+from zinc.server.service import Service, account, answer, client_of, read_fields
+from zinc.server.text import PlainText, plain_text
+from zinc.tokenizer import Tokenizer
+
+MAX_LOGPROBS = 20
+MAX_PROMPTS = 128
+
+Prompt = str | Tokens | Annotated[list[str], FirstError()] | Annotated[list[Tokens], FirstError()]
+
+
+class CompletionFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
+    """A completion."""
+
+    prompt: Prompt
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=-1)
+    n: int | None = None
+    best_of: int | None = None
+    stop: StopField = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "suffix": ("", "models here continue text and do not fill gaps")
+}
+
+
+def prompts_of(prompt: Prompt) -> list[str | list[int]]:
+    """The prompts of a request, one or several."""
+    found: list[str | list[int]]
+    if isinstance(prompt, str):
+        found = [prompt]
+    elif not prompt:
+        found = []
+    elif isinstance(prompt[0], int):
+        found = [[i for i in prompt if isinstance(i, int)]]
+    else:
+        found = [each for each in prompt if not isinstance(each, int)]
+    if not 1 <= len(found) <= MAX_PROMPTS:
+        raise invalid("prompt", f"prompt holds {len(found)} prompts", f"1 to {MAX_PROMPTS} can run")
+    return found
+
+
+def encode_prompt(model: LoadedModel, prompt: str | list[int], param: str) -> list[int]:
+    """Token ids of one prompt, checked. Raises ApiError."""
+    ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise invalid(param, f"{param} is empty", "a model needs at least one token")
+    if not 0 <= min(ids) <= max(ids) < model.llm.spec.vocab:
+        raise invalid(
+            param,
+            f"{param} has a token that there is not",
+            f"ids lie between 0 and {model.llm.spec.vocab - 1}",
+        )
+    if len(ids) >= model.context:
+        raise context_exceeded(len(ids), model.context, param)
+    return ids
+
+
+def jobs_of(
+    model: LoadedModel,
+    prompts: Sequence[str | list[int]],
+    params: SamplingParams,
+    n: int,
+    constraint: Constraint | None,
+    priority: int,
+) -> list[Job]:
+    """`n` jobs for each prompt."""
+    reader = partial(PlainReader, model.tokenizer, params.stop)
+    held = iter(constraints(model, constraint, n * len(prompts)))
+    return [
+        Job(ids, with_seed(params, i), reader, constraint=next(held), priority=priority)
+        for ids in [encode_prompt(model, prompt, "prompt") for prompt in prompts]
+        for i in range(n)
+    ]
+
+
+async def completions(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, CompletionFields)
+    refuse(fields, _REFUSED)
+    constraint = constraint_of(fields.response_format, fields)
+    prompts = prompts_of(fields.prompt)
+    n = check_count(fields.n, "n", MAX_ANSWERS)
+    if fields.best_of not in (None, n):
+        raise invalid("best_of", f"best_of is {fields.best_of}", "only n answers are generated")
+    if fields.echo and fields.logprobs is not None:
+        raise invalid(
+            "logprobs", "echo and logprobs are both set", "logprobs are given for the answer alone"
+        )
+    params = sampling_params(
+        fields,
+        max_tokens=fields.max_tokens,
+        stop=fields.stop,
+        logprobs=fields.logprobs,
+        logit_bias=biases(fields.logit_bias),
+    )
+    head = {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "system_fingerprint": FINGERPRINT,
+    }
+
+    async def begin(model: LoadedModel) -> list[Generation]:
+        jobs = await asyncio.to_thread(
+            jobs_of, model, prompts, params, n, constraint, fields.priority or 0
+        )
+        return model.runner.submit(jobs, client_of(request))
+
+    def echo_of(model: LoadedModel, index: int) -> str:
+        prompt = prompts[index // n]
+        if not fields.echo:
+            return ""
+        return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+
+    async def whole(model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
+        found = [await _collect(each) for each in answers]
+        account(request, [(each.end.reason, each.end.timings) for each in found])
+        choices = []
+        for index, each in enumerate(found):
+            logprobs = Logprobs(model.tokenizer).add(each.tokens)
+            choices.append(
+                {
+                    "index": index,
+                    "text": echo_of(model, index) + each.text,
+                    "logprobs": logprobs if fields.logprobs is not None else None,
+                    "finish_reason": each.end.reason,
+                }
+            )
+        return {
+            **head,
+            "model": model.name,
+            "choices": choices,
+            "usage": _usage([each.end for each in found], n).openai(),
+            "timings": timings_object(found[0].end.timings),
+        }
+
+    async def events(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
+        with_usage = bool(fields.stream_options and fields.stream_options.include_usage)
+        shared = {**head, "model": model.name, **({"usage": None} if with_usage else {})}
+        logprobs = [Logprobs(model.tokenizer) for _ in answers]
+
+        def chunk(index: int, text: str, tokens: Sequence[Sampled] = (), **more: object) -> bytes:
+            found = logprobs[index].add(tokens) if fields.logprobs is not None else None
+            choice = {"index": index, "text": text, "logprobs": found, "finish_reason": None}
+            finish = more.pop("finish_reason", None)
+            return event({**shared, "choices": [{**choice, "finish_reason": finish}], **more})
+
+        if fields.echo:
+            for index in range(len(answers)):
+                yield chunk(index, echo_of(model, index))
+        ends: list[End] = []
+        async for index, item in merge([plain_text(each) for each in answers]):
+            if isinstance(item, End):
+                ends.append(item)
+                timings = timings_object(item.timings)
+                yield chunk(index, "", finish_reason=item.reason, timings=timings)
+            elif item.text:
+                yield chunk(index, item.text, item.tokens)
+        account(request, [(end.reason, end.timings) for end in ends])
+        if with_usage:
+            yield event({**shared, "choices": [], "usage": _usage(ends, n).openai()})
+        yield DONE
+
+    streamed = events if fields.stream else None
+    return await answer(service, request, fields.model, begin, whole, streamed, OPENAI)
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    text: str
+    tokens: list[Sampled]
+    end: End
+
+
+async def _collect(generation: Generation) -> _Whole:
+    parts: list[PlainText] = []
+    async for item in plain_text(generation):
+        if isinstance(item, End):
+            tokens = [token for part in parts for token in part.tokens]
+            return _Whole("".join(part.text for part in parts), tokens, item)
+        parts.append(item)
+    raise RuntimeError("the answer has no end")
+
+
+def _usage(ends: Sequence[End], n: int) -> Usage:
+    """Each prompt counts once, however many answers it has."""
+    timings = [end.timings for end in ends]
+    return Usage(
+        sum(t.prompt_tokens for t in timings) // n,
+        sum(t.cached_tokens for t in timings) // n,
+        sum(t.generated_tokens for t in timings),
+    )
+
+
+class Logprobs:
+    """OpenAI's older form of log-probabilities; `text_offset` counts on over the pieces."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def add(self, tokens: Sequence[Sampled]) -> dict[str, Any]:
+        texts = [self._text(s.token) for s in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [finite_logprob(s.logprob) for s in tokens],
+            "top_logprobs": [
+                {self._text(t): finite_logprob(p) for t, p in s.top_logprobs} for s in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")

@@ -1,0 +1,69 @@
+"""Endpoints for those who run the server: health, metrics, and which models there are."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.server.body import Fields
+from zinc.server.errors import ApiError
+from zinc.server.http import JSONAnswer
+from zinc.server.metrics import CONTENT_TYPE
+from zinc.server.pool import State
+from zinc.server.service import Service, read_fields
+
+
+class ModelFields(Fields):
+    """A model to be loaded or unloaded."""
+
+    model: str
+
+
+async def health(service: Service, request: Request) -> Response:
+    """200 when the first model can answer or be loaded; 503 while the server starts or stops."""
+    entry = service.pool.default
+    if service.pool.closing is not None:
+        raise service.pool.closing
+    if entry.state is State.LOADING:
+        raise ApiError(503, "the model is being loaded", headers={"Retry-After": "1"})
+    if entry.state is State.FAILED:
+        raise ApiError(503, "the model cannot be loaded", "the server's log has the cause")
+    return JSONAnswer({"status": "ok"})
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    m = service.metrics
+    for gauge in m.of_models:
+        gauge.clear()
+    for name, entry in service.pool.entries.items():
+        m.loaded.set(entry.model is not None, name)
+        if entry.model is not None:
+            m.describe(name, entry.model.runner.load, entry.model.llm.memory)
+    return Response(m.render(), media_type=CONTENT_TYPE)
+
+
+async def models(service: Service, request: Request) -> Response:
+    rows = [entry.describe() for entry in service.pool.entries.values()]
+    return JSONAnswer({"object": "list", "data": rows})
+
+
+async def model(service: Service, request: Request) -> Response:
+    return JSONAnswer(service.pool.entry(request.path_params["name"]).describe())
+
+
+async def load_model(service: Service, request: Request) -> Response:
+    """Loads a model now, so that the first request need not wait for it."""
+    fields = await read_fields(service, request, ModelFields)
+    async with service.pool.use(fields.model):
+        pass
+    return JSONAnswer({"success": True})
+
+
+async def unload_model(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, ModelFields)
+    entry = service.pool.entry(fields.model)
+    if entry.model is not None and not await service.pool.unload(entry):
+        raise ApiError(
+            409, f"the model {fields.model!r} is in use", "", "try again later", param="model"
+        )
+    return JSONAnswer({"success": True})

@@ -1,0 +1,94 @@
+"""The chat page: plain files, read once and served as they are.
+
+There is no build step and nothing comes from elsewhere, so the page works offline and what is in
+this folder is what runs. Models write what the page shows; the Content-Security-Policy is the
+second wall behind the Markdown renderer: no inline script, no eval, no string that becomes markup
+(Trusted Types), no request to another machine, not even for an image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+PREFIX = "/page/"
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Cache-Control": "no-cache",  # asked again each time, answered 304 by its ETag
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file of the page."""
+
+    body: bytes
+    media_type: str
+    etag: str
+
+    def response(self, request: Request) -> Response:
+        headers = {**HEADERS, "ETag": self.etag}
+        known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
+        if self.etag in known:
+            return Response(None, 304, headers)
+        return Response(self.body, 200, headers, media_type=self.media_type)
+
+
+def assets() -> dict[str, Asset]:
+    """The files by the path they are served at; `index.html` is `/`."""
+    found: dict[str, Asset] = {}
+    _collect(files(__package__), "", found)
+    found["/"] = found.pop(f"{PREFIX}index.html")
+    return found
+
+
+def routes() -> list[Route]:
+    """A route for each file. They need no key: what they hold is the same for everybody."""
+    return [Route(path, asset.response, methods=["GET"]) for path, asset in assets().items()]
+
+
+def is_public(path: str) -> bool:
+    """Whether a path belongs to the page, and so is served to who has no API key yet."""
+    return path == "/" or path.startswith(PREFIX)
+
+
+def _collect(folder: Traversable, prefix: str, found: dict[str, Asset]) -> None:
+    for entry in folder.iterdir():
+        name = prefix + entry.name
+        suffix = entry.name[entry.name.rfind(".") :]
+        if entry.is_dir() and entry.name != "__pycache__":
+            _collect(entry, f"{name}/", found)
+        elif suffix in MEDIA_TYPES:
+            body = entry.read_bytes()
+            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+            found[PREFIX + name] = Asset(body, MEDIA_TYPES[suffix], etag)

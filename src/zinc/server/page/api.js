@@ -1,0 +1,91 @@
+// The server's API as this page uses it. Addresses are relative, so the page also works behind a
+// proxy that serves it under a folder.
+
+import { eventData } from "./events.js";
+
+/** A failure with a sentence for the user. `status` is 0 when the server could not be reached. */
+export class ApiError extends Error {
+  constructor(status, message, code = null, retryAfterS = null) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.retryAfterS = retryAfterS;
+  }
+}
+
+export class Api {
+  /** @param {() => string} key gives the API key, "" without one */
+  constructor(key) {
+    this.key = key;
+  }
+
+  /** Rows of /v1/models. Throws ApiError. */
+  async models() {
+    return (await this.json("v1/models")).data ?? [];
+  }
+
+  /** Default sampling parameters of a loaded model. Throws ApiError. */
+  async defaults(model) {
+    const found = await this.json(`props?model=${encodeURIComponent(model)}`);
+    return found.default_generation_settings?.params ?? {};
+  }
+
+  /** The chunks of a chat completion. Throws ApiError; AbortError when `signal` is. */
+  async *chat(body, signal) {
+    const response = await this.fetch("v1/chat/completions", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+      signal,
+    });
+    for await (const data of this.events(response, signal)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) {
+        throw new ApiError(chunk.error.status ?? 500, chunk.error.message, chunk.error.code);
+      }
+      yield chunk;
+    }
+    throw new ApiError(0, "The connection to the server broke off.");
+  }
+
+  async *events(response, signal) {
+    try {
+      yield* eventData(response.body);
+    } catch (error) {
+      if (signal.aborted) throw error;
+      throw new ApiError(0, "The connection to the server broke off.");
+    }
+  }
+
+  async json(path) {
+    return (await this.fetch(path)).json();
+  }
+
+  async fetch(path, options = {}) {
+    const headers = { ...options.headers };
+    const key = this.key();
+    if (key) headers.Authorization = `Bearer ${key}`;
+    let response;
+    try {
+      response = await fetch(path, { ...options, headers, cache: "no-store" });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError(0, "The server cannot be reached.");
+    }
+    if (!response.ok) throw await failure(response);
+    return response;
+  }
+}
+
+async function failure(response) {
+  const retry = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
+  let error = {};
+  try {
+    error = (await response.json()).error ?? {};
+  } catch {
+    // Something between us and the server has answered.
+  }
+  const message = error.message ?? `The server answered ${response.status}.`;
+  return new ApiError(response.status, message, error.code, Number.isNaN(retry) ? null : retry);
+}

@@ -1,0 +1,263 @@
+// A growing Markdown text on the page. Each update reads the text from its last certain block on
+// and touches only elements that differ, so that a long answer stays as fast as a short one, and a
+// selection, a scrolled table or a focused copy button survives what is written after it.
+
+import { copyButton, make } from "../dom.js";
+import { parseBlocks, splitLines } from "./blocks.js";
+import { CodeView } from "./code.js";
+import { parseInline } from "./inline.js";
+
+export class MarkdownView {
+  /**
+   * @param {HTMLElement} root takes the elements
+   * @param {(text: string) => void} onBlock hears the text of each block once it is complete
+   */
+  constructor(root, onBlock = () => {}) {
+    this.root = root;
+    this.onBlock = onBlock;
+    this.reset();
+  }
+
+  reset() {
+    this.root.replaceChildren();
+    this.text = "";
+    this.certain = 0; // characters of the text that no further text can change the blocks of
+    this.views = []; // of the blocks after them
+  }
+
+  /** Shows `text`; quickly so when it begins with what was shown before. */
+  update(text) {
+    if (text === this.text) return;
+    if (!text.startsWith(this.text)) this.reset();
+    this.text = text;
+    const tail = text.slice(this.certain);
+    const lines = splitLines(tail);
+    const blocks = parseBlocks(lines);
+    patch(this.root, this.views, blocks);
+    this.settle(tail, lines.length, blocks);
+  }
+
+  /** Says what has not been said; nothing comes any more. */
+  finish() {
+    for (const view of this.views) this.onBlock(view.element.textContent);
+    this.certain = this.text.length;
+    this.views = [];
+  }
+
+  /** Puts aside the blocks before the last one that began in a complete line. */
+  settle(tail, lineCount, blocks) {
+    let last = blocks.length - 1;
+    while (last > 0 && blocks[last].decided >= lineCount - 1) last -= 1;
+    if (last <= 0) return;
+    this.certain += lineOffset(tail, blocks[last].start);
+    for (const view of this.views.splice(0, last)) this.onBlock(view.element.textContent);
+  }
+}
+
+function lineOffset(text, line) {
+  let at = 0;
+  for (let n = 0; n < line; n += 1) at = text.indexOf("\n", at) + 1;
+  return at;
+}
+
+/** Makes `views` (whose elements are the last ones in `parent`) show `blocks`. */
+function patch(parent, views, blocks) {
+  blocks.forEach((block, i) => {
+    const view = views[i];
+    if (view?.update(block)) return;
+    const made = createView(block);
+    if (view) view.element.replaceWith(made.element);
+    else parent.append(made.element);
+    views[i] = made;
+  });
+  for (const view of views.splice(blocks.length)) view.element.remove();
+}
+
+function createView(block) {
+  switch (block.type) {
+    case "code": return new CodeBlockView(block);
+    case "list": return new ListView(block);
+    case "quote": return new QuoteView(block);
+    case "table": return new TableView(block);
+    case "rule": return { element: make("hr"), update: (next) => next.type === "rule" };
+    default: return new TextView(block);
+  }
+}
+
+class TextView {
+  constructor(block) {
+    this.tag = tagOf(block);
+    this.element = make(this.tag, { dir: "auto" });
+    this.update(block);
+  }
+
+  update(block) {
+    if (tagOf(block) !== this.tag) return false;
+    if (block.text !== this.text) {
+      this.text = block.text;
+      fillInline(this.element, block.text);
+    }
+    return true;
+  }
+}
+
+/** Headings of an answer stand below those of the page. */
+function tagOf(block) {
+  if (block.type === "paragraph") return "p";
+  return block.type === "heading" ? `h${Math.min(block.level + 2, 6)}` : "";
+}
+
+class QuoteView {
+  constructor(block) {
+    this.element = make("blockquote");
+    this.views = [];
+    this.update(block);
+  }
+
+  update(block) {
+    if (block.type !== "quote") return false;
+    patch(this.element, this.views, block.children);
+    return true;
+  }
+}
+
+class ListView {
+  constructor(block) {
+    this.number = block.number;
+    this.element = make(block.number === null ? "ul" : "ol");
+    if (block.number !== null && block.number !== 1) this.element.start = block.number;
+    this.items = [];
+    this.update(block);
+  }
+
+  update(block) {
+    if (block.type !== "list" || block.number !== this.number) return false;
+    this.element.classList.toggle("loose", block.loose);
+    block.items.forEach((item, i) => {
+      let view = this.items[i];
+      if (!view || view.task !== item.task) {
+        const made = newItem(item.task);
+        if (view) view.element.replaceWith(made.element);
+        else this.element.append(made.element);
+        view = this.items[i] = made;
+      }
+      patch(view.body, view.views, item.children);
+    });
+    for (const view of this.items.splice(block.items.length)) view.element.remove();
+    return true;
+  }
+}
+
+function newItem(task) {
+  const element = make("li", { dir: "auto", class: task === null ? null : "task" });
+  if (task === null) return { element, body: element, views: [], task };
+  const label = task ? "done" : "to do";
+  const box = make("input", { type: "checkbox", disabled: true, "aria-label": label });
+  box.checked = task;
+  const body = make("div");
+  element.append(box, body);
+  return { element, body, views: [], task };
+}
+
+class TableView {
+  constructor(block) {
+    this.head = make("thead");
+    this.body = make("tbody");
+    this.table = make("table", {}, this.head, this.body);
+    // Wide tables scroll on their own; the keyboard has to reach them for that.
+    this.element = make(
+      "div",
+      { class: "table", tabindex: "0", role: "region", "aria-label": "Table" },
+      this.table,
+    );
+    this.rows = [];
+    this.update(block);
+  }
+
+  update(block) {
+    if (block.type !== "table") return false;
+    const heading = `${block.align}\n${block.head.join("\n")}`;
+    if (heading !== this.heading) {
+      this.heading = heading;
+      this.rows = [];
+      this.body.replaceChildren();
+      this.head.replaceChildren(newRow("th", block.head, block.align));
+    }
+    block.rows.forEach((cells, i) => {
+      const text = cells.join("\n");
+      if (this.rows[i]?.text === text) return;
+      const element = newRow("td", cells, block.align);
+      if (this.rows[i]) this.rows[i].element.replaceWith(element);
+      else this.body.append(element);
+      this.rows[i] = { text, element };
+    });
+    for (const row of this.rows.splice(block.rows.length)) row.element.remove();
+    return true;
+  }
+}
+
+function newRow(tag, cells, align) {
+  const row = make("tr");
+  cells.forEach((text, i) => {
+    const scope = tag === "th" ? "col" : null;
+    const cell = make(tag, { dir: "auto", scope, class: align[i] ? `to-${align[i]}` : null });
+    fillInline(cell, text);
+    row.append(cell);
+  });
+  return row;
+}
+
+class CodeBlockView {
+  constructor(block) {
+    this.language = block.language;
+    this.code = new CodeView(block.language);
+    const name = make("span", {}, block.language || "text");
+    const copy = copyButton("Copy code", () => this.code.text);
+    const label = block.language ? `Code, ${block.language}` : "Code";
+    this.element = make(
+      "div",
+      { class: "code" },
+      make("div", { class: "code-head" }, name, copy),
+      make("pre", { tabindex: "0", role: "region", "aria-label": label }, this.code.element),
+    );
+    this.update(block);
+  }
+
+  update(block) {
+    if (block.type !== "code" || block.language !== this.language) return false;
+    this.code.update(block.text);
+    return true;
+  }
+}
+
+// -- inside a block -------------------------------------------------------------------------------
+
+const INLINE_TAGS = { emphasis: "em", strong: "strong", deleted: "del" };
+
+function fillInline(element, text) {
+  element.replaceChildren(...parseInline(text).map(inlineElement));
+}
+
+function inlineElement(node) {
+  switch (node.type) {
+    case "text": return document.createTextNode(node.text);
+    case "break": return make("br");
+    case "code": return make("code", {}, node.text);
+    case "link": return linkElement(node.href, node.title, node.children.map(inlineElement));
+    case "image": return imageElement(node);
+    default: return make(INLINE_TAGS[node.type], {}, ...node.children.map(inlineElement));
+  }
+}
+
+/** A link that gives nothing away to where it leads, and shows it before it is followed. */
+function linkElement(href, title, children) {
+  const tip = title ? `${title} — ${href}` : href;
+  const properties = { href, title: tip, target: "_blank", rel: "noopener noreferrer nofollow" };
+  return make("a", properties, ...children);
+}
+
+/** Images are not fetched: an address in an answer could carry the conversation away. */
+function imageElement({ href, text }) {
+  const shown = `[image: ${text || "without a description"}]`;
+  return href ? linkElement(href, "", [shown]) : document.createTextNode(shown);
+}

@@ -1,0 +1,63 @@
+// The field where messages are written, and the button that sends them or stops the answer.
+
+import { icon } from "../dom.js";
+import { fit } from "./message.js";
+
+export class Composer {
+  /** @param {object} actions send(text) -> whether it was taken, stop(), editLast() */
+  constructor(actions) {
+    this.actions = actions;
+    this.area = document.getElementById("prompt");
+    this.sendButton = document.getElementById("send");
+    this.stopButton = document.getElementById("stop");
+    this.sendButton.append(icon("send"));
+    this.stopButton.append(icon("stop"));
+    this.isBusy = false;
+    document.getElementById("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    this.stopButton.addEventListener("click", () => actions.stop());
+    this.area.addEventListener("input", () => this.changed());
+    this.area.addEventListener("keydown", (event) => this.pressed(event));
+    this.changed();
+  }
+
+  /** Whether an answer is on its way: then the button stops it. */
+  setBusy(isBusy) {
+    if (isBusy === this.isBusy) return;
+    const hadFocus = [this.sendButton, this.stopButton].includes(document.activeElement);
+    this.isBusy = isBusy;
+    this.sendButton.hidden = isBusy;
+    this.stopButton.hidden = !isBusy;
+    if (hadFocus) (isBusy ? this.stopButton : this.area).focus();
+  }
+
+  focus() {
+    this.area.focus();
+  }
+
+  send() {
+    const text = this.area.value;
+    if (this.isBusy || !text.trim() || !this.actions.send(text.trim())) return;
+    this.area.value = "";
+    this.changed();
+  }
+
+  changed() {
+    fit(this.area);
+    this.sendButton.disabled = !this.area.value.trim();
+  }
+
+  pressed(event) {
+    // On a phone the key begins a line, as everywhere there. An input method's Enter is its own.
+    const touch = matchMedia("(pointer: coarse)").matches;
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch) {
+      event.preventDefault();
+      this.send();
+    } else if (event.key === "ArrowUp" && !this.area.value) {
+      event.preventDefault();
+      this.actions.editLast();
+    }
+  }
+}

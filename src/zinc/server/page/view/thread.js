@@ -1,0 +1,89 @@
+// The messages of the shown branch, and the scrolling: the end stays in view while an answer grows,
+// until somebody scrolls up to read.
+
+import { versions } from "../tree.js";
+import { MessageView } from "./message.js";
+
+const NEAR_END = 48; // pixels
+
+export class Thread {
+  /**
+   * @param {object} actions what messages can ask for: regenerate(node), edit(node, text),
+   *   choose(id), proceed(node), answerCalls(node, results)
+   */
+  constructor(actions) {
+    this.actions = actions;
+    this.scroller = document.getElementById("thread");
+    this.root = document.getElementById("messages");
+    this.empty = document.getElementById("empty");
+    this.toEnd = document.getElementById("to-end");
+    this.views = [];
+    this.isAtEnd = true;
+    this.scroller.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    this.toEnd.addEventListener("click", () => this.scrollToEnd());
+    new ResizeObserver(() => this.keepEnd()).observe(this.root);
+  }
+
+  /** Shows a path of a conversation. `generation` is the one that runs in it, if any. */
+  show(conversation, path, generation) {
+    this.empty.hidden = path.length > 0;
+    path.forEach((node, i) => {
+      if (this.views[i]?.node === node) return;
+      for (const view of this.views.splice(i)) view.element.remove();
+      const view = new MessageView(node, this.actions);
+      this.root.append(view.element);
+      this.views.push(view);
+    });
+    for (const view of this.views.splice(path.length)) view.element.remove();
+    for (const view of this.views) this.update(view, conversation, generation);
+    this.keepEnd();
+  }
+
+  /** Draws only the message that grows. */
+  grow(conversation, generation) {
+    const view = this.views.find(({ node }) => node === generation.node);
+    if (view) this.update(view, conversation, generation);
+    this.keepEnd();
+  }
+
+  update(view, conversation, generation) {
+    view.update({
+      generation: generation?.node === view.node ? generation : null,
+      ids: versions(conversation, view.node),
+      isLast: view === this.views.at(-1),
+      isBusy: Boolean(generation),
+    });
+  }
+
+  /** Forgets the shown messages, as when another conversation is opened. */
+  clear() {
+    for (const view of this.views.splice(0)) view.element.remove();
+    this.isAtEnd = true;
+  }
+
+  focusMessage(id) {
+    const view = this.views.find(({ node }) => node.id === id);
+    view?.element.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Opens the last question for editing. */
+  editLast() {
+    this.views.findLast(({ node }) => node.role === "user")?.edit();
+  }
+
+  scrollToEnd() {
+    this.isAtEnd = true;
+    this.keepEnd();
+  }
+
+  keepEnd() {
+    if (this.isAtEnd) this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.toEnd.hidden = this.isAtEnd;
+  }
+
+  scrolled() {
+    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
+    this.isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    this.toEnd.hidden = this.isAtEnd;
+  }
+}

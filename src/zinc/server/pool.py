@@ -1,0 +1,373 @@
+"""The models that a server offers: loaded when asked for, unloaded when idle or in the way.
+
+A request borrows a model (`use`) and gives it back; only a model that nobody has borrowed can be
+unloaded. One model is loaded at a time. Before a load, idle models go, least recently used first,
+until the new one fits the budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from zinc.chat.format import ChatFormat
+from zinc.chat.template import ChatTemplate
+from zinc.chat.tools import detect
+from zinc.chat.traits import TemplateTraits
+from zinc.core.errors import ZincError
+from zinc.core.progress import ProgressBar
+from zinc.engine.loader import resolve_model
+from zinc.llm import LLM
+from zinc.server.config import LoadOptions, ModelSource, ServerConfig
+from zinc.server.errors import ApiError
+from zinc.server.runner import Observer, Runner
+from zinc.tokenizer import Tokenizer
+
+log = logging.getLogger("zinc.server")
+
+
+class State(StrEnum):
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+
+
+class LoadedModel:
+    """A model that can take requests."""
+
+    def __init__(self, name: str, llm: LLM, runner: Runner) -> None:
+        self.name = name
+        self.llm = llm
+        self.runner = runner
+        self._styles: dict[bool, ChatStyle] = {}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.llm.tokenizer
+
+    @property
+    def context(self) -> int:
+        return self.llm.context
+
+    def chat_style(self, for_tools: bool = False) -> ChatStyle:
+        """How it chats. Raises ApiError when it has no template, TemplateError for a broken one."""
+        if not self.tokenizer.chat_templates:
+            raise ApiError(
+                400,
+                f"the model {self.name!r} has no chat template",
+                "it is a base model, or it was converted without one",
+                "use /v1/completions",
+                code="no_chat_template",
+            )
+        if for_tools not in self._styles:
+            template = ChatTemplate.from_tokenizer(self.tokenizer, for_tools=for_tools)
+            template.name = self.name  # clients know it by this name, and not its path
+            self._styles[for_tools] = ChatStyle(
+                template, TemplateTraits.of(template), detect(template.source)
+            )
+        return self._styles[for_tools]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """A chat template, what it wants its messages to be, and the format of answers."""
+
+    template: ChatTemplate
+    traits: TemplateTraits
+    format: ChatFormat
+
+
+class Entry:
+    """A model of the pool, loaded or not. Raises FormatError when its file is not there."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.source = source
+        self.path = resolve_model(source.path)
+        self.state = State.UNLOADED
+        self.error: ZincError | None = None
+        self.progress = (0, 0)  # bytes done, bytes in all
+        self.model: LoadedModel | None = None
+        self.users = 0
+        self.last_used = time.monotonic()
+        self.created = int(self.path.stat().st_mtime)
+        self.needed_bytes = file_bytes(self.path)
+
+    def describe(self) -> dict[str, Any]:
+        """Its row in `/v1/models`: OpenAI's fields, and what is known of its state."""
+        meta: dict[str, Any] = {"size": file_bytes(self.path)}
+        row: dict[str, Any] = {
+            "id": self.source.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "zinc",
+            "state": str(self.state),
+            "meta": meta,
+        }
+        if self.state is State.LOADING and self.progress[1]:
+            row["progress"] = round(self.progress[0] / self.progress[1], 3)
+        if self.error is not None:
+            row["error"] = self.error.message
+        if self.model is not None:
+            llm = self.model.llm
+            meta.update(
+                n_vocab=llm.spec.vocab,
+                n_ctx=llm.context,
+                n_ctx_train=llm.spec.context,
+                memory_bytes=llm.memory.total_bytes,
+                backend=llm.backend.describe(),
+            )
+        return row
+
+
+class ModelPool:
+    """Models by name. `observer` makes the observer of a model's requests."""
+
+    def __init__(
+        self, config: ServerConfig, entries: Iterable[Entry], observer: Callable[[str], Observer]
+    ) -> None:
+        self.config = config
+        self.entries = {entry.source.name: entry for entry in entries}
+        self.closing: ApiError | None = None
+        self._observer = observer
+        self._changed = asyncio.Condition()
+        self._loading = asyncio.Lock()
+        self._janitor: asyncio.Task[None] | None = None
+        self._startup: asyncio.Task[None] | None = None
+
+    @property
+    def default(self) -> Entry:
+        return next(iter(self.entries.values()))
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        return [e.model for e in self.entries.values() if e.model is not None]
+
+    def start(self) -> None:
+        """Begins to load the first model, in the background."""
+        self._startup = asyncio.create_task(self._preload())
+        if self.config.ttl_s is not None:
+            self._janitor = asyncio.create_task(self._unload_idle(self.config.ttl_s))
+
+    def entry(self, name: str | None) -> Entry:
+        """The model that a request names. Raises ApiError 404."""
+        if not name:
+            return self.default
+        try:
+            return self.entries[name]
+        except KeyError:
+            known = ", ".join(list(self.entries)[:20])
+            raise ApiError(
+                404,
+                f"there is no model {name[:80]!r}",
+                f"this server has {known}",
+                code="model_not_found",
+                param="model",
+            ) from None
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[LoadedModel]:
+        """Borrows a model, loading it first when needed.
+
+        Raises ApiError: 404 for a name that there is not, 503 while the server starts or when the
+        model cannot be loaded beside those in use, 500 when its file is no good.
+        """
+        entry = self.entry(name)
+        entry.users += 1  # before any wait, so that it is not unloaded under us
+        try:
+            if entry.model is None:
+                await self._wait_for(entry)
+            assert entry.model is not None
+            yield entry.model
+        finally:
+            entry.users -= 1
+            entry.last_used = time.monotonic()
+            async with self._changed:
+                self._changed.notify_all()
+
+    def abort(self, error: ApiError) -> None:
+        """Refuses new requests and ends those that run."""
+        self.closing = error
+        for model in self.loaded:
+            model.runner.fail_all(error)
+
+    async def close(self) -> None:
+        self.closing = self.closing or ApiError(503, "the server is shutting down")
+        for task in (self._janitor, self._startup):
+            if task is not None:
+                task.cancel()
+        async with self._loading:
+            for entry in self.entries.values():
+                await self._unload(entry)
+
+    async def unload(self, entry: Entry) -> bool:
+        """Unloads a model; False when somebody uses it."""
+        async with self._loading:
+            if entry.users or entry.model is None:
+                return False
+            await self._unload(entry)
+            return True
+
+    async def _preload(self) -> None:
+        entry = self.default
+        entry.state = State.LOADING
+        try:
+            async with self._loading:
+                await self._load(entry)
+        except ApiError as error:
+            log.error("%s", error.message)
+
+    async def _wait_for(self, entry: Entry) -> None:
+        if self.closing is not None:
+            raise self.closing
+        if entry is self.default and self._startup is not None and not self._startup.done():
+            raise ApiError(
+                503,
+                "the model is being loaded",
+                "the server has just started",
+                "try again in a moment",
+                code="model_loading",
+                headers={"Retry-After": "1"},
+            )
+        try:
+            async with asyncio.timeout(self.config.load_wait_s), self._loading:
+                if entry.model is None:
+                    await self._load(entry)
+        except TimeoutError:
+            raise ApiError(
+                503,
+                f"the model {entry.source.name!r} is not loaded yet",
+                "others are being loaded or in use",
+                "try again later",
+                code="model_loading",
+                headers={"Retry-After": "10"},
+            ) from None
+
+    async def _load(self, entry: Entry) -> None:
+        """Loads a model; the caller holds `_loading`."""
+        await self._make_room(entry)
+        entry.state, entry.error, entry.progress = State.LOADING, None, (0, 0)
+        started = time.perf_counter()
+
+        bar = ProgressBar(f"loading {entry.source.name}")
+
+        def progress(done: int, total: int) -> None:
+            entry.progress = (done, total)
+            bar(done, total)
+
+        task = asyncio.ensure_future(
+            asyncio.to_thread(load_llm, entry.path, self.config.load, progress)
+        )
+        task.add_done_callback(lambda _: bar.close())
+        try:
+            # A thread cannot be stopped: who gives up waiting leaves the load to finish.
+            llm = await asyncio.shield(task)
+        except ZincError as error:
+            entry.state, entry.error = State.FAILED, error
+            log.error("%s: %s", entry.source.name, error.message)
+            raise ApiError(
+                500,
+                f"the model {entry.source.name!r} cannot be loaded",
+                error.what if not error.why else f"{error.what}: {error.why}",
+                error.hint,
+                code="model_load_failed",
+            ) from None
+        except asyncio.CancelledError:
+            entry.state = State.UNLOADED
+            task.add_done_callback(_close_late)
+            raise
+        except Exception:
+            entry.state = State.FAILED
+            log.exception("%s cannot be loaded", entry.source.name)
+            raise ApiError(500, f"the model {entry.source.name!r} cannot be loaded") from None
+        runner = Runner(llm, self.config.max_waiting, self._observer(entry.source.name))
+        entry.model = LoadedModel(entry.source.name, llm, runner)
+        entry.state = State.LOADED
+        entry.needed_bytes = llm.memory.total_bytes
+        entry.last_used = time.monotonic()
+        # Before, only the size of its file was known, and not that of its cache.
+        await self._make_room(entry, wait=False)
+        log.info(
+            "%s is loaded: %s, context %d, %.1f s",
+            entry.source.name,
+            llm.backend.describe(),
+            llm.context,
+            time.perf_counter() - started,
+        )
+
+    async def _make_room(self, entry: Entry, wait: bool = True) -> None:
+        """Unloads idle models until `entry` fits the budget, or is alone; waits for busy ones."""
+        budget = self.config.memory_budget_bytes
+        if budget is None:
+            return
+        while True:
+            loaded = [e for e in self.entries.values() if e.model is not None and e is not entry]
+            if sum(e.needed_bytes for e in loaded) + entry.needed_bytes <= budget or not loaded:
+                return
+            idle = [e for e in loaded if e.users == 0]
+            if idle:
+                await self._unload(min(idle, key=lambda e: e.last_used))
+            elif not wait:
+                return
+            else:
+                async with self._changed:
+                    await self._changed.wait()
+
+    async def _unload(self, entry: Entry) -> None:
+        model, entry.model = entry.model, None
+        if model is None:
+            return
+        entry.state = State.UNLOADED
+        await model.runner.close()
+        await asyncio.to_thread(model.llm.close)
+        log.info("%s is unloaded", entry.source.name)
+
+    async def _unload_idle(self, ttl_s: float) -> None:
+        while True:
+            await asyncio.sleep(max(0.05, min(1.0, ttl_s / 4)))
+            for entry in self.entries.values():
+                idle_s = time.monotonic() - entry.last_used
+                if entry.model is not None and entry.users == 0 and idle_s >= ttl_s:
+                    await self.unload(entry)
+
+
+def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], None]) -> LLM:
+    llm = LLM(
+        path,
+        backend=options.backend,
+        threads=options.threads,
+        context=options.context,
+        kv_dtype=options.kv_dtype,
+        prefix_cache=options.prefix_cache,
+        cache_bytes=options.cache_bytes,
+        cache_dir=options.cache_dir,
+        options=options.backend_options,
+        progress=progress,
+    )
+    _ = llm.tokenizer  # built here, in the loading thread
+    return llm
+
+
+def file_bytes(path: Path) -> int:
+    """Size of a model file, with all its parts when it is split."""
+    stem, mark, rest = path.name.rpartition("-of-")
+    if mark and stem[-5:].isdecimal() and rest[:5].isdecimal():
+        parts = path.parent.glob(f"{_escape(stem[:-5])}*-of-{_escape(rest)}")
+        return sum(part.stat().st_size for part in parts)
+    return path.stat().st_size
+
+
+def _escape(text: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in text)
+
+
+def _close_late(task: asyncio.Future[LLM]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

@@ -1,0 +1,175 @@
+"""The output of a response: items that open, grow and close, as events and as an object."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from zinc.engine.sampling import Sampled
+from zinc.server.chat import Piece
+from zinc.server.openai_shapes import chat_logprobs
+from zinc.tokenizer import Tokenizer
+
+Data = dict[str, Any]
+
+
+class OutputItems:
+    """Push pieces of an answer, get events; `items` are the items so far.
+
+    `shared` are the members of the response that do not change.
+    """
+
+    def __init__(self, shared: Mapping[str, Any], tokenizer: Tokenizer, logprobs: bool) -> None:
+        self.items: list[Data] = []
+        self._shared = dict(shared)
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._numbers = itertools.count()
+        self._open: str | None = None
+
+    def begin(self) -> list[Data]:
+        response = self._object("in_progress")
+        return [
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
+        ]
+
+    def push(self, piece: Piece) -> list[Data]:
+        match piece.event:
+            case Content(text):
+                opened = self._begin("message")
+                logprobs = self._token_logprobs(piece.tokens)
+                part = self._part
+                part["text"] += text
+                part["logprobs"] += logprobs
+                delta = self._at("response.output_text.delta", delta=text, logprobs=logprobs)
+                return [*opened, {**delta, "content_index": 0}]
+            case Reasoning(text):
+                opened = self._begin("reasoning")
+                self._part["text"] += text
+                delta = self._at("response.reasoning_text.delta", delta=text)
+                return [*opened, {**delta, "content_index": 0}]
+            case CallStart(_, id, name):
+                return [*self._end(), *self._begin("function_call", call_id=id, name=name)]
+            case CallArguments(_, text):
+                self.items[-1]["arguments"] += text
+                return [self._at("response.function_call_arguments.delta", delta=text)]
+            case CallEnd(_, complete):
+                return self._end("completed" if complete else "incomplete")
+
+    def close(self, cut: bool) -> list[Data]:
+        """The end of the last item; an answer has at least one, if an empty one."""
+        opened = [] if self.items else self._begin("message")
+        return [*opened, *self._end("incomplete" if cut else "completed")]
+
+    def response(self, usage: Mapping[str, Any], cut: bool) -> Data:
+        """The finished response."""
+        details = {"reason": "max_output_tokens"} if cut else None
+        return {
+            **self._object("incomplete" if cut else "completed"),
+            "completed_at": int(time.time()),
+            "incomplete_details": details,
+            "usage": dict(usage),
+        }
+
+    def last(self, status: str, response: Data) -> Data:
+        return self._event(f"response.{status}", response=response)
+
+    def _object(self, status: str) -> Data:
+        output = [dict(item) for item in self.items]
+        return {
+            **self._shared,
+            "status": status,
+            "incomplete_details": None,
+            "output": output,
+            "usage": None,
+        }
+
+    @property
+    def _part(self) -> Data:
+        part: Data = self.items[-1]["content"][0]
+        return part
+
+    def _begin(self, kind: str, **members: str) -> list[Data]:
+        if self._open == kind != "function_call":
+            return []
+        ended = self._end()
+        self._open = kind
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        item: Data = {
+            "id": f"{prefix}_{uuid.uuid4().hex}",
+            "type": kind,
+            "status": "in_progress",
+            **members,
+        }
+        if kind == "function_call":
+            item["arguments"] = ""
+        else:
+            item["content"] = []
+            if kind == "message":
+                item["role"] = "assistant"
+            else:
+                item["summary"] = []
+        self.items.append(item)
+        added = self._event(
+            "response.output_item.added", output_index=self._index, item=_snapshot(item)
+        )
+        if kind == "function_call":
+            return [*ended, added]
+        part: Data = {"type": "reasoning_text", "text": ""}
+        if kind == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        item["content"].append(part)
+        part_added = self._at("response.content_part.added", content_index=0, part=_snapshot(part))
+        return [*ended, added, part_added]
+
+    def _end(self, status: str = "completed") -> list[Data]:
+        kind, self._open = self._open, None
+        if kind is None:
+            return []
+        item = self.items[-1]
+        item["status"] = status
+        events: list[Data] = []
+        if kind == "function_call":
+            done = {"arguments": item["arguments"], "name": item["name"]}
+            events.append(self._at("response.function_call_arguments.done", **done))
+        else:
+            part = self._part
+            name = "output_text" if kind == "message" else "reasoning_text"
+            done = {"text": part["text"], "content_index": 0}
+            if kind == "message":
+                done["logprobs"] = part["logprobs"]
+            events.append(self._at(f"response.{name}.done", **done))
+            events.append(
+                self._at("response.content_part.done", content_index=0, part=_snapshot(part))
+            )
+        events.append(
+            self._event("response.output_item.done", output_index=self._index, item=_snapshot(item))
+        )
+        return events
+
+    @property
+    def _index(self) -> int:
+        return len(self.items) - 1
+
+    def _token_logprobs(self, tokens: Sequence[Sampled]) -> list[Data]:
+        return chat_logprobs(self._tokenizer, tokens) if self._logprobs else []
+
+    def _event(self, kind: str, **members: object) -> Data:
+        return {"type": kind, "sequence_number": next(self._numbers), **members}
+
+    def _at(self, kind: str, **members: object) -> Data:
+        place = {"item_id": self.items[-1]["id"], "output_index": self._index}
+        return self._event(kind, **place, **members)
+
+
+def _snapshot(value: Data) -> Data:
+    """A copy that later growth does not reach."""
+    copied = dict(value)
+    if isinstance(copied.get("content"), list):
+        copied["content"] = [dict(part) for part in copied["content"]]
+    return copied

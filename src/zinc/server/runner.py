@@ -1,0 +1,444 @@
+"""One engine thread a model, and the way to it from the event loop.
+
+The engine is not thread-safe, so its thread alone submits, steps and cancels; the event loop sends
+it commands and gets back, once a step, what every request gained. Tokens are read here (decoded,
+and told apart into text, reasoning and calls), because a stop string has to end its sequence before
+the next step is spent on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol, TypeAlias
+
+from zinc.chat.events import CallEnd, Content, Event
+from zinc.core.errors import (
+    MemoryLimitError,
+    QueueFullError,
+    RequestError,
+    UnsupportedError,
+    ZincError,
+)
+from zinc.engine.constraint import Constraint, Thinking
+from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences
+from zinc.engine.sequence import Sequence as EngineSequence
+from zinc.engine.sequence import Timings
+from zinc.llm import LLM
+from zinc.server.errors import ApiError, from_exception
+from zinc.tokenizer import StreamDecoder, Tokenizer
+
+log = logging.getLogger("zinc.server")
+
+_MOVING_AVERAGE = 0.1
+
+
+class TokenReader(Protocol):
+    """Tokens of one answer in, events out. `stopped` is the stop string that ended it, if any."""
+
+    @property
+    def is_thinking(self) -> bool: ...
+    @property
+    def stopped(self) -> str | None: ...
+    def push(self, id: int) -> list[Event]: ...
+    def finish(self) -> list[Event]: ...
+
+
+class PlainReader:
+    """Reads an answer that is only text."""
+
+    is_thinking = False
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._decoder = StreamDecoder(tokenizer, stop)
+
+    @property
+    def stopped(self) -> str | None:
+        return self._decoder.stopped
+
+    def push(self, id: int) -> list[Event]:
+        return _content(self._decoder.push(id))
+
+    def finish(self) -> list[Event]:
+        return _content(self._decoder.finish())
+
+
+def _content(text: str) -> list[Event]:
+    return [Content(text)] if text else []
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to run, and how its tokens are read.
+
+    `thinking` tells the engine where reasoning ends and how long it may be; `constraint` is what
+    the answer is held to. With `one_call` the answer ends after its first whole call. `deadline_s`
+    bounds the time from submission to the last token; what is there then is the answer. Jobs of
+    higher `priority` go first.
+    """
+
+    ids: Sequence[int]
+    params: SamplingParams
+    reader: Callable[[], TokenReader]
+    thinking: Thinking | None = None
+    constraint: Constraint | None = None
+    one_call: bool = False
+    deadline_s: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token and the events that became certain with it: often none, at times of earlier tokens.
+
+    `thinking`: whether it belongs to the reasoning, as far as can be said yet.
+    """
+
+    sampled: Sampled
+    events: list[Event]
+    thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last of a generation. `events` are those that were held back; `stop` the stop string
+    that matched, if any. reason: "stop" or "length".
+    """
+
+    reason: str
+    events: list[Event]
+    stop: str | None
+    timings: Timings
+
+
+Item: TypeAlias = Token | End | ApiError
+
+
+class Generation:
+    """A job on its way, as the event loop sees it: an async iterator of tokens and one `End`.
+
+    Iterating raises ApiError when the job fails.
+    """
+
+    def __init__(self, runner: Runner, job: Job, client: str) -> None:
+        self.job = job
+        self.client = client
+        self.submitted = time.perf_counter()
+        self.n_prompt = len(job.ids)
+        self.n_generated = 0
+        self.running = False
+        self._runner = runner
+        self._items: asyncio.Queue[list[Item]] = asyncio.Queue()
+
+    async def __aiter__(self) -> AsyncGenerator[Token | End]:
+        try:
+            while True:
+                for item in await self._items.get():
+                    if isinstance(item, ApiError):
+                        raise item
+                    yield item
+                    if isinstance(item, End):
+                        return
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Ends the job before the engine's next step; nothing happens when it has ended."""
+        self._runner.cancel(self)
+
+    def deliver(self, items: list[Item]) -> None:
+        """Called in the event loop by the runner."""
+        self._items.put_nowait(items)
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """A job on the engine's side."""
+
+    generation: Generation
+    sequence: EngineSequence
+    reader: TokenReader
+    deadline: float | None
+    taken: int = 0
+
+
+@dataclass(slots=True)
+class Load:
+    """Figures of a runner, for `/metrics`, `/slots` and Retry-After."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks: int = 0
+    cached_bytes: int = 0
+    cache_lookups: int = 0
+    cache_hits: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """What a runner tells about requests as they end; called in the event loop."""
+
+    first_token: Callable[[float], None] = lambda seconds: None
+    between_tokens: Callable[[float], None] = lambda seconds: None
+    ended: Callable[[str, Timings], None] = lambda reason, timings: None
+
+
+@dataclass(eq=False)
+class Runner:
+    """Runs jobs on `llm`; construct and call it in the event loop.
+
+    At most `max_waiting` jobs wait beside those that the engine can run at once.
+    """
+
+    llm: LLM
+    max_waiting: int
+    observer: Observer = field(default_factory=Observer)
+
+    def __post_init__(self) -> None:
+        self.load = Load(blocks=sum(a.n_blocks for a in self.llm.engine.pool.allocators))
+        self.live: dict[Generation, None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._active: dict[Generation, _Active] = {}
+        self._mean_seconds = 1.0
+        self._closing: ApiError | None = None
+        self._thread = threading.Thread(target=self._run, name="zinc-engine", daemon=True)
+        self._thread.start()
+
+    # -- the event loop's side --------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        return self.llm.engine.max_sequences + self.max_waiting
+
+    def submit(self, jobs: Sequence[Job], client: str = "") -> list[Generation]:
+        """Queues the jobs of one request, all or none. Clients get equal shares of the engine.
+
+        Raises ApiError: 429 when the queue is full, 503 when the server is going down.
+        """
+        if self._closing is not None:
+            raise self._closing
+        if len(jobs) > self.capacity:
+            raise ApiError(
+                400,
+                f"the request asks for {len(jobs)} answers",
+                f"this server runs or queues {self.capacity}",
+                "ask for fewer at a time",
+            )
+        if len(self.live) + len(jobs) > self.capacity:
+            raise ApiError(
+                429,
+                "the server is busy",
+                f"{len(self.live)} answers are running or waiting",
+                "try again later",
+                code="queue_full",
+                headers={"Retry-After": str(self._retry_after_s())},
+            )
+        generations = [Generation(self, job, client) for job in jobs]
+        for generation in generations:
+            self.live[generation] = None
+            self._commands.put(lambda g=generation: self._start(g))  # type: ignore[misc]
+        return generations
+
+    def cancel(self, generation: Generation) -> None:
+        if self.live.pop(generation, "ended") is None:
+            self._commands.put(lambda: self._cancel(generation))
+
+    def fail_all(self, error: ApiError) -> None:
+        """Ends every job with an error, and refuses new ones with it."""
+        self._closing = error
+        self._commands.put(lambda: self._fail(error))
+
+    async def close(self) -> None:
+        """Stops the thread; jobs that are still there end with an error."""
+        self.fail_all(self._closing or ApiError(503, "the model is being unloaded"))
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _retry_after_s(self) -> int:
+        ahead = len(self.live) / max(1, self.llm.engine.max_sequences)
+        return max(1, min(60, round(self._mean_seconds * ahead)))
+
+    def _delivered(self, batch: list[tuple[Generation, list[Item]]]) -> None:
+        now = time.perf_counter()
+        for generation, items in batch:
+            for item in items:
+                if isinstance(item, Token):
+                    generation.n_generated += 1
+                elif isinstance(item, End):
+                    self._observe(generation, item.reason, item.timings, now)
+            if not isinstance(items[-1], Token):
+                self.live.pop(generation, None)
+            generation.deliver(items)
+
+    def _observe(self, generation: Generation, reason: str, t: Timings, now: float) -> None:
+        took = now - generation.submitted
+        self._mean_seconds += _MOVING_AVERAGE * (took - self._mean_seconds)
+        self.load.prompt_tokens += t.prompt_tokens
+        self.load.generated_tokens += t.generated_tokens
+        self.observer.ended(reason, t)
+        if t.generated_tokens:
+            self.observer.first_token(t.first_token_seconds)
+        if t.generated_tokens > 1:
+            self.observer.between_tokens(t.generate_seconds / (t.generated_tokens - 1))
+
+    # -- the engine thread's side -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        engine = self.llm.engine
+        while True:
+            try:
+                command = self._commands.get(block=engine.idle)
+                if command is None:
+                    return
+                command()
+                continue
+            except queue.Empty:
+                pass
+            try:
+                engine.step()
+            except Exception as error:  # a bug: what runs fails, and the server goes on
+                self._fail(_sequence_error(error))
+            self._collect()
+
+    def _start(self, generation: Generation) -> None:
+        job = generation.job
+        try:
+            reader = job.reader()
+            sequence = self.llm.engine.submit(
+                job.ids,
+                job.params,
+                end_tokens=self.llm.tokenizer.eog_ids,
+                dry_breakers=self._dry_breakers(job.params),
+                client=generation.client,
+                priority=job.priority,
+                constraint=job.constraint,
+                thinking=job.thinking,
+            )
+        except Exception as error:
+            self._send([(generation, [_sequence_error(error)])])
+            return
+        deadline = None if job.deadline_s is None else generation.submitted + job.deadline_s
+        self._active[generation] = _Active(generation, sequence, reader, deadline)
+        if sequence.finish_reason is not None:  # nothing was asked of it
+            self._collect()
+
+    def _cancel(self, generation: Generation) -> None:
+        active = self._active.pop(generation, None)
+        if active is not None:
+            self.llm.engine.cancel(active.sequence)
+            self._measure()
+
+    def _fail(self, error: ApiError) -> None:
+        active, self._active = self._active, {}
+        for each in active.values():
+            self.llm.engine.cancel(each.sequence)
+        self._measure()
+        self._send([(generation, [error]) for generation in active])
+
+    def _collect(self) -> None:
+        """Turns what the step gained into events, and sends them in one go."""
+        batch: list[tuple[Generation, list[Item]]] = []
+        now = time.perf_counter()
+        for active in list(self._active.values()):
+            try:
+                items = self._items(active, now)
+            except Exception:  # a bug in a reader is its request's trouble, not the server's
+                log.exception("the answer of a request could not be read")
+                self.llm.engine.cancel(active.sequence)
+                items = [ApiError(500, "the answer could not be read", code="internal_error")]
+            if items:
+                batch.append((active.generation, items))
+                if not isinstance(items[-1], Token):
+                    del self._active[active.generation]
+        self.load.steps += 1
+        self._measure()
+        self._send(batch)
+
+    def _items(self, active: _Active, now: float) -> list[Item]:
+        sequence, reader, engine = active.sequence, active.reader, self.llm.engine
+        active.generation.running = sequence.holding is not None
+        items: list[Item] = []
+        ends = () if sequence.sampler.params.ignore_eos else sequence.end_tokens
+        for sampled in sequence.sampled[active.taken :]:
+            if sampled.token in ends:
+                break
+            thinking = reader.is_thinking
+            events = reader.push(sampled.token)
+            items.append(Token(sampled, events, thinking or reader.is_thinking))
+            called = active.generation.job.one_call and any(map(_is_whole_call, events))
+            if reader.stopped is not None or called:
+                engine.cancel(sequence, "stop")
+                break
+        active.taken = len(sequence.sampled)
+        if active.deadline is not None and now >= active.deadline:
+            engine.cancel(sequence, "length")
+        if sequence.error is not None:
+            items.append(_sequence_error(sequence.error))
+        elif sequence.finish_reason is not None:
+            rest = reader.finish()
+            reason = "stop" if reader.stopped is not None else sequence.finish_reason
+            items.append(End(reason, rest, reader.stopped, sequence.timings()))
+        return items
+
+    def _measure(self) -> None:
+        load, pool = self.load, self.llm.engine.pool
+        load.running = sum(1 for a in self._active.values() if a.sequence.holding is not None)
+        load.waiting = len(self._active) - load.running
+        load.blocks_cached = sum(a.n_idle for a in pool.allocators)
+        load.blocks_used = sum(a.n_held for a in pool.allocators)
+        load.cached_bytes = pool.cached_bytes
+        load.cache_lookups, load.cache_hits = pool.stats.lookups, pool.stats.hits
+
+    def _send(self, batch: list[tuple[Generation, list[Item]]]) -> None:
+        if not batch:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._delivered, batch)
+        except RuntimeError:  # the loop is closed: nobody is left to hear it
+            log.debug("%d events came after the event loop had ended", len(batch))
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        tokenizer = self.llm.tokenizer
+        return [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
+
+    def _dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if params.dry_multiplier == 0:
+            return ()
+        return breaker_sequences(
+            params.dry_sequence_breakers,
+            self._pieces,
+            lambda text: self.llm.tokenizer.encode(text, add_special=False),
+        )
+
+
+def _is_whole_call(event: Event) -> bool:
+    return isinstance(event, CallEnd) and event.complete
+
+
+def _sequence_error(error: Exception) -> ApiError:
+    """Why one sequence failed, for its client."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            return ApiError(429, error.what, error.why, error.hint, headers={"Retry-After": "5"})
+        case RequestError() | UnsupportedError() | MemoryLimitError():
+            return from_exception(error)
+        case _:
+            log.error("a sequence failed", exc_info=error)
+            if isinstance(error, ZincError):
+                return ApiError(500, error.what, error.why, code="internal_error")
+            return from_exception(error)

@@ -1,0 +1,104 @@
+"""What all endpoints share: the configuration, the models, the metrics; and how work is answered.
+
+`answer` is the one path from a checked request to a response: it borrows the model, begins the
+work, and either streams it or waits for it, and gives everything back when the client goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.engine.sequence import Timings
+from zinc.server.body import Fields, parse, read_json
+from zinc.server.config import ServerConfig
+from zinc.server.errors import ApiError
+from zinc.server.http import EventStream, JSONAnswer, record, unless_disconnected
+from zinc.server.log import report_failure
+from zinc.server.metrics import ServerMetrics
+from zinc.server.pool import LoadedModel, ModelPool
+from zinc.server.store import ResponseStore
+
+Model = TypeVar("Model", bound=Fields)
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+Work = TypeVar("Work", bound=Cancellable)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    config: ServerConfig
+    pool: ModelPool
+    metrics: ServerMetrics
+    store: ResponseStore
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an API spells what goes wrong in a stream, and that it is still alive."""
+
+    error_event: Callable[[ApiError], bytes]
+    keep_alive: bytes = b": keep-alive\n\n"
+
+
+async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
+    """The request's body, checked. Raises ApiError."""
+    body = await read_json(request, service.config.max_body_bytes)
+    return parse(kind, body, ignore_unknown=service.config.ignore_unknown_fields)
+
+
+def client_of(request: Request) -> str:
+    """Who asks, for a fair share: the holder of a key, or else an address."""
+    key = request.headers.get("authorization") or request.headers.get("x-api-key")
+    return key or (request.client.host if request.client else "")
+
+
+async def answer(
+    service: Service,
+    request: Request,
+    name: str | None,
+    begin: Callable[[LoadedModel], Awaitable[Sequence[Work]]],
+    whole: Callable[[LoadedModel, Sequence[Work]], Awaitable[Any]],
+    events: Callable[[LoadedModel, Sequence[Work]], AsyncGenerator[bytes]] | None,
+    shape: Shape,
+) -> Response:
+    """The response to a request: streamed when `events` is given. Raises ApiError before that."""
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(service.pool.use(name))
+        noted = record(request)
+        noted.model, noted.stream = model.name, events is not None
+        work = await begin(model)
+        for each in work:
+            stack.callback(each.cancel)
+        if events is None:
+            return JSONAnswer(await unless_disconnected(request, _awaited(whole(model, work))))
+        return EventStream(
+            events(model, work),
+            close=stack.pop_all().aclose,
+            on_error=shape.error_event,
+            keep_alive=shape.keep_alive,
+            report=lambda error: report_failure(noted, error),
+        )
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def account(request: Request, ends: Sequence[tuple[str, Timings]]) -> None:
+    """Notes, for the request log, what the answers of a request took and how they ended."""
+    noted = record(request)
+    noted.prompt_tokens = max((t.prompt_tokens for _, t in ends), default=0)
+    noted.cached_tokens = max((t.cached_tokens for _, t in ends), default=0)
+    noted.completion_tokens = sum(t.generated_tokens for _, t in ends)
+    noted.first_token_s = min((t.first_token_seconds for _, t in ends), default=None)
+    noted.finish = ",".join(sorted({reason for reason, _ in ends}))

@@ -1,0 +1,68 @@
+"""Responses that clients may refer to later (`previous_response_id`): kept in memory, bounded.
+
+The oldest go first, by number and by size, so a long-lived server does not grow.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zinc.server.errors import ApiError
+from zinc.server.http import encode_json
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as it was sent, the items that went into it, and the conversation up to it.
+
+    `messages` are in the chat template's shape and end with the answer.
+    """
+
+    response: Mapping[str, Any]
+    input: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
+    n_bytes: int
+
+
+class ResponseStore:
+    def __init__(self, max_responses: int = 1000, max_bytes: int = 64 << 20) -> None:
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._responses)
+
+    def put(
+        self,
+        response: Mapping[str, Any],
+        input: list[dict[str, Any]],
+        messages: list[dict[str, Any]],
+    ) -> None:
+        n_bytes = len(encode_json([response, input, messages]))
+        self._responses[response["id"]] = StoredResponse(response, input, messages, n_bytes)
+        self._n_bytes += n_bytes
+        while len(self._responses) > self._max_responses or self._n_bytes > self._max_bytes:
+            _, oldest = self._responses.popitem(last=False)
+            self._n_bytes -= oldest.n_bytes
+
+    def get(self, id: str, param: str | None = None) -> StoredResponse:
+        """A stored response. Raises ApiError: 404, or 400 when `param` refers to it."""
+        try:
+            return self._responses[id]
+        except KeyError:
+            raise ApiError(
+                404 if param is None else 400,
+                f"there is no response {id[:80]!r}",
+                "it was never stored, or it was long ago",
+                "send the whole conversation",
+                code="response_not_found" if param is None else "previous_response_not_found",
+                param=param,
+            ) from None
+
+    def delete(self, id: str) -> None:
+        self._n_bytes -= self.get(id).n_bytes
+        del self._responses[id]

@@ -1,0 +1,440 @@
+"""The CPU kernels of experts and of per-head products, at every SIMD level that this machine runs.
+
+Products are compared with float64 numpy over the weights as gguf decodes them and the activations
+as they were rounded, so the tolerance is float rounding alone. Outputs are NaN before a kernel
+writes them. What a token gets must not depend on who else is in the step, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from backends.test_cpu_native_linear import block_of, dequantize, ggml_type, random_rows
+from numpy.typing import NDArray
+
+from zinc.ops.elementwise import activate
+from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, group_experts, route
+
+_cpu = pytest.importorskip("zinc.backends.cpu._cpu")
+
+Floats = NDArray[Any]
+Spec = tuple[str, int, int, int]
+LEVELS: list[str] = _cpu.levels()
+WEIGHTS = ["F32", "BF16", "Q8_0", "MXFP4", "Q4_K", "Q6_K", "IQ4_XS"]
+ROUNDING = 3e-6  # of sums in float32, against the sum of magnitudes
+
+pytestmark = pytest.mark.parametrize("level", LEVELS)
+
+
+def ints(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+class Launches:
+    """A program over rows of `n_tokens`; operands lie one after the other, NaN until written."""
+
+    def __init__(self, level: str, n_tokens: int, threads: int = 2) -> None:
+        self.n, self._end = n_tokens, 0
+        self.program = _cpu.Program(_cpu.Pool(threads), level, 1 << 23)
+        self.program.bytes_view(0, 1 << 23)[:] = 0xFF
+
+    def rows(self, act: str, cols: int, runs: int = 1, count: int | None = None) -> Spec:
+        """`count` rows (by default one a token); a row of several runs has a row for each."""
+        stride = _cpu.row_bytes(act, cols)
+        if act != "f32":
+            stride = max(stride, runs * _cpu.row_bytes(act, cols // runs))
+        offset, n = self._end, self.n if count is None else count
+        self._end += n * stride
+        return act, cols, offset, 0 if count == 1 else stride
+
+    def given(self, values: Floats) -> Spec:
+        spec = self.rows("f32", values.shape[1])
+        self.floats(spec)[:] = values
+        return spec
+
+    def floats(self, spec: Spec) -> Floats:
+        _, cols, offset, stride = spec
+        if stride == 0:
+            return self.program.view(offset, 1, cols, 4 * cols)
+        return self.program.view(offset, self.n, cols, stride)
+
+    def run_rows(self, spec: Spec, runs: int) -> NDArray[np.uint8]:
+        """The bytes of each run of each row of a rounded operand: [tokens * runs, bytes]."""
+        act, cols, offset, stride = spec
+        size = _cpu.row_bytes(act, cols // runs)
+        raw = self.program.bytes_view(offset, self.n * stride).reshape(self.n, stride)
+        return raw[:, : runs * size].reshape(self.n * runs, size).copy()
+
+    def add(self, kernel: str, ins: Sequence[Any], outs: Sequence[Spec], **attrs: float) -> None:
+        self.program.add(kernel, "tokens", 0, list(ins), list(outs), attrs)
+
+    def step(self) -> None:
+        rows = np.arange(self.n, dtype=np.int32)
+        self.program.step(rows, rows, 0 * rows, ints(), ints(0, self.n), ints(0), [])
+
+
+def numbers(rows: NDArray[np.uint8], act: str, cols: int) -> Floats:
+    """Rounded rows as numbers, by the description of the format: [rows, cols]."""
+    if act == "f32":
+        return rows.view(np.float32)[:, :cols].astype(np.float64)
+    if act == "bf16":
+        bits = rows[:, : 2 * cols].copy().view(np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32).astype(np.float64)
+    block = 32 if act == "q8_32" else 256
+    start, n = -(-cols // 64) * 64, -(-cols // block)
+    d = rows[:, start : start + 4 * n].copy().view(np.float32).astype(np.float64)
+    return rows[:, :cols].view(np.int8) * np.repeat(d, block, axis=1)[:, :cols]
+
+
+@dataclass
+class Experts:
+    """Random experts of one format, packed and as numbers [experts, rows, cols]."""
+
+    packed: Any
+    values: Floats
+
+    @classmethod
+    def random(cls, level: str, name: str, shape: tuple[int, int, int], seed: int) -> Experts:
+        count, rows, cols = shape
+        data = random_rows(np.random.default_rng(seed), name, count * rows, cols)
+        packed = _cpu.pack(
+            _cpu.Pool(2), level, ggml_type(name), data.reshape(-1), count, rows, cols
+        )
+        return cls(packed, dequantize(name, data).astype(np.float64).reshape(shape))
+
+
+@dataclass
+class Layer:
+    """A layer of experts with everything that one can have."""
+
+    level: str
+    name: str
+    count: int = 6
+    top_k: int = 2
+    hidden: int = 256
+    ff: int = 512
+    act: int = 3
+
+    def __post_init__(self) -> None:
+        size = max(block_of(self.name)[0], 1)
+        assert self.hidden % size == self.ff % size == 0
+        rng = np.random.default_rng(11)
+        wide, narrow = (self.count, self.ff, self.hidden), (self.count, self.hidden, self.ff)
+        self.gate = Experts.random(self.level, self.name, wide, 1)
+        self.up = Experts.random(self.level, self.name, wide, 2)
+        self.down = Experts.random(self.level, self.name, narrow, 3)
+        self.b_gate, self.b_up = rng.standard_normal((2, self.count, self.ff), dtype=np.float32)
+        self.b_down = rng.standard_normal((self.count, self.hidden), dtype=np.float32)
+        self.scale = rng.uniform(0.5, 2.0, self.count).astype(np.float32)
+        self.format = _cpu.activation(self.level, ggml_type(self.name))
+
+    def tokens(self, n: int, seed: int = 0) -> tuple[Floats, Floats, Floats]:
+        """Rows, routes and residual of n tokens; expert 0 is never chosen, expert 1 often."""
+        rng = np.random.default_rng(seed)
+        x = rng.standard_normal((n, self.hidden), dtype=np.float32)
+        scores = rng.random((n, self.count)) + np.eye(self.count)[1] * 0.5 - np.eye(self.count)[0]
+        ids = np.argsort(-scores, axis=1)[:, : self.top_k]
+        weights = rng.uniform(0.1, 1.0, (n, self.top_k))
+        routes = np.concatenate([ids, weights], axis=1).astype(np.float32)
+        return x, routes, rng.standard_normal((n, self.hidden), dtype=np.float32)
+
+    def run(
+        self, x: Floats, routes: Floats, residual: Floats, *, h_act: str, threads: int = 2
+    ) -> tuple[Floats, Floats, Floats, Launches, Spec]:
+        """x as it was rounded, h [slots, ff] as numbers, y; and where h lies."""
+        n, k = len(x), self.top_k
+        p = Launches(self.level, n, threads)
+        source, r, z = p.given(x), p.given(routes), p.given(residual)
+        rounded = source
+        if self.format != "f32":
+            rounded = p.rows(self.format, self.hidden)
+            p.add("quantize", [source], [rounded])
+        order, starts = p.rows("f32", k), p.rows("f32", self.count + 1, count=1)
+        h, y = p.rows(h_act, k * self.ff, runs=k), p.rows("f32", self.hidden)
+        vectors = [_cpu.pack_vector(b.reshape(-1)) for b in (self.b_gate, self.b_up, self.b_down)]
+        p.add("group_experts", [r], [order, starts], n_experts=self.count)
+        ins = [rounded, order, starts, self.gate.packed, self.up.packed, *vectors[:2]]
+        p.add("moe_glu", ins, [h], act=self.act, alpha=1.702, limit=7.0)
+        if h_act == self.format:
+            scale = _cpu.pack_vector(self.scale)
+            ins = [h, order, starts, r, self.down.packed, vectors[2], scale, z]
+            p.add("moe_down", ins, [y])
+        p.step()
+        if h_act == "f32":
+            values = p.floats(h).reshape(n * k, self.ff).astype(np.float64)
+        else:
+            values = numbers(p.run_rows(h, k), h_act, self.ff)
+        if self.format == "f32":
+            seen = x.astype(np.float64)
+        else:
+            seen = numbers(p.run_rows(rounded, 1), self.format, self.hidden)
+        return seen, values, p.floats(y).copy(), p, h
+
+
+def case(level: str, name: str) -> Layer:
+    wide = block_of(name)[0] == 256
+    return Layer(level, name, hidden=256 if wide else 96, ff=512 if wide else 160)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("n", [1, 2, 5, 40, 300])
+def test_experts_are_the_products_of_what_was_decoded(level: str, name: str, n: int) -> None:
+    if level == "scalar" and n > 40:
+        pytest.skip("slow")
+    layer = case(level, name)
+    x, routes, residual = layer.tokens(n)
+    ids, weights = routes[:, :2].astype(int), routes[:, 2:]
+    seen, h, y, *_ = layer.run(x, routes, residual, h_act=layer.format)
+
+    e, rows = ids.reshape(-1), np.repeat(seen, layer.top_k, axis=0)
+    gate = np.einsum("sc,src->sr", rows, layer.gate.values[e]) + layer.b_gate[e]
+    up = np.einsum("sc,src->sr", rows, layer.up.values[e]) + layer.b_up[e]
+    want = activate(layer.act, gate, up, {"alpha": 1.702, "limit": 7.0})
+    floats = layer.run(x, routes, residual, h_act="f32")[1]
+    spread = np.abs(rows) @ np.abs(layer.gate.values).max((0, 1))
+    np.testing.assert_allclose(floats, want, rtol=1e-4, atol=ROUNDING * 64 * spread.max())
+
+    out = np.einsum("sc,src->sr", h, layer.down.values[e]) * layer.scale[e][:, None]
+    out = (out + layer.b_down[e]) * weights.reshape(-1, 1)
+    total = out.reshape(n, layer.top_k, -1).sum(axis=1) + residual
+    magnitude = np.einsum("sc,src->sr", np.abs(h), np.abs(layer.down.values[e])).max()
+    np.testing.assert_allclose(y, total, rtol=0, atol=ROUNDING * 4 * magnitude)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("act", ["q8_32", "q8_256", "bf16"])
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_runs_of_h_are_rounded_like_rows(level: str, name: str, act: str, n: int) -> None:
+    """Whatever cut the work: `quantize` of each expert's columns gives the same bytes."""
+    layer = case(level, name)
+    x, routes, residual = layer.tokens(n, seed=n)
+    floats = layer.run(x, routes, residual, h_act="f32")[1].astype(np.float32)
+    *_, p, h = layer.run(x, routes, residual, h_act=act)
+    q = Launches(level, len(floats))
+    source, rounded = q.given(floats), q.rows(act, layer.ff)
+    q.add("quantize", [source], [rounded])
+    q.step()
+    got, want = p.run_rows(h, layer.top_k), q.run_rows(rounded, 1)
+    cols = np.arange(got.shape[1]) < used_bytes(act, layer.ff)
+    np.testing.assert_array_equal(numbers(got, act, layer.ff), numbers(want, act, layer.ff))
+    np.testing.assert_array_equal(got[:, cols], want[:, cols])
+
+
+def used_bytes(act: str, cols: int) -> int:
+    """Bytes of the quants, in front of padding and scales."""
+    return 2 * cols if act == "bf16" else cols
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_token_is_the_same_in_any_company(level: str, name: str) -> None:
+    layer = case(level, name)
+    n = 24 if level == "scalar" else 150
+    x, routes, residual = layer.tokens(n, seed=4)
+
+    def run(rows: slice, threads: int) -> Floats:
+        return layer.run(
+            x[rows], routes[rows], residual[rows], h_act=layer.format, threads=threads
+        )[2]
+
+    alone = np.concatenate([run(slice(i, i + 1), 1) for i in range(n)])
+    assert np.isfinite(alone).all()
+    for threads, size in ((1, n), (2, 3), (3, 17), (4, n)):
+        parts = [run(slice(i, i + size), threads) for i in range(0, n, size)]
+        np.testing.assert_array_equal(np.concatenate(parts), alone)
+
+
+def test_gate_and_up_of_different_formats(level: str) -> None:
+    layer = case(level, "Q4_K")
+    layer.up = Experts.random(level, "Q6_K", (layer.count, layer.ff, layer.hidden), 5)
+    x, routes, residual = layer.tokens(9)
+    seen, h, *_ = layer.run(x, routes, residual, h_act="f32")
+    e, rows = routes[:, :2].astype(int).reshape(-1), np.repeat(seen, 2, axis=0)
+    gate = np.einsum("sc,src->sr", rows, layer.gate.values[e]) + layer.b_gate[e]
+    up = np.einsum("sc,src->sr", rows, layer.up.values[e]) + layer.b_up[e]
+    want = activate(layer.act, gate, up, {"alpha": 1.702, "limit": 7.0})
+    np.testing.assert_allclose(h, want, rtol=1e-4, atol=1e-3)
+
+
+# ---- routing
+
+ROUTERS: list[dict[str, float]] = [
+    {"scoring": SOFTMAX, "top_k": 8, "renormalise": 1, "scale": 1.0},
+    {"scoring": SOFTMAX, "top_k": 3, "renormalise": 0, "scale": 16.0},
+    {"scoring": SOFTMAX_CHOSEN, "top_k": 4, "renormalise": 0, "scale": 1.0},
+    {"scoring": SOFTMAX_CHOSEN, "top_k": 4, "renormalise": 1, "scale": 2.0},
+    {"scoring": SIGMOID, "top_k": 6, "renormalise": 1, "scale": 2.5},
+    {"scoring": SIGMOID, "top_k": 1, "renormalise": 0, "scale": 1.0},
+    {"scoring": SIGMOID, "top_k": 6, "renormalise": 1, "scale": 2.5}
+    | {"n_groups": 8, "top_groups": 4, "group_top": 2},
+    {"scoring": SOFTMAX, "top_k": 5, "renormalise": 0, "scale": 1.0}
+    | {"n_groups": 4, "top_groups": 2},
+]
+
+
+def routed(level: str, logits: Floats, bias: Floats | None, attrs: dict[str, float]) -> Floats:
+    p = Launches(level, len(logits))
+    x, y = p.given(logits), p.rows("f32", 2 * int(attrs["top_k"]))
+    p.add("route", [x, None if bias is None else _cpu.pack_vector(bias)], [y], **attrs)
+    p.step()
+    return p.floats(y).copy()
+
+
+@pytest.mark.parametrize("attrs", ROUTERS, ids=str)
+@pytest.mark.parametrize("n_experts", [8, 40, 160])
+@pytest.mark.parametrize("biased", [False, True])
+def test_route(level: str, attrs: dict[str, float], n_experts: int, biased: bool) -> None:
+    rng = np.random.default_rng(n_experts)
+    attrs = {"n_groups": 1, "top_groups": 1, "group_top": 1, **attrs}
+    attrs["group_top"] = min(attrs["group_top"], n_experts // attrs["n_groups"])
+    if attrs["top_k"] > n_experts // attrs["n_groups"] * attrs["top_groups"]:
+        pytest.skip("too few experts")
+    logits = rng.standard_normal((21, n_experts), dtype=np.float32) * 3
+    bias = rng.standard_normal(n_experts, dtype=np.float32) if biased else None
+    want = route(None, [logits, bias], attrs)[0]
+    got = routed(level, logits, bias, attrs)
+    k = int(attrs["top_k"])
+    np.testing.assert_array_equal(got[:, :k], want[:, :k])
+    np.testing.assert_allclose(got[:, k:], want[:, k:], rtol=2e-6, atol=1e-12)
+
+
+def test_of_equal_experts_the_first_is_chosen(level: str) -> None:
+    attrs = {"scoring": SOFTMAX, "top_k": 3, "renormalise": 1, "scale": 1.0}
+    attrs |= {"n_groups": 1, "top_groups": 1, "group_top": 1}
+    logits = np.zeros((2, 20), np.float32)
+    logits[1, [7, 11, 19]] = 1.0
+    got = routed(level, logits, None, attrs)
+    np.testing.assert_array_equal(got[:, :3], [[0, 1, 2], [7, 11, 19]])
+    np.testing.assert_allclose(got[:, 3:], 1 / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("attrs", ROUTERS, ids=str)
+def test_logits_that_are_no_numbers_choose_experts_that_exist(
+    level: str, bad: float, attrs: dict[str, float]
+) -> None:
+    attrs = {"n_groups": 1, "top_groups": 1, "group_top": 1, **attrs}
+    k = int(attrs["top_k"])
+    some = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
+    some[0], some[1, ::3], some[2, 0] = bad, bad, bad
+    ids = routed(level, some, None, attrs)[:, :k]
+    assert ((ids >= 0) & (ids < 40)).all()
+    assert all(len(set(row)) == k for row in ids.tolist())
+
+
+@pytest.mark.parametrize(("n", "n_experts", "top_k"), [(1, 16, 4), (37, 8, 2), (500, 64, 8)])
+def test_group_experts(level: str, n: int, n_experts: int, top_k: int) -> None:
+    rng = np.random.default_rng(n)
+    ids = np.argsort(rng.random((n, n_experts)), axis=1)[:, :top_k]
+    routes = np.concatenate([ids, np.ones_like(ids)], axis=1).astype(np.float32)
+    want_order, want_starts = group_experts(None, [routes], {"n_experts": n_experts})
+    p = Launches(level, n)
+    order, starts = p.rows("f32", top_k), p.rows("f32", n_experts + 1, count=1)
+    p.add("group_experts", [p.given(routes)], [order, starts], n_experts=n_experts)
+    p.step()
+    np.testing.assert_array_equal(p.floats(order), want_order)
+    np.testing.assert_array_equal(p.floats(starts), want_starts)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 8.0, np.nan])
+def test_an_expert_that_does_not_exist_is_an_error(level: str, bad: float) -> None:
+    p = Launches(level, 2)
+    routes = np.array([[0, 1, 1, 1], [0, bad, 1, 1]], np.float32)
+    order, starts = p.rows("f32", 2), p.rows("f32", 9, count=1)
+    p.add("group_experts", [p.given(routes)], [order, starts], n_experts=8)
+    with pytest.raises(ValueError, match="expert that does not exist"):
+        p.step()
+
+
+# ---- heads
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize(("n_heads", "rows", "flat"), [(4, 32, False), (3, 24, True), (5, 7, True)])
+@pytest.mark.parametrize("n", [1, 7, 150])
+def test_head_linear(level: str, name: str, n_heads: int, rows: int, flat: bool, n: int) -> None:
+    rng = np.random.default_rng(n)
+    cols = max(64, block_of(name)[0])
+    data = random_rows(rng, name, n_heads * rows, cols)
+    shape = (1, n_heads * rows) if flat else (n_heads, rows)
+    weight = _cpu.pack(_cpu.Pool(2), level, ggml_type(name), data.reshape(-1), *shape, cols)
+    values = dequantize(name, data).astype(np.float64).reshape(n_heads, rows, cols)
+    x = rng.standard_normal((n, n_heads * cols), dtype=np.float32)
+
+    def run(x: Floats, threads: int = 2) -> Floats:
+        p = Launches(level, len(x), threads)
+        y = p.rows("f32", n_heads * rows)
+        p.add("head_linear", [p.given(x), weight], [y], n_heads=n_heads)
+        p.step()
+        return p.floats(y).copy()
+
+    y = run(x)
+    seen = x.astype(np.float64)
+    act = _cpu.activation(level, ggml_type(name))
+    if act != "f32":  # each head is rounded as a row of its own
+        p = Launches(level, n * n_heads)
+        rounded = p.rows(act, cols)
+        p.add("quantize", [p.given(x.reshape(-1, cols))], [rounded])
+        p.step()
+        seen = numbers(p.run_rows(rounded, 1), act, cols)
+    seen = seen.reshape(n, n_heads, cols)
+    want = np.einsum("thc,hrc->thr", seen, values).reshape(n, -1)
+    scale = np.einsum("thc,hrc->thr", np.abs(seen), np.abs(values)).reshape(n, -1) + 1e-6
+    assert (np.abs(y - want) / scale).max() < ROUNDING
+    np.testing.assert_array_equal(np.concatenate([run(row[None], 1) for row in x[:9]]), y[:9])
+    np.testing.assert_array_equal(run(x, 5), y)
+
+
+@pytest.mark.parametrize("n_heads", [1, 6])
+def test_concat_heads(level: str, n_heads: int) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((33, n_heads * c), dtype=np.float32) for c in (16, 37))
+    p = Launches(level, 33)
+    y = p.rows("f32", n_heads * 53)
+    p.add("concat_heads", [p.given(a), p.given(b)], [y], n_heads=n_heads)
+    p.step()
+    parts = [x.reshape(33, n_heads, -1) for x in (a, b)]
+    np.testing.assert_array_equal(p.floats(y), np.concatenate(parts, axis=2).reshape(33, -1))
+
+
+# ---- what is refused
+
+
+def test_bad_launches_are_refused(level: str) -> None:
+    layer = case(level, "Q8_0")
+    p = Launches(level, 3)
+    x = p.rows(layer.format, layer.hidden)
+    order, starts = p.rows("f32", 2), p.rows("f32", layer.count + 1, count=1)
+    routes = p.rows("f32", 4)
+    h, y = p.rows(layer.format, 2 * layer.ff, runs=2), p.rows("f32", layer.hidden)
+    gate, up, down = layer.gate.packed, layer.up.packed, layer.down.packed
+
+    def refuses(kernel: str, ins: list[Any], outs: list[Spec], match: str, **attrs: float) -> None:
+        with pytest.raises(ValueError, match=match):
+            p.add(kernel, ins, outs, **attrs)
+
+    glu = [x, order, starts, gate, up, None, None]
+    refuses("moe_glu", glu[:-1], [h], "inputs", act=0)
+    refuses("moe_glu", [*glu[:3], gate, down, None, None], [h], "columns", act=0)
+    refuses("moe_glu", [x, order, p.rows("f32", 9, count=1), *glu[3:]], [h], "starts", act=0)
+    refuses("moe_glu", [p.rows("f32", layer.hidden), *glu[1:]], [h], "x is f32", act=0)
+    refuses("moe_glu", glu, [p.rows(layer.format, layer.ff)], "h has", act=0)
+    packed_h = (h[0], h[1], h[2], _cpu.row_bytes(*h[:2]))
+    if packed_h[3] < 2 * _cpu.row_bytes(h[0], layer.ff):
+        refuses("moe_glu", glu, [packed_h], "do not fit", act=0)
+    refuses(
+        "moe_glu", [*glu[:5], _cpu.pack_vector(np.zeros(3, np.float32)), None], [h], "bias", act=0
+    )
+    sums = [h, order, starts, routes, down, None, None, None]
+    refuses("moe_down", sums[:-1], [y], "inputs")
+    refuses("moe_down", [*sums[:3], order, *sums[4:]], [y], "routes")
+    refuses("moe_down", [*sums[:4], gate, *sums[5:]], [y], "h has")
+    refuses("route", [routes, None], [y], "top_k", scoring=0, top_k=5, n_groups=1, top_groups=1,
+            group_top=1, renormalise=0, scale=1)  # fmt: skip
+    refuses("route", [routes, None], [y], "routes has", scoring=0, top_k=2, n_groups=1,
+            top_groups=1, group_top=1, renormalise=0, scale=1)  # fmt: skip
+    refuses("head_linear", [y, gate], [y], "heads", n_heads=4)
+    refuses("concat_heads", [y, y], [y], "columns", n_heads=1)

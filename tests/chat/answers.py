@@ -1,0 +1,79 @@
+"""Answers in every format, written out by hand, and ways to feed them to a parser."""
+
+import re
+from dataclasses import dataclass, field
+from itertools import count
+
+from zinc.chat.events import Answer, merged
+from zinc.chat.parser import AnswerParser
+from zinc.chat.tools import FORMATS
+
+BY_NAME = {format.name: format for format in FORMATS}
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "metric": {"type": "boolean"},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "options": {"type": "object"},
+                },
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+@dataclass
+class Case:
+    """What a model writes, and what is in it. `calls` are (name, arguments)."""
+
+    format: str
+    text: str
+    content: str = ""
+    reasoning: str = ""
+    calls: list = field(default_factory=list)
+    opened: str = ""
+
+
+def pieces(text, controls):
+    """Text cut at control tokens, as a tokenizer cuts it."""
+    if not controls:
+        return [text]
+    pattern = "|".join(re.escape(marker) for marker in sorted(controls, key=len, reverse=True))
+    return [piece for piece in re.split(f"({pattern})", text) if piece]
+
+
+def parse(format, chunks, tools=TOOLS, opened="", controls=()):
+    """Events of an answer that comes in chunks; a chunk that is in `controls` is a control token.
+
+    Ids of calls are counted, to be comparable.
+    """
+    parser = AnswerParser(BY_NAME[format], tools, opened, controls)
+    ids = count()
+    parser._output._new_id = lambda: f"id{next(ids)}"
+    events = []
+    for chunk in chunks:
+        events += parser.mark(chunk) if chunk in controls else parser.push(chunk)
+    return merged(events + parser.finish())
+
+
+def answer(*args, **kwargs):
+    return Answer.of(parse(*args, **kwargs))

@@ -1,0 +1,146 @@
+"""A model whose answers tell whether the cache was right, without any arithmetic of a real one.
+
+The next token is a hash of what the sequence can see through its block tables (every position in
+one layer, a sliding window in another) and of a recurrent state. A block that belongs to somebody
+else, a position that was never written, a stale state: each changes the answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zinc.backends.api import CacheLayout, Launch, Plan, Ref
+from zinc.ops.graph import Act, Dim, KVState, RecurrentState
+from zinc.ops.registry import Cost
+
+VOCAB = 97
+END = 96
+BLOCK = 8
+FULL = KVState("full", 1, 16, 16)
+SLIDING = KVState("sliding", 1, 16, 16, window=19)
+STATE = RecurrentState("state", 4)
+KINDS = {
+    "full": (FULL,),
+    "sliding": (FULL, SLIDING),
+    "only sliding": (SLIDING,),
+    "recurrent": (FULL, STATE),
+    "everything": (FULL, SLIDING, STATE),
+}
+_PRIME = 2**31 - 1
+
+
+def _content(token, position):
+    return (token * 7919 + position * 104729 + 13) % _PRIME
+
+
+def _mix(seen, state):
+    value = state + 1
+    for position, content in seen:
+        value = (value * 31 + content * (position + 3)) % _PRIME
+    return value % VOCAB
+
+
+class FakeCache:
+    def __init__(self, states, layout):
+        self.layout, self.n_bytes = layout, 0
+        self.layers = {
+            s.name: (
+                layout.group_of.get(s.name, 0),
+                s.window,
+                np.full((layout.n_blocks[layout.group_of.get(s.name, 0)], BLOCK), -1, np.int64),
+            )
+            for s in states
+            if isinstance(s, KVState)
+        }
+        self.states = np.full(layout.state_slots, -1, np.int64)
+        self.is_recurrent = STATE in states
+
+    def copy_block(self, group, source, target):
+        for g, _, content in self.layers.values():
+            if g == group:
+                content[target] = content[source]
+
+    def copy_state(self, source, target):
+        self.states[target] = self.states[source]
+
+
+class FakeProgram:
+    """Counts the tokens it ran; `fail_at` raises in the step that runs that token."""
+
+    def __init__(self, plan, cache):
+        self.plan, self.cache = plan, cache
+        self.n_run = 0
+        self.sizes = []
+        self.fail_at = None
+
+    def step(self, step):
+        assert 0 < step.n_tokens <= self.plan.max_tokens
+        assert step.n_sequences <= self.plan.max_outputs
+        assert len(set(step.state_slot.tolist())) == step.n_sequences
+        self.n_run += step.n_tokens
+        self.sizes.append(np.diff(step.seq_start).tolist())
+        if self.fail_at is not None and self.fail_at in step.ids:
+            raise RuntimeError("the device is lost")
+        logits = np.zeros((len(step.output_rows), VOCAB), np.float32)
+        for s in range(step.n_sequences):
+            for row in range(step.seq_start[s], step.seq_start[s + 1]):
+                self._run(step, s, row)
+                for i in np.flatnonzero(step.output_rows == row):
+                    logits[i, self._next(step, s, int(step.positions[row]))] = 1.0
+        return logits
+
+    def _run(self, step, s, row):
+        token, position = int(step.ids[row]), int(step.positions[row])
+        for group, _, content in self.cache.layers.values():
+            block = step.tables[group][s, position // BLOCK]
+            assert block >= 0
+            content[block, position % BLOCK] = _content(token, position)
+        slot = step.state_slot[s]
+        old = 0 if position == 0 else int(self.cache.states[slot])
+        assert old >= 0 or not self.cache.is_recurrent
+        self.cache.states[slot] = (old * 31 + token) % _PRIME
+
+    def _next(self, step, s, position):
+        seen = []
+        for group, window, content in self.cache.layers.values():
+            first = max(0, position - window + 1) if window else 0
+            for p in range(first, position + 1):
+                block = step.tables[group][s, p // BLOCK]
+                assert block >= 0, f"position {p} is gone"
+                seen.append((p, int(content[block, p % BLOCK])))
+        state = int(self.cache.states[step.state_slot[s]]) if self.cache.is_recurrent else 0
+        return _mix(seen, state)
+
+
+def alone(kind, ids, n_tokens, ends=()):
+    """A prompt and its answer, by definition."""
+    states, ids = KINDS[kind], list(ids)
+    for _ in range(n_tokens):
+        seen = []
+        for s in states:
+            if isinstance(s, KVState):
+                first = max(0, len(ids) - s.window) if s.window else 0
+                seen += [(p, _content(ids[p], p)) for p in range(first, len(ids))]
+        state = 0
+        for token in ids:
+            state = (state * 31 + token) % _PRIME
+        ids.append(_mix(seen, state if STATE in states else 0))
+        if ids[-1] in ends:
+            break
+    return ids
+
+
+def model(kind, n_blocks, *, max_tokens=24, max_outputs=8, slots=6, window_blocks=None):
+    """(program, cache) with so many blocks in every group."""
+    states = KINDS[kind]
+    windows = sorted({s.window for s in states if isinstance(s, KVState)})
+    layout = CacheLayout(
+        BLOCK,
+        tuple(window_blocks or n_blocks if w else n_blocks for w in windows),
+        group_of={s.name: windows.index(s.window) for s in states if isinstance(s, KVState)},
+        state_slots=max(slots, 1 if STATE in states else max_outputs),
+    )
+    launch = Launch("attention", Dim.TOKENS, states, (), (), Cost(), "")
+    plan = Plan((launch,), Ref(0, Dim.OUTPUTS, VOCAB, Act.F32, 0, 0), 0, max_tokens, max_outputs)
+    cache = FakeCache(states, layout)
+    return FakeProgram(plan, cache), cache

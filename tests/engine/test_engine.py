@@ -1,0 +1,325 @@
+"""The engine on a model that shows every mistake of the cache (fake.py)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fake import BLOCK, END, KINDS, VOCAB, alone, model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zinc.core.errors import QueueFullError, RequestError
+from zinc.engine.engine import Engine
+from zinc.engine.sampling import SamplingParams
+
+ENDS = frozenset([END])
+
+
+def greedy(n):
+    return SamplingParams(temperature=0, max_tokens=n)
+
+
+def engine(kind="full", n_blocks=64, context=400, **options):
+    names = ("max_tokens", "max_outputs", "slots", "window_blocks")
+    program, cache = model(kind, n_blocks, **{k: options.pop(k) for k in names if k in options})
+    return Engine(program, cache, VOCAB, context, prompt_tokens_beside_streams=10, **options)
+
+
+def finish(engine, *sequences):
+    for _ in range(5000):
+        if all(s.finish_reason for s in sequences):
+            return
+        engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def check_idle(engine):
+    """Nothing is held, nothing is lost, and all of it can be had back."""
+    assert engine.idle
+    assert [a.n_held for a in engine.allocators] == [0] * len(engine.allocators)
+    engine.pool.check()
+    engine.pool.tree.clear()
+    engine.pool.check()
+    assert engine.pool.available == tuple(a.n_free for a in engine.allocators)
+    assert engine.pool.slots.n_free == engine.pool.slots.n_slots
+    assert len(engine.pool.tree) == 0
+
+
+def prompt(n, seed=0):
+    return random.Random(seed).choices(range(VOCAB - 1), k=n)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 23, 24, 25, 100, 150])
+def test_an_answer_is_that_of_the_definition(kind, n):
+    e = engine(kind)
+    s = e.submit(prompt(n), greedy(30), ENDS)
+    finish(e, s)
+    assert s.ids == alone(kind, prompt(n), 30, ENDS)
+    assert s.n_cached == 0
+    check_idle(e)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_second_turn_runs_only_what_is_new(kind):
+    e = engine(kind, n_blocks=80, slots=10)
+    ids = [*prompt(150), END, 3, 4]
+    first = e.submit(ids, greedy(20), ENDS)
+    finish(e, first)
+    second = e.submit([*first.ids, *prompt(12, seed=1)], greedy(20), ENDS)
+    before = e.program.n_run
+    finish(e, second)
+    assert second.n_cached == len(first.ids) - 1  # the last token was never run
+    assert e.program.n_run - before == 13 + second.n_generated - 1
+    assert second.ids == alone(kind, [*first.ids, *prompt(12, seed=1)], 20, ENDS)
+    assert second.timings().cached_tokens == second.n_cached
+    check_idle(e)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_that_departs_within_the_answer_starts_behind_the_message(kind):
+    """As when the template leaves the reasoning out of what came before."""
+    e = engine(kind, n_blocks=80, slots=10)
+    ids = [*prompt(150), END, 3, 4, 5]
+    finish(e, e.submit(ids, greedy(20), ENDS))
+    other = [*prompt(150), END, 3, 4, 9, *prompt(30, seed=2)]
+    second = e.submit(other, greedy(20), ENDS)
+    finish(e, second)
+    assert second.n_cached == (151 if kind in ("everything", "recurrent") else 153)
+    assert second.ids == alone(kind, other, 20, ENDS)
+    check_idle(e)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_prompt_again_runs_little(kind):
+    e = engine(kind)
+    for ids in ([*prompt(150), END, 3, 4, 5], prompt(150)):
+        for turn in range(3):
+            s = e.submit(ids, greedy(9), ENDS)
+            finish(e, s)
+            assert s.ids == alone(kind, ids, 9, ENDS)
+            if turn:
+                assert s.n_cached >= len(ids) - 4
+    check_idle(e)
+
+
+def test_without_the_prefix_cache_nothing_is_kept():
+    e = engine("everything", prefix_cache=False)
+    for _ in range(2):
+        s = e.submit(prompt(100), greedy(5), ENDS)
+        finish(e, s)
+        assert s.n_cached == 0
+        assert all(a.n_free == a.n_blocks for a in e.allocators)
+    check_idle(e)
+
+
+def test_what_is_kept_stays_within_its_bytes():
+    e = engine("everything", cache_bytes=20_000)
+    block_bytes = e.pool.groups[0].block_bytes
+    assert block_bytes == 2 * 32 * BLOCK
+    for seed in range(12):
+        s = e.submit(prompt(100, seed), greedy(5), ENDS)
+        finish(e, s)
+        assert 0 < e.pool.cached_bytes <= 20_000
+        e.pool.check()
+    check_idle(e)
+
+
+def test_a_long_conversation_in_a_small_cache_keeps_its_windows():
+    """The window group is far smaller than the conversation."""
+    e = engine("sliding", n_blocks=64, window_blocks=16)
+    ids = prompt(100)
+    for turn in range(6):
+        s = e.submit(ids, greedy(20), ENDS)
+        finish(e, s)
+        assert s.ids == alone("sliding", ids, 20, ENDS)
+        assert turn == 0 or s.n_cached >= len(ids) - 12
+        ids = [*s.ids, *prompt(11, seed=turn)]
+    check_idle(e)
+
+
+def test_a_sliding_group_holds_its_window_only():
+    e = engine("sliding", n_blocks=64, prefix_cache=False)
+    s = e.submit(prompt(300), greedy(40), ())
+    most = e.pool.most(400)
+    while s.finish_reason is None:
+        e.step()
+        if s.holding is not None:
+            for allocator, limit in zip(e.allocators, most, strict=True):
+                assert allocator.n_held <= limit
+    assert most[1] < most[0]
+    check_idle(e)
+
+
+# -- scheduling ----------------------------------------------------------------------------------
+
+
+def test_a_stream_stalls_for_one_small_chunk_at_most():
+    e = engine(n_blocks=100)
+    stream = e.submit(prompt(5), greedy(60), ())
+    e.step()
+    long = e.submit(prompt(300, 1), greedy(5), ())
+    while not long.first_token:
+        had = stream.n_generated
+        gained = e.step()
+        assert stream in gained
+        assert stream.n_generated == had + 1
+        assert max(e.program.sizes[-1]) <= 10
+    finish(e, stream, long)
+    check_idle(e)
+
+
+def test_clients_share_what_prompts_get():
+    e = engine(n_blocks=100)
+    greedy_client = [e.submit(prompt(200, i), greedy(3), (), client="a") for i in range(3)]
+    other = e.submit(prompt(60, 9), greedy(3), (), client="b")
+    finish(e, other)
+    assert not any(s.finish_reason for s in greedy_client)
+    assert sum(s.n_run for s in greedy_client) <= 130
+    finish(e, *greedy_client)
+    check_idle(e)
+
+
+def test_priority_goes_first_and_takes_memory_from_others():
+    e = engine(n_blocks=30)
+    low = [e.submit(prompt(80, i), greedy(60), ()) for i in range(2)]
+    for _ in range(12):
+        e.step()
+    high = e.submit(prompt(150, 7), greedy(10), (), priority=1)
+    finish(e, high)
+    assert sum(s.n_preempted for s in low) >= 1
+    assert not any(s.finish_reason for s in low)
+    finish(e, *low)
+    for i, s in enumerate(low):
+        assert s.ids == alone("full", prompt(80, i), 60)
+    check_idle(e)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_that_runs_out_preempts_the_last_and_changes_nothing(kind):
+    e = engine(kind, n_blocks=24, context=150)
+    sequences = [e.submit(prompt(20, i), greedy(100), ()) for i in range(6)]
+    finish(e, *sequences)
+    assert sequences[0].n_preempted == 0
+    assert sum(s.n_preempted for s in sequences) > 0
+    for i, s in enumerate(sequences):
+        assert s.finish_reason == "length"
+        assert s.ids == alone(kind, prompt(20, i), 100)
+    check_idle(e)
+
+
+def test_one_slot_is_enough_for_a_conversation():
+    e = engine("recurrent", slots=1)
+    first = e.submit(prompt(100), greedy(10), ENDS)
+    waiting = e.submit(prompt(50, 3), greedy(10), ENDS)
+    finish(e, first)
+    second = e.submit([*first.ids, 5, 6], greedy(10), ENDS)
+    finish(e, second, waiting)
+    assert second.ids == alone("recurrent", [*first.ids, 5, 6], 10, ENDS)
+    assert waiting.ids == alone("recurrent", prompt(50, 3), 10, ENDS)
+    check_idle(e)
+
+
+def test_a_full_queue_says_so():
+    e = engine(max_waiting=2)
+    for i in range(2):
+        e.submit(prompt(10, i), greedy(5), ())
+    with pytest.raises(QueueFullError, match="2 requests wait and 0 run"):
+        e.submit(prompt(10), greedy(5), ())
+    e.step()
+    finish(e, e.submit(prompt(10), greedy(5), ()))
+
+
+def test_a_prompt_that_never_fits_is_refused_at_once():
+    e = engine(n_blocks=10, context=400)
+    with pytest.raises(RequestError, match="the context holds 80"):
+        e.submit(prompt(90), greedy(5), ())
+    s = e.submit(prompt(70), greedy(50), ())
+    finish(e, s)
+    assert s.ids == alone("full", prompt(70), 10)
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on():
+    e = engine("everything")
+    e.program.fail_at = 95
+    lost = e.submit([*[1] * 30, 95, 4], greedy(5), ())
+    finish(e, lost)
+    assert lost.finish_reason == "error"
+    assert str(lost.error) == "the device is lost"
+    e.program.fail_at = None
+    s = e.submit([*[1] * 30, 95, 4], greedy(5), ())
+    finish(e, s)
+    assert s.ids == alone("everything", [*[1] * 30, 95, 4], 5)
+    check_idle(e)
+
+
+def test_a_token_that_cannot_be_drawn_fails_its_request_alone():
+    e = engine()
+    banned = SamplingParams(temperature=0, logit_bias={i: float("-inf") for i in range(VOCAB)})
+    bad, good = e.submit(prompt(5), banned, ()), e.submit(prompt(6), greedy(5), ())
+    finish(e, bad, good)
+    assert isinstance(bad.error, RequestError)
+    assert good.ids == alone("full", prompt(6), 5)
+    check_idle(e)
+
+
+SPOTS = st.tuples(
+    st.integers(0, 40),  # steps to wait before it comes
+    st.integers(0, 3),  # which conversation it begins like
+    st.integers(1, 120),  # how much of it
+    st.integers(0, 20),  # tokens of its own
+    st.integers(1, 60),  # tokens to generate
+    st.integers(0, 2),  # priority
+    st.sampled_from("abc"),  # client
+    st.integers(0, 90),  # cancelled after so many steps (from 60 on: never)
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    spots=st.lists(SPOTS, min_size=1, max_size=14),
+    n_blocks=st.integers(12, 60),
+    slots=st.integers(1, 12),
+    seats=st.integers(1, 8),
+    prefix_cache=st.booleans(),
+)
+def test_everybody_gets_what_it_gets_alone(kind, spots, n_blocks, slots, seats, prefix_cache):
+    e = engine(
+        kind,
+        n_blocks,
+        max_outputs=seats,
+        slots=slots,
+        prefix_cache=prefix_cache,
+        window_blocks=max(12, n_blocks // 2),
+    )
+    waiting = sorted(enumerate(spots), key=lambda item: item[1][0])
+    running = []
+    for tick in range(20_000):
+        while waiting and waiting[0][1][0] <= tick:
+            i, (_, talk, length, own, n, priority, client, cancel) = waiting.pop(0)
+            ids = [*prompt(length, seed=talk), *prompt(own, seed=100 + i)]
+            try:
+                s = e.submit(ids, greedy(n), ENDS, client=client, priority=priority)
+            except RequestError:
+                assert len(ids) >= 8 * n_blocks
+                continue
+            running.append((s, ids, n, tick + cancel if cancel < 60 else None))
+        for s, _, _, cancel in running:
+            if cancel is not None and tick >= cancel:
+                e.cancel(s)
+        if not waiting and e.idle:
+            break
+        e.step()
+    else:
+        raise AssertionError("somebody never came to an end")
+    for s, ids, n, _ in running:
+        assert s.max_tokens == n or n > 8 * n_blocks - len(ids)
+        want = alone(kind, ids, s.max_tokens, ENDS)
+        if s.finish_reason == "cancelled":
+            assert s.ids == want[: len(s.ids)]
+        else:
+            assert s.finish_reason in ("stop", "length")
+            assert s.ids == want
+    check_idle(e)

@@ -1,0 +1,141 @@
+"""The second turn of a conversation on real models: the same tokens, and little to run.
+
+The fixtures are tiny random models of a dense, a sliding-window and two hybrid families.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from present import computing
+
+from zinc import LLM, SamplingParams
+
+FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
+# A folder with trained models that are too large for the repository.
+MODELS = Path(os.environ.get("ZINC_TEST_MODELS", "models"))
+TRAINED_HYBRID = MODELS / "zinc-demo-moe-48m-q8_0.gguf"
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+FAMILIES = ("qwen3", "gemma3", "gptoss", "qwen35", "qwen3next", "deepseek2")
+
+
+def prompt(llm, n, seed):
+    return np.random.default_rng(seed).integers(3, llm.spec.vocab, n).tolist()
+
+
+def run_both(path, backend, talk, **options):
+    """The answers with the prefix cache and without; the cached tokens of the last."""
+    answers = []
+    for prefix_cache in (True, False):
+        with LLM(path, backend=backend, prefix_cache=prefix_cache, **options) as llm:
+            answers.append(talk(llm))
+            llm.engine.pool.check()
+            assert all(a.n_held == 0 for a in llm.engine.allocators)
+    return answers
+
+
+def three_turns(llm):
+    turns = []
+    ids = prompt(llm, 150, 0)
+    for turn in range(3):
+        answer = llm.generate(ids, GREEDY)
+        turns.append((answer.token_ids, answer.timings))
+        ids = [*ids, *answer.token_ids, *prompt(llm, 30, turn + 1)]
+    return turns
+
+
+@pytest.mark.parametrize("backend", ["ref", *computing()])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_later_turns_run_only_what_is_new(family, backend):
+    if backend == "ref" and family not in ("qwen3", "gemma3", "qwen35"):
+        pytest.skip("slow, and the same code as for the others")
+    cached, plain = run_both(FIXTURES / f"{family}.gguf", backend, three_turns, batch_tokens=96)
+    assert [tokens for tokens, _ in cached] == [tokens for tokens, _ in plain]
+    assert [t.cached_tokens for _, t in plain] == [0, 0, 0]
+    assert [t.cached_tokens for _, t in cached] == [0, 150 + 23, 150 + 24 + 30 + 23]
+
+
+@pytest.mark.parametrize("backend", computing())
+@pytest.mark.parametrize("family", ["gemma3", "qwen35"])
+def test_a_branch_of_a_conversation_gets_its_own_tokens(family, backend):
+    """The second prompt departs within a block that the first one filled."""
+
+    def talk(llm):
+        stem = prompt(llm, 130, 0)
+        prompts = [[*stem, *prompt(llm, 25, seed)] for seed in (1, 2, 1, 3)]
+        return [llm.generate(p, GREEDY).token_ids for p in prompts]
+
+    cached, plain = run_both(FIXTURES / f"{family}.gguf", backend, talk, batch_tokens=64)
+    assert cached == plain
+    assert cached[0] == cached[2]
+
+
+def test_memory_is_what_is_allocated_and_windows_are_small():
+    with LLM(FIXTURES / "gemma3.gguf", backend="ref", context=4096, batch_tokens=64) as llm:
+        full, sliding = sorted(llm.engine.pool.groups, key=lambda g: g.window)
+        assert sliding.window == 16
+        assert sliding.n_blocks * 3 < full.n_blocks
+        layers = list(llm._cache.layers.values())
+        assert llm.memory.kv_bytes == sum(x.k.nbytes + x.v.nbytes for x in layers)
+        assert {len(x.k) for x in layers} == {full.n_blocks, sliding.n_blocks}
+
+
+@pytest.mark.parametrize("backend", computing())
+def test_a_chat_with_the_embedded_model_starts_behind_the_last_message(backend):
+    first = [
+        {"role": "system", "content": "You are a helpful assistant. " * 30},
+        {"role": "user", "content": "Tell me about the sea."},
+    ]
+
+    def talk(llm):
+        one = llm.chat(first, GREEDY, enable_thinking=False)
+        again = [*first, {"role": "assistant", "content": one.text}]
+        again.append({"role": "user", "content": "And about the mountains?"})
+        return [one, llm.chat(again, GREEDY, enable_thinking=False)]
+
+    cached, plain = run_both(None, backend, talk)
+    assert [a.token_ids for a in cached] == [a.token_ids for a in plain]
+    assert cached[1].timings.cached_tokens >= cached[0].timings.prompt_tokens - 12
+
+
+@pytest.mark.parametrize("backend", computing())
+def test_a_chat_with_a_trained_hybrid_starts_behind_the_last_message(backend):
+    if not TRAINED_HYBRID.exists():
+        pytest.skip("ZINC_TEST_MODELS names no folder with zinc-demo-moe-48m-q8_0.gguf")
+    text = "The ship left the harbour at dawn and the wind was fair. " * 60
+    first = [{"role": "user", "content": text}]
+
+    def talk(llm):
+        one = llm.chat(first, GREEDY, enable_thinking=False)
+        again = [*first, {"role": "assistant", "content": one.text}]
+        again.append({"role": "user", "content": "And about the mountains?"})
+        return [one, llm.chat(again, GREEDY, enable_thinking=False)]
+
+    cached, plain = run_both(TRAINED_HYBRID, backend, talk)
+    assert [a.token_ids for a in cached] == [a.token_ids for a in plain]
+    assert cached[1].timings.cached_tokens >= cached[0].timings.prompt_tokens - 12
+    assert cached[1].timings.prompt_seconds < cached[0].timings.prompt_seconds / 4
+
+
+@pytest.mark.parametrize("backend", ["ref", *computing()])
+@pytest.mark.parametrize("family", ["gemma3", "qwen35"])
+def test_a_conversation_goes_on_after_a_restart(family, backend, tmp_path):
+    path = FIXTURES / f"{family}.gguf"
+    short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    options = {"backend": backend, "context": 512, "kv_dtype": "f16"}
+    with LLM(path, **options, cache_dir=tmp_path) as llm:
+        ids = prompt(llm, 150, 0)
+        ids += llm.generate(ids, short).token_ids
+    (file,) = tmp_path.iterdir()
+    ids += [7, 8, 9]
+    with LLM(path, **options, cache_dir=tmp_path) as llm:
+        answer = llm.generate(ids, short)
+    with LLM(path, **options) as llm:
+        assert llm.generate(ids, short).token_ids == answer.token_ids
+    assert answer.timings.cached_tokens == 154
+    with LLM(path, **{**options, "kv_dtype": "q8_0"}, cache_dir=tmp_path) as llm:
+        assert llm.generate(ids, short).timings.cached_tokens == 0  # a file of its own
+    assert file.exists()

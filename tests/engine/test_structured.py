@@ -1,0 +1,190 @@
+"""Answers held to a form, with the embedded model; the verdict is the jsonschema package's."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+
+import jsonschema
+import numpy as np
+import pytest
+
+from zinc import LLM, SamplingParams
+from zinc.core.errors import RequestError, UnsupportedError
+from zinc.engine.constraint import Thinking
+
+pytest.importorskip("llguidance")
+N_SCHEMAS = 40
+PROMPT = "Here is an object in JSON: "
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(backend="cpu", threads=2) as model:
+        yield model
+
+
+def random_schema(rng, depth=0):
+    kinds = ["string", "integer", "number", "boolean", "enum", "null"]
+    kind = rng.choice(kinds + ["object", "array", "anyOf"] * (depth < 3)) if depth else "object"
+    match kind:
+        case "object":
+            names = rng.sample(["name", "age", "colour", "x y", "größe", 'a"b', "id"], 3)
+            needed = [name for name in names if rng.random() < 0.7]
+            return {
+                "type": "object",
+                "properties": {name: random_schema(rng, depth + 1) for name in names},
+                "required": needed,
+                "additionalProperties": False,
+            }
+        case "array":
+            low = rng.randint(0, 2)
+            items = random_schema(rng, depth + 1)
+            return {"type": "array", "items": items, "minItems": low, "maxItems": low + 2}
+        case "anyOf":
+            return {"anyOf": [random_schema(rng, depth + 1) for _ in range(2)]}
+        case "enum":
+            return {"enum": rng.sample(["red", "green", 3, None, True, "two words"], 3)}
+        case "string":
+            given = rng.choice(
+                [{"maxLength": 12}, {"minLength": 3, "maxLength": 9}, {"format": "date"}]
+            )
+            return {"type": "string", **given}
+        case "integer":
+            return {
+                "type": "integer",
+                "minimum": rng.randint(-50, 0),
+                "maximum": rng.randint(1, 500),
+            }
+        case "number":
+            return {"type": "number", "minimum": 0, "maximum": 10, "multipleOf": 0.5}
+        case _:
+            return {"type": kind}
+
+
+def test_json_is_valid_by_its_schema_every_time(llm):
+    rng = random.Random(11)
+    params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, max_tokens=800, seed=5)
+    ids = llm.tokenizer.encode(PROMPT)
+    for start in range(0, N_SCHEMAS, 8):
+        schemas = [random_schema(rng) for _ in range(start, start + 8)]
+        sequences = [
+            llm.engine.submit(
+                ids,
+                params,
+                end_tokens=llm.tokenizer.eog_ids,
+                constraint=llm.constraint("json_schema", schema),
+            )
+            for schema in schemas
+        ]
+        while not llm.engine.idle:
+            llm.engine.step()
+        for schema, s in zip(schemas, sequences, strict=True):
+            assert s.finish_reason == "stop", (s.error, schema)
+            ends = llm.tokenizer.eog_ids
+            text = llm.tokenizer.decode([t for t in s.generated if t not in ends])
+            jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_regular_expression_holds_for_the_whole_answer(llm):
+    pattern = "(cat|dog)s? [0-9]{2,4}"
+    for seed in range(4):
+        answer = llm.generate(
+            "I have", SamplingParams(seed=seed), constraint=llm.constraint("regex", pattern)
+        )
+        assert re.fullmatch(pattern, answer.text)
+        assert answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "yes" | "no " NUMBER\nNUMBER: /[0-9]{1,3}/',
+        'root ::= "yes" | "no " num\nnum ::= [0-9] [0-9]? [0-9]?',
+    ],
+    ids=["lark", "gbnf"],
+)
+def test_a_grammar_is_followed(llm, grammar):
+    for seed in range(4):
+        constraint = llm.constraint("grammar", grammar)
+        answer = llm.generate("Is it?", SamplingParams(seed=seed), constraint=constraint)
+        assert re.fullmatch("yes|no [0-9]{1,3}", answer.text)
+
+
+def test_a_control_token_is_never_part_of_a_string(llm):
+    constraint = llm.constraint("json_schema", {"type": "string"})
+    constraint.accept(llm.tokenizer.encode('"', add_special=False)[0])
+    allowed = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")
+    assert allowed[: llm.tokenizer.n_vocab].sum() > 1000
+    assert not any(allowed[i] for i in llm.tokenizer.special_ids)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "why"),
+    [
+        ("json_schema", '{"type": 3}', "type must be"),
+        ("json_schema", "{", "Expecting property name"),
+        ("json_schema", {"type": "string", "format": "no-such"}, "Unknown format"),
+        ("json_schema", [1], "a schema is an object"),
+        ("json_schema", {"a": "x" * 2_000_000}, "characters"),
+        ("json_schema", {"$ref": "http://127.0.0.1/x"}, "not present"),
+        ("regex", "(", "invalid regex"),
+        ("regex", "", "not empty"),
+        ("grammar", "root ::= missing", "missing"),
+        ("grammar", "nothing: here", "start"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(llm, kind, source, why):
+    with pytest.raises(RequestError, match=why):
+        llm.constraint(kind, source)
+
+
+def test_a_mask_that_fails_fails_the_request_and_no_other(llm):
+    class Broken:
+        finished = False
+
+        def mask(self):
+            raise RequestError("no next token can be told", "the parser is lost")
+
+        def accept(self, token):
+            raise AssertionError
+
+    good = llm.generate("Once upon", SamplingParams(temperature=0, max_tokens=5))
+    params = SamplingParams(temperature=0, max_tokens=5)
+    bad = llm.engine.submit(llm.tokenizer.encode("Once"), params, constraint=Broken())
+    again = llm.generate("Once upon", params)
+    assert bad.finish_reason == "error"
+    assert bad.n_generated == 0
+    assert again.token_ids == good.token_ids
+    with pytest.raises(RequestError, match="the parser is lost"):
+        llm.generate("Once", constraint=Broken())
+
+
+def test_the_answer_is_constrained_and_the_reasoning_is_not(llm):
+    start = llm.tokenizer.encode("<think>", add_special=False, parse_special=True)
+    end = llm.tokenizer.encode("</think>", add_special=False, parse_special=True)
+    messages = [{"role": "user", "content": "What is 12 + 7?"}]
+    ids = llm.render(messages, enable_thinking=True)
+    thinking = Thinking.after(ids, start, end, budget_tokens=10, opens=True)
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}}
+    schema |= {"required": ["n"], "additionalProperties": False}
+    answer = llm.generate(
+        ids,
+        SamplingParams(temperature=0, max_tokens=200),
+        constraint=llm.constraint("json_schema", schema),
+        thinking=thinking,
+    )
+    tokens = answer.token_ids
+    assert tokens[: len(start)] == start
+    at = next(i for i in range(len(tokens)) if tokens[i : i + len(end)] == end)
+    assert at <= 10 + len(start)
+    rest = [t for t in tokens[at + len(end) :] if t not in llm.tokenizer.eog_ids]
+    jsonschema.validate(json.loads(llm.tokenizer.decode(rest)), schema)
+
+
+def test_without_the_package_the_error_says_how_to_get_it(llm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(UnsupportedError, match=r"zinc\[structured\]"):
+        llm.constraint("json_object")

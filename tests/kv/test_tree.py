@@ -1,0 +1,175 @@
+"""The prefix tree against the definition of a longest common prefix."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zinc.kv import BlockAllocator, SlotAllocator, key_of
+from zinc.kv.tree import PrefixTree
+
+BLOCK = 4
+
+
+class Keeper:
+    """A tree with blocks to put into it, as sequences that end would leave them."""
+
+    def __init__(self, n_blocks=200, windows=(0,), n_slots=20, **options):
+        self.allocators = [BlockAllocator(n_blocks) for _ in windows]
+        self.slots = SlotAllocator(n_slots)
+        self.windows = windows
+        self.tree = PrefixTree(self.allocators, self.slots, windows, BLOCK, **options)
+
+    def put(self, ids, state=False, last=None):
+        """Puts a sequence in; `last` is how many blocks of a window group it still holds."""
+        n = -(-len(ids) // BLOCK)
+        tables = [a.acquire(n) for a in self.allocators]
+        for table, window, allocator in zip(tables, self.windows, self.allocators, strict=True):
+            if window and last is not None:
+                allocator.release(table[: n - last])
+                table[: n - last] = [-1] * (n - last)
+        node, offset = self.tree.insert(key_of(ids), tables)
+        if state:
+            slot = self.slots.acquire()
+            if not self.tree.put_state(node, offset, slot):
+                self.slots.release(slot)
+        for allocator, table in zip(self.allocators, tables, strict=True):
+            allocator.release(b for b in table if b >= 0)
+        self.check()
+        return tables
+
+    def check(self):
+        self.tree.check()
+        self.slots.check()
+        for allocator in self.allocators:
+            allocator.check()
+            assert allocator.n_held == 0
+
+    def find(self, ids, limit=1000):
+        return self.tree.find(key_of(ids), limit).n_tokens
+
+
+def n_common(a, b):
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+IDS = st.lists(st.integers(0, 2), max_size=30)
+
+
+@settings(deadline=None)
+@given(st.lists(IDS, max_size=12), IDS, st.integers(0, 40))
+def test_a_match_is_the_longest_common_prefix(sequences, ids, limit):
+    keeper = Keeper()
+    for other in sequences:
+        keeper.put(other)
+    want = max((n_common(ids, other) for other in sequences), default=0)
+    assert keeper.find(ids, limit) == min(want, limit)
+    n_blocks = len({tuple(o[: i + BLOCK]) for o in sequences for i in range(0, len(o), BLOCK)})
+    assert keeper.allocators[0].n_idle <= n_blocks  # no block is kept for text that another has
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(IDS, st.booleans()), max_size=10), IDS)
+def test_a_recurrent_match_ends_at_a_checkpoint(sequences, ids):
+    keeper = Keeper(recurrent=True)
+    for other, state in sequences:
+        keeper.put(other, state)
+    ends = [len(o) for o, state in sequences if state and o == ids[: len(o)]]
+    assert keeper.find(ids) == max(ends, default=0)
+    match = keeper.tree.find(key_of(ids), 1000)
+    assert (match.state >= 0) == (match.n_tokens > 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(IDS, st.integers(1, 3)), max_size=10), IDS, st.integers(1, 9))
+def test_a_match_has_every_block_that_the_window_needs(sequences, ids, window):
+    keeper = Keeper(windows=(0, window))
+    for other, last in sequences:
+        keeper.put(other, last=min(last, -(-len(other) // BLOCK)))
+    match = keeper.tree.find(key_of(ids), 1000)
+    n = match.n_tokens
+    for position in range(max(0, n - window + 1), n):
+        assert match.path[position // BLOCK].blocks[1] >= 0
+    for i, node in enumerate(match.path):
+        part = ids[i * BLOCK : n][:BLOCK]
+        assert node.tokens[: 4 * len(part)] == key_of(part)
+
+
+@settings(deadline=None)
+@given(st.lists(IDS, min_size=1, max_size=12), st.data())
+def test_eviction_frees_what_it_says_and_leaves_a_tree(sequences, data):
+    keeper = Keeper(windows=(0, 6), recurrent=True)
+    for other in sequences:
+        keeper.put(other, state=True)
+    while keeper.allocators[0].n_idle:
+        group = data.draw(st.integers(0, 1))
+        allocator = keeper.allocators[group]
+        count = data.draw(st.integers(1, 5))
+        before = allocator.n_free
+        freed = keeper.tree.evict_blocks(group, count)
+        assert allocator.n_free - before == freed
+        assert freed >= count or not allocator.n_idle
+        keeper.check()
+        if group == 1 and not allocator.n_idle:
+            keeper.tree.evict_blocks(0, 1)
+    assert len(keeper.tree) == 0
+    assert keeper.slots.n_free == 20
+
+
+def test_the_least_recently_used_goes_first():
+    keeper = Keeper()
+    for first in range(3):
+        keeper.put([first] * 8)
+    keeper.tree.touch(keeper.tree.find(key_of([0] * 8), 100))
+    keeper.tree.evict_blocks(0, 2)
+    assert [keeper.find([first] * 8) for first in range(3)] == [8, 0, 8]
+
+
+def test_a_block_in_use_is_not_evicted():
+    keeper = Keeper(n_blocks=4)
+    tables = [keeper.allocators[0].acquire(4)]
+    keeper.tree.insert(key_of(range(16)), tables)
+    assert keeper.tree.evict_blocks(0, 4) == 0
+    assert keeper.find(range(16)) == 16
+    keeper.allocators[0].release(tables[0])
+    assert keeper.tree.evict_blocks(0, 4) == 4
+
+
+def test_who_comes_second_shares_the_blocks_of_the_first():
+    keeper = Keeper()
+    first = keeper.put(list(range(10)))
+    second = keeper.put([*range(10), 11, 12])
+    assert second[0][:2] == first[0][:2]
+    assert keeper.allocators[0].n_idle == 3
+
+
+def test_what_is_kept_stays_within_its_bytes():
+    keeper = Keeper(block_bytes=[100], recurrent=True, state_bytes=50, limit_bytes=1000)
+    for first in range(30):
+        keeper.put([first] * 11, state=True)
+        assert keeper.tree.n_bytes <= 1000
+    assert keeper.find([29] * 11) == 11
+    assert keeper.find([0] * 11) == 0
+
+
+def test_a_checkpoint_moves_with_the_text_it_belongs_to():
+    keeper = Keeper(recurrent=True)
+    keeper.put([1, 2], state=True)
+    keeper.put([1, 2, 3, 4, 5, 6], state=True)
+    assert keeper.find([1, 2, 9]) == 2
+    assert len(keeper.tree) == 2
+
+
+def test_checkpoints_that_were_not_used_for_longest_go_first():
+    keeper = Keeper(recurrent=True)
+    for first in range(4):
+        keeper.put([first] * 3, state=True)
+    keeper.tree.touch(keeper.tree.find(key_of([0] * 3), 10))
+    spared = keeper.tree.find(key_of([1] * 3), 10).state
+    assert keeper.tree.evict_state(but=spared)
+    assert [keeper.find([i] * 3) for i in range(4)] == [3, 3, 0, 3]
+    assert keeper.tree.evict_state()
+    assert [keeper.find([i] * 3) for i in range(4)] == [3, 0, 0, 3]
+    keeper.check()

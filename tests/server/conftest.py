@@ -1,0 +1,31 @@
+"""One server for all tests of this folder, and a check after each that nothing is left in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from serving import LOAD, Running, running
+
+from zinc import LLM
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Running]:
+    with running() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test on the shared server, no sequence runs and no block is held."""
+    yield
+    if "server" in request.fixturenames:
+        request.getfixturevalue("server").wait_idle()
+
+
+@pytest.fixture(scope="session")
+def llm() -> Iterator[LLM]:
+    """The same model, without a server around it."""
+    with LLM(backend=LOAD.backend, threads=LOAD.threads) as found:
+        yield found

@@ -1,0 +1,187 @@
+"""A server that says what a test tells it to: the page's files, and answers byte by byte.
+
+For what no small model can be made to say, or no real server would send so: hostile Markdown, tool
+calls, a character cut in two by the network, a connection that breaks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from zinc.server import page
+
+ASSETS = page.assets()
+
+
+@dataclass
+class Failure:
+    """An answer that is an error."""
+
+    status: int
+    message: str
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Script:
+    """The state of the server: what it will answer, and what it was asked."""
+
+    answers: list[list[bytes | float] | Failure] = field(default_factory=list)
+    models: list[dict[str, Any]] = field(
+        default_factory=lambda: [
+            {"id": "demo", "object": "model", "state": "loaded", "meta": {"n_ctx": 4096}}
+        ]
+    )
+    key: str | None = None
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    gone: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+
+    def say(self, *parts: bytes | float | Failure) -> None:
+        """Queues an answer: bytes as they go out, seconds to wait, or an error."""
+        if parts and isinstance(parts[0], Failure):
+            self.answers.append(parts[0])
+        else:
+            self.answers.append([part for part in parts if not isinstance(part, Failure)])
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+    """An event of a chat completion."""
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    body = {"object": "chat.completion.chunk", "model": "demo", "choices": [choice], **more}
+    return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
+
+
+def answer(
+    text: str | Iterable[str] = "",
+    *,
+    reasoning: Iterable[str] = (),
+    calls: Iterable[tuple[str, str]] = (),
+    finish: str = "stop",
+    pause: float = 0.0,
+) -> list[bytes | float]:
+    """A whole stream: reasoning, content and calls in pieces, timings, usage and the end mark."""
+    parts: list[bytes | float] = [chunk({"role": "assistant", "content": ""})]
+
+    def add(delta: dict[str, Any]) -> None:
+        parts.append(chunk(delta))
+        if pause:
+            parts.append(pause)
+
+    for piece in reasoning:
+        add({"reasoning_content": piece})
+    for piece in [text] if isinstance(text, str) else text:
+        add({"content": piece})
+    for index, (name, arguments) in enumerate(calls):
+        head = {"index": index, "id": f"call_{index}", "type": "function"}
+        add({"tool_calls": [{**head, "function": {"name": name, "arguments": ""}}]})
+        for start in range(0, len(arguments), 5):
+            function = {"arguments": arguments[start : start + 5]}
+            add({"tool_calls": [{"index": index, "function": function}]})
+    n = sum(isinstance(part, bytes) for part in parts)
+    timings = {
+        "prompt_n": 100, "prompt_ms": 250.0, "prompt_per_second": 400.0,
+        "predicted_n": n, "predicted_ms": n * 20.0, "predicted_per_second": 50.0,
+    }  # fmt: skip
+    usage = {"prompt_tokens": 100, "completion_tokens": n, "total_tokens": 100 + n}
+    parts.append(chunk({}, finish, timings=timings))
+    parts.append(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
+    parts.append(b"data: [DONE]\n\n")
+    return parts
+
+
+@contextmanager
+def scripted() -> Iterator[Script]:
+    """Such a server on a free port."""
+    script = Script()
+
+    class Handler(_Handler):
+        pass
+
+    Handler.script = script
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    script.url = f"http://127.0.0.1:{server.server_address[1]}/"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield script
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    script: Script
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path in ASSETS:
+            asset = ASSETS[path]
+            headers = {**page.HEADERS, "Content-Type": asset.media_type}
+            self._send(200, asset.body, headers)
+        elif not self._has_key():
+            self._send_failure(Failure(401, "the API key is missing or wrong"))
+        elif path == "/v1/models":
+            self._send_json(200, {"object": "list", "data": self.script.models})
+        elif path == "/props":
+            params = {"temperature": 0.8, "top_k": 40}
+            self._send_json(200, {"default_generation_settings": {"params": params}})
+        else:
+            self._send_failure(Failure(404, "there is no such thing"))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._has_key():
+            self._send_failure(Failure(401, "the API key is missing or wrong"))
+            return
+        self.script.asked.append(body)
+        found = self.script.answers.pop(0)
+        if isinstance(found, Failure):
+            self._send_failure(found)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        try:
+            for part in found:
+                if isinstance(part, float):
+                    time.sleep(part)
+                else:
+                    self.wfile.write(part)
+                    self.wfile.flush()
+        except OSError:
+            self.script.gone.set()
+
+    def _has_key(self) -> bool:
+        key = self.script.key
+        return key is None or self.headers.get("Authorization") == f"Bearer {key}"
+
+    def _send_failure(self, failure: Failure) -> None:
+        error = {"message": failure.message, "code": failure.code}
+        self._send_json(failure.status, {"error": error}, failure.headers)
+
+    def _send_json(self, status: int, body: object, headers: dict[str, str] | None = None) -> None:
+        given = {"Content-Type": "application/json", **(headers or {})}
+        self._send(status, json.dumps(body).encode(), given)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

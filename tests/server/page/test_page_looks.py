@@ -1,0 +1,136 @@
+"""How the page looks and is labelled: phone width, dark mode, contrast, names of controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from acts import ask
+from scripted import Script, answer
+
+OpenTab = Callable[..., Any]
+
+WIDE = """A table wider than a phone:
+
+| one | two | three | four | five | six |
+|---|---|---|---|---|---|
+| aaaaaaaaaaaa | bbbbbbbbbbbb | cccccccccccc | dddddddddddd | eeeeeeeeeeee | ffffffffffff |
+
+```python
+line = "a line of code that is much wider than the screen of any telephone, by far, and then some"
+```
+
+Averyveryveryveryveryveryveryveryveryveryveryveryveryveryveryveryveryverylongword.
+"""
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+
+
+def test_phone_width(open_tab: OpenTab, script: Script) -> None:
+    tab = open_tab(script.url, **PHONE)
+    script.say(*answer(WIDE, calls=[("f", '{"x": "' + "y" * 200 + '"}')]))
+    tab.fill("#prompt", "Hi " + "x" * 100)
+    tab.tap("#send")
+    tab.wait_for_selector("form.results")
+    overflow = "() => document.documentElement.scrollWidth > innerWidth"
+    assert not tab.evaluate(overflow)
+    beyond = tab.evaluate(
+        """() => [...document.querySelectorAll("#main *")].filter((each) => {
+            const box = each.getBoundingClientRect();
+            const inside = each.closest(".table, pre, .offscreen");
+            return box.width && !inside && (box.right > innerWidth + 1 || box.left < -1);
+        }).map((each) => each.className || each.tagName)"""
+    )
+    assert beyond == []
+    # The conversations lie over the page and go away again.
+    assert not tab.locator("#sidebar").is_visible()
+    tab.tap("#show-sidebar")
+    assert tab.locator("#sidebar").is_visible()
+    assert tab.evaluate("document.querySelector('#main').inert")
+    tab.tap("#conversations .open")
+    tab.keyboard.press("Escape")
+    assert not tab.locator("#sidebar").is_visible()
+    assert not tab.evaluate("document.querySelector('#main').inert")
+    # A touch target is at least 36 pixels high.
+    for name in ("#show-sidebar", "#send", "#open-settings", "#theme"):
+        assert tab.locator(name).bounding_box()["height"] >= 36
+    tab.tap("#open-settings")
+    assert not tab.evaluate(overflow)
+
+
+def test_dark_mode(open_tab: OpenTab, script: Script) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(253, 253, 252)", "rgb(24, 24, 27)"
+    tab = open_tab(script.url, color_scheme="dark")
+    assert tab.evaluate(ground) == dark  # as the system has it
+    tab.click("#theme")
+    assert tab.get_attribute("#theme", "aria-label") == "Theme: light"
+    assert tab.evaluate(ground) == light
+    tab.reload()
+    assert tab.evaluate(ground) == light
+    tab.click("#theme")
+    tab.emulate_media(color_scheme="light")
+    assert tab.evaluate(ground) == dark
+    tab.click("#theme")
+    assert tab.evaluate(ground) == light
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast(open_tab: OpenTab, script: Script, scheme: str) -> None:
+    """Text has the contrast that WCAG 2 asks for (4.5), code colours and notes included."""
+    tab = open_tab(script.url, color_scheme=scheme)
+    ratios = tab.evaluate(
+        """() => {
+            const probe = document.body.appendChild(document.createElement("span"));
+            const rgb = (name) => {
+                probe.style.color = `var(--${name})`;
+                return getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+            };
+            const light = (name) => {
+                const [r, g, b] = rgb(name).map((v) => v / 255).map(
+                    (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+                return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+            };
+            const code = ["comment", "string", "word", "value", "call", "key"];
+            const pairs = [
+                ...["ground", "raised", "sunken", "line"].map((on) => ["text", on]),
+                ...["ground", "raised", "sunken"].map((on) => ["muted", on]),
+                ["accent", "ground"], ["text", "accent-soft"], ["on-accent", "accent"],
+                ["error", "error-soft"], ["error", "ground"],
+                ...code.map((kind) => [`code-${kind}`, "sunken"]),
+            ];
+            return pairs.map(([text, on]) => {
+                const [a, b] = [light(text), light(on)];
+                return [text, on, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+            });
+        }"""
+    )
+    assert [pair for pair in ratios if pair[2] < 4.5] == []
+
+
+def test_every_control_has_a_name(open_tab: OpenTab, script: Script) -> None:
+    tab = open_tab(script.url)
+    script.say(*answer(WIDE, reasoning=["Hm."], calls=[("f", "{}")]))
+    tab.fill("#prompt", "Hi")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("form.results")
+    tab.click("#open-settings")
+    nameless = tab.evaluate(
+        """() => [...document.querySelectorAll(
+                "button, input, select, textarea, a, [tabindex='0']")]
+            .filter((each) => !each.hidden && each.type !== "file")
+            .filter((each) => !each.ariaLabel && !each.labels?.length && !each.textContent.trim())
+            .map((each) => each.outerHTML)"""
+    )
+    assert nameless == []
+    ids = tab.evaluate("[...document.querySelectorAll('[id]')].map((each) => each.id)")
+    assert len(ids) == len(set(ids))
+
+
+def test_headings_lead_through_the_conversation(open_tab: OpenTab, script: Script) -> None:
+    tab = open_tab(script.url)
+    script.say(*answer("# Answer\n\ntext"))
+    ask(tab, "Hi")
+    found = tab.locator("#main").get_by_role("heading")
+    assert [each.inner_text() for each in found.all()] == ["Hi", "You", "Assistant", "Answer"]

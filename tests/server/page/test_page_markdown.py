@@ -1,0 +1,203 @@
+"""The Markdown renderer, in the browser that runs it. What is expected follows CommonMark 0.31."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+RENDER = """async (text) => {
+    const { MarkdownView } = await import("/page/markdown/view.js");
+    const root = document.createElement("div");
+    new MarkdownView(root).update(text);
+    root.querySelectorAll("button, .code-head").forEach((each) => each.remove());
+    root.querySelectorAll("*").forEach((each) => {
+        for (const name of each.getAttributeNames()) {
+            if (!["href", "start", "checked"].includes(name)) each.removeAttribute(name);
+        }
+        if (each.checked) each.setAttribute("checked", "");
+        if (each.tagName === "SPAN") each.replaceWith(...each.childNodes);
+    });
+    return root.innerHTML;
+}"""
+
+CASES = {
+    "plain": ("a\nb", "<p>a<br>b</p>"),
+    "paragraphs": ("a\n\n\nb", "<p>a</p><p>b</p>"),
+    "emphasis": ("*a* _b_ **c** __d__ ***e***",
+        "<p><em>a</em> <em>b</em> <strong>c</strong> <strong>d</strong> "
+        "<em><strong>e</strong></em></p>"),
+    "emphasis nests": ("**a *b* c**", "<p><strong>a <em>b</em> c</strong></p>"),
+    "no emphasis": ("a_b_c 2 * 3 * 4 **x", "<p>a_b_c 2 * 3 * 4 **x</p>"),
+    "emphasis without spaces": ("他说**你好。**然后", "<p>他说<strong>你好。</strong>然后</p>"),
+    "deleted": ("~~a~~ ~b~", "<p><del>a</del> <del>b</del></p>"),
+    "code span": ("`` a`b `` `c", "<p><code>a`b</code> `c</p>"),
+    "code wins": ("*a `b*` c", "<p>*a <code>b*</code> c</p>"),
+    "escapes": (r"\*a\* \` \\ \q", "<p>*a* ` \\ \\q</p>"),
+    "entities": ("&lt;b&gt; &amp; &#x41; &bogus;", "<p>&lt;b&gt; &amp; A &amp;bogus;</p>"),
+    "line breaks": ("a  \nb\\\nc<br>d", "<p>a<br>b<br>c<br>d</p>"),
+    "html is text": ("<b>x</b>", "<p>&lt;b&gt;x&lt;/b&gt;</p>"),
+    "link": ('[a *b*](https://x.org/y_(z)?q=1&amp;r "t")',
+        '<p><a href="https://x.org/y_(z)?q=1&amp;r">a <em>b</em></a></p>'),
+    "link in text": ("see https://x.org/a_b, or (www.y.org).",
+        '<p>see <a href="https://x.org/a_b">https://x.org/a_b</a>, '
+        'or (<a href="https://www.y.org/">www.y.org</a>).</p>'),
+    "link in Chinese": ("见https://x.org。好", '<p>见<a href="https://x.org/">https://x.org</a>。好</p>'),
+    "autolink": ("<https://x.org> <a@x.org>",
+        '<p><a href="https://x.org/">https://x.org</a> <a href="mailto:a@x.org">a@x.org</a></p>'),
+    "link with an unsafe scheme": ("[a](javascript:b) [c](/d)", "<p>a c</p>"),
+    "image": ("![cat](https://x.org/c.png)",
+        '<p><a href="https://x.org/c.png">[image: cat]</a></p>'),
+    "no link": ("[a] (b) [c](d", "<p>[a] (b) [c](d</p>"),
+    "headings": ("# a #\n## b\nc\n===\n####### d",
+        "<h3>a</h3><h4>b</h4><h3>c</h3><p>####### d</p>"),
+    "rule": ("a\n\n---\n* * *", "<p>a</p><hr><hr>"),
+    "quote": ("> a\nb\n> > c\n\nd",
+        "<blockquote><p>a<br>b</p><blockquote><p>c</p></blockquote></blockquote><p>d</p>"),
+    "fence": ("```py\nx = 1\n\ty\n```\nz", "<div><pre><code>x = 1\n\ty</code></pre></div><p>z</p>"),
+    "fence is open": ("~~~\n```\n# x", "<div><pre><code>```\n# x</code></pre></div>"),
+    "longer fence": ("````\n```\n````", "<div><pre><code>```</code></pre></div>"),
+    "indented": ("a\n\n    b\n\n    c", "<p>a</p><div><pre><code>b\n\nc</code></pre></div>"),
+    "list": ("- a\n- b\n  c", "<ul><li><p>a</p></li><li><p>b<br>c</p></li></ul>"),
+    "numbers": ("3. a\n4. b", '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>'),
+    "nested list": ("1. a\n   - b\n     - c\n2. d",
+        "<ol><li><p>a</p><ul><li><p>b</p><ul><li><p>c</p></li></ul></li></ul></li>"
+        "<li><p>d</p></li></ol>"),
+    "nested by two": ("1. a\n  - b\n2. c",
+        "<ol><li><p>a</p><ul><li><p>b</p></li></ul></li><li><p>c</p></li></ol>"),
+    "list with code": ("- a\n\n  ```\n  b\n  ```\n- c",
+        "<ul><li><p>a</p><div><pre><code>b</code></pre></div></li><li><p>c</p></li></ul>"),
+    "list after text": ("a:\n- b\n2. c", "<p>a:</p><ul><li><p>b</p></li></ul>"
+        '<ol start="2"><li><p>c</p></li></ol>'),
+    "tasks": ("- [x] a\n- [ ] b",
+        '<ul><li><input checked=""><div><p>a</p></div></li>'
+        "<li><input><div><p>b</p></div></li></ul>"),
+    "table": (r"a" "\n| x | `y` |\n|---|:-:|\n| 1 \\| 2 | **3**\n\nb",
+        "<p>a</p><div><table><thead><tr><th>x</th><th><code>y</code></th></tr></thead>"
+        "<tbody><tr><td>1 | 2</td><td><strong>3</strong></td></tr></tbody></table></div><p>b</p>"),
+    "no table": ("| a | b |\n|---|", "<p>| a | b |<br>|---|</p>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_and_inline(lab: Any, name: str) -> None:
+    text, expected = CASES[name]
+    assert lab.evaluate(RENDER, text) == expected
+
+
+def test_growing_text_ends_as_if_it_came_at_once(lab: Any) -> None:
+    """Random documents out of the cases, cut anywhere."""
+    found = lab.evaluate(
+        """async (samples) => {
+            const { MarkdownView } = await import("/page/markdown/view.js");
+            let seed = 1;
+            const random = (n) => (seed = (seed * 48271) % 2147483647) % n;
+            const shown = (view) => view.root.innerHTML;
+            for (let round = 0; round < 250; round += 1) {
+                let text = "";
+                for (let n = random(8) + 1; n > 0; n -= 1) {
+                    text += samples[random(samples.length)] + ["\\n", "\\n\\n", " "][random(3)];
+                }
+                const grown = new MarkdownView(document.createElement("div"));
+                for (let at = 0; at < text.length; at += random(5) + 1) {
+                    grown.update(text.slice(0, at));
+                }
+                grown.update(text);
+                const whole = new MarkdownView(document.createElement("div"));
+                whole.update(text);
+                if (shown(grown) !== shown(whole)) return [text, shown(grown), shown(whole)];
+            }
+            return null;
+        }""",
+        [text for text, _ in CASES.values()],
+    )
+    assert found is None
+
+
+def test_what_is_certain_stays_untouched(lab: Any) -> None:
+    """Elements survive what comes after them, so a selection or a pressed button does too."""
+    kept = lab.evaluate(
+        """async () => {
+            const { MarkdownView } = await import("/page/markdown/view.js");
+            const said = [];
+            const view = new MarkdownView(document.createElement("div"), (t) => said.push(t));
+            let text = "first\\n\\n```js\\nlet a = 1;\\nlet b";
+            view.update(text);
+            const [first, code] = view.root.children;
+            const line = code.querySelector(".line");
+            for (const piece of [" = 2;\\n", "```\\n", "\\n- one\\n- tw", "o\\n\\nlast"]) {
+                view.update(text += piece);
+            }
+            const same = [first === view.root.children[0], code === view.root.children[1],
+                line === code.querySelector(".line")];
+            view.finish();
+            return [same, said];
+        }"""
+    )
+    copied = "jslet a = 1;\nlet b = 2;"
+    assert kept == [[True, True, True], ["first", copied, "onetwo", "last"]]
+
+
+def test_code_is_coloured(lab: Any) -> None:
+    kinds = lab.evaluate(
+        """async (samples) => {
+            const { CodeView } = await import("/page/markdown/code.js");
+            return samples.map(([language, text]) => {
+                const view = new CodeView(language);
+                view.update(text);
+                if (view.element.textContent !== text) throw new Error(text);
+                return [...view.element.querySelectorAll("[class^=hl]")].map(
+                    (each) => `${each.className.slice(3)}:${each.textContent}`);
+            });
+        }""",
+        [
+            ["python", 'def f():\n    """a\n    b"""\n    return 0x1F  # c'],
+            ["js", "/* a\n b */ const x = `t\n${y}`; // z"],
+            ["json", '{"a": true, "b": "c"}'],
+            ["html", '<a href="x"><!-- y -->z</a>'],
+            ["diff", "-a\n+b\n c"],
+            ["rust", "fn f<'a>(x: &'a str) -> char { 'b' }"],
+            ["klingon", "if x"],
+        ],
+    )
+    assert kinds[0] == [
+        "word:def", "call:f", 'string:"""a', 'string:    b"""', "word:return", "number:0x1F",
+        "comment:# c",
+    ]  # fmt: skip
+    assert kinds[1] == [
+        "comment:/* a", "comment: b */", "word:const", "string:`t", "string:${y}`", "comment:// z",
+    ]  # fmt: skip
+    assert kinds[2] == ['key:"a"', "value:true", 'key:"b"', 'string:"c"']
+    assert kinds[3] == [
+        "tag:<a", "key:href", 'string:"x"', "tag:>", "comment:<!-- y -->", "tag:</a>",
+    ]  # fmt: skip
+    assert kinds[4] == ["removed:-a", "added:+b"]
+    assert kinds[5] == ["word:fn", "value:str", "value:char", "string:'b'"]
+    assert kinds[6] == []
+
+
+HOSTILE = {
+    "brackets": "[" * 30_000 + "]" * 30_000,
+    "links": "[a](" * 15_000 + ")",
+    "nested links": "[" * 20_000 + "[a](http://x)" * 1_000,
+    "images": "![" * 20_000 + "](http://x)" * 5_000,
+    "stars": "*a " * 20_000 + "a* " * 20_000,
+    "mixed runs": "*a _b ~c " * 8_000 + "c~ b_ a* " * 8_000,
+    "backticks": "".join("`" * n + " " for n in range(1, 400)),
+    "addresses": "http://" * 10_000,
+    "angles": "<http://" * 10_000,
+    "quotes": ">" * 50_000,
+    "nested items": "- " * 20_000,
+    "deep list": "\n".join("  " * n + "- a" for n in range(200)),
+    "lazy lines": "- a\n" + "b\n" * 4_000,
+    "table rows": "|a\n" * 4_000,
+    "columns": "|a" * 5_000 + "\n" + "|-" * 5_000,
+    "fences": "```\n" * 3_000,
+    "one line of code": "```py\n" + "x('" * 30_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_text_holds_up_the_page(lab: Any, name: str) -> None:
+    """A quadratic parser would take minutes for these; the page has to stay alive."""
+    lab.evaluate(RENDER, HOSTILE[name])

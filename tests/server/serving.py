@@ -1,0 +1,195 @@
+"""A real server on a free port, in a thread, with the embedded model; and raw requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from zinc.backends import api
+from zinc.core.errors import ZincError
+from zinc.quant.blocks import GGMLType
+from zinc.server.app import Application
+from zinc.server.config import LoadOptions, ModelSource, ServerConfig
+from zinc.server.main import Server, bind
+
+MODEL = "demo"
+
+
+def backend() -> str:
+    """The CPU backend when it is built with all kernels of the embedded model, else `ref`."""
+    try:
+        cpu = api.create("cpu")
+        cpu.activation(GGMLType.Q4_K)
+        cpu.activation(GGMLType.Q6_K)
+    except ZincError:
+        return "ref"
+    return "cpu"
+
+
+LOAD = LoadOptions(backend=backend(), threads=2)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """Data of the server-sent events, as JSON where it is."""
+        found = []
+        for block in self.body.decode().split("\n\n"):
+            for line in block.split("\n"):
+                if line.startswith("data: "):
+                    data = line[6:]
+                    found.append(data if data == "[DONE]" else json.loads(data))
+        return found
+
+
+@dataclass
+class Running:
+    """A server that runs; `loop` is its event loop."""
+
+    application: Application
+    port: int
+    loop: asyncio.AbstractEventLoop
+    server: Server
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """The result of `work`, run in the server's event loop."""
+
+        async def run() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: dict[str, str] | None = None,
+        timeout: float = 60,
+    ) -> Answer:
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, data, {**self.headers, **(headers or {})})
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, found, answer.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: object, **more: Any) -> Answer:
+        return self.request("POST", path, body, **more)
+
+    def get(self, path: str, **more: Any) -> Answer:
+        return self.request("GET", path, **more)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def blocks_used(self) -> int:
+        assert self.application.pool is not None
+        engines = [model.llm.engine for model in self.application.pool.loaded]
+        return sum(a.n_held for engine in engines for a in engine.allocators)
+
+    def live(self) -> int:
+        assert self.application.pool is not None
+        return sum(len(model.runner.live) for model in self.application.pool.loaded)
+
+    def wait_idle(self, seconds: float = 15) -> None:
+        """Waits until nothing runs; fails when something still holds blocks then."""
+        until = time.monotonic() + seconds
+        while (self.blocks_used() or self.live()) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert (self.blocks_used(), self.live()) == (0, 0)
+        assert self.application.pool is not None
+        for model in self.application.pool.loaded:
+            model.llm.engine.pool.check()
+
+
+@contextmanager
+def running(wait: bool = True, **settings: Any) -> Iterator[Running]:
+    """A server with these settings, stopped at the end."""
+    settings.setdefault("models", (ModelSource(MODEL, None),))
+    settings.setdefault("load", LOAD)
+    config = ServerConfig(port=0, **settings)
+    application = Application(config)
+    ready = threading.Event()
+    failure: list[BaseException] = []
+    holder: dict[str, Any] = {}
+    listener = bind(config)
+
+    def run() -> None:
+        async def main() -> None:
+            holder["loop"] = asyncio.get_running_loop()
+            holder["server"] = server = Server(application, ready.set)
+            await server.serve(sockets=[listener])
+
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert ready.wait(30)
+        assert not failure, failure
+        found = Running(application, listener.getsockname()[1], holder["loop"], holder["server"])
+        if config.api_keys:
+            found.headers["Authorization"] = f"Bearer {config.api_keys[0]}"
+        until = time.monotonic() + 60
+        while wait and found.get("/health").status != 200 and time.monotonic() < until:
+            time.sleep(0.02)
+        yield found
+    finally:
+        if "server" in holder:
+            holder["server"].should_exit = True
+        thread.join(30)
+        listener.close()
+    assert not failure, failure
+    assert not thread.is_alive()
+
+
+def function(name: str, description: str, **properties: str) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    key: {"type": "string", "description": text} for key, text in properties.items()
+                },
+                "required": list(properties),
+            },
+        },
+    }
+
+
+WEATHER = function("get_weather", "Get the current weather in a city", city="Name of the city")
+TIME = function("get_time", "Get the current time in a city", city="Name of the city")

@@ -1,0 +1,206 @@
+"""Many clients at once: the same texts as alone, and nothing left behind by those who leave."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from serving import MODEL, Running, running
+
+PROMPTS = [
+    "Hello", "Tell me a story about a fox.", "What is 2 + 3?", "Who are you?",
+    "Name three colours.", "What is the capital of France?", "Write a short poem.",
+    "How do plants grow?",
+]  # fmt: skip
+
+
+def fields(i: int, **more: object) -> dict[str, object]:
+    prompt = f"{PROMPTS[i % len(PROMPTS)]} ({i // len(PROMPTS)})"
+    messages = [{"role": "user", "content": prompt}]
+    return {"messages": messages, "temperature": 0, "max_tokens": 24 + i % 5, **more}
+
+
+def content(server: Running, i: int) -> str:
+    answer = server.post("/v1/chat/completions", fields(i, stream=True))
+    assert answer.status == 200
+    assert answer.events[-1] == "[DONE]"
+    return "".join(e["choices"][0]["delta"].get("content", "") for e in answer.events[:-1])
+
+
+def open_stream(server: Running, **more: object) -> socket.socket:
+    """A connection on which a long answer has begun to stream."""
+    story = [{"role": "user", "content": "Tell me a long story."}]
+    body = json.dumps(
+        {"messages": story, "stream": True, "ignore_eos": True, "max_tokens": 900, **more}
+    ).encode()
+    connection = server.connect()
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+    )
+    received = b""
+    while b"data: " not in received:
+        received += connection.recv(4096)
+    return connection
+
+
+def test_sixteen_streams_equal_sixteen_alone(server: Running):
+    alone = [content(server, i) for i in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda i: content(server, i), range(16)))
+    assert together == alone
+
+
+def test_company_that_comes_and_goes_changes_nothing(server: Running):
+    alone = [content(server, i) for i in range(8)]
+    chance = random.Random(7)
+
+    def one(i: int) -> str | None:
+        time.sleep(chance.random() * 0.2)
+        if i % 3 == 2:
+            with open_stream(server, max_tokens=40):
+                return None
+        return content(server, i % 8)
+
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(one, range(24)))
+    for i, text in enumerate(found):
+        assert text in (None, alone[i % 8])
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: Running):
+    for _ in range(3):
+        connection = open_stream(server)
+        assert server.live() == 1
+        connection.close()
+        started = time.monotonic()
+        server.wait_idle(5)
+        assert time.monotonic() - started < 3
+
+
+def test_a_client_that_resets_or_half_closes(server: Running):
+    connection = open_stream(server)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.close()
+    server.wait_idle(5)
+    with open_stream(server) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        server.wait_idle(5)
+
+
+def test_a_client_that_leaves_before_the_answer_is_whole(server: Running):
+    body = json.dumps({"prompt": "x", "n_predict": 900, "ignore_eos": True}).encode()
+    for path in (b"/completion", b"/v1/completions"):
+        data = body.replace(b"n_predict", b"max_tokens") if path != b"/completion" else body
+        with server.connect() as connection:
+            connection.sendall(
+                b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+                + str(len(data)).encode() + b"\r\n\r\n" + data
+            )  # fmt: skip
+            until = time.monotonic() + 5
+            while not server.live() and time.monotonic() < until:
+                time.sleep(0.005)
+            assert server.live() == 1
+        server.wait_idle(5)
+
+
+def test_a_client_that_does_not_read(server: Running):
+    """Its answer is computed and waits; others are served meanwhile."""
+    with open_stream(server, max_tokens=400, logprobs=True, top_logprobs=20) as slow:
+        assert content(server, 0)
+        until = time.monotonic() + 30
+        while server.live() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert server.live() == 0
+        received = b""
+        while b"[DONE]" not in received:
+            received = received[-16:] + slow.recv(65536)
+
+
+def test_the_queue_is_bounded():
+    with running(max_waiting=0) as server:
+        (model,) = server.call(lambda: server.application.pool.loaded)
+        model.llm.engine.max_sequences = 2
+        with open_stream(server), open_stream(server):
+            refused = server.post("/v1/chat/completions", fields(0))
+            assert refused.status == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json["error"]["type"] == "rate_limit_error"
+            assert refused.json["error"]["code"] == "queue_full"
+            anthropic = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+            assert server.post("/v1/messages", anthropic).json["error"]["type"] == (
+                "rate_limit_error"
+            )
+            slots = server.get("/slots").json
+            assert [slot["is_processing"] for slot in slots] == [True, True]
+            assert server.get("/slots?fail_on_no_slot=1").status == 503
+            assert server.get("/health").status == 200
+        server.wait_idle(5)
+        assert server.post("/v1/chat/completions", fields(0)).status == 200
+        many = server.post("/v1/chat/completions", fields(0, n=3))
+        assert many.status == 400
+
+
+def test_a_failed_step_fails_its_requests_and_not_the_server(server: Running, caplog):
+    (model,) = server.call(lambda: server.application.pool.loaded)
+    engine = model.llm.engine
+    step, calls = engine.step, []
+
+    def fail() -> object:
+        calls.append(1)
+        if len(calls) == 5:
+            raise RuntimeError("the secret cause")
+        return step()
+
+    engine.step = fail
+    try:
+        answer = server.post("/v1/chat/completions", fields(0, stream=True))
+    finally:
+        engine.step = step
+    assert answer.status == 200
+    assert answer.events[-1]["error"]["type"] == "server_error"
+    assert b"secret" not in answer.body
+    assert "the secret cause" in caplog.text
+    server.wait_idle(5)
+    assert content(server, 0)
+
+
+def test_shutdown_lets_short_answers_end():
+    with running(grace_s=20) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(
+            server.post, "/completion",
+            {"prompt": "x", "n_predict": 100, "ignore_eos": True, "stream": True},
+        )  # fmt: skip
+        until = time.monotonic() + 10
+        while not server.live() and time.monotonic() < until:
+            time.sleep(0.005)
+        server.server.should_exit = True
+        events = answer.result(30).events
+        assert events[-1]["stop"] is True
+        assert events[-1]["tokens_predicted"] == 100
+
+
+def test_shutdown_tells_streams_that_it_cuts_off():
+    with running(grace_s=0.2) as server:
+        (model,) = server.call(lambda: server.application.pool.loaded)
+        step = model.llm.engine.step
+
+        def slow() -> object:
+            time.sleep(0.02)
+            return step()
+
+        model.llm.engine.step = slow
+        with open_stream(server) as connection:
+            server.server.should_exit = True
+            received = b""
+            while part := connection.recv(65536):
+                received += part
+        assert b"the server is shutting down" in received
+        assert b"unavailable_error" in received
+
+
+def test_models_are_named(server: Running):
+    assert server.post("/v1/chat/completions", fields(0, model=MODEL)).json["model"] == MODEL

@@ -1,0 +1,203 @@
+"""/v1/responses, through OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from serving import MODEL, WEATHER, Running
+
+from zinc import LLM, SamplingParams
+
+SUM = "Tom has 3 apples and buys 4 more. How many apples has he?"
+ASK = "What is the weather in Paris?"
+TOOL = {"type": "function", **WEATHER["function"]}
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def create(client: openai.OpenAI, input: Any = "Hello", **fields: Any) -> Any:
+    fields = {"model": MODEL, "temperature": 0, "max_output_tokens": 150, **fields}
+    return client.responses.create(input=input, **fields)
+
+
+def test_text(client, llm: LLM):
+    found = create(client)
+    alone = llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(temperature=0))
+    assert found.output_text == alone.text
+    assert (found.object, found.status, found.model) == ("response", "completed", MODEL)
+    (message,) = found.output
+    assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    assert found.usage.input_tokens == alone.timings.prompt_tokens
+    assert found.usage.output_tokens == alone.timings.generated_tokens
+    assert found.incomplete_details is None
+
+
+def test_events(client):
+    whole = create(client)
+    events = list(create(client, stream=True))
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    kinds = [e.type for e in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-1].response.output_text
+    assert events[0].response.status == "in_progress"
+    assert events[0].response.output == []
+    assert events[2].item.content == []
+    ids = {e.item_id for e in events if hasattr(e, "item_id")}
+    assert ids == {events[-1].response.output[0].id}
+
+
+def test_the_clients_own_accumulator(client):
+    with client.responses.stream(
+        model=MODEL, input="Hello", temperature=0, max_output_tokens=50
+    ) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == create(client).output_text
+
+
+def test_instructions_and_roles(client, llm: LLM):
+    messages = [
+        {"role": "system", "content": "You are a pirate."},
+        {"role": "user", "content": "Hello"},
+    ]
+    alone = llm.chat(messages, SamplingParams(temperature=0)).text
+    assert create(client, instructions="You are a pirate.").output_text == alone
+    items = [
+        {"role": "developer", "content": "You are a pirate."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+    ]
+    assert create(client, items).output_text == alone
+
+
+def test_a_stored_response_is_continued(client):
+    first = create(client, "My name is Anna.")
+    second = create(client, "What is my name?", previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    by_hand = [
+        {"role": "user", "content": "My name is Anna."},
+        *[item.model_dump() for item in first.output],
+        {"role": "user", "content": "What is my name?"},
+    ]
+    whole = create(client, by_hand)
+    assert second.output_text == whole.output_text
+    assert second.usage.input_tokens == whole.usage.input_tokens
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    items = client.responses.input_items.list(first.id).data
+    assert [item.content for item in items] == ["My name is Anna."]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, previous_response_id=first.id)
+    assert caught.value.body["param"] == "previous_response_id"
+    forgotten = create(client, store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(forgotten.id)
+
+
+def test_reasoning(client):
+    found = create(client, SUM, reasoning={"effort": "high"})
+    reasoning, message = found.output
+    assert (reasoning.type, message.type) == ("reasoning", "message")
+    assert reasoning.content[0].text
+    assert found.usage.output_tokens_details.reasoning_tokens > 3
+    events = list(create(client, SUM, reasoning={"effort": "high"}, stream=True))
+    text = "".join(e.delta for e in events if e.type == "response.reasoning_text.delta")
+    assert text == reasoning.content[0].text
+    assert events[-1].response.output_text == found.output_text
+
+
+def test_calls_of_functions(client):
+    found = create(client, ASK, tools=[TOOL])
+    (call,) = found.output
+    assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
+    assert json.loads(call.arguments) == {"city": "Paris"}
+    events = list(create(client, ASK, tools=[TOOL], stream=True))
+    kind = "response.function_call_arguments.delta"
+    assert "".join(e.delta for e in events if e.type == kind) == call.arguments
+    items = [
+        {"role": "user", "content": ASK},
+        call.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"},
+    ]
+    by_hand = create(client, items, tools=[TOOL])
+    assert by_hand.output_text
+    stored = create(client, items[2:], tools=[TOOL], previous_response_id=found.id)
+    assert stored.output_text == by_hand.output_text
+
+
+def test_json_by_a_schema_and_demanded_calls(client):
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}},
+        "required": ["n"],
+    }
+    form = {"type": "json_schema", "name": "number", "schema": {**schema,
+            "additionalProperties": False}}  # fmt: skip
+    found = create(client, text={"format": form})
+    assert isinstance(json.loads(found.output_text)["n"], int)
+    assert found.text.format.type == "json_schema"
+    (call, *_) = create(client, tools=[TOOL], tool_choice="required").output
+    assert (call.type, call.name) == ("function_call", "get_weather")
+
+
+def test_length_makes_it_incomplete(client):
+    found = create(client, max_output_tokens=3)
+    assert found.status == "incomplete"
+    assert found.incomplete_details.reason == "max_output_tokens"
+    events = list(create(client, max_output_tokens=3, stream=True))
+    assert events[-1].type == "response.incomplete"
+
+
+def test_logprobs(client):
+    found = create(
+        client, top_logprobs=2, include=["message.output_text.logprobs"], max_output_tokens=5
+    )
+    logprobs = found.output[0].content[0].logprobs
+    assert "".join(t.token for t in logprobs) == found.output_text
+    assert all(len(t.top_logprobs) == 2 for t in logprobs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "king", "content": "x"}]}, "input"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [TOOL], "tool_choice": "often"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
+    ],
+)
+def test_what_is_refused_names_its_field(client, fields, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, **{"input": "Hello", **fields})
+    assert caught.value.body["param"] == param

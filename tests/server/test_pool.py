@@ -1,0 +1,200 @@
+"""Several models: loaded when asked for, unloaded when idle or in the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import LOAD, Running, running
+
+from zinc.core.errors import FormatError
+from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.server import pool as pool_module
+from zinc.server.config import ModelSource, ServerConfig
+from zinc.server.pool import file_bytes
+
+ALICE, BOB = ModelSource("alice", None), ModelSource("bob", EMBEDDED_MODEL)
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "temperature": 0}
+
+
+def states(server: Running) -> dict[str, str]:
+    return {row["id"]: row["state"] for row in server.get("/v1/models").json["data"]}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 15) -> None:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_models_are_loaded_when_they_are_asked_for():
+    with running(models=(ALICE, BOB)) as server:
+        assert states(server) == {"alice": "loaded", "bob": "unloaded"}
+        assert server.post("/v1/chat/completions", HELLO).json["model"] == "alice"
+        found = server.post("/v1/chat/completions", {**HELLO, "model": "bob"})
+        assert found.json["model"] == "bob"
+        assert states(server) == {"alice": "loaded", "bob": "loaded"}
+        assert server.post("/models/unload", {"model": "bob"}).status == 200
+        assert states(server) == {"alice": "loaded", "bob": "unloaded"}
+        assert server.post("/models/load", {"model": "bob"}).json == {"success": True}
+        assert states(server)["bob"] == "loaded"
+        assert server.get("/props?model=bob").json["model_alias"] == "bob"
+
+
+def test_many_clients_load_a_model_once(monkeypatch: pytest.MonkeyPatch):
+    loads = []
+    load = pool_module.load_llm
+
+    def counted(path: Path, *more: Any) -> Any:
+        loads.append(path)
+        return load(path, *more)
+
+    monkeypatch.setattr(pool_module, "load_llm", counted)
+    with running(models=(ALICE, BOB)) as server, ThreadPoolExecutor(8) as pool:
+        fields = {**HELLO, "model": "bob"}
+        found = list(pool.map(lambda _: server.post("/v1/chat/completions", fields), range(8)))
+        assert {each.status for each in found} == {200}
+        assert len(loads) == 2
+
+
+def test_an_idle_model_is_unloaded_and_comes_back():
+    with running(ttl_s=0.3) as server:
+        assert server.post("/v1/chat/completions", HELLO).status == 200
+        wait_for(lambda: states(server) == {"demo": "unloaded"})
+        assert server.get("/health").status == 200
+        assert server.post("/v1/chat/completions", HELLO).status == 200
+
+
+def test_a_model_in_use_is_not_unloaded():
+    with running(ttl_s=0.2) as server:
+        fields = {"prompt": "x", "n_predict": 400, "ignore_eos": True}
+        (model,) = server.call(lambda: server.application.pool.loaded)
+        step = model.llm.engine.step
+
+        def slow() -> object:
+            time.sleep(0.003)
+            return step()
+
+        model.llm.engine.step = slow
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.post, "/completion", fields)
+            wait_for(lambda: server.live() == 1)
+            time.sleep(0.6)
+            assert server.post("/models/unload", {"model": "demo"}).status == 409
+            assert answer.result(30).json["tokens_predicted"] == 400
+
+
+def test_idle_models_make_room():
+    with running(models=(ALICE, BOB), memory_budget_bytes=80_000_000) as server:
+        for name, others in (("bob", "alice"), ("alice", "bob")):
+            found = server.post("/v1/chat/completions", {**HELLO, "model": name})
+            assert found.status == 200
+            assert states(server) == {name: "loaded", others: "unloaded"}
+
+
+def test_a_model_waits_for_one_in_use_or_gives_up():
+    settings = {"models": (ALICE, BOB), "memory_budget_bytes": 80_000_000, "load_wait_s": 0.3}
+    with running(**settings) as server, ThreadPoolExecutor(1) as pool:
+        long = {"prompt": "x", "n_predict": 800, "ignore_eos": True, "model": "alice"}
+        answer = pool.submit(server.post, "/completion", long)
+        wait_for(lambda: server.live() == 1)
+        found = server.post("/v1/chat/completions", {**HELLO, "model": "bob"})
+        if found.status != 200:  # it may have ended in time
+            assert found.status == 503
+            assert found.json["error"]["code"] == "model_loading"
+            assert found.headers["retry-after"]
+        assert answer.result(60).json["tokens_predicted"] == 800
+        wait_for(lambda: server.post(
+            "/v1/chat/completions", {**HELLO, "model": "bob"}).status == 200)  # fmt: skip
+
+
+@contextmanager
+def slow_loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    go = threading.Event()
+    load = pool_module.load_llm
+
+    def waiting(path: Path, options: Any, progress: Callable[[int, int], None]) -> Any:
+        progress(1, 4)
+        assert go.wait(30)
+        return load(path, options, progress)
+
+    monkeypatch.setattr(pool_module, "load_llm", waiting)
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+def test_while_the_server_starts(monkeypatch: pytest.MonkeyPatch):
+    with slow_loading(monkeypatch) as go, running(wait=False) as server:
+        wait_for(lambda: "progress" in server.get("/v1/models").json["data"][0])
+        row = server.get("/v1/models").json["data"][0]
+        assert (row["state"], row["progress"]) == ("loading", 0.25)
+        assert server.get("/health").status == 503
+        found = server.post("/v1/chat/completions", HELLO)
+        assert found.status == 503
+        assert found.json["error"]["code"] == "model_loading"
+        assert found.headers["retry-after"] == "1"
+        go.set()
+        wait_for(lambda: server.get("/health").status == 200)
+        assert server.post("/v1/chat/completions", HELLO).status == 200
+
+
+def test_a_file_that_is_no_model(tmp_path: Path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + b"\xff" * 200)
+    with running(models=(ALICE, ModelSource("bad", bad))) as server:
+        found = server.post("/v1/chat/completions", {**HELLO, "model": "bad"})
+        assert found.status == 500
+        assert found.json["error"]["code"] == "model_load_failed"
+        (row,) = [r for r in server.get("/v1/models").json["data"] if r["id"] == "bad"]
+        assert row["state"] == "failed"
+        assert server.post("/v1/chat/completions", HELLO).status == 200
+    with running(models=(ModelSource("bad", bad),), wait=False) as server:
+        wait_for(lambda: states(server) == {"bad": "failed"})
+        assert server.get("/health").status == 503
+    with pytest.raises(FormatError), running(models=(ModelSource("x", tmp_path / "none.gguf"),)):
+        pass
+
+
+def test_a_model_without_a_template_says_so():
+    fixture = Path(__file__).parent.parent / "data" / "fixtures" / "qwen3.gguf"
+    with running(models=(ALICE, ModelSource("bare", fixture)), load=LOAD) as server:
+        found = server.post("/v1/chat/completions", {**HELLO, "model": "bare"})
+        assert found.status == 400
+        assert found.json["error"]["code"] == "no_chat_template"
+        assert str(fixture.parent) not in found.json["error"]["message"]
+        ids = {"prompt": [1, 2, 3], "max_tokens": 3, "model": "bare"}
+        assert server.post("/v1/completions", ids).status == 200
+
+
+def test_the_size_of_a_split_file(tmp_path: Path):
+    for i, size in ((1, 10), (2, 20)):
+        (tmp_path / f"m-0000{i}-of-00002.gguf").write_bytes(b"x" * size)
+    (tmp_path / "n-00001-of-00002.gguf").write_bytes(b"x" * 5)
+    assert file_bytes(tmp_path / "m-00001-of-00002.gguf") == 30
+
+
+def test_the_prefix_cache_survives_a_restart(tmp_path: Path):
+    load = replace(LOAD, cache_dir=str(tmp_path))
+    story = {**HELLO, "messages": [{"role": "user", "content": "The fox ran home. " * 40}]}
+    cached = []
+    for _ in range(2):
+        with running(load=load) as server:
+            usage = server.post("/v1/chat/completions", story).json["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert cached[0] == 0
+    assert cached[1] >= usage["prompt_tokens"] - 64
+
+
+def test_names_are_unique_in_a_configuration():
+    config = ServerConfig((ALICE, BOB))
+    assert [source.name for source in config.models] == ["alice", "bob"]

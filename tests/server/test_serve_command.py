@@ -1,0 +1,181 @@
+"""`zinc serve` as a process, its options, and its log."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import LOAD, Running
+
+import zinc
+from zinc.cli import serve
+from zinc.cli.main import main
+from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.server import log
+from zinc.server.config import ServerConfig
+
+SOURCE = Path(zinc.__file__).parent.parent
+
+
+def config(*argv: str) -> ServerConfig:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return serve.config(parser.parse_args(argv))
+
+
+def test_options(tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("one\n\n two \n")
+    found = config(
+        str(EMBEDDED_MODEL), f"small={EMBEDDED_MODEL}", "--port", "0", "--api-key", "zero",
+        "--api-key-file", str(keys), "--ttl", "60", "--memory-budget", "1.5G", "--max-body", "2K",
+        "--context", "512", "--kv-dtype", "q8_0", "--host", "0.0.0.0", "--log-json",
+        "--no-prefix-cache", "--cache-size", "1M", "--cache-dir", str(tmp_path),
+    )  # fmt: skip
+    assert [m.name for m in found.models] == [EMBEDDED_MODEL.stem, "small"]
+    assert found.api_keys == ("zero", "one", "two")
+    assert (found.ttl_s, found.memory_budget_bytes) == (60, 1610612736)
+    assert (found.max_body_bytes, found.load.context, found.load.kv_dtype) == (2048, 512, "q8_0")
+    assert (found.load.prefix_cache, found.load.cache_bytes) == (False, 1 << 20)
+    assert found.load.cache_dir == str(tmp_path)
+    assert (found.host, found.json_log) == ("0.0.0.0", True)
+
+
+def test_the_embedded_model_is_named_on_stderr(capsys):
+    (model,) = config().models
+    assert model.path is None
+    assert EMBEDDED_MODEL.stem == model.name
+    assert "embedded" in capsys.readouterr().err
+
+
+def test_a_path_with_an_equals_sign(tmp_path: Path):
+    path = tmp_path / "a=b.gguf"
+    path.touch()
+    (model,) = config(str(path)).models
+    assert (model.name, model.path) == ("a=b", path)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("--port", "70000"), ("--port", "x"), ("--ttl", "-1"), ("--memory-budget", "much"),
+     ("--max-body", "0"), ("--no-such-option",)],
+)  # fmt: skip
+def test_wrong_options(argv, capsys):
+    assert main(["serve", *argv]) == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_failures_are_one_line(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    assert main(["serve", str(tmp_path / "none.gguf"), "--port", "0"]) == 1
+    assert re.fullmatch(r"zinc: .*none.gguf.*\n", capsys.readouterr().err)
+    assert main(["serve", "--host", "0.0.0.0"]) == 1
+    assert "without an API key" in capsys.readouterr().err
+    assert main(["serve", "--host", "no.such.host.invalid", "--allow-public"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("zinc: cannot serve on")
+    monkeypatch.setattr(serve, "_NEEDED", ("no_such_module",))
+    assert main(["serve"]) == 1
+    assert "zinc[server]" in capsys.readouterr().err
+
+
+def test_a_port_in_use(server: Running, capsys):
+    assert main(["serve", "--port", str(server.port)]) == 1
+    assert "in use" in capsys.readouterr().err
+
+
+def start(*argv: str) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "zinc", "serve", "--port", "0", "--backend", LOAD.backend]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    process = subprocess.Popen(
+        [*command, *argv], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=environment,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"serving on (http://\S+)", line):
+            return process, found[1]
+    raise AssertionError(process.wait())
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_cleanly(number):
+    process, url = start(f"demo={EMBEDDED_MODEL}", "--log-json")
+    try:
+        post_when_ready(url)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in err
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    (line,) = [each for each in lines if each.get("path") == "/v1/chat/completions"]
+    assert (line["status"], line["model"], line["completion_tokens"]) == (200, "demo", 4)
+    assert line["prompt_tokens"] > 5
+    assert line["client"] == "127.0.0.1"
+    assert "xylophone" not in err
+
+
+def post_when_ready(url: str) -> None:
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            break
+        except urllib.error.HTTPError as error:
+            error.close()
+            time.sleep(0.05)
+    messages = [{"role": "user", "content": "xylophone"}]
+    post(f"{url}/v1/chat/completions", {"messages": messages, "max_tokens": 4, "ignore_eos": True})
+
+
+def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running) -> str:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    before = {
+        name: (list(logging.getLogger(name).handlers), logging.getLogger(name).propagate)
+        for name in ("zinc.server", "zinc.requests", "uvicorn.error")
+    }
+    log.set_up(json_lines)
+    try:
+        secret = {"messages": [{"role": "user", "content": "xylophone"}], "max_tokens": 2}
+        server.post("/v1/chat/completions", secret)
+        server.post("/v1/chat/completions", {**secret, "xylophone_field": 1})
+        server.get("/v1/models/%0aforged%20line")
+        until = time.monotonic() + 10  # a line is written after the answer is sent
+        while stream.getvalue().count("\n") < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        for name, (handlers, propagate) in before.items():
+            logging.getLogger(name).handlers[:] = handlers
+            logging.getLogger(name).propagate = propagate
+    return stream.getvalue()
+
+
+def test_the_log_has_no_contents(server: Running, monkeypatch: pytest.MonkeyPatch):
+    text = lines_of(False, monkeypatch, server).splitlines()
+    assert len(text) == 3
+    assert "POST /v1/chat/completions 200" in text[0]
+    assert "completion_tokens=2" in text[0]
+    assert "error=unknown_parameter" in text[1]
+    assert not any("xylophone" in line for line in text)
+    rows = [json.loads(line) for line in lines_of(True, monkeypatch, server).splitlines()]
+    assert [row["status"] for row in rows] == [200, 400, 404]
+    assert all(row["id"].startswith("req_") and row["time"].endswith("Z") for row in rows)
