@@ -97,6 +97,7 @@ class LLM:
         options: Mapping[str, str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        self._dry_breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
         self.spec, self.graph = load_architecture(self.file, context)
@@ -258,20 +259,25 @@ class LLM:
             ids,
             params,
             end_tokens=self.tokenizer.eog_ids,
-            dry_breakers=self._dry_breakers(params),
+            dry_breakers=self.dry_breakers(params),
             constraint=constraint,
             thinking=thinking,
         )
         return _Answer(sequence, StreamDecoder(self.tokenizer, params.stop))
 
-    def _dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    def dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """The DRY breakers of a request as token ids; a walk over the vocabulary the first time."""
+        breakers = params.dry_sequence_breakers
         if params.dry_multiplier == 0:
             return ()
-        return breaker_sequences(
-            params.dry_sequence_breakers,
-            [self.tokenizer.token_bytes(i) for i in range(self.tokenizer.n_vocab)],
-            lambda text: self.tokenizer.encode(text, add_special=False),
-        )
+        if breakers not in self._dry_breakers:
+            tokenizer = self.tokenizer
+            self._dry_breakers[breakers] = breaker_sequences(
+                breakers,
+                [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)],
+                lambda text: tokenizer.encode(text, add_special=False),
+            )
+        return self._dry_breakers[breakers]
 
     def _stream(self, answer: _Answer) -> Iterator[Chunk]:
         try:

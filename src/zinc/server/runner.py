@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol, TypeAlias
 
 from zinc.chat.events import CallEnd, Content, Event
@@ -27,7 +26,7 @@ from zinc.core.errors import (
     ZincError,
 )
 from zinc.engine.constraint import Constraint, Thinking
-from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences
+from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Sequence as EngineSequence
 from zinc.engine.sequence import Timings
 from zinc.llm import LLM
@@ -320,7 +319,7 @@ class Runner:
                 job.ids,
                 job.params,
                 end_tokens=self.llm.tokenizer.eog_ids,
-                dry_breakers=self._dry_breakers(job.params),
+                dry_breakers=self.llm.dry_breakers(job.params),
                 client=generation.client,
                 priority=job.priority,
                 constraint=job.constraint,
@@ -408,20 +407,6 @@ class Runner:
             self._loop.call_soon_threadsafe(self._delivered, batch)
         except RuntimeError:  # the loop is closed: nobody is left to hear it
             log.debug("%d events came after the event loop had ended", len(batch))
-
-    @cached_property
-    def _pieces(self) -> list[bytes]:
-        tokenizer = self.llm.tokenizer
-        return [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
-
-    def _dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        if params.dry_multiplier == 0:
-            return ()
-        return breaker_sequences(
-            params.dry_sequence_breakers,
-            self._pieces,
-            lambda text: self.llm.tokenizer.encode(text, add_special=False),
-        )
 
 
 def _is_whole_call(event: Event) -> bool:
