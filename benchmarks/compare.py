@@ -42,7 +42,7 @@ def run_zinc(model: str, args: argparse.Namespace) -> dict[str, Any]:
         sys.executable, "-m", "zinc", "bench", model, "--json",
         "--threads", str(args.threads), "--reps", str(args.reps),
         "--prefill", str(args.prefill), "--decode", str(args.decode),
-        "--depth", str(args.depth),
+        "--depth", str(args.depth), "--kv-dtype", args.kv_dtype,
     ]  # fmt: skip
     result: dict[str, Any] = json.loads(run(command).strip().splitlines()[-1])
     return result
@@ -53,6 +53,7 @@ def run_llama(model: str, args: argparse.Namespace, repack: int) -> dict[str, fl
         args.llama_bench, "-m", model, "-t", str(args.threads), "-fa", "1", "-o", "json",
         "-r", str(args.reps), "-p", str(args.prefill), "-n", str(args.decode),
         "-d", str(args.depth), "--repack", str(repack),
+        "-ctk", args.kv_dtype, "-ctv", args.kv_dtype,
     ]  # fmt: skip
     rows = json.loads(run(command))
     rates = {}
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0)
+    parser.add_argument("--kv-dtype", default="f16", help="of both engines: f16 or q8_0")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
     rows = [compare(model, args) for model in args.models]
@@ -113,6 +115,7 @@ def main() -> None:
         "cpu": cpu_model(),
         "threads": args.threads,
         "pairs": args.pairs,
+        "kv_dtype": args.kv_dtype,
         "prefill_tokens": args.prefill,
         "decode_tokens": args.decode,
         "rows": rows,
