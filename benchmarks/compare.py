@@ -45,6 +45,7 @@ def run_zinc(model: str, args: argparse.Namespace) -> dict[str, Any]:
         "--depth", str(args.depth), "--kv-dtype", args.kv_dtype,
     ]  # fmt: skip
     result: dict[str, Any] = json.loads(run(command).strip().splitlines()[-1])
+    result["model"] = Path(model).name  # a report says nothing of where files lie
     return result
 
 
