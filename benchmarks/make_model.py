@@ -45,17 +45,20 @@ class DeltaNet:
 
 @dataclass(frozen=True)
 class Experts:
-    """Feed-forward layers of `count` experts of width `ffn`, of which a token runs `top_k`."""
+    """Feed-forward layers of `count` experts of width `ffn`, of which a token runs `top_k`, beside
+    a gated expert of width `shared_ffn` that every token runs."""
 
     count: int
     top_k: int
     ffn: int
+    shared_ffn: int = 0
 
 
 @dataclass(frozen=True)
 class Shape:
     """Sizes of a dense decoder, of one with experts, or of a hybrid, whose attention has a gate on
-    its output. `biases`: gpt-oss, with biases everywhere, sinks and sliding windows."""
+    its output. `biases`: gpt-oss, with biases everywhere and sinks. `post_norms`: a norm after
+    attention and one after the feed-forward layer. `window`: that of the layers that slide."""
 
     arch: str
     layers: int
@@ -73,6 +76,8 @@ class Shape:
     rope_dims: int | None = None
     experts: Experts | None = None
     biases: bool = False
+    post_norms: bool = False
+    window: int = 0
 
     def is_recurrent(self, layer: int) -> bool:
         return self.delta is not None and (layer + 1) % self.delta.interval != 0
@@ -93,12 +98,25 @@ SHAPES = {
         tied=False,
         experts=Experts(64, 8, 768),
     ),
+    # The vocabulary of Qwen 3, so that the head does not outweigh what is to be measured.
+    "qwen35moe-64x": Shape(
+        *("qwen35moe", 8, 1024, 256, 8, 2, 256, 151936, 262144, 1e7),
+        delta=DeltaNet(16, 32, 128),
+        rope_dims=64,
+        experts=Experts(64, 8, 256, shared_ffn=256),
+    ),
+    "gemma3-1b": Shape(
+        *("gemma3", 26, 1152, 6912, 4, 1, 256, 262144, 32768, 1e6),
+        post_norms=True,
+        window=512,
+    ),
     "gptoss-6l": Shape(
         *("gpt-oss", 6, 2880, 2880, 64, 8, 64, 201088, 131072, 150000.0),
         tied=False,
         qk_norm=False,
         experts=Experts(32, 4, 2880),
         biases=True,
+        window=128,
     ),
 }
 
@@ -108,10 +126,19 @@ def more_bits(layer: int, layers: int) -> bool:
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def tensor_type(name: str, layer: int, shape: Shape, mix: str) -> GGMLType:
+# What llama-quantize writes instead where a row is no whole number of super-blocks.
+SMALLER_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q5_K: GGMLType.Q5_1}
+
+
+def tensor_type(name: str, layer: int, cols: int, shape: Shape, mix: str) -> GGMLType:
     """The block type of a matrix in a file of this mix (q4_k_m, mxfp4 or a plain type)."""
     if name in ("ssm_conv1d", "ffn_gate_inp"):
         return GGMLType.F32
+    type = wanted_type(name, layer, shape, mix)
+    return type if cols % BLOCKS[type].block_size == 0 else SMALLER_BLOCKS.get(type, GGMLType.Q8_0)
+
+
+def wanted_type(name: str, layer: int, shape: Shape, mix: str) -> GGMLType:
     if mix == "mxfp4":  # of the experts; the rest of such files is Q8_0
         return GGMLType.MXFP4 if name.endswith("_exps") else GGMLType.Q8_0
     if mix != "q4_k_m":
@@ -120,7 +147,7 @@ def tensor_type(name: str, layer: int, shape: Shape, mix: str) -> GGMLType:
         return GGMLType.Q5_K
     if name in ("token_embd", "output"):
         return GGMLType.Q6_K if name == "output" or shape.tied else GGMLType.Q4_K
-    if name in ("attn_v", "ffn_down", "ffn_down_exps") and more_bits(layer, shape.layers):
+    if (name == "attn_v" or name.startswith("ffn_down")) and more_bits(layer, shape.layers):
         return GGMLType.Q6_K
     return GGMLType.Q4_K
 
@@ -152,13 +179,18 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
     f32 = GGMLType.F32
 
     def matrix(prefix: str, name: str, layer: int, *dims: int) -> tuple:
-        return f"{prefix}{name}.weight", dims, tensor_type(name, layer, shape, mix)
+        return f"{prefix}{name}.weight", dims, tensor_type(name, layer, dims[-1], shape, mix)
 
     def experts(prefix: str, layer: int, e: Experts) -> Iterator[tuple]:
         yield matrix(prefix, "ffn_gate_inp", layer, e.count, shape.hidden)
         yield matrix(prefix, "ffn_gate_exps", layer, e.count, e.ffn, shape.hidden)
         yield matrix(prefix, "ffn_up_exps", layer, e.count, e.ffn, shape.hidden)
         yield matrix(prefix, "ffn_down_exps", layer, e.count, shape.hidden, e.ffn)
+        if e.shared_ffn:
+            yield f"{prefix}ffn_gate_inp_shexp.weight", (shape.hidden,), f32
+            yield matrix(prefix, "ffn_gate_shexp", layer, e.shared_ffn, shape.hidden)
+            yield matrix(prefix, "ffn_up_shexp", layer, e.shared_ffn, shape.hidden)
+            yield matrix(prefix, "ffn_down_shexp", layer, shape.hidden, e.shared_ffn)
         if shape.biases:
             yield f"{prefix}ffn_gate_inp.bias", (e.count,), f32
             yield f"{prefix}ffn_gate_exps.bias", (e.count, e.ffn), f32
@@ -197,6 +229,9 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
                     yield f"{p}attn_{name}.bias", (rows,), f32
         norm = "post_attention_norm" if delta or shape.biases else "ffn_norm"
         yield f"{p}{norm}.weight", (shape.hidden,), f32
+        if shape.post_norms:
+            yield f"{p}post_attention_norm.weight", (shape.hidden,), f32
+            yield f"{p}post_ffw_norm.weight", (shape.hidden,), f32
         if shape.experts is not None:
             yield from experts(p, i, shape.experts)
             continue
@@ -246,8 +281,12 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0) -> None:
             w.add(f"{arch}.expert_count", shape.experts.count)
             w.add(f"{arch}.expert_used_count", shape.experts.top_k)
             w.add(f"{arch}.expert_feed_forward_length", shape.experts.ffn)
+            if shape.experts.shared_ffn:
+                key = f"{arch}.expert_shared_feed_forward_length"
+                w.add(key, shape.experts.shared_ffn)
+        if shape.window:
+            w.add(f"{arch}.attention.sliding_window", shape.window)
         if shape.biases:
-            w.add(f"{arch}.attention.sliding_window", 128)
             w.add(f"{arch}.rope.scaling.type", "yarn")
             w.add(f"{arch}.rope.scaling.factor", 32.0)
             w.add(f"{arch}.rope.scaling.original_context_length", 4096)
