@@ -1,7 +1,8 @@
 """zinc beside llama.cpp on the same file, in interleaved runs.
 
-    python benchmarks/compare.py --llama-bench PATH --out benchmarks/results/NAME.json FILE...
+    python benchmarks/compare.py --llama-bin FOLDER --out benchmarks/results/NAME.json FILE...
 
+FOLDER holds llama.cpp's llama-bench, and llama-batched-bench for --streams.
 Each pair runs zinc, then llama.cpp with its weights repacked and not, in alternating order, each in
 a process of its own with a warm-up. A ratio is zinc's rate over the better of llama.cpp's settings
 in the same pair; the median over pairs is what counts, since machines are noisy and pairs are not.
@@ -18,9 +19,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import table
+
 import zinc
 
-KINDS = ("prefill", "decode")
+# What is measured, and the limit of the machine that holds it.
+LIMITS = {"prefill": "int8_peak", "decode": "bandwidth"}
 
 
 def cpu_model() -> str:
@@ -42,18 +46,26 @@ def run_zinc(model: str, args: argparse.Namespace) -> dict[str, Any]:
         sys.executable, "-m", "zinc", "bench", model, "--json",
         "--threads", str(args.threads), "--reps", str(args.reps),
         "--prefill", str(args.prefill), "--decode", str(args.decode),
-        "--depth", str(args.depth), "--kv-dtype", args.kv_dtype,
+        "--depth", str(args.depth), "--kv-dtype", args.kv_dtype, "--streams", str(args.streams),
     ]  # fmt: skip
     result: dict[str, Any] = json.loads(run(command).strip().splitlines()[-1])
     result["model"] = Path(model).name  # a report says nothing of where files lie
     return result
 
 
-def run_llama(model: str, args: argparse.Namespace, repack: int) -> dict[str, float]:
+def run_llama(model: str, args: argparse.Namespace, repack: int) -> dict[str, Any]:
+    rates, build = llama_bench(model, args, repack)
+    if args.streams > 1:
+        rates["decode_tokens_per_s"] = llama_streams(model, args, repack)
+    return {**rates, "build": build}
+
+
+def llama_bench(model: str, args: argparse.Namespace, repack: int) -> tuple[dict[str, float], str]:
+    """Prefill and decode of one stream, and llama.cpp's version."""
     command = [
-        args.llama_bench, "-m", model, "-t", str(args.threads), "-fa", "1", "-o", "json",
-        "-r", str(args.reps), "-p", str(args.prefill), "-n", str(args.decode),
-        "-d", str(args.depth), "--repack", str(repack),
+        str(Path(args.llama_bin) / "llama-bench"), "-m", model, "-t", str(args.threads),
+        "-fa", "1", "-o", "json", "-r", str(args.reps), "-p", str(args.prefill),
+        "-n", str(args.decode), "-d", str(args.depth), "--repack", str(repack),
         "-ctk", args.kv_dtype, "-ctv", args.kv_dtype,
     ]  # fmt: skip
     rows = json.loads(run(command))
@@ -61,11 +73,26 @@ def run_llama(model: str, args: argparse.Namespace, repack: int) -> dict[str, fl
     for row in rows:
         kind = "prefill" if row["n_prompt"] else "decode"
         rates[f"{kind}_tokens_per_s"] = row["avg_ts"]
-    rates["build"] = rows[0]["build_commit"]
-    return rates
+    return rates, rows[0]["build_commit"]
+
+
+def llama_streams(model: str, args: argparse.Namespace, repack: int) -> float:
+    """Tokens/s of all streams together, each after a prompt of `depth` tokens (at least one)."""
+    prompt = max(1, args.depth)
+    context = args.streams * (prompt + args.decode)
+    command = [
+        str(Path(args.llama_bin) / "llama-batched-bench"), "-m", model, "-c", str(context),
+        "-npp", str(prompt), "-ntg", str(args.decode), "-npl", str(args.streams),
+        "-t", str(args.threads), "-tb", str(args.threads), "-fa", "on",
+        "-ctk", args.kv_dtype, "-ctv", args.kv_dtype, "--output-format", "jsonl",
+        *([] if repack else ["--no-repack"]),
+    ]  # fmt: skip
+    line = next(x for x in run(command).splitlines() if x.startswith("{"))
+    return float(json.loads(line)["speed_tg"])
 
 
 def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
+    kinds = [kind for kind in LIMITS if getattr(args, kind)]
     pairs: list[dict[str, Any]] = []
     for i in range(args.pairs):
         jobs = [
@@ -74,7 +101,7 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
             ("llama_plain", lambda: run_llama(model, args, 0)),
         ]
         pair = {name: job() for name, job in (jobs if i % 2 == 0 else reversed(jobs))}
-        for kind in KINDS:
+        for kind in kinds:
             key = f"{kind}_tokens_per_s"
             peer = max(pair["llama_repack"][key], pair["llama_plain"][key])
             pair[f"{kind}_ratio"] = pair["zinc"][key] / peer
@@ -83,13 +110,17 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
             f"{Path(model).name} pair {i + 1}: "
             + ", ".join(
                 f"{kind} {pair['zinc'][f'{kind}_tokens_per_s']:.1f} ({pair[f'{kind}_ratio']:.2f}x)"
-                for kind in KINDS
+                for kind in kinds
             ),
             file=sys.stderr,
         )
-    row: dict[str, Any] = {"model": Path(model).name, "depth": args.depth, "pairs": pairs}
-    for kind in KINDS:
+    row: dict[str, Any] = {
+        "model": Path(model).name, "depth": args.depth, "streams": args.streams, "pairs": pairs
+    }  # fmt: skip
+    for kind in kinds:
         key = f"{kind}_tokens_per_s"
+        share = f"{kind}_percent_of_{LIMITS[kind]}"
+        row[share] = statistics.median(p["zinc"][share] for p in pairs)
         row[f"{kind}_ratio"] = statistics.median(p[f"{kind}_ratio"] for p in pairs)
         for engine in ("zinc", "llama_repack", "llama_plain"):
             row[f"{engine}_{key}"] = statistics.median(p[engine][key] for p in pairs)
@@ -99,13 +130,14 @@ def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--llama-bench", required=True, help="path of llama.cpp's llama-bench")
+    parser.add_argument("--llama-bin", required=True, help="folder of llama.cpp's programs")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--reps", type=int, default=1, help="repetitions inside one run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0)
+    parser.add_argument("--streams", type=int, default=1, help="sequences that decode together")
     parser.add_argument("--kv-dtype", default="f16", help="of both engines: f16 or q8_0")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
@@ -123,14 +155,7 @@ def main() -> None:
     }
     if args.out:
         Path(args.out).write_text(json.dumps(report, indent=1) + "\n")
-    print("| file | prefill, tokens/s | x llama.cpp | decode, tokens/s | x llama.cpp |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        print(
-            f"| {row['model']} | {row['zinc_prefill_tokens_per_s']:.0f} | "
-            f"{row['prefill_ratio']:.2f} | {row['zinc_decode_tokens_per_s']:.1f} | "
-            f"{row['decode_ratio']:.2f} |"
-        )
+    print(table.section([report]))
 
 
 if __name__ == "__main__":

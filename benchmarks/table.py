@@ -18,12 +18,20 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
 
 
+LIMITS = {"prefill": "int8_peak", "decode": "bandwidth"}
+
+
 def row(result: dict[str, Any]) -> str:
     name = result["model"].removesuffix(".gguf")
     if result["depth"]:
         name += f" after {result['depth']:,} tokens"
+    if result["streams"] > 1:
+        name += f", {result['streams']} streams"
     cells = [name]
-    for kind in ("prefill", "decode"):
+    for kind, limit in LIMITS.items():
+        if f"{kind}_ratio" not in result:
+            cells += ["", "", "", ""]
+            continue
         peer = max(
             result[f"llama_repack_{kind}_tokens_per_s"], result[f"llama_plain_{kind}_tokens_per_s"]
         )
@@ -31,32 +39,37 @@ def row(result: dict[str, Any]) -> str:
             f"{result[f'zinc_{kind}_tokens_per_s']:.0f}",
             f"{peer:.0f}",
             f"**{result[f'{kind}_ratio']:.2f}**",
+            f"{result[f'{kind}_percent_of_{limit}']:.0f}%",
         ]
     return f"| {' | '.join(cells)} |"
 
 
-def section(report: dict[str, Any]) -> list[str]:
-    """One table for one run of compare.py."""
-    return [
-        f"{report['cpu']}, {report['threads']} threads, llama.cpp {report['llama_cpp']} with flash "
-        f"attention at the better of its settings (weights repacked or not), {report['pairs']} "
-        "interleaved runs, "
-        f"prefill of {report['prefill_tokens']} and decode of {report['decode_tokens']} tokens, "
-        "tokens/s and the median of the ratios:",
+def section(reports: list[dict[str, Any]]) -> str:
+    """One table for runs of compare.py on the same machine in the same way."""
+    first = reports[0]
+    lines = [
+        f"{first['cpu']}, {first['threads']} threads, {first['kv_dtype']} keys and values, "
+        f"llama.cpp {first['llama_cpp']} with flash attention at the better of its settings "
+        f"(weights repacked or not), {first['pairs']} interleaved runs, prefill of "
+        f"{first['prefill_tokens'] or 'no'} and decode of {first['decode_tokens']} tokens, "
+        "tokens/s and the median of the ratios, and zinc's part of the int8 peak and of the read "
+        "bandwidth that were measured in the same run:",
         "",
-        "| file | prefill | llama.cpp | ratio | decode | llama.cpp | ratio |",
-        "|---|---|---|---|---|---|---|",
-        *(row(result) for result in report["rows"]),
+        "| file | prefill | llama.cpp | ratio | of peak | decode | llama.cpp | ratio | of read |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(row(result) for report in reports for result in report["rows"]),
     ]
+    return "\n".join(lines)
 
 
 def numbers() -> str:
     """The text between the markers, from every compare-*.json in order of name."""
-    parts: list[str] = []
+    alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("compare-*.json")):
         report = json.loads(path.read_text())
-        parts += [*section(report), ""]
-    return "\n".join(parts).strip()
+        key = tuple(value for name, value in report.items() if name != "rows")
+        alike.setdefault(key, []).append(report)
+    return "\n\n".join(section(reports) for reports in alike.values())
 
 
 def main() -> int:

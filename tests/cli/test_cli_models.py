@@ -185,6 +185,19 @@ def test_bench_measures_prefill_and_decode_apart(fixture_model):
     assert prefill.tokens_per_s == [600 / s for s in prefill.seconds]
 
 
+def test_bench_decodes_streams_together(fixture_model):
+    with GGUFFile.open(fixture_model) as file:
+        bound = loading.bind(file, NullBackend(), 70, "f16", max_outputs=3, n_sequences=3)
+        _, decode = Bench(bound).measure(0, 2, 65, reps=1)
+    fills, steps = bound.program.steps[:3], bound.program.steps[3:]
+    assert [step.tables[0].tolist() for step in fills] == [[[0, 1]], [[2, 3]], [[4, 5]]]
+    assert [step.positions.tolist() for step in steps] == [[65] * 3, [66] * 3] * 2
+    for step in steps:
+        assert step.tables[0].tolist() == [[0, 1], [2, 3], [4, 5]]
+        assert step.output_rows.tolist() == step.sequence.tolist() == [0, 1, 2]
+    assert decode.tokens == 6
+
+
 # -- verify -------------------------------------------------------------------------------------
 
 

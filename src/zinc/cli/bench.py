@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zinc.cli.cost import StepShape
     from zinc.cli.loading import Bound
     from zinc.cli.roofline import Roofline
+    from zinc.ops.step import Step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number("--prefill", usage.natural, 512, "tokens of the prompt that is measured; 0 skips it")
     number("--decode", usage.natural, 128, "tokens that are decoded one by one; 0 skips it")
     number("--depth", usage.natural, 0, "tokens in the cache before decoding begins")
+    number("--streams", usage.count, 1, "sequences that decode together")
     number("--reps", usage.count, 5, "repetitions; medians are reported")
     usage.add_backend(parser)
     usage.add_kv_dtype(parser)
@@ -55,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
     backend = loading.create_backend(args)
     with GGUFFile.open(usage.model_path(args)) as file:
         context = max(args.prefill, args.depth + args.decode)
-        bound = loading.bind(file, backend, context, args.kv_dtype)
+        bound = loading.bind(
+            file, backend, context, args.kv_dtype,
+            max_outputs=args.streams, n_sequences=args.streams,
+        )  # fmt: skip
         limits = roofline.measure(backend)
         bench = Bench(bound)
         prefill_s, decode_s = bench.measure(args.prefill, args.decode, args.depth, args.reps)
@@ -109,7 +114,8 @@ class Bench:
         prefill_s: list[float] = []
         decode_s: list[float] = []
         if depth and decode:
-            self._prefill(depth)
+            for sequence in range(self._bound.n_sequences):
+                self._prefill(depth, sequence)
         for rep in range(reps + 1):  # the first is the warm-up
             if prefill:
                 # It writes the same keys as the fill to `depth`: the ids are the same.
@@ -123,21 +129,25 @@ class Bench:
             self._rate(decode_s, self._decode_shapes(decode, depth)) if decode else None,
         )
 
-    def _prefill(self, n: int) -> float:
+    def _prefill(self, n: int, sequence: int = 0) -> float:
         start = time.perf_counter()
         for shape in self._prefill_shapes(n):
-            self._run(shape)
+            self._bound.program.step(self._step(shape, sequence))
         return time.perf_counter() - start
 
     def _decode(self, n: int, depth: int) -> float:
         start = time.perf_counter()
         for shape in self._decode_shapes(n, depth):
-            self._run(shape)
+            self._bound.program.step(self._step(shape))
         return time.perf_counter() - start
 
-    def _run(self, shape: StepShape) -> None:
+    def _step(self, shape: StepShape, sequence: int = 0) -> Step:
+        if shape.sequences > 1:
+            first = self._ids[shape.depth]
+            ids = [(first + i) % self._bound.spec.vocab for i in range(shape.sequences)]
+            return self._bound.together(ids, shape.depth)
         ids = self._ids[shape.depth : shape.depth + shape.tokens]
-        self._bound.program.step(self._bound.step(ids, shape.depth, outputs=shape.outputs))
+        return self._bound.step(ids, shape.depth, outputs=shape.outputs, sequence=sequence)
 
     def _prefill_shapes(self, n: int) -> list[StepShape]:
         """The steps of a prompt; only the last token's logits are wanted, as in a chat."""
@@ -152,7 +162,8 @@ class Bench:
     def _decode_shapes(self, n: int, depth: int) -> list[StepShape]:
         from zinc.cli.cost import StepShape
 
-        return [StepShape(1, 1, depth + i, self.kv_dtype) for i in range(n)]
+        streams = self._bound.n_sequences
+        return [StepShape(1, 1, depth + i, self.kv_dtype, streams) for i in range(n)]
 
     def shapes(self, prefill: int, decode: int, depth: int) -> list[tuple[str, StepShape]]:
         """The step of each kind that is profiled: a prompt's last, and the first decode."""
@@ -163,15 +174,14 @@ class Bench:
         launches = self._bound.plan.launches
         return Rate(
             seconds,
-            sum(shape.tokens for shape in shapes),
+            sum(shape.tokens * shape.sequences for shape in shapes),
             sum(shape.bytes(launch) for shape in shapes for launch in launches),
             sum(shape.flops(launch) for shape in shapes for launch in launches),
         )
 
     def profile(self, shape: StepShape, reps: int) -> list[dict[str, Any]]:
         """Median seconds by kind of kernel, the costliest first."""
-        ids = self._ids[shape.depth : shape.depth + shape.tokens]
-        step = self._bound.step(ids, shape.depth, outputs=shape.outputs)
+        step = self._step(shape)
         runs = [self._bound.program.profile(step) for _ in range(reps + 1)][1:]
         seconds = [statistics.median(times) for times in zip(*runs, strict=True)]
         plan: Plan = self._bound.plan
@@ -209,6 +219,7 @@ def _report(
         "prefill_tokens": args.prefill,
         "decode_tokens": args.decode,
         "depth": args.depth,
+        "streams": args.streams,
         "reps": args.reps,
         "bandwidth_gb_per_s": limits.bytes_per_s / 1e9 if limits else None,
         "int8_peak_gops": limits.int8_ops_per_s / 1e9 if limits else None,
@@ -239,6 +250,8 @@ def _text(report: dict[str, Any], limits: Roofline | None) -> str:
             continue
         n = report[f"{name}_tokens"]
         at = f" @ {report['depth']}" if name == "decode" and report["depth"] else ""
+        if name == "decode" and report["streams"] > 1:
+            at += f" x {report['streams']} streams"
         rows.append(
             (
                 f"{name} {n}{at}",

@@ -1,4 +1,4 @@
-"""What the launches of a plan move and compute in a step of one sequence."""
+"""What the launches of a plan move and compute in a step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ KV_ELEMENT_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step of `tokens` new tokens and `outputs` output rows after `depth` cached tokens."""
+    """A step of `tokens` new tokens and `outputs` output rows after `depth` cached tokens.
+
+    Each of the `sequences` brings as many.
+    """
 
     tokens: int
     outputs: int
     depth: int
     kv_dtype: str = "f16"
+    sequences: int = 1
 
     def rows(self, launch: Launch) -> int:
         match launch.dim:
             case Dim.TOKENS:
-                return self.tokens
+                return self.tokens * self.sequences
             case Dim.OUTPUTS:
-                return self.outputs
+                return self.outputs * self.sequences
+            case Dim.SEQUENCES:
+                return self.sequences
             case _:
                 return 1
 
@@ -34,7 +40,8 @@ class StepShape:
         """Weights, activations and cached keys and values that the launch reads or writes."""
         cost = launch.cost
         scale = KV_ELEMENT_BYTES[self.kv_dtype] / KV_ELEMENT_BYTES["f16"]
-        return cost.bytes(self.rows(launch)) + round(cost.key_bytes * self.keys(launch) * scale)
+        keys = round(cost.key_bytes * self.keys(launch) * scale)
+        return cost.bytes(self.rows(launch), sequences=self.sequences) + keys
 
     def flops(self, launch: Launch) -> int:
         return launch.cost.flops(self.rows(launch), self.pairs(launch))
@@ -43,14 +50,16 @@ class StepShape:
         """Cached positions that the step reads."""
         window = int(launch.attributes.get("window", 0))
         keys = self.depth + self.tokens
-        return min(keys, window + self.tokens - 1) if window else keys
+        return self.sequences * (min(keys, window + self.tokens - 1) if window else keys)
 
     def pairs(self, launch: Launch) -> int:
         """(query, key) pairs that are scored."""
         window = int(launch.attributes.get("window", 0))
         if not window:
-            return self.tokens * self.depth + self.tokens * (self.tokens + 1) // 2
-        return sum(min(self.depth + i + 1, window) for i in range(self.tokens))
+            pairs = self.tokens * self.depth + self.tokens * (self.tokens + 1) // 2
+        else:
+            pairs = sum(min(self.depth + i + 1, window) for i in range(self.tokens))
+        return self.sequences * pairs
 
 
 def file_bytes(weight: Weight) -> int:

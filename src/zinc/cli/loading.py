@@ -22,7 +22,7 @@ from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 from zinc.llm import LLM
 from zinc.models.spec import ModelSpec
-from zinc.ops.step import Step
+from zinc.ops.step import IntArray, Step
 from zinc.plan.planner import make_plan
 
 BATCH_TOKENS = 512
@@ -64,7 +64,7 @@ def create_backend(args: argparse.Namespace) -> api.Backend:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A plan with its weights and cache on a backend, for one sequence of `context` tokens."""
+    """A plan with its weights and cache on a backend, for some sequences of `context` tokens."""
 
     spec: ModelSpec
     plan: api.Plan
@@ -72,25 +72,39 @@ class Bound:
     program: api.Program
     cache: api.Cache
     context: int
+    n_sequences: int = 1
 
     @property
     def kv_dtype(self) -> str:
         return self.cache.layout.kv_dtype
 
-    def step(self, ids: Sequence[int], position: int, *, outputs: int) -> Step:
-        """`ids` at `position` on, with logits for the last `outputs` of them."""
-        n, block_tokens = len(ids), self.cache.layout.block_tokens
-        if position + n > self.context:
-            raise ValueError(f"position {position + n} lies beyond the context {self.context}")
-        blocks = np.arange(-(-(position + n) // block_tokens), dtype=np.int32)[None, :]
+    def step(self, ids: Sequence[int], position: int, *, outputs: int, sequence: int = 0) -> Step:
+        """`ids` at `position` on of one sequence, with logits for the last `outputs` of them."""
+        return self._step(np.array([ids], np.int32), position, outputs, sequence)
+
+    def together(self, ids: Sequence[int], position: int) -> Step:
+        """One token of each sequence at the same position, with logits for all."""
+        return self._step(np.array(ids, np.int32)[:, None], position, 1, 0)
+
+    def _step(self, ids: IntArray, position: int, outputs: int, first: int) -> Step:
+        """Rows of ids [sequences, tokens] of the sequences from `first` on."""
+        n, tokens = ids.shape
+        if position + tokens > self.context:
+            last = position + tokens
+            raise ValueError(f"position {last} lies beyond the context {self.context}")
+        each = -(-self.context // self.cache.layout.block_tokens)
+        rows = np.arange(first, first + n, dtype=np.int32)[:, None]
+        tables = rows * each + np.arange(each, dtype=np.int32)
+        starts = np.arange(n + 1, dtype=np.int32) * tokens
+        positions = np.arange(position, position + tokens, dtype=np.int32)
         return Step(
-            ids=np.array(ids, np.int32),
-            positions=np.arange(position, position + n, dtype=np.int32),
-            sequence=np.zeros(n, np.int32),
-            output_rows=np.arange(n - outputs, n, dtype=np.int32),
-            seq_start=np.array([0, n], np.int32),
-            state_slot=np.zeros(1, np.int32),
-            tables=(blocks,) * len(self.cache.layout.n_blocks),
+            ids=ids.reshape(-1),
+            positions=np.tile(positions, n),
+            sequence=np.repeat(np.arange(n, dtype=np.int32), tokens),
+            output_rows=(starts[1:, None] - np.arange(outputs, 0, -1)).reshape(-1).astype(np.int32),
+            seq_start=starts,
+            state_slot=np.arange(first, first + n, dtype=np.int32),
+            tables=(tables,) * len(self.cache.layout.n_blocks),
         )
 
 
@@ -102,8 +116,12 @@ def bind(
     *,
     plan: api.Plan | None = None,
     max_outputs: int = 1,
+    n_sequences: int = 1,
 ) -> Bound:
-    """Loads a model for steps of up to BATCH_TOKENS tokens; `plan` runs another backend's plan."""
+    """Loads a model for steps of up to BATCH_TOKENS tokens; `plan` runs another backend's plan.
+
+    `context` is that of each sequence.
+    """
     spec, graph = models.load(file)
     if plan is None:
         plan = make_plan(graph, backend, max_tokens=BATCH_TOKENS, max_outputs=max_outputs)
@@ -114,5 +132,8 @@ def bind(
     with ProgressBar(f"loading {file.path.name}") as progress:
         loader.upload(file, plan, backend, progress)
     log.info("%s, plan %s, context %d", backend.describe(), plan.hash, context)
-    cache = backend.allocate(plan.states, loader.cache_layout(plan.states, context, kv_dtype))
-    return Bound(spec, plan, backend, backend.prepare(plan, cache), cache, context)
+    whole_blocks = -(-context // loader.BLOCK_TOKENS) * loader.BLOCK_TOKENS
+    layout = loader.cache_layout(plan.states, n_sequences * whole_blocks, kv_dtype, n_sequences)
+    cache = backend.allocate(plan.states, layout)
+    program = backend.prepare(plan, cache)
+    return Bound(spec, plan, backend, program, cache, context, n_sequences)
