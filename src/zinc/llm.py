@@ -29,6 +29,7 @@ from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.engine import Engine
 from zinc.engine.identity import cache_key
 from zinc.engine.loader import Memory
+from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences
 from zinc.engine.sequence import Sequence, Timings
 from zinc.engine.structured import Grammars, Kind
@@ -37,6 +38,7 @@ from zinc.kv.disk import CacheFile
 from zinc.models import load as load_architecture
 from zinc.ops.graph import FloatArray
 from zinc.ops.step import Step
+from zinc.plan.hidden import hidden_graph
 from zinc.plan.planner import make_plan
 from zinc.tokenizer import StreamDecoder, Tokenizer
 
@@ -76,8 +78,9 @@ class LLM:
     goes. kv_dtype: "f16", "q8_0", or "auto" for the latter on the CPU. batch_tokens: the most
     tokens a step runs. prefix_cache: keep what was run for prompts that begin alike, in at most
     `cache_bytes` (default: all of the cache that is not in use). cache_dir: a folder where that is
-    found again after `close`; it holds what was said, readable by its owner alone. progress: called
-    with bytes done and bytes in all while weights are loaded.
+    found again after `close`; it holds what was said, readable by its owner alone. pooling: how
+    `embed` makes one row of a text; default, as the file says, else the mean. progress: called with
+    bytes done and bytes in all while weights are loaded.
 
     Raises a `ZincError` when the file is damaged or unsupported, or memory is short.
     """
@@ -94,6 +97,7 @@ class LLM:
         prefix_cache: bool = True,
         cache_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        pooling: str | None = None,
         options: Mapping[str, str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -101,6 +105,8 @@ class LLM:
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
         self.spec, self.graph = load_architecture(self.file, context)
+        said = self.file.metadata.get(f"{self.spec.arch}.pooling_type")
+        self.pooling = Pooling.of_file(said) if pooling is None else Pooling.named(pooling)
         self.backend = loader.create_backend(backend, threads, options)
         self.plan = make_plan(
             self.graph, self.backend, max_tokens=batch_tokens, max_outputs=min(64, batch_tokens)
@@ -125,6 +131,7 @@ class LLM:
             self.context,
             prefix_cache=prefix_cache,
             cache_bytes=cache_bytes,
+            hidden=self._prepare_hidden,
         )
         self._cache_file: CacheFile | None = None
         if cache_dir is not None and prefix_cache:
@@ -306,6 +313,48 @@ class LLM:
                 self.engine.cancel(answer.sequence)
         return [a.completion() for a in answers]
 
+    # -- embeddings -----------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: str | Seq[str] | Seq[Seq[int]],
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> FloatArray:
+        """Embeddings of texts (or token ids), float32 [texts, dimensions]; a str is one text.
+
+        The rows behind the final norm are pooled: "mean", "cls" (the first) or "last" (default:
+        `LLM.pooling`). `dimensions` cuts them short. They have length 1 unless `normalize` is off.
+        Raises RequestError when a text is longer than the context.
+        """
+        how = self.pooling if pooling is None else Pooling.named(pooling)
+        sequences: list[Sequence] = []
+        pools: list[Pooled] = []
+        try:
+            for text in [texts] if isinstance(texts, str) else texts:
+                ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+                pools.append(Pooled(how))
+                sequences.append(self.engine.submit(ids, _NO_ANSWER, readout=pools[-1]))
+            while any(s.finish_reason is None for s in sequences):
+                self.engine.step()
+            for s in sequences:
+                if s.error is not None:
+                    raise s.error
+        finally:
+            for s in sequences:
+                self.engine.cancel(s)
+        rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]
+        return np.array(rows, np.float32).reshape(len(rows), dimensions or self.spec.hidden)
+
+    def _prepare_hidden(self) -> api.Program:
+        n = self.plan.max_tokens
+        graph = hidden_graph(self.graph)
+        return self.backend.prepare(
+            make_plan(graph, self.backend, max_tokens=n, max_outputs=n), self._cache
+        )
+
     # -- scoring --------------------------------------------------------------------------------
 
     def logits(self, ids: Seq[int]) -> FloatArray:
@@ -417,6 +466,9 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_NO_ANSWER = SamplingParams(max_tokens=0)
 
 
 class _Answer:

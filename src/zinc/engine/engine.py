@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from zinc.backends.api import Cache, Program
-from zinc.core.errors import MemoryLimitError, QueueFullError, RequestError
+from zinc.core.errors import MemoryLimitError, QueueFullError, RequestError, UnsupportedError
 from zinc.engine import loader
 from zinc.engine.checkpoints import checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
+from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler, SamplingParams
 from zinc.engine.scheduler import Budget, Demand, schedule
 from zinc.engine.sequence import Sequence
@@ -37,7 +38,8 @@ class Engine:
 
     context: bounds prompt plus answer of a request, in tokens. prefix_cache: keep what was run for
     requests that begin alike, in at most `cache_bytes` of the cache (None: what is not in use).
-    max_waiting: how many requests may wait beside those that run; None sets no bound.
+    max_waiting: how many requests may wait beside those that run; None sets no bound. hidden: makes
+    the program, on the same cache, whose output are the rows behind the final norm.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Engine:
         cache_bytes: int | None = None,
         max_waiting: int | None = None,
         prompt_tokens_beside_streams: int = PROMPT_TOKENS_BESIDE_STREAMS,
+        hidden: Callable[[], Program] | None = None,
     ) -> None:
         self.program = program
         self.n_vocab = n_vocab
@@ -71,6 +74,7 @@ class Engine:
             prefix_cache=prefix_cache,
             limit_bytes=cache_bytes,
         )
+        self._make_hidden = hidden
         self._sequences: dict[int, Sequence] = {}
         self._ids = itertools.count()
 
@@ -101,16 +105,22 @@ class Engine:
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
         checkpoints: Collection[int] = (),
+        readout: Readout | None = None,
     ) -> Sequence:
         """Queues a prompt.
 
         Requests of higher priority go first, and clients share what prompts get equally.
         checkpoints: positions in the prompt at which another one may depart from it, beside those
-        that the engine finds itself. Raises RequestError when it cannot run, and QueueFullError
+        that the engine finds itself. readout: what takes the rows of the prompt; after one of
+        hidden states there is no answer. Raises RequestError when it cannot run, and QueueFullError
         when too many wait.
         """
         ids = list(ids)
         wanted = self._check(ids, params)
+        if readout is not None and readout.hidden:
+            if self._make_hidden is None:
+                raise UnsupportedError("this engine has no hidden states to give", "")
+            wanted = 0
         sampler = Sampler(
             params,
             self.n_vocab,
@@ -129,17 +139,15 @@ class Engine:
             priority=priority,
             constraint=constraint,
             thinking=None if thinking is None else ThinkingTracker(thinking),
+            readout=readout,
         )
-        if self.pool.recurrent and self.pool.prefix_cache:
+        if self.pool.recurrent and self.pool.prefix_cache and sequence.is_reusable:
             sequence.marks = checkpoint_positions(ids, sequence.end_tokens, checkpoints)
-        if wanted == 0:
+        self._sequences[sequence.id] = sequence
+        self._force(sequence)
+        sequence.key = b"" if sequence.is_read else key_of(sequence.ids)
+        if sequence.n_generated >= wanted and not sequence.is_read:
             self._finish(sequence, "length")
-        else:
-            self._sequences[sequence.id] = sequence
-            self._force(sequence)
-            sequence.key = key_of(sequence.ids)
-            if sequence.n_generated >= wanted:
-                self._finish(sequence, "length")
         return sequence
 
     def cancel(self, sequence: Sequence, reason: str = "cancelled") -> None:
@@ -160,7 +168,7 @@ class Engine:
             )
         context = min(self.context, self._pool_tokens)
         room = context - len(ids)
-        if room < 1:
+        if room < (0 if params.max_tokens == 0 else 1):
             raise RequestError(
                 "the prompt is too long",
                 f"it has {len(ids)} tokens, and the context holds {context} with the answer",
@@ -208,12 +216,20 @@ class Engine:
             if not plan.preempted and self._sequences:
                 self._fail_stuck()
             return []
+        gained = self._run([s for s in running if not s.is_read], counts)
+        read = [s for s in running if s.is_read]
+        self._embed([s for s in read if not s.is_reusable], counts)
+        for s in read:
+            if s.is_reusable:
+                gained += self._score(s, counts[s.id])
+        return sorted(gained, key=lambda s: s.id)
+
+    def _run(self, running: list[Sequence], counts: dict[int, int]) -> list[Sequence]:
+        """Runs tokens of sequences in one batch and samples for those that are complete then."""
+        if not running:
+            return []
         complete = [s for s in running if counts[s.id] == s.pending]
-        masks = {
-            s.id: self._worker.submit(s.constraint.mask)
-            for s in complete
-            if s.constraint is not None and s.is_constrained
-        }
+        masks = self._masks(complete)
         try:
             logits = self.program.step(self._batch(running, counts))
         except Exception as error:
@@ -227,6 +243,63 @@ class Engine:
         for row, s in enumerate(complete):
             self._sample(s, logits[row], masks.get(s.id))
         return complete
+
+    def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
+        """Runs prompts up to the final norm, and ends those that are complete then."""
+        if not running:
+            return
+        try:
+            rows = self._hidden.step(self._batch(running, counts, every_row=True))
+            for s in running:
+                assert s.readout is not None
+                s.readout.read(s.ids, s.n_run, rows[: counts[s.id]])
+                rows = rows[counts[s.id] :]
+        except Exception as error:
+            for s in running:
+                self._fail(s, error)
+            return
+        for s in running:
+            self._ran(s, counts[s.id])
+            if not s.pending:
+                self._finish(s, "length")
+
+    def _score(self, s: Sequence, count: int) -> list[Sequence]:
+        """Runs tokens of a prompt alone and reads the logits of all, as many as the program gives
+        at a time; samples when it is complete then."""
+        assert s.readout is not None
+        masks = self._masks([s] if count == s.pending else [])
+        try:
+            while count > 0:
+                n = min(count, self.program.plan.max_outputs)
+                logits = self.program.step(self._batch([s], {s.id: n}, every_row=True))
+                s.readout.read(s.ids[: s.n_prompt], s.n_run, logits)
+                self._ran(s, n)
+                count -= n
+        except Exception as error:
+            for future in masks.values():
+                future.exception()
+            self._fail(s, error)
+            return []
+        if s.pending:
+            return []
+        if s.n_generated >= s.max_tokens:
+            self._finish(s, "length")
+            return []
+        self._sample(s, logits[-1], masks.get(s.id))
+        return [s]
+
+    def _masks(self, complete: list[Sequence]) -> dict[int, Future[Any]]:
+        """Begins to compute what the next tokens may be, by id of the sequence."""
+        return {
+            s.id: self._worker.submit(s.constraint.mask)
+            for s in complete
+            if s.constraint is not None and s.is_constrained
+        }
+
+    @cached_property
+    def _hidden(self) -> Program:
+        assert self._make_hidden is not None
+        return self._make_hidden()
 
     def _budget(self) -> Budget:
         return Budget(
@@ -300,12 +373,17 @@ class Engine:
             counts[s.id] = count
         return running, counts
 
-    def _batch(self, running: Seq[Sequence], counts: dict[int, int]) -> Step:
+    def _batch(
+        self, running: Seq[Sequence], counts: dict[int, int], every_row: bool = False
+    ) -> Step:
+        """A step of so many tokens of each. Rows come out for those that are complete with it, or
+        for every token."""
         n_tokens = np.array([counts[s.id] for s in running], np.int32)
         starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
         ids = [s.ids[s.n_run : s.n_run + counts[s.id]] for s in running]
         positions = [np.arange(s.n_run, s.n_run + counts[s.id]) for s in running]
         ends = [i for i, s in enumerate(running) if counts[s.id] == s.pending]
+        last_rows = (starts[1:] - 1)[ends]
         holdings = [s.holding for s in running if s.holding is not None]
         width = max(len(h.tables[0]) for h in holdings)
         tables = np.full((len(self.pool.groups), len(running), width), -1, np.int32)
@@ -316,7 +394,7 @@ class Engine:
             ids=np.array(list(itertools.chain.from_iterable(ids)), np.int32),
             positions=np.concatenate(positions).astype(np.int32),
             sequence=np.repeat(np.arange(len(running), dtype=np.int32), n_tokens),
-            output_rows=(starts[1:] - 1)[ends],
+            output_rows=np.arange(starts[-1], dtype=np.int32) if every_row else last_rows,
             seq_start=starts,
             state_slot=np.array([h.slot for h in holdings], np.int32),
             tables=tuple(tables),
@@ -327,6 +405,10 @@ class Engine:
     def _ran(self, s: Sequence, count: int) -> None:
         s.n_run += count
         assert s.holding is not None
+        if s.is_read:
+            s.n_read = min(s.n_run, s.n_prompt)
+        if not s.is_reusable:
+            return
         if s.n_run in s.marks:
             self.pool.checkpoint(s.holding, key_of(s.ids[: s.n_run]))
         elif s.n_run - count < s.n_prompt <= s.n_run:
@@ -374,9 +456,12 @@ class Engine:
     def _preempt(self, s: Sequence) -> None:
         """Takes the cache away from a sequence, which will be run again from what is kept of it."""
         assert s.holding is not None
-        self.pool.release(s.holding, key_of(s.ids[: s.n_run]))
+        self.pool.release(s.holding, key_of(s.ids[: s.n_run]) if s.is_reusable else None)
         s.holding, s.n_run = None, 0
-        s.key = key_of(s.ids)
+        if s.readout is not None and s.is_read:
+            s.readout.reset()
+            s.n_read = 0
+        s.key = b"" if s.is_read else key_of(s.ids)
         s.n_preempted += 1
 
     def _fail(self, s: Sequence, error: Exception) -> None:
@@ -398,7 +483,7 @@ class Engine:
         s.finish_reason = reason
         s.ended = time.perf_counter()
         if s.holding is not None:
-            keep = key_of(s.ids[: s.n_run]) if reason != "error" else None
+            keep = key_of(s.ids[: s.n_run]) if reason != "error" and s.is_reusable else None
             self.pool.release(s.holding, keep)
             s.holding = None
         self._sequences.pop(s.id, None)

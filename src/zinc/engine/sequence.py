@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from zinc.engine.constraint import Constraint, ThinkingTracker
+from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler
 from zinc.kv import Holding, Prospect
 
@@ -38,7 +39,8 @@ class Sequence:
 
     holding: its part of the cache, None while it waits. n_cached: prompt tokens that came from the
     prefix cache when it began. key: the ids as the prefix cache wants them, while it waits. marks:
-    where its recurrent state is to be copied. error: why it ended with finish_reason "error".
+    where its recurrent state is to be copied. n_read: prompt tokens whose rows `readout` has got.
+    error: why it ended with finish_reason "error".
     """
 
     id: int
@@ -51,8 +53,10 @@ class Sequence:
     priority: int = 0
     constraint: Constraint | None = None
     thinking: ThinkingTracker | None = None
+    readout: Readout | None = None
     marks: list[int] = field(default_factory=list)
     n_run: int = 0
+    n_read: int = 0
     n_cached: int = 0
     n_preempted: int = 0
     holding: Holding | None = None
@@ -74,6 +78,16 @@ class Sequence:
         """The most tokens to run in one go: up to where its state is to be copied."""
         mark = next((m for m in self.marks if m > n_run), len(self.ids))
         return mark - n_run
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the rows of its next tokens are wanted."""
+        return self.readout is not None and self.n_read < self.n_prompt
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the prefix cache keeps it: texts to be embedded are rarely begun again."""
+        return self.readout is None or not self.readout.hidden
 
     @property
     def is_constrained(self) -> bool:

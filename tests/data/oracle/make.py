@@ -4,7 +4,7 @@
 
 greedy.json: for 20 prompts the ids of prompt and answer, and by how much the best logit of each
 step leads the second. perplexity.json: of an excerpt of the text, kept beside it as prose.txt, over
-windows of 512 tokens whose second halves are scored.
+windows of 512 tokens whose second halves are scored. embeddings.npz: of some texts, pooled by mean.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CHATS = [
     "Can you help me cook rice?",
     "Name an animal that can fly.",
 ]
+EMBEDDED = ["Once upon a time", "The ship sailed north.", "The cat sat on the mat. " * 60]
 TEXTS = [
     "Once upon a time",
     "The old man walked down to the river and",
@@ -77,7 +78,17 @@ def greedy(llm: llama_cpp.Llama, prompt: list[int], end: set[int]) -> dict[str, 
     return {"prompt": prompt, "answer": answer, "leads": leads}
 
 
+def embeddings() -> np.ndarray:
+    """float32 [texts, hidden], of length 1."""
+    llm = llama_cpp.Llama(
+        str(MODEL), n_ctx=WINDOW, embedding=True, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_MEAN,
+        verbose=False, n_threads=2,
+    )  # fmt: skip
+    return np.array([llm.embed(text, normalize=True) for text in EMBEDDED], np.float32)
+
+
 def main() -> None:
+    np.savez_compressed(HERE / "embeddings.npz", texts=EMBEDDED, rows=embeddings())
     llm = llama_cpp.Llama(
         str(MODEL), n_ctx=WINDOW, n_batch=WINDOW, logits_all=True, verbose=False, n_threads=2
     )

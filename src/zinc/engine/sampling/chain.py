@@ -206,14 +206,18 @@ class Sampler:
     def _report(self, logits: Floats, token: int) -> Sampled:
         if self.params.logprobs is None:
             return Sampled(token)
-        peak = logits.max()
-        log_total = float(peak) + math.log(np.exp(logits - peak).sum(dtype=np.float64))
-        top = largest(logits, self.params.logprobs)
-        return Sampled(
-            token,
-            float(logits[token]) - log_total,
-            tuple((int(i), float(logits[i]) - log_total) for i in top),
-        )
+        return log_probabilities(logits, token, self.params.logprobs)
+
+
+def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
+    """What a model's logits [n_vocab] say of a token, and of the `top` most likely ones."""
+    peak = logits.max()
+    log_total = float(peak) + math.log(np.exp(logits - peak).sum(dtype=np.float64))
+    return Sampled(
+        token,
+        float(logits[token]) - log_total,
+        tuple((int(i), float(logits[i]) - log_total) for i in largest(logits, top)),
+    )
 
 
 def _check_peak(peak: float) -> None:

@@ -1,0 +1,38 @@
+"""The graph of a model without its output projection: what remains ends at the final norm.
+
+Every decoder ends alike: the rows that are asked for, a norm, a linear into the vocabulary, perhaps
+a scaling of the logits. So the cut is found from the end of the graph, for every model file at
+once, and the rest is planned and run like any other graph.
+"""
+
+from __future__ import annotations
+
+from zinc.core.errors import UnsupportedError
+from zinc.ops.graph import Graph, Node, Value
+from zinc.plan.passes import producers
+
+_ON_LOGITS = {"softcap", "scale", "add"}  # what may come between the projection and the output
+
+
+def hidden_graph(graph: Graph) -> Graph:
+    """A graph whose output are the rows [outputs, hidden] that `graph` projects into logits.
+
+    Raises UnsupportedError when the graph does not end in a projection.
+    """
+    assert graph.output is not None
+    made = producers(graph.nodes)
+    node = made[graph.output.id]
+    after: list[Node] = [node]
+    while node.op in _ON_LOGITS and isinstance(node.inputs[0], Value):
+        node = made[node.inputs[0].id]
+        after.append(node)
+    if node.op != "linear" or not isinstance(node.inputs[0], Value):
+        raise UnsupportedError(
+            "this model has no hidden states to give",
+            f"its graph ends in {node.op} and not in a projection into the vocabulary",
+        )
+    dropped = {id(n) for n in after}
+    found = Graph()
+    found.nodes = [n for n in graph.nodes if id(n) not in dropped]
+    found.output = node.inputs[0]
+    return found
