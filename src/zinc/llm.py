@@ -34,7 +34,6 @@ from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences
 from zinc.engine.sequence import Sequence, Timings
 from zinc.engine.structured import Grammars, Kind
 from zinc.formats.gguf import GGUFFile
-from zinc.kv.disk import CacheFile
 from zinc.models import load as load_architecture
 from zinc.ops.graph import FloatArray
 from zinc.ops.step import Step
@@ -78,9 +77,10 @@ class LLM:
     goes. kv_dtype: "f16", "q8_0", or "auto" for the latter on the CPU. batch_tokens: the most
     tokens a step runs. prefix_cache: keep what was run for prompts that begin alike, in at most
     `cache_bytes` (default: all of the cache that is not in use). cache_dir: a folder where that is
-    found again after `close`; it holds what was said, readable by its owner alone. pooling: how
-    `embed` makes one row of a text; default, as the file says, else the mean. progress: called with
-    bytes done and bytes in all while weights are loaded.
+    found again after a restart or a crash, written behind while requests run; it holds what was
+    said, readable by its owner alone. pooling: how `embed` makes one row of a text; default, as the
+    file says, else the mean. progress: called with bytes done and bytes in all while weights are
+    loaded.
 
     Raises a `ZincError` when the file is damaged or unsupported, or memory is short.
     """
@@ -133,11 +133,9 @@ class LLM:
             cache_bytes=cache_bytes,
             hidden=self._prepare_hidden,
         )
-        self._cache_file: CacheFile | None = None
         if cache_dir is not None and prefix_cache:
             key = cache_key(self.file.paths, self.plan, layout, self.backend)
-            self._cache_file = CacheFile(Path(cache_dir).expanduser(), key, cache_bytes)
-            self._cache_file.load(self.engine.pool)
+            self.engine.keep_on_disk(Path(cache_dir).expanduser(), key, cache_bytes)
         self.memory = Memory(self.backend.weight_bytes, self._cache.n_bytes, self.plan.arena_bytes)
 
     @cached_property
@@ -299,6 +297,7 @@ class LLM:
                     yield Chunk(text, fresh, answer.finish_reason if ended else None, timings)
         finally:
             self.engine.cancel(answer.sequence)
+            self.engine.settle()
 
     def _complete(self, answers: list[_Answer]) -> list[Completion]:
         try:
@@ -311,6 +310,7 @@ class LLM:
         finally:
             for answer in answers:
                 self.engine.cancel(answer.sequence)
+            self.engine.settle()
         return [a.completion() for a in answers]
 
     # -- embeddings -----------------------------------------------------------------------------
@@ -446,11 +446,10 @@ class LLM:
     def close(self) -> None:
         """Frees the model's memory; the object is of no use afterwards.
 
-        What the prefix cache has is written to `cache_dir`, if there is one.
+        What the prefix cache has is in `cache_dir` then, if there is one.
         """
-        if self._cache_file is not None:
-            self._cache_file.save(self.engine.pool)
-            self._cache_file = None
+        if "engine" in self.__dict__:
+            self.engine.close()
         self.__dict__.pop("_scorer", None)
         for name in ("program", "engine", "_cache", "backend"):
             self.__dict__.pop(name, None)

@@ -5,7 +5,11 @@ The fixtures are tiny random models of a dense, a sliding-window and two hybrid 
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +133,7 @@ def test_a_conversation_goes_on_after_a_restart(family, backend, tmp_path):
     with LLM(path, **options, cache_dir=tmp_path) as llm:
         ids = prompt(llm, 150, 0)
         ids += llm.generate(ids, short).token_ids
-    (file,) = tmp_path.iterdir()
+    (folder,) = tmp_path.iterdir()
     ids += [7, 8, 9]
     with LLM(path, **options, cache_dir=tmp_path) as llm:
         answer = llm.generate(ids, short)
@@ -138,4 +142,37 @@ def test_a_conversation_goes_on_after_a_restart(family, backend, tmp_path):
     assert answer.timings.cached_tokens == 154
     with LLM(path, **{**options, "kv_dtype": "q8_0"}, cache_dir=tmp_path) as llm:
         assert llm.generate(ids, short).timings.cached_tokens == 0  # a file of its own
-    assert file.exists()
+    assert len(list(tmp_path.iterdir())) == 2
+    assert any(folder.iterdir())
+
+
+def test_what_was_run_before_a_process_is_killed_is_found_again(tmp_path):
+    """Killed in mid-answer of its second request, with no chance to close anything."""
+    program = f"""
+import sys
+from zinc import LLM, SamplingParams
+llm = LLM({str(FIXTURES / "qwen35.gguf")!r}, context=2048, cache_dir={str(tmp_path)!r})
+short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+print(llm.generate(list(range(3, 153)), short).token_ids, flush=True)
+for chunk in llm.stream(list(range(9, 300)), SamplingParams(max_tokens=1500, ignore_eos=True)):
+    if chunk.token_ids:
+        print("more", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    tokens = json.loads(process.stdout.readline())
+    for _ in range(80):
+        assert process.stdout.readline() == "more\n"
+    process.kill()
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGKILL
+    short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    path = FIXTURES / "qwen35.gguf"
+    with LLM(path, context=2048, cache_dir=tmp_path) as llm:
+        again = llm.generate([*range(3, 153), *tokens, 7], short)
+        other = llm.generate([*range(9, 300), 5], short)
+    with LLM(path, context=2048) as llm:
+        assert again.token_ids == llm.generate([*range(3, 153), *tokens, 7], short).token_ids
+        assert other.token_ids == llm.generate([*range(9, 300), 5], short).token_ids
+    assert again.timings.cached_tokens == 154
+    assert other.timings.cached_tokens >= 290 - 1

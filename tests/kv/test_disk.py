@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zinc.kv import CachePool, Group, key_of
-from zinc.kv.disk import CacheFile
+from zinc.kv.disk import DiskCache
 
 BLOCK, SIZE = 4, 16
 
@@ -81,84 +81,206 @@ CONVERSATIONS = [
     [1, 2, 3, 4, 20, 21, 22, 23],
     [30, 31],
 ]
+N_TOKENS = 4 + 4 + 2 + 3 + 4 + 2
+BLOCKS_BYTES, STATE_BYTES = 2 * 2 * SIZE, SIZE
+
+
+def write(folder, conversations=CONVERSATIONS, limit_bytes=None, pool=None):
+    pool = pool or new_pool()
+    disk = DiskCache(folder, "key", pool, limit_bytes)
+    disk.load()
+    for ids in conversations:
+        run(pool, ids)
+    check_contents(pool)
+    disk.close()
+    return pool
+
+
+def read(folder, pool=None, key="key"):
+    """(pool, tokens restored)"""
+    pool = pool or new_pool()
+    disk = DiskCache(folder, key, pool, 1 << 20)
+    n_tokens = disk.load()
+    check_contents(pool)
+    assert all(a.n_held == 0 for a in pool.allocators)
+    assert not disk.behind
+    disk.close()
+    return pool, n_tokens
+
+
+def files(folder, suffix=""):
+    return sorted(p for p in (folder / "key").iterdir() if p.name.endswith(suffix))
 
 
 @pytest.fixture
 def saved(tmp_path):
-    pool = new_pool()
-    for ids in CONVERSATIONS:
-        run(pool, ids)
-    check_contents(pool)
-    file = CacheFile(tmp_path / "cache", "key")
-    assert file.save(pool) == 4 + 4 + 2 + 3 + 4 + 2
-    return file
+    write(tmp_path)
+    return tmp_path
 
 
 def test_what_was_kept_is_found_again(saved):
-    pool = new_pool()
-    assert saved.load(pool) == 19
-    check_contents(pool)
+    pool, n_tokens = read(saved)
+    assert n_tokens == N_TOKENS
     for ids in CONVERSATIONS:
         assert pool.prospect(key_of([*ids, 99]), len(ids)).n_cached == len(ids)
-    assert all(a.n_held == 0 for a in pool.allocators)
 
 
 def test_it_is_readable_by_its_owner_alone(saved):
-    assert os.stat(saved.path).st_mode & 0o077 == 0
-    assert os.listdir(saved.folder) == [saved.path.name]
+    assert len(files(saved)) == 6 + 4
+    for path in (saved / "key", *files(saved)):
+        assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_smaller_cache_takes_what_fits_and_leaves_a_slot(saved, caplog):
-    pool = new_pool(n_blocks=3, n_slots=2)
-    assert 0 < saved.load(pool) <= 12
-    check_contents(pool)
+def test_a_piece_is_written_once(saved):
+    before = {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in files(saved)}
+    pool = new_pool()
+    disk = DiskCache(saved, "key", pool)
+    disk.load()
+    run(pool, CONVERSATIONS[0])
+    disk.close()
+    after = {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in files(saved)}
+    assert {n: inode for n, (inode, _) in before.items()} == {n: i for n, (i, _) in after.items()}
+    used = [n for n in before if after[n][1] > before[n][1]]
+    assert len(used) == 3 + 1  # so that they are known to be the most recent
+
+
+def test_what_is_written_a_step_is_bounded_and_parents_come_first(tmp_path):
+    pool = new_pool()
+    disk = DiskCache(tmp_path, "key", pool)
+    run(pool, list(range(40)))
+    sizes = []
+    while disk.behind:
+        disk.collect(limit_bytes=2 * BLOCKS_BYTES)
+        for _ in range(9):
+            disk.wait()
+        sizes.append(len(files(tmp_path, ".kv")))
+        # Killed now, all of it is found again.
+        assert read(tmp_path)[1] == 4 * sizes[-1]
+    assert sizes[-1] == 10
+    # Those that have left the window are half as large.
+    assert max(np.diff([0, *sizes])) <= 4
+    disk.close()
+
+
+def test_what_a_running_sequence_committed_is_written(tmp_path):
+    pool = new_pool()
+    disk = DiskCache(tmp_path, "key", pool)
+    holding, _ = pool.attach(b"", 0)
+    pool.grow(holding, 8)
+    pool.checkpoint(holding, key_of([1, 2, 3, 4, 5]))
+    disk.flush()
+    assert [len(files(tmp_path, suffix)) for suffix in (".kv", ".state")] == [2, 1]
+    pool.release(holding, key_of([1, 2, 3, 4, 5, 6]))
+    disk.flush()
+    assert [len(files(tmp_path, suffix)) for suffix in (".kv", ".state")] == [2, 2]
+    disk.close()
+
+
+def test_a_longer_text_takes_the_place_of_its_beginning(tmp_path):
+    write(tmp_path, [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]])
+    assert len(files(tmp_path, ".kv")) == 2
+    assert len(files(tmp_path, ".state")) == 2  # of a recurrent layer each is good for a branch
+    pool, n_tokens = read(tmp_path)
+    assert n_tokens == 6
+    assert pool.tree.n_states == 2
+    write(tmp_path, [[1, 2, 3, 4, 5, 6, 7, 8]])
+    assert len(files(tmp_path, ".kv")) == 2
+
+
+def test_a_smaller_cache_takes_the_most_recent_and_leaves_a_slot(saved):
+    pool, n_tokens = read(saved, new_pool(n_blocks=3, n_slots=2))
+    assert 0 < n_tokens <= 12
     assert pool.slots.n_free == 1
+    assert pool.prospect(key_of([30, 31, 1]), 2).n_cached == 2
+    assert len(files(saved)) == 6 + 4  # the rest is there for a larger one
+
+
+def test_what_was_used_last_is_evicted_last_after_a_restart(tmp_path):
+    for first in (1, 5, 9):
+        write(tmp_path, [[first] * 4])
+    write(tmp_path, [[1] * 4])
+    pool, _ = read(tmp_path, new_pool(n_blocks=3))
+    holding, _ = pool.attach(key_of([40] * 8), 7)
+    pool.grow(holding, 8)
+    pool.release(holding)
+    assert pool.prospect(key_of([1] * 5), 4).n_cached == 4
+    assert pool.prospect(key_of([5] * 5), 4).n_cached == 0
 
 
 def test_bytes_are_limited_to_the_most_recent(tmp_path):
+    write(tmp_path, limit_bytes=BLOCKS_BYTES + STATE_BYTES)
+    assert len(files(tmp_path)) == 2
+    pool, n_tokens = read(tmp_path)
+    assert n_tokens == 2
+    assert pool.prospect(key_of([30, 31, 1]), 2).n_cached == 2
+
+
+def test_of_a_long_text_its_beginning_is_kept(tmp_path):
+    write(tmp_path, [list(range(40))], limit_bytes=4 * BLOCKS_BYTES)
+    n_blocks = len(files(tmp_path, ".kv"))
+    assert 4 <= n_blocks < 10
+    assert read(tmp_path)[1] == 4 * n_blocks
+
+
+def test_what_was_evicted_from_memory_stays_on_disk(tmp_path):
+    pool = write(tmp_path, [[i] * 8 for i in range(1, 7)], pool=new_pool(n_blocks=4))
+    assert len(pool.tree) <= 4
+    write(tmp_path, [[i] * 8 for i in range(1, 7)], limit_bytes=1 << 20)
+    assert read(tmp_path)[1] == 48
+
+
+def test_no_folder_is_no_trouble(tmp_path, caplog):
+    assert read(tmp_path / "no" / "where")[1] == 0
+    write(tmp_path, [])
+    assert not caplog.records
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_model_is_ignored_with_a_warning(saved, caplog):
+    (saved / "key").rename(saved / "other")
+    with caplog.at_level(logging.WARNING):
+        assert read(saved, key="other")[1] == 0
+    assert "of another model" in caplog.text
+    assert not list((saved / "other").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
     pool = new_pool()
+    disk = DiskCache(tmp_path / "file" / "cache", "key", pool)
     for ids in CONVERSATIONS:
         run(pool, ids)
-    file = CacheFile(tmp_path, "key", limit_bytes=2 * 2 * SIZE + SIZE)
-    assert file.save(pool) == 2
-    again = new_pool()
-    assert file.load(again) == 2
-    assert again.prospect(key_of([30, 31, 1]), 2).n_cached == 2
-
-
-def test_no_file_is_no_trouble(tmp_path, caplog):
-    assert CacheFile(tmp_path / "no" / "where", "key").load(new_pool()) == 0
-    assert CacheFile(tmp_path, "key").save(new_pool()) == 0
-    assert not caplog.records
-
-
-def test_a_file_of_another_model_is_ignored_with_a_warning(saved, caplog):
-    other = CacheFile(saved.folder, "other")
-    saved.path.rename(other.path)
-    with caplog.at_level(logging.WARNING):
-        assert other.load(new_pool()) == 0
-    assert "of another model" in caplog.text
-
-
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
-    pool = new_pool()
-    run(pool, CONVERSATIONS[0])
-    (tmp_path / "file").write_text("")
-    assert CacheFile(tmp_path / "file" / "cache", "key").save(pool) == 0
-    assert "was not written" in caplog.text
+        disk.flush()
+    assert not disk.behind
+    disk.close()
+    assert [r.message for r in caplog.records if "is not written" in r.message] == [
+        caplog.records[0].message
+    ]
 
 
 def test_states_that_a_model_does_not_have_are_refused(saved, caplog):
-    assert saved.load(new_pool(recurrent=False)) == 0
+    _, n_tokens = read(saved, new_pool(recurrent=False))
+    assert n_tokens == N_TOKENS
     assert "contradicts the model" in caplog.text
+
+
+def test_what_a_dead_process_left_is_removed(saved):
+    old, new = (saved / "key" / f"tmp-{name}" for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    read(saved)
+    assert new.exists()
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_damage_is_noticed(saved, caplog, seed):
     """Cut, flipped, overwritten or extended: what is loaded is right, and the pool is whole."""
     rng = random.Random(seed)
-    data = bytearray(saved.path.read_bytes())
-    match seed % 4:
+    path = rng.choice(files(saved))
+    data = bytearray(path.read_bytes())
+    match seed % 5:
         case 0:
             del data[rng.randrange(len(data)) :]
         case 1:
@@ -169,11 +291,16 @@ def test_damage_is_noticed(saved, caplog, seed):
         case 3:
             at = rng.randrange(len(data))
             data[at:at] = rng.randbytes(rng.randrange(1, 40))
-    saved.path.write_bytes(data)
-    pool = new_pool()
-    loaded = saved.load(pool)
-    check_contents(pool)
-    assert all(a.n_held == 0 for a in pool.allocators)
-    assert caplog.records or loaded == 19
-    run(pool, [1, 2, 3, 4, 5, 6])
-    check_contents(pool)
+        case 4:
+            data = rng.choice(files(saved)).read_bytes()  # another one under its name
+    same = data == path.read_bytes()
+    path.write_bytes(data)
+    pool, n_tokens = read(saved)
+    assert caplog.records or same
+    assert n_tokens <= N_TOKENS
+    assert path.exists() == same
+    # What is lost is run again, and written again.
+    write(saved, pool=pool)
+    caplog.clear()
+    assert read(saved)[1] == N_TOKENS
+    assert not caplog.records

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from zinc.engine.sampling import Sampled, Sampler, SamplingParams
 from zinc.engine.scheduler import Budget, Demand, schedule
 from zinc.engine.sequence import Sequence
 from zinc.kv import BlockAllocator, CachePool, key_of
+from zinc.kv.disk import DiskCache
 from zinc.ops.graph import FloatArray, RecurrentState
 from zinc.ops.step import Step
 
@@ -75,12 +77,29 @@ class Engine:
             limit_bytes=cache_bytes,
         )
         self._make_hidden = hidden
+        self.disk: DiskCache | None = None
         self._sequences: dict[int, Sequence] = {}
         self._ids = itertools.count()
 
     @property
     def idle(self) -> bool:
-        return not self._sequences
+        """Whether a step has nothing to do: no requests, and nothing to write behind."""
+        return not self._sequences and (self.disk is None or not self.disk.behind)
+
+    def keep_on_disk(self, folder: Path, key: str, limit_bytes: int | None = None) -> None:
+        """Finds again what the prefix cache had under `key`, and writes behind what it gains."""
+        self.disk = DiskCache(folder, key, self.pool, limit_bytes)
+        self.disk.load()
+
+    def settle(self) -> None:
+        """Has everything that the prefix cache keeps on disk, when it is kept there."""
+        if self.disk is not None:
+            self.disk.flush()
+
+    def close(self) -> None:
+        if self.disk is not None:
+            self.disk.close()
+            self.disk = None
 
     @property
     def allocators(self) -> list[BlockAllocator]:
@@ -201,6 +220,14 @@ class Engine:
 
         A sequence that fails ends with finish_reason "error" and its `error`; the others go on.
         """
+        gained = self._step()
+        if self.disk is not None:
+            self.disk.collect()
+            if not self._sequences:
+                self.disk.wait()  # whoever calls until the engine is idle must not spin
+        return gained
+
+    def _step(self) -> list[Sequence]:
         for s in self._sequences.values():
             if s.holding is not None:
                 self.pool.trim(s.holding, s.n_run)

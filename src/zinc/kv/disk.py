@@ -1,255 +1,220 @@
-"""The prefix cache on disk, so that a conversation goes on after a restart.
+"""The prefix cache on disk, so that a conversation goes on after a restart or a crash.
 
-    magic | length, crc32 of the index | index (JSON) | data of each node: blocks, then states
-
-The index lists nodes with their parents first: tokens, which groups have a block, where
-checkpoints are, and the crc32 of the data. Sizes follow from the cache that reads the file, never
-from the file. A file belongs to one `key` (model, plan, layout, version) and is replaced as a
-whole. What does not fit any more, is damaged or foreign is left out with a warning: a cache may
-forget, and never lies.
+What the tree gains is written behind: the engine hands over a few megabytes a step, as copies, and
+a thread writes them, a file a block (zinc.kv.piece). A process may be killed at any time; what was
+written by then is found again. A folder belongs to one `key` (model, plan, layout, version). What
+does not fit any more, is damaged or foreign is left out with a warning: a cache may forget, and
+never lies.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import os
-import struct
-import tempfile
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from io import BufferedReader
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zinc.core.errors import MemoryLimitError
+from zinc.kv import piece
+from zinc.kv.piece import BLOCK, STATE, Head, piece_name
 from zinc.kv.pool import CachePool
+from zinc.kv.recovery import File, Recovery, block_views
 from zinc.kv.tree import TOKEN_BYTES, Node
 
 log = logging.getLogger("zinc.cache")
 
-MAGIC = b"zinc prefix cache 1\n"
-_HEAD = struct.Struct("<QI")
-MAX_INDEX_BYTES = 1 << 28
+# What a step may copy: about a millisecond. A piece is never divided.
+STEP_BYTES = 4 << 20
+# Copies that wait for the disk; with more of them the engine stops handing over.
+MAX_WAITING_BYTES = 64 << 20
 
 
-class DamagedError(Exception):
-    """A cache file is not what it claims to be. Never leaves this module."""
+class DiskCache:
+    """The files of one pool in `folder`/`key`; at most `limit_bytes` of them, the oldest go first.
 
+    Not thread-safe: it belongs to the thread that runs the engine. Without a limit it keeps as much
+    as the pool can. A failure to write (no space, no permission) is a warning, and nothing more is
+    written: the cache is a convenience.
+    """
 
-@dataclass(frozen=True, slots=True)
-class CacheFile:
-    """The file of one model in a cache folder. `limit_bytes` bounds what is written."""
+    def __init__(
+        self, folder: Path, key: str, pool: CachePool, limit_bytes: int | None = None
+    ) -> None:
+        self.folder, self.key = folder / key, key
+        self._pool = pool
+        self._limit_bytes = pool.total_bytes if limit_bytes is None else limit_bytes
+        self._files: OrderedDict[str, File] = OrderedDict()  # least recently used first
+        self._n_bytes = 0
+        self._children: Counter[bytes] = Counter()  # files by the name of their parent
+        self._tails: dict[bytes, dict[bytes, str]] = {}  # by parent and tokens
+        self._jobs: deque[tuple[Future[None], int]] = deque()
+        self._waiting_bytes = 0
+        self._failed = False
+        self._writer = ThreadPoolExecutor(1, "zinc-cache")
+        self._touched = pool.tree.watch()
 
-    folder: Path
-    key: str
-    limit_bytes: int | None = None
+    # -- writing behind -------------------------------------------------------------------------
 
     @property
-    def path(self) -> Path:
-        return self.folder / f"{self.key}.zinccache"
+    def behind(self) -> bool:
+        """Whether anything that was kept is not on disk yet."""
+        self._settle()
+        return bool(self._touched or self._jobs) and not self._failed
 
-    def save(self, pool: CachePool) -> int:
-        """Writes what the pool keeps, the most recently used first; returns how many tokens.
+    def collect(self, limit_bytes: int = STEP_BYTES) -> None:
+        """Hands over what the tree gained, parents first: about `limit_bytes` of it."""
+        self._settle()
+        taken, used = 0, list[str]()
+        while self._touched and taken < limit_bytes and self._waiting_bytes < MAX_WAITING_BYTES:
+            node, _ = self._touched.popitem(last=False)
+            if not self._failed:
+                taken += self._take(node, used)
+        if used:
+            self._do(0, lambda: self._refresh(used))
+        self._forget()
 
-        A failure to write (no space, no permission) is a warning: the cache is a convenience.
-        """
-        nodes = self._chosen(pool)
-        if not nodes:
+    def wait(self) -> None:
+        """Waits for the oldest write that is under way, if there is one."""
+        if self._jobs:
+            self._jobs[0][0].result()
+            self._settle()
+
+    def flush(self) -> None:
+        """Writes everything that is not on disk yet."""
+        while self.behind:
+            self.collect()
+            self.wait()
+
+    def close(self) -> None:
+        self.flush()
+        self._writer.shutdown()
+
+    def _take(self, node: Node, used: list[str]) -> int:
+        """Hands over what is new of a node; returns its bytes."""
+        pool = self._pool
+        is_tail = node.n_tokens < pool.block_tokens
+        if node not in pool.tree:
             return 0
+        parent, taken = _digest(node.parent), 0
+        groups = tuple(g for g, block in enumerate(node.blocks) if block >= 0)
+        name = piece_name(parent, node.tokens, BLOCK)
+        known = self._files.get(name)
+        if known is not None and set(groups) <= set(known.head.groups):
+            self._files.move_to_end(name)
+            used.append(name)
+        else:
+            head = Head(self.key, parent, node.tokens, groups)
+            taken += self._put(head, block_views(pool, groups, node.blocks))
+            self._replace_tails(parent, node.tokens, is_tail)
+        for offset, slot in sorted(node.states.items()):
+            tokens = node.tokens[: offset * TOKEN_BYTES]
+            name = piece_name(parent, tokens, STATE)
+            if name in self._files:
+                self._files.move_to_end(name)
+                used.append(name)
+            else:
+                head = Head(self.key, parent, tokens, is_state=True)
+                taken += self._put(head, pool.copier.state_views(slot))
+        return taken
+
+    def _put(self, head: Head, views: Iterable[npt.NDArray[np.uint8]]) -> int:
+        data = b"".join(view.data for view in views)
+        self._add(head, len(data))
+        self._do(len(data), lambda: piece.write(self.folder, self.key, head, data))
+        return len(data)
+
+    def _replace_tails(self, parent: bytes, tokens: bytes, is_tail: bool) -> None:
+        """Drops the files of tails that a longer text has taken the place of."""
+        tails = self._tails.setdefault(parent, {}) if is_tail else self._tails.get(parent, {})
+        for shorter in [t for t in tails if tokens.startswith(t) and t != tokens]:
+            self._drop(tails.pop(shorter))
+        if is_tail:
+            tails[tokens] = piece_name(parent, tokens, BLOCK)
+
+    def _add(self, head: Head, size: int) -> None:
+        old = self._files.pop(head.name, None)
+        self._files[head.name] = File(size, head)
+        self._n_bytes += size - (old.size if old else 0)
+        self._children[head.parent] += old is None
+
+    def _drop(self, name: str) -> None:
+        file = self._files.pop(name, None)
+        if file is None:
+            return
+        self._n_bytes -= file.size
+        parent, tokens = file.head.parent, file.head.tokens
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+        if not file.head.is_state and parent in self._tails:
+            self._tails[parent].pop(tokens, None)
+            if not self._tails[parent]:
+                del self._tails[parent]
+        self._do(0, lambda: (self.folder / name).unlink(missing_ok=True))
+
+    def _forget(self) -> None:
+        """Drops the least recently used files until the rest is within the limit."""
+        while self._n_bytes > self._limit_bytes:
+            # Without its parent a file is of no use, so those go first that nobody needs.
+            self._drop(next(n for n in self._files if not self._is_parent(n)))
+
+    def _is_parent(self, name: str) -> bool:
+        return name.endswith(BLOCK) and bytes.fromhex(name.removesuffix(BLOCK)) in self._children
+
+    def _refresh(self, names: Iterable[str]) -> None:
+        """Their order on disk is that of their times, for whoever loads them."""
+        for name in names:
+            try:
+                os.utime(self.folder / name)
+            except FileNotFoundError:  # another process found it too old
+                continue
+
+    def _do(self, n_bytes: int, job: Callable[[], None]) -> None:
+        self._waiting_bytes += n_bytes
+        self._jobs.append((self._writer.submit(self._try, job), n_bytes))
+
+    def _try(self, job: Callable[[], None]) -> None:
+        if self._failed:
+            return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-                try:
-                    _write(file, pool, nodes, self.key)
-                    os.replace(file.name, self.path)  # readable by its owner alone, as it was made
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+            job()
         except OSError as error:
-            log.warning("the prefix cache was not written to %s: %s", self.path, error)
-            return 0
-        return sum(node.n_tokens for node in nodes)
+            self._failed = True
+            log.warning("the prefix cache is not written to %s any more: %s", self.folder, error)
 
-    def load(self, pool: CachePool) -> int:
-        """Restores what was saved, as far as there is room; returns how many tokens."""
-        try:
-            with self.path.open("rb") as file:
-                return _read(file, pool, self.key)
-        except FileNotFoundError:
-            return 0
-        except (OSError, DamagedError) as error:
-            log.warning("the prefix cache in %s, or a part of it, is ignored: %s", self.path, error)
-            return 0
+    def _settle(self) -> None:
+        while self._jobs and self._jobs[0][0].done():
+            job, n_bytes = self._jobs.popleft()
+            job.result()
+            self._waiting_bytes -= n_bytes
 
-    def _chosen(self, pool: CachePool) -> list[Node]:
-        """Nodes to write, parents before their children."""
-        nodes: list[Node] = []
-        pool.tree.walk(lambda node, key: nodes.append(node))
-        # A parent was used whenever a child was; the sort keeps it first among equals.
-        nodes.sort(key=lambda node: -node.used)
-        sizes = [g.block_bytes for g in pool.groups]
-        total, chosen = 0, []
-        for node in nodes:
-            total += sum(s for s, block in zip(sizes, node.blocks, strict=True) if block >= 0)
-            total += pool.state_bytes * len(node.states)
-            if self.limit_bytes is not None and total > self.limit_bytes:
-                break
-            chosen.append(node)
-        return chosen
+    # -- reading --------------------------------------------------------------------------------
+
+    def load(self) -> int:
+        """Restores what was written, as far as there is room; returns how many tokens."""
+        files, n_tokens = Recovery(self.folder, self.key, self._pool).run()
+        for name, file in files.items():
+            head = file.head
+            self._add(head, file.size)
+            if not head.is_state and len(head.tokens) < self._pool.block_tokens * TOKEN_BYTES:
+                self._tails.setdefault(head.parent, {})[head.tokens] = name
+        self._touched.clear()
+        self._forget()
+        return n_tokens
 
 
-def _write(file: Any, pool: CachePool, nodes: list[Node], key: str) -> None:
-    numbers = {id(node): i for i, node in enumerate(nodes)}
-    entries = []
-    for node in nodes:
-        crc = 0
-        for view in _views(pool, node):
-            crc = zlib.crc32(view.data, crc)
-        entries.append(
-            {
-                "parent": numbers.get(id(node.parent), -1),
-                "tokens": base64.b64encode(node.tokens).decode(),
-                "groups": [i for i, block in enumerate(node.blocks) if block >= 0],
-                "states": sorted(node.states),
-                "crc": crc,
-            }
-        )
-    index = json.dumps({"key": key, "nodes": entries}, separators=(",", ":")).encode()
-    file.write(MAGIC + _HEAD.pack(len(index), zlib.crc32(index)) + index)
-    for node in nodes:
-        for view in _views(pool, node):
-            file.write(view.data)
-
-
-def _views(pool: CachePool, node: Node) -> Iterator[npt.NDArray[np.uint8]]:
-    for group, block in enumerate(node.blocks):
-        if block >= 0:
-            yield from pool.copier.block_views(group, block)
-    for offset in sorted(node.states):
-        yield from pool.copier.state_views(node.states[offset])
-
-
-def _read(file: BufferedReader, pool: CachePool, key: str) -> int:
-    entries = _index(file, key)
-    restored: dict[int, Node] = {}
-    n_tokens = 0
-    for i, entry in enumerate(entries):
-        parent, tokens, groups, states, crc = _entry(entry, i, pool)
-        if parent >= 0 and parent not in restored:
-            _skip(file, pool, groups, len(states))
-            continue
-        try:
-            node = _restore(file, pool, restored.get(parent), tokens, groups, states, crc)
-        except MemoryLimitError:
-            log.info("the prefix cache on disk is larger than the cache: %d tokens kept", n_tokens)
-            break
-        if node is not None:
-            restored[i] = node
-            n_tokens += node.n_tokens
-    return n_tokens
-
-
-def _index(file: BufferedReader, key: str) -> list[dict[str, Any]]:
-    head = file.read(len(MAGIC) + _HEAD.size)
-    if len(head) != len(MAGIC) + _HEAD.size or not head.startswith(MAGIC):
-        raise DamagedError("it is not a cache file of this version")
-    length, crc = _HEAD.unpack(head[len(MAGIC) :])
-    if length > min(MAX_INDEX_BYTES, os.fstat(file.fileno()).st_size):
-        raise DamagedError("its index is longer than the file")
-    text = file.read(length)
-    if len(text) != length or zlib.crc32(text) != crc:
-        raise DamagedError("its index is damaged")
-    try:
-        index = json.loads(text)
-        if index["key"] != key:
-            raise DamagedError("it is of another model or version")
-        entries = index["nodes"]
-        if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
-            return entries
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DamagedError("its index cannot be read") from error
-    raise DamagedError("its index cannot be read")
-
-
-def _entry(
-    entry: dict[str, Any], number: int, pool: CachePool
-) -> tuple[int, bytes, list[int], list[int], int]:
-    """The fields of a node, checked."""
-    try:
-        parent, crc = int(entry["parent"]), int(entry["crc"])
-        tokens = base64.b64decode(entry["tokens"], validate=True)
-        groups, states = [int(g) for g in entry["groups"]], [int(s) for s in entry["states"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError("its index cannot be read") from error
-    count, rest = divmod(len(tokens), TOKEN_BYTES)
-    fits = (
-        -1 <= parent < number
-        and rest == 0
-        and 0 < count <= pool.block_tokens
-        and groups == sorted(set(groups) & set(range(len(pool.groups))))
-        and states == sorted({s for s in states if 0 < s <= count})
-        and (pool.recurrent or not states)
-        and all(g in groups for g, group in enumerate(pool.groups) if not group.window)
-    )
-    if not fits:
-        raise DamagedError("its index contradicts the model")
-    return parent, tokens, groups, states, crc
-
-
-def _restore(
-    file: BufferedReader,
-    pool: CachePool,
-    parent: Node | None,
-    tokens: bytes,
-    groups: list[int],
-    states: list[int],
-    crc: int,
-) -> Node | None:
-    """Reads a node's data into blocks of its own. Raises MemoryLimitError when there are none."""
-    blocks = [-1] * len(pool.groups)
-    slots: list[int] = []
-    node = None
-    try:
-        for group in groups:
-            (blocks[group],) = pool.allocators[group].acquire(1)
-        n_slots = min(len(states), max(0, pool.slots.n_free - 1))  # one is left for a sequence
-        slots = [pool.slots.acquire() for _ in range(n_slots)]
-        found = 0
-        for group in groups:
-            for view in pool.copier.block_views(group, blocks[group]):
-                found = _fill(file, view, found)
-        for slot in slots:
-            for view in pool.copier.state_views(slot):
-                found = _fill(file, view, found)
-        for _ in states[len(slots) :]:
-            for view in pool.copier.state_views(0):
-                found = _fill(file, np.empty_like(view), found)
-        if found != crc:
-            raise DamagedError("its data is damaged")
-        node = pool.tree.restore(parent, tokens, blocks)
-        return node
-    finally:
-        for offset, slot in zip(states, slots, strict=False):
-            if node is None or not pool.tree.put_state(node, offset, slot):
-                pool.slots.release(slot)
-        for allocator, block in zip(pool.allocators, blocks, strict=True):
-            if block >= 0:
-                allocator.release([block])
-
-
-def _fill(file: BufferedReader, view: npt.NDArray[np.uint8], crc: int) -> int:
-    if file.readinto(view.data) != view.nbytes:
-        raise DamagedError("it ends too early")
-    return zlib.crc32(view.data, crc)
-
-
-def _skip(file: BufferedReader, pool: CachePool, groups: list[int], n_states: int) -> None:
-    size = sum(view.nbytes for g in groups for view in pool.copier.block_views(g, 0))
-    size += n_states * sum(view.nbytes for view in pool.copier.state_views(0))
-    file.seek(size, os.SEEK_CUR)
+def _digest(node: Node | None) -> bytes:
+    """What names the text up to the end of a node."""
+    path: list[Node] = []
+    while node is not None and node.parent is not None and not node.digest:
+        path.append(node)
+        node = node.parent
+    digest = (node.digest if node is not None else b"") or piece.ROOT
+    for below in reversed(path):
+        digest = below.digest = piece.chain(digest, below.tokens)
+    return digest

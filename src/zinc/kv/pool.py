@@ -25,7 +25,7 @@ SLACK_BLOCKS = 2
 
 
 class Copier(Protocol):
-    """What has the data: a backend's Cache. Views are what `zinc.kv.disk` reads and fills."""
+    """What has the data: a backend's Cache. Views are what `zinc.kv.disk` copies and fills."""
 
     def copy_block(self, group: int, source: int, target: int) -> None: ...
     def copy_state(self, source: int, target: int) -> None: ...
@@ -119,6 +119,12 @@ class CachePool:
     @property
     def cached_bytes(self) -> int:
         return self.tree.n_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """What blocks and states take when all are in use."""
+        states = self.n_slots * self.state_bytes if self.recurrent else 0
+        return sum(g.n_blocks * g.block_bytes for g in self.groups) + states
 
     def blocks(self, n_tokens: int) -> int:
         return -(-n_tokens // self.block_tokens)

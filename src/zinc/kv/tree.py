@@ -13,6 +13,7 @@ the longest prefix for which everything is there. Least recently used leaves go 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +30,8 @@ class Node:
     """One block of tokens behind its parent's. `tails` are children with fewer than a block.
 
     blocks: one a group, -1 where none is kept; states: slot of the recurrent state behind so many
-    tokens of the node (1 to its length).
+    tokens of the node (1 to its length). digest: names the text up to its end, once zinc.kv.disk
+    has asked for it.
     """
 
     tokens: bytes
@@ -39,6 +41,7 @@ class Node:
     children: dict[bytes, Node] = field(default_factory=dict)
     tails: list[Node] = field(default_factory=list)
     states: dict[int, int] = field(default_factory=dict)
+    digest: bytes = b""
 
     @property
     def n_tokens(self) -> int:
@@ -94,9 +97,26 @@ class PrefixTree:
         self._clock = 0
         self.n_bytes = 0
         self.generation = 0  # changes when the answer of `find` may change
+        self._touched: OrderedDict[Node, None] | None = None
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._nodes
+
+    def watch(self) -> OrderedDict[Node, None]:
+        """Nodes that were put in, used again or changed, parents first; the caller takes them out.
+
+        Some of them may have left the tree by then.
+        """
+        if self._touched is None:
+            self._touched = OrderedDict()
+        return self._touched
+
+    def _touch(self, node: Node) -> None:
+        if self._touched is not None:
+            self._touched[node] = None
 
     @property
     def n_states(self) -> int:
@@ -197,9 +217,14 @@ class PrefixTree:
                 if len(tokens) == self._width:
                     self._share(child, i, tables)
             child.used = self._clock
+            self._touch(child)
             node, offset = child, len(tokens) // TOKEN_BYTES
         self._shrink()
         return node, offset
+
+    def child(self, parent: Node | None, tokens: bytes) -> Node | None:
+        """The node behind a parent (None: at the beginning) that has all of `tokens`."""
+        return self._child(parent or self._root, tokens)
 
     def _child(self, node: Node, tokens: bytes) -> Node | None:
         """The child that has all of `tokens`; shorter tails of the same text end in it."""
@@ -257,6 +282,7 @@ class PrefixTree:
         self._states[slot] = (node, offset)
         self.n_bytes += self._state_bytes
         self.generation += 1
+        self._touch(node)
         self._shrink(but=slot)
         return True
 
