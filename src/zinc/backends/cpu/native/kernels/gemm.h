@@ -53,7 +53,8 @@ template <class Micro>
 }
 
 // Asks for weights some way ahead of their use, on into the tile that will be read after this one: the
-// hardware's prefetcher starts anew at every jump between tiles.
+// hardware's prefetcher starts anew at every jump between tiles. Into the second-level cache: the first is as
+// large as what is asked for, so it would lose the rows of x to it (measured: 10 to 30% of a decode step).
 class Ahead {
 public:
     Ahead(const std::byte* tile, int64_t bytes, const std::byte* next, int64_t n_steps)
@@ -65,7 +66,8 @@ public:
           due_(at_) {}
     // One of n_steps equal steps through the tile.
     [[gnu::always_inline]] void step() {
-        for (due_ += step_; at_ < due_; at_ += 64) __builtin_prefetch((at_ < bytes_ ? tile_ : next_) + at_);
+        for (due_ += step_; at_ < due_; at_ += 64)
+            __builtin_prefetch((at_ < bytes_ ? tile_ : next_) + at_, 0, 2);
     }
 
 private:
