@@ -276,7 +276,7 @@ def test_what_is_not_http(server: Running):
 def test_paths_and_methods_that_there_are_not(server: Running):
     for method, path, status in (
         ("GET", "/none", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/images/generations", 404),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/health", 405),
         ("GET", "/v1/models/none", 404),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from serving import MODEL, Running
@@ -76,6 +77,41 @@ def test_logprobs(client):
     assert (tokens, offsets) == (found.logprobs.tokens, found.logprobs.text_offset)
 
 
+def test_the_prompt_is_scored_with_echo(client, llm: LLM):
+    ids = llm.tokenizer.encode(PROMPT * 20)
+    logits = llm.logits(ids).astype(np.float64)
+    top = logits.max(axis=1)
+    log_total = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+    want = [float(logits[i, t] - log_total[i]) for i, t in enumerate(ids[1:])]
+    plain = create(client, ids, logprobs=1, max_tokens=3).choices[0]
+    found = create(client, ids, echo=True, logprobs=1, max_tokens=3).choices[0]
+    assert found.text == llm.tokenizer.decode(ids) + plain.text == "".join(found.logprobs.tokens)
+    assert found.logprobs.token_logprobs[0] is None
+    assert found.logprobs.top_logprobs[0] is None
+    assert found.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(want, abs=1e-5)
+    assert found.logprobs.token_logprobs[len(ids) :] == plain.logprobs.token_logprobs
+    best = [llm.tokenizer.decode([i]) for i in logits.argmax(axis=1)[:-1]]
+    assert [next(iter(t)) for t in found.logprobs.top_logprobs[1 : len(ids)]] == best
+    assert found.logprobs.text_offset[len(ids)] == len(llm.tokenizer.decode(ids))
+
+    alone = create(client, ids, echo=True, logprobs=1, max_tokens=0)
+    assert alone.choices[0].logprobs.tokens == found.logprobs.tokens[: len(ids)]
+    assert alone.choices[0].finish_reason == "length"
+    assert alone.usage.completion_tokens == 0
+    pieces = list(create(client, [ids, ids[:3]], echo=True, logprobs=1, max_tokens=3, stream=True))
+    mine = [p.choices[0] for p in pieces if p.choices[0].index == 0]
+    assert "".join(c.text for c in mine) == found.text
+    scores = [x for c in mine if c.logprobs for x in c.logprobs.token_logprobs]
+    assert scores == found.logprobs.token_logprobs
+
+
+def test_the_perplexity_of_a_scored_prompt_is_that_of_the_command(client, llm: LLM):
+    ids = llm.tokenizer.encode("The ship sailed north, and nobody knew why. " * 8)[:64]
+    found = create(client, ids, echo=True, logprobs=0, max_tokens=0).choices[0].logprobs
+    second_half = found.token_logprobs[len(ids) // 2 + 1 :]
+    assert np.exp(-np.mean(second_half)) == pytest.approx(llm.perplexity(ids, len(ids)), rel=1e-6)
+
+
 def test_a_grammar(client):
     extra = {"grammar": "start: /[a-f]{8}/"}
     found = create(client, [PROMPT, "Hello"], extra_body=extra).choices
@@ -100,7 +136,6 @@ def test_stop(client):
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [[1], "x"]}, "prompt"),
         ({"logprobs": 50}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "logprobs"),
         ({"extra_body": {"grammar": "root ::= ("}}, "grammar"),
     ],
 )  # fmt: skip

@@ -106,6 +106,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long running answers may take to end on shutdown (default: %(default)s)",
     )
     parser.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "last"),
+        help="how embeddings make one row of a text's (default: as the model says, else mean)",
+    )
+    parser.add_argument(
         "--ignore-unknown-fields",
         action="store_true",
         help="pass over fields of requests that no API defines, instead of refusing them",
@@ -148,6 +153,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             prefix_cache=not args.no_prefix_cache,
             cache_bytes=args.cache_size,
             cache_dir=args.cache_dir,
+            pooling=args.pooling,
             backend_options=usage.backend_options(),
         ),
         host=args.host,

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Scope
 
 from zinc.server import (
     anthropic,
+    embeddings,
     llama,
     openai_chat,
     openai_responses,
@@ -95,6 +96,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Continue text or tokens", "OpenAI", streams=True,
     ),
     _post(
+        "/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingFields,
+        "Texts to vectors", "OpenAI", statuses=(429,),
+    ),
+    _post(
         "/v1/responses", openai_responses.create_response, openai_responses.ResponseFields,
         "Create a response", "OpenAI", "/responses", streams=True,
     ),
@@ -120,6 +125,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _post(
         "/completion", llama.completion, llama.NativeFields,
         "Continue text or tokens", "llama.cpp", "/completions", streams=True,
+    ),
+    _post(
+        "/embedding", embeddings.native_embeddings, embeddings.NativeEmbeddingFields,
+        "Texts to vectors", "llama.cpp", "/embeddings", statuses=(429,),
     ),
     _post("/tokenize", llama.tokenize, llama.TokenizeFields, "Text to tokens", "llama.cpp"),
     _post("/detokenize", llama.detokenize, llama.DetokenizeFields, "Tokens to text", "llama.cpp"),

@@ -29,6 +29,7 @@ class LoadOptions:
     prefix_cache: bool = True
     cache_bytes: int | None = None
     cache_dir: str | None = None
+    pooling: str | None = None
     backend_options: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -119,7 +119,7 @@ class EventStream(Response):
             self._report(error)
             await write(self._on_error(from_exception(error)))
         finally:
-            await _stop([pauses])
+            await stop([pauses])
         await write(b"", more=False)
 
     async def _fill_pauses(self, write: Callable[[bytes], Awaitable[None]]) -> None:
@@ -170,7 +170,7 @@ async def merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[in
             else:
                 yield found
     finally:
-        await _stop(tasks)
+        await stop(tasks)
 
 
 async def _first_of(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, None]) -> T:
@@ -182,10 +182,11 @@ async def _first_of(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, Non
             return task.result()
         raise ClientDisconnect
     finally:
-        await _stop([task, watch])
+        await stop([task, watch])
 
 
-async def _stop(tasks: Sequence[asyncio.Future[Any]]) -> None:
+async def stop(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancels tasks and waits for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

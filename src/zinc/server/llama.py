@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from zinc import __version__
 from zinc.engine.sampling import Sampled, SamplingParams
+from zinc.server import prompts
 from zinc.server.body import Fields
 from zinc.server.chat import render
 from zinc.server.errors import ApiError, invalid
@@ -37,7 +38,7 @@ from zinc.server.fields import (
 from zinc.server.http import JSONAnswer, event, merge
 from zinc.server.openai_chat import ChatFields, to_request
 from zinc.server.openai_shapes import OPENAI, check_count, refuse, timings_object, token_logprob
-from zinc.server.openai_text import MAX_PROMPTS, encode_prompt
+from zinc.server.openai_text import MAX_PROMPTS
 from zinc.server.pool import LoadedModel
 from zinc.server.runner import End, Generation, Job, PlainReader
 from zinc.server.service import Service, account, answer, client_of, read_fields
@@ -99,8 +100,8 @@ async def completion(service: Service, request: Request) -> Response:
         )
         reader = partial(PlainReader, model.tokenizer, params.stop)
         deadline = (fields.t_max_predict_ms or 0) / 1000
-        prompts = _prompts(model, fields.prompt)
-        held = iter(constraints(model, constraint, n * len(prompts)))
+        found = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
+        held = iter(constraints(model, constraint, n * len(found)))
         return [
             Job(
                 ids,
@@ -110,7 +111,7 @@ async def completion(service: Service, request: Request) -> Response:
                 deadline_s=deadline if deadline > 0 else None,
                 priority=fields.priority or 0,
             )
-            for ids in prompts
+            for ids in [prompts.encode(model, each, "prompt", parse_special=True) for each in found]
             for i in range(n)
         ]
 
@@ -243,32 +244,6 @@ def _selected(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         if value is not None:
             selected[name.rpartition("/")[2]] = value
     return selected
-
-
-def _prompts(model: LoadedModel, prompt: str | list[Any]) -> list[list[int]]:
-    """Token ids of the prompt, or of each: text, ids, or a mixture of both."""
-    several = isinstance(prompt, list) and not any(isinstance(p, int) for p in prompt)
-    prompts = prompt if several else [prompt]
-    if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise invalid("prompt", f"prompt holds {len(prompts)} prompts", f"1 to {MAX_PROMPTS} run")
-    return [_mixed(model, each) for each in prompts]
-
-
-def _mixed(model: LoadedModel, prompt: Any) -> list[int]:
-    if isinstance(prompt, str):
-        ids = model.tokenizer.encode(prompt, parse_special=True)
-    elif isinstance(prompt, list):
-        ids = []
-        for at, part in enumerate(prompt):
-            if isinstance(part, str):
-                ids += model.tokenizer.encode(part, add_special=at == 0, parse_special=True)
-            elif isinstance(part, int) and not isinstance(part, bool):
-                ids.append(part)
-            else:
-                raise invalid("prompt", "prompt is not valid", "it holds text and token ids")
-    else:
-        raise invalid("prompt", "prompt is not valid", "it must be text, or token ids")
-    return encode_prompt(model, ids, "prompt")
 
 
 def _biases(value: dict[str, Any] | list[Any] | None, tokenizer: Tokenizer) -> dict[int, float]:

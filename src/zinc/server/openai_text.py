@@ -1,7 +1,8 @@
 """POST /v1/completions: OpenAI's older API, in which a prompt is text or tokens.
 
 https://platform.openai.com/docs/api-reference/completions. A prompt may also be a list of prompts;
-`n` answers of each are numbered one after the other.
+`n` answers of each are numbered one after the other. With `echo` and `logprobs` the prompt's own
+tokens are scored as well; its first one has nothing before it, and so no probability.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.engine.readout import PromptLogprobs
 from zinc.engine.sampling import Sampled, SamplingParams
+from zinc.server import prompts
 from zinc.server.body import FirstError
-from zinc.server.errors import context_exceeded, invalid
+from zinc.server.errors import invalid
 from zinc.server.fields import (
     MAX_ANSWERS,
     Constraint,
@@ -85,52 +88,29 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-def prompts_of(prompt: Prompt) -> list[str | list[int]]:
-    """The prompts of a request, one or several."""
-    found: list[str | list[int]]
-    if isinstance(prompt, str):
-        found = [prompt]
-    elif not prompt:
-        found = []
-    elif isinstance(prompt[0], int):
-        found = [[i for i in prompt if isinstance(i, int)]]
-    else:
-        found = [each for each in prompt if not isinstance(each, int)]
-    if not 1 <= len(found) <= MAX_PROMPTS:
-        raise invalid("prompt", f"prompt holds {len(found)} prompts", f"1 to {MAX_PROMPTS} can run")
-    return found
-
-
-def encode_prompt(model: LoadedModel, prompt: str | list[int], param: str) -> list[int]:
-    """Token ids of one prompt, checked. Raises ApiError."""
-    ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    if not ids:
-        raise invalid(param, f"{param} is empty", "a model needs at least one token")
-    if not 0 <= min(ids) <= max(ids) < model.llm.spec.vocab:
-        raise invalid(
-            param,
-            f"{param} has a token that there is not",
-            f"ids lie between 0 and {model.llm.spec.vocab - 1}",
-        )
-    if len(ids) >= model.context:
-        raise context_exceeded(len(ids), model.context, param)
-    return ids
-
-
 def jobs_of(
     model: LoadedModel,
-    prompts: Sequence[str | list[int]],
+    texts: Sequence[str | list[Any]],
     params: SamplingParams,
     n: int,
     constraint: Constraint | None,
     priority: int,
+    scored: bool,
 ) -> list[Job]:
-    """`n` jobs for each prompt."""
+    """`n` jobs for each prompt, which is `scored` when its own probabilities are wanted."""
     reader = partial(PlainReader, model.tokenizer, params.stop)
-    held = iter(constraints(model, constraint, n * len(prompts)))
+    held = iter(constraints(model, constraint, n * len(texts)))
+    room = 0 if params.max_tokens == 0 else 1
     return [
-        Job(ids, with_seed(params, i), reader, constraint=next(held), priority=priority)
-        for ids in [encode_prompt(model, prompt, "prompt") for prompt in prompts]
+        Job(
+            ids,
+            with_seed(params, i),
+            reader,
+            constraint=next(held),
+            priority=priority,
+            readout=PromptLogprobs(params.logprobs or 0) if scored else None,
+        )
+        for ids in [prompts.encode(model, text, "prompt", room=room) for text in texts]
         for i in range(n)
     ]
 
@@ -139,14 +119,11 @@ async def completions(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, CompletionFields)
     refuse(fields, _REFUSED)
     constraint = constraint_of(fields.response_format, fields)
-    prompts = prompts_of(fields.prompt)
+    texts = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
     n = check_count(fields.n, "n", MAX_ANSWERS)
     if fields.best_of not in (None, n):
         raise invalid("best_of", f"best_of is {fields.best_of}", "only n answers are generated")
-    if fields.echo and fields.logprobs is not None:
-        raise invalid(
-            "logprobs", "echo and logprobs are both set", "logprobs are given for the answer alone"
-        )
+    scored = bool(fields.echo) and fields.logprobs is not None
     params = sampling_params(
         fields,
         max_tokens=fields.max_tokens,
@@ -163,22 +140,22 @@ async def completions(service: Service, request: Request) -> Response:
 
     async def begin(model: LoadedModel) -> list[Generation]:
         jobs = await asyncio.to_thread(
-            jobs_of, model, prompts, params, n, constraint, fields.priority or 0
+            jobs_of, model, texts, params, n, constraint, fields.priority or 0, scored
         )
         return model.runner.submit(jobs, client_of(request))
 
     def echo_of(model: LoadedModel, index: int) -> str:
-        prompt = prompts[index // n]
+        text = texts[index // n]
         if not fields.echo:
             return ""
-        return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+        return text if isinstance(text, str) else model.tokenizer.decode(text)
 
     async def whole(model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
         found = [await _collect(each) for each in answers]
         account(request, [(each.end.reason, each.end.timings) for each in found])
         choices = []
-        for index, each in enumerate(found):
-            logprobs = Logprobs(model.tokenizer).add(each.tokens)
+        for index, (job, each) in enumerate(zip((a.job for a in answers), found, strict=True)):
+            logprobs = Logprobs(model.tokenizer).add([*_prompt_tokens(job), *each.tokens])
             choices.append(
                 {
                     "index": index,
@@ -206,11 +183,16 @@ async def completions(service: Service, request: Request) -> Response:
             finish = more.pop("finish_reason", None)
             return event({**shared, "choices": [{**choice, "finish_reason": finish}], **more})
 
-        if fields.echo:
-            for index in range(len(answers)):
+        to_echo = set(range(len(answers))) if fields.echo else set()
+        if not scored:
+            for index in sorted(to_echo):
                 yield chunk(index, echo_of(model, index))
+            to_echo = set()
         ends: list[End] = []
         async for index, item in merge([plain_text(each) for each in answers]):
+            if index in to_echo:  # the prompt has run now
+                to_echo.remove(index)
+                yield chunk(index, echo_of(model, index), _prompt_tokens(answers[index].job))
             if isinstance(item, End):
                 ends.append(item)
                 timings = timings_object(item.timings)
@@ -243,6 +225,13 @@ async def _collect(generation: Generation) -> _Whole:
     raise RuntimeError("the answer has no end")
 
 
+def _prompt_tokens(job: Job) -> list[Sampled]:
+    """The tokens of a prompt that was scored, once it has run."""
+    if not isinstance(job.readout, PromptLogprobs):
+        return []
+    return [Sampled(job.ids[0]), *job.readout.tokens]
+
+
 def _usage(ends: Sequence[End], n: int) -> Usage:
     """Each prompt counts once, however many answers it has."""
     timings = [end.timings for end in ends]
@@ -254,7 +243,10 @@ def _usage(ends: Sequence[End], n: int) -> Usage:
 
 
 class Logprobs:
-    """OpenAI's older form of log-probabilities; `text_offset` counts on over the pieces."""
+    """OpenAI's older form of log-probabilities; `text_offset` counts on over the pieces.
+
+    They are null for the first token of a prompt, which nothing went before.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -268,9 +260,14 @@ class Logprobs:
             self._offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [finite_logprob(s.logprob) for s in tokens],
+            "token_logprobs": [
+                None if s.logprob is None else finite_logprob(s.logprob) for s in tokens
+            ],
             "top_logprobs": [
-                {self._text(t): finite_logprob(p) for t, p in s.top_logprobs} for s in tokens
+                None
+                if s.logprob is None
+                else {self._text(t): finite_logprob(p) for t, p in s.top_logprobs}
+                for s in tokens
             ],
             "text_offset": offsets,
         }

@@ -121,6 +121,7 @@ class Entry:
                 n_vocab=llm.spec.vocab,
                 n_ctx=llm.context,
                 n_ctx_train=llm.spec.context,
+                n_embd=llm.spec.hidden,
                 memory_bytes=llm.memory.total_bytes,
                 backend=llm.backend.describe(),
             )
@@ -348,6 +349,7 @@ def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], No
         prefix_cache=options.prefix_cache,
         cache_bytes=options.cache_bytes,
         cache_dir=options.cache_dir,
+        pooling=options.pooling,
         options=options.backend_options,
         progress=progress,
     )

@@ -26,6 +26,7 @@ from zinc.core.errors import (
     ZincError,
 )
 from zinc.engine.constraint import Constraint, Thinking
+from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Sequence as EngineSequence
 from zinc.engine.sequence import Timings
@@ -79,7 +80,7 @@ class Job:
     `thinking` tells the engine where reasoning ends and how long it may be; `constraint` is what
     the answer is held to. With `one_call` the answer ends after its first whole call. `deadline_s`
     bounds the time from submission to the last token; what is there then is the answer. Jobs of
-    higher `priority` go first.
+    higher `priority` go first. `readout` has its rows before the first token or the end comes.
     """
 
     ids: Sequence[int]
@@ -90,6 +91,7 @@ class Job:
     one_call: bool = False
     deadline_s: float | None = None
     priority: int = 0
+    readout: Readout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +326,7 @@ class Runner:
                 priority=job.priority,
                 constraint=job.constraint,
                 thinking=job.thinking,
+                readout=job.readout,
             )
         except Exception as error:
             self._send([(generation, [_sequence_error(error)])])

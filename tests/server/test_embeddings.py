@@ -1,0 +1,124 @@
+"""POST /v1/embeddings through OpenAI's own client, and llama.cpp's /embedding."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import openai
+import pytest
+from serving import LOAD, MODEL, Running, running
+
+from zinc import LLM
+from zinc.server.config import LoadOptions
+
+TEXTS = ["Once upon a time", "The ship sailed north.", "x"]
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def test_texts_and_tokens(client, llm: LLM):
+    want = llm.embed(TEXTS)
+    for encoding in ("float", "base64", None):
+        extra = {} if encoding is None else {"encoding_format": encoding}
+        found = client.embeddings.create(model=MODEL, input=TEXTS, **extra)
+        assert [d.index for d in found.data] == [0, 1, 2]
+        rows = [d.embedding for d in found.data]
+        if encoding == "base64":
+            rows = [np.frombuffer(base64.b64decode(r), "<f4") for r in rows]
+        np.testing.assert_array_equal(np.array(rows, np.float32), want)
+    ids = [llm.tokenizer.encode(t) for t in TEXTS]
+    found = client.embeddings.create(model=MODEL, input=ids)
+    np.testing.assert_array_equal(np.array([d.embedding for d in found.data], np.float32), want)
+    assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, ids))
+    one = client.embeddings.create(model=MODEL, input=TEXTS[0])
+    np.testing.assert_array_equal(np.array(one.data[0].embedding, np.float32), want[0])
+
+
+def test_dimensions(client, llm: LLM):
+    found = client.embeddings.create(model=MODEL, input="Hello", dimensions=32).data[0].embedding
+    np.testing.assert_allclose(found, llm.embed("Hello", dimensions=32)[0])
+    assert np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
+
+
+def test_many_texts_at_once_and_beside_streams(server: Running, client, llm: LLM):
+    many = [f"Text number {i} is about {'a fox ' * (i % 7)}" for i in range(200)]
+    fields = {"prompt": TEXTS[0], "temperature": 0, "max_tokens": 60}
+    alone = server.post("/v1/completions", fields).json["choices"][0]["text"]
+    with ThreadPoolExecutor(2) as pool:
+        stream = pool.submit(server.post, "/v1/completions", fields)
+        found = pool.submit(client.embeddings.create, model=MODEL, input=many).result()
+        assert stream.result().json["choices"][0]["text"] == alone
+    got = np.array([d.embedding for d in found.data], np.float32)
+    np.testing.assert_array_equal(got[::40], llm.embed(many[::40]))
+
+
+def test_a_client_that_leaves_ends_its_work(server: Running):
+    body = {"input": ["a long text " * 300] * 60}
+    with pytest.raises(TimeoutError):
+        server.post("/v1/embeddings", body, timeout=0.3)
+    server.wait_idle(5)
+
+
+def test_llama_cpps_shape(server: Running, llm: LLM):
+    rows = llm.embed(TEXTS[:2], normalize=False)
+    for path in ("/embedding", "/embeddings"):
+        found = server.post(path, {"content": TEXTS[:2]}).json
+        assert [each["index"] for each in found] == [0, 1]
+        got = np.array([each["embedding"][0] for each in found])
+        np.testing.assert_allclose(got, rows / np.linalg.norm(rows, axis=1)[:, None], rtol=1e-5)
+    for kind, want in (
+        (-1, rows[0]),
+        (0, rows[0] / np.abs(rows[0]).max() * 32760),
+        (1, rows[0] / np.abs(rows[0]).sum()),
+        (3, rows[0] / (np.abs(rows[0]) ** 3).sum() ** (1 / 3)),
+    ):
+        found = server.post("/embedding", {"input": TEXTS[0], "embd_normalize": kind}).json
+        np.testing.assert_allclose(found[0]["embedding"][0], want, rtol=1e-4, atol=1e-7)
+    mixed = ["Once upon", *llm.tokenizer.encode(" a time", add_special=False)]
+    found = server.post("/embedding", {"content": mixed, "embd_normalize": -1}).json
+    np.testing.assert_allclose(found[0]["embedding"][0], rows[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["x", ""]}, "input[1]"),
+        ({"input": [[1], [10**9]]}, "input[1]"),
+        ({"input": [1, True]}, "input"),
+        ({"input": {"a": 1}}, "input"),
+        ({"input": ["x", 1.5]}, "input[1]"),
+        ({"input": ["x"] * 2049}, "input"),
+        ({"input": "x", "dimensions": 0}, "dimensions"),
+        ({"input": "x", "dimensions": 10**6}, "dimensions"),
+        ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "x", "no_such": 1}, "no_such"),
+    ],
+)
+def test_what_is_refused_names_its_field(server: Running, fields, param):
+    found = server.post("/v1/embeddings", fields)
+    assert (found.status, found.json["error"]["param"]) == (400, param)
+
+
+def test_limits(server: Running, llm: LLM):
+    found = server.post("/v1/embeddings", {"input": [[1] * (llm.context + 1)]})
+    assert found.json["error"]["code"] == "context_length_exceeded"
+    assert server.post("/v1/embeddings", {"input": "x", "model": "none"}).status == 404
+    for fields in ({}, {"content": "x", "input": "y"}):
+        assert server.post("/embedding", fields).json["error"]["param"] == "content"
+
+
+def test_pooling_is_the_servers(llm: LLM):
+    load = LoadOptions(backend=LOAD.backend, threads=2, pooling="last")
+    with running(load=load) as server:
+        found = server.post("/v1/embeddings", {"input": TEXTS[0]}).json["data"][0]["embedding"]
+        np.testing.assert_allclose(found, llm.embed(TEXTS[0], pooling="last")[0], rtol=1e-6)
