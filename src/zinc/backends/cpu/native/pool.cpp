@@ -72,19 +72,24 @@ void Pool::run(int n_items, const int* chunks, Run run, void* context) {
         std::lock_guard lock(job_mutex_);
         if (n_items > capacity_) {
             // A late worker may still read the old counters, so they live as long as the pool.
-            if (counters_) retired_.push_back(std::move(counters_));
+            if (counters_.items) retired_.push_back(std::move(counters_));
             capacity_ = n_items * 2;
-            counters_ = std::make_unique<Counter[]>(static_cast<size_t>(capacity_));
+            const auto n = static_cast<size_t>(capacity_);
+            counters_ = {std::make_unique<Counter[]>(n), std::make_unique<Lane[]>(n * scratch_.size())};
         }
-        for (int i = 0; i < n_items; ++i) {
+        Lane* lanes = counters_.lanes.get();
+        for (int i = 0; i < n_items; ++i, lanes += size()) {
             // Closed before the new total appears: a late worker that reads that total sees the new epoch
             // too.
-            counters_[i].next.store(epoch << 32 | 0xffffffff, std::memory_order_relaxed);
-            counters_[i].total.store(static_cast<uint32_t>(chunks[i]), std::memory_order_release);
-            counters_[i].done.store(epoch << 32, std::memory_order_relaxed);
-            counters_[i].next.store(epoch << 32, std::memory_order_release);
+            for (int t = 0; t < size(); ++t)
+                lanes[t].next.store(epoch << 32 | 0xffffffff, std::memory_order_relaxed);
+            const auto total = static_cast<uint32_t>(chunks[i]);
+            counters_.items[i].total.store(total, std::memory_order_release);
+            counters_.items[i].done.store(epoch << 32, std::memory_order_relaxed);
+            for (int t = 0; t < size(); ++t)
+                lanes[t].next.store((epoch << 32) + first_chunk(total, t), std::memory_order_release);
         }
-        job_ = {counters_.get(), n_items, run, context};
+        job_ = {counters_.items.get(), counters_.lanes.get(), n_items, run, context};
         epoch_.store(epoch);
     }
     if (sleepers_.load() > 0) {
@@ -109,25 +114,34 @@ void Pool::walk(uint64_t epoch, int thread) {
     }
     for (int item = 0; item < job.n_items; ++item) {
         Counter& c = job.counters[item];
+        Lane* lanes = job.lanes + int64_t{item} * size();
         const uint32_t total = c.total.load(std::memory_order_acquire);
-        const uint64_t end = (epoch << 32) + total;
-        uint64_t next = c.next.load(std::memory_order_acquire);
-        while (next >> 32 == epoch && next < end) {
-            if (!c.next.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
+        const uint64_t all_done = (epoch << 32) + total;
+        auto run = [&](uint64_t chunk) {
             try {
-                job.run(job.context, item, static_cast<int>(next & 0xffffffffu), scratch_[thread]);
+                job.run(job.context, item, static_cast<int>(chunk & 0xffffffffu), scratch_[thread]);
             } catch (...) {
                 std::lock_guard lock(error_mutex_);
                 if (!error_) error_ = std::current_exception();
             }
-            if (c.done.fetch_add(1) + 1 == end && sleepers_.load() > 0) {
+            if (c.done.fetch_add(1) + 1 == all_done && sleepers_.load() > 0) {
                 std::lock_guard lock(mutex_);
                 wake_.notify_all();
             }
-            next = c.next.load(std::memory_order_acquire);
+        };
+        for (int i = 0; i < size(); ++i) {
+            const int lane = (thread + i) % size();
+            const uint64_t end = (epoch << 32) + first_chunk(total, lane + 1);
+            std::atomic<uint64_t>& claim = lanes[lane].next;
+            uint64_t next = claim.load(std::memory_order_acquire);
+            while (next >> 32 == epoch && next < end) {
+                if (!claim.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
+                run(next);
+                next = claim.load(std::memory_order_acquire);
+            }
+            if (next >> 32 != epoch) return;  // this step is over: every chunk was done without us
         }
-        if (next >> 32 != epoch) return;  // this step is over: every chunk was done without us
-        wait_done(c, end);
+        wait_done(c, all_done);
     }
 }
 

@@ -4,6 +4,10 @@
 // done. So nobody waits for a *thread*, only for chunks in flight: a thread that the operating system has
 // preempted between chunks delays no one. Counters carry the epoch (step number) in their upper half, so a
 // late thread that wakes up in the next step cannot claim a chunk of it by mistake.
+//
+// The chunks of a launch fall into a lane a thread, neighbours in the same lane. A thread takes its own lane
+// first and then what is left in the others: so it reads one long run of weights, which memory delivers up
+// to a third faster than pieces from here and there.
 #pragma once
 
 #include <atomic>
@@ -40,18 +44,32 @@ public:
 
 private:
     struct alignas(64) Counter {
-        std::atomic<uint64_t> next{0}, done{0};
+        std::atomic<uint64_t> done{0};
         std::atomic<uint32_t> total{0};
     };
+    struct alignas(64) Lane {
+        std::atomic<uint64_t> next{0};
+    };
+    // Counters of every item, and a lane for every item and thread.
+    struct Counters {
+        std::unique_ptr<Counter[]> items;
+        std::unique_ptr<Lane[]> lanes;
+    };
+    // First chunk of a lane; that of lane size() is the number of chunks.
+    uint64_t first_chunk(uint64_t total, int lane) const {
+        const auto n = static_cast<uint64_t>(size());
+        return (total * static_cast<uint64_t>(lane) + n - 1) / n;
+    }
     void worker(int thread);
     void walk(uint64_t epoch, int thread);
     void wait_done(Counter& c, uint64_t target);
 
-    std::vector<std::unique_ptr<Counter[]>> retired_;
-    std::unique_ptr<Counter[]> counters_;
+    std::vector<Counters> retired_;
+    Counters counters_;
     int capacity_ = 0;
     struct Job {
         Counter* counters = nullptr;
+        Lane* lanes = nullptr;
         int n_items = 0;
         Run run = nullptr;
         void* context = nullptr;
