@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from zinc.core.errors import RequestError
@@ -74,10 +75,25 @@ LOG = Variable(
     f"one of {', '.join(LOG_LEVELS)}",
     "log to stderr from this level on; debug also shows the traceback of an error",
 )
+CACHE: Variable[str | None] = Variable(
+    "ZINC_CACHE",
+    None,
+    str,
+    "a folder",
+    "where compiled GPU kernels are kept (default: zinc in the user's cache folder)",
+)
 
 VARIABLES: tuple[Variable[str] | Variable[str | None] | Variable[int | None], ...] = (
     BACKEND,
     THREADS,
     LEVEL,
     LOG,
+    CACHE,
 )
+
+
+def cache_folder() -> Path:
+    """Where zinc keeps what it can make again, by the XDG base directory specification."""
+    if (given := CACHE.get()) is not None:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zinc"

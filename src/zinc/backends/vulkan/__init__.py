@@ -1,0 +1,101 @@
+"""The Vulkan backend: plans become command buffers of compute shaders written in Slang.
+
+It needs a driver of Vulkan 1.3 and nothing of a GPU's vendor. Kernels are found in the wheel, in
+the user's cache or compiled on demand (shaders.py); host calls go through ctypes (vk/).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zinc.backends.api import CacheLayout, Plan, TensorData
+from zinc.backends.vulkan import lower, packing
+from zinc.backends.vulkan.cache import VulkanCache
+from zinc.backends.vulkan.device import Device, open_device
+from zinc.backends.vulkan.dispatch import LOWERINGS, DeviceWeight
+from zinc.backends.vulkan.memory import Memory, Pool, Slice, Staging
+from zinc.backends.vulkan.program import VulkanProgram
+from zinc.backends.vulkan.shaders import Pipelines
+from zinc.core.progress import ProgressBar
+from zinc.ops.graph import Act, State, Weight
+from zinc.quant.blocks import GGMLType
+from zinc.quant.decode import decode
+
+lower.load()
+
+
+@functools.cache
+def _shared(device: Device) -> tuple[Memory, Staging, Pipelines]:
+    """What all backends on a device share."""
+    memory = Memory(device)
+    return memory, Staging(memory), Pipelines(device)
+
+
+class VulkanBackend:
+    name = "vulkan"
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.memory, self._staging, self.pipelines = _shared(device)
+        self._pool = Pool(self.memory)
+        self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
+
+    def describe(self) -> str:
+        return str(self.device.candidate)
+
+    def activation(self, type: GGMLType) -> Act:
+        return packing.activation(type)
+
+    def supports(self, kernel: str) -> bool:
+        return kernel in LOWERINGS
+
+    def row_bytes(self, act: Act, cols: int) -> int:
+        return packing.row_bytes(act, cols)
+
+    def upload(self, weight: Weight, data: TensorData) -> None:
+        if weight.is_vector:
+            vector = decode(data.data, data.type, data.shape)
+            self.weights[weight.name] = None, self._place(vector.view(np.uint8).reshape(-1))
+            return
+        rows_from = None
+        if weight.rows_from is not None:
+            planes = np.arange(weight.planes, dtype=np.int64) * weight.shape[-2]
+            rows_from = np.add.outer(planes, np.array(weight.rows_from, np.int64)).reshape(-1)
+        packed = packing.pack(
+            data.type, data.data, weight.planes, weight.rows, weight.cols, rows_from
+        )
+        place = self._place(packed)
+        resident = DeviceWeight(place.address, data.type, weight.planes, weight.rows, weight.cols)
+        self.weights[weight.name] = resident, place
+
+    def _place(self, data: packing.Bytes) -> Slice:
+        place = self._pool.take(len(data))
+        self._staging.write(place.buffer, place.offset, data)
+        return place
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._pool.n_bytes
+
+    def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> VulkanCache:
+        return VulkanCache(states, layout, self.memory, self._staging)
+
+    def prepare(self, plan: Plan, cache: Any) -> VulkanProgram:
+        return VulkanProgram(
+            plan,
+            self.device,
+            self.memory,
+            self._staging,
+            self.pipelines,
+            self.weights,
+            cache,
+            ProgressBar("compiling kernels"),
+        )
+
+
+def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> VulkanBackend:
+    return VulkanBackend(open_device((options or {}).get("device", "")))

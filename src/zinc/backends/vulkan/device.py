@@ -1,0 +1,400 @@
+"""A Vulkan device: which there are and what they lack, and the one that is chosen, opened.
+
+A device is opened once a process and shared by all backends on it, so that pipelines and the
+driver's own start-up cost are paid once. Work is ordered by one timeline semaphore: each submission
+gets the next number, and waiting means waiting for a number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from ctypes import addressof, c_char_p, c_float, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any
+
+from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, Features
+from zinc.backends.vulkan.vk import types as vk
+from zinc.backends.vulkan.vk.library import Library
+from zinc.core.errors import DeviceError
+
+# What kernels cannot do without; the others of vk.types.FEATURES* are used where they are.
+NEEDED = frozenset(
+    {
+        "shaderInt64",
+        "shaderInt16",
+        "storageBuffer16BitAccess",
+        "storageBuffer8BitAccess",
+        "shaderFloat16",
+        "shaderInt8",
+        "scalarBlockLayout",
+        "timelineSemaphore",
+        "bufferDeviceAddress",
+        "vulkanMemoryModel",
+        "shaderIntegerDotProduct",
+    }
+)
+COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
+MEMORY_BUDGET = "VK_EXT_memory_budget"
+SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_properties"
+WAVE = 32  # lanes of a subgroup where the device lets one choose
+SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
+SLEEP_S = 2e-4  # a sleeping wait wakes up this much before what is waited for
+FLOAT16, FLOAT32, SUBGROUP_SCOPE, TILE = 0, 1, 3, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device of this machine. `missing` lists what zinc needs and it does not have."""
+
+    index: int
+    handle: int
+    name: str
+    kind: str
+    driver: str
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"vulkan:{self.index} {self.name}, {self.kind}, {self.driver}"
+
+
+_lock = threading.Lock()
+_library: Library | None = None
+_open: dict[int, Device] = {}
+
+
+def library() -> Library:
+    """The loader, started once. Raises DeviceError when there is none."""
+    global _library
+    with _lock:
+        _library = _library or Library()
+        return _library
+
+
+def candidates() -> list[Candidate]:
+    """Every device of this machine, in the order of the loader."""
+    lib = library()
+    count = c_uint32()
+    lib.vkEnumeratePhysicalDevices(lib.instance, addressof(count), None)
+    handles = (c_uint64 * count.value)()
+    lib.vkEnumeratePhysicalDevices(lib.instance, addressof(count), addressof(handles))
+    return [_candidate(lib, i, handle) for i, handle in enumerate(handles)]
+
+
+def choose(wanted: str = "") -> Candidate:
+    """The device of that number or name; by default the first discrete one, then integrated ones.
+
+    Raises DeviceError when there is none, or it lacks what zinc needs.
+    """
+    found = candidates()
+    if not found:
+        raise DeviceError(
+            "no Vulkan device was found",
+            "the loader knows no driver",
+            "install the driver of your GPU (Mesa: package mesa-vulkan-drivers)",
+        )
+    names = ", ".join(f"{c.index} ({c.name})" for c in found)
+    if wanted:
+        key = wanted.removeprefix("vulkan:").strip().lower()
+        named = [c for c in found if key == str(c.index) or (key and key in c.name.lower())]
+        if not named or (not key.isdigit() and len(named) > 1):
+            raise DeviceError(
+                f"there is no Vulkan device {wanted!r}"
+                if not named
+                else f"more than one Vulkan device has {wanted!r} in its name",
+                "",
+                f"choose one of {names}",
+            )
+        chosen = named[0]
+    else:
+        order = ["discrete GPU", "integrated GPU", "virtual GPU", "CPU", "other"]
+        chosen = min(found, key=lambda c: (bool(c.missing), order.index(c.kind), c.index))
+    if chosen.missing:
+        raise DeviceError(
+            f"the Vulkan device {chosen.name} cannot run zinc",
+            f"it lacks {', '.join(chosen.missing)}",
+            "update its driver, or choose another device with --device",
+        )
+    return chosen
+
+
+def open_device(wanted: str = "") -> Device:
+    """The chosen device, opened once a process."""
+    chosen = choose(wanted)
+    lib = library()
+    with _lock:
+        if chosen.index not in _open:
+            _open[chosen.index] = Device(lib, chosen)
+        return _open[chosen.index]
+
+
+def _candidate(lib: Library, index: int, handle: int) -> Candidate:
+    properties, p12 = vk.Properties2(), vk.Properties12()
+    properties.chain(p12)
+    lib.vkGetPhysicalDeviceProperties2(handle, addressof(properties))
+    p = properties.properties
+    missing = []
+    if p.apiVersion < vk.API_1_3:
+        missing.append(f"Vulkan 1.3 (it has 1.{p.apiVersion >> 12 & 0x3FF})")
+    else:
+        missing += sorted(NEEDED - _features(lib, handle))
+        p11 = vk.Properties11()
+        properties.chain(p11)
+        lib.vkGetPhysicalDeviceProperties2(handle, addressof(properties))
+        if p11.operations & SUBGROUP_BASIC_OPERATIONS != SUBGROUP_BASIC_OPERATIONS:
+            missing.append("arithmetic and shuffles within a subgroup")
+    if p.limits.maxPushConstantsSize < MAX_PUSH_BYTES:
+        missing.append(f"{MAX_PUSH_BYTES} bytes of push constants")
+    return Candidate(
+        index,
+        handle,
+        p.name.decode(errors="replace"),
+        vk.KINDS.get(p.kind, "other"),
+        f"{p12.driverName.decode(errors='replace')} {p12.driverInfo.decode(errors='replace')}",
+        tuple(missing),
+    )
+
+
+def _features(lib: Library, handle: int) -> set[str]:
+    structs = vk.Features2(), vk.Features11(), vk.Features12(), vk.Features13()
+    head = structs[0]
+    for other in structs[1:]:
+        head.chain(other)
+    lib.vkGetPhysicalDeviceFeatures2(handle, addressof(head))
+    flags = [head.features.flags, *(s.flags for s in structs[1:])]
+    return {
+        name
+        for table, flag in zip(vk.FEATURE_TABLES, flags, strict=True)
+        for name, at in table.items()
+        if flag[at]
+    }
+
+
+class Device:
+    """An open device with one compute queue."""
+
+    def __init__(self, lib: Library, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self._lib, self._physical = lib, candidate.handle
+        self._read_properties()
+        self.family, self.timestamp_bits = self._compute_family()
+        self.handle = self._create()
+        self.vk = lib.functions(self.handle)
+        queue = c_uint64()
+        self.vk.vkGetDeviceQueue(self.handle, self.family, 0, addressof(queue))
+        self._queue = queue.value
+        self._lock = threading.Lock()
+        self._last = 0
+        kind = vk.SemaphoreType(kind=vk.SEMAPHORE_TIMELINE)
+        self.timeline = self.create("vkCreateSemaphore", vk.SemaphoreCreateInfo().chain(kind))
+        self._semaphores = (c_uint64 * 1)(self.timeline)
+        self.pool = self.create(
+            "vkCreateCommandPool", vk.CommandPoolCreateInfo(flags=vk.POOL_RESET, family=self.family)
+        )
+
+    def create(self, call: str, info: Any) -> int:
+        """The handle that a vkCreate... or vkAllocate... call gives."""
+        handle = c_uint64()
+        getattr(self.vk, call)(self.handle, addressof(info), None, addressof(handle))
+        return handle.value
+
+    def command_buffer(self) -> int:
+        info = vk.CommandBufferAllocateInfo(pool=self.pool, count=1)
+        handle = c_uint64()
+        with self._lock:
+            self.vk.vkAllocateCommandBuffers(self.handle, addressof(info), addressof(handle))
+        return handle.value
+
+    def free_command_buffer(self, commands: int) -> None:
+        with self._lock:
+            self.vk.vkFreeCommandBuffers(self.handle, self.pool, 1, addressof(c_uint64(commands)))
+
+    def submit(self, submission: Submission) -> int:
+        """Queues a recorded command buffer; returns the number to wait for."""
+        with self._lock:
+            value = self._last + 1
+            submission.value.value = value
+            self.vk.vkQueueSubmit(self._queue, 1, submission.address, 0)
+            self._last = value
+        return value
+
+    def submission(self, commands: int) -> Submission:
+        return Submission(commands, self.timeline)
+
+    def reached(self) -> int:
+        """The number of the last submission that is done. Raises DeviceError."""
+        value = c_uint64()
+        self.vk.vkGetSemaphoreCounterValue(self.handle, self.timeline, addressof(value))
+        return value.value
+
+    def wait(self, value: int, expected_s: float = 0.0) -> None:
+        """Waits for a submission that will take about `expected_s` seconds.
+
+        It sleeps until shortly before that and then polls, for a while: waking up from a sleep
+        costs more than a small step does.
+        """
+        if expected_s > 2 * SLEEP_S:
+            self._sleep(value, expected_s - SLEEP_S)
+        counter = c_uint64()
+        where, poll = addressof(counter), self.vk.vkGetSemaphoreCounterValue
+        end = time.perf_counter() + min(2e-3, max(SLEEP_S, expected_s))
+        while True:
+            poll(self.handle, self.timeline, where)
+            if counter.value >= value:
+                return
+            if time.perf_counter() > end:
+                break
+        while not self._sleep(value, 10.0):
+            pass
+
+    def idle(self) -> None:
+        """Waits for everything that was submitted."""
+        self.wait(self._last)
+
+    def _sleep(self, value: int, seconds: float) -> bool:
+        values = (c_uint64 * 1)(value)
+        info = vk.SemaphoreWait(
+            count=1, semaphores=addressof(self._semaphores), values=addressof(values)
+        )
+        done: int = self.vk.vkWaitSemaphores(self.handle, addressof(info), int(seconds * 1e9))
+        return done == vk.SUCCESS
+
+    def barrier(self, commands: int, source: tuple[int, int], target: tuple[int, int]) -> None:
+        """Makes what stage and access `source` wrote visible to `target`."""
+        info = vk.MemoryBarrier(source=source[1], target=target[1])
+        self.vk.vkCmdPipelineBarrier(
+            commands, source[0], target[0], 0, 1, addressof(info), 0, None, 0, None
+        )
+
+    def memory(self) -> tuple[Any, list[int]]:
+        """Memory types and heaps, and the bytes of each heap that are still to be had."""
+        properties, budget = vk.MemoryProperties2(), vk.MemoryBudget()
+        if MEMORY_BUDGET in self.extensions:
+            properties.chain(budget)
+        self._lib.vkGetPhysicalDeviceMemoryProperties2(self._physical, addressof(properties))
+        p = properties.properties
+        sizes = [p.heaps[i].size for i in range(p.nHeaps)]
+        if MEMORY_BUDGET in self.extensions:
+            sizes = [max(0, budget.budget[i] - budget.usage[i]) for i in range(p.nHeaps)]
+        return p, sizes
+
+    def _read_properties(self) -> None:
+        lib, physical = self._lib, self._physical
+        self.extensions = _extensions(lib, physical)
+        properties, p11, p13 = vk.Properties2(), vk.Properties11(), vk.Properties13()
+        sms, cores = vk.SMBuiltins(), vk.ShaderCores()
+        properties.chain(p11).chain(p13)
+        if SM_BUILTINS in self.extensions:
+            properties.chain(sms)
+        if SHADER_CORES in self.extensions:
+            properties.chain(cores)
+        lib.vkGetPhysicalDeviceProperties2(physical, addressof(properties))
+        p = properties.properties
+        self.uuid = bytes(p.uuid).hex()
+        self.vendor, self.kind = p.vendor, p.kind
+        self.timestamp_s = p.limits.timestampPeriod * 1e-9
+        self.max_allocation = min(p11.maxMemoryAllocationSize, p13.maxBufferSize or 1 << 62)
+        has = _features(lib, physical)
+        sized = "subgroupSizeControl" in has and p13.requiredStages & vk.SHADER_STAGE_COMPUTE
+        if sized:
+            subgroup = min(max(WAVE, p13.minSubgroupSize), p13.maxSubgroupSize)
+        else:
+            subgroup = p11.subgroupSize
+        self.sets_subgroup_size = bool(sized)
+        self.full_subgroups = bool(sized) and "computeFullSubgroups" in has
+        units = sms.count or cores.engines * cores.arrays * cores.units
+        if not units:
+            units = os.cpu_count() or 1 if p.kind == vk.CPU_DEVICE else 16
+        self.enabled = has
+        self.features = Features(
+            subgroup=subgroup,
+            integer_dot="shaderIntegerDotProduct" in has,
+            cooperative_matrix=COOPERATIVE_MATRIX in self.extensions and self._has_tiles(),
+            shared_bytes=p.limits.maxComputeSharedMemorySize,
+            compute_units=units,
+        )
+
+    def _has_tiles(self) -> bool:
+        """Whether subgroups multiply float16 tiles of 16 x 16 into float32 ones."""
+        features = vk.CooperativeMatrixFeatures()
+        self._lib.vkGetPhysicalDeviceFeatures2(
+            self._physical, addressof(vk.Features2().chain(features))
+        )
+        if not features.matrix:
+            return False
+        get = self._lib.function("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", "!hpp")
+        count = c_uint32()
+        get(self._physical, addressof(count), None)
+        tiles = (vk.CooperativeMatrixProperties * count.value)()
+        for tile in tiles:
+            tile.sType = vk.CooperativeMatrixProperties.stype
+        get(self._physical, addressof(count), addressof(tiles))
+        want = (TILE, TILE, TILE, FLOAT16, FLOAT16, FLOAT32, FLOAT32, SUBGROUP_SCOPE)
+        return any((t.m, t.n, t.k, t.a, t.b, t.c, t.result, t.scope) == want for t in tiles)
+
+    def _compute_family(self) -> tuple[int, int]:
+        """A queue family that computes, by preference the one that also draws: it is the widest."""
+        count = c_uint32()
+        get = self._lib.vkGetPhysicalDeviceQueueFamilyProperties
+        get(self._physical, addressof(count), None)
+        families = (vk.QueueFamilyProperties * count.value)()
+        get(self._physical, addressof(count), addressof(families))
+        able = [i for i, f in enumerate(families) if f.flags & vk.QUEUE_COMPUTE]
+        if not able:
+            raise DeviceError(f"the Vulkan device {self.candidate.name} does not compute")
+        best = max(able, key=lambda i: (bool(families[i].flags & vk.QUEUE_GRAPHICS), -i))
+        return best, families[best].timestampBits
+
+    def _create(self) -> int:
+        structs = [vk.Features2(), vk.Features11(), vk.Features12(), vk.Features13()]
+        for table, struct in zip(vk.FEATURE_TABLES, structs, strict=True):
+            flags = struct.features.flags if struct is structs[0] else struct.flags
+            for name, at in table.items():
+                flags[at] = name in self.enabled
+        for other in structs[1:]:
+            structs[0].chain(other)
+        names = []
+        if self.features.cooperative_matrix:
+            names.append(COOPERATIVE_MATRIX)
+            structs[0].chain(vk.CooperativeMatrixFeatures(matrix=1))
+        extensions = (c_char_p * len(names))(*(name.encode() for name in names))
+        priority = c_float(1.0)
+        queue = vk.DeviceQueueCreateInfo(
+            family=self.family, count=1, priorities=addressof(priority)
+        )
+        info = vk.DeviceCreateInfo(
+            nQueues=1,
+            queues=addressof(queue),
+            nExtensions=len(names),
+            extensions=ctypes.cast(extensions, ctypes.c_void_p),
+        ).chain(structs[0])
+        handle = c_uint64()
+        self._lib.vkCreateDevice(self._physical, addressof(info), None, addressof(handle))
+        return handle.value
+
+
+class Submission:
+    """What vkQueueSubmit reads, kept so that submitting again costs one call."""
+
+    def __init__(self, commands: int, timeline: int) -> None:
+        self.value = c_uint64()
+        self._commands = c_uint64(commands)
+        self._timeline = c_uint64(timeline)
+        self._values = vk.TimelineSubmit(nSignals=1, signals=addressof(self.value))
+        self._info = vk.SubmitInfo(
+            nCommands=1,
+            commands=addressof(self._commands),
+            nSignals=1,
+            signals=addressof(self._timeline),
+        ).chain(self._values)
+        self.address = addressof(self._info)
+
+
+def _extensions(lib: Library, physical: int) -> frozenset[str]:
+    count = c_uint32()
+    lib.vkEnumerateDeviceExtensionProperties(physical, None, addressof(count), None)
+    found = (vk.ExtensionProperties * count.value)()
+    lib.vkEnumerateDeviceExtensionProperties(physical, None, addressof(count), addressof(found))
+    return frozenset(e.name.decode() for e in found)

@@ -1,0 +1,139 @@
+"""What a launch of the plan becomes on a GPU: shaders, their push constants and their grids.
+
+A lowering is a function from a launch to dispatches, registered under the name of its op. It sees
+addresses and sizes only, never a Vulkan handle, so that lowerings are tested without a device and
+serve any host that has device addresses. The host records what they return, once for each bucket
+of a plan, and decides on barriers from the ranges that launches read and write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from zinc.backends.api import Launch, Ref
+from zinc.ops.graph import Constant, Dim, KVState, RecurrentState, Weight
+from zinc.quant.blocks import GGMLType
+
+MAX_PUSH_BYTES = 128  # what every Vulkan device has
+
+
+@dataclass(frozen=True, slots=True)
+class Shader:
+    """One pipeline: `kernels/<name>.slang`, entry point `main`, with these macros defined."""
+
+    name: str
+    defines: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One dispatch of `groups` workgroups. `push` starts with the address of the step's data.
+
+    With `waits` it reads what an earlier dispatch of the same launch wrote; without, it may run
+    beside it.
+    """
+
+    shader: Shader
+    push: bytes
+    groups: tuple[int, int, int]
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Upper bounds of a step, for which grids are made: kernels read the step's own numbers.
+
+    `keys` bounds the cached positions that a sequence has after the step.
+    """
+
+    tokens: int
+    outputs: int
+    sequences: int
+    keys: int
+
+    def rows(self, dim: Dim) -> int:
+        counts = {Dim.TOKENS: self.tokens, Dim.OUTPUTS: self.outputs, Dim.SEQUENCES: self.sequences}
+        return counts.get(dim, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeight:
+    """A resident weight, in the layout of its format's packing (zinc.backends.vulkan.packing)."""
+
+    address: int
+    type: GGMLType
+    planes: int
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKV:
+    """Keys and values of a layer: blocks of so many bytes from these addresses on.
+
+    `table` is the index of the layer's block table among the step's.
+    """
+
+    keys: int
+    values: int
+    key_block_bytes: int
+    value_block_bytes: int
+    block_tokens: int
+    dtype: str
+    table: int
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What kernels are chosen by. subgroup: lanes of a subgroup; the others as Vulkan says them."""
+
+    subgroup: int
+    integer_dot: bool = True
+    cooperative_matrix: bool = False
+    shared_bytes: int = 32768
+    compute_units: int = 1
+
+
+class Addresses(Protocol):
+    """Where the operands of a plan are in device memory, all as 64-bit addresses."""
+
+    features: Features
+
+    @property
+    def step(self) -> int:
+        """The step's data: `struct Step` of kernels/step.slang."""
+        ...
+
+    def ref(self, ref: Ref) -> int: ...
+
+    def weight(self, weight: Weight) -> DeviceWeight: ...
+
+    def vector(self, weight: Weight | Constant) -> int:
+        """A float32 vector."""
+        ...
+
+    def kv(self, state: KVState) -> DeviceKV: ...
+
+    def recurrent(self, state: RecurrentState) -> int:
+        """Slot 0; slot i lies 4 * i * state.floats bytes further."""
+        ...
+
+    def scratch(self, n_bytes: int) -> int:
+        """Memory that is this launch's own from its first dispatch to its last."""
+        ...
+
+
+Lowering: TypeAlias = Callable[[Launch, Addresses, Bucket], list[Dispatch]]
+LOWERINGS: dict[str, Lowering] = {}
+
+
+def lowers(kernel: str) -> Callable[[Lowering], Lowering]:
+    """Registers the decorated lowering for the op of that name."""
+
+    def register(lowering: Lowering) -> Lowering:
+        LOWERINGS[kernel] = lowering
+        return lowering
+
+    return register

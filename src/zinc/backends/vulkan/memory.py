@@ -1,0 +1,256 @@
+"""Device memory: buffers with addresses, a pool that cuts many weights from few, and staging.
+
+Drivers limit how many allocations there are, so weights share large ones. Bytes reach memory that
+the host cannot see through two staging buffers, one filled while the other is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from ctypes import addressof, c_void_p
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zinc.backends.vulkan.device import Device, Submission
+from zinc.backends.vulkan.vk import types as vk
+from zinc.core.errors import MemoryLimitError
+
+Bytes = npt.NDArray[np.uint8]
+
+ALIGNMENT = 256
+STAGING_BYTES = 32 << 20
+SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 20, 256 << 20
+_LOCAL, _VISIBLE = vk.MEMORY_DEVICE_LOCAL, vk.MEMORY_HOST_VISIBLE
+_COHERENT, _CACHED = vk.MEMORY_HOST_COHERENT, vk.MEMORY_HOST_CACHED
+
+
+class Kind(Enum):
+    """What a buffer is for: flags it must have, and flags it would rather have or not."""
+
+    DEVICE = (_LOCAL, 0, _VISIBLE)
+    STEP = (_VISIBLE | _COHERENT, _LOCAL, _CACHED)
+    UPLOAD = (_VISIBLE | _COHERENT, 0, _LOCAL)
+    DOWNLOAD = (_VISIBLE | _COHERENT, _CACHED, _LOCAL)
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A buffer with its own memory. `bytes` is the host's view of it, when it is visible."""
+
+    handle: int
+    address: int
+    size: int
+    bytes: Bytes | None = field(default=None, repr=False)
+
+
+class Memory:
+    """Makes buffers on one device. They are freed when nobody holds them any more."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def type_of(self, kind: Kind, allowed: int = 0xFFFFFFFF) -> tuple[int, int]:
+        """The memory type for a kind of buffer, and its heap."""
+        needed, wanted, unwanted = kind.value
+        properties, _ = self.device.memory()
+        able = [
+            (i, properties.types[i])
+            for i in range(properties.nTypes)
+            if allowed >> i & 1 and properties.types[i].flags & needed == needed
+        ]
+        if not able:
+            raise MemoryLimitError(
+                "the device has no memory for zinc's buffers", f"none is of the kind {kind.name}"
+            )
+        i, chosen = max(
+            able,
+            key=lambda x: (
+                bool(x[1].flags & wanted),
+                not x[1].flags & unwanted,
+                properties.heaps[x[1].heap].size,
+                -x[0],
+            ),
+        )
+        return i, chosen.heap
+
+    def available_bytes(self) -> int:
+        """Bytes for buffers on the device that are still to be had, as its driver says."""
+        _, heap = self.type_of(Kind.DEVICE)
+        return self.device.memory()[1][heap]
+
+    def buffer(self, size: int, kind: Kind = Kind.DEVICE) -> Buffer:
+        """A new buffer. Raises MemoryLimitError when it does not fit."""
+        device, f = self.device, self.device.vk
+        size = -(-max(size, 16) // ALIGNMENT) * ALIGNMENT
+        if size > device.max_allocation:
+            raise MemoryLimitError(
+                f"a buffer of {size / 1e9:.1f} GB is more than the device allows in one piece",
+                f"its driver has a limit of {device.max_allocation / 1e9:.1f} GB",
+                "choose a smaller --context",
+            )
+        usage = vk.BUFFER_TRANSFER_SOURCE | vk.BUFFER_TRANSFER_TARGET
+        usage |= vk.BUFFER_STORAGE | vk.BUFFER_ADDRESS
+        handle = device.create("vkCreateBuffer", vk.BufferCreateInfo(size=size, usage=usage))
+        memory = 0
+        try:
+            needs = vk.MemoryRequirements()
+            f.vkGetBufferMemoryRequirements(device.handle, handle, addressof(needs))
+            index, _ = self.type_of(kind, needs.types)
+            info = vk.MemoryAllocateInfo(size=needs.size, memoryType=index)
+            info.chain(vk.MemoryAllocateFlags(flags=vk.ALLOCATE_DEVICE_ADDRESS))
+            memory = device.create("vkAllocateMemory", info)
+            f.vkBindBufferMemory(device.handle, handle, memory, 0)
+            mapped = None if kind is Kind.DEVICE else self._map(memory, size)
+        except BaseException:
+            _free(device, handle, memory)
+            raise
+        asked = vk.BufferAddress(buffer=handle)
+        address = f.vkGetBufferDeviceAddress(device.handle, addressof(asked))
+        view = None if mapped is None else np.ctypeslib.as_array(mapped)
+        buffer = Buffer(handle, address, size, view)
+        # Arrays over mapped memory may outlive the buffer.
+        weakref.finalize(mapped or buffer, _free, device, handle, memory)
+        return buffer
+
+    def _map(self, memory: int, size: int) -> Any:
+        where = c_void_p()
+        self.device.vk.vkMapMemory(self.device.handle, memory, 0, size, 0, addressof(where))
+        assert where.value
+        return (ctypes.c_uint8 * size).from_address(where.value)
+
+
+def _free(device: Device, handle: int, memory: int) -> None:
+    device.idle()
+    device.vk.vkDestroyBuffer(device.handle, handle, None)
+    if memory:
+        device.vk.vkFreeMemory(device.handle, memory, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some bytes of a buffer."""
+
+    buffer: Buffer
+    offset: int
+    size: int
+
+    @property
+    def address(self) -> int:
+        return self.buffer.address + self.offset
+
+
+class Pool:
+    """Cuts slices from buffers that grow with what is asked for, and never gives any back."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._chunk: Buffer | None = None
+        self._used = 0
+        self.n_bytes = 0
+
+    def take(self, size: int) -> Slice:
+        """Raises MemoryLimitError when the device has no room."""
+        room = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+        self.n_bytes += room
+        if room > LARGEST_CHUNK // 2:
+            return Slice(self._memory.buffer(room), 0, size)
+        if self._chunk is None or self._used + room > self._chunk.size:
+            grown = min(LARGEST_CHUNK, max(SMALLEST_CHUNK, self.n_bytes, room))
+            self._chunk, self._used = self._memory.buffer(grown), 0
+        offset, self._used = self._used, self._used + room
+        return Slice(self._chunk, offset, size)
+
+
+class Staging:
+    """Copies between host arrays and device buffers, in the order of the calls."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory, self._device = memory, memory.device
+        self._lock = threading.Lock()
+        self._buffers: list[Buffer] = []
+        self._commands: list[Submission] = []
+        self._handles: list[int] = []
+        self._busy = [0, 0]
+        self._next = 0
+
+    def write(self, target: Buffer, offset: int, data: Bytes) -> None:
+        """Copies `data` into a buffer; it is there for whatever is submitted later."""
+        with self._lock:
+            for start in range(0, len(data), STAGING_BYTES):
+                part = data[start : start + STAGING_BYTES]
+                i, staging = self._turn()
+                assert staging.bytes is not None
+                staging.bytes[: len(part)] = part
+                self._copy(i, staging, 0, target, offset + start, len(part))
+
+    def read(self, source: Buffer, offset: int, size: int) -> Bytes:
+        """The bytes there, after everything that was submitted."""
+        result = np.empty(size, np.uint8)
+        with self._lock:
+            for start in range(0, size, STAGING_BYTES):
+                n = min(STAGING_BYTES, size - start)
+                i, staging = self._turn()
+                assert staging.bytes is not None
+                self._copy(i, source, offset + start, staging, 0, n)
+                self._device.wait(self._busy[i])
+                result[start : start + n] = staging.bytes[:n]
+        return result
+
+    def copy(self, source: Buffer, offset: int, target: Buffer, at: int, size: int) -> None:
+        """Copies on the device."""
+        with self._lock:
+            i, _ = self._turn()
+            self._copy(i, source, offset, target, at, size)
+
+    def clear(self, target: Buffer) -> None:
+        with self._lock:
+            i, _ = self._turn()
+            commands = self._begin(i)
+            self._device.vk.vkCmdFillBuffer(commands, target.handle, 0, target.size, 0)
+            self._end(i)
+
+    def _turn(self) -> tuple[int, Buffer]:
+        if not self._buffers:
+            for _ in range(2):
+                self._buffers.append(self._memory.buffer(STAGING_BYTES, Kind.DOWNLOAD))
+                self._handles.append(self._device.command_buffer())
+                self._commands.append(self._device.submission(self._handles[-1]))
+        i, self._next = self._next, 1 - self._next
+        self._device.wait(self._busy[i])
+        return i, self._buffers[i]
+
+    def _copy(
+        self, i: int, source: Buffer, offset: int, target: Buffer, at: int, size: int
+    ) -> None:
+        commands = self._begin(i)
+        region = vk.BufferCopy(source=offset, target=at, size=size)
+        self._device.vk.vkCmdCopyBuffer(
+            commands, source.handle, target.handle, 1, addressof(region)
+        )
+        self._end(i)
+
+    def _begin(self, i: int) -> int:
+        commands = self._handles[i]
+        begin = vk.CommandBufferBeginInfo(flags=vk.USAGE_ONE_TIME)
+        self._device.vk.vkBeginCommandBuffer(commands, addressof(begin))
+        everything = (vk.STAGE_COMPUTE | vk.STAGE_TRANSFER, _WRITES)
+        self._device.barrier(commands, everything, (vk.STAGE_TRANSFER, _TRANSFERS))
+        return commands
+
+    def _end(self, i: int) -> None:
+        commands = self._handles[i]
+        later = (vk.STAGE_COMPUTE | vk.STAGE_TRANSFER | vk.STAGE_HOST, _ANY)
+        self._device.barrier(commands, (vk.STAGE_TRANSFER, vk.ACCESS_TRANSFER_WRITE), later)
+        self._device.vk.vkEndCommandBuffer(commands)
+        self._busy[i] = self._device.submit(self._commands[i])
+
+
+_WRITES = vk.ACCESS_SHADER_WRITE | vk.ACCESS_TRANSFER_WRITE
+_TRANSFERS = vk.ACCESS_TRANSFER_READ | vk.ACCESS_TRANSFER_WRITE
+_ANY = vk.ACCESS_SHADER_READ | vk.ACCESS_SHADER_WRITE | vk.ACCESS_HOST_READ | _TRANSFERS

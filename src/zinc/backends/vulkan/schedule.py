@@ -1,0 +1,85 @@
+"""Which launches of a plan wait for which: hazards over the ranges that they read and write.
+
+Two launches may run side by side unless one writes what the other reads or writes. A launch gets
+the first level after those it waits for; only between levels is a barrier needed. Ranges are bytes
+of the arena, and states of layers as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zinc.backends.api import Launch, Plan, Ref
+from zinc.ops.graph import Dim, KVState, RecurrentState
+
+# Ops that change the state they are given; all others only read it.
+WRITES_STATE = frozenset({"kv_store", "rope_store", "conv_silu", "delta_rule"})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Bytes start to end of a space ("" is the arena), read or written."""
+
+    space: str
+    start: int
+    end: int
+    writes: bool
+
+    def conflicts(self, other: Access) -> bool:
+        return (
+            (self.writes or other.writes)
+            and self.start < other.end
+            and other.start < self.end
+            and self.space == other.space
+        )
+
+
+def accesses(launch: Launch, rows: dict[Dim, int]) -> Iterator[Access]:
+    """What a launch reads and writes in a step of so many rows of each dim."""
+    for operands, writes in ((launch.inputs, False), (launch.outputs, True)):
+        for x in operands:
+            if isinstance(x, Ref):
+                yield _range(x, rows, writes)
+            elif isinstance(x, KVState | RecurrentState):
+                yield Access(x.name, 0, 1, launch.kernel in WRITES_STATE)
+
+
+def _range(ref: Ref, rows: dict[Dim, int], writes: bool) -> Access:
+    """From the first byte of the value to the last: a view counts as the whole of its base."""
+    start = ref.offset - 4 * ref.first
+    return Access("", start, start + rows[ref.dim] * ref.stride, writes)
+
+
+def waits(plan: Plan) -> list[tuple[int, ...]]:
+    """For each launch the earlier launches that it must see the end of."""
+    rows = {
+        Dim.TOKENS: plan.max_tokens,
+        Dim.OUTPUTS: plan.max_outputs,
+        Dim.SEQUENCES: plan.max_tokens,
+        Dim.CONSTANT: 1,
+    }
+    live: list[tuple[int, Access]] = []
+    result = []
+    for i, launch in enumerate(plan.launches):
+        mine = list(accesses(launch, rows))
+        found = {j for j, other in live for access in mine if access.conflicts(other)}
+        result.append(tuple(sorted(found)))
+        # What is written anew hides what was read and written there before.
+        written = [a for a in mine if a.writes]
+        live = [(j, a) for j, a in live if not any(_covers(w, a) for w in written)]
+        live += [(i, access) for access in mine]
+    return result
+
+
+def _covers(outer: Access, inner: Access) -> bool:
+    return outer.space == inner.space and outer.start <= inner.start and inner.end <= outer.end
+
+
+def levels(before: Sequence[tuple[int, ...]], depth: Sequence[int]) -> list[int]:
+    """The first level of each launch; `depth` says how many each takes (0 for one left out)."""
+    start: list[int] = []
+    for i, launches in enumerate(before):
+        start.append(max((start[j] + depth[j] for j in launches), default=0))
+        assert len(start) == i + 1
+    return start

@@ -1,0 +1,228 @@
+"""From Slang source to SPIR-V, and from SPIR-V to pipelines, each kept on disk.
+
+SPIR-V is looked up by a key over the source with its includes, the macros and the options: first in
+the folder that a wheel may carry, then in the user's cache, then it is compiled. What the driver
+makes of it goes into its pipeline cache, saved for the next start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import addressof, c_char, c_size_t, c_uint64
+from functools import cache
+from pathlib import Path
+
+from zinc.backends.vulkan.device import Device
+from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, Shader
+from zinc.backends.vulkan.vk import types as vk
+from zinc.core.env import cache_folder
+from zinc.core.errors import DeviceError
+
+KERNELS = Path(__file__).parent / "kernels"
+PREBUILT = Path(__file__).parent / "spirv"
+ENTRY = b"main"
+# -O0: what -O1 adds is a pass of spirv-opt, whose library the slangtorch wheel leaves out. Drivers
+# optimise SPIR-V themselves.
+OPTIONS = (
+    *("-target", "spirv", "-profile", "spirv_1_5", "-O0"),
+    *("-entry", "main", "-stage", "compute", "-matrix-layout-row-major"),
+)
+COMPILE_TIMEOUT_S = 120.0
+Progress = Callable[[int, int], None]
+
+
+def source(name: str) -> str:
+    """A kernel's text with the text of everything that it includes, for the key."""
+    texts: dict[str, str] = {}
+
+    def visit(name: str) -> None:
+        if name not in texts:
+            texts[name] = text = (KERNELS / name).read_text()
+            for included in re.findall(r'^\s*#include\s+"([^"]+)"', text, re.MULTILINE):
+                visit(included)
+
+    visit(f"{name}.slang")
+    return "\0".join(f"{name}\0{text}" for name, text in texts.items())
+
+
+_source = cache(source)
+
+
+def key(shader: Shader) -> str:
+    """Name of the SPIR-V of a shader: changes exactly when what is compiled changes."""
+    given = repr((_source(shader.name), sorted(shader.defines), OPTIONS))
+    return f"{shader.name}-{hashlib.sha256(given.encode()).hexdigest()[:20]}"
+
+
+@cache
+def compiler() -> Path | None:
+    """`slangc` on the PATH, or inside an installed slangtorch or slangpy package."""
+    found = shutil.which("slangc")
+    if found:
+        return Path(found)
+    for package in ("slangtorch", "slangpy"):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or []:
+            for name in ("bin/slangc", "slangc", "bin/slangc.exe"):
+                if (path := Path(folder) / name).is_file():
+                    return path
+    return None
+
+
+def spirv(shader: Shader, folder: Path | None = None) -> bytes:
+    """The SPIR-V of a shader, compiled if nobody has yet. Raises DeviceError.
+
+    folder: where compiled SPIR-V is kept, instead of the user's cache.
+    """
+    name = f"{key(shader)}.spv"
+    kept = (folder or cache_folder() / "spirv") / name
+    for path in (PREBUILT / name, kept):
+        if path.is_file():
+            return path.read_bytes()
+    code = _compile(shader)
+    save(kept, code)
+    return code
+
+
+def save(path: Path, data: bytes) -> None:
+    """Writes a cache file whole or not at all. That it cannot be written harms nobody."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+    except OSError:
+        pass
+
+
+def _compile(shader: Shader) -> bytes:
+    program = compiler()
+    if program is None:
+        raise DeviceError(
+            "the Vulkan backend has no compiled kernels",
+            f"there is no Slang compiler to make {shader.name} with",
+            "install one: pip install --no-deps slangtorch, or put slangc on the PATH",
+        )
+    if not os.access(program, os.X_OK):
+        os.chmod(program, program.stat().st_mode | 0o111)  # wheels lose the mode of the file
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "kernel.spv"
+        defines = [f"-D{name}={value}" for name, value in shader.defines]
+        command = [
+            str(program),
+            str(KERNELS / f"{shader.name}.slang"),
+            *OPTIONS,
+            *defines,
+            *("-I", str(KERNELS), "-o", str(out)),
+        ]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise DeviceError(
+                f"the kernel {shader.name} could not be compiled", f"{program}: {error}"
+            ) from error
+        if done.returncode or not out.is_file():
+            raise DeviceError(
+                f"the kernel {shader.name} ({' '.join(defines)}) does not compile",
+                f"{program} says: {_first_error(done.stderr)}",
+                "use Slang 2026.14, which pip install --no-deps slangtorch has",
+            )
+        return out.read_bytes()
+
+
+def _first_error(text: str) -> str:
+    lines = text.strip().splitlines()
+    at = next((i for i, line in enumerate(lines) if line.startswith("error")), 0)
+    return " ".join(" ".join(line.split()) for line in lines[at : at + 5]) or "nothing"
+
+
+class Pipelines:
+    """The pipelines of one device by shader, with its pipeline cache."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._made: dict[Shader, int] = {}
+        ranges = vk.PushConstantRange(stages=vk.SHADER_STAGE_COMPUTE, size=MAX_PUSH_BYTES)
+        self.layout = device.create(
+            "vkCreatePipelineLayout",
+            vk.PipelineLayoutCreateInfo(nRanges=1, ranges=addressof(ranges)),
+        )
+        self._file = cache_folder() / f"pipelines-{device.uuid}.bin"
+        self._cache = self._load_cache()
+
+    def get(self, shader: Shader) -> int:
+        return self._made[shader]
+
+    def prepare(self, shaders: Iterable[Shader], progress: Progress | None = None) -> None:
+        """Makes the pipelines that are missing, on all cores. Raises DeviceError."""
+        with self._lock:
+            missing = [s for s in dict.fromkeys(shaders) if s not in self._made]
+            if not missing:
+                return
+            with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+                for done, (shader, pipeline) in enumerate(
+                    zip(missing, threads.map(self._make, missing), strict=True)
+                ):
+                    self._made[shader] = pipeline
+                    if progress is not None:
+                        progress(done + 1, len(missing))
+            self._save_cache()
+
+    def _make(self, shader: Shader) -> int:
+        device, f = self._device, self._device.vk
+        subgroup = device.features.subgroup
+        built = Shader(shader.name, (*shader.defines, ("SUBGROUP", subgroup)))
+        code = spirv(built)
+        text = ctypes.create_string_buffer(code, len(code))
+        module = device.create(
+            "vkCreateShaderModule", vk.ShaderModuleCreateInfo(size=len(code), code=addressof(text))
+        )
+        name = ctypes.create_string_buffer(ENTRY)
+        stage = vk.ShaderStageCreateInfo(
+            stage=vk.SHADER_STAGE_COMPUTE, module=module, name=addressof(name)
+        )
+        if device.sets_subgroup_size:
+            stage.chain(vk.RequiredSubgroupSize(size=subgroup))
+        info = vk.ComputePipelineCreateInfo(layout=self.layout, stage=stage)
+        handle = c_uint64()
+        try:
+            f.vkCreateComputePipelines(
+                device.handle, self._cache, 1, addressof(info), None, addressof(handle)
+            )
+        except DeviceError as error:
+            raise DeviceError(
+                f"the driver does not take the kernel {shader.name}", error.why, error.hint
+            ) from error
+        finally:
+            f.vkDestroyShaderModule(device.handle, module, None)
+        return handle.value
+
+    def _load_cache(self) -> int:
+        try:
+            data = self._file.read_bytes()
+        except OSError:
+            data = b""
+        text = ctypes.create_string_buffer(data, len(data) or 1)
+        info = vk.PipelineCacheCreateInfo(size=len(data), data=addressof(text) if data else None)
+        return self._device.create("vkCreatePipelineCache", info)
+
+    def _save_cache(self) -> None:
+        f, handle = self._device.vk, self._device.handle
+        size = c_size_t()
+        f.vkGetPipelineCacheData(handle, self._cache, addressof(size), None)
+        data = (c_char * size.value)()
+        f.vkGetPipelineCacheData(handle, self._cache, addressof(size), addressof(data))
+        save(self._file, data.raw[: size.value])

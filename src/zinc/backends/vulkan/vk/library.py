@@ -1,0 +1,196 @@
+"""The loader and its functions: `Library` for what has no device, `Functions` for what has one.
+
+Each function is declared by one line of argument kinds. A negative result raises DeviceError, or
+MemoryLimitError when memory ran out, with the name of the call; results of success pass through.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from ctypes import c_float, c_int32, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+from zinc.backends.vulkan.vk import types as vk
+from zinc.core.errors import DeviceError, MemoryLimitError
+
+Function = Callable[..., Any]
+
+_KINDS: dict[str, Any] = {"h": c_uint64, "p": c_void_p, "u": c_uint32, "q": c_uint64, "f": c_float}
+
+# name -> argument kinds: h handle, p pointer, u uint32, q uint64; "!" first: returns a VkResult.
+_INSTANCE = {
+    "vkEnumeratePhysicalDevices": "!hpp",
+    "vkGetPhysicalDeviceProperties2": "hp",
+    "vkGetPhysicalDeviceFeatures2": "hp",
+    "vkGetPhysicalDeviceMemoryProperties2": "hp",
+    "vkGetPhysicalDeviceQueueFamilyProperties": "hpp",
+    "vkEnumerateDeviceExtensionProperties": "!hppp",
+    "vkCreateDevice": "!hppp",
+    "vkGetDeviceProcAddr": "hp",
+}
+_DEVICE = {
+    "vkGetDeviceQueue": "huup",
+    "vkDeviceWaitIdle": "!h",
+    "vkDestroyDevice": "hp",
+    "vkCreateBuffer": "!hppp",
+    "vkDestroyBuffer": "hhp",
+    "vkGetBufferMemoryRequirements": "hhp",
+    "vkAllocateMemory": "!hppp",
+    "vkFreeMemory": "hhp",
+    "vkBindBufferMemory": "!hhhq",
+    "vkMapMemory": "!hhqqup",
+    "vkCreateShaderModule": "!hppp",
+    "vkDestroyShaderModule": "hhp",
+    "vkCreatePipelineLayout": "!hppp",
+    "vkCreatePipelineCache": "!hppp",
+    "vkGetPipelineCacheData": "!hhpp",
+    "vkCreateComputePipelines": "!hhuppp",
+    "vkCreateCommandPool": "!hppp",
+    "vkDestroyCommandPool": "hhp",
+    "vkAllocateCommandBuffers": "!hpp",
+    "vkFreeCommandBuffers": "hhup",
+    "vkBeginCommandBuffer": "!hp",
+    "vkEndCommandBuffer": "!h",
+    "vkCmdBindPipeline": "huh",
+    "vkCmdPushConstants": "hhuuup",
+    "vkCmdDispatch": "huuu",
+    "vkCmdPipelineBarrier": "huuuupupup",
+    "vkCmdCopyBuffer": "hhhup",
+    "vkCmdFillBuffer": "hhqqu",
+    "vkCmdResetQueryPool": "hhuu",
+    "vkCmdWriteTimestamp": "huhu",
+    "vkCreateQueryPool": "!hppp",
+    "vkDestroyQueryPool": "hhp",
+    "vkGetQueryPoolResults": "!hhuuqpqu",
+    "vkCreateSemaphore": "!hppp",
+    "vkDestroySemaphore": "hhp",
+    "vkWaitSemaphores": "!hpq",
+    "vkGetSemaphoreCounterValue": "!hhp",
+    "vkQueueSubmit": "!huph",
+}
+
+
+def check(result: int, call: str) -> int:
+    """The result when it is a success. Raises DeviceError or MemoryLimitError."""
+    if result >= 0:
+        return result
+    why = f"{call} says: {vk.RESULTS.get(result, f'error {result}')}"
+    if result == vk.OUT_OF_DEVICE_MEMORY:
+        raise MemoryLimitError(
+            "the device has no memory left",
+            why,
+            "use a smaller model, quantisation or --context, or close other programs that use it",
+        )
+    if result == vk.OUT_OF_HOST_MEMORY:
+        raise MemoryLimitError("the Vulkan driver has no memory left", why, "close other programs")
+    if result == vk.DEVICE_LOST:
+        raise DeviceLostError(
+            "the Vulkan device was lost",
+            f"{call} found that its driver gave up or was reset",
+            "see the system log, run 'zinc verify --backend vulkan', and start zinc again",
+        )
+    raise DeviceError("a Vulkan call failed", why, "update the driver of the device")
+
+
+class DeviceLostError(DeviceError):
+    """The driver reset the device: nothing that was on it can be used any more."""
+
+
+def _function(address: int, kinds: str, name: str) -> Function:
+    returns_result = kinds.startswith("!")
+    arguments = [_KINDS[kind] for kind in kinds.lstrip("!")]
+    prototype = ctypes.CFUNCTYPE(c_int32 if returns_result else None, *arguments)
+    function = prototype(address)
+    if not returns_result:
+        return function
+
+    def checked(*args: Any) -> int:
+        result: int = function(*args)
+        return result if result >= 0 else check(result, name)
+
+    return checked
+
+
+class Library:
+    """The Vulkan loader with an instance. Raises DeviceError when there is none."""
+
+    def __init__(self) -> None:
+        self._dll = _load()
+        self._get = self._dll.vkGetInstanceProcAddr
+        self._get.restype, self._get.argtypes = c_void_p, [c_uint64, ctypes.c_char_p]
+        self.instance = self._create_instance()
+        for name, kinds in _INSTANCE.items():
+            setattr(self, name, self.function(name, kinds))
+        self._get_device = ctypes.CFUNCTYPE(c_void_p, c_uint64, ctypes.c_char_p)(
+            self.address("vkGetDeviceProcAddr")
+        )
+
+    def __getattr__(self, name: str) -> Function:
+        raise AttributeError(f"the Vulkan binding does not declare {name}")
+
+    def address(self, name: str) -> int:
+        found: int | None = self._get(self.instance, name.encode())
+        if not found:
+            raise DeviceError(
+                "the Vulkan loader is too old",
+                f"it has no {name}",
+                "install a loader for Vulkan 1.3 (package libvulkan1)",
+            )
+        return found
+
+    def function(self, name: str, kinds: str) -> Function:
+        """One function of an extension."""
+        return _function(self.address(name), kinds, name)
+
+    def functions(self, device: int) -> Functions:
+        return Functions(lambda name: self._get_device(device, name.encode()))
+
+    def _create_instance(self) -> int:
+        create = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)(
+            self._get(0, b"vkCreateInstance")
+        )
+        application = vk.ApplicationInfo(apiVersion=vk.API_1_3)
+        info = vk.InstanceCreateInfo(application=ctypes.addressof(application))
+        handle = c_uint64()
+        result = create(ctypes.addressof(info), None, ctypes.addressof(handle))
+        if result < 0:
+            raise DeviceError(
+                "no Vulkan driver could be started",
+                vk.RESULTS.get(result, f"error {result}"),
+                "install the driver of your GPU (Mesa: package mesa-vulkan-drivers)",
+            )
+        return handle.value
+
+
+class Functions:
+    """The functions of one device, without the loader in between."""
+
+    def __init__(self, address: Callable[[str], int | None]) -> None:
+        for name, kinds in _DEVICE.items():
+            found = address(name)
+            if not found:
+                raise DeviceError("the Vulkan driver is too old", f"it has no {name}")
+            setattr(self, name, _function(found, kinds, name))
+        found = address("vkGetBufferDeviceAddress")
+        assert found
+        self.vkGetBufferDeviceAddress = ctypes.CFUNCTYPE(c_uint64, c_uint64, c_void_p)(found)
+
+    def __getattr__(self, name: str) -> Function:
+        raise AttributeError(f"the Vulkan binding does not declare {name}")
+
+
+def _load() -> ctypes.CDLL:
+    names = {"win32": ["vulkan-1.dll"], "darwin": ["libvulkan.1.dylib", "libMoltenVK.dylib"]}
+    tried = names.get(sys.platform, ["libvulkan.so.1"])
+    for name in tried:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise DeviceError(
+        "the Vulkan loader is missing",
+        f"{tried[0]} was not found",
+        "install it (Debian and Ubuntu: apt install libvulkan1), with the driver of your GPU",
+    )
