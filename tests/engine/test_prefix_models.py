@@ -106,6 +106,21 @@ def test_a_chat_with_the_embedded_model_starts_behind_the_last_message(backend):
 
 
 @pytest.mark.parametrize("backend", computing())
+@pytest.mark.parametrize("path", [None, FIXTURES / "qwen35.gguf"], ids=["embedded", "qwen35"])
+def test_eight_answers_to_one_prompt_run_it_once(path, backend):
+    short = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(path, backend=backend, context=2048) as llm:
+        ids = prompt(llm, 1000, 0)
+        answers = llm.generate([ids] * 8, short)
+        llm.engine.pool.check()
+    with LLM(path, backend=backend, context=2048, prefix_cache=False) as llm:
+        alone = llm.generate(ids, short)
+    assert [a.token_ids for a in answers] == [alone.token_ids] * 8
+    # A hybrid begins behind the last token that may end a turn.
+    assert sum(1000 - a.timings.cached_tokens for a in answers) <= 1000 + 7 * 8
+
+
+@pytest.mark.parametrize("backend", computing())
 def test_a_chat_with_a_trained_hybrid_starts_behind_the_last_message(backend):
     if not TRAINED_HYBRID.exists():
         pytest.skip("ZINC_TEST_MODELS names no folder with zinc-demo-moe-48m-q8_0.gguf")

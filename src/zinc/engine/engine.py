@@ -20,12 +20,13 @@ import numpy as np
 from zinc.backends.api import Cache, Program
 from zinc.core.errors import MemoryLimitError, QueueFullError, RequestError, UnsupportedError
 from zinc.engine import loader
-from zinc.engine.checkpoints import checkpoint_positions
+from zinc.engine.checkpoints import LEAST_TOKENS, checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler, SamplingParams
 from zinc.engine.scheduler import Budget, Demand, schedule
 from zinc.engine.sequence import Sequence
+from zinc.engine.sharing import held_back
 from zinc.kv import BlockAllocator, CachePool, key_of
 from zinc.kv.disk import DiskCache
 from zinc.ops.graph import FloatArray, RecurrentState
@@ -235,7 +236,9 @@ class Engine:
         # What preemption would free is counted only when somebody may be preempted.
         lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(self._sequences)
         tight = min(budget.blocks) <= lavish or self.n_waiting > 0
-        plan = schedule([self._demand(s, tight) for s in self._sequences.values()], budget)
+        back = self._held_back()
+        demands = [self._demand(s, tight) for s in self._sequences.values() if s.id not in back]
+        plan = schedule(demands, budget)
         for i in plan.preempted:
             self._preempt(self._sequences[i])
         running, counts = self._seat(plan.tokens)
@@ -366,6 +369,16 @@ class Engine:
             client=s.client,
         )
 
+    def _held_back(self) -> set[int]:
+        """Who waits for a prompt that begins alike and is being run."""
+        pool = self.pool
+        if not pool.prefix_cache or self.n_waiting == 0:
+            return set()
+        least = max(pool.block_tokens, LEAST_TOKENS if pool.recurrent else 0)
+        return held_back(
+            self._sequences.values(), lambda s: self._prospect(s)[0], least, pool.recurrent
+        )
+
     def _prospect(self, s: Sequence) -> tuple[int, tuple[int, ...]]:
         """Tokens that a waiting sequence would begin with, and the idle blocks that takes."""
         generation = self.pool.generation
@@ -384,7 +397,6 @@ class Engine:
                     s.holding, s.n_run = self.pool.attach(s.key, len(s.ids) - 1)
                 except MemoryLimitError:
                     continue
-                s.key = b""
                 if not s.started:
                     s.n_cached = min(s.n_run, s.n_prompt)
                     s.started = time.perf_counter()
@@ -434,12 +446,22 @@ class Engine:
         assert s.holding is not None
         if s.is_read:
             s.n_read = min(s.n_run, s.n_prompt)
-        if not s.is_reusable:
-            return
+        if s.is_reusable:
+            self._offer(s, count)
+        if not s.pending:
+            s.key = b""
+            s.shares.clear()
+
+    def _offer(self, s: Sequence, count: int) -> None:
+        """Puts what was run where other prompts may find it, after a step of `count` tokens."""
+        pool = self.pool
+        assert s.holding is not None
         if s.n_run in s.marks:
-            self.pool.checkpoint(s.holding, key_of(s.ids[: s.n_run]))
+            pool.checkpoint(s.holding, s.key_to(s.n_run))
         elif s.n_run - count < s.n_prompt <= s.n_run:
-            self.pool.commit(s.holding, key_of(s.ids[: s.n_run]))
+            pool.commit(s.holding, s.key_to(s.n_run))
+        elif s.pending and not pool.recurrent:  # whole blocks, for those who come meanwhile
+            pool.commit(s.holding, s.key_to(s.n_run // pool.block_tokens * pool.block_tokens))
 
     def _sample(self, s: Sequence, logits: FloatArray, mask: Future[Any] | None) -> None:
         try:

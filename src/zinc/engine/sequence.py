@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from zinc.engine.constraint import Constraint, ThinkingTracker
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler
-from zinc.kv import Holding, Prospect
+from zinc.kv import TOKEN_BYTES, Holding, Prospect, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ class Sequence:
     """Prompt and answer so far. `n_run` tokens of `ids` have their keys and values in the cache.
 
     holding: its part of the cache, None while it waits. n_cached: prompt tokens that came from the
-    prefix cache when it began. key: the ids as the prefix cache wants them, while it waits. marks:
-    where its recurrent state is to be copied. n_read: prompt tokens whose rows `readout` has got.
+    prefix cache when it began. key: the ids as the prefix cache wants them, until all have run.
+    shares: tokens that others, by id, will have in the cache for it. marks: where its recurrent
+    state is to be copied. n_read: prompt tokens whose rows `readout` has got.
     error: why it ended with finish_reason "error".
     """
 
@@ -61,6 +62,7 @@ class Sequence:
     n_preempted: int = 0
     holding: Holding | None = None
     key: bytes = b""
+    shares: dict[int, int] = field(default_factory=dict)
     prospect: tuple[int, Prospect] | None = None  # with the generation of the cache it is of
     sampled: list[Sampled] = field(default_factory=list)
     finish_reason: str | None = None
@@ -88,6 +90,10 @@ class Sequence:
     def is_reusable(self) -> bool:
         """Whether the prefix cache keeps it: texts to be embedded are rarely begun again."""
         return self.readout is None or not self.readout.hidden
+
+    def key_to(self, n_tokens: int) -> bytes:
+        """The first tokens as the prefix cache wants them."""
+        return self.key[: n_tokens * TOKEN_BYTES] or key_of(self.ids[:n_tokens])
 
     @property
     def is_constrained(self) -> bool:

@@ -3,8 +3,10 @@
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.pool import CachePool, Copier, Group, Holding, Prospect, key_of, window_blocks
 from zinc.kv.slots import SlotAllocator
+from zinc.kv.tree import TOKEN_BYTES, common_tokens
 
 __all__ = [
+    "TOKEN_BYTES",
     "BlockAllocator",
     "CachePool",
     "Copier",
@@ -12,6 +14,7 @@ __all__ = [
     "Holding",
     "Prospect",
     "SlotAllocator",
+    "common_tokens",
     "key_of",
     "window_blocks",
 ]

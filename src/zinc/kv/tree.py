@@ -145,7 +145,9 @@ class PrefixTree:
                 break
             rest = key[depth * self._width :][: self._width]
             for child in (path[depth - 1] if depth else self._root).below():
-                if (child.states or depth == len(path)) and (n := _common(child.tokens, rest)):
+                if (child.states or depth == len(path)) and (
+                    n := common_tokens(child.tokens, rest)
+                ):
                     match = self._longest([*path[:depth], child], depth * self.block_tokens + n)
                     best = max(best, match, key=lambda m: m.n_tokens)
         return best
@@ -451,7 +453,7 @@ class PrefixTree:
         assert self.n_bytes == sizes + len(self._states) * self._state_bytes
 
 
-def _common(a: bytes, b: bytes) -> int:
+def common_tokens(a: bytes, b: bytes) -> int:
     """Tokens that two runs of ids begin with alike."""
     n = min(len(a), len(b))
     if a[:TOKEN_BYTES] != b[:TOKEN_BYTES]:

@@ -1,0 +1,96 @@
+"""Prompts that begin alike and come together: run once, and to everybody its own tokens."""
+
+from __future__ import annotations
+
+import pytest
+from fake import END, KINDS, alone
+from test_engine import ENDS, check_idle, engine, finish, greedy, prompt
+
+
+@pytest.mark.parametrize("clients", ["aaaaaaaa", "abcdefgh"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_prompt_eight_times_is_run_once(kind, clients):
+    e = engine(kind, n_blocks=400, slots=16)
+    ids = prompt(150)
+    sequences = [e.submit(ids, greedy(20), ENDS, client=client) for client in clients]
+    finish(e, *sequences)
+    n_answers = sum(s.n_generated - 1 for s in sequences)
+    assert e.program.n_run - n_answers == 150 + 7  # each runs its last token for its logits
+    assert [s.n_cached for s in sequences] == [0] + [149] * 7
+    assert {tuple(s.ids) for s in sequences} == {tuple(alone(kind, ids, 20, ENDS))}
+    check_idle(e)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_common_beginning_is_run_once(kind):
+    """Agents with one system prompt; the others go on as soon as that has run."""
+    e = engine(kind, n_blocks=400, slots=16)
+    stem = [*prompt(120), END]
+    prompts = [[*stem, *prompt(100 - 10 * i, seed=i + 1)] for i in range(4)]
+    sequences = [e.submit(p, greedy(5), ENDS, client=str(i)) for i, p in enumerate(prompts)]
+    e.step()
+    assert [s.holding is not None for s in sequences] == [True, False, False, False]
+    while sequences[1].holding is None:
+        e.step()
+    assert sequences[0].n_run < len(prompts[0])
+    finish(e, *sequences)
+    n_answers = sum(s.n_generated - 1 for s in sequences)
+    assert e.program.n_run - n_answers <= sum(map(len, prompts)) - 3 * 120
+    for s, ids in zip(sequences, prompts, strict=True):
+        assert s.ids == alone(kind, ids, 5, ENDS)
+    check_idle(e)
+
+
+def test_who_comes_while_the_prompt_runs_waits_for_it():
+    e = engine(n_blocks=100)
+    first = e.submit(prompt(150), greedy(5), ENDS)
+    e.step()
+    second, other = e.submit(prompt(150), greedy(5), ENDS), e.submit(prompt(40, 5), greedy(5), ENDS)
+    while first.pending > 1:
+        assert second.holding is None
+        e.step()
+    finish(e, first, second, other)
+    assert (first.n_cached, second.n_cached, other.n_cached) == (0, 149, 0)
+
+
+@pytest.mark.parametrize("kind", ["full", "recurrent"])
+def test_when_the_first_is_cancelled_another_takes_its_place(kind):
+    e = engine(kind, n_blocks=100, slots=10)
+    sequences = [e.submit(prompt(150), greedy(5), ENDS) for _ in range(3)]
+    for _ in range(3):
+        e.step()
+    assert sequences[0].n_run == 72
+    e.cancel(sequences[0])
+    finish(e, *sequences)
+    assert e.program.n_run == 150 + 1 + 2 * 4
+    for s in sequences[1:]:
+        assert s.ids == alone(kind, prompt(150), 5, ENDS)
+    check_idle(e)
+
+
+def test_nobody_waits_for_somebody_less_important():
+    e = engine(n_blocks=100)
+    low = e.submit(prompt(150), greedy(5), ENDS)
+    e.step()
+    high = e.submit(prompt(150), greedy(5), ENDS, priority=1)
+    e.step()
+    assert high.holding is not None
+    finish(e, low, high)
+
+
+def test_without_the_prefix_cache_nobody_waits():
+    e = engine(n_blocks=100, prefix_cache=False)
+    sequences = [e.submit(prompt(30), greedy(5), ENDS) for _ in range(3)]
+    for _ in range(4):
+        e.step()
+    assert all(s.holding is not None for s in sequences)
+    finish(e, *sequences)
+
+
+def test_nobody_waits_for_little():
+    e = engine(n_blocks=100)
+    sequences = [e.submit([*prompt(7), *prompt(20, i)], greedy(5), ENDS) for i in range(2)]
+    e.step()
+    e.step()
+    assert all(s.holding is not None for s in sequences)
+    finish(e, *sequences)
