@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,16 +21,10 @@ from typing import Any
 import table
 
 import zinc
+from zinc.cli.machine import cpu_model
 
 # What is measured, and the limit of the machine that holds it.
 LIMITS = {"prefill": "int8_peak", "decode": "bandwidth"}
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def run(command: list[str]) -> str:

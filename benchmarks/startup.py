@@ -1,0 +1,108 @@
+"""How soon a model answers, and how much memory that takes.
+
+    python benchmarks/startup.py --out benchmarks/results/NAME.json [FILE...]
+
+For each file (default: the embedded model), after one run that fills the page cache: seconds from
+the start of a process to the first bytes of `zinc run`'s answer, seconds that loading takes within
+it, and the peak of resident memory beside the file and the cache. Medians over --runs processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import zinc
+from zinc.cli.machine import cpu_model
+from zinc.engine.loader import resolve_model
+
+CONTEXT = 512
+LOADING = """
+import json, sys, time
+start = time.perf_counter()
+from zinc import LLM
+imported = time.perf_counter()
+with LLM(sys.argv[1], context=int(sys.argv[2])) as llm:
+    loaded = time.perf_counter()
+    print(json.dumps({"import_s": imported - start, "load_s": loaded - imported,
+                      "kv_bytes": llm.memory.kv_bytes, "backend": llm.backend.describe()}))
+"""
+
+
+def first_token_s(model: Path) -> float | None:
+    """None when the answer is empty, as that of random weights may be."""
+    command = [
+        sys.executable, "-m", "zinc", "run", "-m", str(model), "--context", str(CONTEXT),
+        "--raw", "--temperature", "0", "--max-tokens", "8", "Once upon a time",
+    ]  # fmt: skip
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        seconds = time.perf_counter() - start
+        process.stdout.read()
+    if process.returncode:
+        sys.exit(f"zinc run {model} failed")
+    return seconds if first.strip() else None
+
+
+def loading(model: Path) -> dict[str, Any]:
+    """What LOADING says, and `peak_bytes` of its process."""
+    command = [sys.executable, "-c", LOADING, str(model), str(CONTEXT)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    text = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"loading {model} failed")
+    return {**json.loads(text), "peak_bytes": usage.ru_maxrss * 1024}
+
+
+def measure(model: Path, runs: int) -> dict[str, Any]:
+    first_token_s(model)
+    answers = [first_token_s(model) for _ in range(runs)]
+    loads = [loading(model) for _ in range(runs)]
+    file_bytes, kv_bytes = model.stat().st_size, loads[0]["kv_bytes"]
+    peak = statistics.median(load["peak_bytes"] for load in loads)
+    return {
+        "model": model.name,
+        "file_bytes": file_bytes,
+        "kv_bytes": kv_bytes,
+        "backend": loads[0]["backend"],
+        "first_token_s": None if None in answers else statistics.median(filter(None, answers)),
+        "import_s": statistics.median(load["import_s"] for load in loads),
+        "load_s": statistics.median(load["load_s"] for load in loads),
+        "peak_bytes": peak,
+        "peak_of_file_and_kv": peak / (file_bytes + kv_bytes),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", help="GGUF files (default: the embedded model)")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", help="write the report as JSON")
+    args = parser.parse_args()
+    rows = [measure(resolve_model(name), args.runs) for name in args.models or [None]]
+    report = {"zinc": zinc.__version__, "cpu": cpu_model(), "runs": args.runs, "rows": rows}
+    if args.out:
+        Path(args.out).write_text(json.dumps(report, indent=1) + "\n")
+    for row in rows:
+        print(
+            f"{row['model']} ({row['file_bytes'] / 1e6:,.0f} MB): "
+            + (f"first token after {row['first_token_s']:.2f} s, " if row["first_token_s"] else "")
+            + f"imported in {row['import_s']:.2f} s, loaded in {row['load_s']:.2f} s, "
+            f"peak {row['peak_bytes'] / 1e6:,.0f} MB, "
+            f"{row['peak_of_file_and_kv']:.2f} x of file and KV"
+        )
+
+
+if __name__ == "__main__":
+    main()
