@@ -112,14 +112,15 @@ class LLM:
             self.graph, self.backend, max_tokens=batch_tokens, max_outputs=min(64, batch_tokens)
         )
         taken = loader.weights_bytes(self.file, self.plan) + self.plan.arena_bytes
-        slots = loader.choose_state_slots(self.plan.states, taken)
+        available = loader.available_memory_bytes(self.backend)
+        slots = loader.choose_state_slots(self.plan.states, available, taken)
         taken += slots * loader.state_bytes_per_sequence(self.plan.states)
         states = self.plan.states
         self.kv_dtype = kv_dtype = loader.resolve_kv_dtype(kv_dtype, self.backend.name, states)
         self.context = loader.choose_context(
-            self.spec, states, kv_dtype, context, taken, batch_tokens
+            self.spec, states, kv_dtype, context, available, taken, batch_tokens
         )
-        tokens = loader.choose_pool(states, self.context, kv_dtype, taken, batch_tokens)
+        tokens = loader.choose_pool(states, self.context, kv_dtype, available, taken, batch_tokens)
         loader.upload(self.file, self.plan, self.backend, progress)
         layout = loader.cache_layout(states, tokens, kv_dtype, slots, batch_tokens)
         self._cache = self.backend.allocate(states, layout)

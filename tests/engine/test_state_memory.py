@@ -29,17 +29,13 @@ def test_only_attending_layers_count_for_a_token() -> None:
     ],
 )
 def test_states_take_a_share_of_the_memory_that_weights_leave(
-    monkeypatch: pytest.MonkeyPatch, available: int, taken: int, slots: int
+    available: int, taken: int, slots: int
 ) -> None:
-    monkeypatch.setattr(loader, "available_memory_bytes", lambda: available)
-    assert loader.choose_state_slots((STATE, KV), taken) == slots
+    assert loader.choose_state_slots((STATE, KV), available, taken) == slots
 
 
-def test_a_model_without_recurrent_layers_is_not_limited_by_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loader, "available_memory_bytes", lambda: 0)
-    assert loader.choose_state_slots((KV,), 0) == loader.MAX_SEQUENCES
+def test_a_model_without_recurrent_layers_is_not_limited_by_them() -> None:
+    assert loader.choose_state_slots((KV,), 0, 0) == loader.MAX_SEQUENCES
     assert loader.cache_layout((KV,), 100, "f16", 3).state_slots == 3
 
 
@@ -76,10 +72,7 @@ def test_without_a_chunk_every_layer_keeps_every_position() -> None:
     ]
 
 
-def test_the_cache_holds_several_contexts_when_they_are_cheap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_cache_holds_several_contexts_when_they_are_cheap() -> None:
     each = 4096 * 2 * (64 + 32) * 2
     for available, contexts in ((0, 1), (20 * 8 * each, 8), (4 * 10 * each, 4), (9 * each, 1)):
-        monkeypatch.setattr(loader, "available_memory_bytes", lambda n=available: n)
-        assert loader.choose_pool((KV,), 4096, "f16", 0, 512) == contexts * 4096
+        assert loader.choose_pool((KV,), 4096, "f16", available, 0, 512) == contexts * 4096

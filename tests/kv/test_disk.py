@@ -29,10 +29,17 @@ class Memory:
         self.slots[target] = self.slots[source]
 
     def block_views(self, group, block):
-        return [layer[block] for layer in self.groups[group]]
+        return [layer[block].copy() for layer in self.groups[group]]
+
+    def put_block(self, group, block, views):
+        for layer, view in zip(self.groups[group], views, strict=True):
+            layer[block] = view
 
     def state_views(self, slot):
-        return [self.slots[slot]]
+        return [self.slots[slot].copy()]
+
+    def put_state(self, slot, views):
+        self.slots[slot] = views[0]
 
 
 def new_pool(n_blocks=40, n_slots=8, recurrent=True):
@@ -48,8 +55,8 @@ def run(pool, ids):
     for group, table in enumerate(holding.tables):
         for i, block in enumerate(table):
             if block >= 0 and i >= n // BLOCK:
-                for layer, view in enumerate(pool.copier.block_views(group, block)):
-                    view[:] = content(ids[: (i + 1) * BLOCK], group, layer)
+                views = [content(ids[: (i + 1) * BLOCK], group, layer) for layer in range(2)]
+                pool.copier.put_block(group, block, views)
     pool.copier.slots[holding.slot] = content(ids, 9, 9)
     pool.trim(holding, len(ids))
     pool.release(holding, key_of(ids))

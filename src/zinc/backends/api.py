@@ -163,13 +163,20 @@ class Cache(Protocol):
     def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]:
         """The bytes of a block in each layer of a group, in an order that does not change.
 
-        What is written to them is in the cache; they mean something to the same program only.
+        They mean something to the same program only. To change the block, change them and hand
+        them to `put_block`: they may be a copy.
         """
+        ...
+
+    def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        """Makes what is in the views of a block its content."""
         ...
 
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         """The bytes of a slot in each recurrent state, likewise."""
         ...
+
+    def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None: ...
 
 
 class Backend(Protocol):
@@ -200,6 +207,10 @@ class Backend(Protocol):
 
     @property
     def weight_bytes(self) -> int: ...
+
+    def available_bytes(self) -> int | None:
+        """Bytes of the device's memory that are still to be had; None when it is the host's."""
+        ...
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> Cache:
         """Raises MemoryLimitError when the state does not fit."""

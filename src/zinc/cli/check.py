@@ -54,13 +54,15 @@ def _backends(args: argparse.Namespace) -> list[dict[str, Any]]:
     from zinc.cli import roofline
 
     found: list[dict[str, Any]] = []
-    threads, options = usage.threads(args), usage.backend_options()
+    threads, options = usage.threads(args), usage.backend_options(args)
     for name in api.discover():
         entry: dict[str, Any] = {"name": name, "ready": True}
+        if name == "vulkan":
+            entry["devices"] = _vulkan_devices()
         try:
             backend = api.create(name, threads, options)
         except ZincError as error:
-            found.append(entry | {"ready": False, "description": str(error)})
+            found.append(entry | {"ready": False, "description": f"{name}: {error}"})
             continue
         entry["description"] = backend.describe()
         if name == "cpu":
@@ -79,6 +81,26 @@ def _cpu_facts() -> dict[str, Any]:
     return {"levels": list(_cpu.levels()), "cores": available_cores()}
 
 
+def _vulkan_devices() -> list[dict[str, Any]]:
+    """What --device may name, and what a device lacks that zinc needs."""
+    from zinc.backends.vulkan.device import candidates
+
+    try:
+        found = candidates()
+    except ZincError:  # said by the backend, which cannot start either
+        return []
+    return [
+        {
+            "device": f"vulkan:{c.index}",
+            "name": c.name,
+            "kind": c.kind,
+            "driver": c.driver,
+            "missing": list(c.missing),
+        }
+        for c in found
+    ]
+
+
 def _text(report: dict[str, Any]) -> str:
     lines = [
         f"zinc {report['zinc']}, Python {report['python']}, {report['system']}",
@@ -93,6 +115,12 @@ def _text(report: dict[str, Any]) -> str:
         if "levels" in backend:
             levels = ", ".join(backend["levels"])
             lines.append(f"         SIMD levels: {levels}; usable cores: {backend['cores']}")
+        for device in backend.get("devices", ()):
+            lacks = f"; lacks {', '.join(device['missing'])}" if device["missing"] else ""
+            lines.append(
+                f"         {device['device']}  {device['name']}, {device['kind']}, "
+                f"{device['driver']}{lacks}"
+            )
         if "bandwidth_gb_per_s" in backend:
             lines.append(
                 f"         reads {backend['bandwidth_gb_per_s']:.1f} GB/s, "

@@ -39,7 +39,7 @@ def open_llm(args: argparse.Namespace) -> LLM:
             threads=usage.threads(args),
             context=args.context,
             kv_dtype=args.kv_dtype,
-            options=usage.backend_options(),
+            options=usage.backend_options(args),
             progress=progress,
         )
     log.info(
@@ -58,7 +58,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def create_backend(args: argparse.Namespace) -> api.Backend:
     return loader.create_backend(
-        usage.backend_name(args), usage.threads(args), usage.backend_options()
+        usage.backend_name(args), usage.threads(args), usage.backend_options(args)
     )
 
 
@@ -128,7 +128,8 @@ def bind(
     kv_dtype = loader.resolve_kv_dtype(kv_dtype, backend.name, plan.states)
     taken = plan.arena_bytes + loader.weights_bytes(file, plan)
     taken += loader.state_bytes_per_sequence(plan.states)
-    loader.choose_context(spec, plan.states, kv_dtype, context, taken)
+    available = loader.available_memory_bytes(backend)
+    loader.choose_context(spec, plan.states, kv_dtype, context, available, taken)
     with ProgressBar(f"loading {file.path.name}") as progress:
         loader.upload(file, plan, backend, progress)
     log.info("%s, plan %s, context %d", backend.describe(), plan.hash, context)

@@ -154,7 +154,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             cache_bytes=args.cache_size,
             cache_dir=args.cache_dir,
             pooling=args.pooling,
-            backend_options=usage.backend_options(),
+            backend_options=usage.backend_options(args),
         ),
         host=args.host,
         port=args.port,

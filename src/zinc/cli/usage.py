@@ -58,6 +58,11 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
         "--backend", metavar="NAME", help="what to run on (default: auto; `zinc check` lists them)"
     )
     parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="a device of the backend, such as vulkan:0 or a part of its name (see `zinc check`)",
+    )
+    parser.add_argument(
         "--threads", type=count, metavar="N", help="CPU threads (default: one a core)"
     )
 
@@ -126,16 +131,23 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def backend_name(args: argparse.Namespace) -> str:
-    return str(args.backend or env.BACKEND.get())
+    """What --backend says; a device such as vulkan:0 says it too."""
+    backend, colon, _ = (_device(args) or "").partition(":")
+    return str(args.backend or (backend if colon else "") or env.BACKEND.get())
+
+
+def _device(args: argparse.Namespace) -> str | None:
+    given: str | None = getattr(args, "device", None)
+    return env.DEVICE.get() if given is None else given
 
 
 def threads(args: argparse.Namespace) -> int | None:
     return args.threads if args.threads is not None else env.THREADS.get()
 
 
-def backend_options() -> dict[str, str]:
-    level = env.LEVEL.get()
-    return {} if level is None else {"level": level}
+def backend_options(args: argparse.Namespace) -> dict[str, str]:
+    given = {"level": env.LEVEL.get(), "device": _device(args)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def model_path(args: argparse.Namespace) -> Path:

@@ -68,6 +68,13 @@ LEVEL: Variable[str | None] = Variable(
     "a SIMD level that `zinc check` lists",
     "SIMD level of the CPU backend (default: the best this machine runs)",
 )
+DEVICE: Variable[str | None] = Variable(
+    "ZINC_DEVICE",
+    None,
+    str,
+    "a device that `zinc check` lists",
+    "device of the backend when --device is not given",
+)
 LOG = Variable(
     "ZINC_LOG",
     "warning",
@@ -87,6 +94,7 @@ VARIABLES: tuple[Variable[str] | Variable[str | None] | Variable[int | None], ..
     BACKEND,
     THREADS,
     LEVEL,
+    DEVICE,
     LOG,
     CACHE,
 )

@@ -64,8 +64,10 @@ def create_backend(
     return api.create("cpu" if name == "auto" else name, threads, options)
 
 
-def available_memory_bytes() -> int:
-    """Memory that can be taken without swapping, as the operating system estimates it."""
+def available_memory_bytes(backend: Backend | None = None) -> int:
+    """Memory that can be taken: the device's, or without swapping, as the system estimates it."""
+    if backend is not None and (on_device := backend.available_bytes()) is not None:
+        return on_device
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -113,15 +115,16 @@ def state_bytes_per_sequence(states: tuple[State, ...]) -> int:
     return sum(4 * s.floats for s in states if isinstance(s, RecurrentState))
 
 
-def choose_state_slots(states: tuple[State, ...], taken: int) -> int:
-    """Recurrent states to hold beside `taken` bytes of weights and arena: at least one.
+def choose_state_slots(states: tuple[State, ...], available: int, taken: int) -> int:
+    """Recurrent states to hold beside `taken` of the available bytes, for weights and arena: at
+    least one.
 
     Sequences that run and checkpoints share them.
     """
     each = state_bytes_per_sequence(states)
     if each == 0:
         return MAX_SEQUENCES
-    room = available_memory_bytes() * (1 - MEMORY_RESERVE) - taken
+    room = available * (1 - MEMORY_RESERVE) - taken
     share = max(room * STATE_SHARE, min(4 * each, room / 4))
     return max(1, min(MAX_STATE_SLOTS, int(share / each)))
 
@@ -131,15 +134,17 @@ def choose_context(
     states: tuple[State, ...],
     kv_dtype: str,
     wanted: int | None,
+    available: int,
     taken: int,
     chunk_tokens: int | None = None,
 ) -> int:
     """The context in tokens: what was asked for, or the model's own as far as memory goes.
 
-    `taken` is what weights, arena and recurrent states need. chunk_tokens: as in `cache_layout`.
+    `taken` of the `available` bytes is what weights, arena and recurrent states need.
+    chunk_tokens: as in `cache_layout`.
     Raises RequestError when `wanted` is out of range and MemoryLimitError when it does not fit.
     """
-    room = available_memory_bytes() * (1 - MEMORY_RESERVE) - taken
+    room = available * (1 - MEMORY_RESERVE) - taken
 
     def needs_bytes(context: int) -> int:
         return cache_bytes(states, cache_layout(states, context, kv_dtype, 1, chunk_tokens))
@@ -150,8 +155,7 @@ def choose_context(
         if context < min(spec.context, 512):
             raise MemoryLimitError(
                 "the model does not fit in memory",
-                f"its weights need {taken / 1e9:.1f} GB and "
-                f"{available_memory_bytes() / 1e9:.1f} GB are available",
+                f"its weights need {taken / 1e9:.1f} GB and {available / 1e9:.1f} GB are available",
                 "use a smaller model or quantisation",
             )
         return context
@@ -176,11 +180,12 @@ def choose_pool(
     states: tuple[State, ...],
     context: int,
     kv_dtype: str,
+    available: int,
     taken: int,
     chunk_tokens: int | None = None,
 ) -> int:
     """Tokens that the cache holds for all sequences together, and for prefixes of earlier ones."""
-    room = (available_memory_bytes() * (1 - MEMORY_RESERVE) - taken) * POOL_SHARE
+    room = (available * (1 - MEMORY_RESERVE) - taken) * POOL_SHARE
 
     def fits(contexts: int) -> bool:
         layout = cache_layout(states, contexts * context, kv_dtype, 1, chunk_tokens)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -191,7 +192,10 @@ class Recovery:
         try:
             for group in head.groups:
                 (blocks[group],) = pool.allocators[group].acquire(1)
-            piece.read_data(file, head, block_views(pool, head.groups, blocks))
+            views = {g: pool.copier.block_views(g, blocks[g]) for g in head.groups}
+            piece.read_data(file, head, chain.from_iterable(views.values()))
+            for group, filled in views.items():
+                pool.copier.put_block(group, blocks[group], filled)
             return pool.tree.restore(parent, head.tokens, blocks)
         finally:
             for allocator, block in zip(pool.allocators, blocks, strict=True):
@@ -206,7 +210,9 @@ class Recovery:
         slot = pool.slots.acquire()
         kept = False
         try:
-            piece.read_data(file, head, pool.copier.state_views(slot))
+            views = pool.copier.state_views(slot)
+            piece.read_data(file, head, views)
+            pool.copier.put_state(slot, views)
             kept = pool.tree.put_state(node, len(head.tokens) // TOKEN_BYTES, slot)
         finally:
             if not kept:

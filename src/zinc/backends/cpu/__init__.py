@@ -71,8 +71,14 @@ class CpuCache:
             layer.view(values)[block] for layer in self._groups[group] for values in (False, True)
         ]
 
+    def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        pass  # the views are the block
+
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         return [layer.view()[slot].view(np.uint8) for layer in self.recurrent.values()]
+
+    def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        pass
 
 
 class CpuProgram:
@@ -229,6 +235,9 @@ class CpuBackend:
     @property
     def weight_bytes(self) -> int:
         return sum(tensor.n_bytes for tensor in self.weights.values())
+
+    def available_bytes(self) -> int | None:
+        return None
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> CpuCache:
         try:

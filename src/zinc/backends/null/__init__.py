@@ -35,8 +35,14 @@ class NullCache:
     def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]:
         return []
 
+    def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        pass  # there is nothing in it
+
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         return []
+
+    def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        pass
 
 
 class NullProgram:
@@ -86,6 +92,9 @@ class NullBackend:
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         pass
+
+    def available_bytes(self) -> int | None:
+        return None
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> NullCache:
         return NullCache(layout)

@@ -67,8 +67,14 @@ class RefCache:
                     views.append(layer.v[block].reshape(-1).view(np.uint8))
         return views
 
+    def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        pass  # the views are the block
+
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         return [state.slots[slot].view(np.uint8) for state in self.recurrent.values()]
+
+    def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        pass
 
 
 class RefProgram:
@@ -145,6 +151,9 @@ class RefBackend:
     @property
     def weight_bytes(self) -> int:
         return sum(array.nbytes for array in self._weights.values())
+
+    def available_bytes(self) -> int | None:
+        return None
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> RefCache:
         return RefCache(states, layout)

@@ -81,6 +81,9 @@ class VulkanBackend:
     def weight_bytes(self) -> int:
         return self._pool.n_bytes
 
+    def available_bytes(self) -> int | None:
+        return self.memory.available_bytes()
+
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> VulkanCache:
         return VulkanCache(states, layout, self.memory, self._staging)
 

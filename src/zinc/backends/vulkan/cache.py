@@ -85,5 +85,13 @@ class VulkanCache:
             for buffer, start, size in self._blocks[group]
         ]
 
+    def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        for (buffer, start, size), view in zip(self._blocks[group], views, strict=True):
+            self._staging.write(buffer, start + block * size, view)
+
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         return [self._staging.read(buffer, slot * size, size) for buffer, size in self._slots]
+
+    def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        for (buffer, size), view in zip(self._slots, views, strict=True):
+            self._staging.write(buffer, slot * size, view)
