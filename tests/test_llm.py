@@ -161,6 +161,7 @@ def test_the_public_names_are_these():
         "LLM",
         "Chunk",
         "Completion",
+        "RopeScaling",
         "SamplingParams",
         "Tokenizer",
         "ZincError",

@@ -12,16 +12,27 @@ if TYPE_CHECKING:
     from zinc.core.errors import ZincError
     from zinc.engine.sampling import SamplingParams
     from zinc.llm import LLM, Chunk, Completion
+    from zinc.models.context import RopeScaling
     from zinc.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "Chunk", "Completion", "SamplingParams", "Tokenizer", "ZincError", "__version__"]
+__all__ = [
+    "LLM",
+    "Chunk",
+    "Completion",
+    "RopeScaling",
+    "SamplingParams",
+    "Tokenizer",
+    "ZincError",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "zinc.llm",
     "Chunk": "zinc.llm",
     "Completion": "zinc.llm",
+    "RopeScaling": "zinc.models.context",
     "SamplingParams": "zinc.engine.sampling",
     "Tokenizer": "zinc.tokenizer",
     "ZincError": "zinc.core.errors",

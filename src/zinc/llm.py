@@ -35,7 +35,8 @@ from zinc.engine.sequence import Sequence, Timings
 from zinc.engine.structured import Grammars, Kind
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load as load_architecture
-from zinc.ops.graph import FloatArray
+from zinc.models.context import RopeScaling
+from zinc.ops.graph import FloatArray, Graph
 from zinc.ops.step import Step
 from zinc.plan.hidden import hidden_graph
 from zinc.plan.planner import make_plan
@@ -73,14 +74,15 @@ class LLM:
 
     model: path of a GGUF file, None for the embedded demo model. backend: "auto", or a name from
     `zinc.backends.api.discover()`. threads: default, the cores this process may use. context:
-    tokens that prompt and answer may have together; default, the model's own as far as memory
-    goes. kv_dtype: "f16", "q8_0", or "auto" for the latter on the CPU. batch_tokens: the most
-    tokens a step runs. prefix_cache: keep what was run for prompts that begin alike, in at most
-    `cache_bytes` (default: all of the cache that is not in use). cache_dir: a folder where that is
-    found again after a restart or a crash, written behind while requests run; it holds what was
-    said, readable by its owner alone. pooling: how `embed` makes one row of a text; default, as the
-    file says, else the mean. progress: called with bytes done and bytes in all while weights are
-    loaded.
+    tokens that prompt and answer may have together; default, the model's own as far as memory goes.
+    rope: how positions are scaled for a longer context, other than the file says; sequences that
+    fit the original context run without it. kv_dtype: "f16", "q8_0", or "auto" for the latter on
+    the CPU. batch_tokens: the most tokens a step runs. prefix_cache: keep what was run for prompts
+    that begin alike, in at most `cache_bytes` (default: all of the cache that is not in use).
+    cache_dir: a folder where that is found again after a restart or a crash, written behind while
+    requests run; it holds what was said, readable by its owner alone. pooling: how `embed` makes
+    one row of a text; default, as the file says, else the mean. progress: called with bytes done
+    and bytes in all while weights are loaded.
 
     Raises a `ZincError` when the file is damaged or unsupported, or memory is short.
     """
@@ -92,6 +94,7 @@ class LLM:
         backend: str = "auto",
         threads: int | None = None,
         context: int | None = None,
+        rope: RopeScaling | None = None,
         kv_dtype: str = "auto",
         batch_tokens: int = 512,
         prefix_cache: bool = True,
@@ -104,14 +107,18 @@ class LLM:
         self._dry_breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
-        self.spec, self.graph = load_architecture(self.file, context)
+        self.spec, graph = load_architecture(self.file, rope=rope, context=context)
+        self._graphs = [graph]
+        if 0 < self.spec.plain_context < (context or self.spec.context):
+            _, graph = load_architecture(self.file, rope=rope, context=context, extended=True)
+            self._graphs.append(graph)
         said = self.file.metadata.get(f"{self.spec.arch}.pooling_type")
         self.pooling = Pooling.of_file(said) if pooling is None else Pooling.named(pooling)
         self.backend = loader.create_backend(backend, threads, options)
-        self.plan = make_plan(
-            self.graph, self.backend, max_tokens=batch_tokens, max_outputs=min(64, batch_tokens)
-        )
-        taken = loader.weights_bytes(self.file, self.plan) + self.plan.arena_bytes
+        plans = [self._plan(g, batch_tokens, min(64, batch_tokens)) for g in self._graphs]
+        self.plan = plans[0]
+        arena_bytes = sum(plan.arena_bytes for plan in plans)
+        taken = loader.weights_bytes(self.file, self.plan) + arena_bytes
         available = loader.available_memory_bytes(self.backend)
         slots = loader.choose_state_slots(self.plan.states, available, taken)
         taken += slots * loader.state_bytes_per_sequence(self.plan.states)
@@ -124,7 +131,8 @@ class LLM:
         loader.upload(self.file, self.plan, self.backend, progress)
         layout = loader.cache_layout(states, tokens, kv_dtype, slots, batch_tokens)
         self._cache = self.backend.allocate(states, layout)
-        self.program = self.backend.prepare(self.plan, self._cache)
+        programs = [self.backend.prepare(plan, self._cache) for plan in plans]
+        self.program = programs[0]
         self.engine = Engine(
             self.program,
             self._cache,
@@ -133,11 +141,14 @@ class LLM:
             prefix_cache=prefix_cache,
             cache_bytes=cache_bytes,
             hidden=self._prepare_hidden,
+            extended=programs[1] if len(programs) > 1 else None,
+            plain_context=self.spec.plain_context,
         )
+        self._scorers: dict[bool, api.Program] = {}
         if cache_dir is not None and prefix_cache:
-            key = cache_key(self.file.paths, self.plan, layout, self.backend)
+            key = cache_key(self.file.paths, plans, layout, self.backend)
             self.engine.keep_on_disk(Path(cache_dir).expanduser(), key, cache_bytes)
-        self.memory = Memory(self.backend.weight_bytes, self._cache.n_bytes, self.plan.arena_bytes)
+        self.memory = Memory(self.backend.weight_bytes, self._cache.n_bytes, arena_bytes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -349,12 +360,10 @@ class LLM:
         rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]
         return np.array(rows, np.float32).reshape(len(rows), dimensions or self.spec.hidden)
 
-    def _prepare_hidden(self) -> api.Program:
+    def _prepare_hidden(self, extended: bool) -> api.Program:
         n = self.plan.max_tokens
-        graph = hidden_graph(self.graph)
-        return self.backend.prepare(
-            make_plan(graph, self.backend, max_tokens=n, max_outputs=n), self._cache
-        )
+        plan = self._plan(hidden_graph(self._graphs[extended]), n, n)
+        return self.backend.prepare(plan, self._cache)
 
     # -- scoring --------------------------------------------------------------------------------
 
@@ -405,12 +414,18 @@ class LLM:
                 progress(i + 1, n_windows)
         return float(np.exp(total / count))
 
-    @cached_property
-    def _scorer(self) -> api.Program:
-        """A program that returns logits of every row, beside the one that generates."""
-        n = self.plan.max_tokens
-        plan = make_plan(self.graph, self.backend, max_tokens=n, max_outputs=n)
-        return self.backend.prepare(plan, self._cache)
+    def _plan(self, graph: Graph, max_tokens: int, max_outputs: int) -> api.Plan:
+        return make_plan(graph, self.backend, max_tokens=max_tokens, max_outputs=max_outputs)
+
+    def _scorer(self, n_tokens: int) -> api.Program:
+        """A program that returns logits of every row of such a sequence, beside those of the
+        engine."""
+        extended = n_tokens > self.engine.plain_context
+        if extended not in self._scorers:
+            n = self.plan.max_tokens
+            plan = self._plan(self._graphs[extended], n, n)
+            self._scorers[extended] = self.backend.prepare(plan, self._cache)
+        return self._scorers[extended]
 
     def _score(self, prompts: list[list[int]]) -> Iterator[FloatArray]:
         """Logits of all tokens, a chunk at a time; valid until the next chunk."""
@@ -442,7 +457,7 @@ class LLM:
                         state_slot=np.array([holding.slot], np.int32),
                         tables=tuple(np.array([table], np.int32) for table in holding.tables),
                     )
-                    yield self._scorer.step(step).copy()
+                    yield self._scorer(len(ids)).step(step).copy()
 
     def close(self) -> None:
         """Frees the model's memory; the object is of no use afterwards.
@@ -451,8 +466,7 @@ class LLM:
         """
         if "engine" in self.__dict__:
             self.engine.close()
-        self.__dict__.pop("_scorer", None)
-        for name in ("program", "engine", "_cache", "backend"):
+        for name in ("program", "engine", "_scorers", "_cache", "backend"):
             self.__dict__.pop(name, None)
         self.file.close()
 

@@ -90,6 +90,22 @@ def test_inspect_shows_a_file_that_cannot_run(zinc, tmp_path):
 # -- plan ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("depth", "frequencies"), [(0, "none"), (4094, "none"), (4095, "yarn_4")])
+def test_plan_has_the_frequencies_of_its_depth(zinc, fixture_model, depth, frequencies):
+    options = ("--rope-scaling", "yarn", "--rope-scale", 4, "--backend", "ref", "--depth", depth)
+    found = json.loads(zinc("plan", fixture_model, *options, "--tokens", 2, "--json").out)
+    (table,) = (x for x in found["launches"] if x["kernel"] == "rope_table")
+    assert table["inputs"][0]["constant"].endswith(f"_{frequencies}")
+    assert found["context_tokens"] == 4 * 4096
+
+
+def test_a_scaling_that_cannot_be_is_one_line(zinc, fixture_model):
+    result = zinc("plan", fixture_model, "--rope-scaling", "yarn", "--backend", "ref")
+    assert result.status == 1
+    assert result.err.count("\n") == 1
+    assert "--rope-scale" in result.err
+
+
 @pytest.mark.parametrize("name", ["ref", "null"])
 def test_the_plan_printed_is_the_plan_made(zinc, fixture_model, name):
     found = json.loads(zinc("plan", fixture_model, "--backend", name, "--json").out)

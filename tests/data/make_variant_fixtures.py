@@ -5,7 +5,9 @@
 
 phi3long: grouped queries, a window, a tied head, LongRoPE over part of each head. gemma3long:
 linear scaling of global layers only, capped logits. gemma4wide: wider MLPs in the layers that share
-KV. Every parameter is random, norms included, so that none can be skipped unnoticed.
+KV. qwen3yarn: the same weights with plain RoPE (a short and a long prompt) and, as `yarn_` and
+`yarn_long_`, the same prompts with YaRN of factor 4. Every parameter is random, norms included, so
+that none can be skipped unnoticed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Phi3Config, Phi3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.models.gemma4 import Gemma4ForCausalLM, Gemma4TextConfig
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -42,7 +51,7 @@ BLOCK_NAMES = {
     "post_per_layer_input_norm": "post_norm",
     "layer_scalar": "layer_output_scale",
 }
-PHI_NORMS = {"post_attention_layernorm": "ffn_norm"}
+PRE_NORMS = {"post_attention_layernorm": "ffn_norm"}
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -101,8 +110,9 @@ def save(
     metadata: Callable[[gguf.GGUFWriter], None],
     extra: dict[str, np.ndarray],
     lengths: dict[str, int],
+    scaled: torch.nn.Module | None = None,
 ) -> None:
-    arch = "gemma3" if name.startswith("gemma3") else "gemma4" if "4" in name else "phi3"
+    arch = next(a for a in ("gemma3", "gemma4", "phi3", "qwen3") if name.startswith(a))
     writer = gguf.GGUFWriter(FOLDER / f"{name}.gguf", arch)
     c = model.config
     writer.add_block_count(c.num_hidden_layers)
@@ -111,7 +121,8 @@ def save(
     writer.add_head_count(c.num_attention_heads)
     writer.add_head_count_kv(c.num_key_value_heads)
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-    writer.add_sliding_window(c.sliding_window)
+    if c.sliding_window is not None:
+        writer.add_sliding_window(c.sliding_window)
     metadata(writer)
     for tensor, values in [*tensors(model, norms), *extra.items()]:
         writer.add_tensor(tensor, np.ascontiguousarray(values.astype(np.float32)))
@@ -124,6 +135,11 @@ def save(
     for prefix, length in lengths.items():
         ids = rng.integers(0, VOCAB, length).astype(np.int32)
         arrays[f"{prefix}tokens"], arrays[f"{prefix}logits"] = ids, logits(model, ids)
+        if scaled is not None:
+            arrays[f"yarn_{prefix}tokens"], arrays[f"yarn_{prefix}logits"] = (
+                ids,
+                logits(scaled, ids),
+            )
     np.savez_compressed(FOLDER / f"{name}.npz", **arrays)
 
 
@@ -167,7 +183,7 @@ def phi3long() -> None:
         "rope_factors_short.weight": np.array(short),
         "rope_factors_long.weight": np.array(long),
     }
-    save("phi3long", model, PHI_NORMS, metadata, extra, {"": 48, "long_": 90})
+    save("phi3long", model, PRE_NORMS, metadata, extra, {"": 48, "long_": 90})
 
 
 def gemma3long() -> None:
@@ -248,7 +264,48 @@ def gemma4wide() -> None:
     save("gemma4wide", model, GEMMA_NORMS, metadata, {"rope_freqs.weight": divisors}, {"": 48})
 
 
+def qwen3yarn() -> None:
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+
+    def model(rope: dict[str, Any]) -> torch.nn.Module:
+        config = Qwen3Config(
+            vocab_size=VOCAB,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=256,
+            rope_parameters=rope,
+            tie_word_embeddings=True,
+            attn_implementation="eager",
+        )
+        made = Qwen3ForCausalLM(config).eval()
+        randomise(made)
+        return made
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        writer.add_feed_forward_length(96)
+        writer.add_key_length(32)
+        writer.add_value_length(32)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(64)
+
+    lengths = {"": 48, "long_": 90}
+    save("qwen3yarn", model(plain), PRE_NORMS, metadata, {}, lengths, scaled=model(yarn))
+
+
 if __name__ == "__main__":
     phi3long()
     gemma3long()
     gemma4wide()
+    qwen3yarn()

@@ -24,6 +24,7 @@ from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.models import load
+from zinc.models.context import RopeScaling
 from zinc.ops.graph import KVState
 from zinc.ops.step import Step
 from zinc.plan.planner import make_plan
@@ -56,11 +57,15 @@ def relative_error(got: Logits, want: Logits) -> float:
 
 @cache
 def planned(
-    path: Path, backend_name: str, fuse: bool = True, context: int | None = None
+    path: Path,
+    backend_name: str,
+    fuse: bool = True,
+    rope: RopeScaling | None = None,
+    extended: bool = False,
 ) -> tuple[Backend, Plan]:
     """A backend with the weights of the file, and the plan."""
     with GGUFFile.open(path) as file:
-        _, graph = load(file, context)
+        _, graph = load(file, rope=rope, extended=extended)
         backend = api.create(backend_name)
         try:
             plan = make_plan(
@@ -78,7 +83,8 @@ def planned(
 class Runner:
     """Some sequences of one model: `feed` appends tokens and returns their logits.
 
-    `context` is what the model is loaded for; the cache holds `room` tokens of each sequence.
+    `extended` takes the model as it runs beyond its plain context; the cache holds `room` tokens of
+    each sequence.
     """
 
     def __init__(
@@ -87,11 +93,12 @@ class Runner:
         backend: str = "ref",
         *,
         n_sequences: int = 1,
-        context: int | None = None,
+        rope: RopeScaling | None = None,
+        extended: bool = False,
         fuse: bool = True,
         room: int = MAX_TOKENS,
     ) -> None:
-        device, plan = planned(path, backend, fuse, context)
+        device, plan = planned(path, backend, fuse, rope, extended)
         layers = [state for state in plan.states if isinstance(state, KVState)]
         self.windows = sorted({layer.window for layer in layers})
         n_blocks = -(-room // BLOCK_TOKENS)

@@ -20,9 +20,9 @@ from zinc.plan.planner import make_plan
 KINDS = {"ref": 1e-5}
 
 
-def spec_of(path: Path, context: int | None = None) -> ModelSpec:
+def spec_of(path: Path, *, extended: bool = False) -> ModelSpec:
     with GGUFFile.open(path) as file:
-        return load(file, context)[0]
+        return load(file, extended=extended)[0]
 
 
 # -- LongRoPE -----------------------------------------------------------------------------------
@@ -32,23 +32,21 @@ def spec_of(path: Path, context: int | None = None) -> ModelSpec:
 @pytest.mark.parametrize("size", [1, 16, 90])
 def test_long_divisors_beyond_the_original_context(backend: str, size: int) -> None:
     ids, logits = expected("phi3long", "long_")
-    runner = Runner(FIXTURES / "phi3long.gguf", backend, context=128)
+    runner = Runner(FIXTURES / "phi3long.gguf", backend, extended=True)
     got = runner.feed_in_chunks(ids, size)
     assert relative_error(got, logits) <= KINDS.get(backend, 2e-3)
     assert (got.argmax(axis=1) == logits.argmax(axis=1)).all()
 
 
-def test_context_chooses_the_divisors() -> None:
+def test_each_set_of_divisors_has_its_contexts() -> None:
     path = FIXTURES / "phi3long.gguf"
-    by_default, short, long = (spec_of(path, context) for context in (None, 64, 65))
-    assert by_default.context == 64  # where the short divisors end
-    assert by_default.attention == short.attention != long.attention
-    assert short.context == long.context == 512
-    rope = long.attention[0].rope
-    assert rope is not None
     i = np.arange(12)
-    want = 10000.0 ** (-2.0 * i / 24) / (1 + 0.7 * i)
-    np.testing.assert_allclose(rope.inverse_frequencies().values, want, rtol=1e-6)
+    for extended, divisors in ((False, 1 + 0.05 * i), (True, 1 + 0.7 * i)):
+        spec = spec_of(path, extended=extended)
+        assert (spec.plain_context, spec.context) == (64, 512)
+        (rope,) = set(spec.ropes())
+        want = 10000.0 ** (-2.0 * i / 24) / divisors
+        np.testing.assert_allclose(rope.inverse_frequencies().values, want, rtol=1e-6)
 
 
 # -- Rules by model size ------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import zinc
 from zinc.cli import serve
 from zinc.cli.main import main
 from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.models.context import RopeScaling
 from zinc.server import log
 from zinc.server.config import ServerConfig
 
@@ -44,11 +45,13 @@ def test_options(tmp_path: Path):
         "--api-key-file", str(keys), "--ttl", "60", "--memory-budget", "1.5G", "--max-body", "2K",
         "--context", "512", "--kv-dtype", "q8_0", "--host", "0.0.0.0", "--log-json",
         "--no-prefix-cache", "--cache-size", "1M", "--cache-dir", str(tmp_path),
+        "--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "256",
     )  # fmt: skip
     assert [m.name for m in found.models] == [EMBEDDED_MODEL.stem, "small"]
     assert found.api_keys == ("zero", "one", "two")
     assert (found.ttl_s, found.memory_budget_bytes) == (60, 1610612736)
     assert (found.max_body_bytes, found.load.context, found.load.kv_dtype) == (2048, 512, "q8_0")
+    assert found.load.rope == RopeScaling("yarn", 4.0, 256)
     assert (found.load.prefix_cache, found.load.cache_bytes) == (False, 1 << 20)
     assert found.load.cache_dir == str(tmp_path)
     assert (found.host, found.json_log) == ("0.0.0.0", True)

@@ -38,6 +38,7 @@ def open_llm(args: argparse.Namespace) -> LLM:
             backend=usage.backend_name(args),
             threads=usage.threads(args),
             context=args.context,
+            rope=usage.rope_scaling(args),
             kv_dtype=args.kv_dtype,
             options=usage.backend_options(args),
             progress=progress,

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens that are scored together (default: %(default)s)",
     )
     usage.add_backend(parser)
+    usage.add_rope(parser)
     usage.add_kv_dtype(parser)
     usage.add_json(parser)
 

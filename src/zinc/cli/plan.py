@@ -56,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
 
     backend = loading.create_backend(args)
     with GGUFFile.open(usage.model_path(args)) as file:
-        spec, graph = models.load(file)
+        rope = usage.rope_scaling(args)
+        spec, graph = models.load(file, rope=rope, context=args.context)
+        if 0 < spec.plain_context < args.depth + args.tokens:
+            _, graph = models.load(file, rope=rope, context=args.context, extended=True)
         most = max(args.tokens, loading.BATCH_TOKENS)
         plan = make_plan(graph, backend, max_tokens=most, max_outputs=1)
         kv_dtype = resolve_kv_dtype(args.kv_dtype, backend.name, plan.states)

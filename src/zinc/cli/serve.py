@@ -149,6 +149,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             backend=usage.backend_name(args),
             threads=usage.threads(args),
             context=args.context,
+            rope=usage.rope_scaling(args),
             kv_dtype=args.kv_dtype,
             prefix_cache=not args.no_prefix_cache,
             cache_bytes=args.cache_size,

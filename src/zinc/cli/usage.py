@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zinc.core import env
 from zinc.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from zinc.models.context import RopeScaling
 
 
 class UsageError(Exception):
@@ -69,6 +72,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
     add_context(parser)
+    add_rope(parser)
     add_kv_dtype(parser)
 
 
@@ -79,6 +83,42 @@ def add_context(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="longest prompt plus answer (default: the model's own, as far as memory goes)",
     )
+
+
+def add_rope(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("longer context", "docs/long-context.md has examples")
+    group.add_argument(
+        "--rope-scaling",
+        choices=("none", "linear", "yarn"),
+        help="how positions beyond the original context are scaled (default: as the file says)",
+    )
+    group.add_argument(
+        "--rope-scale",
+        type=float,
+        metavar="X",
+        help="how many times the original context (default: the file's, or what --context needs)",
+    )
+    group.add_argument(
+        "--yarn-orig-ctx",
+        type=count,
+        metavar="TOKENS",
+        help="the context without scaling (default: the file's)",
+    )
+    group.add_argument(
+        "--rope-always",
+        action="store_true",
+        help="scale sequences that fit the original context as well",
+    )
+
+
+def rope_scaling(args: argparse.Namespace) -> RopeScaling | None:
+    """What the options of `add_rope` say. Raises RequestError."""
+    given = (args.rope_scaling, args.rope_scale, args.yarn_orig_ctx, args.rope_always)
+    if not any(given):
+        return None
+    from zinc.models.context import RopeScaling
+
+    return RopeScaling(*given)
 
 
 def add_kv_dtype(parser: argparse.ArgumentParser) -> None:

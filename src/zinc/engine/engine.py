@@ -27,7 +27,7 @@ from zinc.engine.sampling import Sampled, Sampler, SamplingParams
 from zinc.engine.scheduler import Budget, Demand, schedule
 from zinc.engine.sequence import Sequence
 from zinc.engine.sharing import held_back
-from zinc.kv import BlockAllocator, CachePool, key_of
+from zinc.kv import BlockAllocator, CachePool
 from zinc.kv.disk import DiskCache
 from zinc.ops.graph import FloatArray, RecurrentState
 from zinc.ops.step import Step
@@ -41,8 +41,11 @@ class Engine:
 
     context: bounds prompt plus answer of a request, in tokens. prefix_cache: keep what was run for
     requests that begin alike, in at most `cache_bytes` of the cache (None: what is not in use).
-    max_waiting: how many requests may wait beside those that run; None sets no bound. hidden: makes
-    the program, on the same cache, whose output are the rows behind the final norm.
+    max_waiting: how many requests may wait beside those that run; None sets no bound. extended: the
+    program of sequences that are longer than `plain_context` tokens. One that outgrows it is run
+    again from its beginning, since its cached keys are rotated with the plain frequencies. hidden:
+    makes the program, on the same cache, whose output are the rows behind the final norm; of
+    extended sequences, or of others.
     """
 
     def __init__(
@@ -56,9 +59,14 @@ class Engine:
         cache_bytes: int | None = None,
         max_waiting: int | None = None,
         prompt_tokens_beside_streams: int = PROMPT_TOKENS_BESIDE_STREAMS,
-        hidden: Callable[[], Program] | None = None,
+        hidden: Callable[[bool], Program] | None = None,
+        extended: Program | None = None,
+        plain_context: int = 0,
     ) -> None:
         self.program = program
+        self.extended = extended
+        self.plain_context = context if extended is None else plain_context
+        self._hidden: dict[bool, Program] = {}
         self.n_vocab = n_vocab
         self.context = context
         self.max_waiting = max_waiting
@@ -165,7 +173,8 @@ class Engine:
             sequence.marks = checkpoint_positions(ids, sequence.end_tokens, checkpoints)
         self._sequences[sequence.id] = sequence
         self._force(sequence)
-        sequence.key = b"" if sequence.is_read else key_of(sequence.ids)
+        sequence.extended = len(sequence.ids) > self.plain_context
+        sequence.key = b"" if sequence.is_read else sequence.key_to(len(sequence.ids))
         if sequence.n_generated >= wanted and not sequence.is_read:
             self._finish(sequence, "length")
         return sequence
@@ -230,6 +239,8 @@ class Engine:
 
     def _step(self) -> list[Sequence]:
         for s in self._sequences.values():
+            if not s.extended and len(s.ids) > self.plain_context:
+                self._extend(s)
             if s.holding is not None:
                 self.pool.trim(s.holding, s.n_run)
         budget = self._budget()
@@ -246,13 +257,20 @@ class Engine:
             if not plan.preempted and self._sequences:
                 self._fail_stuck()
             return []
-        gained = self._run([s for s in running if not s.is_read], counts)
-        read = [s for s in running if s.is_read]
-        self._embed([s for s in read if not s.is_reusable], counts)
-        for s in read:
-            if s.is_reusable:
-                gained += self._score(s, counts[s.id])
+        gained: list[Sequence] = []
+        for extended in (False, True):
+            part = [s for s in running if s.extended is extended]
+            gained += self._run([s for s in part if not s.is_read], counts)
+            read = [s for s in part if s.is_read]
+            self._embed([s for s in read if not s.is_reusable], counts)
+            for s in read:
+                if s.is_reusable:
+                    gained += self._score(s, counts[s.id])
         return sorted(gained, key=lambda s: s.id)
+
+    def _program(self, s: Sequence) -> Program:
+        """What runs a sequence of its length."""
+        return self.extended if s.extended and self.extended is not None else self.program
 
     def _run(self, running: list[Sequence], counts: dict[int, int]) -> list[Sequence]:
         """Runs tokens of sequences in one batch and samples for those that are complete then."""
@@ -261,7 +279,7 @@ class Engine:
         complete = [s for s in running if counts[s.id] == s.pending]
         masks = self._masks(complete)
         try:
-            logits = self.program.step(self._batch(running, counts))
+            logits = self._program(running[0]).step(self._batch(running, counts))
         except Exception as error:
             for future in masks.values():
                 future.exception()
@@ -279,7 +297,7 @@ class Engine:
         if not running:
             return
         try:
-            rows = self._hidden.step(self._batch(running, counts, every_row=True))
+            rows = self._hidden_program(running[0]).step(self._batch(running, counts, True))
             for s in running:
                 assert s.readout is not None
                 s.readout.read(s.ids, s.n_run, rows[: counts[s.id]])
@@ -299,9 +317,10 @@ class Engine:
         assert s.readout is not None
         masks = self._masks([s] if count == s.pending else [])
         try:
+            program = self._program(s)
             while count > 0:
-                n = min(count, self.program.plan.max_outputs)
-                logits = self.program.step(self._batch([s], {s.id: n}, every_row=True))
+                n = min(count, program.plan.max_outputs)
+                logits = program.step(self._batch([s], {s.id: n}, every_row=True))
                 s.readout.read(s.ids[: s.n_prompt], s.n_run, logits)
                 self._ran(s, n)
                 count -= n
@@ -326,10 +345,12 @@ class Engine:
             if s.constraint is not None and s.is_constrained
         }
 
-    @cached_property
-    def _hidden(self) -> Program:
-        assert self._make_hidden is not None
-        return self._make_hidden()
+    def _hidden_program(self, s: Sequence) -> Program:
+        """What runs a sequence of its length up to the final norm; made when it is first used."""
+        if s.extended not in self._hidden:
+            assert self._make_hidden is not None
+            self._hidden[s.extended] = self._make_hidden(s.extended)
+        return self._hidden[s.extended]
 
     def _budget(self) -> Budget:
         return Budget(
@@ -504,14 +525,25 @@ class Engine:
 
     def _preempt(self, s: Sequence) -> None:
         """Takes the cache away from a sequence, which will be run again from what is kept of it."""
+        self._put_back(s)
+        s.n_preempted += 1
+
+    def _extend(self, s: Sequence) -> None:
+        """Has a sequence that outgrew the plain context run again, as an extended one."""
+        if s.holding is not None:
+            self._put_back(s)
+        s.extended, s.prospect, s.key = True, None, b""
+        s.key = s.key_to(len(s.ids))
+        s.shares.clear()
+
+    def _put_back(self, s: Sequence) -> None:
         assert s.holding is not None
-        self.pool.release(s.holding, key_of(s.ids[: s.n_run]) if s.is_reusable else None)
+        self.pool.release(s.holding, s.key_to(s.n_run) if s.is_reusable else None)
         s.holding, s.n_run = None, 0
         if s.readout is not None and s.is_read:
             s.readout.reset()
             s.n_read = 0
-        s.key = b"" if s.is_read else key_of(s.ids)
-        s.n_preempted += 1
+        s.key = b"" if s.is_read else s.key_to(len(s.ids))
 
     def _fail(self, s: Sequence, error: Exception) -> None:
         s.error = error
@@ -532,7 +564,7 @@ class Engine:
         s.finish_reason = reason
         s.ended = time.perf_counter()
         if s.holding is not None:
-            keep = key_of(s.ids[: s.n_run]) if reason != "error" and s.is_reusable else None
+            keep = s.key_to(s.n_run) if reason != "error" and s.is_reusable else None
             self.pool.release(s.holding, keep)
             s.holding = None
         self._sequences.pop(s.id, None)

@@ -14,8 +14,10 @@ _SAMPLE_BYTES = 64 << 10
 _SAMPLES = 32
 
 
-def cache_key(paths: Iterable[Path], plan: Plan, layout: CacheLayout, backend: Backend) -> str:
-    """Changes with the weights, the plan, the layout of the cache, the backend and zinc's version.
+def cache_key(
+    paths: Iterable[Path], plans: Iterable[Plan], layout: CacheLayout, backend: Backend
+) -> str:
+    """Changes with the weights, the plans, the layout of the cache, the backend and zinc's version.
 
     Weights are known by the sizes of their files, their beginnings (metadata and tensor list) and
     evenly spaced samples: reading all of a large model would take longer than the prompts saved.
@@ -30,6 +32,12 @@ def cache_key(paths: Iterable[Path], plan: Plan, layout: CacheLayout, backend: B
                 file.seek(size * i // _SAMPLES)
                 digest.update(file.read(_SAMPLE_BYTES))
     groups = sorted(layout.group_of.items())
-    parts = (__version__, plan.hash, layout.block_tokens, layout.kv_dtype, groups)
+    parts = (
+        __version__,
+        *(plan.hash for plan in plans),
+        layout.block_tokens,
+        layout.kv_dtype,
+        groups,
+    )
     digest.update(repr((*parts, backend.name, getattr(backend, "level", ""))).encode())
     return digest.hexdigest()[:32]

@@ -163,7 +163,7 @@ def choose_context(
         raise RequestError(
             f"a context of {wanted:,} tokens is not possible",
             f"the model was made for 1 to {spec.context:,}",
-            f"choose --context {spec.context} or less",
+            f"choose --context {spec.context} or less, or stretch it with --rope-scaling yarn",
         )
     if wanted > fits:
         raise MemoryLimitError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from zinc.engine.constraint import Constraint, ThinkingTracker
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler
@@ -37,11 +39,12 @@ class Timings:
 class Sequence:
     """Prompt and answer so far. `n_run` tokens of `ids` have their keys and values in the cache.
 
-    holding: its part of the cache, None while it waits. n_cached: prompt tokens that came from the
-    prefix cache when it began. key: the ids as the prefix cache wants them, until all have run.
-    shares: tokens that others, by id, will have in the cache for it. marks: where its recurrent
-    state is to be copied. n_read: prompt tokens whose rows `readout` has got.
-    error: why it ended with finish_reason "error".
+    extended: whether it is longer than the plain context, so that its keys are rotated with other
+    frequencies. holding: its part of the cache, None while it waits. n_cached: prompt tokens that
+    came from the prefix cache when it began. key: the ids as the prefix cache wants them, until all
+    have run. shares: tokens that others, by id, will have in the cache for it. marks: where its
+    recurrent state is to be copied. n_read: prompt tokens whose rows `readout` has got. error: why
+    it ended with finish_reason "error".
     """
 
     id: int
@@ -60,6 +63,7 @@ class Sequence:
     n_read: int = 0
     n_cached: int = 0
     n_preempted: int = 0
+    extended: bool = False
     holding: Holding | None = None
     key: bytes = b""
     shares: dict[int, int] = field(default_factory=dict)
@@ -92,8 +96,15 @@ class Sequence:
         return self.readout is None or not self.readout.hidden
 
     def key_to(self, n_tokens: int) -> bytes:
-        """The first tokens as the prefix cache wants them."""
-        return self.key[: n_tokens * TOKEN_BYTES] or key_of(self.ids[:n_tokens])
+        """The first tokens as the prefix cache wants them.
+
+        The keys and values of an extended sequence are not those of others that begin alike: ids
+        are kept as their complement there, which is no token.
+        """
+        if self.key:
+            return self.key[: n_tokens * TOKEN_BYTES]
+        ids = np.asarray(self.ids[:n_tokens], np.int32)
+        return key_of(~ids if self.extended else ids)
 
     @property
     def is_constrained(self) -> bool:

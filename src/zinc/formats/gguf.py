@@ -9,6 +9,7 @@ the first part and tensors from all of them.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Mapping
@@ -49,6 +50,12 @@ class GGUFFile(MetadataAccess):
         if _split_value(part, "split.count", 1) <= 1:
             return cls([part])
         return cls(_read_all_parts(part))
+
+    def with_metadata(self, changes: Mapping[str, MetadataValue]) -> GGUFFile:
+        """The same file as though its metadata said otherwise; both share what is mapped."""
+        view = copy.copy(self)
+        view.metadata = MappingProxyType({**self.metadata, **changes})
+        return view
 
     def close(self) -> None:
         """Let go of the file; it is unmapped as soon as no view of its data is left."""

@@ -329,6 +329,6 @@ def window_blocks(window: int, chunk_tokens: int, block_tokens: int) -> int:
     return -(-(window + chunk_tokens) // block_tokens) + SLACK_BLOCKS + 1
 
 
-def key_of(ids: Sequence[int]) -> bytes:
+def key_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
     """Token ids as the prefix tree wants them."""
     return np.asarray(ids, np.int32).tobytes()

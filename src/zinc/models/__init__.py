@@ -8,11 +8,12 @@ from typing import Protocol, cast
 
 from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
+from zinc.models.context import RopeScaling, specs
 from zinc.models.spec import ModelSpec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 
-_SHARED = {"blocks", "delta_net", "latent", "moe", "rope", "spec", "weights"}
+_SHARED = {"blocks", "context", "delta_net", "latent", "moe", "rope", "spec", "weights"}
 
 
 class Architecture(Protocol):
@@ -29,10 +30,20 @@ def architectures() -> list[str]:
     return sorted(name.replace("_", "-") for name in names if name not in _SHARED)
 
 
-def load(file: GGUFFile, context: int | None = None) -> tuple[ModelSpec, Graph]:
-    """Spec and graph of a model file, for sequences of up to `context` tokens.
+def load(
+    file: GGUFFile,
+    *,
+    rope: RopeScaling | None = None,
+    context: int | None = None,
+    extended: bool = False,
+) -> tuple[ModelSpec, Graph]:
+    """Spec and graph of a model file.
 
-    Raises UnsupportedError or ModelError.
+    rope: how positions are to be scaled, other than the file says; context: the longest sequence
+    that is wanted, which the scaling may follow from. extended: for sequences longer than the
+    `plain_context` of the spec, which must have one.
+
+    Raises UnsupportedError, ModelError or, for a scaling that cannot be, RequestError.
     """
     arch = file.str("general.architecture")
     if arch not in architectures():
@@ -42,7 +53,11 @@ def load(file: GGUFFile, context: int | None = None) -> tuple[ModelSpec, Graph]:
             f"known are {', '.join(architectures())}",
         )
     module = cast(Architecture, importlib.import_module(f"zinc.models.{arch.replace('-', '_')}"))
-    spec = module.spec(file).for_context(context)
+    spec, beyond = specs(module.spec, file, arch, rope, context)
+    if extended:
+        if beyond is None:
+            raise ValueError("all sequences of the model run with the same frequencies")
+        spec = beyond
     graph = Graph()
     weights = Weights(file)
     module.build(graph, spec, weights)

@@ -8,7 +8,7 @@ from zinc.ops.graph import Graph
 
 
 def spec(file: GGUFFile) -> ModelSpec:
-    return dense_spec(file, "qwen2", neox=True)
+    return dense_spec(file, "qwen2", neox=True, scaling_is_optional=True)
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:

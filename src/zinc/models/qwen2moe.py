@@ -13,7 +13,8 @@ from zinc.ops.moe import SOFTMAX
 
 def spec(file: GGUFFile) -> ModelSpec:
     experts = experts_from(file, "qwen2moe", scoring=SOFTMAX, renormalise=False, shared_gate=True)
-    return replace(dense_spec(file, "qwen2moe", neox=True), experts=experts)
+    base = dense_spec(file, "qwen2moe", neox=True, scaling_is_optional=True)
+    return replace(base, experts=experts)
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:

@@ -13,7 +13,8 @@ from zinc.ops.moe import SOFTMAX
 
 def spec(file: GGUFFile) -> ModelSpec:
     experts = experts_from(file, "qwen3moe", scoring=SOFTMAX, renormalise=True)
-    return replace(dense_spec(file, "qwen3moe", neox=True, qk_norm=True), experts=experts)
+    base = dense_spec(file, "qwen3moe", neox=True, qk_norm=True, scaling_is_optional=True)
+    return replace(base, experts=experts)
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:

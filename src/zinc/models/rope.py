@@ -22,7 +22,7 @@ class Rope:
     dims: int
     base: float
     neox: bool
-    scaling: str = "none"  # none, linear or yarn
+    scaling: str = "none"  # none, linear or yarn; longrope: `divisors` are the long ones
     factor: float = 1.0
     original_context: int = 0
     attention_factor: float = 1.0
@@ -32,11 +32,11 @@ class Rope:
     divisors: tuple[float, ...] | None = None
     long_divisors: tuple[float, ...] | None = None  # instead, beyond the original context
 
-    def for_context(self, context: int) -> Rope:
-        """The same for positions up to `context`."""
-        if self.long_divisors is None or context <= self.original_context:
+    def beyond_original(self) -> Rope:
+        """The same for sequences that are longer than the original context."""
+        if self.long_divisors is None:
             return self
-        return replace(self, divisors=self.long_divisors)
+        return replace(self, divisors=self.long_divisors, long_divisors=None, scaling="longrope")
 
     def inverse_frequencies(self) -> Constant:
         """theta_i = base^(-2i / dims), divided and interpolated as the scaling says."""
@@ -52,7 +52,8 @@ class Rope:
                 for i, f in enumerate(plain)
                 for keep in [1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))]
             ]
-        name = f"rope_{self.dims}_{self.base:g}_{self.scaling}"
+        factor = "" if self.factor == 1.0 else f"_{self.factor:g}"
+        name = f"rope_{self.dims}_{self.base:g}_{self.scaling}{factor}"
         return Constant(name + ("_divided" if self.divisors else ""), tuple(plain))
 
     @property

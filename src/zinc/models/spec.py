@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +81,10 @@ class ModelSpec:
 
     The first `n_dense_layers` of a model with experts have none. `n_nextn` blocks follow the
     layers: they predict further tokens, for speculation, and are no part of the trunk.
+
+    plain_context: sequences of more tokens run with other RoPE frequencies (zinc.models.context); 0
+    when all run with the same. scaling_is_optional: the scaling that a file asks for extends a
+    model that was trained without it, and costs quality in texts that do not need it.
     """
 
     arch: str
@@ -97,23 +102,17 @@ class ModelSpec:
     n_dense_layers: int = 0
     n_nextn: int = 0
     post_norms: bool = False  # a norm after attention and one after the MLP, before the residual
+    plain_context: int = 0
+    scaling_is_optional: bool = False
 
-    def for_context(self, context: int | None) -> ModelSpec:
-        """The model as it runs for sequences of up to `context` tokens.
+    def ropes(self) -> list[Rope]:
+        """The RoPE of every layer that has one."""
+        return [a.rope for a in self.attention if a.rope is not None]
 
-        Frequencies for long contexts cost quality in short ones (LongRoPE), so without a wish the
-        context is the one that the short frequencies are for.
-        """
-        ropes = [a.rope for a in self.attention if a.rope is not None and a.rope.long_divisors]
-        if not ropes:
-            return self
-        if context is None:
-            return replace(self, context=min(self.context, *(r.original_context for r in ropes)))
-        attention = tuple(
-            replace(a, rope=None if a.rope is None else a.rope.for_context(context))
-            for a in self.attention
-        )
-        return replace(self, attention=attention)
+    def map_ropes(self, change: Callable[[Rope], Rope]) -> ModelSpec:
+        """The same with each layer's RoPE changed."""
+        layers = (a if a.rope is None else replace(a, rope=change(a.rope)) for a in self.attention)
+        return replace(self, attention=tuple(layers))
 
 
 class Metadata:
@@ -239,7 +238,14 @@ class Metadata:
         return value
 
 
-def dense_spec(file: GGUFFile, arch: str, *, neox: bool, qk_norm: bool = False) -> ModelSpec:
+def dense_spec(
+    file: GGUFFile,
+    arch: str,
+    *,
+    neox: bool,
+    qk_norm: bool = False,
+    scaling_is_optional: bool = False,
+) -> ModelSpec:
     """The spec of a plain decoder whose layers are all alike."""
     m = Metadata(file, arch)
     hidden = m.size("embedding_length", MAX_WIDTH)
@@ -269,6 +275,7 @@ def dense_spec(file: GGUFFile, arch: str, *, neox: bool, qk_norm: bool = False) 
         eps=m.positive("attention.layer_norm_rms_epsilon"),
         attention=(attention,) * n_layers,
         n_nextn=n_nextn,
+        scaling_is_optional=scaling_is_optional,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zinc.core.errors import RequestError
+from zinc.models.context import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class LoadOptions:
     backend: str = "auto"
     threads: int | None = None
     context: int | None = None
+    rope: RopeScaling | None = None
     kv_dtype: str = "auto"
     prefix_cache: bool = True
     cache_bytes: int | None = None

@@ -345,6 +345,7 @@ def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], No
         backend=options.backend,
         threads=options.threads,
         context=options.context,
+        rope=options.rope,
         kv_dtype=options.kv_dtype,
         prefix_cache=options.prefix_cache,
         cache_bytes=options.cache_bytes,
