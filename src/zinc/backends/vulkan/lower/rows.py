@@ -6,11 +6,9 @@ import struct
 
 from zinc.backends.api import Launch, Ref
 from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Dim, Weight
-from zinc.quant.blocks import GGMLType
+from zinc.ops.graph import Dim
 
-EMBED, SELECT, ADD = range(3)
+SELECT, ADD = 1, 2
 DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
 WORKGROUP = 64
 
@@ -25,16 +23,6 @@ def _dispatch(
     )
     groups = (-(-out.cols // WORKGROUP), bucket.rows(out.dim), 1)
     return [Dispatch(Shader("rows", (("KIND", kind),)), push, groups)]
-
-
-@lowers("embed")
-def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    (table,), (out,) = launch.inputs, launch.outputs
-    assert isinstance(table, Weight)
-    if table.type is not GGMLType.F32:
-        raise UnsupportedError(f"embed has no kernel for tables of type {table.type.name}")
-    weight = at.weight(table)
-    return _dispatch(EMBED, launch, at, bucket, weight.address, 0, [table.cols, 0, out.stride // 4])
 
 
 @lowers("select_rows")

@@ -1,0 +1,50 @@
+"""embed and quantize: rows from one storage format to another."""
+
+from __future__ import annotations
+
+import struct
+
+from zinc.backends.api import Launch
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.weights import DIMS, matrix, row_of, unit, weight_of
+from zinc.backends.vulkan.packing import row_bytes
+
+THREADS = 64
+
+
+@lowers("embed")
+def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    table, out = weight_of(at, launch.inputs[0]), launch.outputs[0]
+    push = struct.pack(
+        "<Q24sQIIf",
+        at.step,
+        matrix(table),
+        at.ref(out),
+        table.cols,
+        out.stride,
+        float(launch.attributes["scale"]),
+    )
+    shader = Shader("embed", (("FORMAT", int(table.type)), ("THREADS", THREADS)))
+    groups = (-(-table.cols // (unit(table) * THREADS)), bucket.rows(out.dim), 1)
+    return [Dispatch(shader, push, groups)]
+
+
+@lowers("quantize")
+def quantize(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, out = row_of(launch.inputs[0]), launch.outputs[0]
+    run = out.cols // out.runs
+    push = struct.pack(
+        "<QQQIIIIII",
+        at.step,
+        at.ref(x),
+        at.ref(out),
+        out.cols,
+        run,
+        row_bytes(out.act, run),
+        x.stride,
+        out.stride,
+        DIMS[x.dim],
+    )
+    shader = Shader("quantize", (("THREADS", THREADS),))
+    groups = (-(-out.cols // (4 * THREADS)), bucket.rows(x.dim), 1)
+    return [Dispatch(shader, push, groups)]

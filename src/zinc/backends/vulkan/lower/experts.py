@@ -1,0 +1,198 @@
+"""moe_glu and moe_down: few tokens take a workgroup's rows slot by slot, many expert by expert."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan import tiles
+from zinc.backends.vulkan.dispatch import (
+    Addresses,
+    Bucket,
+    DeviceWeight,
+    Dispatch,
+    Shader,
+    lowers,
+)
+from zinc.backends.vulkan.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, Activation
+from zinc.backends.vulkan.lower.weights import (
+    DIMS,
+    format_defines,
+    matrix,
+    row_of,
+    rows,
+    same_layout,
+    unit,
+    vector,
+    weight_of,
+)
+from zinc.backends.vulkan.packing import row_bytes
+from zinc.ops.graph import Act
+
+FEW_TOKENS = 8  # up to here slots rarely share an expert
+SPREAD = 4  # workgroups that share the slots of an expert
+THREADS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a token, or its slots' runs: bytes from token to token and from rank to rank."""
+
+    address: int
+    stride: int
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProduct:
+    """Products of the rows of `x` with the experts that their slots have."""
+
+    launch: Launch
+    x: Rows
+    w: DeviceWeight
+    y: Rows
+    y_act: Act = Act.F32
+    bias: int = 0
+    kind: int = LINEAR
+    up: int = 0
+    up_bias: int = 0
+    activation: Activation = NO_ACTIVATION
+
+    def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
+        w, x = self.w, row_of(self.launch.inputs[0])
+        order, starts = (row_of(v) for v in self.launch.inputs[1:3])
+        top_k, n_x = order.cols, bucket.rows(x.dim)
+        by_expert = n_x > FEW_TOKENS
+        n_slots = 1
+        if by_expert:  # at most as many, and usually far fewer
+            n_slots = max(1, n_x * top_k // w.planes)
+        if self.y_act is Act.F32:
+            units = -(-w.cols // unit(w))
+            n_rows = w.rows * (w.planes if by_expert else n_x * top_k)
+            tile = tiles.mat_vec(at.features, n_rows, units, n_slots)
+        else:
+            tile = tiles.blocks(at.features, n_slots)
+        push = struct.pack(
+            "<Q24sqQQQQQQIIIIIIIIff",
+            at.step,
+            matrix(w),
+            self.up,
+            self.x.address,
+            self.y.address,
+            at.ref(order),
+            at.ref(starts),
+            self.bias,
+            self.up_bias,
+            w.rows,
+            w.cols,
+            self.x.stride,
+            self.x.run,
+            self.y.stride,
+            self.y.run,
+            w.planes | top_k << 16,
+            DIMS[x.dim] | self.activation.act << 8,
+            self.activation.alpha,
+            self.activation.limit,
+        )
+        defines = (
+            *format_defines(at, w, x, w.cols, self.x.run),
+            *tile.defines,
+            ("PRODUCT", self.kind),
+            ("BY_EXPERT", int(by_expert)),
+            ("SPREAD", SPREAD),
+            ("OUT_Q8", int(self.y_act is not Act.F32)),
+        )
+        groups_x = -(-w.rows // tile.tile)
+        groups = (groups_x, w.planes, SPREAD) if by_expert else (groups_x, n_x * top_k, 1)
+        return Dispatch(Shader("experts", defines), push, groups, waits)
+
+
+def _runs(at: Addresses, x: Ref, top_k: int) -> Rows:
+    """The slots of a value whose columns are a run for each."""
+    return Rows(at.ref(x), x.stride, row_bytes(x.act, x.cols // top_k))
+
+
+@lowers("moe_glu")
+def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, order, out = row_of(launch.inputs[0]), row_of(launch.inputs[1]), launch.outputs[0]
+    gate, up = (weight_of(at, w) for w in launch.inputs[3:5])
+    bias, up_bias = (vector(at, b) for b in launch.inputs[5:7])
+    both = ExpertProduct(
+        launch,
+        Rows(at.ref(x), x.stride, 0),
+        gate,
+        _runs(at, out, order.cols),
+        out.act,
+        bias,
+        GLU,
+        up.address - gate.address,
+        up_bias,
+        Activation.of(launch),
+    )
+    if same_layout(gate, up):
+        return [both.dispatch(at, bucket)]
+    run = 4 * gate.rows
+    made = at.scratch(bucket.rows(x.dim) * order.cols * run)
+    slots = Rows(made, order.cols * run, run)
+    first = ExpertProduct(launch, both.x, gate, slots, bias=bias)
+    second = replace(both, w=up, bias=up_bias, kind=GATED, up=made, up_bias=0)
+    return [first.dispatch(at, bucket), second.dispatch(at, bucket, waits=True)]
+
+
+@lowers("moe_down")
+def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    h, order, routes = (row_of(launch.inputs[i]) for i in (0, 1, 3))
+    w, out, top_k = weight_of(at, launch.inputs[4]), launch.outputs[0], order.cols
+    bias, scale = (vector(at, v) for v in launch.inputs[5:7])
+    residual, residual_stride = rows(at, launch.inputs[7])
+    slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
+    dim_top_k = DIMS[h.dim] | top_k << 8
+    if n_x <= FEW_TOKENS:
+        units = top_k * -(-w.cols // unit(w))
+        tile = tiles.mat_vec(at.features, n_x * w.rows, units, 1)
+        push = struct.pack(
+            "<Q24sQQQQQQIIIIIIII",
+            at.step,
+            matrix(w),
+            slots.address,
+            at.ref(out),
+            at.ref(routes),
+            bias,
+            scale,
+            residual,
+            w.rows,
+            w.cols,
+            slots.stride,
+            slots.run,
+            routes.stride,
+            out.stride,
+            residual_stride,
+            dim_top_k,
+        )
+        defines = (*format_defines(at, w, h, w.cols, slots.run), *tile.defines)
+        groups = (-(-w.rows // tile.tile), n_x, 1)
+        return [Dispatch(Shader("moe_down", defines), push, groups)]
+    run = 4 * w.rows
+    made = at.scratch(n_x * top_k * run)
+    products = ExpertProduct(launch, slots, w, Rows(made, top_k * run, run))
+    push = struct.pack(
+        "<QQQQQQQIIIII",
+        at.step,
+        made,
+        at.ref(out),
+        at.ref(routes),
+        bias,
+        scale,
+        residual,
+        w.rows,
+        routes.stride,
+        out.stride,
+        residual_stride,
+        dim_top_k,
+    )
+    total = Shader("moe_sum", (("THREADS", THREADS),))
+    return [
+        products.dispatch(at, bucket),
+        Dispatch(total, push, (-(-w.rows // THREADS), n_x, 1), waits=True),
+    ]

@@ -1,0 +1,140 @@
+"""linear, linear_glu and head_linear: a dispatch for each part, free to run beside each other."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan import tiles
+from zinc.backends.vulkan.dispatch import (
+    Addresses,
+    Bucket,
+    DeviceWeight,
+    Dispatch,
+    Shader,
+    lowers,
+)
+from zinc.backends.vulkan.lower.weights import (
+    DIMS,
+    format_defines,
+    matrix,
+    row_of,
+    rows,
+    same_layout,
+    unit,
+    vector,
+    weight_of,
+)
+
+LINEAR, GLU, GATED = range(3)  # tile.slang
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Attributes of a gated activation."""
+
+    act: int = 0
+    alpha: float = 0.0
+    limit: float = 0.0
+
+    @classmethod
+    def of(cls, launch: Launch) -> Activation:
+        attrs = launch.attributes
+        return cls(int(attrs["act"]), float(attrs.get("alpha", 0)), float(attrs.get("limit", 0)))
+
+
+NO_ACTIVATION = Activation()
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product of rows x with a weight, cut into `planes` heads. `up` as in matvec.slang."""
+
+    x: Ref
+    w: DeviceWeight
+    y: tuple[int, int]  # address, stride
+    bias: int = 0
+    residual: tuple[int, int] = (0, 0)
+    kind: int = LINEAR
+    up: int = 0
+    up_bias: int = 0
+    activation: Activation = NO_ACTIVATION
+    planes: int = 1
+
+    def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
+        w, x = self.w, self.x
+        n_rows, n_x = w.planes * w.rows // self.planes, bucket.rows(x.dim)
+        tile = tiles.mat_vec(at.features, n_rows * self.planes, -(-w.cols // unit(w)), n_x)
+        push = struct.pack(
+            "<Q24sqQQQQQIIIIIIff",
+            at.step,
+            matrix(w),
+            self.up,
+            at.ref(x),
+            self.y[0],
+            self.bias,
+            self.up_bias,
+            self.residual[0],
+            n_rows,
+            w.cols,
+            x.stride,
+            self.y[1],
+            self.residual[1],
+            DIMS[x.dim] | self.activation.act << 8,
+            self.activation.alpha,
+            self.activation.limit,
+        )
+        defines = (*format_defines(at, w, x, w.cols), *tile.defines, ("PRODUCT", self.kind))
+        groups = (-(-n_rows // tile.tile), -(-n_x // tile.batch), self.planes)
+        return Dispatch(Shader("matvec", defines), push, groups, waits)
+
+
+@lowers("linear")
+def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, parts = row_of(launch.inputs[0]), launch.inputs[1:]
+    return [
+        Product(
+            x,
+            weight_of(at, weight),
+            rows(at, out),
+            vector(at, bias),
+            rows(at, residual),
+        ).dispatch(at, bucket)
+        for weight, bias, residual, out in zip(
+            parts[0::3], parts[1::3], parts[2::3], launch.outputs, strict=True
+        )
+    ]
+
+
+@lowers("linear_glu")
+def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, out, activation = row_of(launch.inputs[0]), launch.outputs[0], Activation.of(launch)
+    gate, up = (weight_of(at, w) for w in launch.inputs[1:3])
+    bias, up_bias = (vector(at, b) for b in launch.inputs[3:5])
+    y = rows(at, out)
+    if same_layout(gate, up):
+        both = Product(
+            x,
+            gate,
+            y,
+            bias,
+            kind=GLU,
+            up=up.address - gate.address,
+            up_bias=up_bias,
+            activation=activation,
+        )
+        return [both.dispatch(at, bucket)]
+    # Two formats: the gate first, then the other product, which multiplies them.
+    made = at.scratch(bucket.rows(x.dim) * out.stride)
+    first = Product(x, gate, (made, out.stride), bias)
+    second = Product(x, up, y, up_bias, kind=GATED, up=made, activation=activation)
+    return [first.dispatch(at, bucket), second.dispatch(at, bucket, waits=True)]
+
+
+@lowers("head_linear")
+def head_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, w = row_of(launch.inputs[0]), weight_of(at, launch.inputs[1])
+    heads = int(launch.attributes["n_heads"])
+    y = rows(at, launch.outputs[0])
+    return [Product(x, w, y, planes=heads).dispatch(at, bucket)]

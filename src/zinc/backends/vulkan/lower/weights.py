@@ -1,0 +1,66 @@
+"""What the kernels of products are told of a weight and of the rows that they read."""
+
+from __future__ import annotations
+
+import struct
+
+from zinc.backends.api import Operand, Ref
+from zinc.backends.vulkan.dispatch import Addresses, DeviceWeight
+from zinc.backends.vulkan.packing import FLOATS, UNIT, offsets
+from zinc.ops.graph import Act, Constant, Dim, Weight
+
+DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
+
+
+def weight_of(at: Addresses, x: Operand) -> DeviceWeight:
+    assert isinstance(x, Weight)
+    return at.weight(x)
+
+
+def row_of(x: Operand) -> Ref:
+    assert isinstance(x, Ref)
+    return x
+
+
+def vector(at: Addresses, x: Operand) -> int:
+    """Address of an optional float32 vector."""
+    assert x is None or isinstance(x, Weight | Constant)
+    return 0 if x is None else at.vector(x)
+
+
+def rows(at: Addresses, x: Operand) -> tuple[int, int]:
+    """Address and stride of optional rows."""
+    assert x is None or isinstance(x, Ref)
+    return (0, 0) if x is None else (at.ref(x), x.stride)
+
+
+def matrix(w: DeviceWeight) -> bytes:
+    """`struct Matrix` of kernels/formats.slang."""
+    streams = offsets(w.type, w.planes * w.rows, w.cols)
+    return struct.pack("<QQQ", w.address, w.address + streams.h, w.address + streams.s)
+
+
+def same_layout(a: DeviceWeight, b: DeviceWeight) -> bool:
+    return (a.type, a.planes, a.rows, a.cols) == (b.type, b.planes, b.rows, b.cols)
+
+
+def unit(w: DeviceWeight) -> int:
+    """Elements that a lane decodes at a time."""
+    return FLOATS.get(w.type, UNIT)
+
+
+def format_defines(
+    at: Addresses, w: DeviceWeight, x: Ref, cols: int, run: int = 0
+) -> tuple[tuple[str, int], ...]:
+    """Macros for reading `w` against rows of `cols` columns that start at x, or at a run of it."""
+    q8 = x.act is Act.Q8_32
+    vectors = not q8 and cols % unit(w) == 0
+    vectors = vectors and not (at.ref(x) | x.stride | run) % 16
+    # Constant columns save index arithmetic on GPUs; on a CPU fewer pipelines count for more.
+    known = cols if at.features.subgroup >= 16 else 0
+    return (
+        ("FORMAT", int(w.type)),
+        ("ROWS_Q8", int(q8)),
+        ("VECTORS", int(vectors)),
+        ("COLS", known),
+    )

@@ -1,0 +1,71 @@
+"""How products with weights are cut into workgroups: constants by device class and shape.
+
+A workgroup of `waves` subgroups takes `tile` rows of weights; `split` waves share the columns of a
+row, and each wave has `rows` of them. Short rows leave nothing to share, and few rows want small
+tiles, so that every compute unit of the device gets some.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zinc.backends.vulkan.dispatch import Features
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Waves of a workgroup, waves that share a row's columns, rows a wave, rows of x at once."""
+
+    waves: int
+    split: int
+    rows: int
+    batch: int
+
+    @property
+    def tile(self) -> int:
+        """Rows of weights a workgroup."""
+        return self.rows * self.waves // self.split
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("WAVES", self.waves),
+            ("KSPLIT", self.split),
+            ("ROWS", self.rows),
+            ("BATCH", self.batch),
+        )
+
+
+def mat_vec(features: Features, rows: int, units: int, n_x: int) -> Tile:
+    """For a product of `rows` rows of `units` units with n_x rows of x."""
+    batch = _batch(n_x)
+    if features.subgroup < 16:  # a CPU: waves follow one another
+        return Tile(waves=2, split=1, rows=4, batch=batch)
+    per_wave = 4 if batch <= 2 else 2
+    waves = 8 if features.subgroup <= 32 else 4
+    split = 1
+    while split < waves and units >= 4 * split * features.subgroup:
+        split *= 2
+    # Fewer rows a group while groups would leave compute units idle.
+    while per_wave > 1 and rows * split < 2 * features.compute_units * per_wave * waves:
+        per_wave //= 2
+    while split < waves and (
+        rows * split < 2 * features.compute_units * per_wave * waves
+        and units >= 2 * split * features.subgroup
+    ):
+        split *= 2
+    return Tile(waves, split, per_wave, batch)
+
+
+def blocks(features: Features, n_x: int) -> Tile:
+    """For products that write 8-bit blocks: a workgroup has whole blocks of 32 rows."""
+    batch = _batch(n_x)
+    if features.subgroup < 16:
+        return Tile(waves=4, split=1, rows=8, batch=min(batch, 2))
+    if features.subgroup <= 32:
+        return Tile(waves=8, split=1, rows=4, batch=batch)
+    return Tile(waves=4, split=1, rows=8, batch=min(batch, 4))
+
+
+def _batch(n_x: int) -> int:
+    return next((n for n in (1, 2, 4) if n >= n_x), 8)

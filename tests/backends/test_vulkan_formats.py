@@ -1,0 +1,86 @@
+"""Every block format on the device: what embed reads of random blocks is what the decoder says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from present import computing
+
+from zinc.backends import api
+from zinc.backends.api import CacheLayout, TensorData
+from zinc.backends.vulkan.packing import FLOATS, LAYOUTS, activation, offsets, pack, row_bytes
+from zinc.core.errors import UnsupportedError
+from zinc.ops.cases import Case
+from zinc.ops.graph import Act, Weight
+from zinc.plan.planner import make_plan
+from zinc.quant.blocks import BLOCKS, GGMLType
+from zinc.quant.decode import decode
+
+TYPES = [*FLOATS, *LAYOUTS]
+ROWS, COLS = 37, 512
+
+needs_device = pytest.mark.skipif("vulkan" not in computing(), reason="no Vulkan device here")
+
+
+def random_blocks(type: GGMLType) -> np.ndarray:
+    """Bytes of a tensor [ROWS, COLS]: any bits, but for scales that are ordinary numbers."""
+    layout, rng = BLOCKS[type], np.random.default_rng(int(type))
+    n = ROWS * COLS // layout.block_size
+    raw = rng.integers(0, 256, (n, layout.block_bytes), dtype=np.uint8)
+    blocks = raw.reshape(-1).view(layout.dtype)
+    for name in {"d", "dmin", "m"} & set(layout.dtype.names or ()):
+        blocks[name] = rng.standard_normal(n).astype(np.float16)
+    if type is GGMLType.MXFP4:
+        blocks["e"] = rng.integers(100, 150, n)
+    if type in FLOATS:
+        numbers = rng.standard_normal(n).astype(np.float32)
+        narrow = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        blocks["value"] = narrow if type is GGMLType.BF16 else numbers
+    return raw.reshape(-1)
+
+
+@needs_device
+@pytest.mark.parametrize("type", TYPES, ids=lambda type: type.name)
+def test_the_device_decodes_what_the_decoder_does(type: GGMLType) -> None:
+    case = Case(type.name, n_tokens=ROWS)
+    source = (*range(ROWS - 1, 0, -1), 0)  # rows in another order than in the file
+    table = Weight("table", type, (ROWS, COLS), rows_from=source)
+    case.returns(case.graph.embed(table))
+    backend = api.create("vulkan")
+    plan = make_plan(case.graph, backend, max_tokens=ROWS, max_outputs=ROWS)
+    raw = random_blocks(type)
+    backend.upload(table, TensorData(type, (ROWS, COLS), raw))
+    program = backend.prepare(plan, backend.allocate((), CacheLayout(64, (1,))))
+    want = decode(raw, type, (ROWS, COLS))[list(source)]
+    np.testing.assert_allclose(program.step(case.step(64)), want, rtol=2e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("type", TYPES, ids=lambda type: type.name)
+def test_a_packed_weight_is_no_larger_than_its_blocks(type: GGMLType) -> None:
+    raw = random_blocks(type)
+    packed = pack(type, raw, 1, ROWS, COLS)
+    assert len(packed) == offsets(type, ROWS, COLS).n_bytes
+    padding = 2 * 256 + (2 * ROWS * COLS // 256 if type is GGMLType.Q3_K else 0)
+    assert len(raw) <= len(packed) <= len(raw) + padding
+
+
+def test_rows_of_planes_are_taken_as_told() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal((6, 10)).astype(np.float32)  # padded to 12 columns
+    order = np.array([5, 0, 3, 3])
+    packed = pack(GGMLType.F32, values.view(np.uint8).reshape(-1), 2, 2, 10, order)
+    rows = packed.view(np.float32).reshape(4, 12)
+    np.testing.assert_array_equal(rows[:, :10], values[order])
+    assert not rows[:, 10:].any()
+
+
+def test_rows_of_activations_are_aligned() -> None:
+    assert row_bytes(Act.F32, 48) == 192
+    assert [row_bytes(Act.Q8_32, cols) for cols in (32, 64, 4096)] == [48, 80, 5120]
+    with pytest.raises(UnsupportedError):
+        row_bytes(Act.BF16, 64)
+
+
+def test_a_format_without_a_kernel_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="NVFP4"):
+        activation(GGMLType.NVFP4)
