@@ -12,6 +12,7 @@ from zinc.backends.api import Backend
 
 # Far past any last-level cache, so that memory is what is measured.
 BUFFER_BYTES = 1 << 29
+DEVICE_BUFFER_BYTES = 1 << 31
 REPETITIONS = 5
 
 
@@ -25,6 +26,8 @@ class Roofline:
 
 def measure(backend: Backend) -> Roofline | None:
     """Measured on the backend's own threads; None for a backend that has no such limits."""
+    if backend.name == "vulkan":
+        return _vulkan(backend)
     if backend.name != "cpu":
         return None
     import zinc.backends.cpu._cpu as _cpu
@@ -34,4 +37,17 @@ def measure(backend: Backend) -> Roofline | None:
     return Roofline(
         bytes_per_s=_cpu.bandwidth(backend.pool, BUFFER_BYTES, REPETITIONS) * 1e9,
         int8_ops_per_s=_cpu.int8_peak(backend.pool, backend.level) * 1e9,
+    )
+
+
+def _vulkan(backend: Backend) -> Roofline:
+    from zinc.backends.vulkan import VulkanBackend, limits
+    from zinc.backends.vulkan.vk.types import CPU_DEVICE
+
+    assert isinstance(backend, VulkanBackend)
+    device, memory, pipelines = backend.device, backend.memory, backend.pipelines
+    n_bytes = BUFFER_BYTES if device.kind == CPU_DEVICE else DEVICE_BUFFER_BYTES
+    return Roofline(
+        limits.read_bytes_per_s(device, memory, pipelines, n_bytes, REPETITIONS),
+        limits.int8_ops_per_s(device, memory, pipelines, REPETITIONS),
     )

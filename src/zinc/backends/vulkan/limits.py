@@ -1,0 +1,59 @@
+"""What a device can do at most, measured: bytes read a second, and integer operations a second.
+
+A speed of the backend means something only beside these. They are kernels that do nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from statistics import median
+
+from zinc.backends.vulkan.commands import Recorder
+from zinc.backends.vulkan.device import Device
+from zinc.backends.vulkan.dispatch import Dispatch, Shader
+from zinc.backends.vulkan.memory import Memory
+from zinc.backends.vulkan.shaders import Pipelines
+from zinc.backends.vulkan.vk.types import CPU_DEVICE
+
+READ, DOT = 0, 1
+THREADS = 256  # of a workgroup of the kernel
+GROUPS_PER_UNIT = 16
+CHAINS, DOT_OPS = 8, 8  # independent dots of a thread; a dot is four multiplications and additions
+
+
+def read_bytes_per_s(
+    device: Device, memory: Memory, pipelines: Pipelines, n_bytes: int, repetitions: int = 5
+) -> float:
+    """Reads a buffer of `n_bytes`, far more than caches hold, in one dispatch."""
+    n_bytes = min(n_bytes, memory.available_bytes() // 4, device.max_allocation)
+    buffer = memory.buffer(n_bytes // 16 * 16)
+    groups = device.features.compute_units * GROUPS_PER_UNIT
+    n = buffer.size // 16
+    push = struct.pack("<3Q2I", 0, buffer.address, buffer.address, n, THREADS * groups)
+    return buffer.size / _seconds(device, pipelines, READ, push, groups, repetitions)
+
+
+def int8_ops_per_s(
+    device: Device, memory: Memory, pipelines: Pipelines, repetitions: int = 5
+) -> float:
+    """Integer dots of four bytes, eight of them independent in each thread."""
+    rounds = 16 if device.kind == CPU_DEVICE else 4096
+    groups = device.features.compute_units * GROUPS_PER_UNIT
+    buffer = memory.buffer(16)
+    push = struct.pack("<3Q2I", 0, buffer.address, buffer.address, rounds, THREADS * groups)
+    n_ops = groups * THREADS * rounds * CHAINS * DOT_OPS
+    return n_ops / _seconds(device, pipelines, DOT, push, groups, repetitions)
+
+
+def _seconds(
+    device: Device, pipelines: Pipelines, kind: int, push: bytes, groups: int, repetitions: int
+) -> float:
+    shader = Shader("limits", (("KIND", kind),))
+    pipelines.prepare([shader])
+    recorder = Recorder(device, pipelines, repetitions + 1)
+    for _ in range(repetitions + 1):
+        recorder.level([Dispatch(shader, push, (groups, 1, 1))])
+        recorder.timestamp()
+    commands = recorder.finish()
+    commands.run()
+    return median(commands.seconds())

@@ -1,0 +1,73 @@
+"""Where the operands of a plan are in device memory: what lowerings ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zinc.backends.api import Ref
+from zinc.backends.vulkan.cache import VulkanCache
+from zinc.backends.vulkan.dispatch import DeviceKV, DeviceWeight, Features
+from zinc.backends.vulkan.memory import Buffer, Memory, Slice
+from zinc.backends.vulkan.stepdata import StepData
+from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
+
+SCRATCH_BYTES = 16 << 20
+
+
+class Operands:
+    """Implements zinc.backends.vulkan.dispatch.Addresses.
+
+    `taken` collects the ranges of scratch that were handed out, for whoever clears it.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        memory: Memory,
+        arena: Buffer,
+        data: StepData,
+        weights: Mapping[str, tuple[DeviceWeight | None, Slice]],
+        constants: Mapping[Constant, Slice],
+        cache: VulkanCache,
+    ) -> None:
+        self.features = features
+        self.step = data.address
+        self._memory, self._arena = memory, arena
+        self._weights, self._constants, self._cache = weights, constants, cache
+        self._scratch = memory.buffer(256)
+        self._scratch_used = 0
+        self._outgrown: list[Buffer] = []
+        self.taken: list[tuple[int, int]] = []
+
+    def ref(self, ref: Ref) -> int:
+        return self._arena.address + ref.offset
+
+    def weight(self, weight: Weight) -> DeviceWeight:
+        found, _ = self._weights[weight.name]
+        assert found is not None, f"{weight.name} is a vector"
+        return found
+
+    def vector(self, weight: Weight | Constant) -> int:
+        if isinstance(weight, Constant):
+            return self._constants[weight].address
+        return self._weights[weight.name][1].address
+
+    def kv(self, state: KVState) -> DeviceKV:
+        return self._cache.layers[state.name]
+
+    def recurrent(self, state: RecurrentState) -> int:
+        return self._cache.recurrent[state.name]
+
+    def scratch(self, n_bytes: int) -> int:
+        """From a ring: who gets bytes that an earlier launch had waits for it."""
+        n_bytes = -(-n_bytes // 256) * 256
+        if n_bytes > self._scratch.size:
+            self._outgrown.append(self._scratch)  # recorded commands may still name it
+            self._scratch = self._memory.buffer(max(SCRATCH_BYTES, 2 * n_bytes))
+            self._scratch_used = 0
+        if self._scratch_used + n_bytes > self._scratch.size:
+            self._scratch_used = 0
+        address = self._scratch.address + self._scratch_used
+        self._scratch_used += n_bytes
+        self.taken.append((address, address + n_bytes))
+        return address
