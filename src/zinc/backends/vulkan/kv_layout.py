@@ -1,21 +1,43 @@
-"""Bytes of a block of keys and of values, by type: what allocation needs to know of the layout."""
+"""How keys and values lie in a block of the cache.
+
+A block has a plane for each head, [block_tokens, padded] numbers, where `padded` rounds the head up
+to 16 so that every position starts on 16 bytes. As F16 a number has two bytes; as Q8_0 one, and
+behind the numbers of a plane come its scales, a float16 for each 32 numbers of a position.
+"""
 
 from __future__ import annotations
 
+from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import KVState
+
+DTYPES = ("f16", "q8_0")
+
+
+def padded(head_dim: int) -> int:
+    """Numbers that a head of a position takes."""
+    return -(-head_dim // 16) * 16
+
+
+def plane_bytes(head_dim: int, dtype: str, block_tokens: int) -> int:
+    """Bytes of one head of a block."""
+    if dtype == "f16":
+        return 2 * block_tokens * padded(head_dim)
+    if dtype == "q8_0":
+        scales = 2 * block_tokens * -(-head_dim // 32)
+        return block_tokens * padded(head_dim) + -(-scales // 16) * 16
+    raise UnsupportedError(
+        f"the Vulkan backend keeps no cache of type {dtype}",
+        "",
+        f"choose one of {', '.join(DTYPES)}",
+    )
 
 
 def key_block_bytes(state: KVState, dtype: str, block_tokens: int) -> int:
-    """Bytes of the keys of one block of positions."""
-    return _bytes(state.n_heads * state.head_dim * block_tokens, dtype)
+    return state.n_heads * plane_bytes(state.head_dim, dtype, block_tokens)
 
 
 def value_block_bytes(state: KVState, dtype: str, block_tokens: int) -> int:
-    """Bytes of the values of one block; none when they are part of the keys."""
+    """0 when the values are part of the keys."""
     if state.v_from_k:
         return 0
-    return _bytes(state.n_heads * state.head_dim_v * block_tokens, dtype)
-
-
-def _bytes(elements: int, dtype: str) -> int:
-    return 2 * elements if dtype == "f16" else elements + elements // 32 * 2
+    return state.n_heads * plane_bytes(state.head_dim_v, dtype, block_tokens)

@@ -1,0 +1,177 @@
+"""Attention over the block cache: one kernel for few queries and one for tiles of many."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, DeviceKV, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.elementwise import Op, elementwise
+from zinc.backends.vulkan.lower.operands import (
+    ceil_div,
+    in_vectors,
+    is_q8,
+    operand,
+    power_of_two,
+    vector_or_null,
+)
+from zinc.core.errors import UnsupportedError
+from zinc.ops.graph import Act, KVState
+
+FEW_TOKENS = 16  # up to so many, a workgroup has one token
+# Few queries. Threads hold EACH heads x CHUNKS chunks of eight dimensions twice (q and the sums).
+MAX_CHUNKS = 4
+MAX_SUMS = 4096  # float32 of partial sums in shared memory, of all waves
+MIN_KEYS = 64  # of a run: fewer do not pay for the merge
+GROUPS_A_UNIT = 4  # workgroups that a compute unit should have
+MAX_SPLITS = 128
+MIN_UNITS = 16
+# Tiles: halves that queries and keys have in shared memory, each.
+TILE_HALVES = 8192
+KEY_HALVES = 4096
+TILE_THREADS = 128
+
+
+@lowers("attention")
+def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    state, (y,) = operand(launch, 1, KVState), launch.outputs
+    _check(state, at.kv(state))
+    if y.act is Act.F32 or state.head_dim_v % 32 == 0:
+        return _attend(launch, at, bucket, y, at.ref(y))
+    # Blocks of 32 columns go across heads: rows in float32 first.
+    stride = 4 * y.cols
+    plain = at.scratch(bucket.tokens * stride)
+    rows = replace(y, act=Act.F32, stride=stride)
+    copied = replace(launch, kernel="quantize", inputs=(rows,), outputs=(y,))
+    copy = elementwise(Op.COPY, copied, at, bucket, a_at=plain)
+    return [
+        *_attend(launch, at, bucket, rows, plain),
+        *(replace(dispatch, waits=True) for dispatch in copy),
+    ]
+
+
+def _check(state: KVState, cache: DeviceKV) -> None:
+    if state.head_dim % 8 or state.head_dim_v % 8:
+        raise UnsupportedError(
+            f"the Vulkan backend has no attention for heads of {state.head_dim}",
+            "heads must be multiples of 8 wide",
+            "choose another backend with --backend",
+        )
+    tokens = cache.block_tokens
+    assert tokens % 4 == 0, "a block has whole runs of four positions"
+    assert tokens == power_of_two(tokens), "blocks have a power of two of positions"
+
+
+def _attend(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
+    if bucket.tokens <= FEW_TOKENS:
+        return _few(launch, at, bucket, y, y_at)
+    return _tiles(launch, at, bucket, y, y_at)
+
+
+def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
+    q, state, sinks = operand(launch, 0, Ref), operand(launch, 1, KVState), launch.inputs[2]
+    n_heads = int(launch.attributes["n_heads"])
+    repeats = n_heads // state.n_heads
+    subgroup = at.features.subgroup
+    lanes = min(subgroup, power_of_two(ceil_div(state.head_dim, 8)))
+    chunks = ceil_div(state.head_dim, 8 * lanes)
+    parts = ceil_div(repeats, max(1, MAX_CHUNKS // chunks))
+    each = ceil_div(repeats, parts)
+    waves = max(1, min(4, MAX_SUMS // (each * state.head_dim_v)))
+    groups = state.n_heads * parts * bucket.tokens
+    splits = _splits(at, _visible_keys(state, bucket), groups)
+
+    common = (
+        ("HEAD_DIM_V", state.head_dim_v),
+        ("ONE_TOKEN", int(bucket.tokens == 1)),
+        ("Q8", is_q8(y)),
+    )
+    shader = Shader(
+        "attention",
+        (
+            *common,
+            ("EACH", each),
+            ("HEAD_DIM", state.head_dim),
+            ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
+            ("LANES", lanes),
+            ("VECTORS", in_vectors(at, q)),
+            ("V_FROM_K", int(state.v_from_k)),
+            ("WAVES", waves),
+        ),
+    )
+    partial_bytes = bucket.tokens * n_heads * splits * (4 * state.head_dim_v + 16)
+    partial = at.scratch(partial_bytes) if splits > 1 else 0
+    push = struct.pack("<7Q", *_pointers(launch, at, state, y_at), partial)
+    push += struct.pack("<2I", q.stride, y.stride) + _shape(at.kv(state), state, n_heads)
+    push += struct.pack("<2I2f", state.window, splits, *_scale_and_cap(launch))
+    grid = (splits, state.n_heads * parts, bucket.tokens)
+    dispatches = [Dispatch(shader, push, grid)]
+    if splits > 1:
+        fours = state.head_dim_v // 4
+        merge_parts = max(1, min(splits, 256 // fours))
+        merge = Shader("attention_merge", (*common, ("PARTS", merge_parts), ("VECTORS", 1)))
+        sinks_at = vector_or_null(at, sinks)
+        push = struct.pack("<4Q3I", at.step, sinks_at, y_at, partial, y.stride, n_heads, splits)
+        dispatches.append(Dispatch(merge, push, (n_heads, bucket.tokens, 1), waits=True))
+    return dispatches
+
+
+def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
+    q, state = operand(launch, 0, Ref), operand(launch, 1, KVState)
+    n_heads = int(launch.attributes["n_heads"])
+    wide = max(state.head_dim, state.head_dim_v)
+    rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
+    keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2)
+    shader = Shader(
+        "attention_tiles",
+        (
+            ("BK", keys),
+            ("BQ", rows),
+            ("HEAD_DIM", state.head_dim),
+            ("HEAD_DIM_V", state.head_dim_v),
+            ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
+            ("Q8", is_q8(y)),
+            ("THREADS", TILE_THREADS),
+            ("VECTORS", in_vectors(at, q)),
+            ("V_FROM_K", int(state.v_from_k)),
+        ),
+    )
+    push = struct.pack("<6Q2I", *_pointers(launch, at, state, y_at), q.stride, y.stride)
+    push += _shape(at.kv(state), state, n_heads)
+    push += struct.pack("<I2f", state.window, *_scale_and_cap(launch))
+    # Each sequence may end in a tile of its own.
+    tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), rows) + bucket.sequences
+    return [Dispatch(shader, push, (state.n_heads, tiles, 1))]
+
+
+def _pointers(
+    launch: Launch, at: Addresses, state: KVState, y_at: int
+) -> tuple[int, int, int, int, int, int]:
+    """step, q, keys, values, sinks, out."""
+    q, sinks, cache = operand(launch, 0, Ref), launch.inputs[2], at.kv(state)
+    values = cache.keys if state.v_from_k else cache.values
+    return (at.step, at.ref(q), cache.keys, values, vector_or_null(at, sinks), y_at)
+
+
+def _shape(cache: DeviceKV, state: KVState, n_heads: int) -> bytes:
+    """key_block, value_block, heads and block, as both kernels have them."""
+    values = cache.key_block_bytes if state.v_from_k else cache.value_block_bytes
+    shift = cache.block_tokens.bit_length() - 1
+    heads = n_heads | state.n_heads << 16
+    return struct.pack("<4I", cache.key_block_bytes, values, heads, shift | cache.table << 8)
+
+
+def _scale_and_cap(launch: Launch) -> tuple[float, float]:
+    return float(launch.attributes["scale"]), float(launch.attributes["softcap"])
+
+
+def _visible_keys(state: KVState, bucket: Bucket) -> int:
+    return min(bucket.keys, state.window) if state.window else bucket.keys
+
+
+def _splits(at: Addresses, keys: int, groups: int) -> int:
+    """Runs that the keys of a token are cut into, so that workgroups fill the device."""
+    units = max(MIN_UNITS, at.features.compute_units)
+    wanted = ceil_div(GROUPS_A_UNIT * units, groups)
+    return max(1, min(wanted, keys // MIN_KEYS, MAX_SPLITS))

@@ -1,0 +1,122 @@
+"""Ops that make each column from the same column of other rows, in one kernel."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.operands import (
+    ceil_div,
+    dim_code,
+    in_vectors,
+    is_q8,
+    operand,
+    ref_or_none,
+    ref_or_null,
+)
+
+THREADS = 64
+
+
+class Op(IntEnum):
+    """The macro OP of kernels/elementwise.slang."""
+
+    ADD = 0
+    SCALE = 1
+    SOFTCAP = 2
+    GLU = 3
+    GATE = 4
+    GATE_ROW = 5
+    SELECT = 6
+    COPY = 7
+
+
+def elementwise(
+    op: Op,
+    launch: Launch,
+    at: Addresses,
+    bucket: Bucket,
+    *,
+    a_at: int | None = None,
+    act: int = 0,
+    first: float = 0.0,
+    second: float = 0.0,
+) -> list[Dispatch]:
+    """One dispatch of four columns a thread; `first` and `second` are the op's numbers.
+
+    `a_at` is where the first input is, when that is not its place in the arena.
+    """
+    a, b, (y,) = operand(launch, 0, Ref), ref_or_none_at(launch, 1), launch.outputs
+    rows_of_b = None if op is Op.GATE_ROW else b
+    shader = Shader(
+        "elementwise",
+        (
+            ("OP", op.value),
+            ("Q8", is_q8(y)),
+            ("THREADS", THREADS),
+            ("VECTORS", in_vectors(at, a, rows_of_b, y)),
+        ),
+    )
+    b_at, b_stride = ref_or_null(at, b)
+    push = struct.pack(
+        "<4Q6I2f",
+        at.step,
+        at.ref(a) if a_at is None else a_at,
+        b_at,
+        at.ref(y),
+        a.stride,
+        b_stride,
+        y.stride,
+        y.cols,
+        dim_code(y.dim, bucket),
+        act,
+        first,
+        second,
+    )
+    return [Dispatch(shader, push, (ceil_div(y.cols, 4 * THREADS), bucket.rows(y.dim), 1))]
+
+
+def ref_or_none_at(launch: Launch, index: int) -> Ref | None:
+    return ref_or_none(launch, index) if index < len(launch.inputs) else None
+
+
+@lowers("add")
+def add(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return elementwise(Op.ADD, launch, at, bucket)
+
+
+@lowers("scale")
+def scale(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return elementwise(Op.SCALE, launch, at, bucket, first=float(launch.attributes["factor"]))
+
+
+@lowers("softcap")
+def softcap(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return elementwise(Op.SOFTCAP, launch, at, bucket, first=float(launch.attributes["cap"]))
+
+
+@lowers("glu")
+def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    attrs = launch.attributes
+    return elementwise(
+        Op.GLU,
+        launch,
+        at,
+        bucket,
+        act=int(attrs["act"]),
+        first=float(attrs.get("alpha", 0.0)),
+        second=float(attrs.get("limit", 0.0)),
+    )
+
+
+@lowers("gate")
+def gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, g = operand(launch, 0, Ref), operand(launch, 1, Ref)
+    return elementwise(Op.GATE if g.cols == x.cols else Op.GATE_ROW, launch, at, bucket)
+
+
+@lowers("select_rows")
+def select_rows(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return elementwise(Op.SELECT, launch, at, bucket)

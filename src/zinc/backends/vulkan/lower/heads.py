@@ -1,0 +1,33 @@
+"""Joining the heads of two values."""
+
+from __future__ import annotations
+
+import struct
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.operands import ceil_div, dim_code, operand
+
+THREADS = 128
+
+
+@lowers("concat_heads")
+def concat_heads(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    a, b, (y,) = operand(launch, 0, Ref), operand(launch, 1, Ref), launch.outputs
+    n_heads = int(launch.attributes["n_heads"])
+    push = struct.pack(
+        "<4Q7I",
+        at.step,
+        at.ref(a),
+        at.ref(b),
+        at.ref(y),
+        a.stride,
+        b.stride,
+        y.stride,
+        y.cols,
+        a.cols // n_heads,
+        b.cols // n_heads,
+        dim_code(launch.dim, bucket),
+    )
+    grid = (ceil_div(y.cols, THREADS), bucket.rows(launch.dim), 1)
+    return [Dispatch(Shader("concat", (("THREADS", THREADS),)), push, grid)]

@@ -1,0 +1,69 @@
+"""RMS norms: a workgroup for each run of columns, which it holds in registers."""
+
+from __future__ import annotations
+
+import struct
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.operands import (
+    ceil_div,
+    dim_code,
+    in_vectors,
+    is_q8,
+    operand,
+    power_of_two,
+    ref_or_none,
+    ref_or_null,
+    vector_or_null,
+)
+
+MAX_THREADS = 1024
+
+
+@lowers("rms_norm")
+def rms_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return _norm(launch, at, bucket, gated=False, other=2, weight=1)
+
+
+@lowers("gated_norm")
+def gated_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return _norm(launch, at, bucket, gated=True, other=1, weight=2)
+
+
+def _norm(
+    launch: Launch, at: Addresses, bucket: Bucket, *, gated: bool, other: int, weight: int
+) -> list[Dispatch]:
+    x, (y,) = operand(launch, 0, Ref), launch.outputs
+    group = int(launch.attributes["group"])
+    # A thread has two or more float4s: fewer waves meet at the barrier sooner.
+    threads = min(MAX_THREADS, max(32, power_of_two(ceil_div(group, 8))))
+    beside = ref_or_none(launch, other)
+    aligned = in_vectors(at, x, y, beside) and group % 4 == 0
+    shader = Shader(
+        "norm",
+        (
+            ("THREADS", threads),
+            ("FOURS", ceil_div(group, 4 * threads)),
+            ("GATED", int(gated)),
+            ("Q8", is_q8(y)),
+            ("VECTORS", int(aligned)),
+        ),
+    )
+    other_at, other_stride = ref_or_null(at, beside)
+    push = struct.pack(
+        "<5Q6If",
+        at.step,
+        at.ref(x),
+        vector_or_null(at, launch.inputs[weight]),
+        other_at,
+        at.ref(y),
+        x.stride,
+        other_stride,
+        y.stride,
+        x.cols,
+        group,
+        dim_code(launch.dim, bucket),
+        float(launch.attributes["eps"]),
+    )
+    return [Dispatch(shader, push, (x.cols // group, bucket.rows(launch.dim), 1))]

@@ -1,0 +1,71 @@
+"""What lowerings share: grids, alignment of rows, addresses of what may be absent.
+
+Lowerings pack push constants with struct.pack("<..."), pointers first, so that no field needs
+padding to its alignment.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from zinc.backends.api import Launch, Operand, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket
+from zinc.backends.vulkan.lower.weights import DIMS
+from zinc.ops.graph import Act, Constant, Dim, Weight
+
+CONSTANT = DIMS[Dim.CONSTANT]
+
+T = TypeVar("T")
+
+
+def operand(launch: Launch, index: int, kind: type[T]) -> T:
+    """Input `index` of a launch, which is of that kind."""
+    found = launch.inputs[index]
+    assert isinstance(found, kind), f"input {index} of {launch.kernel} is {found}"
+    return found
+
+
+def ref_or_none(launch: Launch, index: int) -> Ref | None:
+    found = launch.inputs[index]
+    return found if isinstance(found, Ref) else None
+
+
+def dim_code(dim: Dim, bucket: Bucket) -> int:
+    """What a kernel passes to rowsOf: a bucket of one row needs no look at the step."""
+    return CONSTANT if bucket.rows(dim) == 1 else DIMS[dim]
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest one that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+def is_q8(ref: Ref) -> int:
+    """The macro Q8: whether rows are written as blocks of 8-bit numbers."""
+    assert ref.act in (Act.F32, Act.Q8_32)
+    return int(ref.act is Act.Q8_32)
+
+
+def in_vectors(at: Addresses, *refs: Ref | None) -> int:
+    """The macro VECTORS: whether every float32 row starts on 16 bytes and has whole float4s."""
+    return int(
+        all(
+            at.ref(ref) % 16 == 0 and ref.stride % 16 == 0 and ref.cols % 4 == 0
+            for ref in refs
+            if ref is not None and ref.act is Act.F32
+        )
+    )
+
+
+def vector_or_null(at: Addresses, x: Operand) -> int:
+    """The address of a float32 vector, 0 when it is absent."""
+    return at.vector(x) if isinstance(x, Weight | Constant) else 0
+
+
+def ref_or_null(at: Addresses, x: Operand) -> tuple[int, int]:
+    """(address, stride) of rows, zeros when they are absent."""
+    return (at.ref(x), x.stride) if isinstance(x, Ref) else (0, 0)

@@ -1,0 +1,82 @@
+"""The two ops with a state of fixed size: convolution along the sequence and the delta rule."""
+
+from __future__ import annotations
+
+import struct
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.operands import ceil_div, operand
+from zinc.core.errors import UnsupportedError
+from zinc.ops.graph import RecurrentState, Weight
+
+CONV_THREADS = 128
+CONV_COLS = 32  # the macro of kernels/conv_silu.slang
+DELTA_COLS = 16
+DELTA_SHARE = 4
+
+
+@lowers("conv_silu")
+def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, weight = operand(launch, 0, Ref), operand(launch, 1, Weight)
+    state, (y,) = operand(launch, 2, RecurrentState), launch.outputs
+    push = struct.pack(
+        "<5Q4I",
+        at.step,
+        at.ref(x),
+        at.vector(weight),
+        at.recurrent(state),
+        at.ref(y),
+        x.stride,
+        y.stride,
+        x.cols,
+        state.floats,
+    )
+    taps = int(launch.attributes["taps"])
+    shader = Shader("conv_silu", (("TAPS", taps), ("THREADS", CONV_THREADS)))
+    return [Dispatch(shader, push, (ceil_div(x.cols, CONV_COLS), bucket.sequences, 1))]
+
+
+@lowers("delta_rule")
+def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    qkv, alpha, beta = (operand(launch, i, Ref) for i in range(3))
+    decay, decay_bias = operand(launch, 3, Weight), operand(launch, 4, Weight)
+    state, (y,) = operand(launch, 5, RecurrentState), launch.outputs
+    attrs = {name: int(value) for name, value in launch.attrs}
+    k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
+    if k_dim % 16:
+        raise UnsupportedError(
+            f"the Vulkan backend has no delta rule for keys of {k_dim}",
+            "they must be a multiple of 16 wide",
+            "choose another backend with --backend",
+        )
+    shader = Shader(
+        "delta_rule",
+        (
+            ("COLS", DELTA_COLS),
+            ("GROUPED", attrs["grouped"]),
+            ("K_DIM", k_dim),
+            ("SHARE", DELTA_SHARE),
+            ("V_DIM", v_dim),
+        ),
+    )
+    push = struct.pack(
+        "<8Q7I",
+        at.step,
+        at.ref(qkv),
+        at.ref(alpha),
+        at.ref(beta),
+        at.vector(decay),
+        at.vector(decay_bias),
+        at.recurrent(state),
+        at.ref(y),
+        qkv.stride,
+        alpha.stride,
+        beta.stride,
+        y.stride,
+        attrs["n_k_heads"],
+        attrs["n_v_heads"],
+        state.floats,
+    )
+    grid = (attrs["n_v_heads"], ceil_div(v_dim, DELTA_COLS), bucket.sequences)
+    return [Dispatch(shader, push, grid)]

@@ -1,0 +1,145 @@
+"""Rotary embedding: the table of a step, and heads prepared and put into the cache."""
+
+from __future__ import annotations
+
+import struct
+
+from zinc.backends.api import Launch, Operand, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, DeviceKV, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.operands import (
+    ceil_div,
+    in_vectors,
+    operand,
+    power_of_two,
+    ref_or_none,
+    ref_or_null,
+    vector_or_null,
+)
+from zinc.ops.graph import Constant, KVState
+
+TABLE_THREADS = 32
+MAX_THREADS = 128
+
+
+@lowers("rope_table")
+def rope_table(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    frequencies, (y,) = operand(launch, 0, Constant), launch.outputs
+    n = frequencies.cols
+    scale = float(launch.attributes["scale"])
+    push = struct.pack("<3Q2If", at.step, at.vector(frequencies), at.ref(y), y.stride, n, scale)
+    shader = Shader("rope_table", (("THREADS", TABLE_THREADS),))
+    return [Dispatch(shader, push, (ceil_div(n, TABLE_THREADS), bucket.tokens, 1))]
+
+
+@lowers("rope_store")
+def rope_store(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    q, k, v, table, q_norm, k_norm, cache = launch.inputs
+    attrs = launch.attributes
+    return _heads(
+        at,
+        bucket,
+        (q, k, v),
+        table,
+        (q_norm, k_norm),
+        cache if isinstance(cache, KVState) else None,
+        launch.outputs[0],
+        head_dim=int(attrs["head_dim"]),
+        rope_dims=int(attrs["rope_dims"]),
+        neox=int(attrs["neox"]),
+        eps=float(attrs["eps"]),
+        v_norm=int(attrs["v_norm"]),
+    )
+
+
+@lowers("rope")
+def rope(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, table = launch.inputs
+    attrs = launch.attributes
+    return _heads(
+        at,
+        bucket,
+        (x, None, None),
+        table,
+        (None, None),
+        None,
+        launch.outputs[0],
+        head_dim=int(attrs["head_dim"]),
+        rope_dims=int(attrs["rope_dims"]),
+        neox=int(attrs["neox"]),
+    )
+
+
+@lowers("kv_store")
+def kv_store(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    state = operand(launch, 2, KVState)
+    k, v = ref_or_none(launch, 0), ref_or_none(launch, 1)
+    nothing = (None, None)
+    return _heads(at, bucket, (None, k, v), None, nothing, state, None, head_dim=state.head_dim)
+
+
+def _heads(
+    at: Addresses,
+    bucket: Bucket,
+    qkv: tuple[Operand, Operand, Operand],
+    table: Operand,
+    norms: tuple[Operand, Operand],
+    state: KVState | None,
+    out: Ref | None,
+    *,
+    head_dim: int,
+    rope_dims: int = 0,
+    neox: int = 0,
+    eps: float = 0.0,
+    v_norm: int = 0,
+) -> list[Dispatch]:
+    """One dispatch, a workgroup for each head of q, k and v of each token."""
+    refs = [x for x in qkv if isinstance(x, Ref)]
+    q, k, v = (x if isinstance(x, Ref) else None for x in qkv)
+    n_q = q.cols // head_dim if q else 0
+    n_kv = state.n_heads if state and k else 0
+    head_dim_v = state.head_dim_v if state and v else head_dim
+    width = max(head_dim, head_dim_v)
+    cache = at.kv(state) if state and n_kv else DeviceKV(0, 0, 0, 0, 1, "f16", 0)
+    shader = Shader(
+        "rope_store",
+        (
+            ("HEAD_DIM", head_dim),
+            ("HEAD_DIM_V", head_dim_v),
+            ("KV_Q8", int(cache.dtype == "q8_0")),
+            ("NEOX", neox),
+            ("ONE_TOKEN", int(bucket.tokens == 1)),
+            ("ROPE_DIMS", rope_dims),
+            ("THREADS", min(MAX_THREADS, max(32, power_of_two(ceil_div(width, 4))))),
+            ("VECTORS", in_vectors(at, *refs, out)),
+            ("WIDTH", width),
+        ),
+    )
+    (q_at, q_stride), (k_at, k_stride), (v_at, v_stride) = (ref_or_null(at, x) for x in qkv)
+    table_at, table_stride = ref_or_null(at, table)
+    out_at, out_stride = ref_or_null(at, out)
+    assert cache.block_tokens < 1 << 16
+    push = struct.pack(
+        "<10Q9If",
+        at.step,
+        q_at,
+        k_at,
+        v_at,
+        table_at,
+        vector_or_null(at, norms[0]),
+        vector_or_null(at, norms[1]),
+        out_at,
+        cache.keys,
+        cache.values,
+        q_stride,
+        k_stride,
+        v_stride,
+        table_stride,
+        out_stride,
+        cache.key_block_bytes,
+        cache.value_block_bytes,
+        n_q | n_kv << 16,
+        cache.block_tokens | cache.table << 16 | v_norm << 24,
+        eps,
+    )
+    heads = n_q + n_kv + (n_kv if v else 0)
+    return [Dispatch(shader, push, (heads, bucket.tokens, 1))]

@@ -1,0 +1,60 @@
+"""Choosing experts, and sorting what chose them, without a look from the host."""
+
+from __future__ import annotations
+
+import struct
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.operands import dim_code, operand, power_of_two, vector_or_null
+from zinc.core.errors import UnsupportedError
+
+MAX_EXPERTS = 1024  # a thread each
+
+
+@lowers("route")
+def route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    logits, bias, (y,) = operand(launch, 0, Ref), launch.inputs[1], launch.outputs
+    attrs = launch.attributes
+    names = ("group_top", "renormalise", "scoring", "top_groups", "top_k")
+    macros = {name.upper(): int(attrs[name]) for name in names}
+    macros |= {"EXPERTS": logits.cols, "GROUPS": int(attrs["n_groups"])}
+    push = struct.pack(
+        "<4Q3If",
+        at.step,
+        at.ref(logits),
+        vector_or_null(at, bias),
+        at.ref(y),
+        logits.stride,
+        y.stride,
+        dim_code(launch.dim, bucket),
+        float(attrs["scale"]),
+    )
+    shader = Shader("route", tuple(sorted(macros.items())))
+    return [Dispatch(shader, push, (bucket.rows(launch.dim), 1, 1))]
+
+
+@lowers("group_experts")
+def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    routes, (order, starts) = operand(launch, 0, Ref), launch.outputs
+    n_experts = int(launch.attributes["n_experts"])
+    if n_experts > MAX_EXPERTS:
+        raise UnsupportedError(
+            f"the Vulkan backend cannot sort by {n_experts} experts",
+            f"{MAX_EXPERTS} are the most",
+            "choose another backend with --backend",
+        )
+    push = struct.pack(
+        "<4Q5I",
+        at.step,
+        at.ref(routes),
+        at.ref(order),
+        at.ref(starts),
+        routes.stride,
+        order.stride,
+        dim_code(launch.dim, bucket),
+        order.cols,
+        n_experts,
+    )
+    threads = max(64, power_of_two(n_experts))
+    return [Dispatch(Shader("group_experts", (("THREADS", threads),)), push, (1, 1, 1))]
