@@ -80,9 +80,10 @@ class LLM:
     the CPU. batch_tokens: the most tokens a step runs. prefix_cache: keep what was run for prompts
     that begin alike, in at most `cache_bytes` (default: all of the cache that is not in use).
     cache_dir: a folder where that is found again after a restart or a crash, written behind while
-    requests run; it holds what was said, readable by its owner alone. pooling: how `embed` makes
-    one row of a text; default, as the file says, else the mean. progress: called with bytes done
-    and bytes in all while weights are loaded.
+    requests run; it holds what was said, readable by its owner alone. swap_bytes: memory of the
+    host for copies of requests that make room for others (default: a share of what is left; with
+    0 they are run again). pooling: how `embed` makes one row of a text; default, as the file says,
+    else the mean. progress: called with bytes done and bytes in all while weights are loaded.
 
     Raises a `ZincError` when the file is damaged or unsupported, or memory is short.
     """
@@ -99,6 +100,7 @@ class LLM:
         batch_tokens: int = 512,
         prefix_cache: bool = True,
         cache_bytes: int | None = None,
+        swap_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         pooling: str | None = None,
         options: Mapping[str, str] | None = None,
@@ -140,6 +142,7 @@ class LLM:
             self.context,
             prefix_cache=prefix_cache,
             cache_bytes=cache_bytes,
+            swap_bytes=loader.choose_swap() if swap_bytes is None else swap_bytes,
             hidden=self._prepare_hidden,
             extended=programs[1] if len(programs) > 1 else None,
             plain_context=self.spec.plain_context,

@@ -63,6 +63,18 @@ class FakeCache:
     def copy_state(self, source, target):
         self.states[target] = self.states[source]
 
+    def block_views(self, group, block):
+        return [c[block].view(np.uint8) for g, _, c in self.layers.values() if g == group]
+
+    def state_views(self, slot):
+        return [self.states[slot : slot + 1].view(np.uint8)] if self.is_recurrent else []
+
+    def put_block(self, group, block, views):
+        pass  # they were no copies
+
+    def put_state(self, slot, views):
+        pass
+
 
 class FakeProgram:
     """Counts the tokens it ran; `fail_at` raises in the step that runs that token."""

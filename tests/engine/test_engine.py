@@ -284,14 +284,18 @@ SPOTS = st.tuples(
     slots=st.integers(1, 12),
     seats=st.integers(1, 8),
     prefix_cache=st.booleans(),
+    swap_bytes=st.sampled_from([0, 8000, 1 << 30]),
 )
-def test_everybody_gets_what_it_gets_alone(kind, spots, n_blocks, slots, seats, prefix_cache):
+def test_everybody_gets_what_it_gets_alone(
+    kind, spots, n_blocks, slots, seats, prefix_cache, swap_bytes
+):
     e = engine(
         kind,
         n_blocks,
         max_outputs=seats,
         slots=slots,
         prefix_cache=prefix_cache,
+        swap_bytes=swap_bytes,
         window_blocks=max(12, n_blocks // 2),
     )
     waiting = sorted(enumerate(spots), key=lambda item: item[1][0])

@@ -46,6 +46,7 @@ def test_options(tmp_path: Path):
         "--context", "512", "--kv-dtype", "q8_0", "--host", "0.0.0.0", "--log-json",
         "--no-prefix-cache", "--cache-size", "1M", "--cache-dir", str(tmp_path),
         "--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "256",
+        "--swap-size", "2M",
     )  # fmt: skip
     assert [m.name for m in found.models] == [EMBEDDED_MODEL.stem, "small"]
     assert found.api_keys == ("zero", "one", "two")
@@ -54,6 +55,7 @@ def test_options(tmp_path: Path):
     assert found.load.rope == RopeScaling("yarn", 4.0, 256)
     assert (found.load.prefix_cache, found.load.cache_bytes) == (False, 1 << 20)
     assert found.load.cache_dir == str(tmp_path)
+    assert found.load.swap_bytes == 2 << 20
     assert (found.host, found.json_log) == ("0.0.0.0", True)
 
 

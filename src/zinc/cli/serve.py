@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory it may take (default: all of the KV cache that is not in use)",
     )
+    cache.add_argument(
+        "--swap-size",
+        type=_size,
+        metavar="SIZE",
+        help="memory for copies of requests that make room for others, instead of running them "
+        "again (default: a sixteenth of what is left)",
+    )
     cache.add_argument("--no-prefix-cache", action="store_true", help="run every prompt anew")
     network = parser.add_argument_group("network")
     network.add_argument(
@@ -153,6 +160,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             kv_dtype=args.kv_dtype,
             prefix_cache=not args.no_prefix_cache,
             cache_bytes=args.cache_size,
+            swap_bytes=args.swap_size,
             cache_dir=args.cache_dir,
             pooling=args.pooling,
             backend_options=usage.backend_options(args),

@@ -22,12 +22,13 @@ from zinc.core.errors import MemoryLimitError, QueueFullError, RequestError, Uns
 from zinc.engine import loader
 from zinc.engine.checkpoints import LEAST_TOKENS, checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
+from zinc.engine.preemption import Rates
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler, SamplingParams
 from zinc.engine.scheduler import Budget, Demand, schedule
 from zinc.engine.sequence import Sequence
 from zinc.engine.sharing import held_back
-from zinc.kv import BlockAllocator, CachePool
+from zinc.kv import BlockAllocator, CachePool, Holding
 from zinc.kv.disk import DiskCache
 from zinc.ops.graph import FloatArray, RecurrentState
 from zinc.ops.step import Step
@@ -41,11 +42,12 @@ class Engine:
 
     context: bounds prompt plus answer of a request, in tokens. prefix_cache: keep what was run for
     requests that begin alike, in at most `cache_bytes` of the cache (None: what is not in use).
-    max_waiting: how many requests may wait beside those that run; None sets no bound. extended: the
-    program of sequences that are longer than `plain_context` tokens. One that outgrows it is run
-    again from its beginning, since its cached keys are rotated with the plain frequencies. hidden:
-    makes the program, on the same cache, whose output are the rows behind the final norm; of
-    extended sequences, or of others.
+    swap_bytes: for copies of sequences that make room for others; what does not fit, or takes
+    longer to copy, is run again. max_waiting: how many requests may wait beside those that run;
+    None sets no bound. extended: the program of sequences that are longer than `plain_context`
+    tokens. One that outgrows it is run again from its beginning, since its cached keys are rotated
+    with the plain frequencies. hidden: makes the program, on the same cache, whose output are the
+    rows behind the final norm; of extended sequences, or of others.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Engine:
         *,
         prefix_cache: bool = True,
         cache_bytes: int | None = None,
+        swap_bytes: int = 0,
         max_waiting: int | None = None,
         prompt_tokens_beside_streams: int = PROMPT_TOKENS_BESIDE_STREAMS,
         hidden: Callable[[bool], Program] | None = None,
@@ -69,6 +72,7 @@ class Engine:
         self._hidden: dict[bool, Program] = {}
         self.n_vocab = n_vocab
         self.context = context
+        self.swap_bytes = swap_bytes
         self.max_waiting = max_waiting
         self.prompt_tokens_beside_streams = prompt_tokens_beside_streams
         states, layout = program.plan.states, cache.layout
@@ -87,6 +91,7 @@ class Engine:
         )
         self._make_hidden = hidden
         self.disk: DiskCache | None = None
+        self._rates = Rates()
         self._sequences: dict[int, Sequence] = {}
         self._ids = itertools.count()
 
@@ -278,6 +283,7 @@ class Engine:
             return []
         complete = [s for s in running if counts[s.id] == s.pending]
         masks = self._masks(complete)
+        begin = time.perf_counter()
         try:
             logits = self._program(running[0]).step(self._batch(running, counts))
         except Exception as error:
@@ -286,6 +292,9 @@ class Engine:
             for s in running:
                 self._fail(s, error)
             return []
+        n_tokens = sum(counts[s.id] for s in running)
+        if n_tokens > 2 * len(running):  # mostly prompts
+            self._rates.ran(n_tokens, time.perf_counter() - begin)
         for s in running:
             self._ran(s, counts[s.id])
         for row, s in enumerate(complete):
@@ -369,11 +378,14 @@ class Engine:
         frees: tuple[int, ...] = ()
         if s.holding is None:
             n_run, pins = self._prospect(s)
-            n_table, held = n_run // pool.block_tokens, [0] * len(most)
+            n_table, held = n_run // pool.block_tokens, (0,) * len(most)
+            if s.swapped is not None and n_run < s.swapped.n_tokens:
+                n_run, n_table = s.swapped.n_tokens, s.swapped.n_table
+                pins = held = s.swapped.n_blocks
         else:
             tables = s.holding.tables
             n_run, n_table = s.n_run, len(tables[0])
-            held = [len(t) - n for t, n in zip(tables, s.holding.n_trimmed, strict=True)]
+            held = tuple(len(t) - n for t, n in zip(tables, s.holding.n_trimmed, strict=True))
             frees = pool.sole(s.holding) if tight else (0,) * len(most)
         missing = pool.blocks(len(s.ids)) - n_table
         return Demand(
@@ -415,7 +427,7 @@ class Engine:
         for s in chosen:
             if s.holding is None:
                 try:
-                    s.holding, s.n_run = self.pool.attach(s.key, len(s.ids) - 1)
+                    self._attach(s)
                 except MemoryLimitError:
                     continue
                 if not s.started:
@@ -432,6 +444,21 @@ class Engine:
             running.append(s)
             counts[s.id] = count
         return running, counts
+
+    def _attach(self, s: Sequence) -> None:
+        """Gives a sequence the longest prefix that is cached, or what was copied of it.
+
+        Raises MemoryLimitError, and then the sequence is as it was.
+        """
+        swapped = s.swapped
+        if swapped is None or self._prospect(s)[0] >= swapped.n_tokens:
+            s.holding, s.n_run = self.pool.attach(s.key, len(s.ids) - 1)
+        else:
+            begin = time.perf_counter()
+            s.holding, s.n_run = self.pool.swap_in(swapped), swapped.n_tokens
+            self._rates.copied(swapped.n_bytes, time.perf_counter() - begin)
+            self.pool.commit(s.holding, s.key_to(s.n_run))
+        s.swapped = None
 
     def _batch(
         self, running: Seq[Sequence], counts: dict[int, int], every_row: bool = False
@@ -524,7 +551,10 @@ class Engine:
                 return
 
     def _preempt(self, s: Sequence) -> None:
-        """Takes the cache away from a sequence, which will be run again from what is kept of it."""
+        """Takes the cache away from a sequence, which will go on from a copy or be run again."""
+        assert s.holding is not None
+        if s.is_reusable and not s.is_read:
+            self._swap_out(s, s.holding)
         self._put_back(s)
         s.n_preempted += 1
 
@@ -532,7 +562,7 @@ class Engine:
         """Has a sequence that outgrew the plain context run again, as an extended one."""
         if s.holding is not None:
             self._put_back(s)
-        s.extended, s.prospect, s.key = True, None, b""
+        s.extended, s.prospect, s.swapped, s.key = True, None, None, b""
         s.key = s.key_to(len(s.ids))
         s.shares.clear()
 
@@ -544,6 +574,16 @@ class Engine:
             s.readout.reset()
             s.n_read = 0
         s.key = b"" if s.is_read else s.key_to(len(s.ids))
+
+    def _swap_out(self, s: Sequence, holding: Holding) -> None:
+        """Copies what a sequence holds, if that is cheaper than to run it again and has room."""
+        n_bytes = self.pool.holding_bytes(holding)
+        taken = sum(o.swapped.n_bytes for o in self._sequences.values() if o.swapped is not None)
+        if taken + n_bytes > self.swap_bytes or not self._rates.swap_pays(s.n_run, n_bytes):
+            return
+        begin = time.perf_counter()
+        s.swapped = self.pool.swap_out(holding, s.n_run)
+        self._rates.copied(n_bytes, time.perf_counter() - begin)
 
     def _fail(self, s: Sequence, error: Exception) -> None:
         s.error = error
@@ -567,6 +607,7 @@ class Engine:
             keep = s.key_to(s.n_run) if reason != "error" and s.is_reusable else None
             self.pool.release(s.holding, keep)
             s.holding = None
+        s.swapped = None
         self._sequences.pop(s.id, None)
 
     @cached_property

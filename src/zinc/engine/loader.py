@@ -28,6 +28,8 @@ MAX_STATE_SLOTS = 96
 # The cache holds one context, or more of them as long as it takes this part of the memory at most.
 POOL_CONTEXTS = 8
 POOL_SHARE = 1 / 8
+# At most this part of the memory goes to copies of sequences that make room for others.
+SWAP_SHARE = 1 / 16
 # How many sequences may have the layers' whole sliding windows at a time.
 WINDOW_SEQUENCES = 8
 
@@ -192,6 +194,11 @@ def choose_pool(
         return cache_bytes(states, layout) <= room
 
     return context * max(1, _largest(POOL_CONTEXTS, fits))
+
+
+def choose_swap() -> int:
+    """Bytes of the host for copies of sequences that make room; taken only while they wait."""
+    return int(available_memory_bytes() * SWAP_SHARE)
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from zinc.engine.constraint import Constraint, ThinkingTracker
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler
-from zinc.kv import TOKEN_BYTES, Holding, Prospect, key_of
+from zinc.kv import TOKEN_BYTES, Holding, Prospect, Swapped, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,12 @@ class Sequence:
     """Prompt and answer so far. `n_run` tokens of `ids` have their keys and values in the cache.
 
     extended: whether it is longer than the plain context, so that its keys are rotated with other
-    frequencies. holding: its part of the cache, None while it waits. n_cached: prompt tokens that
-    came from the prefix cache when it began. key: the ids as the prefix cache wants them, until all
-    have run. shares: tokens that others, by id, will have in the cache for it. marks: where its
-    recurrent state is to be copied. n_read: prompt tokens whose rows `readout` has got. error: why
-    it ended with finish_reason "error".
+    frequencies. holding: its part of the cache, None while it waits. swapped: what was copied of
+    that while it makes room for others. n_cached: prompt tokens that came from the prefix cache
+    when it began. key: the ids as the prefix cache wants them, until all have run. shares: tokens
+    that others, by id, will have in the cache for it. marks: where its recurrent state is to be
+    copied. n_read: prompt tokens whose rows `readout` has got. error: why it ended with
+    finish_reason "error".
     """
 
     id: int
@@ -65,6 +66,7 @@ class Sequence:
     n_preempted: int = 0
     extended: bool = False
     holding: Holding | None = None
+    swapped: Swapped | None = None
     key: bytes = b""
     shares: dict[int, int] = field(default_factory=dict)
     prospect: tuple[int, Prospect] | None = None  # with the generation of the cache it is of

@@ -3,6 +3,7 @@
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.pool import CachePool, Copier, Group, Holding, Prospect, key_of, window_blocks
 from zinc.kv.slots import SlotAllocator
+from zinc.kv.swap import Swapped
 from zinc.kv.tree import TOKEN_BYTES, common_tokens
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Holding",
     "Prospect",
     "SlotAllocator",
+    "Swapped",
     "common_tokens",
     "key_of",
     "window_blocks",

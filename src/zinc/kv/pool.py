@@ -18,6 +18,7 @@ import numpy.typing as npt
 from zinc.core.errors import MemoryLimitError
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.slots import SlotAllocator
+from zinc.kv.swap import Swapped, copy_in, copy_out
 from zinc.kv.tree import Match, Node, PrefixTree
 
 # Blocks behind a window that are kept a while: the next turn often departs a little before the end.
@@ -25,7 +26,7 @@ SLACK_BLOCKS = 2
 
 
 class Copier(Protocol):
-    """What has the data: a backend's Cache. Views are what `zinc.kv.disk` copies, and fills to put
+    """What has the data: a backend's Cache. Views are what `disk` and `swap` copy, and fill to put
     them back."""
 
     def copy_block(self, group: int, source: int, target: int) -> None: ...
@@ -73,6 +74,8 @@ class PoolStats:
     cached_tokens: int = 0
     copied_blocks: int = 0
     checkpoints: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
 
 
 @dataclass(eq=False)
@@ -241,6 +244,41 @@ class CachePool:
         self.tree.generation += 1  # blocks may be idle now
         if slot is not None:
             self.slots.release(slot)
+
+    def holding_bytes(self, holding: Holding) -> int:
+        """What a copy of it takes."""
+        blocks = sum(
+            g.block_bytes * sum(b >= 0 for b in table)
+            for g, table in zip(self.groups, holding.tables, strict=True)
+        )
+        return blocks + (self.state_bytes if self.recurrent else 0)
+
+    def swap_out(self, holding: Holding, n_tokens: int) -> Swapped:
+        """A copy of what it holds of its first `n_tokens`; it still has to be released."""
+        self.stats.swapped_out += 1
+        n_table = self.blocks(n_tokens)
+        tables = [table[:n_table] for table in holding.tables]
+        slot = holding.slot if self.recurrent else None
+        return copy_out(self.copier, tables, holding.n_trimmed, n_tokens, slot)
+
+    def swap_in(self, swapped: Swapped) -> Holding:
+        """A holding like the one that was copied. Raises MemoryLimitError, taking none."""
+        slot = self._slot_for(Match(0))
+        holding = Holding([[] for _ in self.groups], slot, list(swapped.n_trimmed))
+        try:
+            for group, count in enumerate(swapped.n_blocks):
+                self._reserve(group, count)
+        except MemoryLimitError:
+            self.release(holding)
+            raise
+        for group, (allocator, blocks) in enumerate(
+            zip(self.allocators, swapped.blocks, strict=True)
+        ):
+            fresh = iter(allocator.acquire(swapped.n_blocks[group]))
+            holding.tables[group] = [-1 if block is None else next(fresh) for block in blocks]
+        copy_in(self.copier, swapped, holding.tables, slot if self.recurrent else None)
+        self.stats.swapped_in += 1
+        return holding
 
     def sole(self, holding: Holding) -> tuple[int, ...]:
         """Blocks of each group that would be available without this sequence."""

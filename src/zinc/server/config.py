@@ -30,6 +30,7 @@ class LoadOptions:
     kv_dtype: str = "auto"
     prefix_cache: bool = True
     cache_bytes: int | None = None
+    swap_bytes: int | None = None
     cache_dir: str | None = None
     pooling: str | None = None
     backend_options: Mapping[str, str] = field(default_factory=dict)

@@ -349,6 +349,7 @@ def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], No
         kv_dtype=options.kv_dtype,
         prefix_cache=options.prefix_cache,
         cache_bytes=options.cache_bytes,
+        swap_bytes=options.swap_bytes,
         cache_dir=options.cache_dir,
         pooling=options.pooling,
         options=options.backend_options,

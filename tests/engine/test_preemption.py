@@ -1,0 +1,105 @@
+"""Who makes room goes on from a copy, or runs again: whichever is cheaper, and never otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake import KINDS, alone
+from present import computing
+from test_engine import check_idle, engine, finish, greedy, prompt
+
+from zinc import LLM, SamplingParams
+from zinc.engine import loader
+from zinc.engine.preemption import Rates
+
+FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
+
+
+@pytest.fixture
+def copying(monkeypatch):
+    """Copies pay, whatever is measured on this machine."""
+    monkeypatch.setattr(Rates, "swap_pays", lambda rates, n_tokens, n_bytes: n_tokens > 0)
+
+
+def six(e):
+    """More than there is memory for; returns the sequences, ended."""
+    sequences = [e.submit(prompt(20, i), greedy(100), ()) for i in range(6)]
+    finish(e, *sequences)
+    return sequences
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_copied_is_not_run_again(kind, prefix_cache, copying):
+    e = engine(kind, n_blocks=24, context=150, swap_bytes=1 << 30, prefix_cache=prefix_cache)
+    sequences = six(e)
+    for i, s in enumerate(sequences):
+        assert s.ids == alone(kind, prompt(20, i), 100)
+    # Windows take so little that the prefix cache keeps them all.
+    assert e.pool.stats.swapped_in > 0 or (kind == "only sliding" and prefix_cache)
+    # A prompt of others may have the first tokens of another one by chance.
+    assert e.program.n_run <= sum(len(s.ids) - 1 for s in sequences)
+    assert prefix_cache or e.program.n_run == sum(len(s.ids) - 1 for s in sequences)
+    check_idle(e)
+
+
+@pytest.mark.parametrize(
+    ("kind", "swap_bytes"),
+    [("full", 4000), ("sliding", 7000), ("recurrent", 4000), ("everything", 7000)],
+)
+def test_what_has_no_room_as_a_copy_is_run_again(kind, swap_bytes, copying):
+    e = engine(kind, n_blocks=24, context=150, swap_bytes=swap_bytes)
+    sequences = six(e)
+    for i, s in enumerate(sequences):
+        assert s.ids == alone(kind, prompt(20, i), 100)
+    assert 0 < e.pool.stats.swapped_out < sum(s.n_preempted for s in sequences)
+    check_idle(e)
+
+
+def test_a_copy_is_dropped_with_its_request(copying):
+    e = engine(n_blocks=24, context=150, swap_bytes=1 << 30)
+    sequences = [e.submit(prompt(20, i), greedy(100), ()) for i in range(6)]
+    while not any(s.swapped for s in sequences):
+        e.step()
+    gone = next(s for s in sequences if s.swapped)
+    e.cancel(gone)
+    assert gone.swapped is None
+    finish(e, *sequences)
+    check_idle(e)
+
+
+def test_the_cheaper_way_is_taken():
+    rates = Rates()
+    assert not rates.swap_pays(1000, 0)  # nothing is known of the model yet
+    rates.ran(100, 0.1)
+    rates.byte_s = 1e-9
+    assert rates.swap_pays(1000, 400_000_000)  # 0.8 s against 1 s
+    assert not rates.swap_pays(1000, 600_000_000)
+    assert not rates.swap_pays(0, 1)
+    for _ in range(40):
+        rates.ran(100, 0.05)
+    assert not rates.swap_pays(1000, 400_000_000)
+    for _ in range(40):
+        rates.copied(1_000_000, 0.0001)
+    assert rates.swap_pays(1000, 400_000_000)
+    rates.copied(0, 1.0)
+    assert rates.swap_pays(1000, 400_000_000)
+
+
+@pytest.mark.parametrize("backend", ["ref", *computing()])
+@pytest.mark.parametrize("family", ["gemma3", "qwen35"])
+def test_a_model_goes_on_from_its_copy(family, backend, monkeypatch, copying):
+    monkeypatch.setattr(loader, "choose_pool", lambda *args: 256)
+    short = SamplingParams(temperature=0, max_tokens=75, ignore_eos=True)
+    path, options = FIXTURES / f"{family}.gguf", {"backend": backend, "context": 256}
+    with LLM(path, **options, swap_bytes=1 << 30) as llm:
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(3, llm.spec.vocab, 60 - i).tolist() for i in range(4)]
+        answers = llm.generate(prompts, short)
+        assert llm.engine.pool.stats.swapped_in > 0
+        llm.engine.pool.check()
+    with LLM(path, **options, prefix_cache=False) as llm:
+        for ids, answer in zip(prompts, answers, strict=True):
+            assert llm.generate(ids, short).token_ids == answer.token_ids
