@@ -1,8 +1,9 @@
 """What the rest of zinc knows of a backend: plan data and the methods that run it.
 
-A backend is a folder of this package whose module defines `create(options) -> Backend`; `discover`
-finds it by name. A plan is data: a frozen list of launches over one arena. What a launch means is
-the entry of its name in zinc.ops; a backend's kernel of that name must agree with it.
+A backend is a folder of this package whose module defines `create` (the device) and `kernels` (what
+it has code for, known without a device); `discover` finds it by name. A plan is data: a frozen list
+of launches over one arena. What a launch means is the entry of its name in zinc.ops; a backend's
+kernel of that name must agree with it.
 """
 
 from __future__ import annotations
@@ -179,14 +180,10 @@ class Cache(Protocol):
     def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None: ...
 
 
-class Backend(Protocol):
-    """A device that weights are uploaded to and plans are prepared for."""
+class Kernels(Protocol):
+    """What a backend has code for: all that a plan is made of, and nothing of a device."""
 
     name: str
-
-    def describe(self) -> str:
-        """One line for people: device, level, threads."""
-        ...
 
     def activation(self, type: GGMLType) -> Act:
         """The format in which a linear over weights of `type` reads its rows.
@@ -199,6 +196,14 @@ class Backend(Protocol):
 
     def row_bytes(self, act: Act, cols: int) -> int:
         """Bytes from row to row of an activation."""
+        ...
+
+
+class Backend(Kernels, Protocol):
+    """A device that weights are uploaded to and plans are prepared for."""
+
+    def describe(self) -> str:
+        """One line for people: device, level, threads."""
         ...
 
     def upload(self, weight: Weight, data: TensorData) -> None:
@@ -224,6 +229,8 @@ class BackendModule(Protocol):
         self, threads: int | None = None, options: Mapping[str, str] | None = None
     ) -> Backend: ...
 
+    def kernels(self, options: Mapping[str, str] | None = None) -> Kernels: ...
+
 
 def discover() -> list[str]:
     """Names of the backends that have a folder here."""
@@ -236,9 +243,20 @@ def create(
     name: str, threads: int | None = None, options: Mapping[str, str] | None = None
 ) -> Backend:
     """The backend of that name. Raises DeviceError when there is none."""
+    return _module(name).create(threads, options)
+
+
+def kernels(name: str, options: Mapping[str, str] | None = None) -> Kernels:
+    """What the backend of that name has code for, whether this machine has its device or not.
+
+    Raises DeviceError when there is no such backend.
+    """
+    return _module(name).kernels(options)
+
+
+def _module(name: str) -> BackendModule:
     if name not in discover():
         raise DeviceError(
             f"there is no backend {name!r}", "", f"choose one of {', '.join(discover())}"
         )
-    module = cast(BackendModule, importlib.import_module(f"zinc.backends.{name}"))
-    return module.create(threads, options)
+    return cast(BackendModule, importlib.import_module(f"zinc.backends.{name}"))

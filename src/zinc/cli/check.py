@@ -50,19 +50,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _backends(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from zinc.backends import api
-    from zinc.cli import roofline
+    from zinc.cli import machine, roofline
 
     found: list[dict[str, Any]] = []
     threads, options = usage.threads(args), usage.backend_options(args)
-    for name in api.discover():
+    for name, backend in machine.backends(threads, options):
         entry: dict[str, Any] = {"name": name, "ready": True}
         if name == "vulkan":
             entry["devices"] = _vulkan_devices()
-        try:
-            backend = api.create(name, threads, options)
-        except ZincError as error:
-            found.append(entry | {"ready": False, "description": f"{name}: {error}"})
+        if isinstance(backend, ZincError):
+            found.append(entry | {"ready": False, "description": f"{name}: {backend}"})
             continue
         entry["description"] = backend.describe()
         if name == "cpu":

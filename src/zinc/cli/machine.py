@@ -6,7 +6,14 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zinc.core.errors import ZincError
+
+if TYPE_CHECKING:
+    from zinc.backends.api import Backend
 
 
 def cpu_model() -> str:
@@ -26,6 +33,19 @@ def cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def backends(
+    threads: int | None = None, options: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, Backend | ZincError]]:
+    """Every backend by name, as it starts here, or why it does not."""
+    from zinc.backends import api
+
+    for name in api.discover():
+        try:
+            yield name, api.create(name, threads, options)
+        except ZincError as error:
+            yield name, error
 
 
 def total_memory_bytes() -> int:

@@ -32,6 +32,7 @@ COMMANDS = {
     "bench": "measure prefill and decode speed against this machine's limits",
     "verify": "hold every launch of a backend against the reference",
     "check": "show what this machine can run",
+    "support": "show which architectures and block formats run where, and with which kernels",
 }
 
 

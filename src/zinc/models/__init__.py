@@ -13,7 +13,7 @@ from zinc.models.spec import ModelSpec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 
-_SHARED = {"blocks", "context", "delta_net", "latent", "moe", "rope", "spec", "weights"}
+_SHARED = {"blocks", "context", "delta_net", "latent", "moe", "probe", "rope", "spec", "weights"}
 
 
 class Architecture(Protocol):
@@ -28,6 +28,14 @@ def architectures() -> list[str]:
     """Names of the architectures that have a file here."""
     names = (m.name for m in pkgutil.iter_modules(__path__))
     return sorted(name.replace("_", "-") for name in names if name not in _SHARED)
+
+
+def architecture(name: str) -> Architecture:
+    """The model file of that name. Raises KeyError when there is none."""
+    if name not in architectures():
+        raise KeyError(name)
+    module = importlib.import_module(f"zinc.models.{name.replace('-', '_')}")
+    return cast(Architecture, module)
 
 
 def load(
@@ -52,7 +60,7 @@ def load(
             f"its architecture {arch!r} is not one that zinc runs",
             f"known are {', '.join(architectures())}",
         )
-    module = cast(Architecture, importlib.import_module(f"zinc.models.{arch.replace('-', '_')}"))
+    module = architecture(arch)
     spec, beyond = specs(module.spec, file, arch, rope, context)
     if extended:
         if beyond is None:

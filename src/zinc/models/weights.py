@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
@@ -26,7 +26,7 @@ class Weights:
     used: set[str] = field(default_factory=set)
 
     def layer(self, index: int) -> Weights:
-        return Weights(self.file, f"blk.{index}.", self.used)
+        return replace(self, prefix=f"blk.{index}.")
 
     def ignore(self, *names: str) -> None:
         """Says that the model is right without these tensors, if the file has them."""

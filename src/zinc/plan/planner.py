@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zinc.backends.api import Backend, Launch, Operand, Plan, Ref
+from zinc.backends.api import Kernels, Launch, Operand, Plan, Ref
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act, Dim, Graph, Input, Node, Value, Weight
 from zinc.ops.registry import OPS
@@ -13,7 +13,7 @@ from zinc.plan import memory, passes
 
 def make_plan(
     graph: Graph,
-    backend: Backend,
+    backend: Kernels,
     *,
     max_tokens: int,
     max_outputs: int,
@@ -60,7 +60,7 @@ def make_plan(
     return Plan(launches, ref(output), arena.n_bytes, max_tokens, max_outputs)
 
 
-def _lower(node: Node, ref: Callable[[Value], Ref], backend: Backend) -> Launch:
+def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
     if not backend.supports(node.op):
         raise UnsupportedError(
             f"the backend {backend.name} cannot run {node.label or 'this model'}",

@@ -170,10 +170,12 @@ class CpuProgram:
                 return None
 
 
-class CpuBackend:
+class CpuKernels:
+    """The kernels of one SIMD level, by default the best that this machine runs."""
+
     name = "cpu"
 
-    def __init__(self, threads: int | None = None, level: str | None = None) -> None:
+    def __init__(self, level: str | None = None) -> None:
         levels = _cpu.levels()
         if level is not None and level not in levels:
             raise DeviceError(
@@ -182,13 +184,7 @@ class CpuBackend:
                 f"choose one of {', '.join(levels)}",
             )
         self.level = level or levels[0]
-        self.threads = threads or available_cores()
-        self.pool = _cpu.Pool(self.threads)
-        self.weights: dict[str, Any] = {}
         self._kernels = frozenset(_cpu.kernels(self.level))
-
-    def describe(self) -> str:
-        return f"cpu: {self.level}, {self.threads} threads"
 
     def activation(self, type: GGMLType) -> Act:
         if not _cpu.packable(self.level, int(type)):
@@ -204,6 +200,17 @@ class CpuBackend:
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return int(_cpu.row_bytes(str(act), cols))
+
+
+class CpuBackend(CpuKernels):
+    def __init__(self, threads: int | None = None, level: str | None = None) -> None:
+        super().__init__(level)
+        self.threads = threads or available_cores()
+        self.pool = _cpu.Pool(self.threads)
+        self.weights: dict[str, Any] = {}
+
+    def describe(self) -> str:
+        return f"cpu: {self.level}, {self.threads} threads"
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         try:
@@ -263,3 +270,7 @@ def available_cores() -> int:
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> CpuBackend:
     options = options or {}
     return CpuBackend(threads, options.get("level"))
+
+
+def kernels(options: Mapping[str, str] | None = None) -> CpuKernels:
+    return CpuKernels((options or {}).get("level"))

@@ -105,3 +105,7 @@ class NullBackend:
 
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> NullBackend:
     return NullBackend()
+
+
+def kernels(options: Mapping[str, str] | None = None) -> NullBackend:
+    return NullBackend()

@@ -164,3 +164,7 @@ class RefBackend:
 
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> RefBackend:
     return RefBackend()
+
+
+def kernels(options: Mapping[str, str] | None = None) -> RefBackend:
+    return RefBackend()

@@ -35,17 +35,8 @@ def _shared(device: Device) -> tuple[Memory, Staging, Pipelines]:
     return memory, Staging(memory), Pipelines(device)
 
 
-class VulkanBackend:
+class VulkanKernels:
     name = "vulkan"
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.memory, self._staging, self.pipelines = _shared(device)
-        self._pool = Pool(self.memory)
-        self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
-
-    def describe(self) -> str:
-        return str(self.device.candidate)
 
     def activation(self, type: GGMLType) -> Act:
         return packing.activation(type)
@@ -55,6 +46,17 @@ class VulkanBackend:
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return packing.row_bytes(act, cols)
+
+
+class VulkanBackend(VulkanKernels):
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.memory, self._staging, self.pipelines = _shared(device)
+        self._pool = Pool(self.memory)
+        self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
+
+    def describe(self) -> str:
+        return str(self.device.candidate)
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         if weight.is_vector:
@@ -102,3 +104,7 @@ class VulkanBackend:
 
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> VulkanBackend:
     return VulkanBackend(open_device((options or {}).get("device", "")))
+
+
+def kernels(options: Mapping[str, str] | None = None) -> VulkanKernels:
+    return VulkanKernels()

@@ -1,0 +1,102 @@
+"""What an architecture is built of, without a model file.
+
+A probe answers whatever a model file's code asks for: small numbers for metadata keys, and tensors
+of the shape that is asked for. So the graph comes from the code that builds real models, and
+`zinc support` can say which kernels an architecture needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models import architecture
+from zinc.models.weights import Weights
+from zinc.ops.graph import Graph, Weight
+from zinc.quant.blocks import GGMLType
+
+WIDTH = 256  # a whole number of blocks of every format
+# Under the architecture's name; every feature that has a key is there.
+KEYS: dict[str, int | float] = {
+    "block_count": 4,
+    "context_length": 4096,
+    "embedding_length": WIDTH,
+    "embedding_length_per_layer_input": WIDTH,
+    "feed_forward_length": WIDTH,
+    "leading_dense_block_count": 1,
+    "full_attention_interval": 2,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": WIDTH,
+    "attention.value_length": WIDTH,
+    "attention.key_length_swa": WIDTH,
+    "attention.key_length_mla": WIDTH + 64,
+    "attention.value_length_mla": WIDTH,
+    "attention.kv_lora_rank": WIDTH,
+    "attention.q_lora_rank": WIDTH,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.sliding_window": 16,
+    "attention.shared_kv_layers": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "rope.dimension_count": 64,
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": WIDTH,
+    "expert_shared_feed_forward_length": WIDTH,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 64,
+    "ssm.group_count": 4,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": WIDTH,
+}
+
+
+class ProbeFile(GGUFFile):
+    """Metadata of an architecture; of tensors only what is read before the graph is built."""
+
+    def __init__(self, arch: str) -> None:
+        self.path = Path(arch)
+        self.paths = (self.path,)
+        keys = {f"{arch}.{key}": value for key, value in KEYS.items()}
+        self.metadata = MappingProxyType({"general.architecture": arch, **keys})
+        tensors: dict[str, Any] = {"token_embd.weight": SimpleNamespace(shape=(WIDTH, WIDTH))}
+        self.tensors = MappingProxyType(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeWeights(Weights):
+    """Has every tensor that is required, and all optional ones or none; matrices are of `type`."""
+
+    type: GGMLType = GGMLType.F32
+    optional: bool = False
+
+    def has(self, name: str, suffix: str = "weight") -> bool:
+        return self.optional
+
+    def refuse(self, name: str, suffix: str) -> None:
+        pass
+
+    def require(self, *names: str) -> None:
+        pass
+
+    def scalar(self, name: str) -> float:
+        return 1.0
+
+    def _get(self, name: str, shape: tuple[int, ...]) -> Weight:
+        return Weight(name, self.type if len(shape) > 1 else GGMLType.F32, shape)
+
+
+def graphs(arch: str, type: GGMLType = GGMLType.F32) -> list[Graph]:
+    """The architecture's graphs with matrices of a type: without optional tensors, and with all."""
+    model, file = architecture(arch), ProbeFile(arch)
+    spec = model.spec(file)
+    found = []
+    for optional in (False, True):
+        graph = Graph()
+        model.build(graph, spec, ProbeWeights(file, type=type, optional=optional))
+        found.append(graph)
+    return found

@@ -1,0 +1,121 @@
+"""`zinc support` says what the code does: its page, its tables, and the probes behind them."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from zinc.backends import api
+from zinc.cli import support
+from zinc.core.errors import DeviceError, UnsupportedError
+from zinc.formats.gguf import GGUFFile
+from zinc.models import architectures, load, probe
+from zinc.plan.planner import make_plan
+from zinc.quant.blocks import GGMLType
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "support.md"
+FIXTURES = sorted((ROOT / "tests" / "data" / "fixtures").glob("*.gguf"))
+
+
+@pytest.fixture(scope="module")
+def found() -> support.Support:
+    return support.collect()
+
+
+def test_the_page_is_what_the_command_prints(zinc) -> None:
+    try:
+        api.kernels("cpu", support.PORTABLE)
+    except DeviceError as error:
+        pytest.skip(f"the portable level is not built: {error}")
+    assert zinc("support", "--markdown").out == PAGE.read_text(), (
+        "docs/reference/support.md is out of date: zinc support --markdown > it"
+    )
+
+
+def test_every_level_of_the_cpu_has_the_same_kernels_and_formats() -> None:
+    from zinc.backends.cpu import _cpu
+
+    facts = {
+        (
+            tuple(sorted(_cpu.kernels(level))),
+            tuple(t for t in GGMLType if _cpu.packable(level, int(t))),
+        )
+        for level in _cpu.levels()
+    }
+    assert len(facts) == 1
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
+def test_no_model_needs_a_kernel_that_its_architecture_is_not_said_to(path, found) -> None:
+    with GGUFFile.open(path) as file:
+        spec, graph = load(file)
+        plan = make_plan(graph, api.kernels("ref"), max_tokens=4, max_outputs=1)
+    (entry,) = (a for a in found.architectures if a.name == spec.arch)
+    assert {launch.kernel for launch in plan.launches} <= set(entry.kernels)
+
+
+def test_every_pair_of_architecture_and_format_does_what_the_tables_say(found) -> None:
+    """Each format with some architecture, and each architecture with some formats, planned."""
+    missing = {a.name: a.missing for a in found.architectures}
+    pairs = list(zip(cycle(architectures()), [*GGMLType, *GGMLType][: 2 * len(GGMLType)]))
+    for arch, type in pairs:
+        rows = next(group.rows for group in found.formats if type.name in group.names)
+        for backend in rows:
+            runs = rows[backend] is not None and not missing[arch][backend]
+            for graph in probe.graphs(arch, type):
+                if not runs:
+                    with pytest.raises(UnsupportedError):
+                        make_plan(graph, api.kernels(backend), max_tokens=1, max_outputs=1)
+                    break
+                make_plan(graph, api.kernels(backend), max_tokens=1, max_outputs=1)
+
+
+def test_a_missing_kernel_is_named_where_it_is_needed(monkeypatch) -> None:
+    class Lacking(type(api.kernels("ref"))):
+        def supports(self, kernel: str) -> bool:
+            return kernel not in ("delta_rule", "route")
+
+    whole = api.kernels
+    monkeypatch.setattr(
+        api, "kernels", lambda name, options=None: Lacking() if name == "ref" else whole(name)
+    )
+    text = support.markdown(support.collect())
+    (header,) = (line for line in text.splitlines() if line.startswith("| architecture"))
+    column = header.split(" | ").index("ref")
+    cells = {
+        line.split(" | ")[0].strip("| "): line.split(" | ")[column].strip(" |")
+        for line in text.splitlines()
+        if line.startswith("| ")
+    }
+    assert cells["llama"] == "all kernels"
+    assert cells["qwen35"] == "without delta_rule"
+    assert cells["qwen3next"] == "without delta_rule, route"
+
+
+def test_a_backend_whose_device_is_not_there_is_listed_all_the_same(zinc, monkeypatch) -> None:
+    page = zinc("support", "--markdown").out
+    whole = api.create
+
+    def create(name, threads=None, options=None):
+        if name == "cpu":
+            raise DeviceError("there is no processor")
+        return whole("ref")
+
+    monkeypatch.setattr(api, "create", create)
+    lines = zinc("support").out.splitlines()
+    (line,) = (line for line in lines if line.startswith("cpu "))
+    assert "not on this machine" in line
+    assert "there is no processor" in line
+    assert zinc("support", "--markdown").out == page
+
+
+def test_json_has_the_same(zinc, found) -> None:
+    data = json.loads(zinc("support", "--json").out)
+    assert [a["name"] for a in data["architectures"]] == architectures()
+    assert sum(len(group["names"]) for group in data["formats"]) == len(GGMLType)
+    assert data["products"] == found.products
+    assert zinc("support", "--json", "--markdown").status == 2
