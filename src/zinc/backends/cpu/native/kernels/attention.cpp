@@ -299,15 +299,16 @@ void attend_split(const Rows& rows, int split, int end, RowState* states, float*
         const int key_count = kKvTile * p.dim, value_count = kKvTile * p.dim_v;
         for (int j = first / kKvTile; j * kKvTile < last; ++j) {
             const std::byte* ahead = next.keys[j] ? next.keys[j] : now.values[j];
+            const std::byte* ahead_values = next.values[j] ? next.values[j] : now.values[j];
             half_keys[j] = {now.keys[j], now.values[j]};
             half_values[j] = {now.values[j], ahead};
-            byte_keys[j] = {now.keys[j], now.values[j]};
+            byte_keys[j] = {now.keys[j]};
             if (rows.kv.q8 && !rows.kv.v_from_k) {
                 float* scales = rows.value_scales + j * (value_count / kKvGroup);
                 widen(HalfTile{now.values[j] + value_count, ahead}, value_count / kKvGroup, scales);
                 if (next.values[j]) prefetch_scales(next.values[j] + value_count, value_count);
                 prefetch_scales(ahead + key_count, key_count);
-                byte_values[j] = {now.values[j], ahead, scales};
+                byte_values[j] = {now.values[j], ahead, ahead_values, scales};
             }
             if (!rows.value_panel) continue;
             float_keys[j] = {rows.key_panel + j * key_count};

@@ -33,7 +33,9 @@ constexpr int vectors_for(int rows, int most) {
 //
 // A tile of the cache knows the tile that will be read after it (`ahead`) and asks for it line by line while
 // it is read itself: the hardware's prefetcher starts anew at every page, and a tile is about a page. Into
-// the second-level cache: a block of keys and one of values are as large as the first.
+// the second-level cache: a block of keys and one of values are as large as the first. Of int8 the values ask
+// for the keys and the values of the next block, for their arithmetic takes most of the time and requests
+// must keep pace with memory: the keys are through in a fraction of what their bytes take to arrive.
 
 inline constexpr int kLine = 64;  // bytes
 inline void prefetch(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
@@ -44,6 +46,10 @@ struct HalfTile {
     struct Cursor {
         const uint16_t* p;
         const std::byte* ahead;
+        void advance(int elements) {
+            p += elements;
+            ahead += 2 * elements;
+        }
         F32x16 load(int i) const { return F32x16::load_f16(p + 16 * i); }
         void prefetch_for(int i) const {
             if (i % 2 == 0) prefetch(ahead + 32 * i);
@@ -58,6 +64,7 @@ struct FloatTile {
     const float* p;
     struct Cursor {
         const float* p;
+        void advance(int elements) { p += elements; }
         F32x16 load(int i) const { return F32x16::load(p + 16 * i); }
         void prefetch_for(int) const {}
     };
@@ -66,24 +73,33 @@ struct FloatTile {
 
 // Values in int8. Vectors come one at a time or from a multiple of 32 elements on, so two share a scale.
 struct ByteTile {
-    const std::byte *p, *ahead;
+    const std::byte *p, *ahead_keys, *ahead_values;
     const float* scales;  // one for 32 elements
     struct Cursor {
         const int8_t* p;
-        const std::byte* ahead;
+        const std::byte *ahead_keys, *ahead_values;
         const float* scales;
+        void advance(int elements) {  // a multiple of 32
+            p += elements;
+            ahead_keys += elements;
+            ahead_values += elements;
+            scales += elements / kKvGroup;
+        }
         F32x16 load(int i) const { return F32x16::load_i8(p + 16 * i) * F32x16::set1(scales[i / 2]); }
         void prefetch_for(int i) const {
-            if (i % 4 == 0) prefetch(ahead + 16 * i);
+            if (i % 4 != 0) return;
+            prefetch(ahead_keys + 16 * i);
+            prefetch(ahead_values + 16 * i);
         }
     };
     Cursor at(int element) const {
-        return {reinterpret_cast<const int8_t*>(p) + element, ahead + element, scales + element / kKvGroup};
+        return {reinterpret_cast<const int8_t*>(p) + element, ahead_keys + element, ahead_values + element,
+                scales + element / kKvGroup};
     }
 };
 
 struct ByteKeyTile {
-    const std::byte *p, *ahead;
+    const std::byte* p;
 };
 
 // One run-time row count in [1, max] to a template argument.
@@ -162,10 +178,7 @@ inline void dot_byte_keys(const ByteQuery& q, int dim, const ByteKeyTile* keys, 
         for (int d = g * kKvGroup; d < (g + 1) * kKvGroup; d += 4) {
             U8x64 k[N];
             ZINC_UNROLL
-            for (int j = 0; j < N; ++j) {
-                prefetch(keys[j].ahead + d * kKvTile);
-                k[j] = U8x64::load(keys[j].p + d * kKvTile);
-            }
+            for (int j = 0; j < N; ++j) k[j] = U8x64::load(keys[j].p + d * kKvTile);
             ZINC_UNROLL
             for (int r = 0; r < R; ++r) {
                 int32_t four;
@@ -253,19 +266,23 @@ inline void add_values(const float* p, const float* factor, const Values* values
         for (int i = 0; i < N; ++i)
             sum[r][i] = F32x16::load(acc + r * dim + at + 16 * i) * F32x16::set1(factor[r]);
     }
-    for (int key = first; key < last; ++key) {
-        const typename Values::Cursor value = values[key / kKvTile].at(key % kKvTile * dim + at);
-        F32x16 v[N];
-        ZINC_UNROLL
-        for (int i = 0; i < N; ++i) {
-            value.prefetch_for(i);
-            v[i] = value.load(i);
-        }
-        ZINC_UNROLL
-        for (int r = 0; r < R; ++r) {
-            const F32x16 x = F32x16::set1(p[r * kKeyBlock + key]);
+    for (int tile = first / kKvTile * kKvTile; tile < last; tile += kKvTile) {
+        const Values& from = values[tile / kKvTile];
+        const int begin = std::max(first, tile), end = std::min(last, tile + kKvTile);
+        typename Values::Cursor value = from.at((begin - tile) * dim + at);
+        for (int key = begin; key < end; ++key, value.advance(dim)) {
+            F32x16 v[N];
             ZINC_UNROLL
-            for (int i = 0; i < N; ++i) sum[r][i] = fma(x, v[i], sum[r][i]);
+            for (int i = 0; i < N; ++i) {
+                value.prefetch_for(i);
+                v[i] = value.load(i);
+            }
+            ZINC_UNROLL
+            for (int r = 0; r < R; ++r) {
+                const F32x16 x = F32x16::set1(p[r * kKeyBlock + key]);
+                ZINC_UNROLL
+                for (int i = 0; i < N; ++i) sum[r][i] = fma(x, v[i], sum[r][i]);
+            }
         }
     }
     ZINC_UNROLL
