@@ -97,6 +97,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="largest request, as 500K or 32M (default: 32M)",
     )
     limits.add_argument(
+        "--max-connections",
+        type=usage.count,
+        default=512,
+        metavar="N",
+        help="clients that may be connected at a time (default: %(default)s)",
+    )
+    limits.add_argument(
         "--ttl", type=_seconds, metavar="SECONDS", help="unload a model that is idle for so long"
     )
     limits.add_argument(
@@ -174,6 +181,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
         ignore_unknown_fields=args.ignore_unknown_fields,
         max_waiting=args.max_waiting,
         max_body_bytes=args.max_body,
+        max_connections=args.max_connections,
         ttl_s=args.ttl,
         memory_budget_bytes=args.memory_budget,
         grace_s=args.grace,

@@ -47,7 +47,8 @@ class ServerConfig:
     it, beside those on this machine; "*" is every page. hosts: names in the Host header that are
     accepted beside loopback names, when no key is set. grace_s: how long running answers may take
     to end once the server is asked to stop. allow_public: serve a public address without a key.
-    ignore_unknown_fields: pass over fields no API defines, where the default is to refuse them.
+    max_connections: clients that may be connected at a time. ignore_unknown_fields: pass over
+    fields no API defines, where the default is to refuse them.
     """
 
     models: tuple[ModelSource, ...]
@@ -61,6 +62,7 @@ class ServerConfig:
     ignore_unknown_fields: bool = False
     max_waiting: int = 64
     max_body_bytes: int = 32 << 20
+    max_connections: int = 512
     ttl_s: float | None = None
     memory_budget_bytes: int | None = None
     load_wait_s: float = 300.0

@@ -20,6 +20,7 @@ from zinc.core.errors import RequestError
 from zinc.server import log
 from zinc.server.app import Application
 from zinc.server.config import ServerConfig
+from zinc.server.connection import Connection
 from zinc.server.errors import ApiError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -41,6 +42,9 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=int(config.grace_s + _TELL_S) + 1,
                 h11_max_incomplete_event_size=64 << 10,
+                http=Connection,
+                ws="none",
+                limit_concurrency=config.max_connections + 1,
             )
         )
         self._application = application

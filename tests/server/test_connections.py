@@ -1,0 +1,126 @@
+"""Clients that connect and say little, read little, or are too many."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+from serving import Running, running
+
+from zinc.server import connection
+
+REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def ends(client: socket.socket, seconds: float) -> bool:
+    """Whether the server closes a connection within a time."""
+    client.settimeout(seconds)
+    try:
+        while client.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def connections(server: Running) -> int:
+    return int(server.call(lambda: len(server.server.server_state.connections)))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.4)
+
+
+def trickle(client: socket.socket, data: bytes, seconds: float) -> bool:
+    """Sends data again and again until the server closes; whether it does so within a time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            client.sendall(data)
+        except OSError:
+            return True
+        if ends(client, 0.02):
+            return True
+    return False
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_head_that_trickles_in_is_not_waited_for(server: Running):
+    for start, more in ((b"", b"G"), (REQUEST[:-2], b"X: y\r\n")):
+        with server.connect() as client:
+            client.sendall(start)
+            assert trickle(client, more, 3)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_second_head_has_a_limit_of_its_own(server: Running):
+    with server.connect() as client:
+        for _ in range(4):
+            time.sleep(0.2)
+            client.sendall(REQUEST)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        client.sendall(REQUEST[:20])
+        assert ends(client, 3)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_may_take_longer_than_a_head(server: Running):
+    fields = {"prompt": "x", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    answer = server.post("/v1/completions", {**fields, "stream": True})
+    assert answer.events[-1] == "[DONE]"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_that_nobody_reads_is_dropped(server: Running):
+    with server.connect() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
+        time.sleep(0.2)
+        assert connections(server) == 1
+        deadline = time.monotonic() + 5
+        while connections(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert connections(server) == 0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_that_is_read_slowly_arrives(server: Running):
+    whole = server.get("/openapi.json").body
+    with server.connect() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40)
+        received = 0
+        for _ in range(20):
+            time.sleep(0.1)
+            received += len(client.recv(1 << 18))
+        client.settimeout(5)
+        while received < 40 * len(whole):
+            part = client.recv(1 << 20)
+            assert part
+            received += len(part)
+
+
+def test_too_many_connections():
+    with running(max_connections=4) as server:
+        held = [server.connect() for _ in range(4)]
+        for each in held:
+            each.sendall(REQUEST)
+            assert each.recv(4096).startswith(b"HTTP/1.1 200")
+        with server.connect() as client:
+            answer = client.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 5" in answer.lower()
+            assert ends(client, 3)
+        held.pop().close()
+        deadline = time.monotonic() + 5
+        while server.get("/health").status != 200 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert server.get("/health").status == 200
+        for each in held:
+            each.sendall(REQUEST)
+            assert each.recv(4096).startswith(b"HTTP/1.1 200")
+            each.close()
