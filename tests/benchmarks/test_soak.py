@@ -1,0 +1,20 @@
+"""A short run of the soak: nothing that a client does is the server's failure, and nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from soak import soak
+
+
+def test_a_server_that_is_treated_badly_stays_well():
+    report = asyncio.run(soak(250, threads=2, seed=2))
+    assert report["wrong"] == []
+    assert (report["health"], report["exit_status"]) == ("200", 0)
+    assert report["left"]["blocks_held"] == report["left"]["running"] == 0
+    assert report["left"]["open_files"] <= 1
+    assert {"200", "400"} <= set(report["statuses"])
