@@ -278,6 +278,7 @@ class Served:
         assert self.process.stderr is not None
         while await asyncio.to_thread(self.process.stderr.readline):
             pass
+        self.process.stderr.close()
 
     def resident_bytes(self) -> int:
         """Resident memory of the server, files left out: a mapped model comes and goes."""

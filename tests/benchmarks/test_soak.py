@@ -1,4 +1,4 @@
-"""A short run of the soak: nothing that a client does is the server's failure, and nothing stays."""
+"""A short run of the soak: nothing a client does is the server's failure, and nothing stays."""
 
 from __future__ import annotations
 
