@@ -10,6 +10,7 @@ from zinc.backends.vulkan.dispatch import Addresses, Bucket, DeviceKV, Dispatch,
 from zinc.backends.vulkan.lower.elementwise import Op, elementwise
 from zinc.backends.vulkan.lower.operands import (
     ceil_div,
+    dim_code,
     in_vectors,
     is_q8,
     operand,
@@ -17,7 +18,7 @@ from zinc.backends.vulkan.lower.operands import (
     vector_or_null,
 )
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Act, KVState
+from zinc.ops.graph import Act, Dim, KVState
 
 FEW_TOKENS = 16  # up to so many, a workgroup has one token
 # Few queries. Threads hold EACH heads x CHUNKS chunks of eight dimensions twice (q and the sums).
@@ -82,11 +83,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     groups = state.n_heads * parts * bucket.tokens
     splits = _splits(at, _visible_keys(state, bucket), groups)
 
-    common = (
-        ("HEAD_DIM_V", state.head_dim_v),
-        ("ONE_TOKEN", int(bucket.tokens == 1)),
-        ("Q8", is_q8(y)),
-    )
+    common = (("HEAD_DIM_V", state.head_dim_v), ("Q8", is_q8(y)))
     shader = Shader(
         "attention",
         (
@@ -103,16 +100,17 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     partial_bytes = bucket.tokens * n_heads * splits * (4 * state.head_dim_v + 16)
     partial = at.scratch(partial_bytes) if splits > 1 else 0
     push = struct.pack("<7Q", *_pointers(launch, at, state, y_at), partial)
-    push += struct.pack("<2I", q.stride, y.stride) + _shape(at.kv(state), state, n_heads)
+    push += struct.pack("<2I", q.stride, y.stride) + _shape(at.kv(state), state, n_heads, bucket)
     push += struct.pack("<2I2f", state.window, splits, *_scale_and_cap(launch))
     grid = (splits, state.n_heads * parts, bucket.tokens)
     dispatches = [Dispatch(shader, push, grid)]
     if splits > 1:
         fours = state.head_dim_v // 4
-        merge_parts = max(1, min(splits, 256 // fours))
+        merge_parts = max(1, 256 // fours)
         merge = Shader("attention_merge", (*common, ("PARTS", merge_parts), ("VECTORS", 1)))
         sinks_at = vector_or_null(at, sinks)
-        push = struct.pack("<4Q3I", at.step, sinks_at, y_at, partial, y.stride, n_heads, splits)
+        push = struct.pack("<4Q2I", at.step, sinks_at, y_at, partial, y.stride, n_heads)
+        push += struct.pack("<2I", splits, dim_code(Dim.TOKENS, bucket))
         dispatches.append(Dispatch(merge, push, (n_heads, bucket.tokens, 1), waits=True))
     return dispatches
 
@@ -138,7 +136,7 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> 
         ),
     )
     push = struct.pack("<6Q2I", *_pointers(launch, at, state, y_at), q.stride, y.stride)
-    push += _shape(at.kv(state), state, n_heads)
+    push += _shape(at.kv(state), state, n_heads, bucket)
     push += struct.pack("<I2f", state.window, *_scale_and_cap(launch))
     # Each sequence may end in a tile of its own.
     tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), rows) + bucket.sequences
@@ -154,12 +152,13 @@ def _pointers(
     return (at.step, at.ref(q), cache.keys, values, vector_or_null(at, sinks), y_at)
 
 
-def _shape(cache: DeviceKV, state: KVState, n_heads: int) -> bytes:
+def _shape(cache: DeviceKV, state: KVState, n_heads: int, bucket: Bucket) -> bytes:
     """key_block, value_block, heads and block, as both kernels have them."""
     values = cache.key_block_bytes if state.v_from_k else cache.value_block_bytes
     shift = cache.block_tokens.bit_length() - 1
     heads = n_heads | state.n_heads << 16
-    return struct.pack("<4I", cache.key_block_bytes, values, heads, shift | cache.table << 8)
+    block = shift | cache.table << 8 | (bucket.tokens == 1) << 16
+    return struct.pack("<4I", cache.key_block_bytes, values, heads, block)
 
 
 def _scale_and_cap(launch: Launch) -> tuple[float, float]:

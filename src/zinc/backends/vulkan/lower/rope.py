@@ -107,7 +107,6 @@ def _heads(
             ("HEAD_DIM_V", head_dim_v),
             ("KV_Q8", int(cache.dtype == "q8_0")),
             ("NEOX", neox),
-            ("ONE_TOKEN", int(bucket.tokens == 1)),
             ("ROPE_DIMS", rope_dims),
             ("THREADS", min(MAX_THREADS, max(32, power_of_two(ceil_div(width, 4))))),
             ("VECTORS", in_vectors(at, *refs, out)),
@@ -138,7 +137,7 @@ def _heads(
         cache.key_block_bytes,
         cache.value_block_bytes,
         n_q | n_kv << 16,
-        cache.block_tokens | cache.table << 16 | v_norm << 24,
+        cache.block_tokens | cache.table << 16 | v_norm << 24 | (bucket.tokens == 1) << 25,
         eps,
     )
     heads = n_q + n_kv + (n_kv if v else 0)

@@ -1,0 +1,86 @@
+"""What the op cases do not reach: an 8-bit cache, keys in several runs, sequences that decode."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from present import computing
+
+from zinc.backends import api
+from zinc.backends.api import Backend, CacheLayout, TensorData
+from zinc.ops.cases import Case
+from zinc.ops.graph import KVState
+from zinc.ops.step import Step
+from zinc.plan.planner import make_plan
+from zinc.quant.blocks import GGMLType
+
+pytestmark = pytest.mark.skipif("vulkan" not in computing(), reason="no Vulkan device here")
+
+BLOCK_TOKENS = 16
+ROOM = 480  # positions of a sequence
+TOKENS = 160
+HEADS = 6
+
+
+def case_of(state: KVState, *, sinks: bool = False, softcap: float = 0.0) -> Case:
+    """Norm, RoPE, cache write and attention, as a model has them."""
+    case = Case("attention", TOKENS)
+    g, head_dim = case.graph, state.head_dim
+    q, k = case.rows(HEADS * head_dim), case.rows(state.n_heads * head_dim)
+    table = g.rope_table(case.rope_frequencies(head_dim))
+    k = g.rope(k, table, head_dim=head_dim, neox=True)
+    q = g.rope(q, table, head_dim=head_dim, neox=True)
+    g.kv_store(k, None if state.v_from_k else case.rows(state.n_heads * state.head_dim_v), state)
+    sink = case.vector(HEADS) if sinks else None
+    return case.returns(g.attention(q, state, sink, scale=head_dim**-0.5, softcap=softcap))
+
+
+def outputs(backend: Backend, case: Case, dtype: str) -> list[np.ndarray]:
+    """A prompt in two chunks, a second sequence's prompt, then both decode together."""
+    plan = make_plan(case.graph, backend, max_tokens=TOKENS, max_outputs=TOKENS)
+    for w in plan.weights:
+        values = np.ascontiguousarray(case.tensors[w.name])
+        backend.upload(w, TensorData(GGMLType.F32, w.shape, values.reshape(-1).view(np.uint8)))
+    n_blocks = ROOM // BLOCK_TOKENS
+    layout = CacheLayout(BLOCK_TOKENS, (2 * n_blocks,), kv_dtype=dtype)
+    program = backend.prepare(plan, backend.allocate(plan.states, layout))
+    tables = np.arange(2 * n_blocks, dtype=np.int32)[::-1].reshape(n_blocks, 2).T
+    lengths = [0, 0]
+    results = []
+    for parts in ([(0, TOKENS)], [(0, TOKENS)], [(1, 21)], [(0, 1)], [(1, 1), (0, 2)]):
+        counts = [n for _, n in parts]
+        n_tokens = sum(counts)
+        positions = [lengths[s] + np.arange(n) for s, n in parts]
+        step = Step(
+            ids=np.arange(n_tokens, dtype=np.int32)[::-1].copy(),
+            positions=np.concatenate(positions).astype(np.int32),
+            sequence=np.repeat(np.arange(len(parts)), counts).astype(np.int32),
+            output_rows=np.arange(n_tokens, dtype=np.int32),
+            seq_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            state_slot=np.array([s for s, _ in parts], np.int32),
+            tables=(np.ascontiguousarray(tables[[s for s, _ in parts]]),),
+        )
+        results.append(np.array(program.step(step)))
+        for s, n in parts:
+            lengths[s] += n
+    return results
+
+
+CASES = {
+    "grouped": (KVState("kv", 2, 64, 64), "f16", {}),
+    "ends-within-blocks": (KVState("kv", 6, 80, 80), "q8_0", {}),
+    "narrow-values": (KVState("kv", 1, 96, 64), "q8_0", {}),
+    "latent": (KVState("kv", 1, 96, 64, v_from_k=True), "q8_0", {}),
+    "window": (KVState("kv", 3, 32, 32, window=50), "f16", {"sinks": True, "softcap": 15.0}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_and_decode_agree_with_ref(name):
+    state, dtype, more = CASES[name]
+    case = case_of(state, **more)
+    got = outputs(api.create("vulkan"), case, dtype)
+    want = outputs(api.create("ref"), case, dtype)
+    for a, b in zip(got, want, strict=True):
+        error = np.linalg.norm(a - b) / np.linalg.norm(b)
+        assert error <= (2e-3 if dtype == "f16" else 1.5e-2)
