@@ -300,16 +300,19 @@ class LLM:
         return self._dry_breakers[breakers]
 
     def _stream(self, answer: _Answer) -> Iterator[Chunk]:
+        held: list[int] = []  # tokens whose text is not settled yet
         try:
             while not answer.ended:
                 self.engine.step()
                 fresh, text = answer.take(self.engine)
                 if answer.sequence.error is not None:
                     raise answer.sequence.error
+                held += fresh
                 if text or answer.ended or not fresh:
                     ended = answer.ended
                     timings = answer.sequence.timings() if ended else None
-                    yield Chunk(text, fresh, answer.finish_reason if ended else None, timings)
+                    yield Chunk(text, held, answer.finish_reason if ended else None, timings)
+                    held = []
         finally:
             self.engine.cancel(answer.sequence)
             self.engine.settle()
@@ -509,14 +512,13 @@ class _Answer:
         """New tokens and the text they settled; a stop string ends the sequence."""
         if self._finished:
             return [], ""
-        ids = self.sequence.generated
-        fresh = ids[self._taken :]
+        fresh = [each.token for each in self.sequence.sampled[self._taken :]]
         text = ""
         for token in fresh:
             if token in self.sequence.end_tokens and not self.sequence.sampler.params.ignore_eos:
                 break
             text += self._decoder.push(token)
-        self._taken = len(ids)
+        self._taken += len(fresh)
         if self._decoder.stopped is not None:
             engine.cancel(self.sequence, "stop")
         if self.sequence.finish_reason is not None:

@@ -142,6 +142,20 @@ def alone(kind, ids, n_tokens, ends=()):
     return ids
 
 
+def shifted(kind, ids, n, context, n_kept, ends=()):
+    """(answer, tokens left behind) of one that goes on past the context: each
+    stretch between two shifts is an answer on its own."""
+    answer, text, n_shifted = [], list(ids), 0
+    while len(answer) < n and not (answer and answer[-1] in ends):
+        if len(text) > context:
+            n_later = (context - n_kept) // 2
+            n_shifted += len(text) - n_kept - n_later
+            text = text[:n_kept] + text[-n_later:]
+        text = alone(kind, text, 1)
+        answer.append(text[-1])
+    return answer, n_shifted
+
+
 def model(kind, n_blocks, *, max_tokens=24, max_outputs=8, slots=6, window_blocks=None):
     """(program, cache) with so many blocks in every group."""
     states = KINDS[kind]

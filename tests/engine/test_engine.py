@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
-from fake import BLOCK, END, KINDS, VOCAB, alone, model
+from fake import BLOCK, END, KINDS, VOCAB, alone, model, shifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -273,6 +274,7 @@ SPOTS = st.tuples(
     st.integers(0, 2),  # priority
     st.sampled_from("abc"),  # client
     st.integers(0, 90),  # cancelled after so many steps (from 60 on: never)
+    st.sampled_from([None, None, 0, 5, -1]),  # what it keeps when it outgrows the context
 )
 
 
@@ -285,29 +287,33 @@ SPOTS = st.tuples(
     seats=st.integers(1, 8),
     prefix_cache=st.booleans(),
     swap_bytes=st.sampled_from([0, 8000, 1 << 30]),
+    context=st.sampled_from([400, 70]),
 )
 def test_everybody_gets_what_it_gets_alone(
-    kind, spots, n_blocks, slots, seats, prefix_cache, swap_bytes
+    kind, spots, n_blocks, slots, seats, prefix_cache, swap_bytes, context
 ):
     e = engine(
         kind,
         n_blocks,
+        context,
         max_outputs=seats,
         slots=slots,
         prefix_cache=prefix_cache,
         swap_bytes=swap_bytes,
         window_blocks=max(12, n_blocks // 2),
     )
+    context = e.longest
     waiting = sorted(enumerate(spots), key=lambda item: item[1][0])
     running = []
     for tick in range(20_000):
         while waiting and waiting[0][1][0] <= tick:
-            i, (_, talk, length, own, n, priority, client, cancel) = waiting.pop(0)
+            i, (_, talk, length, own, n, priority, client, cancel, kept) = waiting.pop(0)
             ids = [*prompt(length, seed=talk), *prompt(own, seed=100 + i)]
+            params = replace(greedy(n), context_shift=kept)
             try:
-                s = e.submit(ids, greedy(n), ENDS, client=client, priority=priority)
+                s = e.submit(ids, params, ENDS, client=client, priority=priority)
             except RequestError:
-                assert len(ids) >= 8 * n_blocks
+                assert len(ids) >= context or (kept == -1 and 2 * len(ids) > context)
                 continue
             running.append((s, ids, n, tick + cancel if cancel < 60 else None))
         for s, _, _, cancel in running:
@@ -319,11 +325,15 @@ def test_everybody_gets_what_it_gets_alone(
     else:
         raise AssertionError("somebody never came to an end")
     for s, ids, n, _ in running:
-        assert s.max_tokens == n or n > 8 * n_blocks - len(ids)
-        want = alone(kind, ids, s.max_tokens, ENDS)
+        kept = s.sampler.params.context_shift
+        if kept is None:
+            assert s.max_tokens == min(n, context - len(ids))
+            want = alone(kind, ids, s.max_tokens, ENDS)[len(ids) :]
+        else:
+            want, _ = shifted(kind, ids, n, context, len(ids) if kept == -1 else kept, ENDS)
         if s.finish_reason == "cancelled":
-            assert s.ids == want[: len(s.ids)]
+            assert s.generated == want[: s.n_generated]
         else:
             assert s.finish_reason in ("stop", "length")
-            assert s.ids == want
+            assert s.generated == want
     check_idle(e)

@@ -200,8 +200,11 @@ class Engine:
                 "the prompt has a token id outside the vocabulary",
                 f"ids lie between 0 and {self.n_vocab - 1}",
             )
-        context = min(self.context, self._pool_tokens)
+        context = self.longest
         room = context - len(ids)
+        shift = params.context_shift
+        if shift is not None:
+            self._check_shift(len(ids) if shift == -1 else shift, params)
         if room < (0 if params.max_tokens == 0 else 1):
             raise RequestError(
                 "the prompt is too long",
@@ -215,17 +218,32 @@ class Engine:
                 f"{self.n_waiting} requests wait and {n_running} run",
                 "try again later",
             )
-        return room if params.max_tokens is None else min(room, params.max_tokens)
+        if params.max_tokens is None:
+            return room
+        return params.max_tokens if shift is not None else min(room, params.max_tokens)
+
+    def _check_shift(self, n_kept: int, params: SamplingParams) -> None:
+        most = self.longest // 2
+        if params.max_tokens is None:
+            raise RequestError(
+                "context_shift needs max_tokens", "nothing else would end such an answer"
+            )
+        if n_kept > most:
+            raise RequestError(
+                f"context_shift cannot keep {n_kept} tokens",
+                f"half of the context of {2 * most} has to be left for what comes later",
+                "keep fewer, or load the model with a larger --context",
+            )
 
     @cached_property
-    def _pool_tokens(self) -> int:
-        """The longest sequence that has room when it is alone."""
+    def longest(self) -> int:
+        """The most tokens that a sequence may have: the context, or what the cache holds of one."""
         pool = self.pool
         size = pool.block_tokens
         for n_blocks in range(pool.blocks(self.context), 0, -1):
             most = pool.most(n_blocks * size)
             if all(m <= g.n_blocks for m, g in zip(most, pool.groups, strict=True)):
-                return n_blocks * size
+                return min(self.context, n_blocks * size)
         return 0
 
     # -- a step ---------------------------------------------------------------------------------
@@ -244,6 +262,8 @@ class Engine:
 
     def _step(self) -> list[Sequence]:
         for s in self._sequences.values():
+            if len(s.ids) > self.longest:
+                self._shift(s)
             if not s.extended and len(s.ids) > self.plain_context:
                 self._extend(s)
             if s.holding is not None:
@@ -562,7 +582,28 @@ class Engine:
         """Has a sequence that outgrew the plain context run again, as an extended one."""
         if s.holding is not None:
             self._put_back(s)
-        s.extended, s.prospect, s.swapped, s.key = True, None, None, b""
+        s.extended = True
+        self._begin_again(s)
+
+    def _shift(self, s: Sequence) -> None:
+        """Has a sequence that outgrew the context run again: its beginning, and half of the rest.
+
+        Positions therefore never pass those the model was trained for, in any layer of any kind.
+        """
+        n_kept = s.sampler.params.context_shift
+        assert n_kept is not None
+        n_kept = s.n_prompt if n_kept == -1 else n_kept
+        n_later = (self.longest - n_kept) // 2
+        if s.holding is not None:
+            self._put_back(s)
+        s.n_shifted += len(s.ids) - n_kept - n_later
+        s.ids = [*s.ids[:n_kept], *s.ids[-n_later:]]
+        s.marks, s.extended = [], False
+        self._begin_again(s)
+
+    def _begin_again(self, s: Sequence) -> None:
+        """Forgets what the cache has of a sequence that waits: its text has changed."""
+        s.prospect, s.swapped, s.key = None, None, b""
         s.key = s.key_to(len(s.ids))
         s.shares.clear()
 

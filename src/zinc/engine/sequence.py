@@ -15,7 +15,10 @@ from zinc.kv import TOKEN_BYTES, Holding, Prospect, Swapped, key_of
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds and tokens of one request. The first token is the prefill's, not the decode's."""
+    """Seconds and tokens of one request. The first token is the prefill's, not the decode's.
+
+    shifted_tokens: those that were left behind when the text outgrew the context.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -23,6 +26,7 @@ class Timings:
     prompt_seconds: float
     generate_seconds: float
     first_token_seconds: float
+    shifted_tokens: int = 0
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -37,7 +41,10 @@ class Timings:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Prompt and answer so far. `n_run` tokens of `ids` have their keys and values in the cache.
+    """A prompt and its answer so far. `n_run` tokens of `ids` are in the cache.
+
+    ids: prompt and answer, or what is left of them once they have outgrown the context (n_shifted
+    tokens were left out then). sampled: the whole answer.
 
     extended: whether it is longer than the plain context, so that its keys are rotated with other
     frequencies. holding: its part of the cache, None while it waits. swapped: what was copied of
@@ -64,6 +71,7 @@ class Sequence:
     n_read: int = 0
     n_cached: int = 0
     n_preempted: int = 0
+    n_shifted: int = 0
     extended: bool = False
     holding: Holding | None = None
     swapped: Swapped | None = None
@@ -115,11 +123,11 @@ class Sequence:
 
     @property
     def generated(self) -> list[int]:
-        return self.ids[self.n_prompt :]
+        return [token.token for token in self.sampled]
 
     @property
     def n_generated(self) -> int:
-        return len(self.ids) - self.n_prompt
+        return len(self.sampled)
 
     def timings(self) -> Timings:
         end = self.ended or time.perf_counter()
@@ -131,4 +139,5 @@ class Sequence:
             prompt_seconds=first - (self.started or first),
             generate_seconds=end - first,
             first_token_seconds=first - self.arrived,
+            shifted_tokens=self.n_shifted,
         )

@@ -56,6 +56,11 @@ class SamplingFields(Fields):
     samplers: list[str] | None = None
     min_keep: int | None = None
     ignore_eos: bool | None = None
+    context_shift: int | None = Field(
+        default=None,
+        description="goes on past the context, with so many tokens of its beginning (-1: the "
+        "prompt) and the latest of the rest; needs a limit of tokens",
+    )
     seed: int | None = None
 
 

@@ -194,7 +194,7 @@ class _Result:
             "generation_settings": settings(params, self._model),
             "prompt": self._model.tokenizer.decode(self._generation.job.ids, skip_special=False),
             "has_new_line": "\n" in self._text,
-            "truncated": False,
+            "truncated": t.shifted_tokens > 0,
             "stop_type": kind,
             "stopping_word": end.stop or "",
             "tokens_cached": t.cached_tokens,

@@ -194,6 +194,7 @@ def timings_object(t: Timings) -> dict[str, Any]:
         "predicted_ms": round(predicted_ms, 3),
         "predicted_per_token_ms": round(predicted_ms / max(t.generated_tokens - 1, 1), 3),
         "predicted_per_second": round(t.generated_tokens_per_s, 3),
+        "shifted_n": t.shifted_tokens,
     }
 
 

@@ -73,6 +73,7 @@ _RANGES = {
 _OPTIONAL_RANGES = {
     "max_tokens": _COUNT,
     "logprobs": _COUNT,
+    "context_shift": _Range(-1, math.inf, "a number of tokens, or -1 (the prompt)", whole=True),
     "seed": _Range(-(2**63), 2**64 - 1, "a whole number of 64 bits", whole=True),
 }
 
@@ -91,6 +92,8 @@ class SamplingParams:
     and `dry_penalty_last_n` count tokens of prompt and answer; -1 looks at all of them.
     `logit_bias` is added to the logits first; -inf bans a token. `logprobs` = n asks for the
     log-probability of the drawn token and of the n most likely ones. `seed` None draws a new one.
+    `context_shift` = n lets an answer of `max_tokens` go on past the context, with the first n
+    tokens (-1: the prompt) and the latest of the others; None ends it there.
     """
 
     max_tokens: int | None = None
@@ -119,6 +122,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    context_shift: int | None = None
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     min_keep: int = 0
 
