@@ -10,21 +10,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from zinc.ops.graph import Constant, Dim, FloatArray, Graph, KVState, Value, Weight
+from zinc.ops.random_blocks import random_blocks
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
+from zinc.quant.encode import ENCODERS, encode
+
+WEIGHT_TYPES = (
+    GGMLType.F32, GGMLType.F16, GGMLType.BF16,
+    GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0,
+    GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K,
+    GGMLType.IQ4_NL, GGMLType.IQ4_XS, GGMLType.IQ3_S, GGMLType.IQ3_XXS,
+    GGMLType.IQ2_S, GGMLType.IQ2_XS, GGMLType.IQ2_XXS, GGMLType.IQ1_S, GGMLType.IQ1_M,
+    GGMLType.MXFP4, GGMLType.NVFP4, GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.Q1_0, GGMLType.Q2_0,
+)  # fmt: skip
+"""Types that matrices of a model come in: all that are neither activations nor plain integers."""
 
 
 @dataclass(slots=True)
 class Case:
-    """`graph.output` is what is compared; `tensors` holds float32 data for each Weight by name."""
+    """`graph.output` is what is compared; `tensors` holds float32 data for each Weight by name, or
+    `blocks` its bytes when it is of a type that zinc does not encode."""
 
     name: str
     n_tokens: int = 5
     graph: Graph = field(default_factory=Graph)
     tensors: dict[str, FloatArray] = field(default_factory=dict)
-    types: dict[str, GGMLType] = field(default_factory=dict)
+    blocks: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
     sequences: Sequence[int] = ()
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
@@ -35,8 +49,7 @@ class Case:
     def matrix(
         self, rows: int, cols: int, type: GGMLType = GGMLType.F32, scale: float = 1.0
     ) -> Weight:
-        data = self.rng.standard_normal((rows, cols)).astype(np.float32) * np.float32(scale)
-        return self._add(data, type)
+        return self._random((rows, cols), type, scale)
 
     def experts(
         self,
@@ -47,8 +60,7 @@ class Case:
         scale: float = 1.0,
     ) -> Weight:
         """A matrix of each expert, or of each head: [planes, rows, cols]."""
-        data = self.rng.standard_normal((planes, rows, cols)).astype(np.float32)
-        return self._add(data * np.float32(scale), type)
+        return self._random((planes, rows, cols), type, scale)
 
     def vector(self, cols: int) -> Weight:
         return self._add(self.rng.standard_normal(cols).astype(np.float32), GGMLType.F32)
@@ -57,10 +69,31 @@ class Case:
         """A float32 tensor of these values."""
         return self._add(values, GGMLType.F32)
 
+    def _random(self, shape: tuple[int, ...], type: GGMLType, scale: float) -> Weight:
+        if type in ENCODERS:
+            data = self.rng.standard_normal(shape).astype(np.float32) * np.float32(scale)
+            return self._add(data, type)
+        weight = self._weight(shape, type)
+        self.blocks[weight.name] = random_blocks(self.rng, type, shape, scale)
+        return weight
+
     def _add(self, data: FloatArray, type: GGMLType) -> Weight:
-        weight = Weight(f"w{len(self.tensors)}", type, tuple(data.shape))
+        weight = self._weight(data.shape, type)
         self.tensors[weight.name] = data
         return weight
+
+    def _weight(self, shape: tuple[int, ...], type: GGMLType) -> Weight:
+        return Weight(f"w{len(self.tensors) + len(self.blocks)}", type, shape)
+
+    @property
+    def weights(self) -> set[Weight]:
+        return {x for node in self.graph.nodes for x in node.inputs if isinstance(x, Weight)}
+
+    def data(self, weight: Weight) -> npt.NDArray[np.uint8]:
+        """The tensor as a file holds it, flat."""
+        if weight.name in self.blocks:
+            return self.blocks[weight.name]
+        return encode(self.tensors[weight.name], weight.type).reshape(-1)
 
     def rope_frequencies(self, rope_dims: int) -> Constant:
         i = np.arange(rope_dims // 2)

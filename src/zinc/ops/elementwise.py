@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zinc.ops.cases import Case
+from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.graph import FloatArray, Node, Weight
 from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
 from zinc.ops.step import Step
-from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
+from zinc.quant.blocks import BLOCKS, row_bytes
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -26,9 +26,10 @@ def _embed_cost(node: Node) -> Cost:
 
 
 def _embed_cases() -> Iterator[Case]:
-    for type in (GGMLType.F32, GGMLType.F16, GGMLType.Q8_0, GGMLType.Q4_0):
+    for type in WEIGHT_TYPES:
         case = Case(f"{BLOCKS[type].name}")
-        yield case.returns(case.graph.embed(case.matrix(37, 64, type), scale=1.5))
+        table = case.matrix(37, max(64, 2 * BLOCKS[type].block_size), type)
+        yield case.returns(case.graph.embed(table, scale=1.5))
 
 
 @op(cost=_embed_cost, cases=_embed_cases)

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from zinc.ops.cases import Case
+from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.elementwise import sigmoid
 from zinc.ops.graph import FloatArray, Node, Value, Weight
 from zinc.ops.linear import weight_bytes
 from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
 from zinc.ops.step import Step
-from zinc.quant.blocks import BLOCKS, GGMLType
+from zinc.quant.blocks import BLOCKS
 
 
 def _cost(node: Node) -> Cost:
@@ -33,8 +33,9 @@ def _cost(node: Node) -> Cost:
 
 
 def _linear_cases() -> Iterator[Case]:
-    for type in (GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0, GGMLType.Q4_0):
-        for n_heads, n_rows, n_cols, tokens in ((4, 96, 32, 1), (3, 32, 128, 21)):
+    for type in WEIGHT_TYPES:
+        block = BLOCKS[type].block_size
+        for n_heads, n_rows, n_cols, tokens in ((4, 96, max(32, block), 1), (3, 32, 256, 21)):
             case = Case(f"{BLOCKS[type].name}-{n_heads}x{n_rows}x{n_cols}", n_tokens=tokens)
             x, weight = case.rows(n_heads * n_cols), case.experts(n_heads, n_rows, n_cols, type)
             yield case.returns(case.graph.head_linear(x, weight))

@@ -11,18 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from zinc.ops.cases import Case
+from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.elementwise import activate
 from zinc.ops.graph import FloatArray, Node, Value, Weight
 from zinc.ops.registry import Attrs, Cost, op
 from zinc.ops.step import Step
-from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
-
-CPU_TYPES = (
-    GGMLType.F32, GGMLType.F16, GGMLType.BF16,
-    GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0,
-    GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K,
-)  # fmt: skip
+from zinc.quant.blocks import BLOCKS, row_bytes
 
 
 def weight_bytes(weight: Weight) -> int:
@@ -41,7 +35,7 @@ def _cost(node: Node) -> Cost:
 
 
 def _cases() -> Iterator[Case]:
-    for type in CPU_TYPES:
+    for type in WEIGHT_TYPES:
         for rows, tokens in ((48, 1), (40, 5), (17, 33)):
             case = Case(f"{BLOCKS[type].name}-{rows}x512-{tokens}", n_tokens=tokens)
             weight = case.matrix(rows, 512, type)
@@ -65,11 +59,11 @@ def linear(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArr
 
 
 def _glu_cases() -> Iterator[Case]:
-    for type in (GGMLType.F32, GGMLType.Q4_K, GGMLType.Q8_0):
+    for type in WEIGHT_TYPES:
         case = Case(f"{BLOCKS[type].name}")
         x = case.rows(256)
-        gate = case.graph.linear(x, case.matrix(64, 256, type))
-        up = case.graph.linear(x, case.matrix(64, 256, type))
+        gate = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
+        up = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
         yield case.returns(case.graph.glu(gate, up, act=0))
 
 

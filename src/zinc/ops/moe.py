@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from zinc.ops.cases import Case
+from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.elementwise import CLAMPED_SWIGLU, SILU, Float64Array, activate, sigmoid
 from zinc.ops.graph import FloatArray, Node, Value, Weight
 from zinc.ops.linear import weight_bytes
@@ -31,11 +31,6 @@ from zinc.quant.blocks import BLOCKS, GGMLType
 
 # How a router turns logits into weights: over all experts, each for itself, over the chosen ones.
 SOFTMAX, SIGMOID, SOFTMAX_CHOSEN = range(3)
-
-EXPERT_TYPES = (
-    GGMLType.F32, GGMLType.F16, GGMLType.BF16, GGMLType.Q4_0, GGMLType.Q8_0, GGMLType.MXFP4,
-    GGMLType.Q4_K, GGMLType.Q6_K,
-)  # fmt: skip
 
 
 def _softmax(x: Float64Array) -> Float64Array:
@@ -178,7 +173,7 @@ def _expert_case(
 
 
 def _glu_cases() -> Iterator[Case]:
-    for type in EXPERT_TYPES:
+    for type in WEIGHT_TYPES:
         for n_tokens in (1, 29):
             yield _expert_case(f"{BLOCKS[type].name}-{n_tokens}", n_tokens, type)
     yield _expert_case("clamped", 5, GGMLType.F32, clamped=True)
@@ -205,7 +200,7 @@ def moe_glu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatAr
 
 
 def _down_cases() -> Iterator[Case]:
-    for type in EXPERT_TYPES:
+    for type in WEIGHT_TYPES:
         for n_tokens in (1, 29):
             yield _expert_case(f"{BLOCKS[type].name}-{n_tokens}", n_tokens, type, down=True)
     yield _expert_case("clamped", 5, GGMLType.F32, clamped=True, down=True)

@@ -128,13 +128,26 @@ _GRIDS[GGMLType.IQ1_M] = _GRIDS[GGMLType.IQ1_S]
 
 
 @cache
-def grid(type: GGMLType) -> NDArray[np.float32]:
-    """The points of an IQ type's codebook, float32 [points, coordinates]."""
+def digits(type: GGMLType) -> NDArray[np.uint8]:
+    """The points of an IQ type's codebook by rank of their values, uint8 [points, coordinates]."""
     values, n_coordinates, membership = _GRIDS[type]
     packed = np.frombuffer(base64.b85decode(membership), np.uint8)
     codes = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
-    digits = codes[:, None] // len(values) ** np.arange(n_coordinates) % len(values)
-    points = np.array(values, np.float32).take(digits)
+    ranks = codes[:, None] // len(values) ** np.arange(n_coordinates) % len(values)
+    points = ranks.astype(np.uint8)
+    points.flags.writeable = False
+    return points
+
+
+def flat_digits(type: GGMLType) -> NDArray[np.uint8] | None:
+    """What a native decoder of `type` looks points up in; None for a type without a codebook."""
+    return digits(type).reshape(-1) if type in _GRIDS else None
+
+
+@cache
+def grid(type: GGMLType) -> NDArray[np.float32]:
+    """The points of an IQ type's codebook, float32 [points, coordinates]."""
+    points = np.array(_GRIDS[type][0], np.float32).take(digits(type))
     points.flags.writeable = False
     return points
 

@@ -18,6 +18,7 @@ from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.ops.graph import Act, Constant, Dim, FloatArray, KVState, RecurrentState, State, Weight
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
+from zinc.quant.codebooks import flat_digits
 from zinc.quant.decode import decode
 
 try:
@@ -231,6 +232,7 @@ class CpuBackend(CpuKernels):
                 weight.rows,
                 weight.cols,
                 rows_from,
+                flat_digits(data.type),
             )
         except MemoryError as error:
             raise MemoryLimitError(

@@ -34,8 +34,12 @@ def pack(
     rows: int,
     cols: int,
     row_index: NDArray[np.int64] | None = None,
+    codebook: NDArray[np.uint8] | None = None,
 ) -> PackedTensor:
-    """Repack the rows of a GGUF tensor; with `row_index`, its rows gathered. Raises ValueError."""
+    """Repack the rows of a GGUF tensor; with `row_index`, its rows gathered. Raises ValueError.
+
+    `codebook`: for the IQ types that have one, the flat digits of zinc.quant.codebooks.
+    """
 
 def pack_vector(data: _Floats) -> PackedTensor: ...
 def bandwidth(pool: Pool, n_bytes: int, reps: int) -> float:

@@ -50,7 +50,7 @@ struct Bytes {
 
 struct WeightFormat;
 
-// A weight in the layout the kernels read (formats.h describes the tiles): `planes` matrices (experts; 1 for
+// A weight in the layout the kernels read (planes.h describes the tiles): `planes` matrices (experts; 1 for
 // a dense weight) of `rows` x `cols`, each cut into tiles of 16 rows. A vector (norm weight, bias) is plain
 // f32.
 struct PackedTensor {
@@ -194,16 +194,17 @@ struct TileMatmul {
 };
 inline constexpr int kOutStride = 2 * kTileRows;
 
-// A block format of a SIMD level: one snippet in formats.h makes one of these.
+// A block format of a SIMD level: one snippet in *_formats.cpp makes one of these.
 struct WeightFormat {
     int ggml_type;
     const char* name;
     Act activation;
-    int block;         // cols must be a multiple of it
-    int source_bytes;  // a block in the file
+    int block;           // cols must be a multiple of it
+    int source_bytes;    // a block in the file
+    int codebook_bytes;  // digits of the points that the file's indices name; 0: it has none
     int64_t (*tile_bytes)(int64_t cols);
     // rows: the 16 source rows of the tile; null behind the matrix' last row, packed as zeros.
-    void (*pack)(const std::byte* const* rows, int64_t cols, std::byte* tile);
+    void (*pack)(const std::byte* const* rows, int64_t cols, const uint8_t* codebook, std::byte* tile);
     // One row of a tile back as floats, through the same snippet that the products use.
     void (*decode)(const std::byte* tile, int64_t cols, int lane, float* out);
     void (*matmul)(const TileMatmul&);

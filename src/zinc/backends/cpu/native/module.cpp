@@ -190,15 +190,17 @@ NB_MODULE(_cpu, m) {
     m.def(
         "pack",
         [](Pool& pool, const std::string& level, int type, Array<uint8_t, 1> data, int64_t planes,
-           int64_t rows, int64_t cols, std::optional<Array<int64_t, 1>> row_index) {
+           int64_t rows, int64_t cols, std::optional<Array<int64_t, 1>> row_index,
+           std::optional<Array<uint8_t, 1>> codebook) {
             const WeightFormat& format = find_format(find_level(level), type);
             nb::gil_scoped_release release;
-            return pack(pool, format, {reinterpret_cast<const std::byte*>(data.data()), data.size()}, planes,
-                        rows, cols, row_index ? row_index->data() : nullptr,
-                        row_index ? row_index->size() : 0);
+            return pack(
+                pool, format, {reinterpret_cast<const std::byte*>(data.data()), data.size()}, planes, rows,
+                cols, row_index ? row_index->data() : nullptr, row_index ? row_index->size() : 0,
+                codebook ? std::span(codebook->data(), codebook->size()) : std::span<const uint8_t>());
         },
         "pool"_a, "level"_a, "ggml_type"_a, "data"_a, "planes"_a, "rows"_a, "cols"_a,
-        "row_index"_a = nb::none());
+        "row_index"_a = nb::none(), "codebook"_a = nb::none());
     m.def(
         "pack_vector", [](Array<float, 1> data) { return pack_vector(data.data(), data.size()); }, "data"_a);
 

@@ -16,7 +16,8 @@ constexpr int kTilesPerChunk = 8;
 }  // namespace
 
 PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::byte> data, int64_t planes,
-                  int64_t rows, int64_t cols, const int64_t* row_index, size_t n_index) {
+                  int64_t rows, int64_t cols, const int64_t* row_index, size_t n_index,
+                  std::span<const uint8_t> codebook) {
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
     require(planes >= 1 && rows >= 1 && cols >= 1 && planes <= kLimit && rows <= kLimit / planes &&
                 cols <= kLimit,
@@ -24,6 +25,9 @@ PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::b
                 std::to_string(cols) + " values is not possible");
     require(cols % format.block == 0, std::to_string(cols) + " columns are not whole blocks of " +
                                           std::to_string(format.block) + " as " + format.name + " needs");
+    require(codebook.size() == static_cast<size_t>(format.codebook_bytes),
+            std::string(format.name) + " needs a codebook of " + std::to_string(format.codebook_bytes) +
+                " bytes, not " + std::to_string(codebook.size()));
     const int64_t row = cols / format.block * format.source_bytes;
     const int64_t n_source = static_cast<int64_t>(data.size()) / row;
     require(static_cast<int64_t>(data.size()) % row == 0,
@@ -56,7 +60,8 @@ PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::b
                 const int64_t r = tile * kTileRows + lane, out = plane * rows + r;
                 sources[lane] = r < rows ? data.data() + (row_index ? row_index[out] : out) * row : nullptr;
             }
-            format.pack(sources, cols, t.bytes.data + plane * t.plane_bytes + tile * t.tile_bytes);
+            format.pack(sources, cols, codebook.data(),
+                        t.bytes.data + plane * t.plane_bytes + tile * t.tile_bytes);
         }
     });
     return t;

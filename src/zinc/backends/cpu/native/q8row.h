@@ -2,10 +2,10 @@
 //
 //   f32      float [cols]
 //   bf16     uint16 [cols], zero to an even number
-//   q8_32    int8 [cols] | float d [nb] | float s [nb] | int32 sum [nb]           nb = cols / 32
+//   q8_32    int8 [cols] | float d [nb] | float s [nb] | int16 sum16 [2 nb]          nb = cols / 32
 //   q8_256   int8 [cols] | float d [nb] | int16 sum32 [8 nb] | int16 sum16 [16 nb]   nb = ceil(cols / 256)
 //
-// x = d * q with q in [-127, 127]; sum is the sum of the q of a block (of 32 or 16 of them), s = d * sum.
+// x = d * q with q in [-127, 127]; sum16 and sum32 are sums of so many q, s is d times the sum of a block.
 // Weights have minimums or are stored with an offset, so the kernels need these sums; they are made once
 // here, for all consumers. Every part starts at a multiple of 64 bytes; the same column is at the same offset
 // in every row. cols % 32 == 0 for the quantised forms; the last block of q8_256 may be short, its missing

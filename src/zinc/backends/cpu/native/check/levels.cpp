@@ -96,8 +96,10 @@ int main() {
             const WeightFormat& reference = *scalar.format((*f)->ggml_type);
             const int64_t cols = reference.block >= 256 ? 512 : 320;
             const auto source = random_source(**f, kRows, cols);
-            const PackedTensor ours = pack(pool, **f, source, 1, kRows, cols, nullptr, 0);
-            const PackedTensor theirs = pack(pool, reference, source, 1, kRows, cols, nullptr, 0);
+            std::vector<uint8_t> codebook(static_cast<size_t>(reference.codebook_bytes));
+            for (auto& digit : codebook) digit = static_cast<uint8_t>(random_bits() % 3);
+            const PackedTensor ours = pack(pool, **f, source, 1, kRows, cols, nullptr, 0, codebook);
+            const PackedTensor theirs = pack(pool, reference, source, 1, kRows, cols, nullptr, 0, codebook);
             std::vector<float> decoded(static_cast<size_t>(kRows * cols)), expected(decoded.size());
             unpack(ours, decoded.data());
             unpack(theirs, expected.data());

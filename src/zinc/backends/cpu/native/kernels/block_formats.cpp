@@ -1,9 +1,9 @@
-// Formats whose blocks have 32 values, an f16 scale and perhaps an f16 minimum.
+// Formats whose blocks have 32 values, a float scale for each 32 or 16 of them, and perhaps an f16 minimum.
 //
 //   w = d * (u - offset)     or     w = d * u + m         (u may be an index into a table of sixteen)
 //   y += (d * dx) * (u.x - offset * sum x);  y += m * (dx * sum x)
 //
-// Block of a tile: one chunk of Quants for 32 k.
+// Block of a tile: one chunk of Quants for 32 k. A longer block of the file is cut into such parts.
 #include "gemm.h"
 #include "planes.h"
 #include "weights.h"
@@ -13,14 +13,8 @@ namespace {
 
 struct Source {
     uint8_t u[32];
-    uint16_t d, m;
+    uint16_t d[2], m;  // the second scale is that of the last sixteen values, if they have one
 };
-
-inline uint16_t half_at(const uint8_t* p) {
-    uint16_t h;
-    std::memcpy(&h, p, 2);
-    return h;
-}
 
 inline void read_nibbles(const uint8_t* low, uint8_t* u) {
     for (int i = 0; i < 16; ++i) {
@@ -38,7 +32,7 @@ struct Q4_0 {
     static constexpr bool kMins = false;
     static constexpr const char* kName = "Q4_0";
     static void read(const uint8_t* b, Source& out) {
-        out.d = half_at(b);
+        out.d[0] = half_at(b);
         read_nibbles(b + 2, out.u);
     }
 };
@@ -48,7 +42,7 @@ struct Q4_1 {
     static constexpr bool kMins = true;
     static constexpr const char* kName = "Q4_1";
     static void read(const uint8_t* b, Source& out) {
-        out.d = half_at(b);
+        out.d[0] = half_at(b);
         out.m = half_at(b + 2);
         read_nibbles(b + 4, out.u);
     }
@@ -59,7 +53,7 @@ struct Q5_0 {
     static constexpr bool kMins = false;
     static constexpr const char* kName = "Q5_0";
     static void read(const uint8_t* b, Source& out) {
-        out.d = half_at(b);
+        out.d[0] = half_at(b);
         read_nibbles(b + 6, out.u);
         read_fifth_bits(b + 2, out.u);
     }
@@ -70,7 +64,7 @@ struct Q5_1 {
     static constexpr bool kMins = true;
     static constexpr const char* kName = "Q5_1";
     static void read(const uint8_t* b, Source& out) {
-        out.d = half_at(b);
+        out.d[0] = half_at(b);
         out.m = half_at(b + 2);
         read_nibbles(b + 8, out.u);
         read_fifth_bits(b + 4, out.u);
@@ -82,7 +76,7 @@ struct Q8_0 {
     static constexpr bool kMins = false;
     static constexpr const char* kName = "Q8_0";
     static void read(const uint8_t* b, Source& out) {
-        out.d = half_at(b);
+        out.d[0] = half_at(b);
         for (int i = 0; i < 32; ++i) out.u[i] = static_cast<uint8_t>(b[2 + i] + kOffset8);
     }
 };
@@ -94,25 +88,81 @@ struct IQ4_NL {
     static constexpr const char* kName = "IQ4_NL";
     static constexpr auto kTable = kIQ4Values;
     static void read(const uint8_t* b, Source& out) {
-        out.d = half_at(b);
+        out.d[0] = half_at(b);
         read_nibbles(b + 2, out.u);
     }
 };
 
-// 4-bit floats (E2M1), doubled to be whole, under a power of two: OCP Microscaling Formats 1.0, 5.4.
-struct MXFP4 {
-    static constexpr int kType = 39, kSourceBytes = 17, kLow = 4, kHigh = 0, kOffset = 12, kDotBits = 5;
+// One bit, -1 or 1, in blocks of 128: the same scale for each of its four parts.
+struct Q1_0 {
+    static constexpr int kType = 41, kSourceBytes = 18, kLow = 1, kHigh = 0, kOffset = 1, kDotBits = 2;
+    static constexpr int kParts = 4;
     static constexpr bool kMins = false;
-    static constexpr const char* kName = "MXFP4";
+    static constexpr const char* kName = "Q1_0";
+    static constexpr uint8_t kTable[16] = {0, 2};
+    static void read(const uint8_t* b, int part, Source& out) {
+        out.d[0] = half_at(b);
+        for (int i = 0; i < 32; ++i) out.u[i] = b[2 + part * 4 + i / 8] >> (i % 8) & 1;
+    }
+};
+
+// Two bits, -1 to 2, in blocks of 64.
+struct Q2_0 {
+    static constexpr int kType = 42, kSourceBytes = 18, kLow = 2, kHigh = 0, kOffset = 1, kParts = 2;
+    static constexpr bool kMins = false;
+    static constexpr const char* kName = "Q2_0";
+    static void read(const uint8_t* b, int part, Source& out) {
+        out.d[0] = half_at(b);
+        for (int i = 0; i < 32; ++i) out.u[i] = b[2 + part * 8 + i / 4] >> (i % 4 * 2) & 3;
+    }
+};
+
+// 4-bit floats (E2M1), doubled to be whole: OCP Microscaling Formats 1.0, 5.3.3.
+struct E2M1 {
+    static constexpr int kLow = 4, kHigh = 0, kOffset = 12, kDotBits = 5;
+    static constexpr bool kMins = false;
     static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+};
+
+// Sixteen of them under a scale that is an unsigned E4M3 float, in blocks of 64.
+struct NVFP4 : E2M1 {
+    static constexpr int kType = 40, kSourceBytes = 36, kSub = 16, kParts = 2;
+    static constexpr const char* kName = "NVFP4";
+    static void read(const uint8_t* b, int part, Source& out) {
+        for (int half = 0; half < 2; ++half) {
+            const int group = part * 2 + half;
+            out.d[half] = b[group] == 0x7f ? 0 : b[group] & 0x7f;  // NaN reads as 0, a sign is ignored
+            for (int i = 0; i < 8; ++i) {
+                out.u[half * 16 + i] = b[4 + group * 8 + i] & 15;
+                out.u[half * 16 + 8 + i] = b[4 + group * 8 + i] >> 4;
+            }
+        }
+    }
+    // A byte a row, as in the file: the tile's scales instead of halves.
+    struct Head {
+        int64_t part;
+        explicit Head(int64_t n_scales) : part(align64(n_scales * 16)) {}
+        static F32x16 d(const std::byte* tile, int64_t i) {  // half the scale, for values are doubled
+            return F32x16::load_e4m3(reinterpret_cast<const uint8_t*>(tile) + i * 16) * F32x16::set1(128.0f);
+        }
+        static void put(std::byte* tile, bool, int64_t i, int row, uint16_t code) {
+            tile[i * 16 + row] = static_cast<std::byte>(code);
+        }
+    };
+};
+
+// Thirty-two of them under a power of two: the same, 5.4.
+struct MXFP4 : E2M1 {
+    static constexpr int kType = 39, kSourceBytes = 17;
+    static constexpr const char* kName = "MXFP4";
     static void read(const uint8_t* b, Source& out) {
-        out.d = b[0];
+        out.d[0] = b[0];
         read_nibbles(b + 1, out.u);
     }
     // A byte a row, 128 less than the exponent of twice the scale: the tile's scales instead of halves.
     struct Head {
-        int64_t blocks, part;
-        explicit Head(int64_t n_blocks) : blocks(n_blocks), part(align64(n_blocks * 16)) {}
+        int64_t part;
+        explicit Head(int64_t n_blocks) : part(align64(n_blocks * 16)) {}
         static F32x16 d(const std::byte* tile, int64_t block) {
             return ldexp(F32x16::set1(1.0f),
                          F32x16::load_i8(reinterpret_cast<const int8_t*>(tile) + block * 16));
@@ -129,31 +179,49 @@ struct BlockTile {
     using Head = typename HeadOf<F>::type;
     static constexpr int kDotBits = dot_bits<F>();
     using Dot = Dot4<kDotBits>;
-    static Head head(int64_t cols) { return Head(cols / 32); }
+    // Values under a scale, and parts of 32 in a block of the file.
+    static constexpr int kSub = [] {
+        if constexpr (requires { F::kSub; }) return F::kSub;
+        return 32;
+    }();
+    static constexpr int kParts = [] {
+        if constexpr (requires { F::kParts; }) return F::kParts;
+        return 1;
+    }();
+    static constexpr int kSubs = 32 / kSub;
+    static_assert(!F::kMins || kSubs == 1);
+
+    int64_t blocks;
+    Head head;
+    explicit BlockTile(int64_t cols) : blocks(cols / 32), head(cols / kSub) {}
     template <int g>
     static U8x64 get(const std::byte* chunk) {
         return looked_up<F>(Chunk::template get<g>(chunk));
     }
-    static int64_t blocks_at(const Head& head) { return head.part * (F::kMins ? 2 : 1); }
-    static int64_t bytes(int64_t cols) {
-        const Head h = head(cols);
-        return blocks_at(h) + h.blocks * Chunk::kBytes;
-    }
+    int64_t blocks_at() const { return head.part * (F::kMins ? 2 : 1); }
+    int64_t bytes() const { return blocks_at() + blocks * Chunk::kBytes; }
+    static int64_t bytes_of(int64_t cols) { return BlockTile(cols).bytes(); }
 };
 
 template <class F>
-void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
+void pack(const std::byte* const* rows, int64_t cols, const uint8_t*, std::byte* tile) {
     using T = BlockTile<F>;
-    const auto head = T::head(cols);
-    std::memset(tile, 0, static_cast<size_t>(T::bytes(cols)));
-    std::byte* chunk = tile + T::blocks_at(head);
-    for (int64_t b = 0; b < head.blocks; ++b, chunk += T::Chunk::kBytes) {
+    const T t(cols);
+    std::memset(tile, 0, static_cast<size_t>(t.bytes()));
+    std::byte* chunk = tile + t.blocks_at();
+    for (int64_t b = 0; b < t.blocks; ++b, chunk += T::Chunk::kBytes) {
         for (int row = 0; row < kTileRows; ++row) {
             if (!rows[row]) continue;
+            const auto* from = reinterpret_cast<const uint8_t*>(rows[row]) + b / T::kParts * F::kSourceBytes;
             Source s;
-            F::read(reinterpret_cast<const uint8_t*>(rows[row]) + b * F::kSourceBytes, s);
-            head.put(tile, false, b, row, s.d);
-            if constexpr (F::kMins) head.put(tile, true, b, row, s.m);
+            if constexpr (T::kParts == 1) {
+                F::read(from, s);
+            } else {
+                F::read(from, static_cast<int>(b % T::kParts), s);
+            }
+            for (int sub = 0; sub < T::kSubs; ++sub)
+                t.head.put(tile, false, b * T::kSubs + sub, row, s.d[sub]);
+            if constexpr (F::kMins) t.head.put(tile, true, b, row, s.m);
             for (int g = 0; g < 8; ++g) T::Chunk::put(chunk, g, row, s.u + g * 4);
         }
     }
@@ -161,38 +229,46 @@ void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
 
 struct Panel {  // eight blocks of 16 rows, fewer at the end
     alignas(64) uint8_t u[kPanel / 4][64];
-    float d[8][16], m[8][16];
+    float d[16][16], m[8][16];  // d: by sub-block
 };
 
 template <class F>
-void unpack(const std::byte* tile, const typename BlockTile<F>::Head& head, int64_t first, int n_blocks,
-            Panel& panel) {
+void unpack(const std::byte* tile, const BlockTile<F>& t, int64_t first, int n_blocks, Panel& panel) {
     using T = BlockTile<F>;
     for (int b = 0; b < n_blocks; ++b) {
-        const std::byte* chunk = tile + T::blocks_at(head) + (first + b) * T::Chunk::kBytes;
-        head.d(tile, first + b).store(panel.d[b]);
-        if constexpr (F::kMins) head.m(tile, first + b).store(panel.m[b]);
+        const std::byte* chunk = tile + t.blocks_at() + (first + b) * T::Chunk::kBytes;
+        for (int sub = 0; sub < T::kSubs; ++sub)
+            t.head.d(tile, (first + b) * T::kSubs + sub).store(panel.d[b * T::kSubs + sub]);
+        if constexpr (F::kMins) t.head.m(tile, first + b).store(panel.m[b]);
         unroll<8>([&](auto g) { T::template get<g>(chunk).store(panel.u[b * 8 + g]); });
     }
 }
 
 template <class F>
 void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
-    const auto head = BlockTile<F>::head(cols);
+    using T = BlockTile<F>;
+    const T t(cols);
     Panel p;
-    for (int64_t b = 0; b < head.blocks; ++b) {
-        unpack<F>(tile, head, b, 1, p);
+    for (int64_t b = 0; b < t.blocks; ++b) {
+        unpack<F>(tile, t, b, 1, p);
         for (int k = 0; k < 32; ++k, ++out) {
             const uint8_t u = p.u[k / 4][lane * 4 + k % 4];
-            const int value =
-                BlockTile<F>::kDotBits == 8 && F::kOffset == 0 ? static_cast<int8_t>(u) : u - F::kOffset;
-            *out = p.d[0][lane] * static_cast<float>(value);
+            const int value = T::kDotBits == 8 && F::kOffset == 0 ? static_cast<int8_t>(u) : u - F::kOffset;
+            *out = p.d[k / T::kSub][lane] * static_cast<float>(value);
             if constexpr (F::kMins) *out += p.m[0][lane];
         }
     }
 }
 
-// The float operations of a block, in the one order there is.
+// What the offset takes off a sub-block's dot product. `sums`: the two of the block, of sixteen q each.
+template <int kSub>
+[[gnu::always_inline]] inline int32_t offset_part(int offset, const std::byte* sums, int sub) {
+    int16_t pair[2];
+    std::memcpy(pair, sums, 4);
+    return -offset * (kSub == 32 ? pair[0] + pair[1] : pair[sub]);
+}
+
+// The float operations of a sub-block, in the one order there is.
 template <bool kMins>
 [[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 m, I32x16 dot, float dx,
                                                float s) {
@@ -201,9 +277,10 @@ template <bool kMins>
     return acc;
 }
 
-template <class Dot, bool kMins, int kTiles, int kRows>
+template <class Dot, int kSub, bool kMins, int kTiles, int kRows>
 void micro(const Panel* panels, int n_blocks, int offset, const std::byte* const* x, const Q8Row& row,
            int64_t first, float* out) {
+    constexpr int kSubs = 32 / kSub, kGroups = kSub / 4;
     const int8_t* q[kRows];
     const std::byte* tail[kRows];
     unroll<kRows>([&](auto t) {
@@ -213,30 +290,36 @@ void micro(const Panel* panels, int n_blocks, int offset, const std::byte* const
     Sums<kTiles, kRows> acc;
     acc.load(out, first == 0);
     for (int b = 0; b < n_blocks; ++b) {
-        I32x16 dot[kTiles][kRows];
-        unroll<kRows>([&](auto t) {
-            const I32x16 start = I32x16::set1(-offset * load32(tail[t] + row.sum + b * 4));
-            unroll<kTiles>([&](auto r) { dot[r][t] = start; });
-        });
-        dots<Dot, 8>([&](auto r, auto g) { return U8x64::load(panels[r].u[b * 8 + g]); }, q, b * 32, dot);
-        unroll<kTiles>([&](auto r) {
-            const F32x16 d = F32x16::load(panels[r].d[b]), m = F32x16::load(panels[r].m[b]);
+        unroll<kSubs>([&](auto sub) {
+            I32x16 dot[kTiles][kRows];
             unroll<kRows>([&](auto t) {
-                const float dx = load_float(tail[t] + row.d + b * 4), s = load_float(tail[t] + row.s + b * 4);
-                acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, m, dot[r][t], dx, s);
+                const I32x16 start = I32x16::set1(offset_part<kSub>(offset, tail[t] + row.sum + b * 4, sub));
+                unroll<kTiles>([&](auto r) { dot[r][t] = start; });
+            });
+            const auto weights = [&](auto r, auto g) {
+                return U8x64::load(panels[r].u[b * 8 + sub * kGroups + g]);
+            };
+            dots<Dot, kGroups>(weights, q, b * 32 + sub * kSub, dot);
+            unroll<kTiles>([&](auto r) {
+                const F32x16 d = F32x16::load(panels[r].d[b * kSubs + sub]), m = F32x16::load(panels[r].m[b]);
+                unroll<kRows>([&](auto t) {
+                    const float dx = load_float(tail[t] + row.d + b * 4);
+                    const float s = load_float(tail[t] + row.s + b * 4);
+                    acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, m, dot[r][t], dx, s);
+                });
             });
         });
     }
     acc.store(out);
 }
 
-template <class Dot, bool kMins>
+template <class Dot, int kSub, bool kMins>
 [[gnu::noinline]] void multiply(const Panel* panels, int n_blocks, int offset, const TileMatmul& a,
                                 int64_t first) {
     const Q8Row row(Act::q8_32, a.cols);
     for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
-        micro<Dot, kMins, kTiles, kRows>(panels + tile, n_blocks, offset, a.x + t, row, first,
-                                         a.out + t * kOutStride + tile * 16);
+        micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, n_blocks, offset, a.x + t, row, first,
+                                               a.out + t * kOutStride + tile * 16);
     });
 }
 
@@ -244,26 +327,31 @@ template <class Dot, bool kMins>
 template <class F, int kRows>
 void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::byte* const* x, float* out) {
     using T = BlockTile<F>;
-    const auto head = T::head(cols);
-    Ahead ahead(tile, T::bytes(cols), next, head.blocks);
+    constexpr int kGroups = T::kSub / 4;
+    const T tiles(cols);
+    Ahead ahead(tile, tiles.bytes(), next, tiles.blocks);
     const Q8Row row(Act::q8_32, cols);
-    const std::byte* chunk = tile + T::blocks_at(head);
+    const std::byte* chunk = tile + tiles.blocks_at();
     const int8_t* q[kRows];
     unroll<kRows>([&](auto t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
     F32x16 acc[kRows];
     unroll<kRows>([&](auto t) { acc[t] = F32x16::zero(); });
-    for (int64_t b = 0; b < head.blocks; ++b, chunk += T::Chunk::kBytes) {
+    for (int64_t b = 0; b < tiles.blocks; ++b, chunk += T::Chunk::kBytes) {
         ahead.step();
-        I32x16 dot[1][kRows];
-        unroll<kRows>(
-            [&](auto t) { dot[0][t] = I32x16::set1(-F::kOffset * load32(x[t] + row.sum + b * 4)); });
-        dots<typename T::Dot, 8>([&](auto, auto g) { return T::template get<g>(chunk); }, q, b * 32, dot);
-        const F32x16 d = head.d(tile, b);
-        F32x16 m = F32x16::zero();
-        if constexpr (F::kMins) m = head.m(tile, b);
-        unroll<kRows>([&](auto t) {
-            acc[t] = add_block<F::kMins>(acc[t], d, m, dot[0][t], load_float(x[t] + row.d + b * 4),
-                                         load_float(x[t] + row.s + b * 4));
+        unroll<T::kSubs>([&](auto sub) {
+            I32x16 dot[1][kRows];
+            unroll<kRows>([&](auto t) {
+                dot[0][t] = I32x16::set1(offset_part<T::kSub>(F::kOffset, x[t] + row.sum + b * 4, sub));
+            });
+            const auto weights = [&](auto, auto g) { return T::template get<sub * kGroups + g>(chunk); };
+            dots<typename T::Dot, kGroups>(weights, q, b * 32 + sub * T::kSub, dot);
+            const F32x16 d = tiles.head.d(tile, b * T::kSubs + sub);
+            F32x16 m = F32x16::zero();
+            if constexpr (F::kMins) m = tiles.head.m(tile, b);
+            unroll<kRows>([&](auto t) {
+                acc[t] = add_block<F::kMins>(acc[t], d, m, dot[0][t], load_float(x[t] + row.d + b * 4),
+                                             load_float(x[t] + row.s + b * 4));
+            });
         });
     }
     unroll<kRows>([&](auto t) { acc[t].store(out + t * kOutStride); });
@@ -271,6 +359,7 @@ void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::
 
 template <class F>
 void matmul(const TileMatmul& a) {
+    using T = BlockTile<F>;
     if (are_few(a.n)) {
         for (int r = 0; r < a.n_tiles; ++r)
             for_few(a.n, [&]<int kRows>(int t) {
@@ -279,18 +368,19 @@ void matmul(const TileMatmul& a) {
             });
         return;
     }
-    const auto head = BlockTile<F>::head(a.cols);
+    const T tiles(a.cols);
     Panel panels[2];
-    for (int64_t b = 0; b < head.blocks; b += 8) {
-        const int n = static_cast<int>(head.blocks - b < 8 ? head.blocks - b : 8);
-        for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, n, panels[r]);
-        multiply<typename BlockTile<F>::Dot, F::kMins>(panels, n, F::kOffset, a, b);
+    for (int64_t b = 0; b < tiles.blocks; b += 8) {
+        const int n = static_cast<int>(tiles.blocks - b < 8 ? tiles.blocks - b : 8);
+        for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], tiles, b, n, panels[r]);
+        multiply<typename T::Dot, T::kSub, F::kMins>(panels, n, F::kOffset, a, b);
     }
 }
 
 template <class F>
-constexpr WeightFormat kFormat{F::kType, F::kName,  Act::q8_32, 32, F::kSourceBytes, BlockTile<F>::bytes,
-                               pack<F>,  decode<F>, matmul<F>};
+constexpr WeightFormat kFormat{
+    F::kType, F::kName,  Act::q8_32, 32 * BlockTile<F>::kParts, F::kSourceBytes, 0, BlockTile<F>::bytes_of,
+    pack<F>,  decode<F>, matmul<F>};
 
 }  // namespace
 
@@ -301,5 +391,8 @@ constinit const WeightFormat q5_1_format = kFormat<Q5_1>;
 constinit const WeightFormat q8_0_format = kFormat<Q8_0>;
 constinit const WeightFormat iq4_nl_format = kFormat<IQ4_NL>;
 constinit const WeightFormat mxfp4_format = kFormat<MXFP4>;
+constinit const WeightFormat nvfp4_format = kFormat<NVFP4>;
+constinit const WeightFormat q1_0_format = kFormat<Q1_0>;
+constinit const WeightFormat q2_0_format = kFormat<Q2_0>;
 
 }  // namespace zinc::ZINC_LEVEL

@@ -28,7 +28,7 @@ int64_t tile_bytes(int64_t cols) {
 }
 
 template <class F>
-void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
+void pack(const std::byte* const* rows, int64_t cols, const uint8_t*, std::byte* tile) {
     std::memset(tile, 0, static_cast<size_t>(tile_bytes<F>(cols)));
     for (int row = 0; row < kTileRows; ++row) {
         if (!rows[row]) continue;
@@ -115,7 +115,7 @@ struct Pairs {
     }
 };
 
-void pack_pairs(const std::byte* const* rows, int64_t cols, std::byte* tile) {
+void pack_pairs(const std::byte* const* rows, int64_t cols, const uint8_t*, std::byte* tile) {
     std::memset(tile, 0, static_cast<size_t>(Pairs::bytes(cols)));
     for (int row = 0; row < kTileRows; ++row)
         for (int64_t k = 0; rows[row] && k < cols; ++k)
@@ -167,15 +167,15 @@ struct BF16 {
 #endif
 
 template <class F>
-constexpr WeightFormat kFormat{F::kType,      F::kName, Act::f32,  1,        F::kBytes,
-                               tile_bytes<F>, pack<F>,  decode<F>, matmul<F>};
+constexpr WeightFormat kFormat{F::kType, F::kName,      Act::f32, 1,         F::kBytes,
+                               0,        tile_bytes<F>, pack<F>,  decode<F>, matmul<F>};
 
 }  // namespace
 
 constinit const WeightFormat f32_format = kFormat<F32>;
 constinit const WeightFormat f16_format = kFormat<F16>;
 #if defined(ZINC_HAS_BF16)
-constinit const WeightFormat bf16_format{30,           "BF16",     Act::bf16,    1,           2,
+constinit const WeightFormat bf16_format{30,           "BF16",     Act::bf16,    1,           2, 0,
                                          Pairs::bytes, pack_pairs, decode_pairs, matmul_pairs};
 #else
 constinit const WeightFormat bf16_format = kFormat<BF16>;

@@ -26,6 +26,16 @@ inline int32_t load32(const void* p) {
     std::memcpy(&x, p, 4);
     return x;
 }
+inline uint32_t word_at(const uint8_t* p) {
+    uint32_t x;
+    std::memcpy(&x, p, 4);
+    return x;
+}
+inline uint16_t half_at(const uint8_t* p) {
+    uint16_t x;
+    std::memcpy(&x, p, 2);
+    return x;
+}
 inline float load_float(const void* p) {
     float x;
     std::memcpy(&x, p, 4);

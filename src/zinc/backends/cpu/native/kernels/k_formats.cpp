@@ -1,33 +1,16 @@
-// K-quants: blocks of 256 with an f16 scale, cut into sub-blocks of 32 or 16 that have small integer scales
-// of their own.
-//
-//   w = d * scale[sub] * (u - offset)         or         w = d * scale[sub] * u - dmin * min[sub]
-//   y += dx * (d * sum_sub(scale * u.x) - dmin * sum_sub(min * sum x))
-//
-// The sums over sub-blocks are integers, hence exact; an offset is a minimum of offset * scale, folded into
-// the first sum. A format is a snippet that reads a block of the file; how many bits go to which plane says
-// the rest.
-//
-// Block of a tile:   scale pairs int8 [subs / 2][16 rows][2] | min pairs, if any | four chunks of Quants
-// (a pair of sub-blocks is what the 16-bit dot product takes with a pair of activation sums).
-#include "gemm.h"
-#include "planes.h"
-#include "weights.h"
+// The K-quants and the ternary formats: values of 2 to 6 bits in blocks of 256 (k_tile.h).
+#include "k_tile.h"
 
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-// One block of one row as the file has it.
-struct Source {
-    uint8_t u[256];
-    int8_t scale[16], min[16];
-    uint16_t d, dmin;
-};
+using namespace k_tile;
 
-inline uint16_t half_at(const uint8_t* p) {
-    uint16_t h;
-    std::memcpy(&h, p, 2);
-    return h;
+// 64 bytes of 2-bit values in planes: bits 2 p of byte 32 h + i are value 128 h + 32 p + i.
+void read_pairs_of_bits(const uint8_t* b, uint8_t* u) {
+    for (int half = 0; half < 2; ++half)
+        for (int part = 0; part < 4; ++part)
+            for (int i = 0; i < 32; ++i) u[half * 128 + part * 32 + i] = b[half * 32 + i] >> (2 * part) & 3;
 }
 
 // Eight 6-bit scales and eight 6-bit minimums in twelve bytes, of Q4_K and Q5_K.
@@ -41,26 +24,25 @@ void read_scales(const uint8_t* s, Source& out) {
 }
 
 struct Q2_K {
-    static constexpr int kType = 10, kSourceBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kOffsetLog2 = 0;
-    static constexpr bool kMins = true, kNibbleScales = true;
+    static constexpr int kType = 10, kSourceBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kOffset = 0;
+    static constexpr bool kMins = true;
+    static constexpr Scales kScales = Scales::nibbles;
     static constexpr const char* kName = "Q2_K";
     static void read(const uint8_t* b, Source& out) {
         for (int i = 0; i < 16; ++i) {
             out.scale[i] = static_cast<int8_t>(b[i] & 15);
             out.min[i] = static_cast<int8_t>(b[i] >> 4);
         }
-        for (int half = 0; half < 2; ++half)
-            for (int part = 0; part < 4; ++part)
-                for (int i = 0; i < 32; ++i)
-                    out.u[half * 128 + part * 32 + i] = b[16 + half * 32 + i] >> (2 * part) & 3;
+        read_pairs_of_bits(b + 16, out.u);
         out.d = half_at(b + 80);
         out.dmin = half_at(b + 82);
     }
 };
 
 struct Q3_K {
-    static constexpr int kType = 11, kSourceBytes = 110, kSub = 16, kLow = 2, kHigh = 1, kOffsetLog2 = 2;
-    static constexpr bool kMins = false, kNibbleScales = false;
+    static constexpr int kType = 11, kSourceBytes = 110, kSub = 16, kLow = 2, kHigh = 1, kOffset = 4;
+    static constexpr bool kMins = false;
+    static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q3_K";
     static void read(const uint8_t* b, Source& out) {
         const uint8_t *high = b, *low = b + 32, *s = b + 96;
@@ -78,8 +60,9 @@ struct Q3_K {
 };
 
 struct Q4_K {
-    static constexpr int kType = 12, kSourceBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kOffsetLog2 = 0;
-    static constexpr bool kMins = true, kNibbleScales = false;
+    static constexpr int kType = 12, kSourceBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kOffset = 0;
+    static constexpr bool kMins = true;
+    static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q4_K";
     static void read(const uint8_t* b, Source& out) {
         out.d = half_at(b);
@@ -94,8 +77,9 @@ struct Q4_K {
 };
 
 struct Q5_K {
-    static constexpr int kType = 13, kSourceBytes = 176, kSub = 32, kLow = 4, kHigh = 1, kOffsetLog2 = 0;
-    static constexpr bool kMins = true, kNibbleScales = false;
+    static constexpr int kType = 13, kSourceBytes = 176, kSub = 32, kLow = 4, kHigh = 1, kOffset = 0;
+    static constexpr bool kMins = true;
+    static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q5_K";
     static void read(const uint8_t* b, Source& out) {
         out.d = half_at(b);
@@ -112,8 +96,9 @@ struct Q5_K {
 };
 
 struct Q6_K {
-    static constexpr int kType = 14, kSourceBytes = 210, kSub = 16, kLow = 4, kHigh = 2, kOffsetLog2 = 5;
-    static constexpr bool kMins = false, kNibbleScales = false;
+    static constexpr int kType = 14, kSourceBytes = 210, kSub = 16, kLow = 4, kHigh = 2, kOffset = 32;
+    static constexpr bool kMins = false;
+    static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q6_K";
     static void read(const uint8_t* b, Source& out) {
         for (int half = 0; half < 2; ++half) {
@@ -131,266 +116,41 @@ struct Q6_K {
     }
 };
 
-// Indices into a table of value + kOffset8, where the level has that offset.
-struct IQ4_XS {
-    static constexpr int kType = 23, kSourceBytes = 136, kSub = 32, kLow = 4, kHigh = 0, kDotBits = 8;
-    static constexpr int kOffsetLog2 = kOffset8 ? 7 : -1;
-    static constexpr bool kMins = false, kNibbleScales = false;
-    static constexpr const char* kName = "IQ4_XS";
-    static constexpr auto kTable = kIQ4Values;
+// Ternary: -1, 0 or 1 times the scale of the block. Five digits to a byte of the file are two bits each here,
+// 22% more of memory for a shift and a mask instead of a multiplication by a power of three.
+struct TQ1_0 {
+    static constexpr int kType = 34, kSourceBytes = 54, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
+    static constexpr bool kMins = false;
+    static constexpr Scales kScales = Scales::none;
+    static constexpr const char* kName = "TQ1_0";
+    // A byte is a fraction of 256 in base 3, its first digit the highest; element = digit * step + byte.
+    static void digits(const uint8_t* bytes, int step, int n_digits, uint8_t* u) {
+        for (int i = 0; i < step; ++i) {
+            uint8_t fraction = bytes[i];
+            for (int digit = 0; digit < n_digits; ++digit) {
+                u[digit * step + i] = static_cast<uint8_t>(fraction * 3 >> 8);
+                fraction = static_cast<uint8_t>(fraction * 3);
+            }
+        }
+    }
     static void read(const uint8_t* b, Source& out) {
-        out.d = half_at(b);
-        const int high = half_at(b + 2);
-        for (int i = 0; i < 8; ++i) {
-            const int low = b[4 + i / 2] >> (i % 2 * 4) & 15;
-            out.scale[i] = static_cast<int8_t>((low | (high >> (2 * i) & 3) << 4) - 32);
-            for (int j = 0; j < 16; ++j) {
-                out.u[i * 32 + j] = b[8 + i * 16 + j] & 15;
-                out.u[i * 32 + 16 + j] = b[8 + i * 16 + j] >> 4;
-            }
-        }
+        digits(b, 32, 5, out.u);
+        digits(b + 32, 16, 5, out.u + 160);
+        digits(b + 48, 4, 4, out.u + 240);
+        out.d = half_at(b + 52);
     }
 };
 
-// Sizes and fields of a snippet's block in a tile.
-template <class F>
-struct KTile {
-    using Chunk = Quants<F::kLow, F::kHigh, 16>;
-    using Dot = Dot4<dot_bits<F>()>;
-    static constexpr int kSubs = 256 / F::kSub, kPairs = kSubs / 2;
-    static constexpr int kScaleBytes = kSubs * 16;
-    static constexpr int kChunks = kScaleBytes * (F::kMins && !F::kNibbleScales ? 2 : 1);  // where they start
-    static constexpr int kBlockBytes = kChunks + 4 * Chunk::kBytes;
-    static_assert(kBlockBytes % 64 == 0);
-
-    static TileHead head(int64_t cols) { return TileHead(cols / 256); }
-    static int64_t blocks_at(const TileHead& head) { return head.part * (F::kMins ? 2 : 1); }
-    static int64_t bytes(int64_t cols) {
-        const TileHead h = head(cols);
-        return blocks_at(h) + h.blocks * kBlockBytes;
-    }
-
-    template <int g>
-    static U8x64 get(const std::byte* chunk) {
-        return looked_up<F>(Chunk::template get<g>(chunk));
-    }
-    static I16x32 scales(const std::byte* block, int pair) {
-        const I16x32 s = I16x32::widen(reinterpret_cast<const int8_t*>(block) + pair * 32);
-        if constexpr (F::kNibbleScales) return s & 15;
-        return s;
-    }
-    // What the activation sums are multiplied with: minimums, or -offset * scale.
-    static I16x32 mins(const std::byte* block, int pair) {
-        if constexpr (!F::kMins && F::kOffsetLog2 < 0) return scales(block, pair) & 0;
-        if constexpr (!F::kMins && F::kOffsetLog2 >= 0) return -shl<F::kOffsetLog2>(scales(block, pair));
-        const auto* s = reinterpret_cast<const int8_t*>(block) + pair * 32;
-        if constexpr (F::kNibbleScales) return shr<4>(I16x32::widen(s)) & 15;
-        return I16x32::widen(s + kScaleBytes);
+struct TQ2_0 {
+    static constexpr int kType = 35, kSourceBytes = 66, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
+    static constexpr bool kMins = false;
+    static constexpr Scales kScales = Scales::none;
+    static constexpr const char* kName = "TQ2_0";
+    static void read(const uint8_t* b, Source& out) {
+        read_pairs_of_bits(b, out.u);
+        out.d = half_at(b + 64);
     }
 };
-
-template <class F>
-void pack(const std::byte* const* rows, int64_t cols, std::byte* tile) {
-    using T = KTile<F>;
-    const TileHead head = T::head(cols);
-    std::memset(tile, 0, static_cast<size_t>(T::bytes(cols)));
-    std::byte* block = tile + T::blocks_at(head);
-    for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
-        for (int row = 0; row < kTileRows; ++row) {
-            if (!rows[row]) continue;
-            Source s;
-            F::read(reinterpret_cast<const uint8_t*>(rows[row]) + b * F::kSourceBytes, s);
-            head.put(tile, false, b, row, s.d);
-            if constexpr (F::kMins) head.put(tile, true, b, row, s.dmin);
-            for (int i = 0; i < T::kSubs; ++i) {
-                std::byte* at = block + (i / 2 * 16 + row) * 2 + i % 2;
-                if constexpr (F::kNibbleScales) {
-                    *at = static_cast<std::byte>(s.scale[i] | s.min[i] << 4);
-                } else {
-                    *at = static_cast<std::byte>(s.scale[i]);
-                    if constexpr (F::kMins) at[T::kScaleBytes] = static_cast<std::byte>(s.min[i]);
-                }
-            }
-            for (int chunk = 0; chunk < 4; ++chunk)
-                for (int g = 0; g < 16; ++g)
-                    T::Chunk::put(block + T::kChunks + chunk * T::Chunk::kBytes, g, row,
-                                  s.u + chunk * 64 + g * 4);
-        }
-    }
-}
-
-struct Panel {  // one block of 16 rows
-    alignas(64) uint8_t u[kPanel / 4][64];
-    int32_t scale[16][16];  // [sub-block][row]
-    int16_t min[8][32];     // [pair of sub-blocks][row][2]
-    float d[16], dmin[16];
-};
-
-template <class F>
-void unpack(const std::byte* tile, const TileHead& head, int64_t b, Panel& panel) {
-    using T = KTile<F>;
-    const std::byte* block = tile + T::blocks_at(head) + b * T::kBlockBytes;
-    head.d(tile, b).store(panel.d);
-    if constexpr (F::kMins) head.m(tile, b).store(panel.dmin);
-    for (int pair = 0; pair < T::kPairs; ++pair) {
-        const I16x32 s = T::scales(block, pair);
-        s.even().store(panel.scale[2 * pair]);
-        s.odd().store(panel.scale[2 * pair + 1]);
-        T::mins(block, pair).store(panel.min[pair]);
-    }
-    for (int c = 0; c < 4; ++c) {
-        const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
-        unroll<16>([&](auto g) { T::template get<g>(chunk).store(panel.u[c * 16 + g]); });
-    }
-}
-
-template <class F>
-void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
-    constexpr int offset = F::kOffsetLog2 < 0 ? 0 : 1 << F::kOffsetLog2;
-    const TileHead head = KTile<F>::head(cols);
-    Panel p;
-    for (int64_t b = 0; b < head.blocks; ++b) {
-        unpack<F>(tile, head, b, p);
-        for (int k = 0; k < 256; ++k, ++out) {
-            const int sub = k / F::kSub;
-            const float scale = p.d[lane] * static_cast<float>(p.scale[sub][lane]);
-            const uint8_t u = p.u[k / 4][lane * 4 + k % 4];
-            if constexpr (F::kMins) {
-                const float min = p.dmin[lane] * static_cast<float>(p.min[sub / 2][lane * 2 + sub % 2]);
-                *out = scale * static_cast<float>(u) - min;
-            } else {
-                *out = scale * static_cast<float>(F::kOffsetLog2 < 0 ? static_cast<int8_t>(u) : u - offset);
-            }
-        }
-    }
-}
-
-// The float operations of a block, in the one order there is.
-template <bool kMins>
-[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 dmin, I32x16 sum, I32x16 mins,
-                                               float dx) {
-    F32x16 value = d * to_f32(sum);
-    if constexpr (kMins) value = fma(F32x16::zero() - dmin, to_f32(mins), value);
-    return fma(F32x16::set1(dx), value, acc);
-}
-
-template <class Dot, int kSub, bool kMins, int kTiles, int kRows>
-void micro(const Panel* panels, const std::byte* const* x, const Q8Row& row, int64_t b, float* out) {
-    const int8_t* q[kRows];
-    const std::byte* sums[kRows];
-    unroll<kRows>([&](auto t) {
-        q[t] = reinterpret_cast<const int8_t*>(x[t]) + b * 256;
-        sums[t] = x[t] + (kSub == 16 ? row.sum16 + b * 32 : row.sum + b * 16);
-    });
-    I32x16 sum[kTiles][kRows], mins[kTiles][kRows];
-    unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { sum[r][t] = I32x16::zero(); }); });
-    for (int sub = 0; sub < 256 / kSub; ++sub) {
-        I32x16 p[kTiles][kRows];
-        unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { p[r][t] = I32x16::zero(); }); });
-        const auto weights = [&](auto r, auto g) { return U8x64::load(panels[r].u[sub * (kSub / 4) + g]); };
-        dots<Dot, kSub / 4>(weights, q, sub * kSub, p);
-        unroll<kTiles>([&](auto r) {
-            const I32x16 scale = I32x16::load(panels[r].scale[sub]);
-            unroll<kRows>([&](auto t) { sum[r][t] = sum[r][t] + p[r][t] * scale; });
-        });
-    }
-    unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { mins[r][t] = I32x16::zero(); }); });
-    for (int pair = 0; pair < 128 / kSub; ++pair) {
-        unroll<kTiles>([&](auto r) {
-            const I16x32 m = I16x32::load(panels[r].min[pair]);
-            unroll<kRows>([&](auto t) { mins[r][t] = dot2(mins[r][t], m, load32(sums[t] + pair * 4)); });
-        });
-    }
-    Sums<kTiles, kRows> acc;
-    acc.load(out, b == 0);
-    unroll<kTiles>([&](auto r) {
-        const F32x16 d = F32x16::load(panels[r].d), dmin = F32x16::load(panels[r].dmin);
-        unroll<kRows>([&](auto t) {
-            const float dx = load_float(x[t] + row.d + b * 4);
-            if constexpr (!kMins) sum[r][t] = sum[r][t] + mins[r][t];
-            acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, dmin, sum[r][t], mins[r][t], dx);
-        });
-    });
-    acc.store(out);
-}
-
-// By what the panels have in common, not by format, so that formats share the code.
-template <class Dot, int kSub, bool kMins>
-[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b) {
-    const Q8Row row(Act::q8_256, a.cols);
-    for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
-        micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, a.x + t, row, b,
-                                               a.out + t * kOutStride + tile * 16);
-    });
-}
-
-// A few rows against one tile: each block is unpacked in registers and never stored.
-template <class F, int kRows>
-void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::byte* const* x, float* out) {
-    using T = KTile<F>;
-    const TileHead head = T::head(cols);
-    Ahead ahead(tile, T::bytes(cols), next, head.blocks * 4);
-    const Q8Row row(Act::q8_256, cols);
-    const int64_t sums = F::kSub == 16 ? row.sum16 : row.sum;
-    const std::byte* block = tile + T::blocks_at(head);
-    const int8_t* q[kRows];
-    unroll<kRows>([&](auto t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
-    F32x16 acc[kRows];
-    unroll<kRows>([&](auto t) { acc[t] = F32x16::zero(); });
-    for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
-        I32x16 sum[kRows], mins[kRows];
-        unroll<kRows>([&](auto t) { sum[t] = mins[t] = I32x16::zero(); });
-        constexpr int kChunkPairs = 32 / F::kSub;
-        for (int c = 0; c < 4; ++c) {
-            const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
-            ahead.step();
-            unroll<kChunkPairs>([&](auto i) {
-                const int pair = c * kChunkPairs + i;
-                const I16x32 scale = T::scales(block, pair), min = T::mins(block, pair);
-                unroll<2>([&](auto half) {
-                    constexpr int first = (i * 2 + half) * (F::kSub / 4);
-                    I32x16 dot[1][kRows];
-                    unroll<kRows>([&](auto t) { dot[0][t] = I32x16::zero(); });
-                    const auto weights = [&](auto, auto g) { return T::template get<first + g>(chunk); };
-                    dots<typename T::Dot, F::kSub / 4>(weights, q, b * 256 + c * 64 + first * 4, dot);
-                    const I32x16 s = half == 0 ? scale.even() : scale.odd();
-                    unroll<kRows>([&](auto t) { sum[t] = sum[t] + dot[0][t] * s; });
-                });
-                unroll<kRows>([&](auto t) {
-                    auto& into = F::kMins ? mins[t] : sum[t];
-                    into = dot2(into, min, load32(x[t] + sums + (b * T::kPairs + pair) * 4));
-                });
-            });
-        }
-        const F32x16 d = head.d(tile, b), dmin = F::kMins ? head.m(tile, b) : F32x16::zero();
-        unroll<kRows>([&](auto t) {
-            acc[t] = add_block<F::kMins>(acc[t], d, dmin, sum[t], mins[t], load_float(x[t] + row.d + b * 4));
-        });
-    }
-    unroll<kRows>([&](auto t) { acc[t].store(out + t * kOutStride); });
-}
-
-template <class F>
-void matmul(const TileMatmul& a) {
-    if (are_few(a.n)) {
-        for (int r = 0; r < a.n_tiles; ++r)
-            for_few(a.n, [&]<int kRows>(int t) {
-                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next;
-                few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
-            });
-        return;
-    }
-    const TileHead head = KTile<F>::head(a.cols);
-    Panel panels[2];
-    for (int64_t b = 0; b < head.blocks; ++b) {
-        for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, panels[r]);
-        multiply<typename KTile<F>::Dot, F::kSub, F::kMins>(panels, a, b);
-    }
-}
-
-template <class F>
-constexpr WeightFormat kFormat{F::kType,        F::kName, Act::q8_256, 256,      F::kSourceBytes,
-                               KTile<F>::bytes, pack<F>,  decode<F>,   matmul<F>};
 
 }  // namespace
 
@@ -399,6 +159,7 @@ constinit const WeightFormat q3_k_format = kFormat<Q3_K>;
 constinit const WeightFormat q4_k_format = kFormat<Q4_K>;
 constinit const WeightFormat q5_k_format = kFormat<Q5_K>;
 constinit const WeightFormat q6_k_format = kFormat<Q6_K>;
-constinit const WeightFormat iq4_xs_format = kFormat<IQ4_XS>;
+constinit const WeightFormat tq1_0_format = kFormat<TQ1_0>;
+constinit const WeightFormat tq2_0_format = kFormat<TQ2_0>;
 
 }  // namespace zinc::ZINC_LEVEL

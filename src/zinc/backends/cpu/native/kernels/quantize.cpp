@@ -33,12 +33,12 @@ void quantize_32(const float* x, int64_t first, int64_t last, int cols, std::byt
     auto* q = reinterpret_cast<int8_t*>(dst);
     auto* d = reinterpret_cast<float*>(dst + row.d);
     auto* s = reinterpret_cast<float*>(dst + row.s);
-    auto* sum = reinterpret_cast<int32_t*>(dst + row.sum);
+    auto* sum16 = reinterpret_cast<int16_t*>(dst + row.sum);
     for (int64_t b = first; b < last; ++b) {
         int32_t sums[2];
         d[b] = quantize_block(x + (b - first) * 32, 32, q + b * 32, sums);
-        sum[b] = sums[0] + sums[1];
-        s[b] = d[b] * static_cast<float>(sum[b]);
+        for (int i = 0; i < 2; ++i) sum16[b * 2 + i] = static_cast<int16_t>(sums[i]);
+        s[b] = d[b] * static_cast<float>(sums[0] + sums[1]);
     }
 }
 

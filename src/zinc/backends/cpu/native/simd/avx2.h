@@ -72,6 +72,13 @@ struct F32x16 {
         };
         return {widen(_mm_loadu_si128(q)), widen(_mm_loadu_si128(q + 1))};
     }
+    // Unsigned floats of four bits of exponent and three of mantissa, times 2^-8: halves but for seven bits.
+    static F32x16 load_e4m3(const uint8_t* p) {
+        const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        const __m256i halves = _mm256_slli_epi16(codes, 7);
+        return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+    }
     static F32x16 load_i8(const int8_t* p) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
@@ -213,6 +220,7 @@ inline U8x64 lookup(U8x64 table, U8x64 index) {
 // Thirty-two int16: a pair for each of sixteen rows.
 struct I16x32 {
     __m256i a, b;
+    static I16x32 set1(int16_t x) { return {_mm256_set1_epi16(x), _mm256_set1_epi16(x)}; }
     static I16x32 load(const void* p) {
         const auto* q = static_cast<const __m256i*>(p);
         return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
@@ -234,6 +242,14 @@ struct I16x32 {
         return {_mm256_and_si256(x.a, _mm256_set1_epi16(mask)),
                 _mm256_and_si256(x.b, _mm256_set1_epi16(mask))};
     }
+    friend I16x32 operator*(I16x32 x, int16_t y) {
+        return {_mm256_mullo_epi16(x.a, _mm256_set1_epi16(y)), _mm256_mullo_epi16(x.b, _mm256_set1_epi16(y))};
+    }
+    friend I16x32 operator-(I16x32 x, I16x32 y) {
+        return {_mm256_sub_epi16(x.a, y.a), _mm256_sub_epi16(x.b, y.b)};
+    }
+    friend I16x32 operator-(I16x32 x) { return set1(0) - x; }
+    friend I16x32 abs(I16x32 x) { return {_mm256_abs_epi16(x.a), _mm256_abs_epi16(x.b)}; }
 };
 template <int N>
 I16x32 shr(I16x32 x) {
@@ -242,10 +258,6 @@ I16x32 shr(I16x32 x) {
 template <int N>
 I16x32 shl(I16x32 x) {
     return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};
-}
-inline I16x32 operator-(I16x32 x) {
-    const __m256i zero = _mm256_setzero_si256();
-    return {_mm256_sub_epi16(zero, x.a), _mm256_sub_epi16(zero, x.b)};
 }
 
 // acc + the dot product of each lane's pair with `pair`, two int16.

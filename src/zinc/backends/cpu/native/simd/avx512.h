@@ -38,6 +38,11 @@ struct F32x16 {
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
     }
+    // Unsigned floats of four bits of exponent and three of mantissa, times 2^-8: halves but for seven bits.
+    static F32x16 load_e4m3(const uint8_t* p) {
+        const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        return {_mm512_cvtph_ps(_mm256_slli_epi16(codes, 7))};
+    }
     static F32x16 load_i8(const int8_t* p) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
@@ -116,6 +121,7 @@ inline U8x64 lookup(U8x64 table, U8x64 index) { return {_mm512_shuffle_epi8(tabl
 // Thirty-two int16: a pair for each of sixteen rows.
 struct I16x32 {
     __m512i v;
+    static I16x32 set1(int16_t x) { return {_mm512_set1_epi16(x)}; }
     static I16x32 load(const void* p) { return {_mm512_loadu_si512(p)}; }
     static I16x32 widen(const int8_t* p) {
         return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -126,6 +132,10 @@ struct I16x32 {
     friend I16x32 operator&(I16x32 a, int16_t mask) {
         return {_mm512_and_si512(a.v, _mm512_set1_epi16(mask))};
     }
+    friend I16x32 operator*(I16x32 a, int16_t x) { return {_mm512_mullo_epi16(a.v, _mm512_set1_epi16(x))}; }
+    friend I16x32 operator-(I16x32 a, I16x32 b) { return {_mm512_sub_epi16(a.v, b.v)}; }
+    friend I16x32 operator-(I16x32 a) { return {_mm512_sub_epi16(_mm512_setzero_si512(), a.v)}; }
+    friend I16x32 abs(I16x32 a) { return {_mm512_abs_epi16(a.v)}; }
 };
 template <int N>
 I16x32 shr(I16x32 a) {
@@ -135,7 +145,6 @@ template <int N>
 I16x32 shl(I16x32 a) {
     return {_mm512_slli_epi16(a.v, N)};
 }
-inline I16x32 operator-(I16x32 a) { return {_mm512_sub_epi16(_mm512_setzero_si512(), a.v)}; }
 
 // acc + the dot product of each lane's pair with `pair`, two int16.
 inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {

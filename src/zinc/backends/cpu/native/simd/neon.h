@@ -70,6 +70,14 @@ struct F32x16 {
         return quarters<F32x16>(
             [&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
     }
+    // Unsigned floats of four bits of exponent and three of mantissa, times 2^-8: halves but for seven bits.
+    static F32x16 load_e4m3(const uint8_t* p) {
+        const uint8x16_t codes = vld1q_u8(p);
+        const uint16x8_t low = vshll_n_u8(vget_low_u8(codes), 7), high = vshll_n_u8(vget_high_u8(codes), 7);
+        const uint16x4_t four[4] = {vget_low_u16(low), vget_high_u16(low), vget_low_u16(high),
+                                    vget_high_u16(high)};
+        return quarters<F32x16>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(four[i])); });
+    }
     static F32x16 load_i8(const int8_t* p) {
         const int8x16_t bytes = vld1q_s8(p);
         const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
@@ -215,6 +223,9 @@ inline U8x64 lookup(U8x64 table, U8x64 index) {
 // Thirty-two int16: a pair for each of sixteen rows.
 struct I16x32 {
     int16x8_t v[4];
+    static I16x32 set1(int16_t x) {
+        return quarters<I16x32>([&](int) { return vdupq_n_s16(x); });
+    }
     static I16x32 load(const void* p) {
         return quarters<I16x32>([&](int i) { return vld1q_s16(static_cast<const int16_t*>(p) + 8 * i); });
     }
@@ -234,6 +245,18 @@ struct I16x32 {
     friend I16x32 operator&(I16x32 a, int16_t mask) {
         return quarters<I16x32>([&](int i) { return vandq_s16(a.v[i], vdupq_n_s16(mask)); });
     }
+    friend I16x32 operator*(I16x32 a, int16_t x) {
+        return quarters<I16x32>([&](int i) { return vmulq_n_s16(a.v[i], x); });
+    }
+    friend I16x32 operator-(I16x32 a, I16x32 b) {
+        return quarters<I16x32>([&](int i) { return vsubq_s16(a.v[i], b.v[i]); });
+    }
+    friend I16x32 operator-(I16x32 a) {
+        return quarters<I16x32>([&](int i) { return vnegq_s16(a.v[i]); });
+    }
+    friend I16x32 abs(I16x32 a) {
+        return quarters<I16x32>([&](int i) { return vabsq_s16(a.v[i]); });
+    }
 };
 template <int N>
 I16x32 shr(I16x32 a) {
@@ -243,9 +266,6 @@ I16x32 shr(I16x32 a) {
 template <int N>
 I16x32 shl(I16x32 a) {
     return quarters<I16x32>([&](int i) { return vshlq_n_s16(a.v[i], N); });
-}
-inline I16x32 operator-(I16x32 a) {
-    return quarters<I16x32>([&](int i) { return vnegq_s16(a.v[i]); });
 }
 
 // acc + the dot product of each lane's pair with `pair`, two int16.

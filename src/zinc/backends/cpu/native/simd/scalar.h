@@ -68,6 +68,10 @@ struct F32x16 {
     static F32x16 load_bf16(const uint16_t* p) {
         return map([&](int i) { return bf16_to_f32(p[i]); });
     }
+    // Unsigned floats of four bits of exponent and three of mantissa, times 2^-8: halves but for seven bits.
+    static F32x16 load_e4m3(const uint8_t* p) {
+        return map([&](int i) { return f16_to_f32(static_cast<uint16_t>(p[i] << 7)); });
+    }
     static F32x16 load_i8(const int8_t* p) {
         return map([&](int i) { return static_cast<float>(p[i]); });
     }
@@ -195,6 +199,9 @@ inline U8x64 lookup(U8x64 table, U8x64 index) {
 
 struct I16x32 {
     int16_t v[32];
+    static I16x32 set1(int16_t x) {
+        return map([&](int) { return x; });
+    }
     static I16x32 load(const void* p) {
         I16x32 r;
         std::memcpy(r.v, p, 64);
@@ -213,6 +220,16 @@ struct I16x32 {
     friend I16x32 operator&(I16x32 a, int16_t mask) {
         return map([&](int i) { return a.v[i] & mask; });
     }
+    friend I16x32 operator*(I16x32 a, int16_t x) {
+        return map([&](int i) { return a.v[i] * x; });
+    }
+    friend I16x32 operator-(I16x32 a, I16x32 b) {
+        return map([&](int i) { return a.v[i] - b.v[i]; });
+    }
+    friend I16x32 operator-(I16x32 a) { return set1(0) - a; }
+    friend I16x32 abs(I16x32 a) {
+        return map([&](int i) { return a.v[i] < 0 ? -a.v[i] : a.v[i]; });
+    }
     template <class F>
     static I16x32 map(F f) {
         I16x32 r;
@@ -227,9 +244,6 @@ I16x32 shr(I16x32 a) {
 template <int N>
 I16x32 shl(I16x32 a) {
     return I16x32::map([&](int i) { return static_cast<uint16_t>(a.v[i]) << N; });
-}
-inline I16x32 operator-(I16x32 a) {
-    return I16x32::map([&](int i) { return -a.v[i]; });
 }
 
 inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {

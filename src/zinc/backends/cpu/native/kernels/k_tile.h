@@ -1,0 +1,296 @@
+// The template of formats with blocks of 256: an f16 scale, and sub-blocks of 32 or 16 that have small
+// integer scales of their own.
+//
+//   w = d * scale[sub] * (u - offset)         or         w = d * scale[sub] * u - dmin * min[sub]
+//   y += dx * (d * sum_sub(scale * u.x) - dmin * sum_sub(min * sum x))
+//
+// The sums over sub-blocks are integers, hence exact; an offset is a minimum of offset * scale, folded into
+// the first sum. A format is a snippet (k_formats.cpp, iq_formats.cpp) that reads a block of the file; how
+// many bits go to which plane says the rest.
+//
+// Block of a tile:   scale pairs int8 [subs / 2][16 rows][2] | min pairs, if any | four chunks of Quants
+// (a pair of sub-blocks is what the 16-bit dot product takes with a pair of activation sums).
+#pragma once
+
+#include "gemm.h"
+#include "planes.h"
+#include "weights.h"
+
+namespace zinc::ZINC_LEVEL::k_tile {
+
+// The integers that scale the sub-blocks: none, a byte each, or four bits that share a byte with a minimum.
+enum class Scales { none, bytes, nibbles };
+
+// One block of one row as the file has it.
+struct Source {
+    uint8_t u[256];
+    int8_t scale[16], min[16];
+    uint16_t d, dmin;
+};
+
+// What a snippet F of a format says:
+//   kType, kName, kSourceBytes, read(block, source) or, with kCodebook bytes of points, read(block, codebook,
+//   source); kSub values a sub-block, of kLow + kHigh bits, scaled as kScales says; kMins or an kOffset;
+//   and where they are wanted: kTable and kDotBits (planes.h), kFactor (of d), scale(s) and offset(s), the
+//   factors of u and of -1 that a stored scale s stands for.
+// Sizes and fields of a snippet's block in a tile.
+template <class F>
+struct Tile {
+    using Chunk = Quants<F::kLow, F::kHigh, 16>;
+    using Dot = Dot4<dot_bits<F>()>;
+    static constexpr int kSubs = 256 / F::kSub, kPairs = kSubs / 2;
+    static constexpr bool kSigned = dot_bits<F>() == 8 && F::kOffset == 0;  // u is an int8
+    static constexpr int kScaleBytes = F::kScales == Scales::none ? 0 : kSubs * 16;
+    static constexpr int kMinBytes = F::kMins && F::kScales == Scales::bytes ? kScaleBytes : 0;
+    static constexpr int kChunks = kScaleBytes + kMinBytes;  // where they start
+    static constexpr int kBlockBytes = kChunks + 4 * Chunk::kBytes;
+    static_assert(kBlockBytes % 64 == 0);
+
+    static TileHead head(int64_t cols) { return TileHead(cols / 256); }
+    static int64_t blocks_at(const TileHead& head) { return head.part * (F::kMins ? 2 : 1); }
+    static int64_t bytes(int64_t cols) {
+        const TileHead h = head(cols);
+        return blocks_at(h) + h.blocks * kBlockBytes;
+    }
+
+    template <int g>
+    static U8x64 get(const std::byte* chunk) {
+        return looked_up<F>(Chunk::template get<g>(chunk));
+    }
+    static F32x16 d(const TileHead& head, const std::byte* tile, int64_t block) {
+        if constexpr (requires { F::kFactor; }) return head.d(tile, block) * F32x16::set1(F::kFactor);
+        return head.d(tile, block);
+    }
+    static I16x32 stored(const std::byte* block, int pair) {
+        if constexpr (F::kScales == Scales::none) return I16x32::set1(1);
+        return I16x32::widen(reinterpret_cast<const int8_t*>(block) + pair * 32);
+    }
+    static I16x32 scales(const std::byte* block, int pair) {
+        const I16x32 s = stored(block, pair);
+        if constexpr (F::kScales == Scales::nibbles) return s & 15;
+        if constexpr (requires { F::scale(s); }) return F::scale(s);
+        return s;
+    }
+    // What the activation sums are multiplied with: minimums, or -offset * scale.
+    static I16x32 mins(const std::byte* block, int pair) {
+        const I16x32 s = stored(block, pair);
+        if constexpr (F::kScales == Scales::nibbles) return shr<4>(s) & 15;
+        if constexpr (F::kMins)
+            return I16x32::widen(reinterpret_cast<const int8_t*>(block) + kScaleBytes + pair * 32);
+        if constexpr (requires { F::offset(s); }) return -F::offset(s);
+        return s * static_cast<int16_t>(-F::kOffset);
+    }
+};
+
+template <class F>
+void pack(const std::byte* const* rows, int64_t cols, const uint8_t* codebook, std::byte* tile) {
+    using T = Tile<F>;
+    const TileHead head = T::head(cols);
+    std::memset(tile, 0, static_cast<size_t>(T::bytes(cols)));
+    std::byte* block = tile + T::blocks_at(head);
+    for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
+        for (int row = 0; row < kTileRows; ++row) {
+            if (!rows[row]) continue;
+            const auto* from = reinterpret_cast<const uint8_t*>(rows[row]) + b * F::kSourceBytes;
+            Source s;
+            if constexpr (requires { F::read(from, s); }) {
+                F::read(from, s);
+            } else {
+                F::read(from, codebook, s);
+            }
+            head.put(tile, false, b, row, s.d);
+            if constexpr (F::kMins) head.put(tile, true, b, row, s.dmin);
+            for (int i = 0; F::kScales != Scales::none && i < T::kSubs; ++i) {
+                std::byte* at = block + (i / 2 * 16 + row) * 2 + i % 2;
+                const int scale = s.scale[i];
+                *at = static_cast<std::byte>(F::kScales == Scales::nibbles ? scale | s.min[i] << 4 : scale);
+                if constexpr (T::kMinBytes > 0) at[T::kScaleBytes] = static_cast<std::byte>(s.min[i]);
+            }
+            for (int chunk = 0; chunk < 4; ++chunk)
+                for (int g = 0; g < 16; ++g)
+                    T::Chunk::put(block + T::kChunks + chunk * T::Chunk::kBytes, g, row,
+                                  s.u + chunk * 64 + g * 4);
+        }
+    }
+}
+
+struct Panel {  // one block of 16 rows
+    alignas(64) uint8_t u[kPanel / 4][64];
+    int32_t scale[16][16];  // [sub-block][row]
+    int16_t min[8][32];     // [pair of sub-blocks][row][2]
+    float d[16], dmin[16];
+};
+
+template <class F>
+void unpack(const std::byte* tile, const TileHead& head, int64_t b, Panel& panel) {
+    using T = Tile<F>;
+    const std::byte* block = tile + T::blocks_at(head) + b * T::kBlockBytes;
+    T::d(head, tile, b).store(panel.d);
+    if constexpr (F::kMins) head.m(tile, b).store(panel.dmin);
+    for (int pair = 0; pair < T::kPairs; ++pair) {
+        const I16x32 s = T::scales(block, pair);
+        s.even().store(panel.scale[2 * pair]);
+        s.odd().store(panel.scale[2 * pair + 1]);
+        T::mins(block, pair).store(panel.min[pair]);
+    }
+    for (int c = 0; c < 4; ++c) {
+        const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
+        unroll<16>([&](auto g) { T::template get<g>(chunk).store(panel.u[c * 16 + g]); });
+    }
+}
+
+template <class F>
+void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
+    using T = Tile<F>;
+    const TileHead head = T::head(cols);
+    Panel p;
+    for (int64_t b = 0; b < head.blocks; ++b) {
+        unpack<F>(tile, head, b, p);
+        for (int k = 0; k < 256; ++k, ++out) {
+            const int sub = k / F::kSub, min = p.min[sub / 2][lane * 2 + sub % 2];
+            const uint8_t u = p.u[k / 4][lane * 4 + k % 4];
+            const int product = p.scale[sub][lane] * (T::kSigned ? static_cast<int8_t>(u) : u);
+            if constexpr (F::kMins) {
+                *out = p.d[lane] * static_cast<float>(product) - p.dmin[lane] * static_cast<float>(min);
+            } else {
+                *out = p.d[lane] * static_cast<float>(product + min);
+            }
+        }
+    }
+}
+
+// The float operations of a block, in the one order there is.
+template <bool kMins>
+[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 dmin, I32x16 sum, I32x16 mins,
+                                               float dx) {
+    F32x16 value = d * to_f32(sum);
+    if constexpr (kMins) value = fma(F32x16::zero() - dmin, to_f32(mins), value);
+    return fma(F32x16::set1(dx), value, acc);
+}
+
+template <class Dot, int kSub, bool kMins, int kTiles, int kRows>
+void micro(const Panel* panels, const std::byte* const* x, const Q8Row& row, int64_t b, float* out) {
+    const int8_t* q[kRows];
+    const std::byte* sums[kRows];
+    unroll<kRows>([&](auto t) {
+        q[t] = reinterpret_cast<const int8_t*>(x[t]) + b * 256;
+        sums[t] = x[t] + (kSub == 16 ? row.sum16 + b * 32 : row.sum + b * 16);
+    });
+    I32x16 sum[kTiles][kRows], mins[kTiles][kRows];
+    unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { sum[r][t] = I32x16::zero(); }); });
+    for (int sub = 0; sub < 256 / kSub; ++sub) {
+        I32x16 p[kTiles][kRows];
+        unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { p[r][t] = I32x16::zero(); }); });
+        const auto weights = [&](auto r, auto g) { return U8x64::load(panels[r].u[sub * (kSub / 4) + g]); };
+        dots<Dot, kSub / 4>(weights, q, sub * kSub, p);
+        unroll<kTiles>([&](auto r) {
+            const I32x16 scale = I32x16::load(panels[r].scale[sub]);
+            unroll<kRows>([&](auto t) { sum[r][t] = sum[r][t] + p[r][t] * scale; });
+        });
+    }
+    unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { mins[r][t] = I32x16::zero(); }); });
+    for (int pair = 0; pair < 128 / kSub; ++pair) {
+        unroll<kTiles>([&](auto r) {
+            const I16x32 m = I16x32::load(panels[r].min[pair]);
+            unroll<kRows>([&](auto t) { mins[r][t] = dot2(mins[r][t], m, load32(sums[t] + pair * 4)); });
+        });
+    }
+    Sums<kTiles, kRows> acc;
+    acc.load(out, b == 0);
+    unroll<kTiles>([&](auto r) {
+        const F32x16 d = F32x16::load(panels[r].d), dmin = F32x16::load(panels[r].dmin);
+        unroll<kRows>([&](auto t) {
+            const float dx = load_float(x[t] + row.d + b * 4);
+            if constexpr (!kMins) sum[r][t] = sum[r][t] + mins[r][t];
+            acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, dmin, sum[r][t], mins[r][t], dx);
+        });
+    });
+    acc.store(out);
+}
+
+// By what the panels have in common, not by format, so that formats share the code.
+template <class Dot, int kSub, bool kMins>
+[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b) {
+    const Q8Row row(Act::q8_256, a.cols);
+    for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
+        micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, a.x + t, row, b,
+                                               a.out + t * kOutStride + tile * 16);
+    });
+}
+
+// A few rows against one tile: each block is unpacked in registers and never stored.
+template <class F, int kRows>
+void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::byte* const* x, float* out) {
+    using T = Tile<F>;
+    const TileHead head = T::head(cols);
+    Ahead ahead(tile, T::bytes(cols), next, head.blocks * 4);
+    const Q8Row row(Act::q8_256, cols);
+    const int64_t sums = F::kSub == 16 ? row.sum16 : row.sum;
+    const std::byte* block = tile + T::blocks_at(head);
+    const int8_t* q[kRows];
+    unroll<kRows>([&](auto t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
+    F32x16 acc[kRows];
+    unroll<kRows>([&](auto t) { acc[t] = F32x16::zero(); });
+    for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
+        I32x16 sum[kRows], mins[kRows];
+        unroll<kRows>([&](auto t) { sum[t] = mins[t] = I32x16::zero(); });
+        constexpr int kChunkPairs = 32 / F::kSub;
+        for (int c = 0; c < 4; ++c) {
+            const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
+            ahead.step();
+            unroll<kChunkPairs>([&](auto i) {
+                const int pair = c * kChunkPairs + i;
+                const I16x32 scale = T::scales(block, pair), min = T::mins(block, pair);
+                unroll<2>([&](auto half) {
+                    constexpr int first = (i * 2 + half) * (F::kSub / 4);
+                    I32x16 dot[1][kRows];
+                    unroll<kRows>([&](auto t) { dot[0][t] = I32x16::zero(); });
+                    const auto weights = [&](auto, auto g) { return T::template get<first + g>(chunk); };
+                    dots<typename T::Dot, F::kSub / 4>(weights, q, b * 256 + c * 64 + first * 4, dot);
+                    const I32x16 s = half == 0 ? scale.even() : scale.odd();
+                    unroll<kRows>([&](auto t) { sum[t] = sum[t] + dot[0][t] * s; });
+                });
+                unroll<kRows>([&](auto t) {
+                    auto& into = F::kMins ? mins[t] : sum[t];
+                    into = dot2(into, min, load32(x[t] + sums + (b * T::kPairs + pair) * 4));
+                });
+            });
+        }
+        const F32x16 d = T::d(head, tile, b), dmin = F::kMins ? head.m(tile, b) : F32x16::zero();
+        unroll<kRows>([&](auto t) {
+            acc[t] = add_block<F::kMins>(acc[t], d, dmin, sum[t], mins[t], load_float(x[t] + row.d + b * 4));
+        });
+    }
+    unroll<kRows>([&](auto t) { acc[t].store(out + t * kOutStride); });
+}
+
+template <class F>
+void matmul(const TileMatmul& a) {
+    if (are_few(a.n)) {
+        for (int r = 0; r < a.n_tiles; ++r)
+            for_few(a.n, [&]<int kRows>(int t) {
+                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next;
+                few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
+            });
+        return;
+    }
+    const TileHead head = Tile<F>::head(a.cols);
+    Panel panels[2];
+    for (int64_t b = 0; b < head.blocks; ++b) {
+        for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, panels[r]);
+        multiply<typename Tile<F>::Dot, F::kSub, F::kMins>(panels, a, b);
+    }
+}
+
+template <class F>
+constexpr int codebook_bytes() {
+    if constexpr (requires { F::kCodebook; }) return F::kCodebook;
+    return 0;
+}
+
+template <class F>
+constexpr WeightFormat kFormat{
+    F::kType,       F::kName, Act::q8_256, 256,      F::kSourceBytes, codebook_bytes<F>(),
+    Tile<F>::bytes, pack<F>,  decode<F>,   matmul<F>};
+
+}  // namespace zinc::ZINC_LEVEL::k_tile
