@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from serving import TIME, WEATHER, function
+from tokenizer.small_vocabularies import byte_level
 
 from zinc import LLM
+from zinc.chat.events import Answer
 from zinc.chat.parser import AnswerParser
 from zinc.chat.tools import FORMATS
 from zinc.engine.structured import Grammars
 from zinc.server.errors import ApiError
 from zinc.server.forced_calls import grammar
+from zinc.tokenizer import Tokenizer
+from zinc.tokenizer.vocabulary import TokenKind
 
 pytest.importorskip("llguidance")
 
@@ -23,20 +28,61 @@ MANY["function"]["parameters"]["properties"] |= {
     "count": {"type": "integer"},
     "size": {"type": "string", "enum": ["small", "large"]},
 }
-CALLS = {
-    "hermes": '<tool_call>\n{"name": "get_time", "arguments": {"city": "Rome"}}\n</tool_call>',
-    "llama": '{"name": "get_time", "parameters": {"city": "Rome"}}',
-    "qwen-tags": "<tool_call>\n<function=get_time>\n<parameter=city>\nRome\n</parameter>\n"
-    "</function>\n</tool_call>",
-}
+MANY["function"]["parameters"]["required"] = ["text"]
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+Q = '<|"|>'
+# A call, and what stands between it and another one (None: there is one only).
+CALLS: dict[str, tuple[str, str | None]] = {
+    "hermes": (
+        '<tool_call>\n{"name": "get_time", "arguments": {"city": "Rome"}}\n</tool_call>', "\n",
+    ),
+    "llama": ('{"name": "get_time", "parameters": {"city": "Rome"}}', None),
+    "qwen-tags": (
+        "<tool_call>\n<function=get_time>\n<parameter=city>\nRome\n</parameter>\n"
+        "</function>\n</tool_call>", "\n",
+    ),
+    "glm": (
+        "<tool_call>get_time\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+        "\n",
+    ),
+    "mistral": ('[TOOL_CALLS][{"name": "get_time", "arguments": {"city": "Rome"}}]', None),
+    "deepseek": (
+        f'{BEGIN}{CALL}function{SEP}get_time\n```json\n{{"city": "Rome"}}\n```{CALL_END}{END}',
+        None,
+    ),
+    "deepseek-v3.1": (f'{BEGIN}{CALL}get_time{SEP}{{"city": "Rome"}}{CALL_END}{END}', None),
+    "gemma3": ('{"name": "get_time", "parameters": {"city": "Rome"}}', None),
+    "gemma4": (f"<|tool_call>call:get_time{{city:{Q}Rome{Q}}}<tool_call|>", ""),
+    "harmony": (
+        "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>"
+        '{"city": "Rome"}<|call|>', None,
+    ),
+}  # fmt: skip
+FORCED = sorted(CALLS)
 
 
-def follows(llm: LLM, source: str, text: str) -> bool:
+def with_markers(name: str) -> Tokenizer:
+    """A vocabulary of bytes in which the markers of a format are control tokens."""
+    text = ("```", "<function", "</function", "<parameter", "</parameter")  # in all vocabularies
+    markers = [m for m in BY_NAME[name].markers if not m.startswith(text)]
+    extra = [("<end>", TokenKind.CONTROL), *((m, TokenKind.CONTROL) for m in markers)]
+    return Tokenizer.from_metadata(byte_level(*extra, eos_token_id=256))
+
+
+@pytest.fixture(params=["text", "control tokens"])
+def tokenizer_of(request: pytest.FixtureRequest, llm: LLM) -> Callable[[str], Tokenizer]:
+    """Markers as text of the embedded model, and as control tokens."""
+    return with_markers if request.param == "control tokens" else lambda name: llm.tokenizer
+
+
+def follows(tokenizer: Tokenizer, source: str, text: str) -> bool:
     """Whether a grammar allows a text, token by token, and may end there."""
-    constraint = Grammars(llm.tokenizer, llm.spec.vocab).constraint("grammar", source)
-    end = llm.tokenizer.eos_id
+    n_vocab = -(-tokenizer.n_vocab // 32) * 32
+    constraint = Grammars(tokenizer, n_vocab).constraint("grammar", source)
+    end = tokenizer.eos_id
     assert end is not None
-    for token in [*llm.tokenizer.encode(text, add_special=False), end]:
+    for token in [*tokenizer.encode(text, add_special=False, parse_special=True), end]:
         words = constraint.mask()
         if constraint.finished:
             return token == end
@@ -46,45 +92,165 @@ def follows(llm: LLM, source: str, text: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
-def test_a_call_is_allowed_and_nothing_else(llm: LLM, name):
-    source = grammar(BY_NAME[name], llm.tokenizer, [WEATHER, TIME], several=False)
-    call = CALLS[name]
-    assert follows(llm, source, call)
+def calls_in(name: str, text: str, tools: list[Any]) -> list[tuple[str, Any]]:
+    """Names and arguments, as the parser of the format reads them."""
+    parser = AnswerParser(BY_NAME[name], tools)
+    answer = Answer.of(parser.push(text) + parser.finish())
+    assert answer.content == ""
+    return [(call.name, json.loads(call.arguments)) for call in answer.calls]
+
+
+def test_every_format_with_calls_can_be_forced():
+    assert sorted(format.name for format in FORMATS if format.has_calls) == FORCED
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_a_call_is_allowed_and_nothing_else(tokenizer_of, name):
+    tokenizer = tokenizer_of(name)
+    source = grammar(BY_NAME[name], tokenizer, [WEATHER, TIME], several=False)
+    call, between = CALLS[name]
+    if name == "mistral" and tokenizer.id_of("[ARGS]") in tokenizer.special_ids:
+        call = '[TOOL_CALLS]get_time[ARGS]{"city": "Rome"}'
+    assert follows(tokenizer, source, call)
+    assert calls_in(name, call, [WEATHER, TIME]) == [("get_time", {"city": "Rome"})]
     for wrong in ("Hello", call[:-1], call.replace("get_time", "get_none"),
-                  call.replace("city", "town"), f"{call}\n{call}", f"x{call}"):  # fmt: skip
-        assert not follows(llm, source, wrong), wrong
+                  call.replace("city", "town"), f"{call}{between or ''}{call}",
+                  f"x{call}"):  # fmt: skip
+        assert not follows(tokenizer, source, wrong), wrong
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
-def test_the_parser_reads_what_the_grammar_allows(llm: LLM, name):
-    parser = AnswerParser(BY_NAME[name], [WEATHER, TIME])
-    events = parser.push(CALLS[name]) + parser.finish()
-    arguments = "".join(getattr(e, "text", "") for e in events if type(e).__name__ != "Content")
-    assert json.loads(arguments) == {"city": "Rome"}
+SEVERAL = {
+    "mistral": '[TOOL_CALLS][{"name": "get_time", "arguments": {"city": "Rome"}}, '
+    '{"name": "get_weather", "arguments": {"city": "Rome"}}]',
+    "deepseek": BEGIN + "\n".join(
+        f'{CALL}function{SEP}{n}\n```json\n{{"city": "Rome"}}\n```{CALL_END}'
+        for n in ("get_time", "get_weather")
+    ) + END,
+    "deepseek-v3.1": BEGIN + "".join(
+        f'{CALL}{n}{SEP}{{"city": "Rome"}}{CALL_END}' for n in ("get_time", "get_weather")
+    ) + END,
+} | {
+    name: between.join((call, call.replace("time", "weather")))
+    for name, (call, between) in CALLS.items() if between is not None
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen-tags"])
+@pytest.mark.parametrize("name", sorted(SEVERAL))
 def test_several_calls(llm: LLM, name):
     source = grammar(BY_NAME[name], llm.tokenizer, [WEATHER, TIME], several=True)
-    assert follows(llm, source, f"{CALLS[name]}\n{CALLS[name].replace('time', 'weather')}")
+    assert follows(llm.tokenizer, source, SEVERAL[name])
+    assert follows(llm.tokenizer, source, CALLS[name][0])
+    found = calls_in(name, SEVERAL[name], [WEATHER, TIME])
+    assert found == [("get_time", {"city": "Rome"}), ("get_weather", {"city": "Rome"})]
 
 
-def test_values_in_tags(llm: LLM):
-    MANY["function"]["parameters"]["required"] = ["text"]
-    source = grammar(BY_NAME["qwen-tags"], llm.tokenizer, [MANY], several=False)
+def test_harmony_may_have_reasoned_before(llm: LLM):
+    source = grammar(BY_NAME["harmony"], llm.tokenizer, [TIME], several=False)
+    assert follows(llm.tokenizer, source, "<|start|>assistant" + CALLS["harmony"][0])
+
+
+@pytest.mark.parametrize("name", ["qwen-tags", "glm"])
+def test_values_in_tags(tokenizer_of, name):
+    tokenizer = tokenizer_of(name)
+    source = grammar(BY_NAME[name], tokenizer, [MANY], several=False)
 
     def call(**values: Any) -> str:
+        if name == "glm":
+            tags = "".join(
+                f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items()
+            )
+            return f"<tool_call>many\n{tags}</tool_call>"
         tags = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
         return f"<tool_call>\n<function=many>\n{tags}</function>\n</tool_call>"
 
-    assert follows(llm, source, call(text="a\n<b> & c < d"))
-    assert follows(llm, source, call(text="a", count=5, size="small"))
-    assert not follows(llm, source, call(count=5))
-    assert not follows(llm, source, call(text="a", count="five"))
-    assert not follows(llm, source, call(text="a", size="medium"))
+    for good in ({"text": "a\n<b> & c < d"}, {"text": "a", "count": 5, "size": "small"}):
+        assert follows(tokenizer, source, call(**good))
+        assert calls_in(name, call(**good), [MANY]) == [("many", good)]
+    for bad in ({"count": 5}, {"text": "a", "count": "five"}, {"text": "a", "size": "medium"}):
+        assert not follows(tokenizer, source, call(**bad))
 
 
-def test_formats_without_a_grammar_refuse(llm: LLM):
-    with pytest.raises(ApiError, match="cannot be forced"):
-        grammar(BY_NAME["harmony"], llm.tokenizer, [WEATHER], several=False)
+def test_values_that_refer_to_definitions(llm: LLM):
+    parameters = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/point"}},
+        "required": ["at"],
+        "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}},
+                            "required": ["x"], "additionalProperties": False}},
+    }  # fmt: skip
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    tags = "<tool_call>\n<function=go>\n<parameter=at>\n{}\n</parameter>\n</function>\n</tool_call>"
+    for name, text in (("qwen-tags", tags), ("gemma4", "<|tool_call>call:go{{at:{}}}<tool_call|>")):
+        source = grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+        good, bad = ("{x:3}", "{x:3.5}") if name == "gemma4" else ('{"x": 3}', '{"x": 3.5}')
+        assert follows(llm.tokenizer, source, text.format(good))
+        assert not follows(llm.tokenizer, source, text.format(bad))
+
+
+LIST = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3}
+TREE = {"$ref": "#/$defs/tree"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string"}, [f"{Q}a, {{b}}: 'c'{Q}", Q + Q], ["a", "5", f"{Q}a"]),
+        ({"type": "string", "maxLength": 2}, [f"{Q}ab{Q}"], [f"{Q}abc{Q}"]),
+        ({"enum": ["a", 5, None, [True]]}, [f"{Q}a{Q}", "5", "null", "[true]"], ["a", "6"]),
+        ({"const": ""}, [Q + Q], [f"{Q}a{Q}"]),
+        ({"type": "integer", "minimum": 3}, ["3", "40"], ["2", "3.5", "true"]),
+        ({"type": ["boolean", "null"]}, ["true", "null"], ["1", "nul"]),
+        (LIST, ["[1]", "[1,-2,3]"], ["[]", "[1,2,3,4]", "[1,]", f"[{Q}1{Q}]"]),
+        ({"type": "array", "items": {"type": "string"}}, ["[]", f"[{Q}a{Q},{Q}b{Q}]"], ["[a]"]),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, ["1", f"{Q}x{Q}"], ["true"]),
+        (
+            {"type": "object", "required": ["b"], "additionalProperties": False,
+             "properties": {"a": {"type": "integer"}, "b": {"type": "integer"},
+                            "c d": {"type": "integer"}}},
+            ["{b:1}", "{a:1,b:2}", "{b:1," + f"{Q}c d{Q}:2" + "}"],
+            ["{}", "{a:1}", "{b:1,a:2}", "{b:1,}", "{,b:1}"],
+        ),
+        ({"type": "object"}, ["{}", "{a:1,b:{c:[" + f"{Q}x{Q}" + ",null]}}"], ["{a}", "{1:2}"]),
+        (TREE, ["{v:1}", "{v:1,next:{v:2,next:{v:3}}}"], ["{next:{v:1}}", "{v:1,next:2}"]),
+        (True, ["1", "{a:[true]}", Q + Q], ["a"]),
+        ({"$ref": "elsewhere.json"}, ["1"], ["a"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["text", "control tokens"])
+def test_values_of_gemma(llm: LLM, kind, schema, good, bad):
+    tokenizer = llm.tokenizer if kind == "text" else with_markers("gemma4")
+    tree = {"type": "object", "required": ["v"], "additionalProperties": False,
+            "properties": {"v": {"type": "integer"}, "next": TREE}}  # fmt: skip
+    parameters = {
+        "type": "object", "properties": {"value": schema}, "required": ["value"],
+        "$defs": {"tree": tree},
+    }  # fmt: skip
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    source = grammar(BY_NAME["gemma4"], tokenizer, [tool], several=False)
+    for value in good:
+        text = f"<|tool_call>call:f{{value:{value}}}<tool_call|>"
+        assert follows(tokenizer, source, text), value
+        ((_, arguments),) = calls_in("gemma4", text, [tool])
+        assert set(arguments) == {"value"}
+    for value in bad:
+        assert not follows(tokenizer, source, f"<|tool_call>call:f{{value:{value}}}<tool_call|>")
+
+
+def test_bounds_that_are_none_are_passed_over(llm: LLM):
+    properties = {
+        "a": {"type": "string", "minLength": "x", "maxLength": True},
+        "b": {"type": "array", "minItems": -1, "maxItems": 1e9},
+        "c": {"enum": []},
+        "d": {"type": "object", "properties": 5, "required": None},
+    }
+    tool = {"type": "function", "function": {
+        "name": "f", "parameters": {"type": "object", "properties": properties},
+    }}  # fmt: skip
+    source = grammar(BY_NAME["gemma4"], llm.tokenizer, [tool], several=False)
+    assert follows(llm.tokenizer, source, "<|tool_call>call:f{}<tool_call|>")
+
+
+def test_formats_without_calls_refuse(llm: LLM):
+    for name in ("plain", "thinking-only"):
+        with pytest.raises(ApiError, match="cannot be forced"):
+            grammar(BY_NAME[name], llm.tokenizer, [WEATHER], several=False)

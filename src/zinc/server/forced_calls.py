@@ -2,102 +2,215 @@
 
 The grammar spells the model's own format around the JSON schema of each tool, in llguidance's Lark
 dialect. A marker that is a control token of the vocabulary is written as such, others as text.
+Formats without JSON in them have their values from forced_values.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 from zinc.chat.format import ChatFormat
 from zinc.server.errors import unsupported
+from zinc.server.forced_values import GemmaValues, Marks, literal, text_or_json
 from zinc.tokenizer import Tokenizer
 
 MAX_CALLS = 16
 # As models were shown it; where blanks are free, a small model may write nothing else.
 _SPACING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 
-Tool: TypeAlias = Mapping[str, Any]
-Quote: TypeAlias = Callable[[str], str]
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool of which a call is to be written: its number among them, name and parameters."""
+
+    index: int
+    name: str
+    parameters: Mapping[str, Any]
+
+    @property
+    def arguments(self) -> str:
+        """A rule for the arguments as JSON: an object, whatever the schema says."""
+        return f"args_{self.index}: %json " + json.dumps(
+            {"type": "object", **self.parameters, "x-guidance": _SPACING}
+        )
+
+    def rule(self, *parts: str) -> str:
+        """The rule of the whole call; its arguments are the part "args"."""
+        mine = [f"args_{self.index}" if part == "args" else part for part in parts]
+        return f"call_{self.index}: {' '.join(mine)}"
+
+
+Writer = Callable[[Call, Marks], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How calls are written: the rules of one, and what stands before, between and after several.
+
+    With `between` None an answer has one call.
+    """
+
+    write: Writer
+    between: str | None = None
+    before: str = ""
+    after: str = ""
 
 
 def grammar(format: ChatFormat, tokenizer: Tokenizer, tools: Sequence[Tool], several: bool) -> str:
     """A grammar of one call of one of the tools, or of `several`.
 
-    Raises ApiError for a format in which calls cannot be forced.
+    Raises ApiError for a format that has no calls.
     """
-    writer = _WRITERS.get(format.name)
-    if writer is None:
+    marks = Marks(tokenizer)
+    make = _FORMS.get(format.name)
+    if make is None:
         raise unsupported(
             "tool_choice",
             f"calls cannot be forced in this model's format ({format.name})",
             'use "auto", and say in the prompt which tool to call',
         )
-
-    def quote(text: str) -> str:
-        id = tokenizer.id_of(text)
-        return text if id is not None and id in tokenizer.special_ids else _literal(text)
-
+    form = make(marks)
     rules: list[str] = []
-    names = []
     for i, tool in enumerate(tools):
         function = tool["function"]
-        names.append(f"call_{i}")
-        rules += writer(i, function["name"], function.get("parameters") or {}, quote)
-    one = " | ".join(names)
-    more = several and format.name in _REPEATED
-    start = f'start: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if more else "start: call"
+        rules += form.write(Call(i, function["name"], function.get("parameters") or {}), marks)
+    more = ""
+    if several and form.between is not None:
+        more = f"({form.between} call){{0,{MAX_CALLS - 1}}}"
+    one = " | ".join(f"call_{i}" for i in range(len(tools)))
+    start = " ".join(part for part in ("start:", form.before, "call", more, form.after) if part)
     return "\n".join([start, f"call: {one}", *rules])
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+Tool = Mapping[str, Any]
 
 
-def _object(parameters: Mapping[str, Any]) -> str:
-    """The schema of the arguments, which are an object whatever it says."""
-    return f"%json {json.dumps({'type': 'object', **parameters, 'x-guidance': _SPACING})}"
+def _named(name: str, arguments: str) -> str:
+    """The beginning of a JSON object with a call, up to its arguments."""
+    return literal(f'{{"name": {json.dumps(name)}, "{arguments}": ')
 
 
-def _hermes(i: int, name: str, parameters: Mapping[str, Any], quote: Quote) -> list[str]:
-    head = _literal(f'\n{{"name": {json.dumps(name)}, "arguments": ')
-    return [
-        f"call_{i}: {quote('<tool_call>')} {head} args_{i} {_literal('}' + chr(10))} "
-        f"{quote('</tool_call>')}",
-        f"args_{i}: {_object(parameters)}",
-    ]
+def _hermes(call: Call, marks: Marks) -> list[str]:
+    parts = (literal("\n"), _named(call.name, "arguments"), "args", literal("}\n"))
+    return [call.rule(marks("<tool_call>"), *parts, marks("</tool_call>")), call.arguments]
 
 
-def _llama(i: int, name: str, parameters: Mapping[str, Any], quote: Quote) -> list[str]:
-    head = _literal(f'{{"name": {json.dumps(name)}, "parameters": ')
-    return [f'call_{i}: {head} args_{i} "}}"', f"args_{i}: {_object(parameters)}"]
+def _json(arguments: str) -> Writer:
+    """A JSON object and nothing around it."""
+
+    def write(call: Call, marks: Marks) -> list[str]:
+        return [call.rule(_named(call.name, arguments), "args", literal("}")), call.arguments]
+
+    return write
 
 
-def _qwen_tags(i: int, name: str, parameters: Mapping[str, Any], quote: Quote) -> list[str]:
-    """Parameters in the order of the schema; text stands as it is, other values as JSON."""
-    properties = parameters.get("properties")
-    required = parameters.get("required") or []
+def _mistral(marks: Marks) -> Form:
+    """A list after one marker, or, in models that have [ARGS], a marker before each call."""
+    if not marks.has("[ARGS]"):
+        before = f"{marks('[TOOL_CALLS]')} {literal('[')}"
+        return Form(_json("arguments"), literal(", "), before, literal("]"))
+
+    def write(call: Call, marks: Marks) -> list[str]:
+        head = (marks("[TOOL_CALLS]"), literal(call.name), marks("[ARGS]"))
+        return [call.rule(*head, "args"), call.arguments]
+
+    return Form(write, between="")
+
+
+def _deepseek(fenced: bool) -> Callable[[Marks], Form]:
+    """V3 and R1 put the arguments in a fence; V3.1 does not."""
+
+    def write(call: Call, marks: Marks) -> list[str]:
+        separator = marks("<｜tool▁sep｜>")
+        if fenced:
+            head = [literal("function"), separator, literal(f"{call.name}\n```json\n")]
+            body = [*head, "args", literal("\n```")]
+        else:
+            body = [literal(call.name), separator, "args"]
+        open, close = marks("<｜tool▁call▁begin｜>"), marks("<｜tool▁call▁end｜>")
+        return [call.rule(open, *body, close), call.arguments]
+
+    return lambda marks: Form(
+        write,
+        literal("\n") if fenced else "",
+        marks("<｜tool▁calls▁begin｜>"),
+        marks("<｜tool▁calls▁end｜>"),
+    )
+
+
+def _harmony(marks: Marks) -> Form:
+    """A message in the commentary channel; where reasoning went before, it begins a new one."""
+
+    def write(call: Call, marks: Marks) -> list[str]:
+        head = [marks("<|channel|>"), literal(f"commentary to=functions.{call.name} ")]
+        head += [marks("<|constrain|>"), literal("json"), marks("<|message|>")]
+        return [call.rule(*head, "args", marks("<|call|>")), call.arguments]
+
+    return Form(write, before=f"({marks('<|start|>')} {literal('assistant')})?")
+
+
+def _qwen_tags(call: Call, marks: Marks) -> list[str]:
+    head = [marks("<tool_call>"), literal(f"\n<function={call.name}>\n")]
+    end = [literal("</function>\n"), marks("</tool_call>")]
+
+    def tags(key: str) -> tuple[str, str]:
+        return f"<parameter={key}>\n", "\n</parameter>\n"
+
+    return _tagged(call, marks, head, tags, end)
+
+
+def _glm(call: Call, marks: Marks) -> list[str]:
+    """The markers may be tokens of their own, so a value ends in one, and then a line break."""
+
+    def tags(key: str) -> tuple[str, str]:
+        return f"<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"
+
+    head = [marks("<tool_call>"), literal(f"{call.name}\n")]
+    return _tagged(call, marks, head, tags, [marks("</tool_call>")])
+
+
+def _tagged(
+    call: Call,
+    marks: Marks,
+    head: Sequence[str],
+    tags: Callable[[str], tuple[str, str]],
+    end: Sequence[str],
+) -> list[str]:
+    """Parameters in the order of the schema, each between tags."""
+    required = call.parameters.get("required") or []
     rules: list[str] = []
     parts: list[str] = []
-    for j, (key, schema) in enumerate(dict(properties or {}).items()):
-        rule = f"param_{i}_{j}"
-        is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-        choices = schema.get("enum") if is_text else None
-        head, end = _literal(f"<parameter={key}>\n"), _literal("\n</parameter>\n")
-        value = f"value_{i}_{j}"
-        if choices and all(isinstance(c, str) for c in choices):
-            rules.append(f"{rule}: {head} ({' | '.join(map(_literal, choices))}) {end}")
-        elif is_text:  # any text, to the first closing tag that ends a line of its own
-            rules += [f"{rule}: {head} {value}", f"{value}[suffix={end}]: /(?s:.*)/"]
-        else:
-            rules += [f"{rule}: {head} {value} {end}", f"{value}: %json {json.dumps(schema)}"]
-        parts.append(rule if key in required else f"{rule}?")
-    head = _literal(f"\n<function={name}>\n")
-    end = _literal("</function>\n")
-    body = " ".join([quote("<tool_call>"), head, *parts, end, quote("</tool_call>")])
-    return [f"call_{i}: {body}", *rules]
+    for j, (key, schema) in enumerate(dict(call.parameters.get("properties") or {}).items()):
+        name = f"param_{call.index}_{j}"
+        open, close = tags(key)
+        rules += text_or_json(name, schema, call.parameters, open, close, marks)
+        parts.append(name if key in required else f"{name}?")
+    return [call.rule(*head, *parts, *end), *rules]
 
 
-_WRITERS = {"hermes": _hermes, "llama": _llama, "qwen-tags": _qwen_tags}
-_REPEATED = ("hermes", "qwen-tags")
+def _gemma4(call: Call, marks: Marks) -> list[str]:
+    values = GemmaValues(f"value_{call.index}", call.parameters, marks)
+    arguments = values.object_of(call.parameters)
+    head = [marks("<|tool_call>"), literal(f"call:{call.name}")]
+    return [call.rule(*head, arguments, marks("<tool_call|>")), *values.rules]
+
+
+def _plainly(write: Writer, between: str | None = None) -> Callable[[Marks], Form]:
+    return lambda marks: Form(write, between)
+
+
+_FORMS: Mapping[str, Callable[[Marks], Form]] = {
+    "hermes": _plainly(_hermes, literal("\n")),
+    "qwen-tags": _plainly(_qwen_tags, literal("\n")),
+    "glm": _plainly(_glm, literal("\n")),
+    "llama": _plainly(_json("parameters")),
+    "gemma3": _plainly(_json("parameters")),
+    "gemma4": _plainly(_gemma4, ""),
+    "mistral": _mistral,
+    "deepseek": _deepseek(fenced=True),
+    "deepseek-v3.1": _deepseek(fenced=False),
+    "harmony": _harmony,
+}
