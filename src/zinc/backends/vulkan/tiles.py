@@ -2,7 +2,8 @@
 
 A workgroup of `waves` subgroups takes `tile` rows of weights; `split` waves share the columns of a
 row, and each wave has `rows` of them. Short rows leave nothing to share, and few rows want small
-tiles, so that every compute unit of the device gets some.
+tiles, so that every compute unit of the device gets some. Products with many rows of x are cut
+both ways, into tiles that meet in a workgroup's shared memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.backends.vulkan.dispatch import Features
+
+FEW = 8  # rows of x that one pass over the weights serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int) -> Tile:
     """For a product of `rows` rows of `units` units with n_x rows of x."""
     batch = _batch(n_x)
     if features.subgroup < 16:  # a CPU: waves follow one another
-        return Tile(waves=2, split=1, rows=4, batch=batch)
+        return Tile(waves=4, split=1, rows=1, batch=min(batch, 4))
     per_wave = 4 if batch <= 2 else 2
     waves = 8 if features.subgroup <= 32 else 4
     split = 1
@@ -61,11 +64,45 @@ def blocks(features: Features, n_x: int) -> Tile:
     """For products that write 8-bit blocks: a workgroup has whole blocks of 32 rows."""
     batch = _batch(n_x)
     if features.subgroup < 16:
-        return Tile(waves=4, split=1, rows=8, batch=min(batch, 2))
+        return Tile(waves=8, split=1, rows=4, batch=1)
     if features.subgroup <= 32:
         return Tile(waves=8, split=1, rows=4, batch=batch)
     return Tile(waves=4, split=1, rows=8, batch=min(batch, 4))
 
 
 def _batch(n_x: int) -> int:
-    return next((n for n in (1, 2, 4) if n >= n_x), 8)
+    return next((n for n in (1, 2, 4) if n >= n_x), FEW)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A tile of `rows` rows of weights by `batch` rows of x. With matrices `down` by `across`
+    subgroups share it, else threads that make 4 by `sums` sums."""
+
+    rows: int
+    batch: int
+    sums: int = 0
+    down: int = 0
+    across: int = 0
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        matrices = (("DOWN", self.down), ("ACROSS", self.across))
+        cut = (("SUMS", self.sums),) if self.sums else matrices
+        tile = (("ROWS", self.rows), ("BATCH", self.batch))
+        return (*tile, ("MATRICES", int(not self.sums)), *cut)
+
+
+def mat_mat(features: Features, half: bool, n_x: int) -> Block:
+    """For a product with n_x > FEW rows of x. `half`: float16 is close enough for its inputs."""
+    if half and features.cooperative_matrix and features.shared_bytes >= 36864:
+        if n_x <= 32:
+            return Block(128, 32, down=4, across=2)
+        if n_x <= 64:
+            return Block(128, 64, down=4, across=2)
+        return Block(128, 128, down=2, across=4)
+    if features.subgroup < 16:  # little code is soon compiled
+        return Block(32, 16, sums=2)
+    if n_x <= 32:
+        return Block(64, 32, sums=8)
+    return Block(64, 64, sums=8)

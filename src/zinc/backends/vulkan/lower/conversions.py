@@ -6,7 +6,8 @@ import struct
 
 from zinc.backends.api import Launch
 from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.weights import DIMS, matrix, row_of, unit, weight_of
+from zinc.backends.vulkan.lower.operands import ceil_div, dim_code
+from zinc.backends.vulkan.lower.weights import matrix, row_of, unit, weight_of
 from zinc.backends.vulkan.packing import row_bytes
 
 THREADS = 64
@@ -25,7 +26,7 @@ def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         float(launch.attributes["scale"]),
     )
     shader = Shader("embed", (("FORMAT", int(table.type)), ("THREADS", THREADS)))
-    groups = (-(-table.cols // (unit(table) * THREADS)), bucket.rows(out.dim), 1)
+    groups = (ceil_div(table.cols, unit(table) * THREADS), bucket.rows(out.dim), 1)
     return [Dispatch(shader, push, groups)]
 
 
@@ -43,8 +44,8 @@ def quantize(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         row_bytes(out.act, run),
         x.stride,
         out.stride,
-        DIMS[x.dim],
+        dim_code(x.dim, bucket),
     )
     shader = Shader("quantize", (("THREADS", THREADS),))
-    groups = (-(-out.cols // (4 * THREADS)), bucket.rows(x.dim), 1)
+    groups = (ceil_div(out.cols, 4 * THREADS), bucket.rows(x.dim), 1)
     return [Dispatch(shader, push, groups)]

@@ -16,13 +16,14 @@ from zinc.backends.vulkan.dispatch import (
     lowers,
 )
 from zinc.backends.vulkan.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, Activation
+from zinc.backends.vulkan.lower.operands import ceil_div, dim_code
 from zinc.backends.vulkan.lower.weights import (
-    DIMS,
     format_defines,
     matrix,
     row_of,
     rows,
     same_layout,
+    takes_half,
     unit,
     vector,
     weight_of,
@@ -30,7 +31,7 @@ from zinc.backends.vulkan.lower.weights import (
 from zinc.backends.vulkan.packing import row_bytes
 from zinc.ops.graph import Act
 
-FEW_TOKENS = 8  # up to here slots rarely share an expert
+FEW_SLOTS = 32  # of an expert in a tile
 SPREAD = 4  # workgroups that share the slots of an expert
 THREADS = 64
 
@@ -63,16 +64,6 @@ class ExpertProduct:
         w, x = self.w, row_of(self.launch.inputs[0])
         order, starts = (row_of(v) for v in self.launch.inputs[1:3])
         top_k, n_x = order.cols, bucket.rows(x.dim)
-        by_expert = n_x > FEW_TOKENS
-        n_slots = 1
-        if by_expert:  # at most as many, and usually far fewer
-            n_slots = max(1, n_x * top_k // w.planes)
-        if self.y_act is Act.F32:
-            units = -(-w.cols // unit(w))
-            n_rows = w.rows * (w.planes if by_expert else n_x * top_k)
-            tile = tiles.mat_vec(at.features, n_rows, units, n_slots)
-        else:
-            tile = tiles.blocks(at.features, n_slots)
         push = struct.pack(
             "<Q24sqQQQQQQIIIIIIIIff",
             at.step,
@@ -91,21 +82,38 @@ class ExpertProduct:
             self.y.stride,
             self.y.run,
             w.planes | top_k << 16,
-            DIMS[x.dim] | self.activation.act << 8,
+            dim_code(x.dim, bucket) | self.activation.act << 8,
             self.activation.alpha,
             self.activation.limit,
         )
         defines = (
             *format_defines(at, w, x, w.cols, self.x.run),
-            *tile.defines,
             ("PRODUCT", self.kind),
-            ("BY_EXPERT", int(by_expert)),
-            ("SPREAD", SPREAD),
             ("OUT_Q8", int(self.y_act is not Act.F32)),
+            ("SPREAD", SPREAD),
         )
-        groups_x = -(-w.rows // tile.tile)
+        if _by_blocks(bucket, self.launch, w):
+            block = tiles.mat_mat(at.features, takes_half(w, x), FEW_SLOTS)
+            groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
+            defines = (*defines, *block.defines, ("EXPERTS", 1))
+            return Dispatch(Shader("gemm", defines), push, groups, waits)
+        by_expert = n_x > tiles.FEW
+        n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
+        if self.y_act is Act.F32:
+            n_rows = w.rows * (w.planes if by_expert else n_x * top_k)
+            tile = tiles.mat_vec(at.features, n_rows, ceil_div(w.cols, unit(w)), n_slots)
+        else:
+            tile = tiles.blocks(at.features, n_slots)
+        groups_x = ceil_div(w.rows, tile.tile)
         groups = (groups_x, w.planes, SPREAD) if by_expert else (groups_x, n_x * top_k, 1)
+        defines = (*defines, *tile.defines, ("BY_EXPERT", int(by_expert)))
         return Dispatch(Shader("experts", defines), push, groups, waits)
+
+
+def _by_blocks(bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
+    """Whether there are so many slots an expert that tiles of several are full."""
+    order = row_of(launch.inputs[1])
+    return bucket.rows(order.dim) * order.cols >= FEW_SLOTS // 4 * w.planes
 
 
 def _runs(at: Addresses, x: Ref, top_k: int) -> Rows:
@@ -130,7 +138,7 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         up_bias,
         Activation.of(launch),
     )
-    if same_layout(gate, up):
+    if same_layout(gate, up) and not _by_blocks(bucket, launch, gate):
         return [both.dispatch(at, bucket)]
     run = 4 * gate.rows
     made = at.scratch(bucket.rows(x.dim) * order.cols * run)
@@ -147,9 +155,9 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     bias, scale = (vector(at, v) for v in launch.inputs[5:7])
     residual, residual_stride = rows(at, launch.inputs[7])
     slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
-    dim_top_k = DIMS[h.dim] | top_k << 8
-    if n_x <= FEW_TOKENS:
-        units = top_k * -(-w.cols // unit(w))
+    dim_top_k = dim_code(h.dim, bucket) | top_k << 8
+    if n_x <= tiles.FEW:
+        units = top_k * ceil_div(w.cols, unit(w))
         tile = tiles.mat_vec(at.features, n_x * w.rows, units, 1)
         push = struct.pack(
             "<Q24sQQQQQQIIIIIIII",
@@ -171,7 +179,7 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             dim_top_k,
         )
         defines = (*format_defines(at, w, h, w.cols, slots.run), *tile.defines)
-        groups = (-(-w.rows // tile.tile), n_x, 1)
+        groups = (ceil_div(w.rows, tile.tile), n_x, 1)
         return [Dispatch(Shader("moe_down", defines), push, groups)]
     run = 4 * w.rows
     made = at.scratch(n_x * top_k * run)
@@ -194,5 +202,5 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     total = Shader("moe_sum", (("THREADS", THREADS),))
     return [
         products.dispatch(at, bucket),
-        Dispatch(total, push, (-(-w.rows // THREADS), n_x, 1), waits=True),
+        Dispatch(total, push, (ceil_div(w.rows, THREADS), n_x, 1), waits=True),
     ]

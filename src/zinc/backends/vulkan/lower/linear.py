@@ -15,13 +15,14 @@ from zinc.backends.vulkan.dispatch import (
     Shader,
     lowers,
 )
+from zinc.backends.vulkan.lower.operands import ceil_div, dim_code
 from zinc.backends.vulkan.lower.weights import (
-    DIMS,
     format_defines,
     matrix,
     row_of,
     rows,
     same_layout,
+    takes_half,
     unit,
     vector,
     weight_of,
@@ -65,7 +66,6 @@ class Product:
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x = self.w, self.x
         n_rows, n_x = w.planes * w.rows // self.planes, bucket.rows(x.dim)
-        tile = tiles.mat_vec(at.features, n_rows * self.planes, -(-w.cols // unit(w)), n_x)
         push = struct.pack(
             "<Q24sqQQQQQIIIIIIff",
             at.step,
@@ -81,13 +81,19 @@ class Product:
             x.stride,
             self.y[1],
             self.residual[1],
-            DIMS[x.dim] | self.activation.act << 8,
+            dim_code(x.dim, bucket) | self.activation.act << 8,
             self.activation.alpha,
             self.activation.limit,
         )
-        defines = (*format_defines(at, w, x, w.cols), *tile.defines, ("PRODUCT", self.kind))
-        groups = (-(-n_rows // tile.tile), -(-n_x // tile.batch), self.planes)
-        return Dispatch(Shader("matvec", defines), push, groups, waits)
+        defines = (*format_defines(at, w, x, w.cols), ("PRODUCT", self.kind))
+        if n_x > tiles.FEW:
+            block = tiles.mat_mat(at.features, takes_half(w, x), n_x)
+            groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
+            defines = (*defines, *block.defines, ("EXPERTS", 0), ("OUT_Q8", 0))
+            return Dispatch(Shader("gemm", defines), push, groups, waits)
+        tile = tiles.mat_vec(at.features, n_rows * self.planes, ceil_div(w.cols, unit(w)), n_x)
+        groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
+        return Dispatch(Shader("matvec", (*defines, *tile.defines)), push, groups, waits)
 
 
 @lowers("linear")
@@ -113,7 +119,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     gate, up = (weight_of(at, w) for w in launch.inputs[1:3])
     bias, up_bias = (vector(at, b) for b in launch.inputs[3:5])
     y = rows(at, out)
-    if same_layout(gate, up):
+    if same_layout(gate, up) and bucket.rows(x.dim) <= tiles.FEW:
         both = Product(
             x,
             gate,
@@ -125,7 +131,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             activation=activation,
         )
         return [both.dispatch(at, bucket)]
-    # Two formats: the gate first, then the other product, which multiplies them.
+    # Two formats, or many rows: the gate first, then the other product, which multiplies them.
     made = at.scratch(bucket.rows(x.dim) * out.stride)
     first = Product(x, gate, (made, out.stride), bias)
     second = Product(x, up, y, up_bias, kind=GATED, up=made, activation=activation)

@@ -8,6 +8,7 @@ from zinc.backends.api import Operand, Ref
 from zinc.backends.vulkan.dispatch import Addresses, DeviceWeight
 from zinc.backends.vulkan.packing import FLOATS, UNIT, offsets
 from zinc.ops.graph import Act, Constant, Dim, Weight
+from zinc.quant.blocks import GGMLType
 
 DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
 
@@ -47,6 +48,11 @@ def same_layout(a: DeviceWeight, b: DeviceWeight) -> bool:
 def unit(w: DeviceWeight) -> int:
     """Elements that a lane decodes at a time."""
     return FLOATS.get(w.type, UNIT)
+
+
+def takes_half(w: DeviceWeight, x: Ref) -> bool:
+    """Whether products may round both sides to float16: they are known to 8 bits anyway."""
+    return x.act is Act.Q8_32 or w.type is GGMLType.BF16
 
 
 def format_defines(
