@@ -3,7 +3,6 @@ contexts, memory that a plan needs, and files that contradict themselves."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from models.harness import BACKENDS, FIXTURES, Runner, expected, relative_error, rewrite
 
 from zinc.backends import api
-from zinc.core.errors import ModelError, UnsupportedError, ZincError
+from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import ModelSpec, load
 from zinc.plan.planner import make_plan
@@ -253,36 +252,3 @@ def test_damage_is_one_clear_error(
     with pytest.raises(ModelError, match=message) as caught:
         spec_of(path)
     assert str(path) in str(caught.value)
-
-
-# A file without one of these is taken for one that holds its parts apart.
-STACKED = {"attn_qkv": "attn_q", "ffn_gate_up_exps": "ffn_gate_exps"}
-
-
-@pytest.mark.parametrize(
-    "name", ["gemma2", "gemma3", "gemma4", "gemma4moe", "gemma4e", "phi3", "phi3long", "glm4"]
-)
-def test_every_tensor_and_key_matters_or_has_a_default(tmp_path: Path, name: str) -> None:
-    """Without any one tensor or key the model is refused, or its default is a documented one."""
-    optional = {
-        "output.weight", "layer_output_scale.weight", "ffn_down_exps.scale",
-        "attn_q.bias", "attn_k.bias", "attn_v.bias",
-    }  # fmt: skip
-    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
-        last = f"blk.{max(int(t.split('.')[1]) for t in file.tensors if t.startswith('blk.'))}."
-        tensors = [t for t in file.tensors if t.startswith(last) or not t.startswith("blk.")]
-        keys = [k for k in file.metadata if not k.startswith("general.")]
-    for tensor in tensors:
-        path = rewrite(FIXTURES / f"{name}.gguf", tmp_path / "m.gguf", tensors={tensor: None})
-        if tensor.removeprefix(last) in optional:
-            spec_of(path)
-        elif not (name == "gemma4e" and tensor.startswith((f"{last}attn_k", f"{last}attn_v"))):
-            stem, _, suffix = tensor.removeprefix(last).partition(".")
-            if stem == "ffn_up" and name in ("phi3", "phi3long", "glm4"):
-                stem = "ffn_gate"
-            with pytest.raises(ModelError, match=f"{STACKED.get(stem, stem)}.{suffix}"):
-                spec_of(path)
-    for key in keys:
-        path = rewrite(FIXTURES / f"{name}.gguf", tmp_path / "m.gguf", drop=[key])
-        with suppress(ZincError):  # and nothing else
-            spec_of(path)

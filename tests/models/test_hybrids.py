@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from models.harness import BACKENDS, FIXTURES, Runner, expected, planned, relative_error, rewrite
 
-from zinc.backends import api
 from zinc.backends.api import CacheLayout
 from zinc.core.errors import ModelError
 from zinc.engine.engine import Engine
@@ -19,7 +18,6 @@ from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.graph import KVState, RecurrentState
-from zinc.plan.planner import make_plan
 
 HYBRIDS = ["qwen35", "qwen35moe", "qwen3next"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -168,31 +166,6 @@ def test_layers_attend_at_an_interval_when_the_file_does_not_list_them(
 ) -> None:
     keys = [f"{name}.attention.recurrent_layers", f"{name}.full_attention_interval"]
     path = rewrite(FIXTURES / f"{name}.gguf", tmp_path / "m.gguf", drop=keys)
-    assert_same_model(path, name)
-
-
-@pytest.mark.parametrize("name", HYBRIDS)
-@pytest.mark.parametrize("stripped", [True, False])
-def test_a_block_that_predicts_further_tokens_is_no_layer(
-    name: str, stripped: bool, tmp_path: Path
-) -> None:
-    source = tensors(name)
-    extra: dict[str, np.ndarray | None] = {}
-    if not stripped:
-        extra = {k.replace("blk.3.", "blk.4."): v for k, v in source.items() if "blk.3." in k}
-        extra["blk.4.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
-    path = rewrite(
-        FIXTURES / f"{name}.gguf",
-        tmp_path / "m.gguf",
-        metadata={f"{name}.block_count": 5, f"{name}.nextn_predict_layers": 1},
-        tensors=extra,
-    )
-    with GGUFFile.open(path) as file:
-        spec, graph = load(file)
-        assert (spec.n_layers, spec.n_nextn) == (4, 1)
-    _, before = planned(FIXTURES / f"{name}.gguf", "ref")
-    weights = make_plan(graph, api.create("null"), max_tokens=8, max_outputs=8).weights
-    assert {w.name for w in weights} == {w.name for w in before.weights}
     assert_same_model(path, name)
 
 

@@ -17,6 +17,7 @@ from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
     from zinc.formats.gguf import GGUFFile, MetadataValue
+    from zinc.models.spec import ModelSpec
 
 SHOWN_ELEMENTS = 4
 SHOWN_CHARACTERS = 72
@@ -99,7 +100,24 @@ def report(file: GGUFFile) -> str:
     ]
     if memory["state_bytes"]:
         lines.append(f"  recurrent state  {size(memory['state_bytes'])} a sequence")
+    if memory["nextn_blocks"]:
+        lines.append(f"  kept for speculation, not loaded: {nextn_text(memory)}")
     return "\n".join(lines)
+
+
+def nextn_text(memory: dict[str, Any]) -> str:
+    """What the blocks that predict further tokens are, for people."""
+    blocks = ", ".join(memory["nextn_blocks"])
+    return f"{blocks} (NextN), {size(memory['nextn_bytes'])}"
+
+
+def nextn_memory(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+    """Blocks that predict further tokens and are in the file, and their bytes."""
+    from zinc.models.nextn import nextn_tensors
+
+    tensors = nextn_tensors(file, spec)
+    blocks = dict.fromkeys(".".join(tensor.name.split(".")[:2]) for tensor in tensors)
+    return {"nextn_blocks": list(blocks), "nextn_bytes": sum(t.n_bytes for t in tensors)}
 
 
 def _types(file: GGUFFile) -> list[tuple[str, int, int]]:
@@ -132,6 +150,7 @@ def _memory(file: GGUFFile) -> dict[str, Any]:
         "kv_f16_bytes": round(spec.context * kv_bytes_per_token(states, "f16")),
         "kv_q8_0_bytes": round(spec.context * kv_bytes_per_token(states, "q8_0")),
         "state_bytes": state_bytes_per_sequence(states),
+        **nextn_memory(file, spec),
     }
 
 

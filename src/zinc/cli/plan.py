@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from zinc import models
     from zinc.cli import loading
     from zinc.cli.cost import StepShape
+    from zinc.cli.inspect import nextn_memory
     from zinc.engine.loader import resolve_kv_dtype
     from zinc.formats.gguf import GGUFFile
     from zinc.plan.planner import make_plan
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         kv_dtype = resolve_kv_dtype(args.kv_dtype, backend.name, plan.states)
         shape = StepShape(args.tokens, 1, args.depth, kv_dtype)
         memory = _memory(plan, args.context or spec.context, kv_dtype)
+        memory |= nextn_memory(file, spec)
         if args.dot:
             print(dot(plan))
         elif args.json:
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, int]:
+def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, Any]:
     from zinc.cli.cost import file_bytes
     from zinc.engine.loader import kv_bytes_per_token, state_bytes_per_sequence
 
@@ -116,18 +118,22 @@ def launches(plan: Plan, shape: StepShape) -> str:
     return table(header, rows)
 
 
-def totals(plan: Plan, shape: StepShape, memory: dict[str, int]) -> str:
+def totals(plan: Plan, shape: StepShape, memory: dict[str, Any]) -> str:
+    from zinc.cli.inspect import nextn_text
+
     n_bytes = sum(shape.bytes(launch) for launch in plan.launches)
     flops = sum(shape.flops(launch) for launch in plan.launches)
     tokens = "1 token" if shape.tokens == 1 else f"{shape.tokens:,} tokens"
     state = memory["state_bytes"]
     recurrent = f"recurrent state {size(state)} a sequence, " if state else ""
+    kept = f"kept for speculation: {nextn_text(memory)}\n" if memory["nextn_blocks"] else ""
     return (
         f"\na step of {tokens} after {shape.depth:,} cached ones: "
         f"{size(n_bytes)}, {flops / 1e9:.3f} GFLOP\n"
         f"memory: weights {size(memory['weights_bytes'])}, "
         f"KV cache {size(memory['kv_bytes'])} for {memory['context_tokens']:,} tokens, "
         f"{recurrent}arena {size(memory['arena_bytes'])} for steps of {plan.max_tokens} tokens\n"
+        f"{kept}"
         f"plan {plan.hash}"
     )
 

@@ -6,14 +6,18 @@ import importlib
 import pkgutil
 from typing import Protocol, cast
 
-from zinc.core.errors import UnsupportedError
-from zinc.formats.gguf import GGUFFile
+from zinc.core.errors import ModelError, UnsupportedError
+from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.context import RopeScaling, specs
+from zinc.models.nextn import check_nextn
 from zinc.models.spec import ModelSpec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 
-_SHARED = {"blocks", "context", "delta_net", "latent", "moe", "probe", "rope", "spec", "weights"}
+# What model files share, and what is done with all of them.
+_SHARED = {
+    "blocks", "context", "delta_net", "latent", "moe", "nextn", "probe", "rope", "spec", "weights",
+}  # fmt: skip
 
 
 class Architecture(Protocol):
@@ -66,8 +70,36 @@ def load(
         if beyond is None:
             raise ValueError("all sequences of the model run with the same frequencies")
         spec = beyond
+    check_file(file, arch)
+    check_nextn(file, spec)
     graph = Graph()
     weights = Weights(file)
     module.build(graph, spec, weights)
-    weights.check_all_used(spec.n_layers)
+    weights.check(spec.n_layers, spec.n_nextn)
+    n_experts = file.int(f"{arch}.expert_count", default=0)
+    if n_experts and not any(node.op == "route" for node in graph.nodes):
+        raise UnsupportedError(
+            f"cannot load {file.path}",
+            f"it counts {n_experts} experts, and the {arch} models that zinc runs have none",
+            "use another model, or a newer zinc",
+        )
     return spec, graph
+
+
+def check_file(file: GGUFFile, arch: str) -> None:
+    """Raises an error for what no model file asks about, and what would change the result."""
+    if not file.bool(f"{arch}.attention.causal", default=True):
+        raise UnsupportedError(
+            f"cannot load {file.path}",
+            "its tokens attend to those behind them, and zinc runs causal models only",
+            "use another model",
+        )
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    table = file.tensors.get("token_embd.weight")
+    if isinstance(tokens, GGUFArray) and table is not None and len(tokens) > table.shape[0]:
+        raise ModelError(
+            f"cannot load {file.path}",
+            f"its tokenizer has {len(tokens):,} tokens, "
+            f"and token_embd.weight rows for {table.shape[0]:,}",
+            "the file is damaged or converted wrongly; convert or download it again",
+        )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from zinc.formats.gguf import GGUFFile
 from zinc.models.latent import latent_attention, latent_from
 from zinc.models.moe import expert_decoder, experts_from, leading_dense_layers
-from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.spec import Metadata, ModelSpec, dense_spec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 
@@ -14,6 +14,8 @@ from zinc.ops.graph import Graph
 def spec(file: GGUFFile) -> ModelSpec:
     base = dense_spec(file, "deepseek2", neox=False)
     has_experts = file.int("deepseek2.expert_count", default=0) > 0
+    if has_experts:
+        Metadata(file, "deepseek2").require("expert_weights_scale")
     return replace(
         base,
         attention=(latent_from(file, "deepseek2"),) * base.n_layers,

@@ -35,8 +35,9 @@ class HybridSpec(ModelSpec):
 
 def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> HybridSpec:
     """The spec of a hybrid without its experts. Raises ModelError."""
-    base = dense_spec(file, arch, neox=True, qk_norm=True, scaling_is_optional=True)
     m = Metadata(file, arch)
+    m.require("rope.freq_base", "rope.dimension_count")
+    base = dense_spec(file, arch, neox=True, qk_norm=True, scaling_is_optional=True)
     n_k_heads = m.size("ssm.group_count", MAX_HEADS)
     n_v_heads = m.size("ssm.time_step_rank", MAX_HEADS)
     v_cols = m.size("ssm.inner_size", MAX_WIDTH)

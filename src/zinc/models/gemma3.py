@@ -19,6 +19,7 @@ LAYERS_27B = 62
 
 def spec(file: GGUFFile) -> ModelSpec:
     m = Metadata(file, "gemma3")
+    m.require("rope.freq_base")
     base = dense_spec(file, "gemma3", neox=True, qk_norm=True)
     full = replace(base.attention[0], scale=m.query_scale(base, LAYERS_27B))
     attention = [full] * base.n_layers

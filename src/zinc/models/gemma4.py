@@ -44,6 +44,7 @@ class Gemma4Spec(ModelSpec):
 
 def spec(file: GGUFFile) -> Gemma4Spec:
     m = Metadata(file, "gemma4")
+    m.require("rope.freq_base")
     hidden = m.size("embedding_length", MAX_WIDTH)
     n_layers = m.size("block_count", MAX_LAYERS)
     ffn = m.sizes("feed_forward_length", MAX_WIDTH, n_layers)

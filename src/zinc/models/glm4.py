@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.blocks import dense_decoder
-from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.spec import Metadata, ModelSpec, dense_spec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 
 
 def spec(file: GGUFFile) -> ModelSpec:
+    Metadata(file, "glm4").require("rope.freq_base", "rope.dimension_count")
     sections = file.array("glm4.rope.dimension_sections", default=None)
     return replace(dense_spec(file, "glm4", neox=any(sections or ())), post_norms=True)
 

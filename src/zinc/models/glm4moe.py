@@ -5,15 +5,18 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.moe import expert_decoder, experts_from, leading_dense_layers
-from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.spec import Metadata, ModelSpec, dense_spec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SIGMOID
 
 
 def spec(file: GGUFFile) -> ModelSpec:
+    Metadata(file, "glm4moe").require(
+        "rope.freq_base", "rope.dimension_count", "expert_weights_scale"
+    )
     # No key says whether the heads have norms; they have them in every layer or in none.
-    qk_norm = "blk.0.attn_q_norm.weight" in file.tensors
+    qk_norm = any(name.endswith(".attn_q_norm.weight") for name in file.tensors)
     base = dense_spec(file, "glm4moe", neox=True, qk_norm=qk_norm)
     gated = "glm4moe.expert_gating_func" in file.metadata
     experts = experts_from(file, "glm4moe", scoring=None if gated else SIGMOID)

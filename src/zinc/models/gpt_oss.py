@@ -13,11 +13,12 @@ from zinc.ops.moe import SOFTMAX_CHOSEN
 
 
 def spec(file: GGUFFile) -> ModelSpec:
+    m = Metadata(file, "gpt-oss")
+    m.require("rope.freq_base", "rope.scaling.type")
     base = dense_spec(file, "gpt-oss", neox=True)
     # The published code does not round the YaRN ramp to whole dimensions, and no key says so.
     a = base.attention[0]
     rope = None if a.rope is None else replace(a.rope, truncate=False)
-    m = Metadata(file, "gpt-oss")
     window = m.size("attention.sliding_window", 1 << 30)
     sliding = m.sliding_layers(base.n_layers, 2)
     return replace(

@@ -39,6 +39,8 @@ def experts_from(
     count = m.size("expert_count", MAX_EXPERTS)
     top_k = m.size("expert_used_count", MAX_CHOSEN)
     n_groups = m.optional_size("expert_group_count", count) or 1
+    if n_groups > 1:
+        m.require("expert_group_used_count")
     top_groups = m.optional_size("expert_group_used_count", n_groups) or n_groups
     if count % n_groups or top_k > count // n_groups * top_groups:
         raise ModelError(
@@ -52,6 +54,8 @@ def experts_from(
     # Sums of two rank the groups in DeepSeek-V3, whose scores are sigmoids; V2 takes the largest.
     group_top = min(2 if scoring == SIGMOID else 1, count // n_groups)
     if renormalise is None:
+        if scoring == SIGMOID:
+            m.require("expert_weights_norm")
         renormalise = file.bool(f"{arch}.expert_weights_norm", default=False)
     ffn = m.optional_size("expert_feed_forward_length", MAX_WIDTH)
     return Experts(

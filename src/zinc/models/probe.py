@@ -20,7 +20,7 @@ from zinc.quant.blocks import GGMLType
 
 WIDTH = 256  # a whole number of blocks of every format
 # Under the architecture's name; every feature that has a key is there.
-KEYS: dict[str, int | float] = {
+KEYS: dict[str, int | float | str] = {
     "block_count": 4,
     "context_length": 4096,
     "embedding_length": WIDTH,
@@ -43,8 +43,12 @@ KEYS: dict[str, int | float] = {
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
     "rope.dimension_count": 64,
+    "rope.freq_base": 10000.0,
+    "rope.scaling.type": "none",
     "expert_count": 4,
     "expert_used_count": 2,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.0,
     "expert_feed_forward_length": WIDTH,
     "expert_shared_feed_forward_length": WIDTH,
     "ssm.conv_kernel": 4,

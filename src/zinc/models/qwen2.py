@@ -12,4 +12,6 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
+    for i in range(spec.n_layers):
+        w.layer(i).require("attn_q.bias", "attn_k.bias", "attn_v.bias")
     dense_decoder(g, spec, w)

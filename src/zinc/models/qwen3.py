@@ -2,12 +2,13 @@
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.blocks import dense_decoder
-from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.spec import Metadata, ModelSpec, dense_spec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 
 
 def spec(file: GGUFFile) -> ModelSpec:
+    Metadata(file, "qwen3").require("rope.freq_base")
     return dense_spec(file, "qwen3", neox=True, qk_norm=True, scaling_is_optional=True)
 
 

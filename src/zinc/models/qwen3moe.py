@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.moe import expert_decoder, experts_from
-from zinc.models.spec import ModelSpec, dense_spec
+from zinc.models.spec import Metadata, ModelSpec, dense_spec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SOFTMAX
@@ -13,6 +13,7 @@ from zinc.ops.moe import SOFTMAX
 
 def spec(file: GGUFFile) -> ModelSpec:
     experts = experts_from(file, "qwen3moe", scoring=SOFTMAX, renormalise=True)
+    Metadata(file, "qwen3moe").require("rope.freq_base")
     base = dense_spec(file, "qwen3moe", neox=True, qk_norm=True, scaling_is_optional=True)
     return replace(base, experts=experts)
 

@@ -96,25 +96,25 @@ def rope_from(
             "of the tensors rope_factors_short.weight and rope_factors_long.weight one is missing",
             "the file is incomplete; convert or download it again",
         )
-    scaling = file.str(f"{arch}.rope.scaling.type", default="none")
+    scaling, factor = _scaling(file, arch)
     if scaling == "longrope" and long is not None:
         scaling = "none"
-    factor = file.float(f"{arch}.rope.scaling.factor", default=0.0)
-    if not factor:  # the key of files from before `rope.scaling.*`
-        factor = file.float(f"{arch}.rope.scale_linear", default=1.0)
-        scaling = "linear" if scaling == "none" and factor not in (0.0, 1.0) else scaling
     if scaling not in ("none", "linear", "yarn"):
         raise UnsupportedError(
             f"cannot load {file.path}",
             f"its RoPE scaling type is {scaling!r}, and zinc knows none, linear and yarn",
             "use another conversion of the model",
         )
+    needed = {"yarn": ("original_context_length",)}.get(scaling, ())
+    for key in needed if long is None else ("attn_factor", "original_context_length"):
+        if f"{arch}.rope.scaling.{key}" not in file.metadata:
+            raise incomplete(file, f"{arch}.rope.scaling.{key}")
     original_context = file.int(
         f"{arch}.rope.scaling.original_context_length",
         default=file.int(f"{arch}.context_length", default=4096),
     )
     check_range(file, f"{arch}.rope.freq_base", base, 1.5)
-    check_range(file, f"{arch}.rope.scaling.factor", factor or 1.0, 1e-6)
+    check_range(file, f"{arch}.rope.scaling.factor", factor, 1e-6)
     check_range(file, f"{arch}.rope.scaling.original_context_length", original_context)
 
     def number(name: str, default: float) -> float:
@@ -125,14 +125,41 @@ def rope_from(
         dims=dims,
         base=base,
         neox=neox,
-        scaling=scaling if factor not in (0.0, 1.0) else "none",
-        factor=factor or 1.0,
+        scaling=scaling if factor != 1.0 else "none",
+        factor=factor,
         original_context=original_context,
         attention_factor=number("attn_factor", 1.0),
         beta_fast=number("yarn_beta_fast", 32.0),
         beta_slow=number("yarn_beta_slow", 1.0),
         divisors=freqs if short is None else short,
         long_divisors=long,
+    )
+
+
+def _scaling(file: GGUFFile, arch: str) -> tuple[str, float]:
+    """Type and factor of the scaling that the file asks for.
+
+    A factor without a type is linear, as ggml has it; `rope.scale_linear` is the key of files from
+    before `rope.scaling.*`.
+    """
+    old = file.float(f"{arch}.rope.scale_linear", default=None)
+    factor = file.float(f"{arch}.rope.scaling.factor", default=old)
+    implied = "none" if factor in (None, 0.0, 1.0) else "linear"
+    key = f"{arch}.rope.scaling.type"
+    if implied == "linear" and f"{arch}.rope.scaling.original_context_length" in file.metadata:
+        file.str(key)  # linear scaling has no use for it: another type is meant
+    type = file.str(key, default=implied)
+    if type in ("linear", "yarn") and factor is None:
+        raise incomplete(file, f"{arch}.rope.scaling.factor")
+    return type, (1.0 if type == "none" else factor) or 1.0
+
+
+def incomplete(file: GGUFFile, key: str) -> ModelError:
+    """The error for a metadata key without which the result would be another."""
+    return ModelError(
+        f"cannot load {file.path}",
+        f"it has no metadata key {key}",
+        "the file is incomplete; convert or download it again",
     )
 
 

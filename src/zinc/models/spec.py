@@ -8,7 +8,7 @@ from typing import Any
 
 from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFArray, GGUFFile
-from zinc.models.rope import Rope, rope_from
+from zinc.models.rope import Rope, incomplete, rope_from
 
 # Larger than any published model; what lies beyond is a damaged file, not a model.
 MAX_LAYERS, MAX_HEADS, MAX_WIDTH, MAX_VOCAB = 1024, 1024, 1 << 20, 1 << 22
@@ -132,6 +132,12 @@ class Metadata:
                 "the file is damaged; download or convert it again",
             )
         return value
+
+    def require(self, *keys: str) -> None:
+        """Raises ModelError for a key whose default is right for other families only."""
+        for key in keys:
+            if f"{self.arch}.{key}" not in self.file.metadata:
+                raise incomplete(self.file, f"{self.arch}.{key}")
 
     def layers(self) -> tuple[int, int]:
         """Layers of the trunk, and blocks after it that predict further tokens (NextN, MTP).

@@ -17,13 +17,24 @@ from zinc.ops.graph import Weight
 from zinc.quant.blocks import GGMLType
 
 
+def block_of(name: str) -> int | None:
+    """The number of the block that a tensor belongs to, None for those of the whole model."""
+    found = re.match(r"blk\.(\d{1,9})\.", name)
+    return None if found is None else int(found[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The tensors whose names start with `prefix`. `used` collects what was asked for."""
+    """The tensors whose names start with `prefix`.
+
+    `used` collects what was asked for, and `looked_for` by name in a layer, whether each layer that
+    was asked for an optional tensor has it.
+    """
 
     file: GGUFFile
     prefix: str = ""
     used: set[str] = field(default_factory=set)
+    looked_for: dict[str, dict[str, bool]] = field(default_factory=dict)
 
     def layer(self, index: int) -> Weights:
         return replace(self, prefix=f"blk.{index}.")
@@ -32,27 +43,45 @@ class Weights:
         """Says that the model is right without these tensors, if the file has them."""
         self.used.update(f"{self.prefix}{name}.weight" for name in names)
 
-    def check_all_used(self, n_layers: int) -> None:
-        """Raises UnsupportedError when the file has a tensor that nobody asked for.
+    def check(self, n_layers: int, n_nextn: int) -> None:
+        """Holds the tensors of the file against what the model asked for in its layers.
 
-        It would change the result (a bias, a scale) and be skipped without a word. Not meant are
-        blocks after the first `n_layers` (NextN), RoPE tables, and the parts of a model that see
-        and hear.
+        A tensor that nobody asked for would change the result (a bias, a scale) and be skipped
+        without a word: that is an UnsupportedError, and for blocks that the metadata does not
+        count, or an optional tensor that only some layers have, a ModelError. Not meant are RoPE
+        tables, the parts of a model that see and hear, and the `n_nextn` blocks behind the layers.
         """
         for name in self.file.tensors:
             if name in self.used or name.startswith(("rope_", "v.", "a.", "mm.")):
                 continue
-            block = re.match(r"blk\.(\d+)\.", name)
-            if block and (int(block[1]) >= n_layers or name.endswith("rot_embd.weight")):
+            block = block_of(name)
+            if block is not None and block >= n_layers + n_nextn:
+                raise ModelError(
+                    f"cannot load {self.file.path}",
+                    f"it has the tensor {name}, but the metadata counts "
+                    f"{n_layers + n_nextn} blocks",
+                    "the file is damaged or converted wrongly; convert or download it again",
+                )
+            if block is not None and (block >= n_layers or name.endswith("rot_embd.weight")):
                 continue
             raise UnsupportedError(
                 f"cannot load {self.file.path}",
                 f"zinc does not know what the tensor {name} does in this architecture",
                 "use another conversion of the model, or a newer zinc",
             )
+        for name, found in self.looked_for.items():
+            if len(set(found.values())) > 1:
+                lacking = next(prefix for prefix, there in found.items() if not there)
+                raise ModelError(
+                    f"cannot load {self.file.path}",
+                    f"the tensor {lacking}{name} is missing, and other layers have theirs",
+                    "the file is incomplete; convert or download it again",
+                )
 
     def has(self, name: str, suffix: str = "weight") -> bool:
-        return f"{self.prefix}{name}.{suffix}" in self.file.tensors
+        found = f"{self.prefix}{name}.{suffix}" in self.file.tensors
+        self.looked_for.setdefault(f"{name}.{suffix}", {})[self.prefix] = found
+        return found
 
     def stacks(self, name: str, rows: int) -> bool:
         """Whether the matrix is there and has so many rows, being several matrices in one."""

@@ -1,0 +1,267 @@
+"""Files whose tensors and metadata do not agree: one clear error for each, for every family.
+
+Every fixture is taken apart in memory: a tensor is left out, has another shape or is one too many,
+a count is another, a key is gone. What is accepted must be a default that a family's files rely on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from models.harness import FIXTURES, fixture_names
+
+from zinc.backends import api
+from zinc.core.errors import ModelError, UnsupportedError, ZincError
+from zinc.formats.gguf import GGUFArray, GGUFFile, Tensor
+from zinc.models import load
+from zinc.models.nextn import nextn_tensors
+from zinc.models.weights import block_of
+from zinc.plan.planner import make_plan
+
+NAMES = fixture_names()
+# Where a tensor may stand for others, the error names what is looked for instead.
+INSTEAD = {
+    "attn_qkv": "attn_q",
+    "ffn_gate_up_exps": "ffn_gate_exps",
+    "attn_kv_b": "attn_k_b",
+    "ssm_ba": "ssm_beta",
+}
+
+
+@cache
+def opened(name: str) -> GGUFFile:
+    return GGUFFile.open(FIXTURES / f"{name}.gguf")
+
+
+def changed(
+    file: GGUFFile,
+    tensors: Mapping[str, Tensor | None] | None = None,
+    keys: Mapping[str, Any] | None = None,
+) -> GGUFFile:
+    """The file with tensors and keys replaced, or left out where they are None."""
+    view = copy.copy(file)
+    merged = {**file.tensors, **(tensors or {})}
+    view.tensors = MappingProxyType({k: t for k, t in merged.items() if t is not None})
+    both = {**file.metadata, **(keys or {})}
+    view.metadata = MappingProxyType({k: v for k, v in both.items() if v is not None})
+    return view
+
+
+def arch_of(file: GGUFFile) -> str:
+    return file.str("general.architecture")
+
+
+def plan_hash(file: GGUFFile) -> str:
+    plan = make_plan(load(file)[1], api.kernels("null"), max_tokens=4, max_outputs=1)
+    return plan.hash
+
+
+def needed(file: GGUFFile) -> Iterator[Tensor]:
+    """Tensors that the trunk reads, of the first and the last two layers and of the whole."""
+    spec, graph = load(file)
+    kept = {t.name for t in nextn_tensors(file, spec)}
+    plan = make_plan(graph, api.kernels("null"), max_tokens=4, max_outputs=1)
+    read = {weight.tensor for weight in plan.weights}
+    for name, tensor in file.tensors.items():
+        block = block_of(name)
+        if name in kept or block not in (None, 0, spec.n_layers - 2, spec.n_layers - 1):
+            continue
+        if name in read or block is None:
+            yield tensor
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_tensor_is_named(name: str) -> None:
+    file = opened(name)
+    for tensor in needed(file):
+        without = changed(file, {tensor.name: None})
+        if tensor.name == "output.weight":  # the head is the embedding then
+            assert load(without)
+            continue
+        with pytest.raises(ModelError) as caught:
+            load(without)
+        said = str(caught.value)
+        stems = tensor.name.split(".")
+        stem = stems[-2] if stems[-1] in ("weight", "bias", "scale") else stems[-1]
+        assert any(s in said for s in (stem, INSTEAD.get(stem, stem))) or (
+            stem == "ffn_up" and "ffn_gate" in said  # which is stacked in it
+        ), f"{tensor.name}: {said}"
+        assert str(file.path) in said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_shape_names_both(name: str) -> None:
+    file = opened(name)
+    for tensor in needed(file):
+        for shape in (
+            (*tensor.shape[:-1], tensor.shape[-1] + 32),
+            (tensor.shape[0] * 2, *tensor.shape[1:]),
+            (1, 1, *tensor.shape),
+        ):
+            if tensor.name == "token_embd.weight" and len(shape) == 2 and shape[1] == 64:
+                continue  # its rows are the vocabulary, which another tensor contradicts
+            with pytest.raises(ModelError) as caught:
+                load(changed(file, {tensor.name: replace(tensor, shape=shape)}))
+            said = str(caught.value)
+            assert "shape" in said or "not a matrix" in said, f"{tensor.name} {shape}: {said}"
+            assert str(file.path) in said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_nobody_knows_is_not_skipped(name: str) -> None:
+    file = opened(name)
+    any_tensor = next(iter(file.tensors.values()))
+    for unknown in ("blk.0.attn_mystery.weight", "blk.1.attn_output.scale", "mystery.bias"):
+        extra = {unknown: replace(any_tensor, name=unknown)}
+        with pytest.raises(UnsupportedError, match=unknown.replace(".", r"\.")):
+            load(changed(file, extra))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", [-1, 1])
+def test_blocks_that_the_metadata_miscounts(name: str, change: int) -> None:
+    file = opened(name)
+    key = f"{arch_of(file)}.block_count"
+    with pytest.raises(ModelError, match=r"counts|missing|elements|shape|is a layer|predicts|shares"):
+        load(changed(file, keys={key: file.int(key) + change}))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if f"{arch_of(opened(n))}.expert_count" in opened(n).metadata]
+)
+def test_experts_that_the_tensors_do_not_have(name: str) -> None:
+    file = opened(name)
+    key = f"{arch_of(file)}.expert_count"
+    count = file.int(key)
+    if count == 0:
+        pytest.skip("it has none, and says so")
+    for other in (count - 1, count + 1, 2 * count):
+        with pytest.raises(ModelError, match=r"shape|experts"):
+            load(changed(file, keys={key: other}))
+    gone = {n: None for n in file.tensors if "_exps" in n}
+    with pytest.raises(ModelError, match=r"_exps.*(missing|any layer)|missing.*_exps"):
+        load(changed(file, gone))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen35"])
+def test_experts_in_a_family_that_has_none(name: str) -> None:
+    file = opened(name)
+    arch = arch_of(file)
+    keys = {f"{arch}.expert_count": 8, f"{arch}.expert_used_count": 2}
+    with pytest.raises(UnsupportedError, match="counts 8 experts"):
+        load(changed(file, keys=keys))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_number_in_the_metadata_does_harm(name: str) -> None:
+    """Absurd numbers, and values of other types, end in an error or change nothing that is run."""
+    file = opened(name)
+    arch = arch_of(file)
+    for key, value in file.metadata.items():
+        if not key.startswith(f"{arch}.") or isinstance(value, GGUFArray):
+            continue
+        others: list[Any] = ["text", -1, 1 << 40, (1 << 64) - 1]
+        if isinstance(value, float):
+            others = ["text", -1.0, float("nan"), float("inf"), 0.0]
+        for other in others:
+            with suppress(ZincError):  # and nothing else
+                load(changed(file, keys={key: other}))
+
+
+# Keys that other families have a default for, and without which these would compute otherwise.
+REQUIRED = [
+    ("qwen3", "rope.freq_base"),
+    ("qwen3moe", "rope.freq_base"),
+    ("qwen3next", "rope.dimension_count"),
+    ("qwen35", "rope.dimension_count"),
+    ("qwen35moe", "rope.freq_base"),
+    ("gemma3", "rope.freq_base"),
+    ("gemma4", "rope.freq_base"),
+    ("glm4", "rope.dimension_count"),
+    ("glm4moe", "rope.dimension_count"),
+    ("glm4moe", "expert_weights_scale"),
+    ("glm4moe", "expert_weights_norm"),
+    ("deepseek2v3", "expert_weights_norm"),
+    ("deepseek2v2", "expert_weights_scale"),
+    ("deepseek2v3", "expert_group_used_count"),
+    ("deepseek2v3", "rope.scaling.type"),
+    ("deepseek2v3", "rope.scaling.factor"),
+    ("deepseek2v3", "rope.scaling.original_context_length"),
+    ("gptoss", "rope.freq_base"),
+    ("gptoss", "rope.scaling.type"),
+    ("gptoss", "rope.scaling.factor"),
+    ("gptoss", "expert_used_count"),
+    ("gemma3long", "rope.scaling.factor"),
+    ("qwen3yarn", "rope.scaling.factor"),
+    ("phi3long", "rope.scaling.attn_factor"),
+    ("phi3long", "rope.scaling.original_context_length"),
+    ("llama", "attention.layer_norm_rms_epsilon"),
+    ("llama", "context_length"),
+]
+
+
+@pytest.mark.parametrize(("name", "key"), REQUIRED)
+def test_a_key_that_decides_the_result_has_no_default(name: str, key: str) -> None:
+    file = opened(name)
+    full = f"{arch_of(file)}.{key}"
+    with pytest.raises(ModelError, match=f"{full.replace('.', '[.]')}"):
+        load(changed(file, keys={full: None}))
+
+
+# Keys with a default that is right for the family: without them the same is planned.
+DEFAULTS = [
+    ("llama", "rope.freq_base"),
+    ("llama", "attention.value_length"),
+    ("qwen2", "attention.head_count_kv"),
+    ("gemma2", "attn_logit_softcapping"),
+    ("gemma2", "final_logit_softcapping"),
+    ("gemma3", "rope.freq_base_swa"),
+    ("gemma4", "attention.sliding_window_pattern"),
+    ("qwen35", "full_attention_interval"),
+    ("qwen35moe", "expert_shared_feed_forward_length"),
+    ("qwen3moe", "expert_feed_forward_length"),
+    ("deepseek2v3", "expert_gating_func"),
+    ("gptoss", "rope.scaling.yarn_beta_fast"),
+    ("gemma3long", "rope.scaling.type"),  # a factor alone is linear
+]
+
+
+@pytest.mark.parametrize(("name", "key"), DEFAULTS)
+def test_a_key_with_a_default(name: str, key: str) -> None:
+    file = opened(name)
+    full = f"{arch_of(file)}.{key}"
+    assert full in file.metadata
+    assert plan_hash(changed(file, keys={full: None})) == plan_hash(file)
+
+
+def test_an_optional_tensor_is_there_in_all_layers_or_in_none() -> None:
+    file = opened("glm4")
+    biases = [
+        n for n in file.tensors if n.endswith((".attn_q.bias", ".attn_k.bias", "attn_v.bias"))
+    ]
+    assert load(changed(file, dict.fromkeys(biases)))
+    with pytest.raises(ModelError, match=rf"tensor {biases[-1]} is missing, and other layers"):
+        load(changed(file, {biases[-1]: None}))
+
+
+def test_attention_to_later_tokens_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="causal models only"):
+        load(changed(opened("qwen3"), keys={"qwen3.attention.causal": False}))
+    assert load(changed(opened("qwen3"), keys={"qwen3.attention.causal": True}))
+
+
+def test_more_tokens_than_the_embedding_has_rows() -> None:
+    name = next(n for n in NAMES if "tokenizer.ggml.tokens" in opened(n).metadata)
+    file = opened(name)
+    table = file.tensors["token_embd.weight"]
+    rows = len(file.array("tokenizer.ggml.tokens")) - 1
+    small = {"token_embd.weight": replace(table, shape=(rows, table.shape[1]))}
+    with pytest.raises(ModelError, match=f"rows for {rows:,}"):
+        load(changed(file, small))
