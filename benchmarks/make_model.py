@@ -84,6 +84,7 @@ class Shape:
 
 
 SHAPES = {
+    "tiny": Shape("qwen3", 2, 256, 512, 4, 2, 64, 1000, 4096, 1e6),
     "qwen3-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, 40960, 1e6),
     "qwen3-1.7b": Shape("qwen3", 28, 2048, 6144, 16, 8, 128, 151936, 40960, 1e6),
     "qwen3-8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, 151936, 40960, 1e6, tied=False),
@@ -104,6 +105,13 @@ SHAPES = {
         delta=DeltaNet(16, 32, 128),
         rope_dims=64,
         experts=Experts(64, 8, 256, shared_ffn=256),
+    ),
+    "qwen36-35b-a3b": Shape(
+        *("qwen35moe", 40, 2048, 512, 16, 2, 256, 248320, 262144, 1e7),
+        tied=False,
+        delta=DeltaNet(16, 32, 128),
+        rope_dims=64,
+        experts=Experts(256, 8, 512, shared_ffn=512),
     ),
     "gemma3-1b": Shape(
         *("gemma3", 26, 1152, 6912, 4, 1, 256, 262144, 32768, 1e6),
@@ -153,13 +161,24 @@ def wanted_type(name: str, layer: int, shape: Shape, mix: str) -> GGMLType:
 
 
 class RandomWeights:
-    """Matrices of quantised Gaussian blocks with standard deviation 1 / sqrt(cols)."""
+    """Matrices of quantised Gaussian blocks with standard deviation 1 / sqrt(cols).
 
-    def __init__(self, seed: int) -> None:
+    With `repeat` those of the same type and shape are the same, so that a large file is made fast.
+    """
+
+    def __init__(self, seed: int, repeat: bool = False) -> None:
         self._rng = np.random.default_rng(seed)
         self._pools: dict[tuple[GGMLType, int], np.ndarray] = {}
+        self._made: dict[tuple[GGMLType, int, int], np.ndarray] | None = {} if repeat else None
 
     def matrix(self, type: GGMLType, rows: int, cols: int) -> np.ndarray:
+        if self._made is None:
+            return self._matrix(type, rows, cols)
+        if (type, rows, cols) not in self._made:
+            self._made[type, rows, cols] = self._matrix(type, rows, cols)
+        return self._made[type, rows, cols]
+
+    def _matrix(self, type: GGMLType, rows: int, cols: int) -> np.ndarray:
         layout = BLOCKS[type]
         n_blocks = rows * cols // layout.block_size
         size = layout.block_size * (1 if layout.block_size > 1 else 256)
@@ -247,9 +266,9 @@ def byte_characters() -> list[str]:
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
 
 
-def write(path: str, shape: Shape, mix: str, seed: int = 0) -> None:
-    """Writes the file; a seed always gives the same bytes."""
-    weights = RandomWeights(seed)
+def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False) -> None:
+    """Writes the file; a seed always gives the same bytes. repeat: layers have the same ones."""
+    weights = RandomWeights(seed, repeat)
     rng = np.random.default_rng(seed + 1)
     arch = shape.arch
     letters = byte_characters()
@@ -315,8 +334,9 @@ def main() -> None:
         "--type", default="q4_k_m", help="q4_k_m, mxfp4 (of experts) or a block type such as q8_0"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeat", action="store_true", help="the same matrices in every layer")
     args = parser.parse_args()
-    write(args.path, SHAPES[args.shape], args.type, args.seed)
+    write(args.path, SHAPES[args.shape], args.type, args.seed, args.repeat)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from zinc.backends.vulkan.device import Device
-from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, Shader
+from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, Features, Shader
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
@@ -62,6 +62,11 @@ def key(shader: Shader) -> str:
     """Name of the SPIR-V of a shader: changes exactly when what is compiled changes."""
     given = repr((_source(shader.name), sorted(shader.defines), OPTIONS))
     return f"{shader.name}-{hashlib.sha256(given.encode()).hexdigest()[:20]}"
+
+
+def for_device(shader: Shader, features: Features) -> Shader:
+    """The shader as it is compiled for a device: SUBGROUP has the lanes of its subgroups."""
+    return Shader(shader.name, (*shader.defines, ("SUBGROUP", features.subgroup)))
 
 
 @cache
@@ -183,9 +188,7 @@ class Pipelines:
 
     def _make(self, shader: Shader) -> int:
         device, f = self._device, self._device.vk
-        subgroup = device.features.subgroup
-        built = Shader(shader.name, (*shader.defines, ("SUBGROUP", subgroup)))
-        code = spirv(built)
+        code = spirv(for_device(shader, device.features))
         text = ctypes.create_string_buffer(code, len(code))
         module = device.create(
             "vkCreateShaderModule", vk.ShaderModuleCreateInfo(size=len(code), code=addressof(text))
@@ -195,7 +198,7 @@ class Pipelines:
             stage=vk.SHADER_STAGE_COMPUTE, module=module, name=addressof(name)
         )
         if device.sets_subgroup_size:
-            stage.chain(vk.RequiredSubgroupSize(size=subgroup))
+            stage.chain(vk.RequiredSubgroupSize(size=device.features.subgroup))
         info = vk.ComputePipelineCreateInfo(layout=self.layout, stage=stage)
         handle = c_uint64()
         try:

@@ -1,0 +1,227 @@
+"""Speed of the Vulkan backend on random weights in the shapes of published models.
+
+    python benchmarks/vulkan.py results.json [--shapes qwen3-8b qwen36-35b-a3b] [--depths 0 16384]
+
+For each shape it makes a file in --folder, then measures prefill and decode, what the host does in
+a step, and where the device's time goes, by kernel. The read bandwidth is measured in the same run,
+as a share of which decode is given. Equal matrices are packed once: it makes loading fast and
+changes nothing that is measured, since each has memory of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import make_model
+import numpy as np
+
+from zinc.backends.vulkan import VulkanBackend, commands, create, packing
+from zinc.cli import loading, roofline
+from zinc.cli.bench import Bench
+from zinc.cli.cost import StepShape
+from zinc.core.errors import ZincError
+from zinc.formats.gguf import GGUFFile
+
+REPETITIONS = 3
+PROFILE_RUNS = 5
+
+
+def pack_once() -> None:
+    """Has equal matrices packed once."""
+    pack, made = packing.pack, {}
+
+    def cached(type, data, planes, rows, cols, rows_from=None):  # noqa: ANN001, ANN202
+        order = None if rows_from is None else rows_from.tobytes()
+        key = (type, planes, rows, cols, order, zlib.crc32(data[: 1 << 16]))
+        if key not in made:
+            made[key] = pack(type, data, planes, rows, cols, rows_from)
+        return made[key]
+
+    packing.pack = cached
+
+
+class Waiting:
+    """Sums up the seconds from each submission to its end; the rest of a step is the host's."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        run = commands.Commands.run
+
+        def timed(recorded: commands.Commands, expected_s: float = 0.0) -> None:
+            start = time.perf_counter()
+            run(recorded, expected_s)
+            self.seconds.append(time.perf_counter() - start)
+
+        commands.Commands.run = timed
+
+
+def decode(
+    bench: Bench, bound: loading.Bound, waiting: Waiting, n: int, depth: int
+) -> dict[str, Any]:
+    """Single tokens after `depth` cached ones."""
+    for at in range(0, depth, bound.plan.max_tokens):
+        tokens = min(bound.plan.max_tokens, depth - at)
+        bound.program.step(bound.step([1 + i % 1000 for i in range(tokens)], at, outputs=1))
+    steps = [bound.step([7], depth + i, outputs=1) for i in range(n)]
+    for step in steps[:4]:
+        bound.program.step(step)
+    rates, host = [], []
+    for _ in range(REPETITIONS):
+        waiting.seconds.clear()
+        start = time.perf_counter()
+        for step in steps:
+            bound.program.step(step)
+        seconds = time.perf_counter() - start
+        rates.append(n / seconds)
+        host.append((seconds - sum(waiting.seconds)) / n)
+    shape = StepShape(1, 1, depth, bound.kv_dtype)
+    n_bytes = sum(shape.bytes(launch) for launch in bound.plan.launches)
+    rate = statistics.median(rates)
+    return {
+        "depth": depth,
+        "tokens_per_s": rate,
+        "all_tokens_per_s": rates,
+        "step_us": 1e6 / rate,
+        "host_us": 1e6 * statistics.median(host),
+        "gb_per_s": n_bytes * rate / 1e9,
+        "profile": bench.profile(shape, PROFILE_RUNS),
+        **bound.program.counts(steps[0]),
+    }
+
+
+def prefill(bench: Bench, bound: loading.Bound, n: int) -> dict[str, Any]:
+    step = bound.step([1 + i % 1000 for i in range(n)], 0, outputs=1)
+    seconds = []
+    for _ in range(REPETITIONS + 2):
+        start = time.perf_counter()
+        bound.program.step(step)
+        seconds.append(time.perf_counter() - start)
+    rates = [n / s for s in seconds[2:]]
+    return {
+        "tokens": n,
+        "tokens_per_s": statistics.median(rates),
+        "all_tokens_per_s": rates,
+        "profile": bench.profile(StepShape(n, 1, 0, bound.kv_dtype), PROFILE_RUNS),
+        **bound.program.counts(step),
+    }
+
+
+def measure(
+    name: str, backend: VulkanBackend, waiting: Waiting, args: argparse.Namespace
+) -> dict[str, Any]:
+    path = Path(args.folder) / f"{name}.gguf"
+    start = time.perf_counter()
+    if not path.exists():
+        make_model.write(str(path), make_model.SHAPES[name], "q4_k_m", repeat=True)
+    made = time.perf_counter()
+    with GGUFFile.open(path) as file:
+        context = max(args.prefill, *args.depths) + args.decode + 64
+        bound = loading.bind(file, backend, context, args.kv_dtype)
+        report: dict[str, Any] = {
+            "shape": name,
+            "file_gb": file.n_bytes / 1e9,
+            "kv_dtype": bound.kv_dtype,
+            "make_s": made - start,
+            "load_s": time.perf_counter() - made,
+            "launches": len(bound.plan.launches),
+        }
+        bench = Bench(bound)
+        print(f"{name}: made in {report['make_s']:.1f} s, loaded in {report['load_s']:.1f} s")
+        start = time.perf_counter()
+        report["prefill"] = prefill(bench, bound, args.prefill)
+        show(f"prefill {args.prefill}", report["prefill"])
+        report["first_steps_s"] = time.perf_counter() - start
+        report["decode"] = []
+        for depth in args.depths:
+            report["decode"].append(decode(bench, bound, waiting, args.decode, depth))
+            show(f"decode at {depth}", report["decode"][-1])
+    if not args.keep:
+        path.unlink()
+    return report
+
+
+def show(title: str, result: dict[str, Any]) -> None:
+    extra = f", host {result['host_us']:.0f} us" if "host_us" in result else ""
+    rates = ", ".join(f"{rate:,.1f}" for rate in result["all_tokens_per_s"])
+    print(
+        f"  {title}: {result['tokens_per_s']:,.1f} tokens/s ({rates}){extra}, "
+        f"{result['dispatches']} dispatches, {result['barriers']} barriers"
+    )
+    total = sum(row["seconds"] for row in result["profile"])
+    print(f"    profile, {1e3 * total:.3f} ms on the device:")
+    for row in result["profile"]:
+        rate = row["bytes"] / row["seconds"] / 1e9 if row["seconds"] else 0.0
+        print(
+            f"    {row['kernel']:14} {row['launches']:4} x {1e6 * row['seconds']:10.1f} us "
+            f"{row['percent']:5.1f}%  {rate:8.1f} GB/s"
+        )
+    sys.stdout.flush()
+
+
+def clocks() -> str | None:
+    """What NVIDIA's tool says of clocks and driver, where it is."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw"]
+    try:
+        done = subprocess.run(
+            [*command, "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("result")
+    parser.add_argument(
+        "--shapes", nargs="+", default=["qwen3-8b", "qwen36-35b-a3b"], choices=make_model.SHAPES
+    )
+    parser.add_argument("--depths", nargs="+", type=int, default=[0, 16384])
+    parser.add_argument("--prefill", type=int, default=512)
+    parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--kv-dtype", default="f16")
+    parser.add_argument("--device", default="")
+    parser.add_argument("--folder", default="/dev/shm")
+    parser.add_argument("--keep", action="store_true", help="do not remove the files")
+    args = parser.parse_args()
+
+    np.seterr(all="ignore")
+    pack_once()
+    waiting = Waiting()
+    backend = create(options={"device": args.device})
+    limits = roofline.measure(backend)
+    assert limits is not None
+    features = backend.device.features
+    report: dict[str, Any] = {
+        "device": backend.describe(),
+        "features": {name: getattr(features, name) for name in features.__slots__},
+        "read_gb_per_s": limits.bytes_per_s / 1e9,
+        "int8_tops": limits.int8_ops_per_s / 1e12,
+        "clocks_before": clocks(),
+        "shapes": [],
+    }
+    print(json.dumps(report, indent=1), flush=True)
+    failed = 0
+    for name in args.shapes:
+        fresh = VulkanBackend(backend.device)
+        try:
+            report["shapes"].append(measure(name, fresh, waiting, args))
+        except ZincError as error:
+            failed = 1
+            print(f"{name}: {error}", file=sys.stderr)
+            report["shapes"].append({"shape": name, "error": str(error)})
+        report["clocks_after"] = clocks()
+        Path(args.result).write_text(json.dumps(report, indent=1) + "\n")
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

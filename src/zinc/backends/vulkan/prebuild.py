@@ -1,0 +1,95 @@
+"""Compiles the kernels of a plan without a device: for wheels, and for machines without a compiler.
+
+Lowerings see addresses and sizes only, so which shaders a plan needs is known from the plan, the
+features of a device and the sizes of its steps. `Nowhere` has the addresses of a device that is not
+there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+from zinc.backends.api import Plan, Ref
+from zinc.backends.vulkan.dispatch import (
+    LOWERINGS,
+    Bucket,
+    DeviceKV,
+    DeviceWeight,
+    Features,
+    Shader,
+)
+from zinc.backends.vulkan.kv_layout import key_block_bytes, value_block_bytes
+from zinc.backends.vulkan.shaders import for_device, spirv
+from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
+
+SOMEWHERE = 1 << 32  # an address, aligned to anything
+
+
+class Nowhere:
+    """Addresses of operands on a device with these features, all the same."""
+
+    step = SOMEWHERE
+
+    def __init__(self, features: Features, kv_dtype: str, block_tokens: int) -> None:
+        self.features = features
+        self._kv_dtype, self._block_tokens = kv_dtype, block_tokens
+
+    def ref(self, ref: Ref) -> int:
+        return SOMEWHERE + ref.offset
+
+    def weight(self, weight: Weight) -> DeviceWeight:
+        return DeviceWeight(SOMEWHERE, weight.type, weight.planes, weight.rows, weight.cols)
+
+    def vector(self, weight: Weight | Constant) -> int:
+        return SOMEWHERE
+
+    def kv(self, state: KVState) -> DeviceKV:
+        return DeviceKV(
+            SOMEWHERE,
+            SOMEWHERE,
+            key_block_bytes(state, self._kv_dtype, self._block_tokens),
+            value_block_bytes(state, self._kv_dtype, self._block_tokens),
+            self._block_tokens,
+            self._kv_dtype,
+            0,
+        )
+
+    def recurrent(self, state: RecurrentState) -> int:
+        return SOMEWHERE
+
+    def scratch(self, n_bytes: int) -> int:
+        return SOMEWHERE
+
+
+def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
+    """Those of steps of one sequence, and of steps of one token of each sequence."""
+    tokens = [n for i in range(32) if (n := 1 << i) <= max_tokens]
+    keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
+    for n, k in product(tokens, keys):
+        for outputs in {0, 1, min(n, max_outputs)}:
+            yield Bucket(n, outputs, 1, k)
+        yield Bucket(n, min(n, max_outputs), n, k)
+
+
+def shaders(
+    plan: Plan, features: Features, steps: Iterable[Bucket], kv_dtype: str, block_tokens: int = 64
+) -> set[Shader]:
+    """What the plan runs in those steps, as it is compiled for a device with these features."""
+    at = Nowhere(features, kv_dtype, block_tokens)
+    return {
+        for_device(dispatch.shader, features)
+        for bucket in steps
+        for launch in plan.launches
+        if bucket.rows(launch.dim)
+        for dispatch in LOWERINGS[launch.kernel](launch, at, bucket)
+    }
+
+
+def build(wanted: Iterable[Shader], folder: Path) -> int:
+    """Compiles what `folder` lacks, on all cores; returns the number of all. Raises DeviceError."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        return sum(1 for _ in threads.map(lambda shader: spirv(shader, folder), wanted))
