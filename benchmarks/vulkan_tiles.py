@@ -1,0 +1,273 @@
+"""How fast products with weights are on this device, tile by tile.
+
+    python benchmarks/vulkan_tiles.py results.json [--quick]
+
+For each product of common shapes it times what `tiles.py` could choose: dependent launches, as in
+a step, over weights that rotate through more memory than any cache. What it prints first for a
+product is what is chosen now. A sample of each result is compared with numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zinc.backends.api import Ref
+from zinc.backends.vulkan import create, packing, tiles
+from zinc.backends.vulkan.commands import Recorder
+from zinc.backends.vulkan.dispatch import Bucket, DeviceWeight, Dispatch
+from zinc.backends.vulkan.lower.linear import GLU, LINEAR, Product
+from zinc.backends.vulkan.memory import Buffer
+from zinc.backends.vulkan.stepdata import StepData
+from zinc.backends.vulkan.tiles import Block, Tile
+from zinc.core.errors import ZincError
+from zinc.ops.graph import Act, Dim
+from zinc.ops.step import Step
+from zinc.quant.blocks import BLOCKS, GGMLType
+from zinc.quant.decode import decode
+
+MAX_TOKENS = 512
+ROTATE_BYTES = 300 << 20
+SAMPLE = 48  # rows of weights that are checked
+REPEATS = 5
+DISTINCT_ROWS = 256
+
+T = GGMLType
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A product: `rows` x `cols` weights (twice with `glu`), `n_x` rows of x."""
+
+    type: GGMLType
+    rows: int
+    cols: int
+    n_x: int
+    glu: bool = False
+
+    def __str__(self) -> str:
+        kind = "glu" if self.glu else "linear"
+        return f"{kind} {self.type.name} {self.rows}x{self.cols} by {self.n_x}"
+
+    @property
+    def n_bytes(self) -> int:
+        layout = BLOCKS[self.type]
+        blocks = self.rows * self.cols // layout.block_size
+        return blocks * layout.block_bytes * (2 if self.glu else 1)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.cols * self.n_x * (2 if self.glu else 1)
+
+
+def shapes(quick: bool) -> list[Shape]:
+    one = [
+        Shape(T.Q4_K, 4096, 4096, 1),
+        Shape(T.Q4_K, 12288, 4096, 1, glu=True),
+        Shape(T.Q4_K, 4096, 12288, 1),
+        Shape(T.Q6_K, 4096, 12288, 1),
+        Shape(T.Q6_K, 1024, 4096, 1),
+        Shape(T.Q6_K, 151936, 4096, 1),
+        Shape(T.Q4_K, 8192, 2048, 1),
+        Shape(T.F32, 256, 2048, 1),
+    ]
+    few = [Shape(T.Q4_K, 4096, 4096, n) for n in (2, 4, 8, 16)]
+    many = [
+        Shape(T.Q4_K, 4096, 4096, 512),
+        Shape(T.Q4_K, 12288, 4096, 512),
+        Shape(T.Q6_K, 4096, 12288, 512),
+        Shape(T.Q4_K, 4096, 4096, 64),
+    ]
+    return [one[1], many[0]] if quick else [*one, *few, *many]
+
+
+def candidates(shape: Shape, matrices: bool) -> Iterator[Tile | Block]:
+    if shape.n_x > tiles.FEW:
+        for rows, batch, down, across in (
+            (128, 128, 2, 4), (128, 128, 4, 2), (128, 64, 4, 2), (64, 128, 2, 4), (64, 64, 2, 2),
+            (128, 32, 4, 2), (128, 256, 2, 4), (256, 64, 8, 1), (64, 128, 1, 4), (128, 128, 2, 2),
+        ):  # fmt: skip
+            if matrices and 144 * (rows + batch) <= 48 << 10:
+                yield Block(rows, batch, down=down, across=across)
+        yield Block(64, 64, sums=8)
+        yield Block(64, 64, sums=4)
+        return
+    batch = next(n for n in (1, 2, 4, 8) if n >= shape.n_x)
+    for waves in (4, 8, 16):
+        for split in (1, 2, 4, 8):
+            for rows in (1, 2, 4, 8):
+                fits = split <= waves and rows * batch * (1 + shape.glu) <= 32
+                if fits and shape.cols >= 32 * 16 * split:
+                    yield Tile(waves, split, rows, batch)
+
+
+class Bench:
+    """Weights, rows and results in device memory, and where they are: dispatch.Addresses."""
+
+    def __init__(self) -> None:
+        self.backend = create()
+        self.features = self.backend.device.features
+        self._data = StepData(self.backend.memory, MAX_TOKENS, MAX_TOKENS)
+        self.step = self._data.address
+        self._arena = self.backend.memory.buffer(64 << 20)
+        self._buffers: dict[str, Buffer] = {}
+
+    def ref(self, ref: Ref) -> int:
+        return self._arena.address + ref.offset
+
+    def rows(self, n: int, cols: int, act: Act) -> tuple[Ref, np.ndarray]:
+        """Rows of x, and what they stand for."""
+        x = np.random.default_rng(3).standard_normal((n, cols)).astype(np.float32)
+        stride = packing.row_bytes(act, cols)
+        staging = self.backend._staging
+        if act is Act.F32:
+            staging.write(self._arena, 0, x.view(np.uint8).reshape(-1))
+        else:
+            blocks = x.reshape(n, -1, 32)
+            d = np.abs(blocks).max(axis=2, keepdims=True) / 127
+            q = np.rint(blocks / d).astype(np.int8)
+            rows = np.zeros((n, stride), np.uint8)
+            rows[:, :cols] = q.reshape(n, cols).view(np.uint8)
+            scales = np.concatenate([d, d * q.sum(axis=2, keepdims=True)], axis=2)
+            scales = np.ascontiguousarray(scales.reshape(n, -1), np.float32).view(np.uint8)
+            rows[:, cols : cols + scales.shape[1]] = scales
+            staging.write(self._arena, 0, rows.reshape(-1))
+            x = (q * d).reshape(n, cols).astype(np.float32)
+        every = np.arange(n, dtype=np.int32)
+        one = np.zeros(1, np.int32)
+        self._data.write(Step(every, every, every * 0, every, np.array([0, n], np.int32), one))
+        return Ref(0, Dim.TOKENS, cols, act, 0, stride), x
+
+    def weights(self, shape: Shape) -> tuple[list[DeviceWeight], np.ndarray]:
+        """Copies of a random weight, and its first rows in float32."""
+        layout, rng = BLOCKS[shape.type], np.random.default_rng(5)
+        n = DISTINCT_ROWS * shape.cols // layout.block_size
+        raw = rng.integers(0, 256, (n, layout.block_bytes), dtype=np.uint8)
+        blocks = raw.reshape(-1).view(layout.dtype)
+        for name in {"d", "dmin"} & set(layout.dtype.names or ()):
+            blocks[name] = (0.01 * rng.standard_normal(n)).astype(np.float16)
+        if shape.type is T.F32:
+            blocks["value"] = rng.standard_normal(n).astype(np.float32)
+        source = np.arange(shape.rows) % DISTINCT_ROWS
+        packed = packing.pack(shape.type, raw.reshape(-1), 1, shape.rows, shape.cols, source)
+        size = packing.align(len(packed), 4096)
+        copies = max(2, -(-ROTATE_BYTES // size))
+        buffer = self._buffers.setdefault(
+            f"weights {copies * size}", self.backend.memory.buffer(copies * size)
+        )
+        for i in range(copies):
+            self.backend._staging.write(buffer, i * size, packed)
+        sample = decode(raw.reshape(-1), shape.type, (DISTINCT_ROWS, shape.cols))[:SAMPLE]
+        made = [
+            DeviceWeight(buffer.address + i * size, shape.type, 1, shape.rows, shape.cols)
+            for i in range(copies)
+        ]
+        return made, sample
+
+    def seconds(self, dispatches: list[Dispatch], dependent: bool) -> float:
+        """Of each dispatch: the best of some rounds."""
+        recorder = Recorder(self.backend.device, self.backend.pipelines, 2)
+        recorder.timestamp()
+        for dispatch in dispatches:
+            recorder.dispatch(dispatch)
+            if dependent:
+                recorder.barrier()
+        recorder.timestamp()
+        commands = recorder.finish()
+        best = float("inf")
+        for _ in range(REPEATS):
+            commands.run()
+            best = min(best, commands.seconds()[0] / len(dispatches))
+        return best
+
+    def result(self, y: Ref, n: int) -> np.ndarray:
+        data = self.backend._staging.read(self._arena, y.offset, n * y.stride)
+        return data.view(np.float32).reshape(n, y.cols)
+
+
+def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
+    act = packing.activation(shape.type)
+    weights, sample = bench.weights(shape)
+    x, values = bench.rows(shape.n_x, shape.cols, act)
+    y = Ref(1, Dim.TOKENS, shape.rows, Act.F32, 32 << 20, 4 * shape.rows)
+    bucket = Bucket(shape.n_x, shape.n_x, 1, 256)
+    want = values @ sample.T
+    if shape.glu:
+        want = want * want * (0.5 + 0.5 * np.tanh(0.5 * want))
+    chosen = []
+    for w, other in zip(weights, weights[1:] + weights[:1], strict=True):
+        product = Product(x, w, (bench.ref(y), y.stride))
+        if shape.glu:
+            product = replace(product, kind=GLU, up=other.address - w.address)
+        assert product.kind in (LINEAR, GLU)
+        chosen.append(product)
+
+    def lowered() -> list[Dispatch]:
+        return [product.dispatch(bench, bucket) for product in chosen]
+
+    now = lowered()
+    defaults = tiles.mat_vec, tiles.mat_mat
+    plans: list[tuple[Any, list[Dispatch]]] = []
+    for tile in candidates(shape, bench.features.cooperative_matrix):
+        tiles.mat_vec = tiles.mat_mat = lambda *_, tile=tile: tile
+        plans.append((tile, lowered()))
+    tiles.mat_vec, tiles.mat_mat = defaults
+    results = []
+    # A kernel that a driver refuses says so below, in its line.
+    with contextlib.suppress(ZincError):
+        bench.backend.pipelines.prepare([now[0].shader, *(d[0].shader for _, d in plans)])
+    for tile, dispatches in [("chosen", now), *plans]:
+        try:
+            bench.backend.pipelines.prepare([dispatches[0].shader])
+            seconds = bench.seconds(dispatches, dependent=True)
+            free = bench.seconds(dispatches, dependent=False)
+        except ZincError as error:
+            results.append({"shape": str(shape), "tile": str(tile), "error": str(error)})
+            continue
+        got = bench.result(y, shape.n_x)[:, :SAMPLE]
+        results.append(
+            {
+                "shape": str(shape),
+                "tile": str(tile),
+                "us": 1e6 * seconds,
+                "free_us": 1e6 * free,
+                "gb_s": shape.n_bytes / seconds / 1e9,
+                "tflop_s": shape.flops / seconds / 1e12,
+                "relative_error": float(np.linalg.norm(got - want) / np.linalg.norm(want)),
+            }
+        )
+    return [results[0], *sorted(results[1:], key=lambda r: r.get("us", 1e9))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--quick", action="store_true", help="two shapes only")
+    args = parser.parse_args()
+    bench = Bench()
+    print(bench.backend.describe(), bench.features)
+    everything = []
+    for shape in shapes(args.quick):
+        results = measure(bench, shape)
+        everything += results
+        print(shape)
+        for r in results[:6]:
+            if "error" in r:
+                print(f"    {r['tile']}: {r['error']}")
+                continue
+            print(
+                f"  {r['us']:8.2f} us  free {r['free_us']:8.2f}  {r['gb_s']:6.0f} GB/s"
+                f"  {r['tflop_s']:6.1f} TFLOP/s  error {r['relative_error']:.1e}  {r['tile']}"
+            )
+        args.output.write_text(json.dumps(everything, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
