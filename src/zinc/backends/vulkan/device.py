@@ -38,6 +38,7 @@ NEEDED = frozenset(
 )
 COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
 MEMORY_BUDGET = "VK_EXT_memory_budget"
+EXECUTABLES = "VK_KHR_pipeline_executable_properties"
 SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_properties"
 WAVE = 32  # lanes of a subgroup where the device lets one choose
 SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
@@ -173,15 +174,23 @@ def _features(lib: Library, handle: int) -> set[str]:
 
 
 class Device:
-    """An open device with one compute queue."""
+    """An open device with one compute queue.
 
-    def __init__(self, lib: Library, candidate: Candidate) -> None:
-        self.candidate = candidate
+    `explains`: its pipelines keep what the driver made of them (zinc.backends.vulkan.explain), and
+    nothing is run: there may be no hardware.
+    """
+
+    def __init__(self, lib: Library, candidate: Candidate, *, explains: bool = False) -> None:
+        self.candidate, self.explains = candidate, explains
         self._lib, self._physical = lib, candidate.handle
         self._read_properties()
         self.family, self.timestamp_bits = self._compute_family()
         self.handle = self._create()
         self.vk = lib.functions(self.handle)
+        if not explains:
+            self._open_queue()
+
+    def _open_queue(self) -> None:
         queue = c_uint64()
         self.vk.vkGetDeviceQueue(self.handle, self.family, 0, addressof(queue))
         self._queue = queue.value
@@ -359,6 +368,9 @@ class Device:
         if self.features.cooperative_matrix:
             names.append(COOPERATIVE_MATRIX)
             structs[0].chain(vk.CooperativeMatrixFeatures(matrix=1))
+        if self.explains:
+            names.append(EXECUTABLES)
+            structs[0].chain(vk.ExecutableFeatures(info=1))
         extensions = (c_char_p * len(names))(*(name.encode() for name in names))
         priority = c_float(1.0)
         queue = vk.DeviceQueueCreateInfo(

@@ -199,7 +199,8 @@ class Pipelines:
         )
         if device.sets_subgroup_size:
             stage.chain(vk.RequiredSubgroupSize(size=device.features.subgroup))
-        info = vk.ComputePipelineCreateInfo(layout=self.layout, stage=stage)
+        kept = vk.PIPELINE_KEEP_STATISTICS | vk.PIPELINE_KEEP_TEXT if device.explains else 0
+        info = vk.ComputePipelineCreateInfo(flags=kept, layout=self.layout, stage=stage)
         handle = c_uint64()
         try:
             f.vkCreateComputePipelines(

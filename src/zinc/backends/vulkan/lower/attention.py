@@ -92,6 +92,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
             ("HEAD_DIM", state.head_dim),
             ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
             ("LANES", lanes),
+            ("SOFTCAP", _is_capped(launch)),
             ("VECTORS", in_vectors(at, q)),
             ("V_FROM_K", int(state.v_from_k)),
             ("WAVES", waves),
@@ -107,7 +108,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     if splits > 1:
         fours = state.head_dim_v // 4
         merge_parts = max(1, 256 // fours)
-        merge = Shader("attention_merge", (*common, ("PARTS", merge_parts), ("VECTORS", 1)))
+        merge = Shader("attention_merge", (*common, ("PARTS", merge_parts), ("SOFTCAP", 0), ("VECTORS", 1)))
         sinks_at = vector_or_null(at, sinks)
         push = struct.pack("<4Q2I", at.step, sinks_at, y_at, partial, y.stride, n_heads)
         push += struct.pack("<2I", splits, dim_code(Dim.TOKENS, bucket))
@@ -130,6 +131,7 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> 
             ("HEAD_DIM_V", state.head_dim_v),
             ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
             ("Q8", is_q8(y)),
+            ("SOFTCAP", _is_capped(launch)),
             ("THREADS", TILE_THREADS),
             ("VECTORS", in_vectors(at, q)),
             ("V_FROM_K", int(state.v_from_k)),
@@ -163,6 +165,10 @@ def _shape(cache: DeviceKV, state: KVState, n_heads: int, bucket: Bucket) -> byt
 
 def _scale_and_cap(launch: Launch) -> tuple[float, float]:
     return float(launch.attributes["scale"]), float(launch.attributes["softcap"])
+
+
+def _is_capped(launch: Launch) -> int:
+    return int(float(launch.attributes["softcap"]) > 0)
 
 
 def _visible_keys(state: KVState, bucket: Bucket) -> int:

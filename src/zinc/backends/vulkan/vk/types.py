@@ -110,6 +110,17 @@ CooperativeMatrixProperties = _struct(
     "m:u32 n:u32 k:u32 a:u32 b:u32 c:u32 result:u32 saturating:u32 scope:u32",
     stype=1000506001,
 )
+ExecutableFeatures = _struct("info:u32", stype=1000269000)
+PipelineInfo = _struct("pipeline:u64", stype=1000269001)
+ExecutableInfo = _struct("pipeline:u64 index:u32", stype=1000269003)
+ExecutableStatistic = _struct(
+    "name:char[256] description:char[256] format:u32 value:u64",
+    stype=1000269004,
+)
+ExecutableText = _struct(
+    "name:char[256] description:char[256] isText:u32 size:size data:ptr",
+    stype=1000269005,
+)
 # VkPhysicalDeviceLimits: members that nobody here reads are runs of numbers.
 Limits = _struct(
     "images:u32[8] maxPushConstantsSize:u32 maxMemoryAllocationCount:u32 samplers:u32 "
@@ -196,6 +207,7 @@ RESULTS = {
     -1000257000: "invalid device address",
 }
 
+PIPELINE_KEEP_STATISTICS, PIPELINE_KEEP_TEXT = 0x40, 0x80
 QUEUE_COMPUTE, QUEUE_GRAPHICS = 2, 1
 MEMORY_DEVICE_LOCAL, MEMORY_HOST_VISIBLE, MEMORY_HOST_COHERENT, MEMORY_HOST_CACHED = 1, 2, 4, 8
 HEAP_DEVICE_LOCAL = 1

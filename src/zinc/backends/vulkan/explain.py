@@ -1,0 +1,82 @@
+"""What a driver made of a kernel: registers, spills, occupancy and instructions.
+
+By VK_KHR_pipeline_executable_properties, on a device opened with `explains`. Names of statistics
+are the driver's own. RADV answers for any AMD GPU, whether or not there is one
+(RADV_FORCE_FAMILY=gfx1100), so that registers can be watched without the hardware.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping
+from ctypes import addressof, c_uint32
+from dataclasses import dataclass
+from typing import Any
+
+from zinc.backends.vulkan.device import EXECUTABLES, Candidate, Device
+from zinc.backends.vulkan.vk import types as vk
+from zinc.backends.vulkan.vk.library import Library
+from zinc.core.errors import DeviceError
+
+BOOL, INT, UINT, FLOAT = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`statistics` by name, and the text of the last representation: the instructions."""
+
+    statistics: Mapping[str, float]
+    text: str
+
+
+def open_explaining(lib: Library, candidate: Candidate) -> Device:
+    """A device of its own for pipelines to be explained. Raises DeviceError."""
+    device = Device(lib, candidate, explains=True)
+    if EXECUTABLES not in device.extensions:
+        raise DeviceError(
+            f"the driver of {candidate.name} does not explain its pipelines",
+            f"it lacks {EXECUTABLES}",
+        )
+    return device
+
+
+def explain(lib: Library, device: Device, pipeline: int) -> Explanation:
+    """Statistics and instructions of a compute pipeline, which has one executable."""
+    info = vk.ExecutableInfo(pipeline=pipeline, index=0)
+    statistics = {
+        found.name.decode(): _value(found.format, found.value)
+        for found in _several(lib, device, info, "Statistics", vk.ExecutableStatistic)
+    }
+    texts = _several(lib, device, info, "InternalRepresentations", vk.ExecutableText)
+    buffers = [ctypes.create_string_buffer(text.size) for text in texts]
+    for text, buffer in zip(texts, buffers, strict=True):
+        text.data = addressof(buffer)
+    if buffers:
+        _call(lib, device, info, "InternalRepresentations", c_uint32(len(buffers)), texts)
+    last = buffers[-1].value.decode(errors="replace") if buffers else ""
+    return Explanation(statistics, last)
+
+
+def _value(format: int, bits: int) -> float:
+    raw = struct.pack("<Q", bits)
+    return float(struct.unpack({BOOL: "<I4x", INT: "<q", UINT: "<Q", FLOAT: "<d"}[format], raw)[0])
+
+
+def _several(lib: Library, device: Device, info: vk.Struct, of: str, kind: Any) -> Any:
+    """The array of what a pipeline has, asked for twice as usual: how many, then which."""
+    count = c_uint32()
+    _call(lib, device, info, of, count, None)
+    found = (kind * count.value)()
+    for one in found:
+        one.sType = kind.stype
+    _call(lib, device, info, of, count, found)
+    return found
+
+
+def _call(
+    lib: Library, device: Device, info: vk.Struct, of: str, count: c_uint32, found: Any
+) -> None:
+    get = lib.function(f"vkGetPipelineExecutable{of}KHR", "!hppp")
+    where = None if found is None else addressof(found)
+    get(device.handle, addressof(info), addressof(count), where)
