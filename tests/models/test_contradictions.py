@@ -129,7 +129,9 @@ def test_a_tensor_that_nobody_knows_is_not_skipped(name: str) -> None:
 def test_blocks_that_the_metadata_miscounts(name: str, change: int) -> None:
     file = opened(name)
     key = f"{arch_of(file)}.block_count"
-    with pytest.raises(ModelError, match=r"counts|missing|elements|shape|is a layer|predicts|shares"):
+    with pytest.raises(
+        ModelError, match=r"counts|missing|elements|shape|is a layer|predicts|shares"
+    ):
         load(changed(file, keys={key: file.int(key) + change}))
 
 

@@ -1,0 +1,148 @@
+"""What the tests stand on is complete: fixtures, op cases and block formats follow the code.
+
+An architecture without a fixture, a kernel without a case or a format without a product would be
+claimed by the support page and held by nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models.harness import FIXTURES, expected, fixture_names
+
+from zinc.backends import api
+from zinc.cli import support
+from zinc.core.errors import ZincError
+from zinc.formats.gguf import GGUFFile
+from zinc.models import architectures, load
+from zinc.models.spec import ModelSpec
+from zinc.ops import OPS
+from zinc.ops.graph import KVState, RecurrentState
+from zinc.plan.planner import make_plan
+from zinc.quant.blocks import GGMLType
+
+NAMES = fixture_names()
+
+
+@cache
+def spec_of(path: Path) -> ModelSpec:
+    with GGUFFile.open(path) as file:
+        return load(file)[0]
+
+
+def specs() -> list[ModelSpec]:
+    return [spec_of(FIXTURES / f"{name}.gguf") for name in NAMES]
+
+
+def test_every_architecture_has_a_fixture() -> None:
+    assert {spec.arch for spec in specs()} == set(architectures())
+    assert {path.stem for path in FIXTURES.glob("*.gguf")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fixture_shows_what_is_left_out(name: str) -> None:
+    """No vector is neutral, and the prompt is longer than the windows that are shorter than the
+    context."""
+    ids, logits = expected(name)
+    assert np.isfinite(logits).all()
+    assert len(ids) == len(logits) >= 32
+    spec = spec_of(FIXTURES / f"{name}.gguf")
+    for a in spec.attention:
+        assert a.window < len(ids) or a.window >= spec.context
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        for tensor in file.tensors.values():
+            if len(tensor.shape) == 1 and not tensor.name.startswith("rope_"):
+                values = tensor.to_float32()
+                assert len(values) == 1 or values.std() > 1e-3, tensor.name
+                assert not np.isin(values, (0.0, 1.0)).all(), tensor.name
+
+
+# What families differ in, and a fact of a spec that shows it.
+FEATURES = {
+    "sliding window beside full attention": lambda s: len({a.window > 0 for a in s.attention}) == 2,
+    "sinks": lambda s: any(a.sinks for a in s.attention),
+    "capped scores": lambda s: any(a.softcap for a in s.attention),
+    "capped logits": lambda s: s.logit_softcap > 0,
+    "layers of different head sizes": lambda s: len({a.head_dim for a in s.attention}) > 1,
+    "layers of different KV heads": lambda s: len({a.n_kv_heads for a in s.attention}) > 1,
+    "K = V": lambda s: any(a.k_is_v for a in s.attention),
+    "shared KV": lambda s: any(a.kv_layer is not None for a in s.attention),
+    "q and k norms": lambda s: any(a.qk_norm for a in s.attention),
+    "gated output": lambda s: any(a.gated for a in s.attention),
+    "latent attention": lambda s: any(hasattr(a, "q_rank") for a in s.attention),
+    "queries through a rank": lambda s: any(getattr(a, "q_rank", 0) for a in s.attention),
+    "YaRN at every length": lambda s: s.plain_context == 0 and _scaled(s, "yarn"),
+    "YaRN beyond a context": lambda s: s.plain_context > 0 and s.scaling_is_optional,
+    "linear scaling": lambda s: _scaled(s, "linear"),
+    "LongRoPE": lambda s: any(r.long_divisors for r in s.ropes()),
+    "frequency divisors": lambda s: any(r.divisors and not r.long_divisors for r in s.ropes()),
+    "partial rotation": lambda s: any(a.rope and a.rope.dims < a.head_dim for a in s.attention),
+    "a RoPE base a kind of layer": lambda s: len({r.base for r in s.ropes()}) > 1,
+    "pairs in a row": lambda s: any(not r.neox for r in s.ropes()),
+    "softmax, then top-k": lambda s: _experts(s, scoring=0),
+    "sigmoid with groups": lambda s: _experts(s, scoring=1, groups=True),
+    "top-k, then softmax": lambda s: _experts(s, scoring=2),
+    "shared experts": lambda s: s.experts is not None and s.experts.shared_ffn > 0,
+    "a gate on them": lambda s: s.experts is not None and s.experts.shared_gate,
+    "biases of experts": lambda s: s.experts is not None and s.experts.biases,
+    "leading dense layers": lambda s: s.n_dense_layers > 0,
+    "NextN": lambda s: s.n_nextn > 0,
+    "neighbouring value heads": lambda s: getattr(s, "grouped", False),
+    "value heads apart": lambda s: getattr(s, "grouped", None) is False,
+    "inputs a layer": lambda s: getattr(s, "per_layer", 0) > 0,
+}
+
+
+def _scaled(spec: ModelSpec, kind: str) -> bool:
+    return any(rope.scaling == kind for rope in spec.ropes())
+
+
+def _experts(spec: ModelSpec, scoring: int, groups: bool = False) -> bool:
+    e = spec.experts
+    return e is not None and e.scoring == scoring and (e.n_groups > 1 or not groups)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_fixture_has_the_feature(feature: str) -> None:
+    assert any(FEATURES[feature](spec) for spec in specs())
+
+
+def test_fixtures_have_every_kind_of_state() -> None:
+    kinds = set()
+    for name in NAMES:
+        with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+            plan = make_plan(load(file)[1], api.kernels("ref"), max_tokens=1, max_outputs=1)
+        for state in plan.states:
+            if isinstance(state, RecurrentState):
+                kinds.add("recurrent")
+            elif isinstance(state, KVState):
+                kinds.add("latent" if state.v_from_k else "window" if state.window else "full")
+    assert kinds == {"full", "window", "latent", "recurrent"}
+
+
+def test_every_kernel_that_an_architecture_needs_has_a_case() -> None:
+    cpu, launched = api.kernels("cpu"), set()
+    for op in OPS.values():
+        for case in op.cases():
+            plan = make_plan(case.graph, cpu, max_tokens=case.n_tokens, max_outputs=8)
+            launched |= {launch.kernel for launch in plan.launches}
+    needed = {kernel for arch in support.collect().architectures for kernel in arch.kernels}
+    assert not needed - launched
+
+
+@pytest.mark.parametrize("op", ["linear", "embed", "moe_glu", "moe_down"])
+def test_every_block_format_of_the_cpu_has_a_case(op: str) -> None:
+    cpu, tested = api.kernels("cpu"), set()
+    for case in OPS[op].cases():
+        tested |= {weight.type for weight in case.weights if not weight.is_vector}
+    claimed = set()
+    for type in GGMLType:
+        try:
+            cpu.activation(type)
+        except ZincError:
+            continue
+        claimed.add(type)
+    assert not claimed - tested
