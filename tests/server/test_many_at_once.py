@@ -47,28 +47,28 @@ def open_stream(server: Running, **more: object) -> socket.socket:
     return connection
 
 
-def test_sixteen_streams_equal_sixteen_alone(server: Running):
+def test_thirty_two_streams_that_come_and_go_equal_each_alone(server: Running):
+    """32 that are heard out and 12 that are cancelled, in a random order of arrival."""
     alone = [content(server, i) for i in range(16)]
-    with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(lambda i: content(server, i), range(16)))
-    assert together == alone
-
-
-def test_company_that_comes_and_goes_changes_nothing(server: Running):
-    alone = [content(server, i) for i in range(8)]
     chance = random.Random(7)
+    kinds = [i % 16 for i in range(32)] + [None] * 12
+    chance.shuffle(kinds)
+    delays_s = [chance.random() * 0.4 for _ in kinds]
+    most = 0
 
-    def one(i: int) -> str | None:
-        time.sleep(chance.random() * 0.2)
-        if i % 3 == 2:
+    def one(kind: int | None, delay_s: float) -> str | None:
+        nonlocal most
+        time.sleep(delay_s)
+        if kind is None:
             with open_stream(server, max_tokens=40):
+                most = max(most, server.live())
                 return None
-        return content(server, i % 8)
+        return content(server, kind)
 
-    with ThreadPoolExecutor(24) as pool:
-        found = list(pool.map(one, range(24)))
-    for i, text in enumerate(found):
-        assert text in (None, alone[i % 8])
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        found = list(pool.map(one, kinds, delays_s))
+    assert found == [None if kind is None else alone[kind] for kind in kinds]
+    assert most > 4
 
 
 def test_a_client_that_leaves_frees_its_blocks(server: Running):

@@ -82,7 +82,7 @@ def document(operations: Sequence[Operation], with_key: bool) -> dict[str, Any]:
 def _describe(operation: Operation, path: str) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type: {"schema": {}}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     statuses = {400, 401, 403, 421, 503, *operation.statuses}
     if operation.fields is not None:
