@@ -8,7 +8,6 @@ from present import computing
 
 from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, TensorData
-from zinc.core.errors import UnsupportedError
 from zinc.ops import OPS
 from zinc.ops.cases import Case
 from zinc.ops.graph import Weight
@@ -22,14 +21,6 @@ BLOCK_TOKENS = 64
 # which averages out over the sum. Errors of products in a row add up, and what they feed on, the
 # product of gate and up, has larger peaks.
 QUANTISED_TOLERANCE = 1e-2
-# Block formats that a backend has no decoder for, and has to say so.
-LACKS = {
-    "vulkan": {
-        GGMLType.IQ3_S, GGMLType.IQ3_XXS, GGMLType.IQ2_S, GGMLType.IQ2_XS, GGMLType.IQ2_XXS,
-        GGMLType.IQ1_S, GGMLType.IQ1_M, GGMLType.NVFP4, GGMLType.TQ1_0, GGMLType.TQ2_0,
-        GGMLType.Q1_0, GGMLType.Q2_0,
-    },
-}  # fmt: skip
 
 
 def run(backend: Backend, case: Case) -> np.ndarray:
@@ -61,10 +52,6 @@ def tolerance(op_tolerance: float, case: Case) -> float:
 @pytest.mark.parametrize("name", computing())
 @pytest.mark.parametrize(("op", "case"), CASES, ids=[f"{op.name}-{c.name}" for op, c in CASES])
 def test_kernel_agrees_with_reference(name, op, case):
-    if lacking := {w.type for w in case.weights} & LACKS.get(name, set()):
-        with pytest.raises(UnsupportedError, match=lacking.pop().name):
-            run(api.create(name), case)
-        return
     got = run(api.create(name), case)
     want = run(api.create("ref"), case)
     assert got.shape == want.shape

@@ -16,7 +16,7 @@ from zinc.ops.elementwise import activate
 from zinc.ops.graph import FloatArray, Node, Value, Weight
 from zinc.ops.registry import Attrs, Cost, op
 from zinc.ops.step import Step
-from zinc.quant.blocks import BLOCKS, row_bytes
+from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
 
 
 def weight_bytes(weight: Weight) -> int:
@@ -64,6 +64,12 @@ def _glu_cases() -> Iterator[Case]:
         x = case.rows(256)
         gate = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
         up = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
+        yield case.returns(case.graph.glu(gate, up, act=0))
+    for tokens in (1, 21):  # files mix formats
+        case = Case(f"mixed-{tokens}", n_tokens=tokens)
+        x = case.rows(256)
+        gate = case.graph.linear(x, case.matrix(64, 256, GGMLType.Q4_K, 256**-0.5))
+        up = case.graph.linear(x, case.matrix(64, 256, GGMLType.Q6_K, 256**-0.5))
         yield case.returns(case.graph.glu(gate, up, act=0))
 
 

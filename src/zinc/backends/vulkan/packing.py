@@ -4,8 +4,8 @@ The fields of all blocks lie in up to three streams one after another, each alig
 so that every load is 16 bytes (or a part of 8 neighbouring lanes' 16) whatever the format: `q` the
 low bits of units of 32 elements, `h` their high bits, `s` the scales. Bits are put where one mask
 takes four elements to the four bytes of a word (kernels/formats.slang reads them). Nothing is
-rounded, and nothing grows but Q3_K (110 to 112 bytes a block). Rows of the float types are padded
-with zeros to 16 bytes.
+rounded, and nothing grows but Q3_K (110 to 112 bytes a block), TQ1_0 (54 to 66) and what grids.py
+lays out. Rows of the float types are padded with zeros to 16 bytes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.backends.vulkan import grids
+from zinc.backends.vulkan.grids import Blocks, Streams, codebook
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act
 from zinc.quant.bits import scales_6bit, scales_mins_6bit
 from zinc.quant.blocks import BLOCKS, GGMLType
+from zinc.quant.decode import DECODERS
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Streams: TypeAlias = tuple[Bytes, ...]  # each [blocks, bytes]
-Blocks: TypeAlias = npt.NDArray[np.void]
+Bytes: TypeAlias = grids.Bytes
 
 UNIT = 32
 ALIGNMENT = 256
@@ -47,14 +49,17 @@ class Layout:
     h: int
     s: int
     split: Callable[[Blocks], Streams]
+    has_codebook: bool = False  # at the start of `s`
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """Where the streams of a packed weight start, and its size in all."""
+    """Where the streams of a packed weight start, how many bytes of `s` are a codebook, and the
+    size in all."""
 
     h: int
     s: int
+    codebook: int
     n_bytes: int
 
 
@@ -91,12 +96,13 @@ def offsets(type: GGMLType, n_rows: int, cols: int) -> StreamOffsets:
     """Streams of `n_rows` rows, those of all planes together."""
     if type in FLOATS:
         n_bytes = n_rows * align(cols, FLOATS[type]) * BLOCKS[type].block_bytes
-        return StreamOffsets(0, 0, n_bytes)
+        return StreamOffsets(0, 0, 0, n_bytes)
     layout = LAYOUTS[type]
     n_blocks = n_rows * (cols // BLOCKS[type].block_size)
     h = align(n_blocks * layout.q, ALIGNMENT)
     s = h + align(n_blocks * layout.h, ALIGNMENT)
-    return StreamOffsets(h, s, s + n_blocks * layout.s)
+    table = len(codebook(type)) if layout.has_codebook else 0
+    return StreamOffsets(h, s, table, s + table + n_blocks * layout.s)
 
 
 def pack(
@@ -130,10 +136,13 @@ def pack(
     packing = LAYOUTS[type]
     at = offsets(type, n_rows, cols)
     result = np.zeros(at.n_bytes, np.uint8)
+    scales = at.s + at.codebook
+    if packing.has_codebook:
+        result[at.s : scales] = codebook(type)
     blocks = np.ascontiguousarray(source).reshape(-1).view(layout.dtype)
     streams = tuple(
         result[first : first + len(blocks) * n_bytes].reshape(len(blocks), n_bytes)
-        for first, n_bytes in ((0, packing.q), (at.h, packing.h), (at.s, packing.s))
+        for first, n_bytes in ((0, packing.q), (at.h, packing.h), (scales, packing.s))
         if n_bytes
     )
 
@@ -162,7 +171,12 @@ def _bytes(array: npt.NDArray[Any], n_blocks: int) -> Bytes:
 def _nibble_units(qs: Bytes) -> npt.NDArray[np.uint64]:
     """Groups of 32 bytes, whose low nibbles are one unit and whose high ones another, to units
     [n, groups, 2] of 16 bytes: elements 0-15 in the low nibbles, 16-31 in the high."""
-    words = np.ascontiguousarray(qs).view(np.uint64).reshape(len(qs), -1, 2, 2)
+    return _nibble_units_of(qs.reshape(len(qs), -1, 2, 16))
+
+
+def _nibble_units_of(pairs: Bytes) -> npt.NDArray[np.uint64]:
+    """The same of pairs [n, groups, 2, bytes] that are put into one unit each, or a half."""
+    words = np.ascontiguousarray(pairs).view(np.uint64)
     first, second = words[:, :, 0], words[:, :, 1]
     low = (first & _LOW) | (second & _LOW) << np.uint64(4)
     high = (first & _HIGH) >> np.uint64(4) | (second & _HIGH)
@@ -249,6 +263,24 @@ def _mxfp4(b: Blocks) -> Streams:
     return b["qs"], b["e"][:, None]
 
 
+def _nvfp4(b: Blocks) -> Streams:
+    """A unit is two groups, whose eight bytes have elements 0-7 low and 8-15 high."""
+    return _bytes(_nibble_units_of(b["qs"].reshape(len(b), 2, 2, 8)), len(b)), b["d"]
+
+
+def _q1_0(b: Blocks) -> Streams:
+    return _bytes(_bits_in_order(b["qs"].reshape(-1, 4)), len(b)), _bytes(b["d"], len(b))
+
+
+def _crumbs(b: Blocks, type: GGMLType) -> Streams:
+    """Of formats of two bits or less in other orders, through their decoder: q - 1 times d."""
+    plain = b.copy()
+    plain["d"] = 1
+    units = (DECODERS[type](plain) + 1).astype(np.uint8).reshape(len(b), -1, 2, 4, 4)
+    crumbs = units << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    return _bytes(np.bitwise_or.reduce(crumbs, axis=3), len(b)), _bytes(b["d"], len(b))
+
+
 def _iq4_xs(b: Blocks) -> Streams:
     head = [_bytes(b[name], len(b)) for name in ("d", "scales_h", "scales_l")]
     return b["qs"], np.concatenate(head, axis=1)
@@ -316,4 +348,16 @@ LAYOUTS: dict[GGMLType, Layout] = {
     _T.Q4_K: Layout(128, 0, 16, _q4_k),
     _T.Q5_K: Layout(128, 32, 16, _q5_k),
     _T.Q6_K: Layout(128, 64, 18, _q6_k),
+    _T.NVFP4: Layout(32, 0, 4, _nvfp4),
+    _T.Q1_0: Layout(16, 0, 2, _q1_0),
+    _T.Q2_0: Layout(16, 0, 2, partial(_crumbs, type=_T.Q2_0)),
+    _T.TQ1_0: Layout(64, 0, 2, partial(_crumbs, type=_T.TQ1_0)),
+    _T.TQ2_0: Layout(64, 0, 2, partial(_crumbs, type=_T.TQ2_0)),
+    _T.IQ2_XXS: Layout(32, 32, 18, grids.iq2_xxs, has_codebook=True),
+    _T.IQ2_XS: Layout(32, 32, 18, grids.iq2_xs, has_codebook=True),
+    _T.IQ2_S: Layout(32, 32, 18, grids.iq2_s, has_codebook=True),
+    _T.IQ3_XXS: Layout(64, 32, 18, grids.iq3_xxs, has_codebook=True),
+    _T.IQ3_S: Layout(64, 32, 18, grids.iq3_s, has_codebook=True),
+    _T.IQ1_S: Layout(32, 0, 26, grids.iq1_s, has_codebook=True),
+    _T.IQ1_M: Layout(32, 0, 26, grids.iq1_m, has_codebook=True),
 }

@@ -43,7 +43,7 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int) -> Tile:
     """For a product of `rows` rows of `units` units with n_x rows of x."""
     batch = _batch(n_x)
     if features.subgroup < 16:  # a CPU: waves follow one another
-        return Tile(waves=4, split=1, rows=1, batch=min(batch, 4))
+        return Tile(waves=4, split=1, rows=1, batch=4)  # one pipeline for all
     per_wave = 4 if batch <= 2 else 2
     waves = 8 if features.subgroup <= 32 else 4
     split = 1
