@@ -1,0 +1,100 @@
+"""docs/server.md says what the server has: its endpoints, fields, statuses and limits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.routing import Mount, Route
+
+from zinc.cli.main import build_parser
+from zinc.server import body, connection, embeddings, fields, openai_text
+from zinc.server.app import ENDPOINTS, Application
+from zinc.server.config import ModelSource, ServerConfig
+from zinc.server.fields import SamplingFields
+from zinc.server.openapi import document
+from zinc.server.store import ResponseStore
+
+TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+
+
+def section(name: str) -> str:
+    return TEXT.split(f"\n## {name}\n")[1].split("\n## ")[0]
+
+
+def test_every_endpoint_is_listed_and_no_other():
+    listed = set()
+    for line in section("Endpoints").splitlines():
+        if found := re.match(r"\| `(\w+) (\S+)` \| (.*?) \|", line):
+            listed |= {(found[1], path) for path in (found[2], *re.findall("`(.+?)`", found[3]))}
+    served = {
+        (endpoint.operation.method, re.sub(r":\w+}", "}", path))
+        for endpoint in ENDPOINTS
+        for path in (endpoint.operation.path, *endpoint.aliases)
+    }
+    assert listed == served | {("GET", "/"), ("GET", "/docs"), ("GET", "/openapi.json")}
+
+
+def test_every_route_is_an_endpoint_or_the_page():
+    application = Application(ServerConfig((ModelSource("demo", None),)))
+    routes = {r.path for r in application._routes if isinstance(r, Route | Mount)}
+    known = {path for e in ENDPOINTS for path in (e.operation.path, *e.aliases)}
+    assert {r for r in routes - known if r != "/" and not r.startswith("/page")} == {
+        "/docs", "/openapi.json",
+    }  # fmt: skip
+
+
+def test_the_sampling_fields_are_those_of_the_server():
+    text = section("Fields").split("**Sampling.**")[1].split("\n\n")[0]
+    assert set(re.findall("`(.+?)`", text)) == set(SamplingFields.model_fields)
+
+
+def test_other_fields_are_fields_of_some_endpoint():
+    known = {
+        field.alias or name
+        for endpoint in ENDPOINTS
+        if endpoint.operation.fields is not None
+        for name, field in endpoint.operation.fields.model_fields.items()
+    }
+    values = {"required", "float", "base64", "reasoning_content", "llguidance", "pattern", "format"}
+    named = set(re.findall(r"`([a-z_]+)`", section("Fields"))) - values
+    assert named <= known
+
+
+def test_the_statuses_are_those_of_the_document():
+    listed = {int(s) for s in re.findall(r"^\| (\d{3}) \|", section("Errors"), re.MULTILINE)}
+    described = {
+        int(status)
+        for methods in document([e.operation for e in ENDPOINTS], False)["paths"].values()
+        for operation in methods.values()
+        for status in operation["responses"]
+    }
+    # Those that any request may meet before it comes to its endpoint, and the server's own faults.
+    assert listed == described - {200} | {405, 408, 500}
+
+
+def test_the_limits_are_those_of_the_code():
+    text = section("Limits")
+    config = ServerConfig((ModelSource("demo", None),))
+    store = ResponseStore()
+    for value in (
+        f"`--max-waiting`, {config.max_waiting} |",
+        f"`--max-connections`, {config.max_connections} |",
+        f"`--max-body`, {config.max_body_bytes >> 20}M |",
+        f"{body._MAX_DEPTH} levels",
+        f"| {connection.PATIENCE_S:g} s |",
+        f"| {body._BODY_TIMEOUT_S:g} s |",
+        f"{fields.MAX_ANSWERS} answers",
+        f"completion | {openai_text.MAX_PROMPTS} |",
+        f"request | {embeddings.MAX_INPUTS} |",
+        f"| {fields.MAX_TOP_LOGPROBS} |",
+        f"{store._max_responses}, or {store._max_bytes >> 20} MiB",
+    ):
+        assert value in text, value
+
+
+@pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z][a-z-]+", TEXT))))
+def test_options_are_those_of_the_command(option):
+    commands = next(a for a in build_parser()._actions if a.choices)
+    assert option in commands.choices["serve"].format_help()
