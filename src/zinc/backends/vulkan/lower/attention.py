@@ -24,6 +24,8 @@ FEW_TOKENS = 16  # up to so many, a workgroup has one token
 # Few queries. Threads hold EACH heads x CHUNKS chunks of eight dimensions twice (q and the sums).
 MAX_CHUNKS = 4
 MAX_SUMS = 4096  # float32 of partial sums in shared memory, of all waves
+SHALLOW_KEYS = 256  # up to so many, more waves of one workgroup are faster than a merge
+SHALLOW_WAVES = 16
 MIN_KEYS = 64  # of a run: fewer do not pay for the merge
 GROUPS_A_UNIT = 4  # workgroups that a compute unit should have
 MAX_SPLITS = 128
@@ -79,9 +81,12 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     chunks = ceil_div(state.head_dim, 8 * lanes)
     parts = ceil_div(repeats, max(1, MAX_CHUNKS // chunks))
     each = ceil_div(repeats, parts)
-    waves = max(1, min(4, MAX_SUMS // (each * state.head_dim_v)))
-    groups = state.n_heads * parts * bucket.tokens
-    splits = _splits(at, _visible_keys(state, bucket), groups)
+    sums, keys = each * state.head_dim_v, _visible_keys(state, bucket)
+    waves = max(1, min(4, MAX_SUMS // sums))
+    splits = _splits(at, keys, state.n_heads * parts * bucket.tokens)
+    if keys <= SHALLOW_KEYS and splits > 1:
+        room = (at.features.shared_bytes - SHALLOW_WAVES * 8 * each) // (4 * sums)
+        waves, splits = max(waves, min(SHALLOW_WAVES, room)), 1
 
     common = (("HEAD_DIM_V", state.head_dim_v), ("Q8", is_q8(y)))
     shader = Shader(
