@@ -10,10 +10,8 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from zinc.core.errors import MemoryLimitError, QueueFullError, RequestError, Uns
 from zinc.engine import loader
 from zinc.engine.checkpoints import LEAST_TOKENS, checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
+from zinc.engine.masks import Masks, MaskThread
 from zinc.engine.preemption import Rates
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler, SamplingParams
@@ -92,6 +91,7 @@ class Engine:
         self._make_hidden = hidden
         self.disk: DiskCache | None = None
         self._rates = Rates()
+        self._mask_thread = MaskThread(n_vocab)
         self._sequences: dict[int, Sequence] = {}
         self._ids = itertools.count()
 
@@ -307,8 +307,7 @@ class Engine:
         try:
             logits = self._program(running[0]).step(self._batch(running, counts))
         except Exception as error:
-            for future in masks.values():
-                future.exception()
+            masks.wait()
             for s in running:
                 self._fail(s, error)
             return []
@@ -318,7 +317,7 @@ class Engine:
         for s in running:
             self._ran(s, counts[s.id])
         for row, s in enumerate(complete):
-            self._sample(s, logits[row], masks.get(s.id))
+            self._sample(s, logits[row], masks)
         return complete
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
@@ -354,8 +353,7 @@ class Engine:
                 self._ran(s, n)
                 count -= n
         except Exception as error:
-            for future in masks.values():
-                future.exception()
+            masks.wait()
             self._fail(s, error)
             return []
         if s.pending:
@@ -363,16 +361,14 @@ class Engine:
         if s.n_generated >= s.max_tokens:
             self._finish(s, "length")
             return []
-        self._sample(s, logits[-1], masks.get(s.id))
+        self._sample(s, logits[-1], masks)
         return [s]
 
-    def _masks(self, complete: list[Sequence]) -> dict[int, Future[Any]]:
-        """Begins to compute what the next tokens may be, by id of the sequence."""
-        return {
-            s.id: self._worker.submit(s.constraint.mask)
-            for s in complete
-            if s.constraint is not None and s.is_constrained
-        }
+    def _masks(self, complete: list[Sequence]) -> Masks:
+        """Begins to compute what the next tokens may be."""
+        return self._mask_thread.begin(
+            {s.id: s.constraint for s in complete if s.constraint is not None and s.is_constrained}
+        )
 
     def _hidden_program(self, s: Sequence) -> Program:
         """What runs a sequence of its length up to the final norm; made when it is first used."""
@@ -531,9 +527,9 @@ class Engine:
         elif s.pending and not pool.recurrent:  # whole blocks, for those who come meanwhile
             pool.commit(s.holding, s.key_to(s.n_run // pool.block_tokens * pool.block_tokens))
 
-    def _sample(self, s: Sequence, logits: FloatArray, mask: Future[Any] | None) -> None:
+    def _sample(self, s: Sequence, logits: FloatArray, masks: Masks) -> None:
         try:
-            self._gain(s, s.sampler.sample(logits, None if mask is None else mask.result()))
+            self._gain(s, s.sampler.sample(logits, masks.of(s.id)))
         except Exception as error:
             self._fail(s, error)
 
@@ -650,8 +646,3 @@ class Engine:
             s.holding = None
         s.swapped = None
         self._sequences.pop(s.id, None)
-
-    @cached_property
-    def _worker(self) -> ThreadPoolExecutor:
-        """Computes masks while the program runs."""
-        return ThreadPoolExecutor(1, "zinc-mask")

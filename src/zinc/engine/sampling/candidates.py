@@ -55,6 +55,11 @@ class Candidates:
         ids = positions if self.ids is None else self.ids[positions]
         return Candidates(self.logits[positions], ids, ordered)
 
+    def head(self, n: int) -> Candidates:
+        """The first n of candidates that are ordered."""
+        ids = np.arange(min(n, len(self))) if self.ids is None else self.ids[:n]
+        return Candidates(self.logits[:n], ids, True)
+
     def ranking(self, k: int) -> Positions:
         """Positions of the k most likely candidates, most likely first, without any at -inf."""
         if self.ordered:

@@ -89,7 +89,8 @@ class Sampler:
         """Draws the next token; `accept` is up to the caller, who may turn it down.
 
         logits: [n_vocab] float32, not written to. mask: tokens that are allowed, either
-        [n_vocab] bool or packed 32 a word, lowest bit first, [ceil(n_vocab / 32)] of 32 bits.
+        [n_vocab] bool, packed 32 a word, lowest bit first, [ceil(n_vocab / 32)] of 32 bits, or
+        what `mask_limits` makes of these.
         Raises `RequestError` if no token is allowed, `ModelError` if logits are not numbers.
         """
         if logits.shape != (self.n_vocab,) or logits.dtype != np.float32:
@@ -184,10 +185,13 @@ class Sampler:
         """The logits with bias and mask; a copy exactly if something rewrites them."""
         if not (self._followers or self._biased.size or mask is not None):
             return logits
-        row = logits.copy()
-        row[self._biased] += self._bias
-        if mask is not None:
-            np.minimum(row, _mask_limits(mask, self.n_vocab), out=row)
+        if mask is None:
+            row = logits.copy()
+        else:
+            limits = mask if mask.dtype == np.float32 else mask_limits(mask, self.n_vocab)
+            row = np.minimum(logits, limits)
+        if self._biased.size:
+            row[self._biased] += self._bias
         return row
 
     def _choose(self, candidates: Candidates, best: int) -> int:
@@ -234,7 +238,7 @@ def _check_peak(peak: float) -> None:
         )
 
 
-def _mask_limits(mask: NDArray[np.generic], n_vocab: int) -> Floats:
+def mask_limits(mask: NDArray[np.generic], n_vocab: int) -> Floats:
     """+inf where a token is allowed and -inf elsewhere, [n_vocab]: the minimum with it masks.
 
     Built from bits, since a select on unpredictable booleans costs ten times as much.
@@ -253,6 +257,10 @@ def _mask_limits(mask: NDArray[np.generic], n_vocab: int) -> Floats:
 def _draw(candidates: Candidates, random: np.random.Generator) -> tuple[int, float]:
     """A position drawn in proportion to the weights, and its probability."""
     weights = candidates.weights()
+    if weights.size <= _DRAW_BLOCK:
+        inside = weights.cumsum(dtype=np.float64)
+        position = _first_above(inside, random.random() * inside[-1])
+        return position, float(weights[position] / inside[-1])
     # Block sums first: a running sum over a whole vocabulary would cost ten times as much.
     starts = np.arange(0, weights.size, _DRAW_BLOCK)
     mass = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
@@ -267,5 +275,5 @@ def _draw(candidates: Candidates, random: np.random.Generator) -> tuple[int, flo
 
 def _first_above(mass: Doubles, point: float) -> int:
     """The first index whose running sum exceeds a point; rounding cannot lead past the end."""
-    within = min(point, np.nextafter(mass[-1], 0))
-    return int(np.searchsorted(mass, within, side="right"))
+    first = int(mass.searchsorted(point, side="right"))
+    return first if first < mass.size else int(mass.searchsorted(mass[-1]))

@@ -8,6 +8,8 @@ A token at -inf is no candidate, and no filter that selects anything lets one th
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from zinc.engine.sampling.candidates import Candidates, Floats, largest
@@ -28,6 +30,10 @@ def top_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
     if p >= 1:
         return candidates
     weights = candidates.weights()
+    if candidates.ordered:
+        mass = weights.cumsum(dtype=np.float64)
+        enough = int(mass.searchsorted(p * mass[-1] * (1 - MASS_RESOLUTION))) + 1
+        return candidates.head(max(enough, min_keep, 1))
     target = p * weights.sum(dtype=np.float64) * (1 - MASS_RESOLUTION)
     first = max(_FIRST_LOOK, min_keep)
     while True:
@@ -45,7 +51,10 @@ def min_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
     """
     if p <= 0:
         return candidates
-    threshold = candidates.peak() + np.float32(np.log(p))
+    threshold = candidates.peak() + np.float32(math.log(p))
+    if candidates.ordered:
+        n = int(np.count_nonzero(candidates.logits >= threshold))
+        return candidates.head(max(n, min_keep, 1))
     positions = np.flatnonzero(candidates.logits >= threshold)
     if positions.size < max(min_keep, 1):
         return candidates.top(max(min_keep, 1))
