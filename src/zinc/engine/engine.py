@@ -13,18 +13,17 @@ from collections.abc import Sequence as Seq
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from zinc.backends.api import Cache, Program
 from zinc.core.errors import MemoryLimitError, QueueFullError, RequestError, UnsupportedError
 from zinc.engine import loader
+from zinc.engine.batch import make_step
 from zinc.engine.checkpoints import LEAST_TOKENS, checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
 from zinc.engine.masks import Masks, MaskThread
 from zinc.engine.preemption import Rates
 from zinc.engine.readout import Readout
-from zinc.engine.sampling import Sampled, Sampler, SamplingParams
-from zinc.engine.scheduler import Budget, Demand, schedule
+from zinc.engine.sampling import Sampled, Sampler, SamplingParams, most_likely
+from zinc.engine.scheduler import Budget, Demand, Schedule, schedule
 from zinc.engine.sequence import Sequence
 from zinc.engine.sharing import held_back
 from zinc.kv import BlockAllocator, CachePool, Holding
@@ -268,13 +267,7 @@ class Engine:
                 self._extend(s)
             if s.holding is not None:
                 self.pool.trim(s.holding, s.n_run)
-        budget = self._budget()
-        # What preemption would free is counted only when somebody may be preempted.
-        lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(self._sequences)
-        tight = min(budget.blocks) <= lavish or self.n_waiting > 0
-        back = self._held_back()
-        demands = [self._demand(s, tight) for s in self._sequences.values() if s.id not in back]
-        plan = schedule(demands, budget)
+        plan = self._schedule()
         for i in plan.preempted:
             self._preempt(self._sequences[i])
         running, counts = self._seat(plan.tokens)
@@ -292,6 +285,19 @@ class Engine:
                 if s.is_reusable:
                     gained += self._score(s, counts[s.id])
         return sorted(gained, key=lambda s: s.id)
+
+    def _schedule(self) -> Schedule:
+        """Who runs, and who makes room for that."""
+        budget, sequences = self._budget(), self._sequences.values()
+        n_waiting = self.n_waiting
+        # What preemption would free is counted only when somebody may be preempted.
+        lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(sequences)
+        tight = min(budget.blocks) <= lavish or n_waiting > 0
+        if not tight and len(sequences) <= budget.tokens and all(s.pending == 1 for s in sequences):
+            return Schedule(dict.fromkeys(self._sequences, 1))  # streams alone, as most steps are
+        back = self._held_back()
+        demands = [self._demand(s, tight) for s in sequences if s.id not in back]
+        return schedule(demands, budget)
 
     def _program(self, s: Sequence) -> Program:
         """What runs a sequence of its length."""
@@ -316,8 +322,15 @@ class Engine:
             self._rates.ran(n_tokens, time.perf_counter() - begin)
         for s in running:
             self._ran(s, counts[s.id])
+        if len(complete) > 1 and all(s.sampler.is_plain and not s.is_constrained for s in complete):
+            tokens = most_likely(logits)
+        else:
+            tokens = None
         for row, s in enumerate(complete):
-            self._sample(s, logits[row], masks)
+            if tokens is None:
+                self._sample(s, logits[row], masks)
+            else:
+                self._gain(s, Sampled(tokens[row]))
         return complete
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
@@ -479,29 +492,7 @@ class Engine:
     def _batch(
         self, running: Seq[Sequence], counts: dict[int, int], every_row: bool = False
     ) -> Step:
-        """A step of so many tokens of each. Rows come out for those that are complete with it, or
-        for every token."""
-        n_tokens = np.array([counts[s.id] for s in running], np.int32)
-        starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
-        ids = [s.ids[s.n_run : s.n_run + counts[s.id]] for s in running]
-        positions = [np.arange(s.n_run, s.n_run + counts[s.id]) for s in running]
-        ends = [i for i, s in enumerate(running) if counts[s.id] == s.pending]
-        last_rows = (starts[1:] - 1)[ends]
-        holdings = [s.holding for s in running if s.holding is not None]
-        width = max(len(h.tables[0]) for h in holdings)
-        tables = np.full((len(self.pool.groups), len(running), width), -1, np.int32)
-        for i, holding in enumerate(holdings):
-            for group, table in enumerate(holding.tables):
-                tables[group, i, : len(table)] = table
-        return Step(
-            ids=np.array(list(itertools.chain.from_iterable(ids)), np.int32),
-            positions=np.concatenate(positions).astype(np.int32),
-            sequence=np.repeat(np.arange(len(running), dtype=np.int32), n_tokens),
-            output_rows=np.arange(starts[-1], dtype=np.int32) if every_row else last_rows,
-            seq_start=starts,
-            state_slot=np.array([h.slot for h in holdings], np.int32),
-            tables=tuple(tables),
-        )
+        return make_step(running, counts, len(self.pool.groups), every_row)
 
     # -- what a step changed --------------------------------------------------------------------
 

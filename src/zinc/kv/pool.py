@@ -192,11 +192,14 @@ class CachePool:
 
     def grow(self, holding: Holding, n_tokens: int) -> None:
         """Gives blocks for positions 0 to n_tokens - 1. Raises MemoryLimitError, taking none."""
-        missing = [max(0, self.blocks(n_tokens) - len(table)) for table in holding.tables]
+        n_blocks = self.blocks(n_tokens)
+        missing = [n_blocks - len(table) for table in holding.tables]
+        if max(missing) <= 0:
+            return
         for group, count in enumerate(missing):
-            self._reserve(group, count)
+            self._reserve(group, max(0, count))
         for allocator, table, count in zip(self.allocators, holding.tables, missing, strict=True):
-            table.extend(allocator.acquire(count))
+            table.extend(allocator.acquire(max(0, count)))
 
     def trim(self, holding: Holding, n_tokens: int) -> None:
         """Gives back blocks that no token behind the first `n_tokens` will attend to."""

@@ -6,8 +6,15 @@ reports logprobs. The names and semantics of the samplers are those of llama.cpp
 carry over; nothing here ever sorts a whole vocabulary to find a few likely tokens.
 """
 
-from zinc.engine.sampling.chain import Sampled, Sampler
+from zinc.engine.sampling.chain import Sampled, Sampler, most_likely
 from zinc.engine.sampling.dry import breaker_sequences
 from zinc.engine.sampling.params import DEFAULT_SAMPLERS, SamplingParams
 
-__all__ = ["DEFAULT_SAMPLERS", "Sampled", "Sampler", "SamplingParams", "breaker_sequences"]
+__all__ = [
+    "DEFAULT_SAMPLERS",
+    "Sampled",
+    "Sampler",
+    "SamplingParams",
+    "breaker_sequences",
+    "most_likely",
+]

@@ -83,7 +83,14 @@ class Sampler:
         self._followers: list[_Follower] = []
         steps = [self._build_step(name, dry_breakers) for name in params.samplers]
         self._steps = [step for step in steps if step is not None]
+        rewrites = bool(self._steps or self._biased.size)
+        self._is_plain = params.greedy and params.logprobs is None and not rewrites
         self._restart()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it takes the most likely token and does nothing else."""
+        return self._is_plain
 
     def sample(self, logits: Floats, mask: NDArray[np.generic] | None = None) -> Sampled:
         """Draws the next token; `accept` is up to the caller, who may turn it down.
@@ -222,6 +229,16 @@ def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
         float(logits[token]) - log_total,
         tuple((int(i), float(logits[i]) - log_total) for i in largest(logits, top)),
     )
+
+
+def most_likely(logits: NDArray[np.float32]) -> list[int] | None:
+    """The tokens that plain samplers take of [rows, n_vocab], all at once.
+
+    None when a row has no such token: each sampler then says what is wrong with its own.
+    """
+    tokens = logits.argmax(axis=1)
+    peaks = np.abs(np.take_along_axis(logits, tokens[:, None], axis=1))
+    return tokens.tolist() if (peaks < _LARGEST_LOGIT).all() else None
 
 
 def _check_peak(peak: float) -> None:

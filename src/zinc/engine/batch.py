@@ -1,0 +1,47 @@
+"""Sequences that run together as the arrays of one step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from zinc.engine.sequence import Sequence
+from zinc.ops.step import Step
+
+
+def make_step(
+    running: Seq[Sequence], counts: Mapping[int, int], n_groups: int, every_row: bool = False
+) -> Step:
+    """A step of so many tokens of each, by id. Rows come out for those that are complete with it,
+    or for every token."""
+    n = len(running)
+    holdings = [s.holding for s in running if s.holding is not None]
+    width = max(len(h.tables[0]) for h in holdings)
+    tables = np.full((n_groups, n, width), -1, np.int32)
+    for i, holding in enumerate(holdings):
+        for group, table in enumerate(holding.tables):
+            tables[group, i, : len(table)] = table
+    slots = np.array([h.slot for h in holdings], np.int32)
+    if all(counts[s.id] == 1 and s.pending == 1 for s in running):  # streams: a row of each
+        rows = np.arange(n + 1, dtype=np.int32)
+        ids = np.array([s.ids[-1] for s in running], np.int32)
+        positions = np.array([s.n_run for s in running], np.int32)
+        return Step(ids, positions, rows[:-1], rows[:-1], rows, slots, tuple(tables))
+    n_tokens = np.array([counts[s.id] for s in running], np.int32)
+    starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
+    parts = [s.ids[s.n_run : s.n_run + counts[s.id]] for s in running]
+    ends = [i for i, s in enumerate(running) if counts[s.id] == s.pending]
+    return Step(
+        ids=np.array(list(itertools.chain.from_iterable(parts)), np.int32),
+        positions=np.concatenate(
+            [np.arange(s.n_run, s.n_run + counts[s.id], dtype=np.int32) for s in running]
+        ),
+        sequence=np.repeat(np.arange(n, dtype=np.int32), n_tokens),
+        output_rows=np.arange(starts[-1], dtype=np.int32) if every_row else (starts[1:] - 1)[ends],
+        seq_start=starts,
+        state_slot=slots,
+        tables=tuple(tables),
+    )
