@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zinc.core.errors import ModelError, RequestError
-from zinc.engine.sampling import Sampler, SamplingParams
+from zinc.engine.sampling import Sampler, SamplingParams, draw_plain
 
 RAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Settings under which tokens are drawn from the model's own distribution."""
@@ -317,3 +317,33 @@ def test_any_valid_request_draws_a_token_that_is_allowed(data):
         token = sampler.sample(logits, allowed).token
         assert allowed[token]
         sampler.accept(token)
+
+
+# -- several rows at once
+
+
+def test_plain_samplers_draw_together_what_each_draws_alone():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(9, 50)).astype(np.float32)
+    logits[1, [7, 30]] = 9  # the first of equals
+    logits[5, 3] = np.nan
+    logits[6] = -np.inf
+    best = logits.argmax(axis=1).tolist()
+    greedy = {"temperature": 0}
+    samplers = [
+        Sampler(SamplingParams(**greedy), 50),
+        Sampler(SamplingParams(**greedy), 50),
+        Sampler(SamplingParams(**greedy, ignore_eos=True), 50, end_tokens=[best[2]]),
+        Sampler(SamplingParams(**greedy, ignore_eos=True), 50, end_tokens=[(best[3] + 1) % 50]),
+        Sampler(SamplingParams(**greedy, logit_bias={1: 0.5}), 50),
+        Sampler(SamplingParams(**greedy), 50),
+        Sampler(SamplingParams(**greedy), 50),
+        Sampler(SamplingParams(**greedy, repeat_penalty=1.5), 50),
+        Sampler(SamplingParams(temperature=0.8, seed=1), 50),
+    ]
+    drawn = draw_plain(samplers, logits)
+    assert drawn == [best[0], 7, None, best[3], None, None, None, None, None]
+    for sampler, token, row in zip(samplers, drawn, logits, strict=True):
+        if token is not None:
+            assert sampler.sample(row).token == token
+    assert draw_plain(samplers[-2:], logits[-2:]) == [None, None]

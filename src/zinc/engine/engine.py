@@ -22,7 +22,7 @@ from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
 from zinc.engine.masks import Masks, MaskThread
 from zinc.engine.preemption import Rates
 from zinc.engine.readout import Readout
-from zinc.engine.sampling import Sampled, Sampler, SamplingParams, most_likely
+from zinc.engine.sampling import Sampled, Sampler, SamplingParams, draw_plain
 from zinc.engine.scheduler import Budget, Demand, Schedule, schedule
 from zinc.engine.sequence import Sequence
 from zinc.engine.sharing import held_back
@@ -290,11 +290,12 @@ class Engine:
         """Who runs, and who makes room for that."""
         budget, sequences = self._budget(), self._sequences.values()
         n_waiting = self.n_waiting
+        room = min(budget.tokens, *budget.blocks)  # a stream may need a block
+        if n_waiting == 0 and len(sequences) <= room and all(s.pending == 1 for s in sequences):
+            return Schedule(dict.fromkeys(self._sequences, 1))  # streams alone, as most steps are
         # What preemption would free is counted only when somebody may be preempted.
         lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(sequences)
         tight = min(budget.blocks) <= lavish or n_waiting > 0
-        if not tight and len(sequences) <= budget.tokens and all(s.pending == 1 for s in sequences):
-            return Schedule(dict.fromkeys(self._sequences, 1))  # streams alone, as most steps are
         back = self._held_back()
         demands = [self._demand(s, tight) for s in sequences if s.id not in back]
         return schedule(demands, budget)
@@ -322,15 +323,15 @@ class Engine:
             self._rates.ran(n_tokens, time.perf_counter() - begin)
         for s in running:
             self._ran(s, counts[s.id])
-        if len(complete) > 1 and all(s.sampler.is_plain and not s.is_constrained for s in complete):
-            tokens = most_likely(logits)
-        else:
-            tokens = None
-        for row, s in enumerate(complete):
-            if tokens is None:
-                self._sample(s, logits[row], masks)
+        plain = len(complete) > 1 and not any(s.is_constrained for s in complete)
+        drawn = (
+            draw_plain([s.sampler for s in complete], logits) if plain else [None] * len(complete)
+        )
+        for s, token, row in zip(complete, drawn, logits, strict=True):
+            if token is None:
+                self._sample(s, row, masks)
             else:
-                self._gain(s, Sampled(tokens[row]))
+                self._gain(s, Sampled(token))
         return complete
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:

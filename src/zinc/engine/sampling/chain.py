@@ -83,14 +83,20 @@ class Sampler:
         self._followers: list[_Follower] = []
         steps = [self._build_step(name, dry_breakers) for name in params.samplers]
         self._steps = [step for step in steps if step is not None]
-        rewrites = bool(self._steps or self._biased.size)
+        rewrites = bool(self._steps) or any(bias > 0 for bias in biases.values())
         self._is_plain = params.greedy and params.logprobs is None and not rewrites
+        self._lowered = frozenset(biases)
         self._restart()
 
     @property
     def is_plain(self) -> bool:
-        """Whether it takes the most likely token and does nothing else."""
+        """Whether it takes the most likely token, but for some that it makes less likely."""
         return self._is_plain
+
+    @property
+    def lowered(self) -> frozenset[int]:
+        """Tokens that a plain sampler makes less likely."""
+        return self._lowered
 
     def sample(self, logits: Floats, mask: NDArray[np.generic] | None = None) -> Sampled:
         """Draws the next token; `accept` is up to the caller, who may turn it down.
@@ -231,14 +237,21 @@ def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
     )
 
 
-def most_likely(logits: NDArray[np.float32]) -> list[int] | None:
-    """The tokens that plain samplers take of [rows, n_vocab], all at once.
+def draw_plain(samplers: Sequence[Sampler], logits: Floats) -> list[int | None]:
+    """What plain samplers draw from [rows, n_vocab], all rows at once.
 
-    None when a row has no such token: each sampler then says what is wrong with its own.
+    None where a sampler has to look for itself: it is not plain, the most likely token is one that
+    it makes less likely, or there is something wrong with the row, which it then says.
     """
+    if not any(sampler.is_plain for sampler in samplers):
+        return [None] * len(samplers)
     tokens = logits.argmax(axis=1)
-    peaks = np.abs(np.take_along_axis(logits, tokens[:, None], axis=1))
-    return tokens.tolist() if (peaks < _LARGEST_LOGIT).all() else None
+    peaks = np.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    sound = np.abs(peaks) < _LARGEST_LOGIT
+    return [
+        token if good and sampler.is_plain and token not in sampler.lowered else None
+        for sampler, token, good in zip(samplers, tokens.tolist(), sound.tolist(), strict=True)
+    ]
 
 
 def _check_peak(peak: float) -> None:
