@@ -42,7 +42,7 @@ PROMPT = "Write a list of people in JSON, with their names and ages."
 def step_times_ms(llm: LLM, params: SamplingParams, constrained: bool) -> list[float]:
     """Of every token of an answer but the first."""
     constraint = llm.constraint("json_schema", SCHEMA) if constrained else None
-    ids = llm.render([{"role": "user", "content": PROMPT}])
+    ids = llm.tokenizer.encode(PROMPT)  # a template is of no matter, and random weights have none
     engine = llm.engine
     sequence = engine.submit(ids, params, end_tokens=llm.tokenizer.eog_ids, constraint=constraint)
     times_ms = []
@@ -57,6 +57,7 @@ def step_times_ms(llm: LLM, params: SamplingParams, constrained: bool) -> list[f
 
 
 def measure(llm: LLM, args: argparse.Namespace, temperature: float) -> dict[str, Any]:
+    """A row of the report: milliseconds a token, and what a mask adds to them."""
     free = SamplingParams(temperature=temperature, seed=1, max_tokens=args.tokens, ignore_eos=True)
     held = SamplingParams(temperature=temperature, seed=1, max_tokens=args.tokens)
     pairs: list[tuple[float, float]] = []
@@ -66,6 +67,7 @@ def measure(llm: LLM, args: argparse.Namespace, temperature: float) -> dict[str,
         pairs.append((times[False], times[True]))
     costs = [with_mask / without - 1 for without, with_mask in pairs[1:]]
     return {
+        "model": llm.path.name,
         "temperature": temperature,
         "token_ms": statistics.median(without for without, _ in pairs[1:]),
         "masked_token_ms": statistics.median(with_mask for _, with_mask in pairs[1:]),
@@ -76,24 +78,31 @@ def measure(llm: LLM, args: argparse.Namespace, temperature: float) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a GGUF file; default, the embedded model")
+    parser.add_argument("models", nargs="*", help="GGUF files; default, the embedded model")
     parser.add_argument("--tokens", type=int, default=200, help="of an answer")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--most", type=float, help="fail when a mask costs more of a token's time")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
-    with LLM(args.model, threads=args.threads, context=2048) as llm:
-        rows = [measure(llm, args, temperature) for temperature in (0.0, 0.8)]
-        name = llm.path.name
+    rows = []
+    for model in args.models or [None]:
+        with LLM(model, threads=args.threads, context=2048) as llm:
+            rows += [measure(llm, args, temperature) for temperature in (0.0, 0.8)]
     for row in rows:
         print(
-            f"temperature {row['temperature']}: {row['token_ms']:.3f} ms a token, "
+            f"{row['model']}, temperature {row['temperature']}: {row['token_ms']:.3f} ms a token, "
             f"{row['masked_token_ms']:.3f} with a mask ({row['cost']:+.1%})",
             file=sys.stderr,
         )
-    report = {"zinc": zinc.__version__, "cpu": cpu_model(), "model": name, "tokens": args.tokens}
-    report |= {"pairs": args.pairs, "rows": rows}
+    report = {
+        "zinc": zinc.__version__,
+        "cpu": cpu_model(),
+        "threads": args.threads,
+        "tokens": args.tokens,
+        "pairs": args.pairs,
+        "rows": rows,
+    }
     if args.out:
         Path(args.out).write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
