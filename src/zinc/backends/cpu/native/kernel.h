@@ -189,8 +189,9 @@ struct TileMatmul {
     int64_t cols = 0;
     const std::byte* const* x = nullptr;  // [n] rows in WeightFormat::activation
     int n = 0;
-    float* out = nullptr;             // [n][kOutStride]
-    const std::byte* next = nullptr;  // the tile that will be read after these; null: what lies behind them
+    float* out = nullptr;  // [n][kOutStride]
+    // The tiles that will be read after these, in their places; null: what lies behind them.
+    const std::byte* next[2] = {};
 };
 inline constexpr int kOutStride = 2 * kTileRows;
 

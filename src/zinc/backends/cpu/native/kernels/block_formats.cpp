@@ -315,9 +315,10 @@ void micro(const Panel* panels, int n_blocks, int offset, const std::byte* const
 
 template <class Dot, int kSub, bool kMins>
 [[gnu::noinline]] void multiply(const Panel* panels, int n_blocks, int offset, const TileMatmul& a,
-                                int64_t first) {
+                                int64_t first, AheadOfPanels& ahead) {
     const Q8Row row(Act::q8_32, a.cols);
     for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
+        ahead.step();
         micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, n_blocks, offset, a.x + t, row, first,
                                                a.out + t * kOutStride + tile * 16);
     });
@@ -360,20 +361,21 @@ void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::
 template <class F>
 void matmul(const TileMatmul& a) {
     using T = BlockTile<F>;
-    if (are_few(a.n)) {
+    if (are_few<kFewRows>(a.n)) {
         for (int r = 0; r < a.n_tiles; ++r)
-            for_few(a.n, [&]<int kRows>(int t) {
-                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next;
+            for_few<kFewRows>(a.n, [&]<int kRows>(int t) {
+                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0];
                 few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
             });
         return;
     }
     const T tiles(a.cols);
+    AheadOfPanels ahead(a, tiles.bytes(), (tiles.blocks + 7) / 8);
     Panel panels[2];
     for (int64_t b = 0; b < tiles.blocks; b += 8) {
         const int n = static_cast<int>(tiles.blocks - b < 8 ? tiles.blocks - b : 8);
         for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], tiles, b, n, panels[r]);
-        multiply<typename T::Dot, T::kSub, F::kMins>(panels, n, F::kOffset, a, b);
+        multiply<typename T::Dot, T::kSub, F::kMins>(panels, n, F::kOffset, a, b, ahead);
     }
 }
 

@@ -87,17 +87,39 @@ private:
     int64_t bytes_, step_, at_, due_;
 };
 
-// Whether n rows are few: two passes over a tile that the first has brought into the cache still beat a
-// panel.
-inline bool are_few(int n) { return n <= 2 * kFewRows; }
+// The tiles of a product of many rows, which pass `n_panels` panels: a step for every register block.
+class AheadOfPanels {
+public:
+    AheadOfPanels(const TileMatmul& a, int64_t bytes, int64_t n_panels)
+        : n_tiles_(a.n_tiles), ahead_{of(a, 0, bytes, n_panels), of(a, a.n_tiles - 1, bytes, n_panels)} {}
+    void step() {
+        for (int r = 0; r < n_tiles_; ++r) ahead_[r].step();
+    }
+
+private:
+    static Ahead of(const TileMatmul& a, int r, int64_t bytes, int64_t n_panels) {
+        const int row_blocks = (a.n + kTokenBlock - 1) / kTokenBlock;
+        const int tile_blocks = (a.n_tiles + kTileBlock - 1) / kTileBlock;
+        return {a.tile[r], bytes, a.next[r], n_panels * row_blocks * tile_blocks};
+    }
+    int n_tiles_;
+    Ahead ahead_[2];
+};
+
+// Whether n rows are few, of which kMost fit into the registers: two passes over a tile that the first has
+// brought into the cache still beat a panel.
+template <int kMost>
+bool are_few(int n) {
+    return n <= 2 * kMost;
+}
 
 // Cuts few rows into one or two groups: few.operator()<rows>(first row).
-template <class Few>
+template <int kMost, class Few>
 [[gnu::always_inline]] inline void for_few(int n, Few&& few) {
-    const int groups = (n + kFewRows - 1) / kFewRows;
+    const int groups = (n + kMost - 1) / kMost;
     for (int group = 0, row = 0; group < groups; ++group) {
         const int size = (n - row) / (groups - group);
-        unroll<kFewRows>([&](auto t) {
+        unroll<kMost>([&](auto t) {
             if (size == t + 1) few.template operator()<t + 1>(row);
         });
         row += size;

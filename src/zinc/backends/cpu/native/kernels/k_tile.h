@@ -45,6 +45,8 @@ struct Tile {
     static constexpr int kChunks = kScaleBytes + kMinBytes;  // where they start
     static constexpr int kBlockBytes = kChunks + 4 * Chunk::kBytes;
     static_assert(kBlockBytes % 64 == 0);
+    // Rows whose sums stay in registers: with sub-blocks of 16, more scales are in flight.
+    static constexpr int kMostRows = F::kSub == 16 && kFewRows > 6 ? 6 : kFewRows;
 
     static TileHead head(int64_t cols) { return TileHead(cols / 256); }
     static int64_t blocks_at(const TileHead& head) { return head.part * (F::kMins ? 2 : 1); }
@@ -210,9 +212,10 @@ void micro(const Panel* panels, const std::byte* const* x, const Q8Row& row, int
 
 // By what the panels have in common, not by format, so that formats share the code.
 template <class Dot, int kSub, bool kMins>
-[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b) {
+[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b, AheadOfPanels& ahead) {
     const Q8Row row(Act::q8_256, a.cols);
     for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
+        ahead.step();
         micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, a.x + t, row, b,
                                                a.out + t * kOutStride + tile * 16);
     });
@@ -266,19 +269,20 @@ void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::
 
 template <class F>
 void matmul(const TileMatmul& a) {
-    if (are_few(a.n)) {
+    if (are_few<Tile<F>::kMostRows>(a.n)) {
         for (int r = 0; r < a.n_tiles; ++r)
-            for_few(a.n, [&]<int kRows>(int t) {
-                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next;
+            for_few<Tile<F>::kMostRows>(a.n, [&]<int kRows>(int t) {
+                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0];
                 few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
             });
         return;
     }
     const TileHead head = Tile<F>::head(a.cols);
+    AheadOfPanels ahead(a, Tile<F>::bytes(a.cols), head.blocks);
     Panel panels[2];
     for (int64_t b = 0; b < head.blocks; ++b) {
         for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, panels[r]);
-        multiply<typename Tile<F>::Dot, F::kSub, F::kMins>(panels, a, b);
+        multiply<typename Tile<F>::Dot, F::kSub, F::kMins>(panels, a, b, ahead);
     }
 }
 

@@ -56,7 +56,8 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
         const PackedTensor& w = *weight(l, part).tensor;
         const int64_t tile = int64_t{unit - p.first_unit[part]} * 2;
         const LinearScratch s(scratch, l.in[0], first, n);
-        TileMatmul product{{w.tile(0, tile), nullptr}, 1, w.cols, s.x, n, s.out};
+        TileMatmul product{
+            {w.tile(0, tile), nullptr}, 1, w.cols, s.x, n, s.out, {w.tile(0, tile + 2), w.tile(0, tile + 3)}};
         if (tile + 1 < tiles_of(w)) {
             product.tile[1] = w.tile(0, tile + 1);
             product.n_tiles = 2;

@@ -43,7 +43,7 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
                                  s.x,
                                  n,
                                  s.out,
-                                 gate.tile(0, tile + 1)});
+                                 {gate.tile(0, tile + 1), up.tile(0, tile + 1)}});
         } else {
             gate.format->matmul({{gate.tile(0, tile), nullptr}, 1, gate.cols, s.x, n, s.out});
             up.format->matmul({{up.tile(0, tile), nullptr}, 1, up.cols, s.x, n, s.out + kTileRows});

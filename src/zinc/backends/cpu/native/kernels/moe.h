@@ -79,10 +79,10 @@ struct RunRows {
     }
 };
 
-// Rows of a run times one or two tiles, after which `next` will be read.
+// Rows of a run times one or two tiles, after which `next` and `next_b` will be read.
 inline TileMatmul product(const RunRows& rows, const std::byte* a, const std::byte* b, const std::byte* next,
-                          int64_t cols) {
-    return {{a, b}, b ? 2 : 1, cols, rows.x, rows.n, rows.sums, next};
+                          const std::byte* next_b, int64_t cols) {
+    return {{a, b}, b ? 2 : 1, cols, rows.x, rows.n, rows.sums, {next, next_b}};
 }
 
 // Asks for the beginning of a stream of weights.

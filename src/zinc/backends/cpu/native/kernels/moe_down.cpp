@@ -77,8 +77,11 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
                 const bool pair = unit * 2 + 1 < tiles_of(down);
                 const int n_tiles = pair ? 2 : 1;
                 const std::byte* second = pair ? down.tile(expert, unit * 2 + 1) : nullptr;
-                const std::byte* next = unit + 1 < last_unit ? nullptr : down.tile(following, first_unit * 2);
-                down.format->matmul(product(rows, down.tile(expert, unit * 2), second, next, down.cols));
+                const bool last = unit + 1 == last_unit;
+                const std::byte* next =
+                    down.tile(last ? following : expert, (last ? first_unit : unit + 1) * 2);
+                down.format->matmul(product(rows, down.tile(expert, unit * 2), second, next,
+                                            next + down.tile_bytes, down.cols));
                 for (int j = 0; j < n_tiles; ++j) {
                     const int64_t row = int64_t{unit} * kUnit + j * kTileRows;
                     const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, down.rows - row));

@@ -96,12 +96,13 @@ void products(const Launch& l, int expert, const RunRows& rows, int tile, int la
     for (int at = tile; at < last; ++at) {
         if (gate.format == up.format) {
             gate.format->matmul(product(rows, gate.tile(expert, at), up.tile(expert, at),
-                                        gate.tile(expert, at + 1), gate.cols));
+                                        gate.tile(expert, at + 1), up.tile(expert, at + 1), gate.cols));
         } else {
-            TileMatmul half = product(rows, gate.tile(expert, at), nullptr, up.tile(expert, at), gate.cols);
+            TileMatmul half =
+                product(rows, gate.tile(expert, at), nullptr, up.tile(expert, at), nullptr, gate.cols);
             gate.format->matmul(half);
             half.tile[0] = up.tile(expert, at);
-            half.next = gate.tile(expert, at + 1);
+            half.next[0] = gate.tile(expert, at + 1);
             half.out += kTileRows;
             up.format->matmul(half);
         }

@@ -169,7 +169,7 @@ using Dot4 = Dot;
 
 // The register block of the matrix product: tiles of 16 rows x activation rows.
 inline constexpr int kTileBlock = 2, kTokenBlock = 6;
-inline constexpr int kFewRows = 6;  // and of the product that unpacks weights in registers
+inline constexpr int kFewRows = 8;  // and of the product that unpacks weights in registers
 
 #define ZINC_HAS_TRANSPOSE 1
 // to[j][i] = from[i][j] for i, j < 16; rows are `step` floats apart.
