@@ -97,7 +97,7 @@ class LLM:
         context: int | None = None,
         rope: RopeScaling | None = None,
         kv_dtype: str = "auto",
-        batch_tokens: int = 512,
+        batch_tokens: int = loader.BATCH_TOKENS,
         prefix_cache: bool = True,
         cache_bytes: int | None = None,
         swap_bytes: int | None = None,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from models.harness import rewrite
 
 from zinc.backends import api
 from zinc.backends.null import NullBackend
@@ -22,6 +23,8 @@ from zinc.cli.verify import SCALE_BLOCK, relative_error, storage_error
 from zinc.engine import loader
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
+from zinc.models import load
+from zinc.plan.planner import make_plan
 
 # -- inspect ------------------------------------------------------------------------------------
 
@@ -64,6 +67,22 @@ def test_inspect_says_what_a_run_would_take(zinc, fixture_model):
     assert memory["kv_f16_bytes"] == layers * heads * dims * 2 * context
     assert memory["kv_q8_0_bytes"] == layers * heads * dims * 34 // 32 * context
     assert memory["weights_bytes"] == used
+
+
+def test_windows_are_counted_as_windows(zinc, fixture_model, tmp_path):
+    """As they are allocated: a load may hold more contexts than one, and never less."""
+    longer = {"gemma3.context_length": 1 << 16}
+    path = rewrite(fixture_model.with_stem("gemma3"), tmp_path / "m.gguf", metadata=longer)
+    memory = json.loads(zinc("inspect", path, "--json").out)["memory"]
+    planned = json.loads(zinc("plan", path, "--json", "--backend", "ref", "--kv-dtype", "f16").out)
+    assert planned["kv_bytes"] == memory["kv_f16_bytes"]
+    with GGUFFile.open(path) as file:
+        spec, graph = load(file)
+        states = make_plan(graph, api.kernels("ref"), max_tokens=1, max_outputs=1).states
+        layout = loader.cache_layout(states, spec.context, "f16", 1, loader.BATCH_TOKENS)
+        cache = api.create("ref").allocate(states, layout)  # in float32
+    assert memory["kv_f16_bytes"] == cache.n_bytes // 2
+    assert 2 * memory["kv_f16_bytes"] < loader.kv_bytes_per_token(states, "f16") * spec.context
 
 
 def test_inspect_shows_a_file_that_cannot_run(zinc, tmp_path):

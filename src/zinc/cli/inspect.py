@@ -133,7 +133,7 @@ def _types(file: GGUFFile) -> list[tuple[str, int, int]]:
 def _memory(file: GGUFFile) -> dict[str, Any]:
     """What a run would take, or why there can be none. A backend's repacking may add a little."""
     from zinc import models
-    from zinc.engine.loader import kv_bytes_per_token, state_bytes_per_sequence
+    from zinc.engine.loader import context_bytes, state_bytes_per_sequence
     from zinc.ops.graph import KVState, RecurrentState, Weight
 
     try:
@@ -147,8 +147,8 @@ def _memory(file: GGUFFile) -> dict[str, Any]:
     return {
         "weights_bytes": sum(tensor.n_bytes for tensor in tensors),
         "context_tokens": spec.context,
-        "kv_f16_bytes": round(spec.context * kv_bytes_per_token(states, "f16")),
-        "kv_q8_0_bytes": round(spec.context * kv_bytes_per_token(states, "q8_0")),
+        "kv_f16_bytes": context_bytes(states, spec.context, "f16"),
+        "kv_q8_0_bytes": context_bytes(states, spec.context, "q8_0"),
         "state_bytes": state_bytes_per_sequence(states),
         **nextn_memory(file, spec),
     }

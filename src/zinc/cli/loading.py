@@ -25,7 +25,7 @@ from zinc.models.spec import ModelSpec
 from zinc.ops.step import IntArray, Step
 from zinc.plan.planner import make_plan
 
-BATCH_TOKENS = 512
+BATCH_TOKENS = loader.BATCH_TOKENS
 
 log = logging.getLogger("zinc.loading")
 

@@ -90,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, Any]:
     from zinc.cli.cost import file_bytes
-    from zinc.engine.loader import kv_bytes_per_token, state_bytes_per_sequence
+    from zinc.engine.loader import context_bytes, state_bytes_per_sequence
 
     return {
         "weights_bytes": sum(file_bytes(weight) for weight in plan.weights),
-        "kv_bytes": round(context * kv_bytes_per_token(plan.states, kv_dtype)),
+        "kv_bytes": context_bytes(plan.states, context, kv_dtype),
         "state_bytes": state_bytes_per_sequence(plan.states),
         "context_tokens": context,
         "arena_bytes": plan.arena_bytes,

@@ -18,6 +18,8 @@ from zinc.plan.weights import tensor_data
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "data" / "zinc-demo-30m-q4_k_m.gguf"
 BLOCK_TOKENS = 64
+# The most tokens that a step runs, unless a load says otherwise.
+BATCH_TOKENS = 512
 # What the rest of the process and the page cache keep when a context is chosen by itself.
 MEMORY_RESERVE = 0.15
 MAX_SEQUENCES = 64
@@ -149,7 +151,7 @@ def choose_context(
     room = available * (1 - MEMORY_RESERVE) - taken
 
     def needs_bytes(context: int) -> int:
-        return cache_bytes(states, cache_layout(states, context, kv_dtype, 1, chunk_tokens))
+        return context_bytes(states, context, kv_dtype, chunk_tokens)
 
     fits = _largest(spec.context, lambda context: needs_bytes(context) <= room)
     if wanted is None:
@@ -241,6 +243,16 @@ def cache_layout(
         group_of={s.name: windows.index(s.window) for s in layers},
         state_slots=state_slots,
     )
+
+
+def context_bytes(
+    states: tuple[State, ...],
+    context: int,
+    kv_dtype: str,
+    chunk_tokens: int | None = BATCH_TOKENS,
+) -> int:
+    """Bytes of keys and values that a context takes; sliding windows are kept as windows."""
+    return cache_bytes(states, cache_layout(states, context, kv_dtype, 1, chunk_tokens))
 
 
 def cache_groups(states: tuple[State, ...], layout: CacheLayout) -> list[Group]:

@@ -113,7 +113,9 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     if splits > 1:
         fours = state.head_dim_v // 4
         merge_parts = max(1, 256 // fours)
-        merge = Shader("attention_merge", (*common, ("PARTS", merge_parts), ("SOFTCAP", 0), ("VECTORS", 1)))
+        merge = Shader(
+            "attention_merge", (*common, ("PARTS", merge_parts), ("SOFTCAP", 0), ("VECTORS", 1))
+        )
         sinks_at = vector_or_null(at, sinks)
         push = struct.pack("<4Q2I", at.step, sinks_at, y_at, partial, y.stride, n_heads)
         push += struct.pack("<2I", splits, dim_code(Dim.TOKENS, bucket))
