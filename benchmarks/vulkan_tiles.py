@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from zinc.backends.vulkan import create, packing, tiles
 from zinc.backends.vulkan.commands import Recorder
 from zinc.backends.vulkan.dispatch import Bucket, DeviceWeight, Dispatch
 from zinc.backends.vulkan.lower.linear import GLU, LINEAR, Product
+from zinc.backends.vulkan.lower.weights import distance
 from zinc.backends.vulkan.memory import Buffer
 from zinc.backends.vulkan.stepdata import StepData
 from zinc.backends.vulkan.tiles import Block, Tile
@@ -37,6 +39,7 @@ MAX_TOKENS = 512
 ROTATE_BYTES = 300 << 20
 SAMPLE = 48  # rows of weights that are checked
 REPEATS = 5
+WARM_UP_S = 0.3
 DISTINCT_ROWS = 256
 
 T = GGMLType
@@ -104,8 +107,13 @@ def candidates(shape: Shape, matrices: bool) -> Iterator[Tile | Block]:
         for split in (1, 2, 4, 8):
             for rows in (1, 2, 4, 8):
                 fits = split <= waves and rows * batch * (1 + shape.glu) <= 32
-                if fits and shape.cols >= 32 * 16 * split:
-                    yield Tile(waves, split, rows, batch)
+                if not fits or shape.cols < 32 * 16 * split:
+                    continue
+                yield Tile(waves, split, rows, batch)
+                steps = shape.cols // (32 * 32 * split)
+                for deep in (2, 4):
+                    if deep <= steps and deep * rows * (1 + shape.glu) <= 16:
+                        yield Tile(waves, split, rows, batch, deep)
 
 
 class Bench:
@@ -118,6 +126,11 @@ class Bench:
         self.step = self._data.address
         self._arena = self.backend.memory.buffer(64 << 20)
         self._buffers: dict[str, Buffer] = {}
+        self._warm_at = 0.0
+
+    def warm_up(self) -> None:
+        """Clocks have come up before the next measurement is taken."""
+        self._warm_at = time.perf_counter() + WARM_UP_S
 
     def ref(self, ref: Ref) -> int:
         return self._arena.address + ref.offset
@@ -181,6 +194,8 @@ class Bench:
                 recorder.barrier()
         recorder.timestamp()
         commands = recorder.finish()
+        while time.perf_counter() < self._warm_at:
+            commands.run()
         best = float("inf")
         for _ in range(REPEATS):
             commands.run()
@@ -205,7 +220,7 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
     for w, other in zip(weights, weights[1:] + weights[:1], strict=True):
         product = Product(x, w, (bench.ref(y), y.stride))
         if shape.glu:
-            product = replace(product, kind=GLU, up=other.address - w.address)
+            product = replace(product, kind=GLU, up=distance(w, other))
         assert product.kind in (LINEAR, GLU)
         chosen.append(product)
 
@@ -220,6 +235,7 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
         plans.append((tile, lowered()))
     tiles.mat_vec, tiles.mat_mat = defaults
     results = []
+    bench.warm_up()
     # A kernel that a driver refuses says so below, in its line.
     with contextlib.suppress(ZincError):
         bench.backend.pipelines.prepare([now[0].shader, *(d[0].shader for _, d in plans)])

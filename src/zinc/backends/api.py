@@ -180,6 +180,10 @@ class Cache(Protocol):
     def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None: ...
 
 
+# Ops whose kernels store 8-bit rows on every device; some can do more.
+ROUNDING = frozenset({"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu"})
+
+
 class Kernels(Protocol):
     """What a backend has code for: all that a plan is made of, and nothing of a device."""
 
@@ -193,6 +197,10 @@ class Kernels(Protocol):
         ...
 
     def supports(self, kernel: str) -> bool: ...
+
+    def stores(self, kernel: str, act: Act) -> bool:
+        """Whether the kernel can store its rows in that format: no pass over them is needed."""
+        ...
 
     def row_bytes(self, act: Act, cols: int) -> int:
         """Bytes from row to row of an activation."""

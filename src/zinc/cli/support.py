@@ -136,6 +136,9 @@ class _Wishful:
     def supports(self, kernel: str) -> bool:
         return True
 
+    def stores(self, kernel: str, act: Act) -> bool:
+        return self.backend.stores(kernel, act)
+
     def row_bytes(self, act: Act, cols: int) -> int:
         return self.backend.row_bytes(act, cols)
 

@@ -16,14 +16,13 @@ from zinc.ops.graph import Act, Dim, Input, KVState, Node, Value, Weight
 
 Pass: TypeAlias = Callable[[Sequence[Node], Value], list[Node]]
 ActivationOf: TypeAlias = Callable[[Weight], Act]
+Stores: TypeAlias = Callable[[str, Act], bool]
 
 MAX_PARTS = 4
 # Ops whose last input is an optional residual.
 TAKES_RESIDUAL = {"linear", "rms_norm", "moe_down"}
 # Products with weights: they read input 0 in the format of the weight at this index.
 READS_ROWS = {"linear": 1, "linear_glu": 1, "head_linear": 1, "moe_glu": 3, "moe_down": 4}
-# Ops whose kernels can write their rows quantised, so that no separate pass over them is needed.
-QUANTISING = {"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu"}
 # Products whose kernels round the rows themselves: a head is a row of its own, and read once.
 ROUNDS_ITSELF = {"head_linear"}
 
@@ -222,7 +221,11 @@ def _rope_store(
 
 
 def choose_activations(
-    nodes: Sequence[Node], output: Value, activation: ActivationOf, next_id: int
+    nodes: Sequence[Node],
+    output: Value,
+    activation: ActivationOf,
+    stores: Stores,
+    next_id: int,
 ) -> list[Node]:
     """Gives every linear its rows in the format its kernel reads.
 
@@ -244,7 +247,7 @@ def choose_activations(
         casts: list[Node] = []
         for value in node.outputs:
             acts = wanted.get(value.id, Counter())
-            if len(acts) == 1 and _can_write(node, (only := next(iter(acts)))):
+            if len(acts) == 1 and _can_store(node, (only := next(iter(acts))), stores):
                 out = replace(value, act=only)
                 outputs.append(out)
                 stored[value.id, only] = out
@@ -275,12 +278,9 @@ def _wants(node: Node, value: Value, activation: ActivationOf) -> Act:
     return Act.F32
 
 
-def _can_write(node: Node, act: Act) -> bool:
-    if act is Act.F32:
-        return True
+def _can_store(node: Node, act: Act, stores: Stores) -> bool:
     has_residual = node.op == "rms_norm" and node.inputs[2] is not None
-    writes_bf16 = node.op == "moe_glu"
-    return node.op in QUANTISING and not has_residual and (act is not Act.BF16 or writes_bf16)
+    return act is Act.F32 or (not has_residual and stores(node.op, act))
 
 
 @dataclass(frozen=True, slots=True)

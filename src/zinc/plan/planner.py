@@ -37,7 +37,7 @@ def make_plan(
         nodes = passes.fuse_siblings(nodes, output, activation)
         nodes = passes.fuse_rope_store(nodes, output)
     next_id = 1 + max(v.id for node in nodes for v in node.outputs)
-    nodes = passes.choose_activations(nodes, output, activation, next_id)
+    nodes = passes.choose_activations(nodes, output, activation, backend.stores, next_id)
     passes.check(nodes, output)
     nodes, views = passes.resolve_views(nodes)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData
+from zinc.backends.api import ROUNDING, CacheLayout, Operand, Plan, Ref, TensorData
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.ops.graph import Act, Constant, Dim, FloatArray, KVState, RecurrentState, State, Weight
 from zinc.ops.step import Step
@@ -198,6 +198,9 @@ class CpuKernels:
 
     def supports(self, kernel: str) -> bool:
         return kernel in self._kernels
+
+    def stores(self, kernel: str, act: Act) -> bool:
+        return kernel in ROUNDING and (act is not Act.BF16 or kernel == "moe_glu")
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return int(_cpu.row_bytes(str(act), cols))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, Plan, Ref, TensorData
+from zinc.backends.api import ROUNDING, CacheLayout, Plan, Ref, TensorData
 from zinc.ops.graph import Act, FloatArray, State, Weight
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
@@ -86,6 +86,9 @@ class NullBackend:
 
     def supports(self, kernel: str) -> bool:
         return True
+
+    def stores(self, kernel: str, act: Act) -> bool:
+        return kernel in ROUNDING
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return 4 * cols

@@ -139,6 +139,9 @@ class RefBackend:
     def supports(self, kernel: str) -> bool:
         return kernel in OPS
 
+    def stores(self, kernel: str, act: Act) -> bool:
+        return True  # every value is float32 here, whatever the plan asks for
+
     def row_bytes(self, act: Act, cols: int) -> int:
         return 4 * cols
 

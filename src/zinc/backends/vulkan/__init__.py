@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zinc.backends.api import CacheLayout, Plan, TensorData
+from zinc.backends.api import ROUNDING, CacheLayout, Plan, TensorData
 from zinc.backends.vulkan import lower, packing
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.device import Device, open_device
@@ -43,6 +43,9 @@ class VulkanKernels:
 
     def supports(self, kernel: str) -> bool:
         return kernel in LOWERINGS
+
+    def stores(self, kernel: str, act: Act) -> bool:
+        return act is Act.Q8_32 and (kernel in ROUNDING or kernel == "linear_glu")
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return packing.row_bytes(act, cols)

@@ -17,12 +17,14 @@ FEW = 8  # rows of x that one pass over the weights serves
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Waves of a workgroup, waves that share a row's columns, rows a wave, rows of x at once."""
+    """Waves of a workgroup, waves that share a row's columns, rows a wave, rows of x at once, and
+    units that a lane has in flight."""
 
     waves: int
     split: int
     rows: int
     batch: int
+    deep: int = 1
 
     @property
     def tile(self) -> int:
@@ -36,15 +38,16 @@ class Tile:
             ("KSPLIT", self.split),
             ("ROWS", self.rows),
             ("BATCH", self.batch),
+            ("DEEP", self.deep),
         )
 
 
-def mat_vec(features: Features, rows: int, units: int, n_x: int) -> Tile:
-    """For a product of `rows` rows of `units` units with n_x rows of x."""
+def mat_vec(features: Features, rows: int, units: int, n_x: int, weights: int = 1) -> Tile:
+    """For a product of `rows` rows of `units` units, of one or two weights, with n_x rows of x."""
     batch = _batch(n_x)
     if features.subgroup < 16:  # a CPU: waves follow one another
         return Tile(waves=4, split=1, rows=1, batch=4)  # one pipeline for all
-    per_wave = 4 if batch <= 2 else 2
+    per_wave = max(1, min(4, 16 // (batch * weights)))  # so that sums stay in registers
     waves = 8 if features.subgroup <= 32 else 4
     split = 1
     while split < waves and units >= 4 * split * features.subgroup:
@@ -60,14 +63,14 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int) -> Tile:
     return Tile(waves, split, per_wave, batch)
 
 
-def blocks(features: Features, n_x: int) -> Tile:
+def blocks(features: Features, units: int, n_x: int, weights: int = 2) -> Tile:
     """For products that write 8-bit blocks: a workgroup has whole blocks of 32 rows."""
-    batch = _batch(n_x)
     if features.subgroup < 16:
         return Tile(waves=8, split=1, rows=4, batch=1)
-    if features.subgroup <= 32:
-        return Tile(waves=8, split=1, rows=4, batch=batch)
-    return Tile(waves=4, split=1, rows=8, batch=min(batch, 4))
+    rows = 4 if features.subgroup <= 32 else 8
+    batch = min(_batch(n_x), max(1, 32 // (rows * weights)))
+    split = 2 if units >= 2 * features.subgroup else 1
+    return Tile(waves=32 * split // rows, split=split, rows=rows, batch=batch)
 
 
 def _batch(n_x: int) -> int:

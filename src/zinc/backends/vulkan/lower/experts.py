@@ -18,6 +18,7 @@ from zinc.backends.vulkan.dispatch import (
 from zinc.backends.vulkan.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, Activation
 from zinc.backends.vulkan.lower.operands import ceil_div, dim_code
 from zinc.backends.vulkan.lower.weights import (
+    distance,
     format_defines,
     matrix,
     row_of,
@@ -65,7 +66,7 @@ class ExpertProduct:
         order, starts = (row_of(v) for v in self.launch.inputs[1:3])
         top_k, n_x = order.cols, bucket.rows(x.dim)
         push = struct.pack(
-            "<Q24sqQQQQQQIIIIIIIIff",
+            "<Q24sQQQQQQQIIIIIIIIff",
             at.step,
             matrix(w),
             self.up,
@@ -99,11 +100,12 @@ class ExpertProduct:
             return Dispatch(Shader("gemm", defines), push, groups, waits)
         by_expert = n_x > tiles.FEW
         n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
+        units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind == GLU else 1
         if self.y_act is Act.F32:
             n_rows = w.rows * (w.planes if by_expert else n_x * top_k)
-            tile = tiles.mat_vec(at.features, n_rows, ceil_div(w.cols, unit(w)), n_slots)
+            tile = tiles.mat_vec(at.features, n_rows, units, n_slots, weights)
         else:
-            tile = tiles.blocks(at.features, n_slots)
+            tile = tiles.blocks(at.features, units, n_slots, weights)
         groups_x = ceil_div(w.rows, tile.tile)
         groups = (groups_x, w.planes, SPREAD) if by_expert else (groups_x, n_x * top_k, 1)
         defines = (*defines, *tile.defines, ("BY_EXPERT", int(by_expert)))
@@ -134,7 +136,7 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         out.act,
         bias,
         GLU,
-        up.address - gate.address,
+        distance(gate, up),
         up_bias,
         Activation.of(launch),
     )

@@ -17,6 +17,7 @@ from zinc.backends.vulkan.dispatch import (
 )
 from zinc.backends.vulkan.lower.operands import ceil_div, dim_code
 from zinc.backends.vulkan.lower.weights import (
+    distance,
     format_defines,
     matrix,
     row_of,
@@ -27,6 +28,7 @@ from zinc.backends.vulkan.lower.weights import (
     vector,
     weight_of,
 )
+from zinc.ops.graph import Act
 
 LINEAR, GLU, GATED = range(3)  # tile.slang
 
@@ -50,7 +52,8 @@ NO_ACTIVATION = Activation()
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product of rows x with a weight, cut into `planes` heads. `up` as in matvec.slang."""
+    """One product of rows x with a weight, cut into `planes` heads. `up`, and `residual` of GATED,
+    as in linear_rows.slang."""
 
     x: Ref
     w: DeviceWeight
@@ -62,12 +65,13 @@ class Product:
     up_bias: int = 0
     activation: Activation = NO_ACTIVATION
     planes: int = 1
+    y_act: Act = Act.F32
 
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x = self.w, self.x
         n_rows, n_x = w.planes * w.rows // self.planes, bucket.rows(x.dim)
         push = struct.pack(
-            "<Q24sqQQQQQIIIIIIff",
+            "<Q24sQQQQQQIIIIIIff",
             at.step,
             matrix(w),
             self.up,
@@ -85,13 +89,20 @@ class Product:
             self.activation.alpha,
             self.activation.limit,
         )
-        defines = (*format_defines(at, w, x, w.cols), ("PRODUCT", self.kind))
+        out_q8 = int(self.y_act is Act.Q8_32)
+        kind = (("PRODUCT", self.kind), ("OUT_Q8", out_q8))
+        defines = (*format_defines(at, w, x, w.cols), *kind)
         if n_x > tiles.FEW:
             block = tiles.mat_mat(at.features, takes_half(w, x), n_x)
             groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
-            defines = (*defines, *block.defines, ("EXPERTS", 0), ("OUT_Q8", 0))
+            defines = (*defines, *block.defines, ("EXPERTS", 0))
             return Dispatch(Shader("gemm", defines), push, groups, waits)
-        tile = tiles.mat_vec(at.features, n_rows * self.planes, ceil_div(w.cols, unit(w)), n_x)
+        weights = 2 if self.kind == GLU else 1
+        units = ceil_div(w.cols, unit(w))
+        if out_q8:
+            tile = tiles.blocks(at.features, units, n_x, weights)
+        else:
+            tile = tiles.mat_vec(at.features, n_rows * self.planes, units, n_x, weights)
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
         return Dispatch(Shader("matvec", (*defines, *tile.defines)), push, groups, waits)
 
@@ -126,15 +137,27 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             y,
             bias,
             kind=GLU,
-            up=up.address - gate.address,
+            up=distance(gate, up),
             up_bias=up_bias,
             activation=activation,
+            y_act=out.act,
         )
         return [both.dispatch(at, bucket)]
     # Two formats, or many rows: the gate first, then the other product, which multiplies them.
-    made = at.scratch(bucket.rows(x.dim) * out.stride)
-    first = Product(x, gate, (made, out.stride), bias)
-    second = Product(x, up, y, up_bias, kind=GATED, up=made, activation=activation)
+    stride = 4 * out.cols
+    made = at.scratch(bucket.rows(x.dim) * stride)
+    first = Product(x, gate, (made, stride), bias)
+    second = Product(
+        x,
+        up,
+        y,
+        up_bias,
+        residual=(0, stride),
+        kind=GATED,
+        up=made,
+        activation=activation,
+        y_act=out.act,
+    )
     return [first.dispatch(at, bucket), second.dispatch(at, bucket, waits=True)]
 
 

@@ -41,6 +41,11 @@ def matrix(w: DeviceWeight) -> bytes:
     return struct.pack("<QQQ", w.address, w.address + streams.h, w.address + streams.s)
 
 
+def distance(a: DeviceWeight, b: DeviceWeight) -> int:
+    """Bytes from a to b as the kernels add them, modulo 2^64."""
+    return (b.address - a.address) % (1 << 64)
+
+
 def same_layout(a: DeviceWeight, b: DeviceWeight) -> bool:
     return (a.type, a.planes, a.rows, a.cols) == (b.type, b.planes, b.rows, b.cols)
 
