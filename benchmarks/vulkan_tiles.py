@@ -235,10 +235,10 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
         plans.append((tile, lowered()))
     tiles.mat_vec, tiles.mat_mat = defaults
     results = []
-    bench.warm_up()
     # A kernel that a driver refuses says so below, in its line.
     with contextlib.suppress(ZincError):
         bench.backend.pipelines.prepare([now[0].shader, *(d[0].shader for _, d in plans)])
+    bench.warm_up()
     for tile, dispatches in [("chosen", now), *plans]:
         try:
             bench.backend.pipelines.prepare([dispatches[0].shader])
