@@ -48,6 +48,12 @@ def test_prompts_of_all_kinds(server: Running, llm: LLM):
     for prompt in (ids, ["Once upon", *llm.tokenizer.encode(" a time", add_special=False)]):
         assert server.post("/completion", {**FIELDS, "prompt": prompt}).json["content"] == whole
     several = server.post("/completion", {**FIELDS, "prompt": [PROMPT, ids]}).json
+    objects = server.post("/completion", {**FIELDS, "prompt": {"prompt_string": PROMPT}}).json
+    assert objects["content"] == whole
+    image = {"prompt_string": PROMPT, "multimodal_data": ["AAAA"]}
+    assert (
+        server.post("/completion", {**FIELDS, "prompt": image}).json["error"]["param"] == "prompt"
+    )
     assert [each["content"] for each in several] == [whole, whole]
     assert [each["index"] for each in several] == [0, 1]
 
@@ -187,3 +193,18 @@ def test_strangers_do_not_grow_the_metrics(server: Running):
     text = server.get("/metrics").body.decode()
     assert "made" not in text
     assert 'path="other"' in text
+
+
+def test_what_ignore_eos_bans_is_in_the_settings(server: Running, llm: LLM):
+    found = server.post("/completion", {**FIELDS, "ignore_eos": True}).json
+    bans = found["generation_settings"]["logit_bias"]
+    assert {each["token"] for each in bans} == set(llm.tokenizer.eog_ids)
+    assert all(each["bias"] is None for each in bans)
+
+
+def test_tokens_of_a_conversation(server: Running):
+    fields = {"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 1}
+    for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
+        found = server.post(path, fields).json["input_tokens"]
+        usage = server.post("/v1/chat/completions", fields).json["usage"]
+        assert found == usage["prompt_tokens"]

@@ -201,3 +201,14 @@ def test_what_is_refused_names_its_field(client, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
         create(client, **{"input": "Hello", **fields})
     assert caught.value.body["param"] == param
+
+
+def test_input_tokens(server: Running, client: openai.OpenAI):
+    first = client.responses.create(model=MODEL, input="Hello", max_output_tokens=3)
+    assert client.responses.input_tokens.count(model=MODEL, input="Hello").input_tokens == (
+        first.usage.input_tokens
+    )
+    again = {"model": MODEL, "input": "And then?", "previous_response_id": first.id}
+    counted = client.responses.input_tokens.count(**again).input_tokens
+    assert counted == client.responses.create(**again, max_output_tokens=1).usage.input_tokens
+    assert counted > first.usage.input_tokens

@@ -92,6 +92,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Continue a conversation", "OpenAI", "/chat/completions", streams=True,
     ),
     _post(
+        "/v1/chat/completions/input_tokens", openai_chat.count_tokens, openai_chat.ChatFields,
+        "Count the tokens of a conversation", "llama.cpp", "/chat/completions/input_tokens",
+    ),
+    _post(
         "/v1/completions", openai_text.completions, openai_text.CompletionFields,
         "Continue text or tokens", "OpenAI", streams=True,
     ),
@@ -102,6 +106,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _post(
         "/v1/responses", openai_responses.create_response, openai_responses.ResponseFields,
         "Create a response", "OpenAI", "/responses", streams=True,
+    ),
+    _post(
+        "/v1/responses/input_tokens", openai_responses.count_tokens,
+        openai_responses.ResponseFields, "Count the tokens of a response's prompt", "OpenAI",
+        "/responses/input_tokens",
     ),
     _get(_RESPONSE, openai_responses.get_response, "A stored response", "OpenAI"),
     _get(

@@ -11,7 +11,7 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -35,7 +35,7 @@ AT_A_TIME = 32  # of one request, in the engine or its queue
 _NO_ANSWER = SamplingParams(max_tokens=0)
 _INT16_SCALE = 32760.0
 
-Texts = str | list[Any]
+Texts = prompts.Prompt
 
 
 class EmbeddingFields(NeutralFields, QueueFields):

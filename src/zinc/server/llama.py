@@ -7,6 +7,7 @@ sequence: there is no fixed number of them beside what the engine runs at once.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -51,7 +52,7 @@ _ONE_MODEL = "the first one that the server has, unless it is named"
 class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
     """A completion by llama.cpp's API."""
 
-    prompt: str | list[Any]
+    prompt: prompts.Prompt
     model: str | None = None
     stream: bool | None = None
     n_predict: int | None = Field(None, ge=-1)
@@ -217,6 +218,7 @@ class _Result:
 
 def settings(params: SamplingParams, model: LoadedModel) -> dict[str, Any]:
     """Parameters under the names of llama.cpp's server."""
+    banned = dict.fromkeys(model.tokenizer.eog_ids, -math.inf) if params.ignore_eos else {}
     renamed = {"max_tokens": "n_predict", "logprobs": "n_probs"}
     found: dict[str, Any] = {
         renamed.get(name, name): getattr(params, name) for name in SamplingParams.__slots__
@@ -227,7 +229,7 @@ def settings(params: SamplingParams, model: LoadedModel) -> dict[str, Any]:
         "n_probs": params.logprobs or 0,
         "logit_bias": [
             {"token": token, "bias": bias if bias > -1e9 else None}
-            for token, bias in params.logit_bias.items()
+            for token, bias in {**params.logit_bias, **banned}.items()
         ],
         "seed": 0xFFFFFFFF if params.seed is None else params.seed,
     }

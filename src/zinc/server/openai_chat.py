@@ -6,6 +6,7 @@ https://platform.openai.com/docs/api-reference/chat. Reasoning comes apart from 
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -17,7 +18,7 @@ from starlette.responses import Response
 
 from zinc.chat.events import CallArguments, CallStart, Content, Reasoning
 from zinc.engine.sampling import Sampled
-from zinc.server.chat import ChatAnswer, ChatRequest, Collected, Finished, Piece, start
+from zinc.server.chat import ChatAnswer, ChatRequest, Collected, Finished, Piece, render, start
 from zinc.server.errors import invalid, unsupported
 from zinc.server.fields import (
     MAX_ANSWERS,
@@ -32,7 +33,7 @@ from zinc.server.fields import (
     constraint_of,
     sampling_params,
 )
-from zinc.server.http import event, merge
+from zinc.server.http import JSONAnswer, event, merge
 from zinc.server.openai_shapes import (
     DONE,
     FINGERPRINT,
@@ -160,6 +161,15 @@ def to_request(fields: ChatFields) -> ChatRequest:
         constraint=constraint_of(fields.response_format, fields),
         thinking_budget=fields.thinking_budget,
     )
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """How long the prompt of a conversation is; llama.cpp's server has this beside the chat."""
+    fields = await read_fields(service, request, ChatFields)
+    asked = to_request(fields)
+    async with service.pool.use(fields.model) as model:
+        prompt = await asyncio.to_thread(render, model, asked)
+    return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 async def chat_completions(service: Service, request: Request) -> Response:

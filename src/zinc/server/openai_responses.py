@@ -7,6 +7,7 @@ the final object.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -17,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.server.body import Fields, FirstError
-from zinc.server.chat import ChatAnswer, ChatRequest, Finished, start
+from zinc.server.chat import ChatAnswer, ChatRequest, Finished, render, start
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.fields import (
     MAX_TOP_LOGPROBS,
     Constraint,
     ConstraintFields,
+    LlamaFields,
     QueueFields,
     SamplingFields,
     StopField,
@@ -83,7 +85,7 @@ class TextConfig(Fields):
     verbosity: str | None = None
 
 
-class ResponseFields(SamplingFields, ConstraintFields, NeutralFields, QueueFields):
+class ResponseFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
     """A response."""
 
     input: str | Annotated[list[dict[str, Any]], FirstError()]
@@ -129,11 +131,7 @@ _INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 async def create_response(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ResponseFields)
     items = input_items(fields.input)
-    previous: list[dict[str, Any]] = []
-    if fields.previous_response_id is not None:
-        stored = service.store.get(fields.previous_response_id, "previous_response_id")
-        previous = stored.messages
-    conversation = [*previous, *item_messages(items)]
+    conversation = [*_previous(service, fields), *item_messages(items)]
     asked = to_request(fields, conversation)
     shared = _shared(fields, asked)
 
@@ -182,6 +180,23 @@ async def create_response(service: Service, request: Request) -> Response:
         streamed,
         RESPONSES,
     )
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """How long the prompt of a response would be."""
+    fields = await read_fields(service, request, ResponseFields)
+    messages = [*_previous(service, fields), *item_messages(input_items(fields.input))]
+    asked = to_request(fields, messages)
+    async with service.pool.use(fields.model) as model:
+        prompt = await asyncio.to_thread(render, model, asked)
+    return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+
+def _previous(service: Service, fields: ResponseFields) -> list[dict[str, Any]]:
+    """The conversation that a response goes on with."""
+    if fields.previous_response_id is None:
+        return []
+    return service.store.get(fields.previous_response_id, "previous_response_id").messages
 
 
 async def get_response(service: Service, request: Request) -> Response:

@@ -12,16 +12,30 @@ from typing import Any
 from zinc.server.errors import context_exceeded, invalid
 from zinc.server.pool import LoadedModel
 
+Prompt = str | list[Any] | dict[str, Any]
 
-def several(prompt: str | list[Any], param: str, most: int) -> list[str | list[Any]]:
-    """The prompts of a field that holds one or, in a list without ids, many. Raises ApiError."""
+
+def several(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
+    """The prompts of a field that holds one or, in a list without ids, many. Raises ApiError.
+
+    A prompt may be llama.cpp's object {"prompt_string": text}.
+    """
+    if isinstance(prompt, dict):
+        return [_text_of(prompt, param)]
     if isinstance(prompt, str) or any(isinstance(part, int) for part in prompt):
         return [prompt]
     if not 1 <= len(prompt) <= most:
         raise invalid(param, f"{param} holds {len(prompt)} prompts", f"1 to {most} can run")
-    for i, each in enumerate(prompt):
-        if not isinstance(each, str | list):
-            raise invalid(f"{param}[{i}]", f"{param}[{i}] is not valid", "it must be text or ids")
+    return [_text_of(each, f"{param}[{i}]") for i, each in enumerate(prompt)]
+
+
+def _text_of(prompt: Any, param: str) -> str | list[Any]:
+    if isinstance(prompt, dict):
+        if prompt.get("multimodal_data"):
+            raise invalid(param, f"{param} has multimodal_data", "only text is understood")
+        prompt = prompt.get("prompt_string")
+    if not isinstance(prompt, str | list):
+        raise invalid(param, f"{param} is not valid", "it must be text or token ids")
     return prompt
 
 
