@@ -23,6 +23,8 @@ from zinc.ops.graph import Act, Dim, KVState
 FEW_TOKENS = 16  # up to so many, a workgroup has one token
 # Few queries. Threads hold EACH heads x CHUNKS chunks of eight dimensions twice (q and the sums).
 MAX_CHUNKS = 4
+WAVES = 4
+AT_ONCE = 4  # keys that a lane reads before it needs the first
 MAX_SUMS = 4096  # float32 of partial sums in shared memory, of all waves
 SHALLOW_KEYS = 256  # up to so many, more waves of one workgroup are faster than a merge
 SHALLOW_WAVES = 16
@@ -62,7 +64,7 @@ def _check(state: KVState, cache: DeviceKV) -> None:
             "choose another backend with --backend",
         )
     tokens = cache.block_tokens
-    assert tokens % 4 == 0, "a block has whole runs of four positions"
+    assert tokens % AT_ONCE == 0, "a block has whole runs of the positions read at once"
     assert tokens == power_of_two(tokens), "blocks have a power of two of positions"
 
 
@@ -82,7 +84,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     parts = ceil_div(repeats, max(1, MAX_CHUNKS // chunks))
     each = ceil_div(repeats, parts)
     sums, keys = each * state.head_dim_v, _visible_keys(state, bucket)
-    waves = max(1, min(4, MAX_SUMS // sums))
+    waves = max(1, min(WAVES, MAX_SUMS // sums))
     splits = _splits(at, keys, state.n_heads * parts * bucket.tokens)
     if keys <= SHALLOW_KEYS and splits > 1:
         room = (at.features.shared_bytes - SHALLOW_WAVES * 8 * each) // (4 * sums)
@@ -93,6 +95,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
         "attention",
         (
             *common,
+            ("AT_ONCE", AT_ONCE),
             ("EACH", each),
             ("HEAD_DIM", state.head_dim),
             ("KV_Q8", int(at.kv(state).dtype == "q8_0")),

@@ -6,14 +6,14 @@ import struct
 
 from zinc.backends.api import Launch, Ref
 from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import ceil_div, operand
+from zinc.backends.vulkan.lower.operands import ceil_div, in_vectors, operand
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import RecurrentState, Weight
 
 CONV_THREADS = 128
 CONV_COLS = 32  # the macro of kernels/conv_silu.slang
 DELTA_COLS = 16
-DELTA_SHARE = 4
+DELTA_ROWS = 16  # tokens whose keys and queries are in shared memory at once
 
 
 @lowers("conv_silu")
@@ -56,12 +56,14 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ("COLS", DELTA_COLS),
             ("GROUPED", attrs["grouped"]),
             ("K_DIM", k_dim),
-            ("SHARE", DELTA_SHARE),
+            ("ROWS", 1 if bucket.tokens == 1 else DELTA_ROWS),
+            ("SHARE", 8 if k_dim % 32 == 0 else 4),
+            ("VECTORS", in_vectors(at, qkv)),
             ("V_DIM", v_dim),
         ),
     )
     push = struct.pack(
-        "<8Q7I",
+        "<8Q8I",
         at.step,
         at.ref(qkv),
         at.ref(alpha),
@@ -77,6 +79,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         attrs["n_k_heads"],
         attrs["n_v_heads"],
         state.floats,
+        bucket.tokens == 1,
     )
     grid = (attrs["n_v_heads"], ceil_div(v_dim, DELTA_COLS), bucket.sequences)
     return [Dispatch(shader, push, grid)]
