@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from zinc.backends.api import Launch
+from zinc.backends.api import Launch, Ref
 from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import ceil_div, dim_code
-from zinc.backends.vulkan.lower.weights import matrix, row_of, unit, weight_of
+from zinc.backends.vulkan.lower.operands import ceil_div, dim_code, operand
+from zinc.backends.vulkan.lower.weights import matrix, unit, weight_of
 from zinc.backends.vulkan.packing import row_bytes
 
 THREADS = 64
@@ -32,7 +32,7 @@ def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("quantize")
 def quantize(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, out = row_of(launch.inputs[0]), launch.outputs[0]
+    x, out = operand(launch, 0, Ref), launch.outputs[0]
     run = out.cols // out.runs
     push = struct.pack(
         "<QQQIIIIII",

@@ -16,17 +16,20 @@ from zinc.backends.vulkan.dispatch import (
     lowers,
 )
 from zinc.backends.vulkan.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, Activation
-from zinc.backends.vulkan.lower.operands import ceil_div, dim_code
+from zinc.backends.vulkan.lower.operands import (
+    ceil_div,
+    dim_code,
+    operand,
+    ref_or_null,
+    vector_or_null,
+)
 from zinc.backends.vulkan.lower.weights import (
     distance,
     format_defines,
     matrix,
-    row_of,
-    rows,
     same_layout,
     takes_half,
     unit,
-    vector,
     weight_of,
 )
 from zinc.backends.vulkan.packing import row_bytes
@@ -62,8 +65,8 @@ class ExpertProduct:
     activation: Activation = NO_ACTIVATION
 
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
-        w, x = self.w, row_of(self.launch.inputs[0])
-        order, starts = (row_of(v) for v in self.launch.inputs[1:3])
+        w, x = self.w, operand(self.launch, 0, Ref)
+        order, starts = (operand(self.launch, i, Ref) for i in (1, 2))
         top_k, n_x = order.cols, bucket.rows(x.dim)
         push = struct.pack(
             "<Q24sQQQQQQQIIIIIIIIff",
@@ -114,7 +117,7 @@ class ExpertProduct:
 
 def _by_blocks(bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
     """Whether there are so many slots an expert that tiles of several are full."""
-    order = row_of(launch.inputs[1])
+    order = operand(launch, 1, Ref)
     return bucket.rows(order.dim) * order.cols >= FEW_SLOTS // 4 * w.planes
 
 
@@ -125,9 +128,9 @@ def _runs(at: Addresses, x: Ref, top_k: int) -> Rows:
 
 @lowers("moe_glu")
 def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, order, out = row_of(launch.inputs[0]), row_of(launch.inputs[1]), launch.outputs[0]
+    x, order, out = operand(launch, 0, Ref), operand(launch, 1, Ref), launch.outputs[0]
     gate, up = (weight_of(at, w) for w in launch.inputs[3:5])
-    bias, up_bias = (vector(at, b) for b in launch.inputs[5:7])
+    bias, up_bias = (vector_or_null(at, b) for b in launch.inputs[5:7])
     both = ExpertProduct(
         launch,
         Rows(at.ref(x), x.stride, 0),
@@ -152,10 +155,10 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("moe_down")
 def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    h, order, routes = (row_of(launch.inputs[i]) for i in (0, 1, 3))
+    h, order, routes = (operand(launch, i, Ref) for i in (0, 1, 3))
     w, out, top_k = weight_of(at, launch.inputs[4]), launch.outputs[0], order.cols
-    bias, scale = (vector(at, v) for v in launch.inputs[5:7])
-    residual, residual_stride = rows(at, launch.inputs[7])
+    bias, scale = (vector_or_null(at, v) for v in launch.inputs[5:7])
+    residual, residual_stride = ref_or_null(at, launch.inputs[7])
     slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
     dim_top_k = dim_code(h.dim, bucket) | top_k << 8
     if n_x <= tiles.FEW:

@@ -15,17 +15,20 @@ from zinc.backends.vulkan.dispatch import (
     Shader,
     lowers,
 )
-from zinc.backends.vulkan.lower.operands import ceil_div, dim_code
+from zinc.backends.vulkan.lower.operands import (
+    ceil_div,
+    dim_code,
+    operand,
+    ref_or_null,
+    vector_or_null,
+)
 from zinc.backends.vulkan.lower.weights import (
     distance,
     format_defines,
     matrix,
-    row_of,
-    rows,
     same_layout,
     takes_half,
     unit,
-    vector,
     weight_of,
 )
 from zinc.ops.graph import Act
@@ -109,14 +112,14 @@ class Product:
 
 @lowers("linear")
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, parts = row_of(launch.inputs[0]), launch.inputs[1:]
+    x, parts = operand(launch, 0, Ref), launch.inputs[1:]
     return [
         Product(
             x,
             weight_of(at, weight),
-            rows(at, out),
-            vector(at, bias),
-            rows(at, residual),
+            ref_or_null(at, out),
+            vector_or_null(at, bias),
+            ref_or_null(at, residual),
         ).dispatch(at, bucket)
         for weight, bias, residual, out in zip(
             parts[0::3], parts[1::3], parts[2::3], launch.outputs, strict=True
@@ -126,10 +129,10 @@ def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("linear_glu")
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, out, activation = row_of(launch.inputs[0]), launch.outputs[0], Activation.of(launch)
+    x, out, activation = operand(launch, 0, Ref), launch.outputs[0], Activation.of(launch)
     gate, up = (weight_of(at, w) for w in launch.inputs[1:3])
-    bias, up_bias = (vector(at, b) for b in launch.inputs[3:5])
-    y = rows(at, out)
+    bias, up_bias = (vector_or_null(at, b) for b in launch.inputs[3:5])
+    y = ref_or_null(at, out)
     if same_layout(gate, up) and bucket.rows(x.dim) <= tiles.FEW:
         both = Product(
             x,
@@ -163,7 +166,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("head_linear")
 def head_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, w = row_of(launch.inputs[0]), weight_of(at, launch.inputs[1])
+    x, w = operand(launch, 0, Ref), weight_of(at, launch.inputs[1])
     heads = int(launch.attributes["n_heads"])
-    y = rows(at, launch.outputs[0])
+    y = ref_or_null(at, launch.outputs[0])
     return [Product(x, w, y, planes=heads).dispatch(at, bucket)]

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from zinc.backends.api import Launch, Operand, Ref
 from zinc.backends.vulkan.dispatch import Addresses, Bucket
-from zinc.backends.vulkan.lower.weights import DIMS
 from zinc.ops.graph import Act, Constant, Dim, Weight
 
+# As kernels/step.slang numbers them.
+DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
 CONSTANT = DIMS[Dim.CONSTANT]
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What the kernels of products are told of a weight and of the rows that they read."""
+"""What the kernels of products are told of a weight, and which variants read it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ import struct
 from zinc.backends.api import Operand, Ref
 from zinc.backends.vulkan.dispatch import Addresses, DeviceWeight
 from zinc.backends.vulkan.packing import FLOATS, UNIT, offsets
-from zinc.ops.graph import Act, Constant, Dim, Weight
+from zinc.ops.graph import Act, Weight
 from zinc.quant.blocks import GGMLType
-
-DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
 
 
 def weight_of(at: Addresses, x: Operand) -> DeviceWeight:
     assert isinstance(x, Weight)
     return at.weight(x)
-
-
-def row_of(x: Operand) -> Ref:
-    assert isinstance(x, Ref)
-    return x
-
-
-def vector(at: Addresses, x: Operand) -> int:
-    """Address of an optional float32 vector."""
-    assert x is None or isinstance(x, Weight | Constant)
-    return 0 if x is None else at.vector(x)
-
-
-def rows(at: Addresses, x: Operand) -> tuple[int, int]:
-    """Address and stride of optional rows."""
-    assert x is None or isinstance(x, Ref)
-    return (0, 0) if x is None else (at.ref(x), x.stride)
 
 
 def matrix(w: DeviceWeight) -> bytes:
