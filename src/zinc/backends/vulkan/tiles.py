@@ -8,7 +8,7 @@ both ways, into tiles that meet in a workgroup's shared memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zinc.backends.vulkan.dispatch import Features
 
@@ -46,7 +46,7 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int, weights: int = 
     """For a product of `rows` rows of `units` units, of one or two weights, with n_x rows of x."""
     batch = _batch(n_x)
     if features.subgroup < 16:  # a CPU: waves follow one another
-        return Tile(waves=4, split=1, rows=1, batch=4)  # one pipeline for all
+        return Tile(waves=4, split=2, rows=1, batch=2, deep=2)  # one pipeline for all
     per_wave = max(1, min(4, 16 // (batch * weights)))  # so that sums stay in registers
     waves = 8 if features.subgroup <= 32 else 4
     split = 1
@@ -71,6 +71,13 @@ def blocks(features: Features, units: int, n_x: int, weights: int = 2) -> Tile:
     batch = min(_batch(n_x), max(1, 32 // (rows * weights)))
     split = 2 if units >= 2 * features.subgroup else 1
     return Tile(waves=32 * split // rows, split=split, rows=rows, batch=batch)
+
+
+def slots(features: Features, rows: int, units: int) -> Tile:
+    """For sums of a token's slots, `rows` of so many units over all its experts."""
+    tile = mat_vec(features, rows, units, 1)
+    deep = max(1, min(4, units // (tile.split * features.subgroup)))
+    return tile if features.subgroup < 16 else replace(tile, deep=deep)
 
 
 def _batch(n_x: int) -> int:

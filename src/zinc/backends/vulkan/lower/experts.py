@@ -163,7 +163,7 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     dim_top_k = dim_code(h.dim, bucket) | top_k << 8
     if n_x <= tiles.FEW:
         units = top_k * ceil_div(w.cols, unit(w))
-        tile = tiles.mat_vec(at.features, n_x * w.rows, units, 1)
+        tile = tiles.slots(at.features, n_x * w.rows, units)
         push = struct.pack(
             "<Q24sQQQQQQIIIIIIII",
             at.step,
