@@ -1,6 +1,7 @@
 """The chain as a whole: what it draws, how often, what it reports, and when it refuses."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zinc.core.errors import ModelError, RequestError
-from zinc.engine.sampling import Sampler, SamplingParams, draw_plain
+from zinc.engine.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, sample_rows, truncation
+from zinc.engine.sampling.candidates import Candidates
+from zinc.engine.sampling.short import ORDER, Short, draw_short
 
 RAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Settings under which tokens are drawn from the model's own distribution."""
@@ -322,28 +325,83 @@ def test_any_valid_request_draws_a_token_that_is_allowed(data):
 # -- several rows at once
 
 
-def test_plain_samplers_draw_together_what_each_draws_alone():
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(9, 50)).astype(np.float32)
-    logits[1, [7, 30]] = 9  # the first of equals
-    logits[5, 3] = np.nan
-    logits[6] = -np.inf
-    best = logits.argmax(axis=1).tolist()
-    greedy = {"temperature": 0}
-    samplers = [
-        Sampler(SamplingParams(**greedy), 50),
-        Sampler(SamplingParams(**greedy), 50),
-        Sampler(SamplingParams(**greedy, ignore_eos=True), 50, end_tokens=[best[2]]),
-        Sampler(SamplingParams(**greedy, ignore_eos=True), 50, end_tokens=[(best[3] + 1) % 50]),
-        Sampler(SamplingParams(**greedy, logit_bias={1: 0.5}), 50),
-        Sampler(SamplingParams(**greedy), 50),
-        Sampler(SamplingParams(**greedy), 50),
-        Sampler(SamplingParams(**greedy, repeat_penalty=1.5), 50),
-        Sampler(SamplingParams(temperature=0.8, seed=1), 50),
-    ]
-    drawn = draw_plain(samplers, logits)
-    assert drawn == [best[0], 7, None, best[3], None, None, None, None, None]
-    for sampler, token, row in zip(samplers, drawn, logits, strict=True):
-        if token is not None:
-            assert sampler.sample(row).token == token
-    assert draw_plain(samplers[-2:], logits[-2:]) == [None, None]
+def mixed(rng):
+    """Settings of samplers, of which some are drawn together and others are not."""
+    return {
+        "temperature": rng.choice([0.0, 0.0, 0.4, 0.8, 1.0, 1.7]),
+        "top_k": rng.choice([0, 1, 5, 40, 200]),
+        "top_p": rng.choice([0.3, 0.9, 0.95, 1.0]),
+        "min_p": rng.choice([0.0, 0.05, 0.5]),
+        "min_keep": rng.choice([0, 0, 3]),
+        "typical_p": rng.choice([1.0, 1.0, 1.0, 0.9]),
+        "repeat_penalty": rng.choice([1.0, 1.0, 1.0, 1.3]),
+        "ignore_eos": rng.choice([False, True]),
+        "logprobs": rng.choice([None, None, 2]),
+        "samplers": rng.choice(
+            [DEFAULT_SAMPLERS, DEFAULT_SAMPLERS, ("top_k", "temperature", "min_p"), ("top_k",)]
+        ),
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_that_are_drawn_together_get_what_each_gets_alone(seed):
+    rng = random.Random(seed)
+    n = rng.choice([30, 3000])
+    logits = np.random.default_rng(seed).normal(0, 3, (9, n)).astype(np.float32)
+    logits[2, 5] = logits[2].max()  # the first of equals
+    settings = [SamplingParams(seed=i, **mixed(rng)) for i in range(9)]
+    masks = [rng.choice([None, None, rng_mask(seed + i, n)]) for i in range(9)]
+    pairs = [[Sampler(p, n, end_tokens=[5, 8]) for p in settings] for _ in range(2)]
+    for _ in range(6):
+        together = sample_rows(pairs[0], logits, masks)
+        alone = [s.sample(r, m) for s, r, m in zip(pairs[1], logits, masks, strict=True)]
+        assert together == alone
+        for samplers in pairs:
+            for sampler, sampled in zip(samplers, alone, strict=True):
+                sampler.accept(sampled.token)
+
+
+def rng_mask(seed, n):
+    allowed = np.random.default_rng(seed).random(n) < 0.3
+    allowed[11] = True
+    return allowed
+
+
+def test_the_common_chain_draws_what_its_samplers_say_one_by_one():
+    """Only the draw differs: of the same few candidates, in the same proportions."""
+    rng = random.Random(0)
+    for seed in range(200):
+        row = np.random.default_rng(seed).normal(0, 3, 500).astype(np.float32)
+        p = SamplingParams(
+            top_k=rng.choice([1, 7, 60]), top_p=rng.choice([0.2, 0.8, 1.0]),
+            min_p=rng.choice([0.0, 0.01, 0.3]), temperature=rng.choice([0.5, 1.0, 2.0]),
+            min_keep=rng.choice([0, 4]),
+        )  # fmt: skip
+        chain = Short.of(
+            p, [n for n in ORDER if getattr(p, n) != {"top_k": 0, "min_p": 0}.get(n, 1)]
+        )
+        assert chain is not None
+        left = truncation.top_k(Candidates(row), p.top_k)
+        left = truncation.top_p(left, p.top_p, p.min_keep)
+        left = truncation.min_p(left, p.min_p, p.min_keep)
+        left = truncation.temperature(left, p.temperature)
+        mass = left.weights().cumsum(dtype=np.float64)
+        points = np.linspace(0, 1, 50, endpoint=False)
+        drawn = draw_short([chain] * 50, [row] * 50, points.tolist())
+        want = [left.token(int(np.searchsorted(mass, u * mass[-1], side="right"))) for u in points]
+        assert drawn == want
+
+
+def test_a_row_that_cannot_be_drawn_from_fails_alone():
+    logits = np.zeros((6, 50), np.float32)
+    logits[:, 7] = 1
+    logits[1, 3] = np.nan
+    logits[2] = -np.inf
+    logits[3, 3] = np.nan
+    for params in (SamplingParams(temperature=0), SamplingParams(seed=1, top_k=1)):
+        samplers = [Sampler(params, 50) for _ in range(6)]
+        found = sample_rows(samplers, logits, [None] * 6)
+        kinds = [int, ModelError, RequestError, ModelError, int, int]
+        for each, kind in zip(found, kinds, strict=True):
+            assert each.token == 7 if kind is int else isinstance(each, kind)
+    assert sample_rows([], logits[:0], []) == []

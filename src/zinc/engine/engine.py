@@ -22,7 +22,7 @@ from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
 from zinc.engine.masks import Masks, MaskThread
 from zinc.engine.preemption import Rates
 from zinc.engine.readout import Readout
-from zinc.engine.sampling import Sampled, Sampler, SamplingParams, draw_plain
+from zinc.engine.sampling import Sampled, Sampler, SamplingParams, sample_rows
 from zinc.engine.scheduler import Budget, Demand, Schedule, schedule
 from zinc.engine.sequence import Sequence
 from zinc.engine.sharing import held_back
@@ -323,15 +323,7 @@ class Engine:
             self._rates.ran(n_tokens, time.perf_counter() - begin)
         for s in running:
             self._ran(s, counts[s.id])
-        plain = len(complete) > 1 and not any(s.is_constrained for s in complete)
-        drawn = (
-            draw_plain([s.sampler for s in complete], logits) if plain else [None] * len(complete)
-        )
-        for s, token, row in zip(complete, drawn, logits, strict=True):
-            if token is None:
-                self._sample(s, row, masks)
-            else:
-                self._gain(s, Sampled(token))
+        self._sample(complete, logits, masks)
         return complete
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
@@ -375,7 +367,7 @@ class Engine:
         if s.n_generated >= s.max_tokens:
             self._finish(s, "length")
             return []
-        self._sample(s, logits[-1], masks)
+        self._sample([s], logits[-1:], masks)
         return [s]
 
     def _masks(self, complete: list[Sequence]) -> Masks:
@@ -519,11 +511,26 @@ class Engine:
         elif s.pending and not pool.recurrent:  # whole blocks, for those who come meanwhile
             pool.commit(s.holding, s.key_to(s.n_run // pool.block_tokens * pool.block_tokens))
 
-    def _sample(self, s: Sequence, logits: FloatArray, masks: Masks) -> None:
-        try:
-            self._gain(s, s.sampler.sample(logits, masks.of(s.id)))
-        except Exception as error:
-            self._fail(s, error)
+    def _sample(self, complete: list[Sequence], logits: FloatArray, masks: Masks) -> None:
+        """Draws a token for each from its row of logits."""
+        sound, allowed = [], []
+        for s in complete:
+            try:
+                allowed.append(masks.of(s.id))
+                sound.append(s)
+            except Exception as error:
+                self._fail(s, error)
+        if len(sound) < len(complete):
+            logits = logits[[s in sound for s in complete]]
+        drawn = sample_rows([s.sampler for s in sound], logits, allowed)
+        for s, sampled in zip(sound, drawn, strict=True):
+            if isinstance(sampled, Exception):
+                self._fail(s, sampled)
+                continue
+            try:
+                self._gain(s, sampled)
+            except Exception as error:  # a constraint that cannot follow
+                self._fail(s, error)
 
     def _gain(self, s: Sequence, sampled: Sampled) -> None:
         """Appends a token that was drawn, and those that have to follow it."""

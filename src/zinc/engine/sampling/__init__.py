@@ -6,7 +6,7 @@ reports logprobs. The names and semantics of the samplers are those of llama.cpp
 carry over; nothing here ever sorts a whole vocabulary to find a few likely tokens.
 """
 
-from zinc.engine.sampling.chain import Sampled, Sampler, draw_plain
+from zinc.engine.sampling.chain import Sampled, Sampler, sample_rows
 from zinc.engine.sampling.dry import breaker_sequences
 from zinc.engine.sampling.params import DEFAULT_SAMPLERS, SamplingParams
 
@@ -16,5 +16,5 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "breaker_sequences",
-    "draw_plain",
+    "sample_rows",
 ]

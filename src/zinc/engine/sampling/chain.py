@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from zinc.engine.sampling.candidates import Candidates, Doubles, Floats, largest
 from zinc.engine.sampling.dry import Dry
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.penalties import Penalties
+from zinc.engine.sampling.short import Short, draw_short
 
 Step = Callable[[Candidates], Candidates]
 
@@ -86,17 +87,9 @@ class Sampler:
         rewrites = bool(self._steps) or any(bias > 0 for bias in biases.values())
         self._is_plain = params.greedy and params.logprobs is None and not rewrites
         self._lowered = frozenset(biases)
+        active = [n for n, step in zip(params.samplers, steps, strict=True) if step is not None]
+        self._short = Short.of(params, active)
         self._restart()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it takes the most likely token, but for some that it makes less likely."""
-        return self._is_plain
-
-    @property
-    def lowered(self) -> frozenset[int]:
-        """Tokens that a plain sampler makes less likely."""
-        return self._lowered
 
     def sample(self, logits: Floats, mask: NDArray[np.generic] | None = None) -> Sampled:
         """Draws the next token; `accept` is up to the caller, who may turn it down.
@@ -109,9 +102,10 @@ class Sampler:
         if logits.shape != (self.n_vocab,) or logits.dtype != np.float32:
             raise ValueError(f"logits are {logits.dtype} {logits.shape}, not [{self.n_vocab}]")
         with np.errstate(over="ignore"):
-            row = self._prepare(logits, mask)
-            best = int(row.argmax())  # the first of equals, or the first NaN
-            _check_peak(float(row[best]))
+            row, best = self._begin(logits, mask)
+            if self._short is not None:
+                (token,) = draw_short([self._short], [row], [self._random.random()])
+                return self._report(logits, token)
             candidates = Candidates(row)
             for step in self._steps:
                 candidates = step(candidates)
@@ -194,6 +188,13 @@ class Sampler:
             return candidates
         return truncation.xtc(candidates, self.params.xtc_threshold, self.params.min_keep)
 
+    def _begin(self, logits: Floats, mask: NDArray[np.generic] | None) -> tuple[Floats, int]:
+        """The row to draw from, and its most likely token."""
+        row = self._prepare(logits, mask)
+        best = int(row.argmax())  # the first of equals, or the first NaN
+        _check_peak(float(row[best]))
+        return row, best
+
     def _prepare(self, logits: Floats, mask: NDArray[np.generic] | None) -> Floats:
         """The logits with bias and mask; a copy exactly if something rewrites them."""
         if not (self._followers or self._biased.size or mask is not None):
@@ -237,21 +238,41 @@ def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
     )
 
 
-def draw_plain(samplers: Sequence[Sampler], logits: Floats) -> list[int | None]:
-    """What plain samplers draw from [rows, n_vocab], all rows at once.
+Mask: TypeAlias = NDArray[np.generic] | None
 
-    None where a sampler has to look for itself: it is not plain, the most likely token is one that
-    it makes less likely, or there is something wrong with the row, which it then says.
+
+def sample_rows(
+    samplers: Sequence[Sampler], logits: Floats, masks: Sequence[Mask]
+) -> list[Sampled | Exception]:
+    """What each sampler draws from its row of [rows, n_vocab], or raises; as `Sampler.sample`.
+
+    Greedy rows, and those of the common chain, are drawn together.
     """
-    if not any(sampler.is_plain for sampler in samplers):
-        return [None] * len(samplers)
-    tokens = logits.argmax(axis=1)
-    peaks = np.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    sound = np.abs(peaks) < _LARGEST_LOGIT
-    return [
-        token if good and sampler.is_plain and token not in sampler.lowered else None
-        for sampler, token, good in zip(samplers, tokens.tolist(), sound.tolist(), strict=True)
-    ]
+    found: list[Sampled | Exception | None] = [None] * len(samplers)
+    plain = [i for i, s in enumerate(samplers) if s._is_plain and masks[i] is None]
+    if len(plain) > 1:
+        best = (logits if len(plain) == len(samplers) else logits[plain]).argmax(axis=1)
+        for i, token in zip(plain, best.tolist(), strict=True):
+            # A token that is made less likely, or a row that is damaged, is looked at alone.
+            if token not in samplers[i]._lowered and abs(logits[i, token]) < _LARGEST_LOGIT:
+                found[i] = Sampled(token)
+    rows: dict[int, Floats] = {}
+    with np.errstate(over="ignore"):
+        for i, sampler in enumerate(samplers):
+            try:
+                if sampler._short is not None:
+                    rows[i], _ = sampler._begin(logits[i], masks[i])
+                elif found[i] is None:
+                    found[i] = sampler.sample(logits[i], masks[i])
+            except Exception as error:
+                found[i] = error
+        chains = [chain for i in rows if (chain := samplers[i]._short) is not None]
+        if rows:
+            points = [samplers[i]._random.random() for i in rows]
+            tokens = draw_short(chains, list(rows.values()), points)
+            for i, token in zip(rows, tokens, strict=True):
+                found[i] = samplers[i]._report(logits[i], token)
+    return [each for each in found if each is not None]
 
 
 def _check_peak(peak: float) -> None:
