@@ -1,0 +1,98 @@
+"""How products are cut up, without a device: every row is made, no limit of Vulkan is passed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from zinc.backends.api import Ref
+from zinc.backends.vulkan import tiles
+from zinc.backends.vulkan.dispatch import (
+    MAX_PUSH_BYTES,
+    Bucket,
+    DeviceWeight,
+    Dispatch,
+    Features,
+)
+from zinc.backends.vulkan.lower.linear import GLU, Product
+from zinc.backends.vulkan.lower.weights import distance
+from zinc.backends.vulkan.packing import row_bytes
+from zinc.ops.graph import Act, Dim
+from zinc.quant.blocks import GGMLType
+
+DEVICES = {
+    "lavapipe": Features(8, shared_bytes=32768),
+    "nvidia": Features(32, cooperative_matrix=True, shared_bytes=49152, compute_units=132),
+    "amd": Features(64, shared_bytes=65536, compute_units=64),
+}
+SHAPES = [(4096, 4096), (12288, 4096), (151936, 4096), (1024, 12288), (17, 64), (256, 2048)]
+MAX_THREADS = 1024
+
+
+@dataclass
+class Somewhere:
+    """Addresses for a lowering that is only looked at."""
+
+    features: Features
+    step: int = 4096
+
+    def ref(self, ref: Ref) -> int:
+        return 1 << 20 | ref.offset
+
+
+def lowered(device: str, rows: int, cols: int, n_x: int, **product: object) -> Dispatch:
+    x = Ref(0, Dim.TOKENS, cols, Act.Q8_32, 0, row_bytes(Act.Q8_32, cols))
+    w = DeviceWeight(1 << 32, GGMLType.Q4_K, 1, rows, cols)
+    made = Product(x, w, (1 << 30, 4 * rows), **product)
+    return made.dispatch(Somewhere(DEVICES[device]), Bucket(n_x, n_x, 1, 256))
+
+
+def every() -> Iterator[tuple[str, int, int, int]]:
+    for device in DEVICES:
+        for rows, cols in SHAPES:
+            for n_x in (1, 2, 5, 8, 9, 64, 512):
+                yield device, rows, cols, n_x
+
+
+@pytest.mark.parametrize("store", [Act.F32, Act.Q8_32])
+def test_every_row_is_made_within_the_limits(store: Act) -> None:
+    for device, rows, cols, n_x in every():
+        if store is Act.Q8_32 and rows % 32:
+            continue
+        few = n_x <= tiles.FEW
+        kind = GLU if few else 0
+        dispatch = lowered(device, rows, cols, n_x, kind=kind, y_act=store)
+        macros = dict(dispatch.shader.defines)
+        subgroup = DEVICES[device].subgroup
+        if few:
+            tile = macros["ROWS"] * macros["WAVES"] // macros["KSPLIT"]
+            assert macros["WAVES"] % macros["KSPLIT"] == 0
+            threads = macros["WAVES"] * subgroup
+        else:
+            tile = macros["ROWS"]
+            shared = 144 * (macros["ROWS"] + macros["BATCH"])
+            if macros["MATRICES"]:
+                threads = macros["DOWN"] * macros["ACROSS"] * subgroup
+                assert macros["ROWS"] % (16 * macros["DOWN"]) == 0
+                assert macros["BATCH"] % (16 * macros["ACROSS"]) == 0
+                # At the end a column of matrices of every subgroup goes through the same memory.
+                assert macros["ACROSS"] * macros["ROWS"] * 16 * 4 <= shared
+            else:
+                threads = macros["ROWS"] // 4 * (macros["BATCH"] // macros["SUMS"])
+            assert shared <= DEVICES[device].shared_bytes
+        assert tile * dispatch.groups[0] >= rows > tile * (dispatch.groups[0] - 1)
+        assert macros["BATCH"] * dispatch.groups[1] >= n_x
+        assert threads <= MAX_THREADS
+        assert len(dispatch.push) <= MAX_PUSH_BYTES
+        if store is Act.Q8_32:
+            assert tile % 32 == 0
+
+
+def test_a_weight_that_lies_before_another_is_reached_modulo_two_to_the_64() -> None:
+    first = DeviceWeight(1 << 40, GGMLType.Q4_K, 1, 32, 256)
+    second = DeviceWeight((1 << 40) - 4096, GGMLType.Q4_K, 1, 32, 256)
+    (far,) = struct.unpack("<Q", struct.pack("<Q", distance(first, second)))
+    assert (first.address + far) % (1 << 64) == second.address
