@@ -10,6 +10,7 @@ from zinc.backends.vulkan.lower.operands import dim_code, operand, power_of_two,
 from zinc.core.errors import UnsupportedError
 
 MAX_EXPERTS = 1024  # a thread each
+FEW_SLOTS = 256  # up to so many, one segment has them all
 
 
 @lowers("route")
@@ -56,5 +57,8 @@ def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
         order.cols,
         n_experts,
     )
-    threads = max(64, power_of_two(n_experts))
-    return [Dispatch(Shader("group_experts", (("THREADS", threads),)), push, (1, 1, 1))]
+    experts = max(64, power_of_two(n_experts))
+    slots = bucket.rows(launch.dim) * order.cols
+    segments = 1 if slots <= FEW_SLOTS else MAX_EXPERTS // experts
+    shader = Shader("group_experts", (("EXPERTS", experts), ("SEGMENTS", segments)))
+    return [Dispatch(shader, push, (1, 1, 1))]
