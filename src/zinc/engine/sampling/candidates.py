@@ -82,9 +82,11 @@ def largest(values: Floats, k: int) -> Positions:
     chosen = values[pool]
     if pool.size > 2 * k + 64:  # many equals, or no floor was looked for
         kth = np.partition(chosen, pool.size - k)[pool.size - k]
-        above = chosen > kth
-        equal = np.flatnonzero(chosen == kth)[: k - np.count_nonzero(above)]
-        keep = np.union1d(np.flatnonzero(above), equal)
+        keep = np.flatnonzero(chosen >= kth)
+        if keep.size > 2 * k + 64:
+            above = np.flatnonzero(chosen > kth)
+            equal = np.flatnonzero(chosen == kth)[: k - above.size]
+            keep = np.union1d(above, equal)
         pool, chosen = pool[keep], chosen[keep]
     order = np.argsort(-chosen, kind="stable")[:k]
     return pool[order]
@@ -99,4 +101,6 @@ def _floor(values: Floats, k: int) -> np.float32:
         return lowest
     # Strided groups: neighbours in a vocabulary are alike, and this reduction is contiguous.
     maxima = values[: rows * groups].reshape(rows, groups).max(axis=0)
-    return max(np.partition(maxima, groups - k)[groups - k], lowest)
+    # Of a masked row most are -inf, and a partition of many equals is ten times as slow.
+    finite = maxima[maxima >= lowest]
+    return lowest if finite.size < k else np.partition(finite, finite.size - k)[finite.size - k]
