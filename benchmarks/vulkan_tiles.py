@@ -23,7 +23,7 @@ import numpy as np
 from zinc.backends.api import Ref
 from zinc.backends.vulkan import create, packing, tiles
 from zinc.backends.vulkan.commands import Recorder
-from zinc.backends.vulkan.dispatch import Bucket, DeviceWeight, Dispatch
+from zinc.backends.vulkan.dispatch import Bucket, DeviceWeight, Dispatch, Features
 from zinc.backends.vulkan.lower.linear import GLU, LINEAR, Product
 from zinc.backends.vulkan.lower.weights import distance
 from zinc.backends.vulkan.memory import Buffer
@@ -91,8 +91,9 @@ def shapes(quick: bool) -> list[Shape]:
     return [one[1], many[0]] if quick else [*one, *few, *many]
 
 
-def candidates(shape: Shape, matrices: bool) -> Iterator[Tile | Block]:
-    if shape.n_x > tiles.FEW:
+def candidates(shape: Shape, features: Features) -> Iterator[Tile | Block]:
+    matrices = features.cooperative_matrix
+    if not tiles.are_few(features, shape.n_x):
         for rows, batch, down, across in (
             (128, 128, 2, 4), (128, 128, 4, 2), (128, 64, 4, 2), (64, 128, 2, 4), (64, 64, 2, 2),
             (128, 32, 4, 2), (128, 256, 2, 4), (256, 64, 8, 1), (64, 128, 1, 4), (128, 128, 2, 2),
@@ -102,7 +103,7 @@ def candidates(shape: Shape, matrices: bool) -> Iterator[Tile | Block]:
         yield Block(64, 64, sums=8)
         yield Block(64, 64, sums=4)
         return
-    batch = next(n for n in (1, 2, 4, 8) if n >= shape.n_x)
+    batch = next((n for n in (1, 2, 4) if n >= shape.n_x), 8)
     for waves in (4, 8, 16):
         for split in (1, 2, 4, 8):
             for rows in (1, 2, 4, 8):
@@ -230,7 +231,7 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
     now = lowered()
     defaults = tiles.mat_vec, tiles.mat_mat
     plans: list[tuple[Any, list[Dispatch]]] = []
-    for tile in candidates(shape, bench.features.cooperative_matrix):
+    for tile in candidates(shape, bench.features):
         tiles.mat_vec = tiles.mat_mat = lambda *_, tile=tile: tile
         plans.append((tile, lowered()))
     tiles.mat_vec, tiles.mat_mat = defaults

@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 from zinc.backends.vulkan.dispatch import Features
 
 FEW = 8  # rows of x that one pass over the weights serves
+# Measured on an H200 with benchmarks/vulkan_tiles.py.
+FEW_PASSES = 32  # rows of x up to which passes over the weights are faster than tiles
+MANY_ROWS = 1 << 15  # of weights, so many that every unit is busy whatever the tile
+LONG_ROW = 8  # units of a lane, from which on all waves of a workgroup share a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +51,36 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int, weights: int = 
     batch = _batch(n_x)
     if features.subgroup < 16:  # a CPU: waves follow one another
         return Tile(waves=4, split=2, rows=1, batch=2, deep=2)  # one pipeline for all
-    per_wave = max(1, min(4, 16 // (batch * weights)))  # so that sums stay in registers
     waves = 8 if features.subgroup <= 32 else 4
-    split = 1
-    while split < waves and units >= 4 * split * features.subgroup:
-        split *= 2
-    # Fewer rows a group while groups would leave compute units idle.
-    while per_wave > 1 and rows * split < 2 * features.compute_units * per_wave * waves:
+    steps = max(1, units // features.subgroup)  # units of a lane if a wave had the row alone
+    if batch == 1 and rows >= MANY_ROWS:
+        return Tile(waves=4, split=min(2, _power_of_two(steps)), rows=4, batch=1, deep=2)
+    if batch == 1 and steps >= LONG_ROW and rows >= 8 * features.compute_units and weights == 1:
+        return Tile(waves, waves, 4, batch)
+    # Sums stay in registers; the more rows of x, the fewer waves need to share a row of weights,
+    # and the fewer groups there need to be.
+    per_wave = max(1, min(4, (32 if batch == 8 else 16) // (batch * weights**2)))
+    if batch == 1:
+        split, groups_a_unit = _power_of_two(max(1, steps // 2)), 2.0
+    else:
+        split, groups_a_unit = min({2: 4, 4: 2}.get(batch, 1), _power_of_two(steps)), 0.75
+    split = min(split, waves)
+    enough = groups_a_unit * features.compute_units * waves
+    while per_wave > 1 and rows * split < enough * per_wave:
         per_wave //= 2
-    while split < waves and (
-        rows * split < 2 * features.compute_units * per_wave * waves
-        and units >= 2 * split * features.subgroup
-    ):
+    while split < waves and rows * split < enough and units >= 2 * split * features.subgroup:
         split *= 2
     return Tile(waves, split, per_wave, batch)
+
+
+def are_few(features: Features, n_x: int) -> bool:
+    """Whether `mat_vec` is to be used for n_x rows of x, and not `mat_mat`."""
+    return n_x <= (FEW if features.subgroup < 16 else FEW_PASSES)
+
+
+def _power_of_two(n: int) -> int:
+    """The largest one that is not above n."""
+    return 1 << (n.bit_length() - 1)
 
 
 def blocks(features: Features, units: int, n_x: int, weights: int = 2) -> Tile:
@@ -104,12 +124,12 @@ class Block:
 
 
 def mat_mat(features: Features, half: bool, n_x: int) -> Block:
-    """For a product with n_x > FEW rows of x. `half`: float16 is close enough for its inputs."""
+    """For a product with n_x rows of x. `half`: float16 is close enough for its inputs."""
     if half and features.cooperative_matrix and features.shared_bytes >= 36864:
         if n_x <= 32:
             return Block(128, 32, down=4, across=2)
         if n_x <= 64:
-            return Block(128, 64, down=4, across=2)
+            return Block(64, 64, down=2, across=2)
         return Block(128, 128, down=2, across=4)
     if features.subgroup < 16:  # little code is soon compiled
         return Block(32, 16, sums=2)

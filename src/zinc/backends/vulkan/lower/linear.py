@@ -95,7 +95,7 @@ class Product:
         out_q8 = int(self.y_act is Act.Q8_32)
         kind = (("PRODUCT", self.kind), ("OUT_Q8", out_q8))
         defines = (*format_defines(at, w, x, w.cols), *kind)
-        if n_x > tiles.FEW:
+        if not tiles.are_few(at.features, n_x):
             block = tiles.mat_mat(at.features, takes_half(w, x), n_x)
             groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 0))
@@ -133,7 +133,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     gate, up = (weight_of(at, w) for w in launch.inputs[1:3])
     bias, up_bias = (vector_or_null(at, b) for b in launch.inputs[3:5])
     y = ref_or_null(at, out)
-    if same_layout(gate, up) and bucket.rows(x.dim) <= tiles.FEW:
+    if same_layout(gate, up) and tiles.are_few(at.features, bucket.rows(x.dim)):
         both = Product(
             x,
             gate,
