@@ -42,9 +42,9 @@ def is_matrix(x: object) -> bool:
 
 def tolerance(op_tolerance: float, case: Case) -> float:
     products = [node for node in case.graph.nodes if node.op in READS_ROWS]
-    types = {node.inputs[READS_ROWS[node.op]].type for node in products}
+    matrices = {w for node in products for w in node.inputs if is_matrix(w)}
+    types = {w.type for w in matrices}
     if GGMLType.BF16 in types or any(BLOCKS[t].block_size > 1 for t in types):
-        matrices = {w for node in products for w in node.inputs if is_matrix(w)}
         return QUANTISED_TOLERANCE * len(matrices)
     return op_tolerance
 

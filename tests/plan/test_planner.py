@@ -9,11 +9,14 @@ import pytest
 
 from zinc.backends import api
 from zinc.backends.api import CacheLayout, Plan, Ref, TensorData
+from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
+from zinc.ops.cases import Case
 from zinc.ops.graph import Dim
 from zinc.ops.step import Step
 from zinc.plan.planner import make_plan
+from zinc.quant.blocks import GGMLType
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 NAMES = sorted(p.stem for p in FIXTURES.glob("*.gguf"))
@@ -57,6 +60,19 @@ def test_a_decoder_layer_is_seven_launches(name):
     kernels = [launch.kernel for launch in plan.launches if launch.label == "blk.1"]
     norm, rope = "rms_norm", "rope_store"
     assert kernels == [norm, "linear", rope, "attention", "linear", norm, "linear_glu", "linear"]
+
+
+def test_experts_that_read_rows_differently_are_refused() -> None:
+    """The CPU reads rows for Q4_K in blocks of 256 and for Q8_0 in blocks of 32."""
+    case = Case("mixed")
+    g, x = case.graph, case.rows(256)
+    order, starts = g.group_experts(g.route(case.rows(4), None, top_k=2, scoring=0), n_experts=4)
+    gate, up = (case.experts(4, 256, 256, t) for t in (GGMLType.Q4_K, GGMLType.Q8_0))
+    case.returns(g.moe_glu(x, order, starts, gate, up, act=0))
+    with pytest.raises(UnsupportedError, match="cannot be multiplied together") as error:
+        make_plan(case.graph, api.create("cpu"), max_tokens=8, max_outputs=8)
+    assert "Q4_K weights read rows as q8_256 and Q8_0 weights as q8_32" in str(error.value)
+    make_plan(case.graph, api.create("ref"), max_tokens=8, max_outputs=8)
 
 
 def overlapping(a: Ref, b: Ref, plan: Plan) -> bool:

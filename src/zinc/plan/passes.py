@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act, Dim, Input, KVState, Node, Value, Weight
 
 Pass: TypeAlias = Callable[[Sequence[Node], Value], list[Node]]
@@ -21,8 +22,8 @@ Stores: TypeAlias = Callable[[str, Act], bool]
 MAX_PARTS = 4
 # Ops whose last input is an optional residual.
 TAKES_RESIDUAL = {"linear", "rms_norm", "moe_down"}
-# Products with weights: they read input 0 in the format of the weight at this index.
-READS_ROWS = {"linear": 1, "linear_glu": 1, "head_linear": 1, "moe_glu": 3, "moe_down": 4}
+# Products with weights: they read input 0 in the format of their weights.
+READS_ROWS = {"linear", "linear_glu", "head_linear", "moe_glu", "moe_down"}
 # Products whose kernels round the rows themselves: a head is a row of its own, and read once.
 ROUNDS_ITSELF = {"head_linear"}
 
@@ -230,7 +231,8 @@ def choose_activations(
     """Gives every linear its rows in the format its kernel reads.
 
     The producer writes that format itself when it can and nobody needs the rows in float32;
-    otherwise a quantize node follows it.
+    otherwise a quantize node follows it. Raises UnsupportedError for a product of several weights
+    that read their rows in different formats.
     """
     wanted: dict[int, Counter[Act]] = {}
     for node in nodes:
@@ -270,12 +272,19 @@ def choose_activations(
 
 
 def _wants(node: Node, value: Value, activation: ActivationOf) -> Act:
-    at = READS_ROWS.get(node.op)
-    if at is not None and value == node.inputs[0] and node.op not in ROUNDS_ITSELF:
-        weight = node.inputs[at]
-        assert isinstance(weight, Weight)
-        return activation(weight)
-    return Act.F32
+    if node.op not in READS_ROWS or node.op in ROUNDS_ITSELF or value != node.inputs[0]:
+        return Act.F32
+    first, *others = (w for w in node.inputs if isinstance(w, Weight) and not w.is_vector)
+    act = activation(first)
+    for other in others:
+        if activation(other) is not act:
+            raise UnsupportedError(
+                f"{first.name} and {other.name} cannot be multiplied together",
+                f"{first.type.name} weights read rows as {act} and {other.type.name} weights as "
+                f"{activation(other)}",
+                "use a file in which both have one quantisation, or --backend ref",
+            )
+    return act
 
 
 def _can_store(node: Node, act: Act, stores: Stores) -> bool:
