@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0)
     parser.add_argument("--streams", type=int, default=1, help="sequences that decode together")
-    parser.add_argument("--kv-dtype", default="f16", help="of both engines: f16 or q8_0")
+    parser.add_argument("--kv-dtype", default="f16", help="of both engines: f16, q8_0 or q4_0")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
     rows = [compare(model, args) for model in args.models]

@@ -156,6 +156,12 @@ def test_quantised_kv_changes_the_perplexity_by_little(llm):
         assert q8.perplexity(text) == pytest.approx(llm.perplexity(text), rel=0.005)
 
 
+def test_kv_of_four_bits_costs_a_few_percent(llm):
+    text = (ORACLE / "prose.txt").read_text()[:6000]
+    with LLM(backend="cpu", kv_dtype="q4_0") as q4:
+        assert q4.perplexity(text) == pytest.approx(llm.perplexity(text), rel=0.05)
+
+
 def test_the_public_names_are_these():
     names = [
         "LLM",

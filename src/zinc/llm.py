@@ -76,9 +76,9 @@ class LLM:
     `zinc.backends.api.discover()`. threads: default, the cores this process may use. context:
     tokens that prompt and answer may have together; default, the model's own as far as memory goes.
     rope: how positions are scaled for a longer context, other than the file says; sequences that
-    fit the original context run without it. kv_dtype: "f16", "q8_0", or "auto" for the latter on
-    the CPU. batch_tokens: the most tokens a step runs. prefix_cache: keep what was run for prompts
-    that begin alike, in at most `cache_bytes` (default: all of the cache that is not in use).
+    fit the original context run without it. kv_dtype: "f16", "q8_0", "q4_0" (CPU), or "auto" for
+    Q8_0 on the CPU. batch_tokens: the most tokens a step runs. prefix_cache: keep what was run for
+    prompts that begin alike, in at most `cache_bytes` (default: all that is not in use).
     cache_dir: a folder where that is found again after a restart or a crash, written behind while
     requests run; it holds what was said, readable by its owner alone. swap_bytes: memory of the
     host for copies of requests that make room for others (default: a share of what is left; with

@@ -282,7 +282,7 @@ class Sizes:
     kv_heads: int
     dim: int
     dim_v: int
-    q8: bool = False
+    kv: str = "f16"
     block_tokens: int = 32
     window: int = 0
     softcap: float = 0.0
@@ -296,14 +296,18 @@ class Sizes:
         return normal(99, self.heads) * 3 if self.sinks else None
 
 
-def stored(x: Floats, q8: bool) -> Floats:
+def stored(x: Floats, dtype: str) -> Floats:
     """Keys or values [..., dim] as the cache keeps them: float32 arithmetic, so ties fall alike."""
-    if not q8:
+    if dtype == "f16":
         return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float64)
     groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
-    d = np.abs(groups).max(-1, keepdims=True) * np.float32(1 / 127)
+    least, most = (-127, 127) if dtype == "q8_0" else (-8, 7)
+    peaks = np.abs(groups).max(-1, keepdims=True)
+    if dtype == "q4_0":  # the value of largest magnitude becomes -8
+        peaks = np.take_along_axis(groups, np.abs(groups).argmax(-1, keepdims=True), -1)
+    d = peaks * np.float32(1 / (127 if dtype == "q8_0" else -8))
     d = d.astype(np.float16).astype(np.float32)
-    quants = np.clip(np.rint(groups * (np.float32(1) / d)), -127, 127)
+    quants = np.clip(np.rint(groups * (np.float32(1) / d)), least, most)
     return (quants.astype(np.float64) * d).reshape(x.shape)
 
 
@@ -407,7 +411,7 @@ class Sequences:
         per = [-(-n // s.block_tokens) for n in self.lengths]
         n_blocks = sum(per) + 1
         heads = (s.kv_heads, s.dim, s.dim_v)
-        cache = _cpu.KVLayer(0, n_blocks, s.block_tokens, *heads, s.q8, s.latent)
+        cache = _cpu.KVLayer(0, n_blocks, s.block_tokens, *heads, s.kv, s.latent)
         poison(cache, s, n_blocks, level)
         order = rng(seed + 7).permutation(np.arange(1, n_blocks))  # block 0 stays poison
         blocks = np.split(order, np.cumsum(per)[:-1])
@@ -433,13 +437,13 @@ class Sequences:
         """float64 attention over the keys and values as the cache keeps them [n, heads * dim_v]."""
         s, n = self.sizes, self.lengths[i]
         q = self.q[i].reshape(n, s.heads, s.dim)
-        if s.q8:  # queries meet 8-bit keys as 8-bit rows: x = d q in groups of 32
+        if s.kv != "f16":  # queries meet 8-bit keys as 8-bit rows: x = d q in groups of 32
             groups = q.reshape(n, s.heads, -1, 32)
             top = np.abs(groups).max(-1, keepdims=True)
             quants = np.rint(groups * (np.float32(127) / top)).astype(np.float64)
             q = (quants * (top.astype(np.float64) / 127)).reshape(q.shape)
-        k = stored(self.k[i].reshape(n, s.kv_heads, s.dim), s.q8)
-        v = stored(self.v[i].reshape(n, s.kv_heads, s.dim_v), s.q8)
+        k = stored(self.k[i].reshape(n, s.kv_heads, s.dim), s.kv)
+        v = stored(self.v[i].reshape(n, s.kv_heads, s.dim_v), s.kv)
         if s.latent:
             v = k[..., -s.dim_v :]
         k, v = (np.repeat(x, s.heads // s.kv_heads, axis=1) for x in (k, v))
@@ -487,16 +491,21 @@ SHAPES = [
     Sizes(4, 2, 32, 32, window=10_000),
     Sizes(4, 2, 32, 32, softcap=2.0, scale=0.5),
     Sizes(8, 1, 64, 64, sinks=True, window=128),
-    Sizes(4, 2, 64, 64, q8=True),
-    Sizes(8, 2, 96, 128, q8=True, block_tokens=16),
-    Sizes(24, 1, 128, 128, q8=True, window=90, sinks=True, scale=0.0884),
-    Sizes(3, 3, 256, 256, q8=True, softcap=5.0, scale=0.0625),
+    Sizes(4, 2, 64, 64, kv="q8_0"),
+    Sizes(8, 2, 96, 128, kv="q8_0", block_tokens=16),
+    Sizes(24, 1, 128, 128, kv="q8_0", window=90, sinks=True, scale=0.0884),
+    Sizes(3, 3, 256, 256, kv="q8_0", softcap=5.0, scale=0.0625),
+    Sizes(4, 2, 64, 64, kv="q4_0"),
+    Sizes(8, 2, 96, 128, kv="q4_0", block_tokens=16),
+    Sizes(24, 1, 128, 128, kv="q4_0", window=90, sinks=True, scale=0.0884),
+    Sizes(3, 3, 32, 160, kv="q4_0", softcap=5.0, scale=0.0625),
     Sizes(1, 1, 48, 32, latent=True, block_tokens=16),
     Sizes(16, 1, 96, 64, latent=True),
     Sizes(130, 1, 32, 16, latent=True),
     Sizes(9, 1, 576, 512, latent=True, scale=0.04),
-    Sizes(16, 2, 96, 64, latent=True, q8=True),
-    Sizes(5, 1, 128, 64, latent=True, q8=True, window=50),
+    Sizes(16, 2, 96, 64, latent=True, kv="q8_0"),
+    Sizes(5, 1, 128, 64, latent=True, kv="q8_0", window=50),
+    Sizes(16, 2, 96, 64, latent=True, kv="q4_0"),
 ]
 
 
@@ -529,12 +538,14 @@ INVARIANT = [
     Sizes(4, 2, 32, 32, block_tokens=16),
     Sizes(16, 2, 64, 64),
     Sizes(8, 1, 64, 64, sinks=True, window=150, block_tokens=16, softcap=3.0),
-    Sizes(4, 2, 64, 64, q8=True),
-    Sizes(12, 1, 32, 32, q8=True, window=70),
+    Sizes(4, 2, 64, 64, kv="q8_0"),
+    Sizes(12, 1, 32, 32, kv="q8_0", window=70),
+    Sizes(4, 2, 64, 64, kv="q4_0"),
+    Sizes(12, 1, 32, 32, kv="q4_0", window=70),
     Sizes(4, 2, 32, 64, act="q8_256"),
     Sizes(8, 2, 32, 32, act="q8_32"),
     Sizes(20, 1, 96, 64, latent=True),
-    Sizes(4, 1, 96, 64, latent=True, q8=True),
+    Sizes(4, 1, 96, 64, latent=True, kv="q8_0"),
 ]
 
 
@@ -608,19 +619,19 @@ def test_far_logits_and_late_maxima(level: str) -> None:
 # ---- rope_store
 
 STORES = [
-    (dim, rope_dims, neox, norms, q8)
+    (dim, rope_dims, neox, norms, kv)
     for dim, rope_dims in ((16, 16), (32, 0), (64, 64), (80, 32), (96, 40), (128, 128), (256, 64))
     for neox in (True, False)
     for norms in (True, False)
-    for q8 in (False, True)
-    if not (q8 and dim % 32)
+    for kv in ("f16", "q8_0", "q4_0")
+    if kv == "f16" or dim % 32 == 0
 ]
 
 
-@pytest.mark.parametrize(("dim", "rope_dims", "neox", "norms", "q8"), STORES)
+@pytest.mark.parametrize(("dim", "rope_dims", "neox", "norms", "kv"), STORES)
 @pytest.mark.parametrize("n", [1, 5, 70])
 def test_rope_store(
-    level: str, dim: int, rope_dims: int, neox: bool, norms: bool, q8: bool, n: int
+    level: str, dim: int, rope_dims: int, neox: bool, norms: bool, kv: str, n: int
 ) -> None:
     heads, kv_heads, start = 6, 2, 37
     q, k, v = (
@@ -630,7 +641,7 @@ def test_rope_store(
     )
     weights = (normal(3, dim), normal(4, dim)) if norms else (None, None)
     table_blocks = ints([3, 0, 5, 1, 6, 2, 4])
-    cache = _cpu.KVLayer(0, 8, 16, kv_heads, dim, dim, q8)
+    cache = _cpu.KVLayer(0, 8, 16, kv_heads, dim, dim, kv)
     arena = Arena()
     spec_q, spec_k, spec_v = (arena.rows("f32", n, x.shape[1]) for x in (q, k, v))
     spec_out = arena.rows("f32", n, q.shape[1])
@@ -681,10 +692,14 @@ def test_rope_store(
     np.testing.assert_allclose(got_q, want_q, rtol=0, atol=8 * EPS * np.abs(want_q).max())
     got_k, got_v = (x[start:] for x in cache.read(table_blocks, start + n))
     for got, want in ((got_k, want_k), (got_v, want_v)):
-        if q8:  # half a quant, and the scale's own rounding
+        if (
+            kv != "f16"
+        ):  # half a quant (of q4_0 a whole one, beyond 7), and the scale's own rounding
             top = np.abs(want.reshape(n, kv_heads, -1, 32)).max(-1).repeat(32, axis=-1)
-            assert (np.abs(got - want) <= top * (0.5 / 127 + 2**-10)).all()
-            assert np.abs(got - stored(want, True)).mean() <= 1e-5 * np.abs(want).max()
+            step = 0.5 / 127 if kv == "q8_0" else 1 / 8
+            assert (np.abs(got - want) <= top * (step + 2**-10)).all()
+            near = 1e-5 if kv == "q8_0" else 1e-3  # a value between two quants may fall either way
+            assert np.abs(got - stored(want, kv)).mean() <= near * np.abs(want).max()
         else:
             np.testing.assert_allclose(got, want, rtol=2**-11 * 1.01, atol=1e-6)
 
@@ -730,19 +745,21 @@ def test_bad_operands_are_refused(level: str) -> None:
 
 def test_caches_of_impossible_shape_are_refused(level: str) -> None:
     for args in (
-        (0, 4, 32, 2, 40, 32, False),
-        (0, 4, 32, 2, 592, 32, False),
-        (0, 4, 24, 2, 32, 32, False),
+        (0, 4, 32, 2, 40, 32, "f16"),
+        (0, 4, 32, 2, 592, 32, "f16"),
+        (0, 4, 24, 2, 32, 32, "f16"),
     ):
         with pytest.raises(ValueError, match="multiple of 16"):
             _cpu.KVLayer(*args)
     with pytest.raises(ValueError, match="multiples of 32"):
-        _cpu.KVLayer(0, 4, 32, 2, 80, 80, True)
+        _cpu.KVLayer(0, 4, 32, 2, 80, 80, "q4_0")
+    with pytest.raises(ValueError, match="no KV type 'q9'"):
+        _cpu.KVLayer(0, 4, 32, 2, 64, 64, "q9")
 
 
 def test_a_position_without_a_block_is_an_error(level: str) -> None:
     sizes = Sizes(2, 1, 32, 32)
-    cache = _cpu.KVLayer(0, 2, 32, 1, 32, 32, False)
+    cache = _cpu.KVLayer(0, 2, 32, 1, 32, 32, "f16")
     step = Step(level, sizes, cache, 4)
     rows = (normal(0, 4, 64), normal(1, 4, 32), normal(2, 4, 32))
     for table in ([-1], [2], [0]):

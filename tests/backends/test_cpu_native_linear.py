@@ -514,7 +514,7 @@ def test_memory_that_does_not_exist_is_an_error(pool: _cpu.Pool) -> None:
     with pytest.raises(MemoryError):
         _cpu.Program(pool, LEVELS[0], 1 << 60)
     with pytest.raises(MemoryError):
-        _cpu.KVLayer(0, 1 << 30, 256, 64, 128, 128, False)
+        _cpu.KVLayer(0, 1 << 30, 256, 64, 128, 128, "f16")
     with pytest.raises(ValueError, match="possible size"):
         _cpu.StateLayer(1 << 40, 1 << 40)
     with pytest.raises(ValueError, match="no SIMD level"):

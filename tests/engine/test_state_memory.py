@@ -45,6 +45,10 @@ def test_the_kv_type_follows_backend_and_heads() -> None:
     assert loader.resolve_kv_dtype("auto", "ref", (KV, STATE)) == "f16"
     assert loader.resolve_kv_dtype("auto", "cpu", (KV, odd)) == "f16"
     assert loader.resolve_kv_dtype("f16", "cpu", (KV,)) == "f16"
+    assert loader.resolve_kv_dtype("q4_0", "cpu", (KV,)) == "q4_0"
+    assert (
+        loader.kv_bytes_per_token((KV,), "q4_0") * 32 == loader.kv_bytes_per_token((KV,), "f16") * 9
+    )
     with pytest.raises(RequestError, match="multiples of 32, not 48"):
         loader.resolve_kv_dtype("q8_0", "cpu", (odd,))
     with pytest.raises(RequestError, match="no KV type 'f8'"):

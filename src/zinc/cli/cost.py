@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.backends.api import Launch
+from zinc.core.kv_types import BYTES_A_NUMBER
 from zinc.ops.graph import Dim, Weight
 from zinc.quant.blocks import row_bytes
-
-# Bytes an element of the cache takes; launch costs are stated for float16.
-KV_ELEMENT_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,8 @@ class StepShape:
     def bytes(self, launch: Launch) -> int:
         """Weights, activations and cached keys and values that the launch reads or writes."""
         cost = launch.cost
-        scale = KV_ELEMENT_BYTES[self.kv_dtype] / KV_ELEMENT_BYTES["f16"]
+        # Launch costs are stated for float16.
+        scale = BYTES_A_NUMBER[self.kv_dtype] / BYTES_A_NUMBER["f16"]
         keys = round(cost.key_bytes * self.keys(launch) * scale)
         return cost.bytes(self.rows(launch), sequences=self.sequences) + keys
 

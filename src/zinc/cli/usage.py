@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zinc.core import env
 from zinc.core.errors import RequestError
+from zinc.core.kv_types import BYTES_A_NUMBER
 
 if TYPE_CHECKING:
     from zinc.models.context import RopeScaling
@@ -124,7 +125,7 @@ def rope_scaling(args: argparse.Namespace) -> RopeScaling | None:
 def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-dtype",
-        choices=("auto", "f16", "q8_0"),
+        choices=("auto", *BYTES_A_NUMBER),
         default="auto",
         help="how the KV cache is stored (default: auto, q8_0 on the CPU where the model allows)",
     )

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Values that share a scale, in the formats of 8 bits.
 SCALE_BLOCK = {"q8_32": 32, "q8_256": 256}
-# A cache of 8-bit keys and values, seen through the softmax.
-KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2}
+# A cache of 8-bit or 4-bit keys and values, seen through the softmax.
+KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2, "q4_0": 3e-1}
 DECODE_STEPS = 2
 
 

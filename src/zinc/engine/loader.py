@@ -10,6 +10,7 @@ from pathlib import Path
 from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, Plan
 from zinc.core.errors import FormatError, MemoryLimitError, RequestError
+from zinc.core.kv_types import BYTES_A_NUMBER, GROUP
 from zinc.formats.gguf import GGUFFile
 from zinc.kv import Group, window_blocks
 from zinc.models.spec import ModelSpec
@@ -91,14 +92,15 @@ def resolve_kv_dtype(wanted: str, backend: str, states: tuple[State, ...]) -> st
 
     Raises RequestError when there is no such type, or not for a model.
     """
-    if wanted not in ("auto", "f16", "q8_0"):
-        raise RequestError(f"there is no KV type {wanted!r}", "", "choose auto, f16 or q8_0")
+    if wanted != "auto" and wanted not in BYTES_A_NUMBER:
+        known = ", ".join(BYTES_A_NUMBER)
+        raise RequestError(f"there is no KV type {wanted!r}", "", f"choose auto or one of {known}")
     dims = {dim for s in states if isinstance(s, KVState) for dim in (s.head_dim, s.head_dim_v)}
-    odd = sorted(dim for dim in dims if dim % 32)
-    if wanted == "q8_0" and odd:
+    odd = sorted(dim for dim in dims if dim % GROUP)
+    if wanted not in ("auto", "f16") and odd:
         raise RequestError(
-            "keys and values of this model cannot be stored as q8_0",
-            f"it needs heads whose dimensions are multiples of 32, not {odd[0]}",
+            f"keys and values of this model cannot be stored as {wanted}",
+            f"it needs heads whose dimensions are multiples of {GROUP}, not {odd[0]}",
             "choose f16",
         )
     if wanted == "auto":
@@ -108,10 +110,9 @@ def resolve_kv_dtype(wanted: str, backend: str, states: tuple[State, ...]) -> st
 
 def kv_bytes_per_token(states: tuple[State, ...], kv_dtype: str) -> float:
     """Bytes of keys and values that one position takes over all layers that attend."""
-    bytes_each = 2.0 if kv_dtype == "f16" else 34 / 32
     layers = [s for s in states if isinstance(s, KVState)]
     dims = sum(s.n_heads * (s.head_dim + (0 if s.v_from_k else s.head_dim_v)) for s in layers)
-    return dims * bytes_each
+    return dims * BYTES_A_NUMBER[kv_dtype]
 
 
 def state_bytes_per_sequence(states: tuple[State, ...]) -> int:

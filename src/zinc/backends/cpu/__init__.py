@@ -51,7 +51,7 @@ class CpuCache:
                 s.n_heads,
                 s.head_dim,
                 s.head_dim_v,
-                layout.kv_dtype == "q8_0",
+                layout.kv_dtype,
                 s.v_from_k,
             )
             self._groups[group].append(self.layers[s.name])
@@ -258,7 +258,7 @@ class CpuBackend(CpuKernels):
             raise MemoryLimitError(
                 "cannot allocate the cache",
                 f"{sum(layout.n_blocks) * layout.block_tokens:,} positions do not fit in memory",
-                "choose a smaller --context or --kv-dtype q8_0",
+                "choose a smaller --context or --kv-dtype",
             ) from error
 
     def prepare(self, plan: Plan, cache: Any) -> CpuProgram:

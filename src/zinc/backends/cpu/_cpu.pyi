@@ -76,7 +76,7 @@ class KVLayer:
         n_heads: int,
         head_dim: int,
         head_dim_v: int,
-        q8: bool,
+        dtype: str,
         v_from_k: bool = False,
     ) -> None: ...
     @property

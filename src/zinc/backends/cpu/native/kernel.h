@@ -69,11 +69,13 @@ inline constexpr int kTileRows = 16;
 // batch: layers that keep everything and layers that keep a window have different tables.
 //   K  [block][head][tile of 16 positions][head_dim][16]      lanes = positions, so q.K needs no
 //   transposition V  [block][head][position][head_dim_v]                    lanes = dimensions
-// f16, or q8_0: the same order in int8 with one f16 scale per 32 dimensions (see kernels/attention.cpp).
+// f16; q8_0 and q4_0: about the same order in integers with one f16 scale per 32 dimensions
+// (kernels/kv_layout.h).
+enum class KvType : uint8_t { f16, q8_0, q4_0 };
 struct KVLayer {
     int group = 0;
     int n_blocks = 0, block_tokens = 0, n_heads = 0, head_dim = 0, head_dim_v = 0;
-    bool q8 = false;
+    KvType type = KvType::f16;
     bool v_from_k = false;  // values are the last head_dim_v dimensions of the keys, and v is empty
     Bytes k, v;
 };

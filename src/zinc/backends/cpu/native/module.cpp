@@ -42,6 +42,13 @@ Dim parse_dim(std::string_view name) {
     throw std::invalid_argument("no row dimension '" + std::string(name) + "'");
 }
 
+KvType parse_kv_type(std::string_view name) {
+    if (name == "f16") return KvType::f16;
+    if (name == "q8_0") return KvType::q8_0;
+    if (name == "q4_0") return KvType::q4_0;
+    throw std::invalid_argument("no KV type '" + std::string(name) + "'");
+}
+
 const WeightFormat& find_format(const Level& level, int ggml_type) {
     if (const WeightFormat* format = level.format(ggml_type)) return *format;
     const std::string text =
@@ -208,16 +215,17 @@ NB_MODULE(_cpu, m) {
         .def(
             "__init__",
             [](KVLayer* self, int group, int n_blocks, int block_tokens, int n_heads, int head_dim,
-               int head_dim_v, bool q8, bool v_from_k) {
+               int head_dim_v, const std::string& dtype, bool v_from_k) {
+                const KvType type = parse_kv_type(dtype);
                 if (group < 0) throw std::invalid_argument("KV cache: a negative group");
-                kv_check(n_blocks, block_tokens, n_heads, head_dim, head_dim_v, q8, v_from_k);
+                kv_check(n_blocks, block_tokens, n_heads, head_dim, head_dim_v, type, v_from_k);
                 KVLayer layer{group,      n_blocks, block_tokens, n_heads, head_dim,
-                              head_dim_v, q8,       v_from_k,     {},      {}};
+                              head_dim_v, type,     v_from_k,     {},      {}};
                 layer.k = Bytes(static_cast<size_t>(kv_k_bytes(layer)));
                 layer.v = Bytes(static_cast<size_t>(kv_v_bytes(layer)));
                 new (self) KVLayer(std::move(layer));
             },
-            "group"_a, "n_blocks"_a, "block_tokens"_a, "n_heads"_a, "head_dim"_a, "head_dim_v"_a, "q8"_a,
+            "group"_a, "n_blocks"_a, "block_tokens"_a, "n_heads"_a, "head_dim"_a, "head_dim_v"_a, "dtype"_a,
             "v_from_k"_a = false)
         .def_ro("group", &KVLayer::group)
         .def_prop_ro("n_bytes", [](const KVLayer& c) { return c.k.size + c.v.size; })

@@ -149,13 +149,14 @@ struct Rows {
     int first_token, first_query, queries;  // queries: rows a token
     int n;                                  // rows
     float* q = nullptr;                     // [n][dim]
-    ByteQuery bytes = {};                   // instead of q when the keys are int8
+    ByteQuery bytes = {};                   // instead of q when the keys are integers
     float* s = nullptr;                     // [n][kKeyBlock] scores, then probabilities
     float* factor = nullptr;                // [n] what a new maximum does to the sum
     float* key_panel = nullptr;             // [tile][dim][16], if there is a panel
     float* value_panel = nullptr;           // [tile][16][dim_v]
-    float* value_scales = nullptr;          // [tile][16][dim_v / 32] when the values are int8
+    float* value_scales = nullptr;          // [tile][16][dim_v / 32] when the values are integers
 
+    bool integers() const { return kv.type != KvType::f16; }
     int position(int row) const { return batch.positions[first_token + row / queries]; }
 };
 
@@ -163,10 +164,11 @@ struct Rows {
 void load_queries(const Rows& rows, const Operand& q) {
     const Params& p = rows.p;
     const int groups = p.dim / kKvGroup;
+    const int offset = rows.kv.type == KvType::q4_0 ? NibbleKeyTile::kOffset : ByteKeyTile::kOffset;
     for (int r = 0; r < rows.n; ++r) {
         const int query = rows.head * p.queries + rows.first_query + r % rows.queries;
         const float* x = q.row(rows.first_token + r / rows.queries) + query * p.dim;
-        if (!rows.kv.q8) {
+        if (!rows.integers()) {
             const F32x16 scale = F32x16::set1(p.query_scale);
             for (int d = 0; d < p.dim; d += 16) (F32x16::load(x + d) * scale).store(rows.q + r * p.dim + d);
             continue;
@@ -182,7 +184,7 @@ void load_queries(const Rows& rows, const Operand& q) {
             const bool finite = sum((a + b) * F32x16::zero()) == 0.0f;
             rows.bytes.scales[r * groups + g] =
                 finite ? top / 127.0f * p.query_scale : std::numeric_limits<float>::quiet_NaN();
-            rows.bytes.offsets[r * groups + g] = -128 * sum(qa + qb);
+            rows.bytes.offsets[r * groups + g] = -offset * sum(qa + qb);
         }
     }
 }
@@ -219,13 +221,12 @@ struct Tiles {
     }
 };
 
-// Sixteen dimensions of a tile of int8 keys as floats, [dimension][16 positions].
-void widen_byte_keys(const std::byte* tile, int dim, int d, float* to) {
-    const F32x16 offset = F32x16::set1(128.0f);
+// Sixteen dimensions of a tile of integer keys as floats, [dimension][16 positions].
+template <class Keys>
+void widen_byte_keys(const Keys& keys, int dim, int d, float* to) {
+    const F32x16 offset = F32x16::set1(Keys::kOffset), scale = key_scales(keys, dim, d / kKvGroup);
     for (int i = 0; i < 16; i += 4) {
-        const auto* halves = reinterpret_cast<const uint16_t*>(tile + kKvTile * dim);
-        const F32x16 scale = F32x16::load_f16(halves + (d + i) / kKvGroup * kKvTile);
-        const I16x32 bytes = I16x32::load(tile + (d + i) * kKvTile), even = bytes & 255,
+        const I16x32 bytes = keys.words(d / kKvGroup, (d % kKvGroup + i) / 4), even = bytes & 255,
                      odd = shr<8>(bytes) & 255;
         const I32x16 four[4] = {even.even(), odd.even(), even.odd(), odd.odd()};
         for (int j = 0; j < 4; ++j) ((to_f32(four[j]) - offset) * scale).store(to + (i + j) * kKvTile);
@@ -238,8 +239,9 @@ void turn_keys(const Rows& rows, const std::byte* tile, const float* keys, float
     const int first = p.dim - p.dim_v;
     for (int d = 0; d < p.dim_v; d += 16) {
         float block[16 * kKvTile];
-        if (rows.kv.q8) widen_byte_keys(tile, p.dim, first + d, block);
-        transpose16(rows.kv.q8 ? block : keys + (first + d) * kKvTile, kKvTile, values + d, p.dim_v);
+        if (rows.kv.type == KvType::q8_0) widen_byte_keys(ByteKeyTile{tile}, p.dim, first + d, block);
+        if (rows.kv.type == KvType::q4_0) widen_byte_keys(NibbleKeyTile{tile}, p.dim, first + d, block);
+        transpose16(rows.integers() ? block : keys + (first + d) * kKvTile, kKvTile, values + d, p.dim_v);
     }
 }
 
@@ -252,7 +254,7 @@ void attend_rows(const Rows& rows, const Keys* keys, const Values* values, int r
     float* s = rows.s + row * kKeyBlock;
     with_rows<kMaxRows>(n, [&](auto count) {
         auto dot = [&](auto n_tiles, int tile) {
-            if constexpr (std::is_same_v<Keys, ByteKeyTile>) {
+            if constexpr (requires { Keys::kOffset; }) {
                 const int groups = p.dim / kKvGroup;
                 const ByteQuery q = {rows.bytes.quants + row * p.dim, rows.bytes.scales + row * groups,
                                      rows.bytes.offsets + row * groups};
@@ -295,6 +297,8 @@ void attend_split(const Rows& rows, int split, int end, RowState* states, float*
         HalfTile half_keys[kBlockTiles], half_values[kBlockTiles];
         ByteKeyTile byte_keys[kBlockTiles];
         ByteTile byte_values[kBlockTiles];
+        NibbleKeyTile nibble_keys[kBlockTiles];
+        NibbleTile nibble_values[kBlockTiles];
         FloatTile float_keys[kBlockTiles], float_values[kBlockTiles];
         const int key_count = kKvTile * p.dim, value_count = kKvTile * p.dim_v;
         for (int j = first / kKvTile; j * kKvTile < last; ++j) {
@@ -303,22 +307,28 @@ void attend_split(const Rows& rows, int split, int end, RowState* states, float*
             half_keys[j] = {now.keys[j], now.values[j]};
             half_values[j] = {now.values[j], ahead};
             byte_keys[j] = {now.keys[j]};
-            if (rows.kv.q8 && !rows.kv.v_from_k) {
+            nibble_keys[j] = {now.keys[j]};
+            if (rows.integers() && !rows.kv.v_from_k) {
+                const int64_t key_bytes = kv_quant_bytes(p.dim, rows.kv.type);
+                const int64_t value_bytes = kv_quant_bytes(p.dim_v, rows.kv.type);
                 float* scales = rows.value_scales + j * (value_count / kKvGroup);
-                widen(HalfTile{now.values[j] + value_count, ahead}, value_count / kKvGroup, scales);
-                if (next.values[j]) prefetch_scales(next.values[j] + value_count, value_count);
-                prefetch_scales(ahead + key_count, key_count);
+                widen(HalfTile{now.values[j] + value_bytes, ahead}, value_count / kKvGroup, scales);
+                if (next.values[j]) prefetch_scales(next.values[j] + value_bytes, value_count);
+                prefetch_scales(ahead + key_bytes, key_count);
                 byte_values[j] = {now.values[j], ahead, ahead_values, scales};
+                nibble_values[j] = {now.values[j], ahead, ahead_values, scales};
             }
             if (!rows.value_panel) continue;
             float_keys[j] = {rows.key_panel + j * key_count};
             float_values[j] = {rows.value_panel + j * value_count};
             if (rows.kv.v_from_k) {
-                if (!rows.kv.q8) widen(half_keys[j], key_count, rows.key_panel + j * key_count);
+                if (!rows.integers()) widen(half_keys[j], key_count, rows.key_panel + j * key_count);
                 turn_keys(rows, now.keys[j], rows.key_panel + j * key_count,
                           rows.value_panel + j * value_count);
-            } else if (rows.kv.q8) {
+            } else if (rows.kv.type == KvType::q8_0) {
                 widen(byte_values[j], value_count, rows.value_panel + j * value_count);
+            } else if (rows.kv.type == KvType::q4_0) {
+                widen(nibble_values[j], value_count, rows.value_panel + j * value_count);
             } else {
                 widen(half_keys[j], key_count, rows.key_panel + j * key_count);
                 widen(half_values[j], value_count, rows.value_panel + j * value_count);
@@ -329,14 +339,19 @@ void attend_split(const Rows& rows, int split, int end, RowState* states, float*
             const int a = std::max(first, first_key(p, rows.position(row)) - base);
             const int b = std::min(last, rows.position(row + n - 1) + 1 - base);
             if (a >= b) continue;
-            if (rows.kv.q8 && rows.value_panel)
-                attend_rows(rows, byte_keys, float_values, row, n, base, a, b, states, acc);
-            else if (rows.kv.q8)
-                attend_rows(rows, byte_keys, byte_values, row, n, base, a, b, states, acc);
-            else if (rows.value_panel)
-                attend_rows(rows, float_keys, float_values, row, n, base, a, b, states, acc);
-            else
-                attend_rows(rows, half_keys, half_values, row, n, base, a, b, states, acc);
+            const auto attend = [&](const auto* keys, const auto* values) {
+                attend_rows(rows, keys, values, row, n, base, a, b, states, acc);
+            };
+            const bool panel = rows.value_panel;
+            switch (rows.kv.type) {
+                case KvType::q8_0:
+                    panel ? attend(byte_keys, float_values) : attend(byte_keys, byte_values);
+                    break;
+                case KvType::q4_0:
+                    panel ? attend(nibble_keys, float_values) : attend(nibble_keys, nibble_values);
+                    break;
+                case KvType::f16: panel ? attend(float_keys, float_values) : attend(half_keys, half_values);
+            }
         }
     }
 }
@@ -364,10 +379,10 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const size_t padded = (n + 15) / 16 * 16, per_row = n * (dim_v + kStateFloats);
     float* at =
         scratch.get(n * (dim + kKeyBlock) + padded + 2 * per_row + (panel ? kKeyBlock * (dim + dim_v) : 0) +
-                    (kv.q8 ? kKeyBlock * dim_v / kKvGroup : 0));
+                    (rows.integers() ? kKeyBlock * dim_v / kKvGroup : 0));
     auto take = [&](size_t count) { return std::exchange(at, at + count); };
     rows.q = take(n * dim);
-    if (kv.q8) {  // a byte and a quarter a dimension, in the room of the floats
+    if (rows.integers()) {  // a byte and a quarter a dimension, in the room of the floats
         rows.bytes.scales = rows.q;
         rows.bytes.offsets = reinterpret_cast<int32_t*>(rows.q + n * (dim / kKvGroup));
         rows.bytes.quants = reinterpret_cast<int8_t*>(rows.q + 2 * n * (dim / kKvGroup));
@@ -381,7 +396,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
         rows.key_panel = take(kKeyBlock * dim);
         rows.value_panel = take(kKeyBlock * dim_v);
     }
-    if (kv.q8) rows.value_scales = take(kKeyBlock * dim_v / kKvGroup);
+    if (rows.integers()) rows.value_scales = take(kKeyBlock * dim_v / kKvGroup);
     load_queries(rows, l.in[0]);
 
     const int first = part * item.step, last = std::min(item.n_splits, first + item.step);

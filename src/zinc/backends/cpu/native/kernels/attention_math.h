@@ -2,9 +2,9 @@
 //
 // A row is one query head of one token; rows that share a KV head go through a tile together, so that a
 // vector of keys or values is loaded once for all of them. The templates differ in how many rows and tiles
-// are in registers and in where keys and values come from (the cache as f16 or int8, or a panel of floats
-// that was made from it); every output is summed over dimensions (scores) or over keys (values) in ascending
-// order in all of them, so they all give the same bits.
+// are in registers and in where keys and values come from (the cache as f16, int8 or int4, or a panel of
+// floats that was made from it); every output is summed over dimensions (scores) or over keys (values) in
+// ascending order in all of them, so they all give the same bits.
 #pragma once
 
 #include <algorithm>
@@ -98,9 +98,63 @@ struct ByteTile {
     }
 };
 
-struct ByteKeyTile {
-    const std::byte* p;
+// The same in four bits, two to a byte.
+struct NibbleTile {
+    const std::byte *p, *ahead_keys, *ahead_values;
+    const float* scales;
+    struct Cursor {
+        const uint8_t* p;
+        const std::byte *ahead_keys, *ahead_values;
+        const float* scales;
+        void advance(int elements) {
+            p += elements / 2;
+            ahead_keys += elements / 2;
+            ahead_values += elements / 2;
+            scales += elements / kKvGroup;
+        }
+        F32x16 load(int i) const {
+            return (F32x16::load_u4(p + 8 * i) - F32x16::set1(8.0f)) * F32x16::set1(scales[i / 2]);
+        }
+        void prefetch_for(int i) const {
+            if (i % 8 != 0) return;
+            prefetch(ahead_keys + 8 * i);
+            prefetch(ahead_values + 8 * i);
+        }
+    };
+    Cursor at(int element) const {
+        return {reinterpret_cast<const uint8_t*>(p) + element / 2, ahead_keys + element / 2,
+                ahead_values + element / 2, scales + element / kKvGroup};
+    }
 };
+
+// Keys as unsigned integers, kOffset above what they stand for. words(group, i) are dimensions 4 i to 4 i + 3
+// of a group of 32, a byte each.
+struct ByteKeyTile {
+    static constexpr int kOffset = 128;
+    static constexpr KvType kType = KvType::q8_0;
+    const std::byte* p;
+    U8x64 four(int group, int i) const { return U8x64::load(p + (group * 8 + i) * 64); }
+    I16x32 words(int group, int i) const { return I16x32::load(p + (group * 8 + i) * 64); }
+};
+struct NibbleKeyTile {
+    static constexpr int kOffset = 8;
+    static constexpr KvType kType = KvType::q4_0;
+    const std::byte* p;
+    U8x64 four(int group, int i) const {
+        const U8x64 two = U8x64::load(p + (group * 4 + i % 4) * 64);
+        return (i < 4 ? two : shr<4>(two)) & U8x64::set1(15);
+    }
+    I16x32 words(int group, int i) const {
+        const I16x32 two = I16x32::load(p + (group * 4 + i % 4) * 64);
+        return (i < 4 ? two : shr<4>(two)) & 0x0f0f;
+    }
+};
+// The scales of a group of such a tile, one a position.
+template <class Keys>
+inline F32x16 key_scales(const Keys& keys, int dim, int group) {
+    const std::byte* scales = keys.p + kv_quant_bytes(dim, Keys::kType);
+    return F32x16::load_f16(reinterpret_cast<const uint16_t*>(scales) + group * kKvTile);
+}
 
 // One run-time row count in [1, max] to a template argument.
 template <int max, class F>
@@ -150,17 +204,17 @@ inline void dot_keys(const float* q, int dim, const Keys* keys, float* s) {
     }
 }
 
-// A query row for int8 keys: quants, and per group of 32 dimensions its scale (the softmax scale included)
-// and -128 * (sum of the quants), which takes back the offset of the unsigned keys.
+// A query row for integer keys: quants, and per group of 32 dimensions its scale (the softmax scale included)
+// and -kOffset * (sum of the quants), which takes back the offset of the unsigned keys.
 struct ByteQuery {
     int8_t* quants;
     float* scales;
     int32_t* offsets;
 };
 
-// The same against int8 keys: exact integer sums per group of 32, then one fma a group in ascending order.
-template <int R, int N>
-inline void dot_byte_keys(const ByteQuery& q, int dim, const ByteKeyTile* keys, float* s) {
+// The same against integer keys: exact sums per group of 32, then one fma a group in ascending order.
+template <int R, int N, class Keys>
+inline void dot_byte_keys(const ByteQuery& q, int dim, const Keys* keys, float* s) {
     const int groups = dim / kKvGroup;
     F32x16 total[R][N];
     ZINC_UNROLL
@@ -175,22 +229,22 @@ inline void dot_byte_keys(const ByteQuery& q, int dim, const ByteKeyTile* keys, 
             ZINC_UNROLL
             for (int j = 0; j < N; ++j) sum[r][j] = I32x16::set1(q.offsets[r * groups + g]);
         }
-        for (int d = g * kKvGroup; d < (g + 1) * kKvGroup; d += 4) {
+        ZINC_UNROLL
+        for (int i = 0; i < kKvGroup / 4; ++i) {
             U8x64 k[N];
             ZINC_UNROLL
-            for (int j = 0; j < N; ++j) k[j] = U8x64::load(keys[j].p + d * kKvTile);
+            for (int j = 0; j < N; ++j) k[j] = keys[j].four(g, i);
             ZINC_UNROLL
             for (int r = 0; r < R; ++r) {
                 int32_t four;
-                std::memcpy(&four, q.quants + r * dim + d, 4);
+                std::memcpy(&four, q.quants + r * dim + g * kKvGroup + 4 * i, 4);
                 ZINC_UNROLL
                 for (int j = 0; j < N; ++j) sum[r][j] = dot4(sum[r][j], k[j], four);
             }
         }
         ZINC_UNROLL
         for (int j = 0; j < N; ++j) {
-            const auto* scales = reinterpret_cast<const uint16_t*>(keys[j].p + kKvTile * dim);
-            const F32x16 scale = F32x16::load_f16(scales + g * kKvTile);
+            const F32x16 scale = key_scales(keys[j], dim, g);
             ZINC_UNROLL
             for (int r = 0; r < R; ++r)
                 total[r][j] =

@@ -3,9 +3,14 @@
 //   K  [block][head][tile of 16 positions]      lanes = positions
 //        f16  [head_dim][16]
 //        q8   [head_dim/4][16][4] u8 = s8 + 128, then [head_dim/32][16] f16 scales
+//        q4   [head_dim/32][4][16][4] two u4 = s4 + 8 a byte, then the scales; byte i of vector v of a group:
+//             its dimensions 4 v + i (low) and 16 + 4 v + i (high)
 //   V  [block][head][tile of 16 positions]      lanes = dimensions
 //        f16  [16][head_dim_v]
 //        q8   [16][head_dim_v] s8, then [16][head_dim_v/32] f16 scales
+//        q4   [16][head_dim_v/16][8] two u4 = s4 + 8 a byte, then the scales; byte i: dimensions i and 8 + i
+//        of
+//             its sixteen
 //
 // With v_from_k (latent attention) there is no V: a position's values are the last head_dim_v dimensions of
 // its key.
@@ -31,11 +36,17 @@ inline constexpr int kKvTile = 16;   // positions
 inline constexpr int kKvGroup = 32;  // dimensions that share a scale
 inline constexpr int kMaxHeadDim = 576;
 
-static inline int64_t kv_tile_bytes(int dim, bool q8) {
-    return q8 ? int64_t{kKvTile} * dim + int64_t{kKvTile} * (dim / kKvGroup) * 2 : int64_t{kKvTile} * dim * 2;
+// Bytes of a tile before its scales.
+static inline int64_t kv_quant_bytes(int dim, KvType type) {
+    const int64_t n = int64_t{kKvTile} * dim;
+    return type == KvType::f16 ? 2 * n : type == KvType::q8_0 ? n : n / 2;
+}
+static inline int64_t kv_tile_bytes(int dim, KvType type) {
+    const int64_t scales = type == KvType::f16 ? 0 : int64_t{kKvTile} * (dim / kKvGroup) * 2;
+    return kv_quant_bytes(dim, type) + scales;
 }
 static inline int64_t kv_bytes(const KVLayer& c, int dim) {
-    return int64_t{c.n_blocks} * c.n_heads * (c.block_tokens / kKvTile) * kv_tile_bytes(dim, c.q8);
+    return int64_t{c.n_blocks} * c.n_heads * (c.block_tokens / kKvTile) * kv_tile_bytes(dim, c.type);
 }
 static inline int64_t kv_k_bytes(const KVLayer& c) { return kv_bytes(c, c.head_dim); }
 static inline int64_t kv_v_bytes(const KVLayer& c) { return c.v_from_k ? 0 : kv_bytes(c, c.head_dim_v); }
@@ -45,7 +56,7 @@ static inline std::byte* kv_tile(const Bytes& bytes, const KVLayer& c, int dim, 
                                  int position) {
     const int64_t tiles = c.block_tokens / kKvTile;
     const int64_t tile = (int64_t{block} * c.n_heads + head) * tiles + position % c.block_tokens / kKvTile;
-    return bytes.data + tile * kv_tile_bytes(dim, c.q8);
+    return bytes.data + tile * kv_tile_bytes(dim, c.type);
 }
 static inline std::byte* kv_k_tile(const KVLayer& c, int block, int head, int position) {
     return kv_tile(c.k, c, c.head_dim, block, head, position);
@@ -68,7 +79,7 @@ static inline int kv_block(const Batch& batch, const KVLayer& c, int sequence, i
 
 // Throws std::invalid_argument when the kernels cannot hold such a cache.
 static inline void kv_check(int n_blocks, int block_tokens, int n_heads, int head_dim, int head_dim_v,
-                            bool q8, bool v_from_k = false) {
+                            KvType type, bool v_from_k = false) {
     auto require = [](bool ok, const std::string& text) {
         if (!ok) throw std::invalid_argument("KV cache: " + text);
     };
@@ -80,8 +91,9 @@ static inline void kv_check(int n_blocks, int block_tokens, int n_heads, int hea
     for (int dim : {head_dim, head_dim_v}) {
         require(dim > 0 && dim % 16 == 0 && dim <= kMaxHeadDim,
                 "a head dimension must be a multiple of 16 up to 576, not " + std::to_string(dim));
-        require(!q8 || dim % kKvGroup == 0, "q8_0 needs head dimensions that are multiples of 32, not " +
-                                                std::to_string(dim) + "; use f16");
+        require(type == KvType::f16 || dim % kKvGroup == 0,
+                "integers need head dimensions that are multiples of 32, not " + std::to_string(dim) +
+                    "; use f16");
     }
 }
 
@@ -93,42 +105,43 @@ static inline void kv_copy_block(KVLayer& c, int src, int dst) {
     if (v) std::memmove(c.v.data + dst * v, c.v.data + src * v, static_cast<size_t>(v));
 }
 
+static inline float kv_half(const std::byte* p, int i) {
+    uint16_t h;
+    std::memcpy(&h, p + 2 * i, 2);
+    return f16_to_f32(h);
+}
+
+// A dimension of a position's key or value as a float, from its tile; lane: position % 16.
+static inline float kv_key(const KVLayer& c, const std::byte* tile, int lane, int d) {
+    if (c.type == KvType::f16) return kv_half(tile, d * kKvTile + lane);
+    const int group = d / kKvGroup, in = d % kKvGroup;
+    const float scale = kv_half(tile + kv_quant_bytes(c.head_dim, c.type), group * kKvTile + lane);
+    if (c.type == KvType::q8_0)
+        return scale * static_cast<float>(static_cast<int>(tile[(d / 4 * kKvTile + lane) * 4 + d % 4]) - 128);
+    const auto two = static_cast<int>(tile[((group * 4 + in % 16 / 4) * kKvTile + lane) * 4 + in % 4]);
+    return scale * static_cast<float>((two >> (in / 16 * 4) & 15) - 8);
+}
+static inline float kv_value(const KVLayer& c, const std::byte* tile, int lane, int d) {
+    const int dim = c.head_dim_v;
+    if (c.type == KvType::f16) return kv_half(tile, lane * dim + d);
+    const float scale = kv_half(tile + kv_quant_bytes(dim, c.type), lane * (dim / kKvGroup) + d / kKvGroup);
+    if (c.type == KvType::q8_0) return scale * static_cast<float>(static_cast<int8_t>(tile[lane * dim + d]));
+    const auto two = static_cast<int>(tile[(lane * (dim / 16) + d / 16) * 8 + d % 8]);
+    return scale * static_cast<float>((two >> (d % 16 / 8 * 4) & 15) - 8);
+}
+
 // Floats back out of the cache, for tests and for `zinc verify`: positions [0, n_tokens) of a sequence whose
 // block table is `blocks`, into k [n_tokens][heads][head_dim] and v [n_tokens][heads][head_dim_v].
 static inline void kv_read(const KVLayer& c, const int32_t* blocks, int n_tokens, float* k, float* v) {
-    auto half = [](const std::byte* p, int64_t i) {
-        uint16_t h;
-        std::memcpy(&h, p + 2 * i, 2);
-        return f16_to_f32(h);
-    };
     for (int t = 0; t < n_tokens; ++t) {
         const int block = blocks[t / c.block_tokens], lane = t % kKvTile;
         if (block < 0 || block >= c.n_blocks) throw std::invalid_argument("KV cache: no such block");
-        for (int h = 0; h < c.n_heads; ++h) {
-            const std::byte* kt = kv_k_tile(c, block, h, t);
-            for (int d = 0; d < c.head_dim; ++d, ++k) {
-                if (!c.q8) {
-                    *k = half(kt, d * kKvTile + lane);
-                    continue;
-                }
-                const int quant = static_cast<int>(kt[(d / 4 * kKvTile + lane) * 4 + d % 4]) - 128;
-                *k = half(kt + kKvTile * c.head_dim, d / kKvGroup * kKvTile + lane) *
-                     static_cast<float>(quant);
-            }
-            const std::byte* vt = c.v_from_k ? nullptr : kv_v_tile(c, block, h, t);
-            for (int d = 0; d < c.head_dim_v; ++d, ++v) {
-                if (c.v_from_k) {
-                    *v = k[d - c.head_dim_v];
-                    continue;
-                }
-                if (!c.q8) {
-                    *v = half(vt, int64_t{lane} * c.head_dim_v + d);
-                    continue;
-                }
-                const int quant = static_cast<int8_t>(vt[lane * c.head_dim_v + d]);
-                *v = half(vt + kKvTile * c.head_dim_v, lane * (c.head_dim_v / kKvGroup) + d / kKvGroup) *
-                     static_cast<float>(quant);
-            }
+        for (int h = 0; h < c.n_heads; ++h, k += c.head_dim, v += c.head_dim_v) {
+            const std::byte* keys = kv_k_tile(c, block, h, t);
+            for (int d = 0; d < c.head_dim; ++d) k[d] = kv_key(c, keys, lane, d);
+            const std::byte* values = c.v_from_k ? nullptr : kv_v_tile(c, block, h, t);
+            for (int d = 0; d < c.head_dim_v; ++d)
+                v[d] = values ? kv_value(c, values, lane, d) : k[c.head_dim - c.head_dim_v + d];
         }
     }
 }

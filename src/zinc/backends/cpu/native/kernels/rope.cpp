@@ -159,11 +159,31 @@ inline uint16_t quantise_group(const float* x, int8_t* quants) {
     return scale;
 }
 
+// The same in four bits, plus 8: the scale takes the value of largest magnitude to -8, as Q4_0 of a file
+// does.
+inline uint16_t quantise_group(const float* x, uint8_t* quants) {
+    const F32x16 a = F32x16::load(x), b = F32x16::load(x + 16), zero = F32x16::zero();
+    if (sum((a + b) * zero) != 0.0f) {
+        std::memset(quants, 0, kKvGroup);
+        return 0x7e00;
+    }
+    const float high = hmax(max(a, b)), low = hmax(max(zero - a, zero - b));
+    const uint16_t scale = f32_to_f16((high > low ? high : -low) * (-1.0f / 8.0f));
+    const float d = f16_to_f32(scale);
+    const F32x16 inverse = F32x16::set1(d != 0.0f ? 1.0f / d : 0.0f);
+    const F32x16 least = F32x16::set1(-8.0f), most = F32x16::set1(7.0f);
+    for (int i = 0; i < kKvGroup; i += 16) {
+        const F32x16 q = min(most, max(least, F32x16::load(x + i) * inverse));
+        (to_i32(q) + I32x16::set1(8)).store_i8(reinterpret_cast<int8_t*>(quants) + i);
+    }
+    return scale;
+}
+
 void put(std::byte* to, uint16_t value) { std::memcpy(to, &value, sizeof value); }
 
 void store_key(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
     const int dim = kv.head_dim;
-    if (!kv.q8) {
+    if (kv.type == KvType::f16) {
         uint16_t half[16];
         for (int d = 0; d < dim; d += 16) {
             to_f16(F32x16::load(x + d), half);
@@ -171,8 +191,19 @@ void store_key(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
         }
         return;
     }
-    std::byte* scales = tile + kKvTile * dim;
-    for (int g = 0; g < dim / kKvGroup; ++g) {
+    std::byte* scales = tile + kv_quant_bytes(dim, kv.type);
+    for (int g = 0; kv.type == KvType::q4_0 && g < dim / kKvGroup; ++g) {
+        uint8_t quants[kKvGroup];
+        put(scales + (g * kKvTile + lane) * 2, quantise_group(x + g * kKvGroup, quants));
+        for (int i = 0; i < 16; i += 4) {
+            uint32_t low, high;
+            std::memcpy(&low, quants + i, 4);
+            std::memcpy(&high, quants + 16 + i, 4);
+            low |= high << 4;
+            std::memcpy(tile + ((g * 4 + i / 4) * kKvTile + lane) * 4, &low, 4);
+        }
+    }
+    for (int g = 0; kv.type == KvType::q8_0 && g < dim / kKvGroup; ++g) {
         int8_t quants[kKvGroup];
         put(scales + (g * kKvTile + lane) * 2, quantise_group(x + g * kKvGroup, quants));
         for (int i = 0; i < kKvGroup; i += 4) {
@@ -186,15 +217,27 @@ void store_key(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
 
 void store_value(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
     const int dim = kv.head_dim_v;
-    if (!kv.q8) {
+    if (kv.type == KvType::f16) {
         auto* row = reinterpret_cast<uint16_t*>(tile) + lane * dim;
         for (int d = 0; d < dim; d += 16) to_f16(F32x16::load(x + d), row + d);
         return;
     }
-    auto* row = reinterpret_cast<int8_t*>(tile) + lane * dim;
-    std::byte* scales = tile + kKvTile * dim + lane * (dim / kKvGroup) * 2;
-    for (int g = 0; g < dim / kKvGroup; ++g)
-        put(scales + g * 2, quantise_group(x + g * kKvGroup, row + g * kKvGroup));
+    std::byte* scales = tile + kv_quant_bytes(dim, kv.type) + lane * (dim / kKvGroup) * 2;
+    if (kv.type == KvType::q8_0) {
+        auto* row = reinterpret_cast<int8_t*>(tile) + lane * dim;
+        for (int g = 0; g < dim / kKvGroup; ++g)
+            put(scales + g * 2, quantise_group(x + g * kKvGroup, row + g * kKvGroup));
+        return;
+    }
+    auto* row = reinterpret_cast<uint8_t*>(tile) + lane * (dim / 2);
+    for (int g = 0; g < dim / kKvGroup; ++g) {
+        uint8_t quants[kKvGroup];
+        put(scales + g * 2, quantise_group(x + g * kKvGroup, quants));
+        for (int i = 0; i < 16; ++i) {
+            const uint8_t* low = quants + i / 8 * 16 + i % 8;
+            row[g * 16 + i] = static_cast<uint8_t>(low[0] | low[8] << 4);
+        }
+    }
 }
 
 void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
@@ -216,7 +259,7 @@ void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
             // One token's key touches every line of its tile: ask for all of them before the arithmetic.
             for (int h = head0; h < head1; ++h) {
                 const std::byte* tile = kv_k_tile(*kv, block, h, position);
-                for (int64_t i = 0; i < kv_tile_bytes(p.head_dim, kv->q8); i += 64)
+                for (int64_t i = 0; i < kv_tile_bytes(p.head_dim, kv->type); i += 64)
                     __builtin_prefetch(tile + i, 1);
             }
         }

@@ -79,6 +79,13 @@ struct F32x16 {
         return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
                 _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
     }
+    // Sixteen values of four bits, unsigned: the low halves of eight bytes, then the high ones.
+    static F32x16 load_u4(const uint8_t* p) {
+        const __m128i two = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), mask = _mm_set1_epi8(15);
+        const __m128i low = _mm_and_si128(two, mask), high = _mm_and_si128(_mm_srli_epi16(two, 4), mask);
+        return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(low)),
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high))};
+    }
     static F32x16 load_i8(const int8_t* p) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),

@@ -43,6 +43,13 @@ struct F32x16 {
         const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         return {_mm512_cvtph_ps(_mm256_slli_epi16(codes, 7))};
     }
+    // Sixteen values of four bits, unsigned: the low halves of eight bytes, then the high ones.
+    static F32x16 load_u4(const uint8_t* p) {
+        const __m128i two = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+        const __m128i apart = _mm_unpacklo_epi64(two, _mm_srli_epi16(two, 4));
+        const __m128i bytes = _mm_and_si128(apart, _mm_set1_epi8(15));
+        return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
+    }
     static F32x16 load_i8(const int8_t* p) {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};

@@ -78,6 +78,14 @@ struct F32x16 {
                                     vget_high_u16(high)};
         return quarters<F32x16>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(four[i])); });
     }
+    // Sixteen values of four bits, unsigned: the low halves of eight bytes, then the high ones.
+    static F32x16 load_u4(const uint8_t* p) {
+        const uint8x8_t two = vld1_u8(p);
+        const uint16x8_t low = vmovl_u8(vand_u8(two, vdup_n_u8(15))), high = vmovl_u8(vshr_n_u8(two, 4));
+        return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
+                 vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
+                 vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))}};
+    }
     static F32x16 load_i8(const int8_t* p) {
         const int8x16_t bytes = vld1q_s8(p);
         const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));

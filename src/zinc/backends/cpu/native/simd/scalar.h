@@ -72,6 +72,10 @@ struct F32x16 {
     static F32x16 load_e4m3(const uint8_t* p) {
         return map([&](int i) { return f16_to_f32(static_cast<uint16_t>(p[i] << 7)); });
     }
+    // Sixteen values of four bits, unsigned: the low halves of eight bytes, then the high ones.
+    static F32x16 load_u4(const uint8_t* p) {
+        return map([&](int i) { return static_cast<float>(p[i % 8] >> (i / 8 * 4) & 15); });
+    }
     static F32x16 load_i8(const int8_t* p) {
         return map([&](int i) { return static_cast<float>(p[i]); });
     }
