@@ -22,6 +22,7 @@ from ctypes import addressof, c_char, c_size_t, c_uint64
 from functools import cache
 from pathlib import Path
 
+from zinc.backends.vulkan import slang
 from zinc.backends.vulkan.device import Device
 from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, Features, Shader
 from zinc.backends.vulkan.vk import types as vk
@@ -56,6 +57,7 @@ def source(name: str) -> str:
 
 
 _source = cache(source)
+_compilers = slang.Processes()
 
 
 def key(shader: Shader) -> str:
@@ -118,33 +120,36 @@ def _compile(shader: Shader) -> bytes:
             f"there is no Slang compiler to make {shader.name} with",
             "install one: pip install --no-deps slangtorch, or put slangc on the PATH",
         )
-    if not os.access(program, os.X_OK):
-        os.chmod(program, program.stat().st_mode | 0o111)  # wheels lose the mode of the file
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernel.spv"
-        defines = [f"-D{name}={value}" for name, value in shader.defines]
-        command = [
-            str(program),
-            str(KERNELS / f"{shader.name}.slang"),
-            *OPTIONS,
-            *defines,
-            *("-I", str(KERNELS), "-o", str(out)),
-        ]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
-            )
+            report = _run(program, shader, out)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DeviceError(
                 f"the kernel {shader.name} could not be compiled", f"{program}: {error}"
             ) from error
-        if done.returncode or not out.is_file():
+        if report or not out.is_file():
+            defines = " ".join(f"-D{name}={value}" for name, value in shader.defines)
             raise DeviceError(
-                f"the kernel {shader.name} ({' '.join(defines)}) does not compile",
-                f"{program} says: {_first_error(done.stderr)}",
+                f"the kernel {shader.name} ({defines}) does not compile",
+                f"{program} says: {_first_error(report)}",
                 "use Slang 2026.14, which pip install --no-deps slangtorch has",
             )
         return out.read_bytes()
+
+
+def _run(program: Path, shader: Shader, out: Path) -> str:
+    """Compiles to a file; returns what the compiler reports when it fails."""
+    source = KERNELS / f"{shader.name}.slang"
+    library = slang.library(program)
+    if library is not None:
+        return _compilers.compile(library, source, shader.defines, out, COMPILE_TIMEOUT_S)
+    defines = [f"-D{name}={value}" for name, value in shader.defines]
+    command = [str(program), str(source), *OPTIONS, *defines, "-I", str(KERNELS), "-o", str(out)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+    )
+    return done.stderr if done.returncode else ""
 
 
 def _first_error(text: str) -> str:

@@ -1,0 +1,175 @@
+"""The Slang compiler, kept running in processes of its own between kernels.
+
+Starting it takes several times what a kernel takes (0.4 s against 0.05), and a crash of it must not
+be one of zinc. Run as a script this file is such a process: it loads the compiler's library, reads
+a job a line as JSON and answers with a line. The library's flat C interface is used (slang.h of
+https://github.com/shader-slang/slang).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Job: TypeAlias = dict[str, Any]
+
+SPIRV, SLANG, COMPUTE, ROW_MAJOR = 6, 1, 6, 1  # as slang.h numbers them
+PROFILE = b"spirv_1_5"
+_LIBRARIES = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")
+_REPORT = ctypes.CFUNCTYPE(None, c_char_p, c_void_p)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "spCreateSession": (c_void_p, [c_char_p]),
+    "spFindProfile": (c_int, [c_void_p, c_char_p]),
+    "spCreateCompileRequest": (c_void_p, [c_void_p]),
+    "spDestroyCompileRequest": (None, [c_void_p]),
+    "spSetDiagnosticCallback": (None, [c_void_p, _REPORT, c_void_p]),
+    "spAddCodeGenTarget": (c_int, [c_void_p, c_int]),
+    "spSetTargetProfile": (None, [c_void_p, c_int, c_int]),
+    "spSetOptimizationLevel": (None, [c_void_p, c_int]),
+    "spSetMatrixLayoutMode": (None, [c_void_p, c_int]),
+    "spAddSearchPath": (None, [c_void_p, c_char_p]),
+    "spAddPreprocessorDefine": (None, [c_void_p, c_char_p, c_char_p]),
+    "spAddTranslationUnit": (c_int, [c_void_p, c_int, c_char_p]),
+    "spAddTranslationUnitSourceFile": (None, [c_void_p, c_int, c_char_p]),
+    "spAddEntryPoint": (c_int, [c_void_p, c_int, c_char_p, c_int]),
+    "spCompile": (c_int, [c_void_p]),
+    "spGetEntryPointCode": (c_void_p, [c_void_p, c_int, POINTER(c_size_t)]),
+}
+
+
+def library(slangc: Path) -> Path | None:
+    """The library that belongs to a compiler: beside it, or in the lib folder of its tree."""
+    slangc = slangc.resolve()
+    for folder in (slangc.parent, slangc.parent.parent / "lib"):
+        for pattern in _LIBRARIES:
+            if found := sorted(folder.glob(pattern)):
+                return found[-1]
+    return None
+
+
+class Process:
+    """One running compiler."""
+
+    def __init__(self, library: Path) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", __file__, str(library)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def compile(
+        self, source: Path, defines: Iterable[tuple[str, int]], out: Path, timeout_s: float
+    ) -> str:
+        """Compiles a file; returns what the compiler reports when it fails, else nothing.
+
+        Raises OSError when the process is gone, or was ended after so many seconds.
+        """
+        job = {"source": str(source), "defines": [[k, str(v)] for k, v in defines], "out": str(out)}
+        timer = threading.Timer(timeout_s, self._child.kill)
+        timer.start()
+        try:
+            assert self._child.stdin is not None
+            assert self._child.stdout is not None
+            self._child.stdin.write(json.dumps(job) + "\n")
+            self._child.stdin.flush()
+            answer = self._child.stdout.readline()
+        finally:
+            timer.cancel()
+        if not answer:
+            raise OSError("it ended before it was done")
+        return str(json.loads(answer))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._child.communicate("", timeout=5)
+
+
+class Processes:
+    """Compilers that wait for work: as many as ever worked at the same time."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Path, list[Process]] = {}
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def compile(
+        self,
+        library: Path,
+        source: Path,
+        defines: Iterable[tuple[str, int]],
+        out: Path,
+        timeout_s: float,
+    ) -> str:
+        """As `Process.compile`, in one that is free."""
+        with self._lock:
+            idle = self._idle.setdefault(library, [])
+            process = idle.pop() if idle else None
+        process = process or Process(library)
+        try:
+            report = process.compile(source, defines, out, timeout_s)
+        except OSError:
+            process.close()
+            raise
+        with self._lock:
+            idle.append(process)
+        return report
+
+    def close(self) -> None:
+        for processes in self._idle.values():
+            while processes:
+                processes.pop().close()
+
+
+def _serve(path: str) -> None:
+    """Answers jobs until there are none."""
+    dll = ctypes.CDLL(path)
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(dll, name)
+        function.restype, function.argtypes = result, arguments
+    session = dll.spCreateSession(None)
+    profile = dll.spFindProfile(session, PROFILE)
+    for line in sys.stdin:
+        print(json.dumps(_answer(dll, session, profile, json.loads(line))), flush=True)
+
+
+def _answer(dll: ctypes.CDLL, session: int, profile: int, job: Job) -> str:
+    reports: list[bytes] = []
+    request = dll.spCreateCompileRequest(session)
+    report = _REPORT(lambda text, _: reports.append(text))
+    dll.spSetDiagnosticCallback(request, report, None)
+    try:
+        target = dll.spAddCodeGenTarget(request, SPIRV)
+        dll.spSetTargetProfile(request, target, profile)
+        dll.spSetOptimizationLevel(request, 0)
+        dll.spSetMatrixLayoutMode(request, ROW_MAJOR)
+        source = Path(job["source"])
+        dll.spAddSearchPath(request, str(source.parent).encode())
+        for name, value in job["defines"]:
+            dll.spAddPreprocessorDefine(request, name.encode(), value.encode())
+        unit = dll.spAddTranslationUnit(request, SLANG, source.stem.encode())
+        dll.spAddTranslationUnitSourceFile(request, unit, str(source).encode())
+        entry = dll.spAddEntryPoint(request, unit, b"main", COMPUTE)
+        failed = dll.spCompile(request) < 0
+        size = c_size_t()
+        code = None if failed else dll.spGetEntryPointCode(request, entry, ctypes.byref(size))
+        if code:
+            Path(job["out"]).write_bytes(ctypes.string_at(code, size.value))
+            return ""
+        return b"".join(reports).decode(errors="replace") or "no code was made"
+    finally:
+        dll.spDestroyCompileRequest(request)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
