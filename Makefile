@@ -18,6 +18,9 @@ $(VENV)/installed: pyproject.toml CMakeLists.txt $(CPP)
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[dev]'
+	# The Slang compiler. It names torch as a dependency and needs none of it; some systems have no
+	# wheel of it, and run no test of Vulkan kernels then.
+	-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps slangtorch==1.3.22
 	touch $@
 
 run: $(VENV)/installed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from present import computing
+from present import absent
 
 from zinc.backends import api
 from zinc.backends.api import CacheLayout, TensorData
@@ -24,7 +24,7 @@ GROWS = {
     GGMLType.IQ3_XXS: 16, GGMLType.IQ3_S: 4, GGMLType.IQ1_S: 8, GGMLType.IQ1_M: 2,
 }  # fmt: skip
 
-needs_device = pytest.mark.skipif("vulkan" not in computing(), reason="no Vulkan device here")
+needs_device = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
 
 
 def random_blocks(type: GGMLType) -> np.ndarray:

@@ -1,0 +1,210 @@
+"""The Vulkan host: hazards, kernels on disk, devices, memory, caches and recorded steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from models.harness import FIXTURES, Runner, expected
+from present import absent
+
+from zinc.backends import api
+from zinc.backends.api import CacheLayout
+from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
+from zinc.backends.vulkan.dispatch import Bucket, Features, Shader
+from zinc.backends.vulkan.schedule import levels, waits
+from zinc.backends.vulkan.vk.library import DeviceLostError, check
+from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.formats.gguf import GGUFFile
+from zinc.models import load
+from zinc.ops.graph import KVState, RecurrentState
+from zinc.plan.planner import make_plan
+
+needs_device = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
+KV = KVState("blk.0", n_heads=2, head_dim=32, head_dim_v=64)
+LATENT = KVState("blk.1", n_heads=1, head_dim=64, head_dim_v=32, v_from_k=True)
+STATE = RecurrentState("blk.2", 100)
+
+
+def plan_of(name):
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        return make_plan(load(file)[1], VulkanKernels(), max_tokens=16, max_outputs=4)
+
+
+# -- hazards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen35moe", "deepseek2", "gemma4e"])
+def test_a_launch_waits_for_whoever_made_what_it_reads(name):
+    plan = plan_of(name)
+    before = waits(plan)
+    # Whoever waits for a launch waits for what that one waited for.
+    seen: list[set[int]] = []
+    for direct in before:
+        seen.append(set(direct).union(*(seen[j] for j in direct)))
+    made: dict[int, int] = {}
+    stored: dict[str, int] = {}
+    for i, launch in enumerate(plan.launches):
+        for x in launch.inputs:
+            if isinstance(x, api.Ref):
+                assert made[x.id] in seen[i]
+            if isinstance(x, KVState) and launch.kernel == "attention" and x.name in stored:
+                assert stored[x.name] in seen[i]
+            if isinstance(x, KVState) and launch.kernel == "rope_store":
+                stored[x.name] = i
+        made |= {ref.id: i for ref in launch.outputs}
+
+
+def test_launches_that_share_nothing_share_a_level():
+    before = [(), (), (0, 1), (2,), (2,)]
+    assert levels(before, [1, 2, 1, 1, 1]) == [0, 0, 2, 3, 3]
+    assert levels([(), (0,), (1,)], [1, 0, 1]) == [0, 1, 1], "what is left out takes no level"
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_compiled_again_when_an_include_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(shaders, "KERNELS", tmp_path)
+    monkeypatch.setattr(shaders, "_source", shaders.source)
+    (tmp_path / "a.slang").write_text('#include "b.slang"\n')
+    (tmp_path / "b.slang").write_text("// 1\n")
+    keys = {shaders.key(Shader("a")), shaders.key(Shader("a", (("N", 1),)))}
+    (tmp_path / "b.slang").write_text("// 2\n")
+    keys.add(shaders.key(Shader("a")))
+    assert len(keys) == 3
+
+
+def test_without_a_compiler_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(shaders, "compiler", lambda: None)
+    with pytest.raises(DeviceError, match="pip install --no-deps slangtorch"):
+        shaders.spirv(Shader("limits", (("KIND", 7),)), tmp_path)
+
+
+@pytest.mark.skipif(shaders.compiler() is None, reason="there is no Slang compiler")
+def test_a_kernel_that_does_not_compile_is_named(tmp_path):
+    with pytest.raises(DeviceError, match=r"the kernel limits \(-DKIND=oops\) does not compile"):
+        shaders.spirv(Shader("limits", (("KIND", "oops"),)), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_plan_compiles_is_known_without_a_device():
+    plan = plan_of("qwen35moe")
+    features = Features(subgroup=64, compute_units=60)
+    few = prebuild.shaders(plan, features, [Bucket(1, 1, 1, 256)], "f16")
+    many = prebuild.shaders(plan, features, prebuild.buckets(16, 4, 300), "f16")
+    assert few < many
+    assert all(("SUBGROUP", 64) in shader.defines for shader in many)
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "text"),
+    [
+        (-2, MemoryLimitError, "the device has no memory left"),
+        (-1, MemoryLimitError, "the Vulkan driver has no memory left"),
+        (-4, DeviceLostError, "the Vulkan device was lost"),
+        (-13, DeviceError, "unknown error"),
+        (-99, DeviceError, "error -99"),
+    ],
+)
+def test_results_become_errors(result, error, text):
+    with pytest.raises(error, match=text):
+        check(result, "vkQueueSubmit")
+    assert check(2, "vkWaitSemaphores") == 2
+
+
+@needs_device
+def test_a_device_is_chosen_by_number_or_name():
+    first = device.candidates()[0]
+    for wanted in ("vulkan:0", "0", first.name, first.name[:5].upper()):
+        assert device.choose(wanted).index == 0
+    with pytest.raises(DeviceError, match="there is no Vulkan device 'vulkan:99'"):
+        device.choose("vulkan:99")
+
+
+def test_a_device_that_lacks_something_is_refused(monkeypatch):
+    lacking = device.Candidate(0, 0, "Old", "discrete GPU", "driver 1", ("shaderInt8",))
+    able = device.Candidate(1, 0, "New", "integrated GPU", "driver 1", ())
+    monkeypatch.setattr(device, "candidates", lambda: [lacking, able])
+    assert device.choose() is able
+    with pytest.raises(DeviceError, match="Old cannot run zinc: it lacks shaderInt8"):
+        device.choose("old")
+    monkeypatch.setattr(device, "candidates", list)
+    with pytest.raises(DeviceError, match="no Vulkan device was found"):
+        device.choose()
+
+
+# -- memory and state -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return api.create("vulkan")
+
+
+@needs_device
+def test_what_is_too_large_is_an_error_and_nothing_is_lost(backend):
+    before = backend.available_bytes()
+    with pytest.raises(MemoryLimitError):
+        backend.memory.buffer(backend.device.max_allocation + 1)
+    assert backend.available_bytes() >= before // 2
+
+
+@needs_device
+@pytest.mark.parametrize("kv_dtype", ["f16", "q8_0"])
+def test_blocks_and_states_are_copied_and_put_back(backend, kv_dtype):
+    layout = CacheLayout(16, (5, 3), kv_dtype, group_of={LATENT.name: 1}, state_slots=3)
+    cache = backend.allocate((KV, LATENT, STATE), layout)
+    rng = np.random.default_rng(3)
+
+    def content(views):
+        return [rng.integers(0, 256, view.size, dtype=np.uint8) for view in views]
+
+    assert [len(cache.block_views(group, 0)) for group in (0, 1)] == [2, 1]
+    for group, source, target in ((0, 4, 1), (1, 0, 2)):
+        wanted = content(cache.block_views(group, source))
+        untouched = cache.block_views(group, 1 if group else 2)
+        cache.put_block(group, source, wanted)
+        cache.copy_block(group, source, target)
+        for block in (source, target):
+            for got, want in zip(cache.block_views(group, block), wanted, strict=True):
+                assert np.array_equal(got, want)
+        for got, want in zip(cache.block_views(group, 1 if group else 2), untouched, strict=True):
+            assert np.array_equal(got, want)
+    wanted = content(cache.state_views(2))
+    cache.put_state(2, wanted)
+    cache.copy_state(2, 0)
+    assert np.array_equal(cache.state_views(0)[0], wanted[0])
+    assert not cache.state_views(1)[0].any(), "a new cache is zeros"
+
+
+@needs_device
+def test_a_step_is_recorded_once_and_values_are_read_and_written():
+    runner = Runner(FIXTURES / "qwen3.gguf", "vulkan")
+    ids, want = expected("qwen3")
+    first = runner.feed((0, ids[:8]))[0]
+    program = runner.program
+    recordings = dict(program._recordings)
+    runner.feed((0, ids[8:16]))
+    assert dict(program._recordings) == recordings, "eight more tokens are the same bucket"
+    assert np.linalg.norm(first - want[:8]) <= 5e-3 * np.linalg.norm(want[:8])
+    ref = next(r for launch in program.plan.launches for r in launch.outputs if r.act == "f32")
+    rows = np.random.default_rng(0).standard_normal((3, ref.cols)).astype(np.float32)
+    program.write(ref, rows)
+    assert np.array_equal(program.read(ref, 3), rows)
+
+
+@needs_device
+def test_a_profile_has_a_time_for_each_launch():
+    runner = Runner(FIXTURES / "qwen35moe.gguf", "vulkan")
+    step = []
+    run = runner.program.step
+    runner.program.step = lambda s: (step.append(s), run(s))[1]
+    runner.feed((0, expected("qwen35moe")[0][:4]))
+    seconds = runner.program.profile(step[0])
+    assert len(seconds) == len(runner.program.plan.launches)
+    assert all(s > 0 for s in seconds)
+    counts = runner.program.counts(step[0])
+    assert 0 < counts["barriers"] < counts["dispatches"]
