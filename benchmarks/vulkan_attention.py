@@ -28,7 +28,7 @@ from zinc.quant.blocks import GGMLType
 LAYERS = 6
 RUNS = 12
 BLOCK_TOKENS = 64
-WAVES, AT_ONCE, GROUPS = (2, 4, 8), (2, 4, 8), (2, 3, 4, 6, 8, 12, 16)
+WAVES, AT_ONCE, GROUPS = (4, 2), (4, 2), (3, 4, 6, 8, 12)
 
 
 def timed(backend: VulkanBackend, shape: tuple[int, int, int], keys: int, dtype: str) -> float:
@@ -78,6 +78,7 @@ def main() -> None:
     print(backend.describe(), "chosen:", chosen, attention.GROUPS_A_UNIT)
     for waves, at_once, groups in product(WAVES, AT_ONCE, GROUPS):
         attention.WAVES, attention.AT_ONCE, attention.GROUPS_A_UNIT = waves, at_once, groups
+        attention.MAX_SPLITS = 256
         seconds = timed(backend, shape, args.keys, args.kv_dtype)
         results.append({"waves": waves, "at_once": at_once, "groups": groups, "seconds": seconds})
         print(

@@ -24,7 +24,7 @@ FEW_TOKENS = 16  # up to so many, a workgroup has one token
 # Few queries. Threads hold EACH heads x CHUNKS chunks of eight dimensions twice (q and the sums).
 MAX_CHUNKS = 4
 WAVES = 4
-AT_ONCE = 4  # keys that a lane reads before it needs the first
+AT_ONCE = 2  # keys that a lane reads before it needs the first
 MAX_SUMS = 4096  # float32 of partial sums in shared memory, of all waves
 SHALLOW_KEYS = 256  # up to so many, more waves of one workgroup are faster than a merge
 SHALLOW_WAVES = 16
