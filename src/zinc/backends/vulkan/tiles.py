@@ -59,7 +59,7 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int, weights: int = 
         return Tile(waves, waves, 4, batch)
     # Sums stay in registers; the more rows of x, the fewer waves need to share a row of weights,
     # and the fewer groups there need to be.
-    per_wave = max(1, min(4, (32 if batch == 8 else 16) // (batch * weights**2)))
+    per_wave = max(1, min(4, 16 // (batch * weights)))
     if batch == 1:
         split, groups_a_unit = _power_of_two(max(1, steps // 2)), 2.0
     else:
