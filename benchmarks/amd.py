@@ -21,7 +21,7 @@ from pathlib import Path
 import make_model
 
 from zinc.backends.api import Plan
-from zinc.backends.vulkan import packing
+from zinc.backends.vulkan import VulkanKernels
 from zinc.backends.vulkan.device import candidates, library
 from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
 from zinc.backends.vulkan.explain import Explanation, explain, open_explaining
@@ -30,9 +30,7 @@ from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.errors import ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.ops.graph import Act
 from zinc.plan.planner import make_plan
-from zinc.quant.blocks import GGMLType
 
 SHAPES = ("qwen3-8b", "qwen35moe-64x", "gemma3-1b", "gptoss-6l")
 BUCKETS = {
@@ -41,21 +39,6 @@ BUCKETS = {
     "prompt": Bucket(tokens=512, outputs=1, sequences=1, keys=4096),
 }
 BLOCK_TOKENS = 64
-
-
-class Planning:
-    """As much of a backend as the planner asks."""
-
-    name = "vulkan"
-
-    def activation(self, type: GGMLType) -> Act:
-        return packing.activation(type)
-
-    def supports(self, kernel: str) -> bool:
-        return kernel in LOWERINGS
-
-    def row_bytes(self, act: Act, cols: int) -> int:
-        return packing.row_bytes(act, cols)
 
 
 def plan_of(name: str) -> Plan:
@@ -69,7 +52,7 @@ def plan_of(name: str) -> Plan:
         make_model.write(str(path), shape, mix)
         with GGUFFile.open(path) as file:
             _, graph = load(file)
-            return make_plan(graph, Planning(), max_tokens=512, max_outputs=8)
+            return make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=8)
 
 
 def shaders(
