@@ -339,7 +339,7 @@ void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::
     unroll<kRows>([&](auto t) { acc[t] = F32x16::zero(); });
     for (int64_t b = 0; b < tiles.blocks; ++b, chunk += T::Chunk::kBytes) {
         ahead.step();
-        unroll<T::kSubs>([&](auto sub) {
+        unroll<T::kSubs>([&](auto sub) __attribute__((always_inline)) {
             I32x16 dot[1][kRows];
             unroll<kRows>([&](auto t) {
                 dot[0][t] = I32x16::set1(offset_part<T::kSub>(F::kOffset, x[t] + row.sum + b * 4, sub));
