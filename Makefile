@@ -27,7 +27,7 @@ run: $(VENV)/installed
 	$(BIN)/zinc run --stats "Tell me a short story about a fox."
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
