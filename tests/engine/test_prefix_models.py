@@ -87,7 +87,8 @@ def test_memory_is_what_is_allocated_and_windows_are_small():
         assert {len(x.k) for x in layers} == {full.n_blocks, sliding.n_blocks}
 
 
-@pytest.mark.parametrize("backend", computing())
+# Only where a result does not depend on where a prompt is cut: near-ties fall either way elsewhere.
+@pytest.mark.parametrize("backend", [name for name in computing() if name != "vulkan"])
 def test_a_chat_with_the_embedded_model_starts_behind_the_last_message(backend):
     first = [
         {"role": "system", "content": "You are a helpful assistant. " * 30},
@@ -176,7 +177,7 @@ for chunk in llm.stream(list(range(9, 300)), SamplingParams(max_tokens=1500, ign
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     tokens = json.loads(process.stdout.readline())
-    for _ in range(80):
+    for _ in range(1000):
         assert process.stdout.readline() == "more\n"
     process.kill()
     process.communicate(timeout=20)

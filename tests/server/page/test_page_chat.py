@@ -12,7 +12,8 @@ import pytest
 from acts import answers, ask, last_answer, send, wait_answered, wait_stored
 from serving import MODEL, Running, running
 
-from zinc.engine.sampling import Sampled, Sampler
+from zinc.engine import engine
+from zinc.engine.sampling import Sampled
 from zinc.tokenizer import Tokenizer
 
 OpenTab = Callable[..., Any]
@@ -30,11 +31,11 @@ def dictate(monkeypatch: pytest.MonkeyPatch, ids: Iterable[int], pause_s: float 
     """Makes the engine draw these tokens, one a `pause_s`, whatever the model says."""
     rest = iter(ids)
 
-    def sample(self: Sampler, logits: Any, mask: Any = None) -> Sampled:
+    def sample_rows(samplers: Any, logits: Any, masks: Any) -> list[Sampled]:
         time.sleep(pause_s)
-        return Sampled(next(rest))
+        return [Sampled(next(rest)) for _ in samplers]
 
-    monkeypatch.setattr(Sampler, "sample", sample)
+    monkeypatch.setattr(engine, "sample_rows", sample_rows)
 
 
 def go_on(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
