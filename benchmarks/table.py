@@ -47,11 +47,12 @@ def row(result: dict[str, Any]) -> str:
 def section(reports: list[dict[str, Any]]) -> str:
     """One table for runs of compare.py on the same machine in the same way."""
     first = reports[0]
+    prefill = f"prefill of {first['prefill_tokens']} and " if first["prefill_tokens"] else ""
     lines = [
         f"{first['cpu']}, {first['threads']} threads, {first['kv_dtype']} keys and values, "
         f"llama.cpp {first['llama_cpp']} with flash attention at the better of its settings "
-        f"(weights repacked or not), {first['pairs']} interleaved runs, prefill of "
-        f"{first['prefill_tokens'] or 'no'} and decode of {first['decode_tokens']} tokens, "
+        f"(weights repacked or not), {first['pairs']} interleaved runs, "
+        f"{prefill}decode of {first['decode_tokens']} tokens, "
         "tokens/s and the median of the ratios, and zinc's part of the int8 peak and of the read "
         "bandwidth that were measured in the same run:",
         "",
