@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,7 @@ def main() -> int:
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--kv-dtype", default="f16")
     parser.add_argument("--device", default="")
+    parser.add_argument("--batch-invariant", action="store_true", help="measure that mode")
     parser.add_argument("--folder", default="/dev/shm")
     parser.add_argument("--keep", action="store_true", help="do not remove the files")
     args = parser.parse_args()
@@ -199,7 +201,7 @@ def main() -> int:
     backend = create(options={"device": args.device})
     limits = roofline.measure(backend)
     assert limits is not None
-    features = backend.device.features
+    features = replace(backend.device.features, batch_invariant=args.batch_invariant)
     report: dict[str, Any] = {
         "device": backend.describe(),
         "features": {name: getattr(features, name) for name in features.__slots__},
@@ -211,7 +213,7 @@ def main() -> int:
     print(json.dumps(report, indent=1), flush=True)
     failed = 0
     for name in args.shapes:
-        fresh = VulkanBackend(backend.device)
+        fresh = VulkanBackend(backend.device, args.batch_invariant)
         try:
             report["shapes"].append(measure(name, fresh, waiting, args))
         except ZincError as error:

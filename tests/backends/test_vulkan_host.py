@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from models.harness import FIXTURES, Runner, expected
@@ -10,7 +12,7 @@ from present import absent
 from zinc.backends import api
 from zinc.backends.api import CacheLayout
 from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
-from zinc.backends.vulkan.dispatch import Bucket, Features, Shader
+from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
 from zinc.backends.vulkan.schedule import levels, waits
 from zinc.backends.vulkan.vk.library import DeviceLostError, check
 from zinc.core.errors import DeviceError, MemoryLimitError
@@ -94,6 +96,24 @@ def test_what_a_plan_compiles_is_known_without_a_device():
     many = prebuild.shaders(plan, features, prebuild.buckets(16, 4, 300), "f16")
     assert few < many
     assert all(("SUBGROUP", 64) in shader.defines for shader in many)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gptoss", "deepseek2", "qwen35moe"])
+@pytest.mark.parametrize(("subgroup", "matrix"), [(8, False), (32, True), (64, True)])
+def test_batch_invariant_launches_have_one_pipeline_each_whatever_the_step(name, subgroup, matrix):
+    plan = plan_of(name)
+    features = Features(subgroup, cooperative_matrix=matrix, compute_units=132)
+    features = replace(features, shared_bytes=49152, batch_invariant=True)
+    at = prebuild.Nowhere(features, "f16", 64)
+    for launch in plan.launches:
+        if launch.kernel == "group_experts":  # whole numbers have no order of additions
+            continue
+        made = {
+            tuple(dispatch.shader for dispatch in LOWERINGS[launch.kernel](launch, at, bucket))
+            for bucket in prebuild.buckets(1024, 64, 1 << 16)
+            if bucket.rows(launch.dim)
+        }
+        assert len(made) == 1, launch.kernel
 
 
 # -- errors ---------------------------------------------------------------------------------------

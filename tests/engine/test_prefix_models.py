@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,21 +88,22 @@ def test_memory_is_what_is_allocated_and_windows_are_small():
         assert {len(x.k) for x in layers} == {full.n_blocks, sliding.n_blocks}
 
 
-# Only where a result does not depend on where a prompt is cut: near-ties fall either way elsewhere.
-@pytest.mark.parametrize("backend", [name for name in computing() if name != "vulkan"])
+@pytest.mark.parametrize("backend", computing())
 def test_a_chat_with_the_embedded_model_starts_behind_the_last_message(backend):
     first = [
-        {"role": "system", "content": "You are a helpful assistant. " * 30},
+        {"role": "system", "content": "You are a helpful assistant. " * 12},
         {"role": "user", "content": "Tell me about the sea."},
     ]
+    short = replace(GREEDY, max_tokens=10)
 
     def talk(llm):
-        one = llm.chat(first, GREEDY, enable_thinking=False)
+        one = llm.chat(first, short, enable_thinking=False)
         again = [*first, {"role": "assistant", "content": one.text}]
         again.append({"role": "user", "content": "And about the mountains?"})
-        return [one, llm.chat(again, GREEDY, enable_thinking=False)]
+        return [one, llm.chat(again, short, enable_thinking=False)]
 
-    cached, plain = run_both(None, backend, talk)
+    # Else a near-tie falls either way where the prompt was cut in another place.
+    cached, plain = run_both(None, backend, talk, options={"batch_invariant": "true"})
     assert [a.token_ids for a in cached] == [a.token_ids for a in plain]
     assert cached[1].timings.cached_tokens >= cached[0].timings.prompt_tokens - 12
 

@@ -62,11 +62,13 @@ def planned(
     fuse: bool = True,
     rope: RopeScaling | None = None,
     extended: bool = False,
+    batch_invariant: bool = False,
 ) -> tuple[Backend, Plan]:
     """A backend with the weights of the file, and the plan."""
     with GGUFFile.open(path) as file:
         _, graph = load(file, rope=rope, extended=extended)
-        backend = api.create(backend_name)
+        options = {"batch_invariant": "true"} if batch_invariant else {}
+        backend = api.create(backend_name, options=options)
         try:
             plan = make_plan(
                 graph, backend, max_tokens=MAX_TOKENS, max_outputs=MAX_TOKENS, fuse=fuse
@@ -97,8 +99,9 @@ class Runner:
         extended: bool = False,
         fuse: bool = True,
         room: int = MAX_TOKENS,
+        batch_invariant: bool = False,
     ) -> None:
-        device, plan = planned(path, backend, fuse, rope, extended)
+        device, plan = planned(path, backend, fuse, rope, extended, batch_invariant)
         layers = [state for state in plan.states if isinstance(state, KVState)]
         self.windows = sorted({layer.window for layer in layers})
         n_blocks = -(-room // BLOCK_TOKENS)

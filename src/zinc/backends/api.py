@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from zinc.core.errors import DeviceError
+from zinc.core.errors import DeviceError, RequestError
 from zinc.ops.graph import (
     Act,
     AttrValue,
@@ -210,6 +210,12 @@ class Kernels(Protocol):
 class Backend(Kernels, Protocol):
     """A device that weights are uploaded to and plans are prepared for."""
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a token's logits are the same to the bit whoever shares its steps, and wherever
+        its prompt was cut into them."""
+        ...
+
     def describe(self) -> str:
         """One line for people: device, level, threads."""
         ...
@@ -250,8 +256,30 @@ def discover() -> list[str]:
 def create(
     name: str, threads: int | None = None, options: Mapping[str, str] | None = None
 ) -> Backend:
-    """The backend of that name. Raises DeviceError when there is none."""
-    return _module(name).create(threads, options)
+    """The backend of that name.
+
+    Options: `device` (Vulkan), `level` (CPU) and `batch_invariant`, "true" or "false", which asks
+    for what `Backend.batch_invariant` says. Raises DeviceError when there is no such backend or it
+    cannot do that, RequestError for an option that is neither.
+    """
+    backend = _module(name).create(threads, options)
+    if wants_batch_invariance(options) and not backend.batch_invariant:
+        raise DeviceError(
+            f"the {name} backend has no batch-invariant mode",
+            "its results may depend on what shares a step",
+            "leave --batch-invariant out, or choose another backend with --backend",
+        )
+    return backend
+
+
+def wants_batch_invariance(options: Mapping[str, str] | None) -> bool:
+    """What the option `batch_invariant` says. Raises RequestError."""
+    given = (options or {}).get("batch_invariant", "false")
+    if given not in ("true", "false"):
+        raise RequestError(
+            f"the backend option batch_invariant is {given!r}", "it must be true or false"
+        )
+    return given == "true"
 
 
 def kernels(name: str, options: Mapping[str, str] | None = None) -> Kernels:

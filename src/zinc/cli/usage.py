@@ -69,6 +69,11 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=count, metavar="N", help="CPU threads (default: one a core)"
     )
+    parser.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="same bits whatever shares a batch; slower on vulkan, always so on the CPU",
+    )
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
@@ -187,7 +192,8 @@ def threads(args: argparse.Namespace) -> int | None:
 
 
 def backend_options(args: argparse.Namespace) -> dict[str, str]:
-    given = {"level": env.LEVEL.get(), "device": _device(args)}
+    invariant = "true" if getattr(args, "batch_invariant", False) else None
+    given = {"level": env.LEVEL.get(), "device": _device(args), "batch_invariant": invariant}
     return {name: value for name, value in given.items() if value is not None}
 
 

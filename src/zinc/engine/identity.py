@@ -39,5 +39,6 @@ def cache_key(
         layout.kv_dtype,
         groups,
     )
-    digest.update(repr((*parts, backend.name, getattr(backend, "level", ""))).encode())
+    backend_parts = (backend.name, getattr(backend, "level", ""), backend.batch_invariant)
+    digest.update(repr((*parts, *backend_parts)).encode())
     return digest.hexdigest()[:32]

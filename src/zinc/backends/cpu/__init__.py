@@ -207,6 +207,8 @@ class CpuKernels:
 
 
 class CpuBackend(CpuKernels):
+    batch_invariant = True  # native/kernel.h: sums are added up in an order of their own
+
     def __init__(self, threads: int | None = None, level: str | None = None) -> None:
         super().__init__(level)
         self.threads = threads or available_cores()

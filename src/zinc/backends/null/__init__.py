@@ -77,6 +77,7 @@ class NullProgram:
 class NullBackend:
     name = "null"
     weight_bytes = 0
+    batch_invariant = True
 
     def describe(self) -> str:
         return "null: records launches, computes nothing"

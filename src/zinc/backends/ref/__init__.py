@@ -126,6 +126,7 @@ class RefProgram:
 
 class RefBackend:
     name = "ref"
+    batch_invariant = False  # numpy's matrix products are cut up by their sizes
 
     def __init__(self) -> None:
         self._weights: dict[str, FloatArray] = {}

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from zinc.backends.api import ROUNDING, CacheLayout, Plan, TensorData
+from zinc.backends.api import (
+    ROUNDING,
+    CacheLayout,
+    Plan,
+    TensorData,
+    wants_batch_invariance,
+)
 from zinc.backends.vulkan import lower, packing
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.device import Device, open_device
@@ -52,14 +59,15 @@ class VulkanKernels:
 
 
 class VulkanBackend(VulkanKernels):
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, batch_invariant: bool = False) -> None:
+        self.device, self.batch_invariant = device, batch_invariant
+        self.features = replace(device.features, batch_invariant=batch_invariant)
         self.memory, self._staging, self.pipelines = _shared(device)
         self._pool = Pool(self.memory)
         self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
 
     def describe(self) -> str:
-        return str(self.device.candidate)
+        return f"{self.device.candidate}{', batch invariant' if self.batch_invariant else ''}"
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         if weight.is_vector:
@@ -96,6 +104,7 @@ class VulkanBackend(VulkanKernels):
         return VulkanProgram(
             plan,
             self.device,
+            self.features,
             self.memory,
             self._staging,
             self.pipelines,
@@ -106,7 +115,8 @@ class VulkanBackend(VulkanKernels):
 
 
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> VulkanBackend:
-    return VulkanBackend(open_device((options or {}).get("device", "")))
+    device = open_device((options or {}).get("device", ""))
+    return VulkanBackend(device, wants_batch_invariance(options))
 
 
 def kernels(options: Mapping[str, str] | None = None) -> VulkanKernels:

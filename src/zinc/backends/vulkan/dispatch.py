@@ -87,13 +87,18 @@ class DeviceKV:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What kernels are chosen by. subgroup: lanes of a subgroup; the others as Vulkan says them."""
+    """What kernels are chosen by. subgroup: lanes of a subgroup; the others as Vulkan says them.
+
+    batch_invariant: each row of an op is to be made by the same pipeline, cut up alike, whatever
+    the sizes of the step.
+    """
 
     subgroup: int
     integer_dot: bool = True
     cooperative_matrix: bool = False
     shared_bytes: int = 32768
     compute_units: int = 1
+    batch_invariant: bool = False
 
 
 class Addresses(Protocol):

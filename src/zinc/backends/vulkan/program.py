@@ -19,7 +19,14 @@ from zinc.backends.api import Launch, Plan, Ref
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.commands import Commands, Recorder
 from zinc.backends.vulkan.device import Device
-from zinc.backends.vulkan.dispatch import LOWERINGS, MAX_PUSH_BYTES, Bucket, DeviceWeight, Dispatch
+from zinc.backends.vulkan.dispatch import (
+    LOWERINGS,
+    MAX_PUSH_BYTES,
+    Bucket,
+    DeviceWeight,
+    Dispatch,
+    Features,
+)
 from zinc.backends.vulkan.memory import Buffer, Kind, Memory, Pool, Slice, Staging
 from zinc.backends.vulkan.operands import Operands
 from zinc.backends.vulkan.schedule import levels, waits
@@ -49,6 +56,7 @@ class VulkanProgram:
         self,
         plan: Plan,
         device: Device,
+        features: Features,
         memory: Memory,
         staging: Staging,
         pipelines: Pipelines,
@@ -63,7 +71,7 @@ class VulkanProgram:
         self._data = StepData(memory, plan.max_tokens, plan.max_outputs)
         self._pool = Pool(memory)
         self._operands = Operands(
-            device.features, memory, self._arena, self._data, weights, self._constants(), cache
+            features, memory, self._arena, self._data, weights, self._constants(), cache
         )
         self._waits = waits(plan)
         self._recordings: OrderedDict[Bucket, Recording] = OrderedDict()

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from zinc.backends.vulkan.dispatch import Features
 
 FEW = 8  # rows of x that one pass over the weights serves
+# The same in every step of a batch-invariant backend: a decoded token takes no more reads of the
+# weights than otherwise, a prompt takes a quarter of one for each of its tokens.
+INVARIANT_BATCH = 4
 # Measured on an H200 with benchmarks/vulkan_tiles.py.
 FEW_PASSES = 32  # rows of x up to which passes over the weights are faster than tiles
 MANY_ROWS = 1 << 15  # of weights, so many that every unit is busy whatever the tile
@@ -48,7 +51,7 @@ class Tile:
 
 def mat_vec(features: Features, rows: int, units: int, n_x: int, weights: int = 1) -> Tile:
     """For a product of `rows` rows of `units` units, of one or two weights, with n_x rows of x."""
-    batch = _batch(n_x)
+    batch = _batch(features, n_x)
     if features.subgroup < 16:  # a CPU: waves follow one another
         return Tile(waves=4, split=2, rows=1, batch=2, deep=2)  # one pipeline for all
     waves = 8 if features.subgroup <= 32 else 4
@@ -75,7 +78,7 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int, weights: int = 
 
 def are_few(features: Features, n_x: int) -> bool:
     """Whether `mat_vec` is to be used for n_x rows of x, and not `mat_mat`."""
-    return n_x <= (FEW if features.subgroup < 16 else FEW_PASSES)
+    return features.batch_invariant or n_x <= (FEW if features.subgroup < 16 else FEW_PASSES)
 
 
 def _power_of_two(n: int) -> int:
@@ -88,7 +91,7 @@ def blocks(features: Features, units: int, n_x: int, weights: int = 2) -> Tile:
     if features.subgroup < 16:
         return Tile(waves=8, split=1, rows=4, batch=1)
     rows = 4 if features.subgroup <= 32 else 8
-    batch = min(_batch(n_x), max(1, 32 // (rows * weights)))
+    batch = min(_batch(features, n_x), max(1, 32 // (rows * weights)))
     split = 2 if units >= 2 * features.subgroup else 1
     return Tile(waves=32 * split // rows, split=split, rows=rows, batch=batch)
 
@@ -100,7 +103,9 @@ def slots(features: Features, rows: int, units: int) -> Tile:
     return tile if features.subgroup < 16 else replace(tile, deep=deep)
 
 
-def _batch(n_x: int) -> int:
+def _batch(features: Features, n_x: int) -> int:
+    if features.batch_invariant:
+        return INVARIANT_BATCH
     return next((n for n in (1, 2, 4) if n >= n_x), FEW)
 
 

@@ -32,6 +32,10 @@ MIN_KEYS = 64  # of a run: fewer do not pay for the merge
 GROUPS_A_UNIT = 4  # workgroups that a compute unit should have
 MAX_SPLITS = 128
 MIN_UNITS = 16
+# Batch-invariant: runs of a token whatever its keys, as many as leave the partial sums of a step of
+# so many tokens within this memory.
+INVARIANT_SPLITS = 16
+INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
 # Tiles: halves that queries and keys have in shared memory, each.
 TILE_HALVES = 8192
 KEY_HALVES = 4096
@@ -69,7 +73,7 @@ def _check(state: KVState, cache: DeviceKV) -> None:
 
 
 def _attend(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
-    if bucket.tokens <= FEW_TOKENS:
+    if bucket.tokens <= FEW_TOKENS or at.features.batch_invariant:
         return _few(launch, at, bucket, y, y_at)
     return _tiles(launch, at, bucket, y, y_at)
 
@@ -85,8 +89,14 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     each = ceil_div(repeats, parts)
     sums, keys = each * state.head_dim_v, _visible_keys(state, bucket)
     waves = max(1, min(WAVES, MAX_SUMS // sums))
-    splits = _splits(at, keys, state.n_heads * parts * bucket.tokens)
-    if keys <= SHALLOW_KEYS and splits > 1:
+    row_bytes = n_heads * (4 * state.head_dim_v + 16)  # of a token's partial sums of one run
+    if at.features.batch_invariant:
+        fitting = INVARIANT_BYTES // (INVARIANT_TOKENS * row_bytes)
+        wanted = _wanted_splits(at, state.n_heads * parts)
+        splits = max(1, min(wanted, fitting, INVARIANT_SPLITS))
+    else:
+        splits = _splits(at, keys, state.n_heads * parts * bucket.tokens)
+    if keys <= SHALLOW_KEYS and splits > 1 and not at.features.batch_invariant:
         room = (at.features.shared_bytes - SHALLOW_WAVES * 8 * each) // (4 * sums)
         waves, splits = max(waves, min(SHALLOW_WAVES, room)), 1
 
@@ -106,8 +116,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
             ("WAVES", waves),
         ),
     )
-    partial_bytes = bucket.tokens * n_heads * splits * (4 * state.head_dim_v + 16)
-    partial = at.scratch(partial_bytes) if splits > 1 else 0
+    partial = at.scratch(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     push = struct.pack("<7Q", *_pointers(launch, at, state, y_at), partial)
     push += struct.pack("<2I", q.stride, y.stride) + _shape(at.kv(state), state, n_heads, bucket)
     push += struct.pack("<2I2f", state.window, splits, *_scale_and_cap(launch))
@@ -187,6 +196,10 @@ def _visible_keys(state: KVState, bucket: Bucket) -> int:
 
 def _splits(at: Addresses, keys: int, groups: int) -> int:
     """Runs that the keys of a token are cut into, so that workgroups fill the device."""
+    return max(1, min(_wanted_splits(at, groups), keys // MIN_KEYS, MAX_SPLITS))
+
+
+def _wanted_splits(at: Addresses, groups: int) -> int:
+    """Runs of keys with which so many workgroups fill the device."""
     units = max(MIN_UNITS, at.features.compute_units)
-    wanted = ceil_div(GROUPS_A_UNIT * units, groups)
-    return max(1, min(wanted, keys // MIN_KEYS, MAX_SPLITS))
+    return ceil_div(GROUPS_A_UNIT * units, groups)

@@ -96,12 +96,12 @@ class ExpertProduct:
             ("OUT_Q8", int(self.y_act is not Act.F32)),
             ("SPREAD", SPREAD),
         )
-        if _by_blocks(bucket, self.launch, w):
+        if _by_blocks(at, bucket, self.launch, w):
             block = tiles.mat_mat(at.features, takes_half(w, x), FEW_SLOTS)
             groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 1))
             return Dispatch(Shader("gemm", defines), push, groups, waits)
-        by_expert = n_x > tiles.FEW
+        by_expert = n_x > tiles.FEW or at.features.batch_invariant
         n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
         units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind == GLU else 1
         if self.y_act is Act.F32:
@@ -115,8 +115,10 @@ class ExpertProduct:
         return Dispatch(Shader("experts", defines), push, groups, waits)
 
 
-def _by_blocks(bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
+def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
     """Whether there are so many slots an expert that tiles of several are full."""
+    if at.features.batch_invariant:
+        return False
     order = operand(launch, 1, Ref)
     return bucket.rows(order.dim) * order.cols >= FEW_SLOTS // 4 * w.planes
 
@@ -143,7 +145,7 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         up_bias,
         Activation.of(launch),
     )
-    if same_layout(gate, up) and not _by_blocks(bucket, launch, gate):
+    if same_layout(gate, up) and not _by_blocks(at, bucket, launch, gate):
         return [both.dispatch(at, bucket)]
     run = 4 * gate.rows
     made = at.scratch(bucket.rows(x.dim) * order.cols * run)
@@ -161,7 +163,7 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     residual, residual_stride = ref_or_null(at, launch.inputs[7])
     slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
     dim_top_k = dim_code(h.dim, bucket) | top_k << 8
-    if n_x <= tiles.FEW:
+    if n_x <= tiles.FEW and not at.features.batch_invariant:
         units = top_k * ceil_div(w.cols, unit(w))
         tile = tiles.slots(at.features, n_x * w.rows, units)
         push = struct.pack(

@@ -56,7 +56,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ("COLS", DELTA_COLS),
             ("GROUPED", attrs["grouped"]),
             ("K_DIM", k_dim),
-            ("ROWS", 1 if bucket.tokens == 1 else DELTA_ROWS),
+            ("ROWS", 1 if bucket.tokens == 1 and not at.features.batch_invariant else DELTA_ROWS),
             ("SHARE", 8 if k_dim % 32 == 0 else 4),
             ("VECTORS", in_vectors(at, qkv)),
             ("V_DIM", v_dim),
