@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import zlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def decode(
         "host_us": 1e6 * statistics.median(host),
         "gb_per_s": n_bytes * rate / 1e9,
         "profile": bench.profile(shape, PROFILE_RUNS),
-        **bound.program.counts(steps[0]),
+        **asdict(bound.program.counts(steps[0])),
     }
 
 
@@ -111,7 +111,7 @@ def prefill(bench: Bench, bound: loading.Bound, n: int) -> dict[str, Any]:
         "tokens_per_s": statistics.median(rates),
         "all_tokens_per_s": rates,
         "profile": bench.profile(StepShape(n, 1, 0, bound.kv_dtype), PROFILE_RUNS),
-        **bound.program.counts(step),
+        **asdict(bound.program.counts(step)),
     }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from models.harness import FIXTURES, Runner, expected
+from models.harness import FIXTURES, Runner, expected, planned
 from present import absent
 
 from zinc.backends import api
@@ -216,15 +216,31 @@ def test_a_step_is_recorded_once_and_values_are_read_and_written():
     assert np.array_equal(program.read(ref, 3), rows)
 
 
+def step_of(runner, ids):
+    """The step that a runner makes of some ids, which it runs."""
+    steps = []
+    run = runner.program.step
+    runner.program.step = lambda s: (steps.append(s), run(s))[1]
+    runner.feed((0, ids))
+    return steps[0]
+
+
 @needs_device
 def test_a_profile_has_a_time_for_each_launch():
     runner = Runner(FIXTURES / "qwen35moe.gguf", "vulkan")
-    step = []
-    run = runner.program.step
-    runner.program.step = lambda s: (step.append(s), run(s))[1]
-    runner.feed((0, expected("qwen35moe")[0][:4]))
-    seconds = runner.program.profile(step[0])
+    seconds = runner.program.profile(step_of(runner, expected("qwen35moe")[0][:4]))
     assert len(seconds) == len(runner.program.plan.launches)
     assert all(s > 0 for s in seconds)
-    counts = runner.program.counts(step[0])
-    assert 0 < counts["barriers"] < counts["dispatches"]
+
+
+@needs_device
+@pytest.mark.parametrize(("name", "n"), [("qwen3", 1), ("qwen35moe", 4), ("gemma4e", 40)])
+def test_what_a_step_records_is_what_was_said_without_it(name, n):
+    path = FIXTURES / f"{name}.gguf"
+    runner, plan = Runner(path, "vulkan"), planned(path, "vulkan")[1]
+    step = step_of(runner, expected(name)[0][:n])
+    recorded = runner.program.counts(step)
+    said = api.create("vulkan").counts(plan, "f16", tokens=n, outputs=n, sequences=1, keys=n)
+    assert said == recorded
+    assert 0 < recorded.barriers < recorded.dispatches
+    assert runner.program.work.submissions == 1

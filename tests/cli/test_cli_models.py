@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from models.harness import rewrite
+from present import computing
 
 from zinc.backends import api
 from zinc.backends.null import NullBackend
@@ -164,6 +165,24 @@ def test_plan_as_text_and_as_a_graph(zinc, fixture_model):
     edges = re.findall(r"^  (n\d+) -> (n\d+) ", graph, re.MULTILINE)
     assert len(nodes) == n
     assert all(int(a[1:]) < int(b[1:]) and {a, b} <= nodes for a, b in edges)
+
+
+@pytest.mark.skipif("vulkan" not in computing(), reason="Vulkan does not run here")
+def test_plan_and_bench_count_barriers_where_there_are_any(zinc, fixture_model):
+    bench = ("--prefill", 8, "--decode", 2, "--reps", 1, "--json")
+    out = zinc("bench", fixture_model, *bench, "--backend", "vulkan").out
+    assert re.search(r"a decode step: 1 submission, .* barriers between them \(.* us of host", out)
+    measured = json.loads(out.splitlines()[-1])
+    assert measured["decode_submissions_per_step"] == measured["prefill_submissions_per_step"] == 1
+    assert measured["decode_host_us_per_step"] > 0
+    plan = ("plan", fixture_model, "--backend", "vulkan")
+    found = json.loads(zinc(*plan, "--json").out)
+    assert measured["decode_step"].items() <= found.items()
+    with GGUFFile.open(fixture_model) as file:
+        n_layers = file.metadata["qwen3.block_count"]
+    assert found["barriers_a_layer"] == found["barriers"] / n_layers
+    assert f"({found['barriers_a_layer']:.1f} a layer)" in zinc(*plan).out
+    assert "barriers" not in zinc("plan", fixture_model, "--backend", "null").out
 
 
 # -- bench --------------------------------------------------------------------------------------

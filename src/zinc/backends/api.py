@@ -121,10 +121,29 @@ class CacheLayout:
     state_slots: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Kernels that a step starts on a device, and barriers between them, where it waits for all
+    that it started before."""
+
+    dispatches: int
+    barriers: int
+
+
+@dataclass(slots=True)
+class Work:
+    """What the steps of a program took so far: how often work was handed to the device (or to
+    native code), and seconds that the host waited for it. What else a step takes is the host's."""
+
+    submissions: int = 0
+    waited_s: float = 0.0
+
+
 class Program(Protocol):
     """A plan bound to weights and state."""
 
     plan: Plan
+    work: Work
 
     def step(self, step: Step) -> FloatArray:
         """Runs the batch. Returns logits float32 [outputs, vocab], valid until the next step."""
@@ -218,6 +237,16 @@ class Backend(Kernels, Protocol):
 
     def describe(self) -> str:
         """One line for people: device, level, threads."""
+        ...
+
+    def counts(
+        self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
+    ) -> StepCounts | None:
+        """What a step of so many tokens, output rows and sequences is on the device.
+
+        `keys` is the longest sequence behind the step. Nothing needs to be uploaded for it. None
+        where launches are calls.
+        """
         ...
 
     def upload(self, weight: Weight, data: TensorData) -> None:

@@ -20,7 +20,7 @@ from zinc.cli import usage
 from zinc.cli.text import table
 
 if TYPE_CHECKING:
-    from zinc.backends.api import Plan
+    from zinc.backends.api import Plan, Work
     from zinc.cli.cost import StepShape
     from zinc.cli.loading import Bound
     from zinc.cli.roofline import Roofline
@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
         prefill_s, decode_s = bench.measure(args.prefill, args.decode, args.depth, args.reps)
         report = _report(args, bench, prefill_s, decode_s, limits)
         report["model"], report["model_bytes"] = str(file.path), file.n_bytes
+        for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
+            report[f"{name}_step"] = bench.counts(shape)
         print(_text(report, limits))
         if args.profile:
             for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
@@ -86,6 +88,8 @@ class Rate:
     tokens: int
     n_bytes: int
     flops: int
+    steps: int
+    work: list[Work]
 
     @property
     def tokens_per_s(self) -> list[float]:
@@ -94,6 +98,16 @@ class Rate:
     @property
     def median_s(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def host_us(self) -> float:
+        """Microseconds of a step in which the host did not wait for what it had handed over."""
+        times = zip(self.seconds, self.work, strict=True)
+        return 1e6 * statistics.median(s - work.waited_s for s, work in times) / self.steps
+
+    @property
+    def submissions(self) -> float:
+        return statistics.median(work.submissions for work in self.work) / self.steps
 
 
 class Bench:
@@ -111,35 +125,35 @@ class Bench:
         self, prefill: int, decode: int, depth: int, reps: int
     ) -> tuple[Rate | None, Rate | None]:
         """Interleaved repetitions of a prefill from an empty cache and a decode at `depth`."""
-        prefill_s: list[float] = []
-        decode_s: list[float] = []
+        prefill_s: list[tuple[float, Work]] = []
+        decode_s: list[tuple[float, Work]] = []
         if depth and decode:
             for sequence in range(self._bound.n_sequences):
                 self._prefill(depth, sequence)
         for rep in range(reps + 1):  # the first is the warm-up
             if prefill:
                 # It writes the same keys as the fill to `depth`: the ids are the same.
-                seconds = self._prefill(prefill)
-                prefill_s += [seconds] * (rep > 0)
+                took = self._prefill(prefill)
+                prefill_s += [took] * (rep > 0)
             if decode:
-                seconds = self._decode(decode, depth)
-                decode_s += [seconds] * (rep > 0)
+                took = self._run(self._decode_shapes(decode, depth))
+                decode_s += [took] * (rep > 0)
         return (
             self._rate(prefill_s, self._prefill_shapes(prefill)) if prefill else None,
             self._rate(decode_s, self._decode_shapes(decode, depth)) if decode else None,
         )
 
-    def _prefill(self, n: int, sequence: int = 0) -> float:
-        start = time.perf_counter()
-        for shape in self._prefill_shapes(n):
-            self._bound.program.step(self._step(shape, sequence))
-        return time.perf_counter() - start
+    def _prefill(self, n: int, sequence: int = 0) -> tuple[float, Work]:
+        return self._run(self._prefill_shapes(n), sequence)
 
-    def _decode(self, n: int, depth: int) -> float:
+    def _run(self, shapes: list[StepShape], sequence: int = 0) -> tuple[float, Work]:
+        """Runs a step of each shape; returns seconds, and how the program spent them."""
+        program = self._bound.program
+        program.work = work = type(program.work)()
         start = time.perf_counter()
-        for shape in self._decode_shapes(n, depth):
-            self._bound.program.step(self._step(shape))
-        return time.perf_counter() - start
+        for shape in shapes:
+            program.step(self._step(shape, sequence))
+        return time.perf_counter() - start, work
 
     def _step(self, shape: StepShape, sequence: int = 0) -> Step:
         if shape.sequences > 1:
@@ -170,13 +184,29 @@ class Bench:
         found = [("prefill", self._prefill_shapes(prefill)[-1])] if prefill else []
         return found + ([("decode", self._decode_shapes(1, depth)[0])] if decode else [])
 
-    def _rate(self, seconds: list[float], shapes: list[StepShape]) -> Rate:
+    def counts(self, shape: StepShape) -> dict[str, Any]:
+        """What a step of that shape is on the device: as `zinc plan` says it."""
+        from zinc.cli.plan import barrier_report
+
+        counts = self.backend.counts(
+            self._bound.plan,
+            self.kv_dtype,
+            tokens=shape.tokens * shape.sequences,
+            outputs=shape.outputs * shape.sequences,
+            sequences=shape.sequences,
+            keys=shape.depth + shape.tokens,
+        )
+        return barrier_report(counts, self._bound.spec.n_layers)
+
+    def _rate(self, runs: list[tuple[float, Work]], shapes: list[StepShape]) -> Rate:
         launches = self._bound.plan.launches
         return Rate(
-            seconds,
+            [seconds for seconds, _ in runs],
             sum(shape.tokens * shape.sequences for shape in shapes),
             sum(shape.bytes(launch) for shape in shapes for launch in launches),
             sum(shape.flops(launch) for shape in shapes for launch in launches),
+            len(shapes),
+            [work for _, work in runs],
         )
 
     def profile(self, shape: StepShape, reps: int) -> list[dict[str, Any]]:
@@ -231,6 +261,8 @@ def _report(
         report[f"{name}_reps_tokens_per_s"] = rates
         bytes_per_s = rate.n_bytes / rate.median_s if rate else None
         flops = rate.flops / rate.median_s if rate else None
+        report[f"{name}_host_us_per_step"] = rate and rate.host_us
+        report[f"{name}_submissions_per_step"] = rate and rate.submissions
         report[f"{name}_gb_per_s"] = bytes_per_s and bytes_per_s / 1e9
         report[f"{name}_gops"] = flops and flops / 1e9
         report[f"{name}_percent_of_bandwidth"] = (
@@ -274,9 +306,21 @@ def _text(report: dict[str, Any], limits: Roofline | None) -> str:
             f"computes {report['int8_peak_gops']:,.0f} int8 GOPS"
         )
     lines += ["", table(header, rows)]
+    names = [name for name in ("prefill", "decode") if report.get(f"{name}_step")]
+    lines += [_step_text(report, name) for name in names]
     if any((report[f"{name}_percent_of_bandwidth"] or 0) > 100 for name in ("prefill", "decode")):
         lines.append("above 100% of read: the weights fit into the processor's caches")
     return "\n".join(lines)
+
+
+def _step_text(report: dict[str, Any], name: str) -> str:
+    from zinc.cli.plan import barrier_text
+
+    n = report[f"{name}_submissions_per_step"]
+    return (
+        f"a {name} step: {n:g} submission{'s' * (n != 1)}, {barrier_text(report[f'{name}_step'])}, "
+        f"{report[f'{name}_host_us_per_step']:,.0f} us of host"
+    )
 
 
 def _percent(value: float | None) -> str:

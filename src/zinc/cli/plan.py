@@ -15,7 +15,7 @@ from zinc.cli.text import size, table
 from zinc.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from zinc.backends.api import Launch, Operand, Plan
+    from zinc.backends.api import Launch, Operand, Plan, StepCounts
     from zinc.cli.cost import StepShape
 
 COLORS = {"linear": "#cfe2f3", "linear_glu": "#cfe2f3", "attention": "#fce5cd"}
@@ -65,6 +65,15 @@ def run(args: argparse.Namespace) -> int:
         plan = make_plan(graph, backend, max_tokens=most, max_outputs=1)
         kv_dtype = resolve_kv_dtype(args.kv_dtype, backend.name, plan.states)
         shape = StepShape(args.tokens, 1, args.depth, kv_dtype)
+        counts = backend.counts(
+            plan,
+            kv_dtype,
+            tokens=args.tokens,
+            outputs=1,
+            sequences=1,
+            keys=args.depth + args.tokens,
+        )
+        barriers = barrier_report(counts, spec.n_layers)
         memory = _memory(plan, args.context or spec.context, kv_dtype)
         memory |= nextn_memory(file, spec)
         if args.dot:
@@ -75,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
                     "model": str(file.path),
                     "backend": backend.name,
                     **describe(plan, shape),
+                    **barriers,
                     **memory,
                 },
                 sys.stdout,
@@ -85,7 +95,27 @@ def run(args: argparse.Namespace) -> int:
             print(f"{file.path} on {backend.describe()}: {len(plan.launches)} launches\n")
             print(launches(plan, shape))
             print(totals(plan, shape, memory))
+            if counts is not None:
+                print(f"on the device: {barrier_text(barriers)}")
     return 0
+
+
+def barrier_report(counts: StepCounts | None, n_layers: int) -> dict[str, Any]:
+    """What a step is on the device, as JSON; empty where launches are calls."""
+    if counts is None:
+        return {}
+    return {
+        "dispatches": counts.dispatches,
+        "barriers": counts.barriers,
+        "barriers_a_layer": counts.barriers / n_layers,
+    }
+
+
+def barrier_text(report: dict[str, Any]) -> str:
+    return (
+        f"{report['dispatches']:,} dispatches, {report['barriers']:,} barriers between them "
+        f"({report['barriers_a_layer']:.1f} a layer)"
+    )
 
 
 def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import ROUNDING, CacheLayout, Operand, Plan, Ref, TensorData
+from zinc.backends.api import ROUNDING, CacheLayout, Operand, Plan, Ref, TensorData, Work
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.ops.graph import Act, Constant, Dim, FloatArray, KVState, RecurrentState, State, Weight
 from zinc.ops.step import Step
@@ -85,6 +86,7 @@ class CpuCache:
 class CpuProgram:
     def __init__(self, plan: Plan, backend: CpuBackend, cache: CpuCache) -> None:
         self.plan, self._cache, self._backend = plan, cache, backend
+        self.work = Work()
         self._constants: dict[str, Any] = {}
         self._program = _cpu.Program(backend.pool, backend.level, plan.arena_bytes)
         for launch in plan.launches:
@@ -105,7 +107,11 @@ class CpuProgram:
                 ) from error
 
     def step(self, step: Step) -> FloatArray:
-        self._program.step(*self._arguments(step))
+        arguments = self._arguments(step)
+        started = perf_counter()
+        self._program.step(*arguments)
+        self.work.waited_s += perf_counter() - started
+        self.work.submissions += 1
         out = self.plan.output
         if not len(step.output_rows):  # a chunk in the middle of a prompt
             return np.empty((0, out.cols), np.float32)
@@ -217,6 +223,9 @@ class CpuBackend(CpuKernels):
 
     def describe(self) -> str:
         return f"cpu: {self.level}, {self.threads} threads"
+
+    def counts(self, plan: Plan, kv_dtype: str, **rows: int) -> None:
+        return None
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         try:

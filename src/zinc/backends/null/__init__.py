@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import ROUNDING, CacheLayout, Plan, Ref, TensorData
+from zinc.backends.api import ROUNDING, CacheLayout, Plan, Ref, TensorData, Work
 from zinc.ops.graph import Act, FloatArray, State, Weight
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
@@ -48,6 +48,7 @@ class NullCache:
 class NullProgram:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.work = Work()
         self.steps: list[Step] = []
         self.launched: list[str] = []
 
@@ -93,6 +94,9 @@ class NullBackend:
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return 4 * cols
+
+    def counts(self, plan: Plan, kv_dtype: str, **rows: int) -> None:
+        return None
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         pass

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData
+from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData, Work
 from zinc.ops.attention import CacheView
 from zinc.ops.graph import Act, Constant, FloatArray, KVState, RecurrentState, State, Weight
 from zinc.ops.recurrent import StateView
@@ -81,6 +81,7 @@ class RefProgram:
     def __init__(self, plan: Plan, weights: Mapping[str, FloatArray], cache: RefCache) -> None:
         self.plan, self._weights, self._cache = plan, weights, cache
         self._values: dict[int, FloatArray] = {}
+        self.work = Work()
 
     def step(self, step: Step) -> FloatArray:
         self._values.clear()
@@ -145,6 +146,9 @@ class RefBackend:
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return 4 * cols
+
+    def counts(self, plan: Plan, kv_dtype: str, **rows: int) -> None:
+        return None
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         array = decode(data.data, data.type, data.shape)

@@ -17,15 +17,18 @@ from zinc.backends.api import (
     ROUNDING,
     CacheLayout,
     Plan,
+    StepCounts,
     TensorData,
     wants_batch_invariance,
 )
 from zinc.backends.vulkan import lower, packing
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.device import Device, open_device
-from zinc.backends.vulkan.dispatch import LOWERINGS, DeviceWeight
+from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, DeviceWeight
 from zinc.backends.vulkan.memory import Memory, Pool, Slice, Staging
+from zinc.backends.vulkan.prebuild import Nowhere
 from zinc.backends.vulkan.program import VulkanProgram
+from zinc.backends.vulkan.schedule import schedule, waits
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.progress import ProgressBar
 from zinc.ops.graph import Act, State, Weight
@@ -68,6 +71,13 @@ class VulkanBackend(VulkanKernels):
 
     def describe(self) -> str:
         return f"{self.device.candidate}{', batch invariant' if self.batch_invariant else ''}"
+
+    def counts(
+        self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
+    ) -> StepCounts:
+        bucket = Bucket.of(plan, tokens=tokens, outputs=outputs, sequences=sequences, keys=keys)
+        levels = schedule(plan, waits(plan), Nowhere(self.features, kv_dtype), bucket)
+        return StepCounts(sum(len(level) for level in levels), len(levels) - 1)
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         if weight.is_vector:

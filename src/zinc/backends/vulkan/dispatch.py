@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.api import Launch, Plan, Ref
 from zinc.ops.graph import Constant, Dim, KVState, RecurrentState, Weight
 from zinc.quant.blocks import GGMLType
 
 MAX_PUSH_BYTES = 128  # what every Vulkan device has
+SMALLEST_KEYS = 256  # of a bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,24 @@ class Bucket:
     sequences: int
     keys: int
 
+    @classmethod
+    def of(cls, plan: Plan, *, tokens: int, outputs: int, sequences: int, keys: int) -> Bucket:
+        """Powers of two that hold a step of the plan."""
+        return cls(
+            tokens=min(_bound(tokens), plan.max_tokens),
+            outputs=min(_bound(outputs), plan.max_outputs),
+            sequences=min(_bound(sequences), plan.max_tokens),
+            keys=max(SMALLEST_KEYS, _bound(keys)),
+        )
+
     def rows(self, dim: Dim) -> int:
         counts = {Dim.TOKENS: self.tokens, Dim.OUTPUTS: self.outputs, Dim.SEQUENCES: self.sequences}
         return counts.get(dim, 1)
+
+
+def _bound(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << (n - 1).bit_length() if n > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)

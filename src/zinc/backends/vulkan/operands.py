@@ -14,11 +14,32 @@ from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
 SCRATCH_BYTES = 16 << 20
 
 
-class Operands:
-    """Implements zinc.backends.vulkan.dispatch.Addresses.
+class Ring:
+    """Offsets into scratch memory of `size` bytes, which grows: who gets bytes that an earlier
+    launch had waits for it."""
 
-    `taken` collects the ranges of scratch that were handed out, for whoever clears it.
-    """
+    def __init__(self) -> None:
+        self.size = self._used = 0
+
+    def take(self, n_bytes: int) -> int:
+        """The offset of so many bytes. With another `size` than before it is of other memory."""
+        n_bytes = rounded(n_bytes)
+        if n_bytes > self.size:
+            self.size = max(SCRATCH_BYTES, 2 * n_bytes)
+            self._used = 0
+        if self._used + n_bytes > self.size:
+            self._used = 0
+        offset, self._used = self._used, self._used + n_bytes
+        return offset
+
+
+def rounded(n_bytes: int) -> int:
+    """What a piece of scratch takes."""
+    return -(-n_bytes // 256) * 256
+
+
+class Operands:
+    """Implements zinc.backends.vulkan.schedule.Placed."""
 
     def __init__(
         self,
@@ -35,7 +56,7 @@ class Operands:
         self._memory, self._arena = memory, arena
         self._weights, self._constants, self._cache = weights, constants, cache
         self._scratch = memory.buffer(256)
-        self._scratch_used = 0
+        self._ring = Ring()
         self._outgrown: list[Buffer] = []
         self.taken: list[tuple[int, int]] = []
 
@@ -59,15 +80,11 @@ class Operands:
         return self._cache.recurrent[state.name]
 
     def scratch(self, n_bytes: int) -> int:
-        """From a ring: who gets bytes that an earlier launch had waits for it."""
-        n_bytes = -(-n_bytes // 256) * 256
-        if n_bytes > self._scratch.size:
+        before = self._ring.size
+        offset = self._ring.take(n_bytes)
+        if self._ring.size != before:
             self._outgrown.append(self._scratch)  # recorded commands may still name it
-            self._scratch = self._memory.buffer(max(SCRATCH_BYTES, 2 * n_bytes))
-            self._scratch_used = 0
-        if self._scratch_used + n_bytes > self._scratch.size:
-            self._scratch_used = 0
-        address = self._scratch.address + self._scratch_used
-        self._scratch_used += n_bytes
-        self.taken.append((address, address + n_bytes))
+            self._scratch = self._memory.buffer(self._ring.size)
+        address = self._scratch.address + offset
+        self.taken.append((address, address + rounded(n_bytes)))
         return address

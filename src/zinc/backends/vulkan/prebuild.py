@@ -23,6 +23,7 @@ from zinc.backends.vulkan.dispatch import (
     Shader,
 )
 from zinc.backends.vulkan.kv_layout import key_block_bytes, value_block_bytes
+from zinc.backends.vulkan.operands import Ring, rounded
 from zinc.backends.vulkan.shaders import for_device, spirv
 from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
 
@@ -34,9 +35,11 @@ class Nowhere:
 
     step = SOMEWHERE
 
-    def __init__(self, features: Features, kv_dtype: str, block_tokens: int) -> None:
+    def __init__(self, features: Features, kv_dtype: str, block_tokens: int = 64) -> None:
         self.features = features
         self._kv_dtype, self._block_tokens = kv_dtype, block_tokens
+        self._ring = Ring()
+        self.taken: list[tuple[int, int]] = []
 
     def ref(self, ref: Ref) -> int:
         return SOMEWHERE + ref.offset
@@ -62,7 +65,11 @@ class Nowhere:
         return SOMEWHERE
 
     def scratch(self, n_bytes: int) -> int:
-        return SOMEWHERE
+        offset = self._ring.take(n_bytes)
+        # Other memory for another size, which is at least twice as large.
+        address = SOMEWHERE + 2 * self._ring.size + offset
+        self.taken.append((address, address + rounded(n_bytes)))
+        return address
 
 
 def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:

@@ -15,29 +15,20 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import Launch, Plan, Ref
+from zinc.backends.api import Plan, Ref, StepCounts, Work
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.commands import Commands, Recorder
 from zinc.backends.vulkan.device import Device
-from zinc.backends.vulkan.dispatch import (
-    LOWERINGS,
-    MAX_PUSH_BYTES,
-    Bucket,
-    DeviceWeight,
-    Dispatch,
-    Features,
-)
+from zinc.backends.vulkan.dispatch import Bucket, DeviceWeight, Dispatch, Features
 from zinc.backends.vulkan.memory import Buffer, Kind, Memory, Pool, Slice, Staging
 from zinc.backends.vulkan.operands import Operands
-from zinc.backends.vulkan.schedule import levels, waits
+from zinc.backends.vulkan.schedule import lowered, schedule, waits
 from zinc.backends.vulkan.shaders import Pipelines, Progress
 from zinc.backends.vulkan.stepdata import StepData
-from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act, Constant, FloatArray
 from zinc.ops.step import Step
 
 MAX_RECORDINGS = 64
-SMALLEST_KEYS = 256
 
 
 @dataclass(slots=True)
@@ -67,6 +58,7 @@ class VulkanProgram:
         self.plan, self._device, self._memory = plan, device, memory
         self._staging, self._pipelines, self._cache = staging, pipelines, cache
         self._progress = progress
+        self.work = Work()
         self._arena = memory.buffer(plan.arena_bytes)
         self._data = StepData(memory, plan.max_tokens, plan.max_outputs)
         self._pool = Pool(memory)
@@ -84,6 +76,8 @@ class VulkanProgram:
         started = perf_counter()
         recording.commands.run(recording.seconds)
         seconds = perf_counter() - started
+        self.work.submissions += 1
+        self.work.waited_s += seconds
         known = recording.seconds
         recording.seconds = 0.8 * known + 0.2 * seconds if known else seconds
         n, cols = len(step.output_rows), self.plan.output.cols
@@ -98,8 +92,11 @@ class VulkanProgram:
         self._check(step)
         self._data.write(step)
         bucket = self._bucket(step)
-        lowered = [self._lower(launch, bucket) for launch in self.plan.launches[first:last]]
-        everything = [d for dispatches in lowered for d in dispatches]
+        everything = [
+            dispatch
+            for launch in self.plan.launches[first:last]
+            for dispatch in lowered(launch, self._operands, bucket)
+        ]
         self._pipelines.prepare((d.shader for d in everything), self._progress)
         recorder = Recorder(self._device, self._pipelines)
         for dispatch in everything:
@@ -138,10 +135,10 @@ class VulkanProgram:
                 seconds[launch] += took / len(level)
         return seconds
 
-    def counts(self, step: Step) -> dict[str, int]:
-        """How many dispatches and barriers between them a step has."""
+    def counts(self, step: Step) -> StepCounts:
+        """What was recorded for a step."""
         commands = self._recorded(step).commands
-        return {"dispatches": commands.n_dispatches, "barriers": commands.n_barriers}
+        return StepCounts(commands.n_dispatches, commands.n_barriers)
 
     def _check(self, step: Step) -> None:
         if step.n_tokens > self.plan.max_tokens or len(step.output_rows) > self.plan.max_outputs:
@@ -151,12 +148,12 @@ class VulkanProgram:
             )
 
     def _bucket(self, step: Step) -> Bucket:
-        plan = self.plan
-        return Bucket(
-            tokens=min(_bound(len(step.ids)), plan.max_tokens),
-            outputs=min(_bound(len(step.output_rows)), plan.max_outputs),
-            sequences=min(_bound(len(step.state_slot)), plan.max_tokens),
-            keys=max(SMALLEST_KEYS, _bound(int(step.positions.max()) + 1)),
+        return Bucket.of(
+            self.plan,
+            tokens=len(step.ids),
+            outputs=len(step.output_rows),
+            sequences=len(step.state_slot),
+            keys=int(step.positions.max()) + 1,
         )
 
     def _constants(self) -> dict[Constant, Slice]:
@@ -168,46 +165,11 @@ class VulkanProgram:
             self._staging.write(place.buffer, place.offset, values.view(np.uint8))
         return result
 
-    def _lower(self, launch: Launch, bucket: Bucket) -> list[Dispatch]:
-        if not bucket.rows(launch.dim):
-            return []
-        try:
-            dispatches = LOWERINGS[launch.kernel](launch, self._operands, bucket)
-        except (KeyError, NotImplementedError, ValueError) as error:
-            raise UnsupportedError(
-                f"the Vulkan backend cannot run {launch.label or 'this model'}",
-                f"{launch.kernel}: {error}",
-                "choose another backend with --backend",
-            ) from error
-        for dispatch in dispatches:
-            assert len(dispatch.push) <= MAX_PUSH_BYTES, f"{launch.kernel} pushes too much"
-            assert max(dispatch.groups[1:]) < 1 << 16, f"{launch.kernel} has too large a grid"
-        return [d for d in dispatches if min(d.groups) > 0]
-
     def _schedule(self, bucket: Bucket) -> list[list[tuple[int, Dispatch]]]:
-        """Dispatches with the index of their launch, by level; their pipelines are made."""
-        lowered, before = [], []
-        ring: list[tuple[int, int, int]] = []  # scratch of earlier launches: launch, start, end
-        for i, launch in enumerate(self.plan.launches):
-            self._operands.taken.clear()
-            lowered.append(self._lower(launch, bucket))
-            taken = list(self._operands.taken)
-            same = {j for j, a, b in ring for start, end in taken if a < end and start < b}
-            before.append(tuple({*self._waits[i], *same}))
-            ring = [x for x in ring if not any(a <= x[1] and x[2] <= b for a, b in taken)]
-            ring += [(i, start, end) for start, end in taken]
-        depth = [sum(1 for k, d in enumerate(ds) if k == 0 or d.waits) for ds in lowered]
-        first = levels(before, depth)
-        steps: list[list[tuple[int, Dispatch]]] = []
-        for i, dispatches in enumerate(lowered):
-            at = first[i]
-            for k, dispatch in enumerate(dispatches):
-                at += 1 if k and dispatch.waits else 0
-                while len(steps) <= at:
-                    steps.append([])
-                steps[at].append((i, dispatch))
-        self._pipelines.prepare((d.shader for s in steps for _, d in s), self._progress)
-        return [level for level in steps if level]
+        """As `schedule`; the pipelines are made."""
+        levels = schedule(self.plan, self._waits, self._operands, bucket)
+        self._pipelines.prepare((d.shader for level in levels for _, d in level), self._progress)
+        return levels
 
     def _recorded(self, step: Step) -> Recording:
         bucket = self._bucket(step)
@@ -235,11 +197,6 @@ class VulkanProgram:
         if len(self._recordings) > MAX_RECORDINGS:
             self._recordings.popitem(last=False)
         return recording
-
-
-def _bound(n: int) -> int:
-    """The smallest power of two that is not below n."""
-    return 1 << (n - 1).bit_length() if n > 0 else 0
 
 
 def _decode_q8_rows(data: npt.NDArray[np.uint8], ref: Ref) -> FloatArray:

@@ -1,5 +1,7 @@
 """Which launches of a plan wait for which: hazards over the ranges that they read and write.
 
+Lowered (dispatch.py), they become levels of dispatches.
+
 Two launches may run side by side unless one writes what the other reads or writes. A launch gets
 the first level after those it waits for; only between levels is a barrier needed. Ranges are bytes
 of the arena, and states of layers as a whole.
@@ -9,8 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from zinc.backends.api import Launch, Plan, Ref
+from zinc.backends.vulkan.dispatch import (
+    LOWERINGS,
+    MAX_PUSH_BYTES,
+    Addresses,
+    Bucket,
+    Dispatch,
+)
+from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Dim, KVState, RecurrentState
 
 # Ops that change the state they are given; all others only read it.
@@ -83,3 +94,57 @@ def levels(before: Sequence[tuple[int, ...]], depth: Sequence[int]) -> list[int]
         start.append(max((start[j] + depth[j] for j in launches), default=0))
         assert len(start) == i + 1
     return start
+
+
+class Placed(Addresses, Protocol):
+    """Addresses that remember the ranges of scratch that were handed out, for whoever clears it."""
+
+    taken: list[tuple[int, int]]
+
+
+def lowered(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """What a launch becomes in a step of that bucket. Raises UnsupportedError."""
+    if not bucket.rows(launch.dim):
+        return []
+    try:
+        dispatches = LOWERINGS[launch.kernel](launch, at, bucket)
+    except (KeyError, NotImplementedError, ValueError) as error:
+        raise UnsupportedError(
+            f"the Vulkan backend cannot run {launch.label or 'this model'}",
+            f"{launch.kernel}: {error}",
+            "choose another backend with --backend",
+        ) from error
+    for dispatch in dispatches:
+        assert len(dispatch.push) <= MAX_PUSH_BYTES, f"{launch.kernel} pushes too much"
+        assert max(dispatch.groups[1:]) < 1 << 16, f"{launch.kernel} has too large a grid"
+    return [d for d in dispatches if min(d.groups) > 0]
+
+
+def schedule(
+    plan: Plan, before: Sequence[tuple[int, ...]], at: Placed, bucket: Bucket
+) -> list[list[tuple[int, Dispatch]]]:
+    """Dispatches with the index of their launch, by level: a barrier is between two levels.
+
+    before: as `waits` gives it.
+    """
+    made, after = [], []
+    ring: list[tuple[int, int, int]] = []  # scratch of earlier launches: launch, start, end
+    for i, launch in enumerate(plan.launches):
+        at.taken.clear()
+        made.append(lowered(launch, at, bucket))
+        taken = list(at.taken)
+        same = {j for j, a, b in ring for start, end in taken if a < end and start < b}
+        after.append(tuple({*before[i], *same}))
+        ring = [x for x in ring if not any(a <= x[1] and x[2] <= b for a, b in taken)]
+        ring += [(i, start, end) for start, end in taken]
+    depth = [sum(1 for k, d in enumerate(ds) if k == 0 or d.waits) for ds in made]
+    first = levels(after, depth)
+    steps: list[list[tuple[int, Dispatch]]] = []
+    for i, dispatches in enumerate(made):
+        level = first[i]
+        for k, dispatch in enumerate(dispatches):
+            level += 1 if k and dispatch.waits else 0
+            while len(steps) <= level:
+                steps.append([])
+            steps[level].append((i, dispatch))
+    return [level for level in steps if level]
