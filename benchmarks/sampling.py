@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zinc.engine.sampling import Sampler, SamplingParams
+from zinc.engine.sampling.allowed import Mask
 
 PENALTIES: dict[str, Any] = {
     "repeat_penalty": 1.1,
@@ -54,7 +55,7 @@ def main() -> None:
     for row in rows:
         row[random.integers(0, arguments.vocab, 40)] += np.linspace(8, 18, 40, dtype=np.float32)
     prompt = random.integers(0, arguments.vocab, PROMPT_TOKENS).tolist()
-    mask = random.random(arguments.vocab) < 0.5
+    mask = Mask(random.random(arguments.vocab) < 0.5)
 
     medians_ms = {}
     for name, settings in CHAINS.items():
@@ -70,7 +71,7 @@ def measure(
     rows: NDArray[np.float32],
     prompt: list[int],
     reps: int,
-    mask: NDArray[np.bool_] | None = None,
+    mask: Mask | None = None,
 ) -> float:
     """Median milliseconds of a sample and its accept, over `reps` tokens."""
     sampler = Sampler(params, rows.shape[1])

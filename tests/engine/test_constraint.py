@@ -1,12 +1,13 @@
-"""Thinking budgets: the trace is closed by the model's own marker, and the answer goes on."""
+"""Tokens that nobody draws: markers that close a reasoning, and what a constraint dictates."""
 
 from __future__ import annotations
 
 import pytest
-from fake import VOCAB, alone, model
+from fake import KINDS, VOCAB, alone, model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zinc.core.errors import RequestError
 from zinc.engine.constraint import Thinking, ThinkingTracker
 from zinc.engine.engine import Engine
 from zinc.engine.sampling import SamplingParams
@@ -90,3 +91,118 @@ def test_the_marker_is_completed_and_put_in_once(tokens, budget):
         assert tracker.n_tokens <= budget or not tracker.inside
         if not tracker.inside:
             return
+
+
+# -- what a constraint dictates
+
+
+class Form:
+    """Dictates tokens behind so many; `end` of them complete the answer, and `wrong` is refused."""
+
+    def __init__(self, dictated, end=None, wrong=None):
+        self.dictated, self.end, self.wrong, self.taken = dictated, end, wrong, []
+
+    def forced(self):
+        n, rest = len(self.taken), ()
+        for start, tokens in self.dictated.items():
+            if start <= n < start + len(tokens):
+                rest = tokens[n - start :]
+        return rest
+
+    def allows(self, token):
+        return not self.forced() or token == self.forced()[0]
+
+    def mask(self):
+        return None
+
+    def accept(self, token):
+        if token == self.wrong:
+            raise RequestError("the token does not follow", "")
+        assert self.allows(token)
+        self.taken.append(token)
+
+    @property
+    def finished(self):
+        return len(self.taken) == self.end
+
+
+def held(kind, ids, form, n, context=400, **params):
+    program, cache = model(kind, 64)
+    engine = Engine(program, cache, VOCAB, context)
+    settings = SamplingParams(temperature=0, max_tokens=n, **params)
+    s = engine.submit(ids, settings, (), constraint=form)
+    while s.finish_reason is None:
+        engine.step()
+    engine.pool.check()
+    assert engine.idle
+    return s, program
+
+
+DICTATED = {0: (5, 6, 7), 5: tuple(range(20, 30)), 15: (8,)}
+
+
+def answer_with(kind, ids, dictated, n):
+    """By definition: what is dictated, and elsewhere the model's own tokens."""
+    ids, n_prompt = list(ids), len(ids)
+    while (at := len(ids) - n_prompt) < n:
+        ids = [*ids, *dictated[at]] if at in dictated else alone(kind, ids, 1)
+    return ids[n_prompt : n_prompt + n]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_dictated_runs_together_and_the_answer_goes_on(kind):
+    s, program = held(kind, [1, 2, 3], Form(DICTATED), 40)
+    assert s.generated == answer_with(kind, [1, 2, 3], DICTATED, 40)
+    assert s.generated == s.constraint.taken
+    # The prompt with its dictated start; a token and what is dictated behind it; single tokens.
+    assert program.sizes[:4] == [[6], [1], [12], [1]]
+    assert sum(map(sum, program.sizes)) == 3 + 40 - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_are_those_of_tokens_that_are_run_one_by_one(kind):
+    s, program = held(kind, [1, 2, 3], Form(DICTATED), 40, logprobs=0)
+    assert s.generated == answer_with(kind, [1, 2, 3], DICTATED, 40)
+    assert all(t.logprob is not None for t in s.sampled)
+    assert program.sizes == [[3]] + [[1]] * 39
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 15])
+def test_dictated_tokens_never_exceed_those_asked_for(n):
+    s, _ = held("everything", [1, 2], Form(DICTATED), n)
+    assert s.generated == answer_with("everything", [1, 2], DICTATED, n)
+    assert s.finish_reason == "length"
+
+
+@pytest.mark.parametrize("end", [2, 3, 8, 12, 15])
+def test_an_answer_may_end_with_what_is_dictated(end):
+    dictated = {0: (5, 6, 7)[:end], 5: tuple(range(20, 30))[: max(0, end - 5)]}
+    s, program = held("full", [1, 2], Form(dictated, end), 40)
+    assert (s.finish_reason, s.n_generated) == ("stop", end)
+    assert bool(program.sizes) == (end > 3)  # where nothing is left open, nothing runs
+
+
+def test_dictated_tokens_that_are_refused_fail_their_request():
+    program, cache = model("full", 64)
+    engine = Engine(program, cache, VOCAB, 400)
+    with pytest.raises(RequestError, match="does not follow"):
+        engine.submit([1], SamplingParams(), (), constraint=Form(DICTATED, wrong=6))
+    assert engine.idle
+    s, _ = held("full", [1], Form({1: (5, 6)}, wrong=6), 9)
+    assert s.finish_reason == "error"
+    assert isinstance(s.error, RequestError)
+
+
+def test_streams_beside_one_with_dictated_tokens_get_one_each_step():
+    program, cache = model("everything", 64)
+    engine = Engine(program, cache, VOCAB, 400)
+    params = SamplingParams(temperature=0, max_tokens=30)
+    form = {k: tuple(range(3)) for k in range(2, 30, 6)}
+    others = [engine.submit([7, i], params) for i in range(2)]
+    s = engine.submit([1, 2], params, constraint=Form(form))
+    while not engine.idle:
+        engine.step()
+    assert s.generated == answer_with("everything", [1, 2], form, 30)
+    for i, other in enumerate(others):
+        assert other.ids == alone("everything", [7, i], 30)
+    assert max(map(sum, program.sizes[1:])) == 6

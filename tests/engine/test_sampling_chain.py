@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from zinc.core.errors import ModelError, RequestError
 from zinc.engine.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, sample_rows, truncation
+from zinc.engine.sampling.allowed import Mask, limited
 from zinc.engine.sampling.candidates import Candidates
 from zinc.engine.sampling.short import ORDER, Short, draw_short
 
@@ -169,33 +170,92 @@ def test_the_logits_are_never_written_to():
     )
     sampler = Sampler(params, 5000)
     sampler.accept_prompt([1, 2, 1, 2, 1])
-    sampler.sample(logits, np.ones(5000, np.bool_))
+    sampler.sample(logits, Mask(np.ones(5000, np.bool_)))
 
 
 # -- masks, bias, logprobs
 
 
-@given(st.integers(1, 200), st.integers(0, 2**32 - 1))
+@given(st.integers(1, 3000), st.sampled_from([0.002, 0.05, 0.5, 0.98]), st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
-def test_masks_of_both_kinds_forbid(n, seed):
+def test_a_mask_leaves_the_allowed_tokens_of_a_row(n, share, seed):
     random = np.random.default_rng(seed)
-    allowed = random.random(n) < 0.3
-    allowed[random.integers(0, n)] = True
-    packed = np.packbits(allowed, bitorder="little")
-    words = np.zeros(-(-n // 32) * 4, np.uint8)
-    words[: packed.size] = packed
+    allowed = random.random(n) < share
     logits = random.normal(0, 1, n).astype(np.float32)
-    best = int(np.argmax(np.where(allowed, logits, -np.inf)))
-    sampler = Sampler(SamplingParams(temperature=0), n)
-    for mask in (allowed, words.view(np.uint32), words.view(np.int32)):
-        assert sampler.sample(logits, mask).token == best
-        assert allowed[Sampler(SamplingParams(seed=seed, **RAW), n).sample(logits, mask).token]
+    row = logits.copy()
+    left = limited(row, Mask(allowed).mask())
+    found = np.full(n, -np.inf, np.float32)
+    found[slice(None) if left.ids is None else left.ids] = left.logits
+    np.testing.assert_array_equal(found, np.where(allowed, logits, -np.inf))
+    assert left.ids is None or (np.diff(left.ids) > 0).all()
+    np.testing.assert_array_equal(row, logits)
+    assert not np.shares_memory(left.logits, row)
 
 
-@pytest.mark.parametrize("mask", [np.ones(9, bool), np.ones(10, np.int64), np.ones(2, np.uint32)])
+@pytest.mark.parametrize("mask", [np.ones(9, bool), np.ones(1, np.int64), np.ones(2, np.uint32)])
 def test_a_mask_of_another_shape_is_a_mistake(mask):
     with pytest.raises(ValueError, match="does not fit 10 tokens"):
-        Sampler(SamplingParams(), 10).sample(np.zeros(10, np.float32), mask)
+        limited(np.zeros(10, np.float32), mask)
+
+
+class Asked(Mask):
+    """Counts how often all tokens were asked for."""
+
+    n_masks = 0
+
+    def mask(self):
+        self.n_masks += 1
+        return super().mask()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_masked_draw_is_that_of_a_row_without_the_other_tokens(seed):
+    rng = random.Random(seed)
+    n = rng.choice([30, 400, 3000])
+    draw = np.random.default_rng(seed)
+    settings = [mixed(rng) | {"seed": i, "logprobs": None} for i in range(8)]
+    samplers = [Sampler(SamplingParams(**s), n, end_tokens=[5]) for s in settings]
+    for _ in range(5):
+        logits = draw.normal(0, 3, n).astype(np.float32)
+        allowed = draw.random(n) < rng.choice([0.02, 0.5, 0.95])
+        allowed[[5, 11]] = True
+        masked = np.where(allowed, logits, np.float32(-np.inf))
+        for sampler in samplers:
+            state = sampler._random.bit_generator.state
+            expected = sampler.sample(masked).token
+            sampler._random.bit_generator.state = state
+            assert sampler.sample(logits, Mask(allowed)).token == expected
+            sampler.accept(expected)
+
+
+def test_the_likeliest_token_is_asked_about_before_all_others():
+    logits = np.array([0, 3, 2, 1], np.float32)
+    penalised = Sampler(SamplingParams(temperature=0, presence_penalty=2.5), 4)
+    penalised.accept_prompt([1])
+    for sampler, best in ((Sampler(SamplingParams(temperature=0), 4), 1), (penalised, 2)):
+        free, held = Asked(np.ones(4, bool)), Asked(np.arange(4) != best)
+        assert sampler.sample(logits, free).token == best
+        assert free.n_masks == 0
+        assert sampler.sample(logits, held).token == {1: 2, 2: 3}[best]
+        assert held.n_masks == 1
+    damaged = np.array([np.inf, 3, 2, 1], np.float32)  # where nothing is allowed
+    sampler = Sampler(SamplingParams(temperature=0), 4)
+    assert sampler.sample(damaged, Asked(np.arange(4) > 1)).token == 2
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"seed": 1}, {"seed": 1, **RAW}])
+def test_what_is_forced_is_not_drawn(settings):
+    class Forced(Mask):
+        def forced(self):
+            return (2, 0)
+
+    logits = np.array([0, 3, 2, 1], np.float32)
+    forced, plain = (Sampler(SamplingParams(logprobs=1, **settings), 4) for _ in range(2))
+    (sampled,) = sample_rows([forced], logits[None], [Forced(np.zeros(4, bool))])
+    assert sampled == forced.sample(logits, Forced(np.zeros(4, bool)))
+    assert (sampled.token, sampled.top_logprobs[0][0]) == (2, 1)
+    assert sampled.logprob == pytest.approx(float(np.log(softmax(logits)[2])))
+    assert forced.sample(logits).token == plain.sample(logits).token  # the dice are where they were
 
 
 def test_ignore_eos_bans_the_end_tokens():
@@ -255,7 +315,7 @@ def test_a_prompt_may_be_an_array_and_stays_inside_the_vocabulary():
 def test_a_vocabulary_that_is_banned_entirely_is_refused(temperature):
     sampler = Sampler(SamplingParams(temperature=temperature, logit_bias={0: -math.inf}), 2)
     with pytest.raises(RequestError, match=r"^no token can be drawn: "):
-        sampler.sample(np.zeros(2, np.float32), np.array([True, False]))
+        sampler.sample(np.zeros(2, np.float32), Mask(np.array([True, False])))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
@@ -317,7 +377,7 @@ def test_any_valid_request_draws_a_token_that_is_allowed(data):
     sampler = Sampler(params, n, dry_breakers=[(0,)])
     sampler.accept_prompt(random.integers(0, n, 12).tolist())
     for _ in range(4):
-        token = sampler.sample(logits, allowed).token
+        token = sampler.sample(logits, Mask(allowed)).token
         assert allowed[token]
         sampler.accept(token)
 
@@ -364,7 +424,7 @@ def test_rows_that_are_drawn_together_get_what_each_gets_alone(seed):
 def rng_mask(seed, n):
     allowed = np.random.default_rng(seed).random(n) < 0.3
     allowed[11] = True
-    return allowed
+    return Mask(allowed)
 
 
 def test_the_common_chain_draws_what_its_samplers_say_one_by_one():
@@ -387,7 +447,7 @@ def test_the_common_chain_draws_what_its_samplers_say_one_by_one():
         left = truncation.temperature(left, p.temperature)
         mass = left.weights().cumsum(dtype=np.float64)
         points = np.linspace(0, 1, 50, endpoint=False)
-        drawn = draw_short([chain] * 50, [row] * 50, points.tolist())
+        drawn = draw_short([chain] * 50, [Candidates(row)] * 50, points.tolist())
         want = [left.token(int(np.searchsorted(mass, u * mass[-1], side="right"))) for u in points]
         assert drawn == want
 

@@ -113,6 +113,76 @@ def test_a_grammar_is_followed(llm, grammar):
         assert re.fullmatch("yes|no [0-9]{1,3}", answer.text)
 
 
+def test_what_is_allowed_alone_is_what_the_mask_has(llm):
+    """Also what is forced is nothing but the mask's only token, one after the other."""
+    rng, n = random.Random(3), llm.engine.n_vocab
+    n_forced = 0
+    for _ in range(12):
+        constraint = llm.constraint("json_schema", random_schema(rng))
+        expected = ()
+        for _ in range(8):
+            forced = constraint.forced()
+            assert tuple(forced[: len(expected)]) == expected
+            alone = [constraint.allows(token) for token in range(n)]
+            bits = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")[:n]
+            assert alone == bits.astype(bool).tolist()
+            allowed = np.flatnonzero(bits).tolist()
+            assert not forced or allowed == [forced[0]]
+            n_forced += bool(forced)
+            expected = tuple(forced[1:])
+            constraint.accept(rng.choice(allowed))
+            if constraint.finished:
+                break
+    assert n_forced > 5
+
+
+class MaskAlone:
+    """The same constraint, of which nothing but the mask is used."""
+
+    def __init__(self, constraint):
+        self.mask, self.accept = constraint.mask, constraint.accept
+        self._constraint = constraint
+
+    def forced(self):
+        return ()
+
+    def allows(self, token):
+        return False
+
+    @property
+    def finished(self):
+        return self._constraint.finished
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_short_cuts_change_no_token(llm, temperature):
+    """Forced tokens are drawn by nobody, or from a row in which they alone are left."""
+    rng = random.Random(5)
+    for seed in range(6):
+        schema = random_schema(rng)
+        short, masked = (
+            llm.generate(
+                PROMPT,
+                SamplingParams(temperature=temperature, seed=seed, max_tokens=120, **options),
+                constraint=constraint,
+            )
+            for constraint, options in (
+                (llm.constraint("json_schema", schema), {}),
+                # With a temperature a mask of one token still throws the dice.
+                (llm.constraint("json_schema", schema), {"logprobs": 0})
+                if temperature
+                else (MaskAlone(llm.constraint("json_schema", schema)), {}),
+            )
+        )
+        assert short.token_ids == masked.token_ids
+
+
+def test_an_answer_that_leaves_no_choice_is_given_without_the_model(llm):
+    answer = llm.generate("Once", constraint=llm.constraint("regex", "entirely certain"))
+    assert (answer.text, answer.finish_reason) == ("entirely certain", "stop")
+    assert answer.timings.generate_seconds >= 0
+
+
 def test_a_control_token_is_never_part_of_a_string(llm):
     constraint = llm.constraint("json_schema", {"type": "string"})
     constraint.accept(llm.tokenizer.encode('"', add_special=False)[0])
@@ -144,6 +214,12 @@ def test_what_cannot_be_followed_is_refused(llm, kind, source, why):
 def test_a_mask_that_fails_fails_the_request_and_no_other(llm):
     class Broken:
         finished = False
+
+        def forced(self):
+            return ()
+
+        def allows(self, token):
+            return False
 
         def mask(self):
             raise RequestError("no next token can be told", "the parser is lost")

@@ -1,8 +1,8 @@
 """What may come next: a constraint limits each token of an answer, a thinking budget its reasoning.
 
 Both belong to one sequence. A constraint is built at the edge (zinc.engine.structured makes one
-from a schema or grammar); the engine asks it for a mask while the forward pass runs, and tells it
-every token it drew. It holds from the end of the reasoning on.
+from a schema or grammar). The engine puts in what it dictates, asks it about what else the sampler
+would draw, and tells it every token. It holds from the end of the reasoning on.
 """
 
 from __future__ import annotations
@@ -11,22 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
+from zinc.engine.sampling.allowed import Allowed
 
 
-class Constraint(Protocol):
-    """Limits the tokens of one sequence. Called by one thread at a time."""
+class Constraint(Allowed, Protocol):
+    """Limits the tokens of one sequence. Called by one thread at a time.
 
-    def mask(self) -> npt.NDArray[np.generic] | None:
-        """Tokens allowed now, as `Sampler.sample` takes them; None allows every one.
-
-        Raises ZincError when nothing can be told: the request fails, and is never let through.
-        """
-        ...
+    Whatever raises ZincError fails the request: nothing is ever let through unasked.
+    """
 
     def accept(self, token: int) -> None:
-        """Takes a token that was drawn under the mask. Raises ZincError when it cannot."""
+        """Takes a token that is allowed. Raises ZincError when it cannot."""
         ...
 
     @property

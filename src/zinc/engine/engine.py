@@ -19,7 +19,6 @@ from zinc.engine import loader
 from zinc.engine.batch import make_step
 from zinc.engine.checkpoints import LEAST_TOKENS, checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
-from zinc.engine.masks import Masks, MaskThread
 from zinc.engine.preemption import Rates
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler, SamplingParams, sample_rows
@@ -33,6 +32,10 @@ from zinc.ops.step import Step
 
 # Prompt tokens of a step that has streams in it: what a stream may stall for.
 PROMPT_TOKENS_BESIDE_STREAMS = 128
+
+# A sequence that waits for no more is a stream: the token that was drawn, and some that follow it
+# by dictation. They run in little more time than one.
+STREAM_TOKENS = 8
 
 
 class Engine:
@@ -90,7 +93,6 @@ class Engine:
         self._make_hidden = hidden
         self.disk: DiskCache | None = None
         self._rates = Rates()
-        self._mask_thread = MaskThread(n_vocab)
         self._sequences: dict[int, Sequence] = {}
         self._ids = itertools.count()
 
@@ -175,12 +177,13 @@ class Engine:
         )
         if self.pool.recurrent and self.pool.prefix_cache and sequence.is_reusable:
             sequence.marks = checkpoint_positions(ids, sequence.end_tokens, checkpoints)
-        self._sequences[sequence.id] = sequence
         self._force(sequence)
         sequence.extended = len(sequence.ids) > self.plain_context
         sequence.key = b"" if sequence.is_read else sequence.key_to(len(sequence.ids))
-        if sequence.n_generated >= wanted and not sequence.is_read:
-            self._finish(sequence, "length")
+        if sequence.finish_reason is None:
+            self._sequences[sequence.id] = sequence
+            if sequence.n_generated >= wanted and not sequence.is_read:
+                self._finish(sequence, "length")
         return sequence
 
     def cancel(self, sequence: Sequence, reason: str = "cancelled") -> None:
@@ -290,9 +293,11 @@ class Engine:
         """Who runs, and who makes room for that."""
         budget, sequences = self._budget(), self._sequences.values()
         n_waiting = self.n_waiting
-        room = min(budget.tokens, *budget.blocks)  # a stream may need a block
-        if n_waiting == 0 and len(sequences) <= room and all(s.pending == 1 for s in sequences):
-            return Schedule(dict.fromkeys(self._sequences, 1))  # streams alone, as most steps are
+        pending = [s.pending for s in sequences]
+        room = min(budget.tokens, *budget.blocks)  # a token may need a block
+        if n_waiting == 0 and max(pending, default=0) <= STREAM_TOKENS and sum(pending) <= room:
+            # Streams alone, as most steps are.
+            return Schedule(dict(zip(self._sequences, pending, strict=True)))
         # What preemption would free is counted only when somebody may be preempted.
         lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(sequences)
         tight = min(budget.blocks) <= lavish or n_waiting > 0
@@ -309,21 +314,19 @@ class Engine:
         if not running:
             return []
         complete = [s for s in running if counts[s.id] == s.pending]
-        masks = self._masks(complete)
         begin = time.perf_counter()
         try:
             logits = self._program(running[0]).step(self._batch(running, counts))
         except Exception as error:
-            masks.wait()
             for s in running:
                 self._fail(s, error)
             return []
         n_tokens = sum(counts[s.id] for s in running)
-        if n_tokens > 2 * len(running):  # mostly prompts
+        if n_tokens > STREAM_TOKENS * len(running):  # mostly prompts
             self._rates.ran(n_tokens, time.perf_counter() - begin)
         for s in running:
             self._ran(s, counts[s.id])
-        self._sample(complete, logits, masks)
+        self._sample(complete, logits)
         return complete
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
@@ -349,7 +352,6 @@ class Engine:
         """Runs tokens of a prompt alone and reads the logits of all, as many as the program gives
         at a time; samples when it is complete then."""
         assert s.readout is not None
-        masks = self._masks([s] if count == s.pending else [])
         try:
             program = self._program(s)
             while count > 0:
@@ -359,7 +361,6 @@ class Engine:
                 self._ran(s, n)
                 count -= n
         except Exception as error:
-            masks.wait()
             self._fail(s, error)
             return []
         if s.pending:
@@ -367,14 +368,8 @@ class Engine:
         if s.n_generated >= s.max_tokens:
             self._finish(s, "length")
             return []
-        self._sample([s], logits[-1:], masks)
+        self._sample([s], logits[-1:])
         return [s]
-
-    def _masks(self, complete: list[Sequence]) -> Masks:
-        """Begins to compute what the next tokens may be."""
-        return self._mask_thread.begin(
-            {s.id: s.constraint for s in complete if s.constraint is not None and s.is_constrained}
-        )
 
     def _hidden_program(self, s: Sequence) -> Program:
         """What runs a sequence of its length up to the final norm; made when it is first used."""
@@ -511,43 +506,34 @@ class Engine:
         elif s.pending and not pool.recurrent:  # whole blocks, for those who come meanwhile
             pool.commit(s.holding, s.key_to(s.n_run // pool.block_tokens * pool.block_tokens))
 
-    def _sample(self, complete: list[Sequence], logits: FloatArray, masks: Masks) -> None:
+    def _sample(self, complete: list[Sequence], logits: FloatArray) -> None:
         """Draws a token for each from its row of logits."""
-        sound, allowed = [], []
-        for s in complete:
-            try:
-                allowed.append(masks.of(s.id))
-                sound.append(s)
-            except Exception as error:
-                self._fail(s, error)
-        if len(sound) < len(complete):
-            logits = logits[[s in sound for s in complete]]
-        drawn = sample_rows([s.sampler for s in sound], logits, allowed)
-        for s, sampled in zip(sound, drawn, strict=True):
+        allowed = [s.constraint if s.is_constrained else None for s in complete]
+        drawn = sample_rows([s.sampler for s in complete], logits, allowed)
+        for s, sampled in zip(complete, drawn, strict=True):
             if isinstance(sampled, Exception):
                 self._fail(s, sampled)
                 continue
+            s.first_token = s.first_token or time.perf_counter()
             try:
-                self._gain(s, sampled)
+                self._take(s, sampled)
+                self._force(s)
             except Exception as error:  # a constraint that cannot follow
                 self._fail(s, error)
+                continue
+            if s.finish_reason is None and s.n_generated >= s.max_tokens:
+                self._finish(s, "length")
 
-    def _gain(self, s: Sequence, sampled: Sampled) -> None:
-        """Appends a token that was drawn, and those that have to follow it."""
-        constrained = s.is_constrained
-        s.first_token = s.first_token or time.perf_counter()
+    def _take(self, s: Sequence, sampled: Sampled) -> None:
+        """Appends a token of the answer, and ends it when it is complete then."""
+        constraint = s.constraint if s.is_constrained else None
         self._append(s, sampled)
         if sampled.token in s.end_tokens and not s.sampler.params.ignore_eos:
             self._finish(s, "stop")
-            return
-        if constrained and s.constraint is not None:
-            s.constraint.accept(sampled.token)
-            if s.constraint.finished:
+        elif constraint is not None:
+            constraint.accept(sampled.token)
+            if constraint.finished:
                 self._finish(s, "stop")
-                return
-        self._force(s)
-        if s.n_generated >= s.max_tokens:
-            self._finish(s, "length")
 
     def _append(self, s: Sequence, sampled: Sampled) -> None:
         s.sampler.accept(sampled.token)
@@ -557,13 +543,24 @@ class Engine:
             s.thinking.accept(sampled.token)
 
     def _force(self, s: Sequence) -> None:
-        """Puts in the marker that begins a reasoning, or ends one that has used up its budget."""
-        while s.thinking is not None and (tokens := s.thinking.forced()):
-            room = s.max_tokens - s.n_generated
-            for token in tokens[:room]:
-                self._append(s, Sampled(token))
-            if len(tokens) >= room:
+        """Puts in what has to come next: the marker that begins a reasoning or ends one that has
+        used up its budget, and what a constraint dictates. Nobody draws these tokens."""
+        while s.finish_reason is None and (room := s.max_tokens - s.n_generated) > 0:
+            if s.thinking is not None and (marker := s.thinking.forced()):
+                for token in marker[:room]:
+                    self._append(s, Sampled(token))
+            elif dictated := self._dictated(s):
+                for token in dictated[:room]:
+                    self._take(s, Sampled(token))
+            else:
                 return
+
+    def _dictated(self, s: Sequence) -> Seq[int]:
+        """Tokens that need not be drawn. Each is, when its logprob or those of the prompt are to
+        be told: they come from its row."""
+        if s.constraint is None or not s.is_constrained or s.is_read:
+            return ()
+        return s.constraint.forced() if s.sampler.params.logprobs is None else ()
 
     def _preempt(self, s: Sequence) -> None:
         """Takes the cache away from a sequence, which will go on from a copy or be run again."""

@@ -8,13 +8,14 @@ before the request runs; nothing is ever let through unmasked.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from zinc.core.errors import RequestError, UnsupportedError
+from zinc.engine.sampling.allowed import Words
 from zinc.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "grammar"]
 # which a small model may fall into.
 JSON_WHITESPACE = r"( |\n[ \t]{0,24})?"
 MAX_SOURCE_CHARACTERS = 1 << 20
+SHORT_CHARACTERS = 64
 
 
 class Grammars:
@@ -71,24 +73,34 @@ class GrammarConstraint:
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         self._matcher = matcher
-        self._n_words = -(-n_vocab // 32)
+        self._words = np.zeros(-(-n_vocab // 32), np.uint32)
         # The first mask takes tens of milliseconds (later ones, tens of microseconds): not in the
         # middle of a step that others wait for.
-        self._first: npt.NDArray[np.generic] | None = self._compute()
+        self._is_computed = False
+        self.mask()
+        self._forced: Sequence[int] = self._matcher.compute_ff_tokens()
 
-    def mask(self) -> npt.NDArray[np.generic]:
-        return self._compute() if self._first is None else self._first
+    def forced(self) -> Sequence[int]:
+        return self._forced
 
-    def _compute(self) -> npt.NDArray[np.generic]:
-        words = np.zeros(self._n_words, np.int32)
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        self._check("no next token can be told")
-        return words
+    def allows(self, token: int) -> bool:
+        # The matcher would take other spellings of what is forced, which no mask allows.
+        if self._forced:
+            return token == self._forced[0]
+        return self._matcher.validate_tokens([token]) == 1
+
+    def mask(self) -> Words:
+        if not self._is_computed:
+            self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+            self._check("no next token can be told")
+            self._is_computed = True
+        return self._words
 
     def accept(self, token: int) -> None:
-        self._first = None
         self._matcher.consume_token(token)
         self._check(f"token {token} does not follow the grammar")
+        self._is_computed = False
+        self._forced = self._forced[1:] or self._matcher.compute_ff_tokens()
 
     @property
     def finished(self) -> bool:
@@ -115,12 +127,14 @@ class _Vocabulary:
             raise UnsupportedError(
                 "the model cannot be held to a grammar", "it has no token that ends an answer"
             )
-        self._encode = tokenizer.encode
+        self._encode = partial(tokenizer.encode, add_special=False)
+        # What a schema dictates comes again and again: names of properties, choices.
+        self._encode_short = lru_cache(4096)(self._encode)
 
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TypeError("text, not bytes")
-        return self._encode(text, add_special=False)
+        return self._encode_short(text) if len(text) <= SHORT_CHARACTERS else self._encode(text)
 
 
 def _library() -> Any:

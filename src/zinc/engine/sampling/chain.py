@@ -13,13 +13,13 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zinc.core.errors import ModelError, RequestError
 from zinc.engine.sampling import truncation
+from zinc.engine.sampling.allowed import Allowed, limited
 from zinc.engine.sampling.candidates import Candidates, Doubles, Floats, largest
 from zinc.engine.sampling.dry import Dry
 from zinc.engine.sampling.params import SamplingParams
@@ -91,26 +91,34 @@ class Sampler:
         self._short = Short.of(params, active)
         self._restart()
 
-    def sample(self, logits: Floats, mask: NDArray[np.generic] | None = None) -> Sampled:
+    def sample(self, logits: Floats, allowed: Allowed | None = None) -> Sampled:
         """Draws the next token; `accept` is up to the caller, who may turn it down.
 
-        logits: [n_vocab] float32, not written to. mask: tokens that are allowed, either
-        [n_vocab] bool, packed 32 a word, lowest bit first, [ceil(n_vocab / 32)] of 32 bits, or
-        what `mask_limits` makes of these.
-        Raises `RequestError` if no token is allowed, `ModelError` if logits are not numbers.
+        logits: [n_vocab] float32, not written to. allowed: limits what may be drawn.
+        Raises `RequestError` if no token is allowed, `ModelError` if logits are not numbers, and
+        what `allowed` raises.
         """
         if logits.shape != (self.n_vocab,) or logits.dtype != np.float32:
             raise ValueError(f"logits are {logits.dtype} {logits.shape}, not [{self.n_vocab}]")
+        if allowed is not None and (forced := allowed.forced()):
+            return self.report(logits, forced[0])
         with np.errstate(over="ignore"):
-            row, best = self._begin(logits, mask)
+            if self.params.greedy:
+                return self.report(logits, self._greedy(logits, allowed))
+            candidates = self._begin(logits, allowed)
             if self._short is not None:
-                (token,) = draw_short([self._short], [row], [self._random.random()])
-                return self._report(logits, token)
-            candidates = Candidates(row)
-            for step in self._steps:
-                candidates = step(candidates)
-            token = self._choose(candidates, best)
-            return self._report(logits, token)
+                (token,) = draw_short([self._short], [candidates], [self._random.random()])
+            else:
+                for step in self._steps:
+                    candidates = step(candidates)
+                token = self._draw(candidates)
+            return self.report(logits, token)
+
+    def report(self, logits: Floats, token: int) -> Sampled:
+        """A token with the logprobs that the request asked for."""
+        if self.params.logprobs is None:
+            return Sampled(token)
+        return log_probabilities(logits, token, self.params.logprobs)
 
     def accept(self, token: int) -> None:
         """Remembers a token as part of the text."""
@@ -188,29 +196,48 @@ class Sampler:
             return candidates
         return truncation.xtc(candidates, self.params.xtc_threshold, self.params.min_keep)
 
-    def _begin(self, logits: Floats, mask: NDArray[np.generic] | None) -> tuple[Floats, int]:
-        """The row to draw from, and its most likely token."""
-        row = self._prepare(logits, mask)
-        best = int(row.argmax())  # the first of equals, or the first NaN
-        _check_peak(float(row[best]))
-        return row, best
+    def _begin(self, logits: Floats, allowed: Allowed | None) -> Candidates:
+        """What is to be drawn from. Raises when that is nothing, or damaged."""
+        candidates = self._candidates(logits, allowed)
+        _check_peak(float(candidates.peak()) if len(candidates) else -math.inf)
+        return candidates
 
-    def _prepare(self, logits: Floats, mask: NDArray[np.generic] | None) -> Floats:
-        """The logits with bias and mask; a copy exactly if something rewrites them."""
-        if not (self._followers or self._biased.size or mask is not None):
-            return logits
-        if mask is None:
-            row = logits.copy()
-        else:
-            limits = mask if mask.dtype == np.float32 else mask_limits(mask, self.n_vocab)
-            row = np.minimum(logits, limits)
-        if self._biased.size:
-            row[self._biased] += self._bias
-        return row
+    def _candidates(self, logits: Floats, allowed: Allowed | None) -> Candidates:
+        """The logits with bias, and of them what is allowed; a copy exactly if something rewrites
+        them."""
+        mask = None if allowed is None else allowed.mask()
+        if self._biased.size or (self._followers and mask is None):
+            logits = logits.copy()
+            logits[self._biased] += self._bias
+        return Candidates(logits) if mask is None else limited(logits, mask)
 
-    def _choose(self, candidates: Candidates, best: int) -> int:
-        if self.params.greedy:
-            return int(candidates.logits.argmax()) if self._steps else best
+    def _greedy(self, logits: Floats, allowed: Allowed | None) -> int:
+        """The likeliest token of those allowed.
+
+        Samplers rewrite each logit for itself here, so the likeliest of all is that of the allowed
+        ones if it is one of them: mostly so, and then nobody has to tell what else is allowed.
+        """
+        if allowed is not None:
+            token, peak = self._likeliest(self._candidates(logits, None))
+            if abs(peak) < _LARGEST_LOGIT and allowed.allows(token):
+                return token
+        token, peak = self._likeliest(self._candidates(logits, allowed))
+        _check_peak(peak)
+        return token
+
+    def _likeliest(self, candidates: Candidates) -> tuple[int, float]:
+        """A token, the first of equals, and the largest logit before any sampler."""
+        if not len(candidates):
+            return -1, -math.inf
+        best = int(candidates.logits.argmax())
+        peak = float(candidates.logits[best])
+        if self._steps:
+            for step in self._steps:
+                candidates = step(candidates)
+            best = int(candidates.logits.argmax())
+        return candidates.token(best), peak
+
+    def _draw(self, candidates: Candidates) -> int:
         if not self.params.mirostat:
             position, _ = _draw(candidates, self._random)
             return candidates.token(position)
@@ -220,11 +247,6 @@ class Sampler:
         error_bits = -math.log2(probability) - self.params.mirostat_tau
         self._mu -= self.params.mirostat_eta * error_bits
         return candidates.token(position)
-
-    def _report(self, logits: Floats, token: int) -> Sampled:
-        if self.params.logprobs is None:
-            return Sampled(token)
-        return log_probabilities(logits, token, self.params.logprobs)
 
 
 def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
@@ -238,32 +260,30 @@ def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
     )
 
 
-Mask: TypeAlias = NDArray[np.generic] | None
-
-
 def sample_rows(
-    samplers: Sequence[Sampler], logits: Floats, masks: Sequence[Mask]
+    samplers: Sequence[Sampler], logits: Floats, allowed: Sequence[Allowed | None]
 ) -> list[Sampled | Exception]:
     """What each sampler draws from its row of [rows, n_vocab], or raises; as `Sampler.sample`.
 
     Greedy rows, and those of the common chain, are drawn together.
     """
     found: list[Sampled | Exception | None] = [None] * len(samplers)
-    plain = [i for i, s in enumerate(samplers) if s._is_plain and masks[i] is None]
+    plain = [i for i, s in enumerate(samplers) if s._is_plain and allowed[i] is None]
     if len(plain) > 1:
         best = (logits if len(plain) == len(samplers) else logits[plain]).argmax(axis=1)
         for i, token in zip(plain, best.tolist(), strict=True):
             # A token that is made less likely, or a row that is damaged, is looked at alone.
             if token not in samplers[i]._lowered and abs(logits[i, token]) < _LARGEST_LOGIT:
                 found[i] = Sampled(token)
-    rows: dict[int, Floats] = {}
+    rows: dict[int, Candidates] = {}
     with np.errstate(over="ignore"):
         for i, sampler in enumerate(samplers):
+            limits = allowed[i]
             try:
-                if sampler._short is not None:
-                    rows[i], _ = sampler._begin(logits[i], masks[i])
+                if sampler._short is not None and not (limits is not None and limits.forced()):
+                    rows[i] = sampler._begin(logits[i], limits)
                 elif found[i] is None:
-                    found[i] = sampler.sample(logits[i], masks[i])
+                    found[i] = sampler.sample(logits[i], limits)
             except Exception as error:
                 found[i] = error
         chains = [chain for i in rows if (chain := samplers[i]._short) is not None]
@@ -271,7 +291,7 @@ def sample_rows(
             points = [samplers[i]._random.random() for i in rows]
             tokens = draw_short(chains, list(rows.values()), points)
             for i, token in zip(rows, tokens, strict=True):
-                found[i] = samplers[i]._report(logits[i], token)
+                found[i] = samplers[i].report(logits[i], token)
     return [each for each in found if each is not None]
 
 
@@ -287,22 +307,6 @@ def _check_peak(peak: float) -> None:
             "a forward pass went wrong or the weights are damaged",
             "`zinc verify` names the first layer that departs from the reference",
         )
-
-
-def mask_limits(mask: NDArray[np.generic], n_vocab: int) -> Floats:
-    """+inf where a token is allowed and -inf elsewhere, [n_vocab]: the minimum with it masks.
-
-    Built from bits, since a select on unpredictable booleans costs ten times as much.
-    """
-    if mask.dtype.kind in "iu" and mask.shape == (-(-n_vocab // 32),) and mask.itemsize == 4:
-        words = np.ascontiguousarray(mask).view(np.uint8)
-        allowed = np.unpackbits(words, count=n_vocab, bitorder="little")
-    elif mask.dtype == np.bool_ and mask.shape == (n_vocab,):
-        allowed = mask.view(np.uint8)
-    else:
-        raise ValueError(f"a mask of {mask.dtype} {mask.shape} does not fit {n_vocab} tokens")
-    infinity, sign_bit = np.uint32(0x7F800000), np.uint32(31)
-    return (infinity | ((allowed ^ 1).astype(np.uint32) << sign_bit)).view(np.float32)
 
 
 def _draw(candidates: Candidates, random: np.random.Generator) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zinc.engine.sampling.candidates import Floats, largest
+from zinc.engine.sampling.candidates import Candidates
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.truncation import MASS_RESOLUTION
 
@@ -50,15 +50,15 @@ class Short:
 
 
 def draw_short(
-    chains: Sequence[Short], rows: Sequence[Floats], points: Sequence[float]
+    chains: Sequence[Short], rows: Sequence[Candidates], points: Sequence[float]
 ) -> list[int]:
     """A token of each row, drawn with a number from [0, 1). Each row has a finite logit."""
-    tops = [largest(row, chain.k) for chain, row in zip(chains, rows, strict=True)]
-    sizes = np.array([top.size for top in tops])
+    tops = [row.top(chain.k) for chain, row in zip(chains, rows, strict=True)]
+    sizes = np.array([len(top) for top in tops])
     width = int(sizes.max())
     logits = np.full((len(rows), width), -np.inf, np.float32)
-    for i, (row, top) in enumerate(zip(rows, tops, strict=True)):
-        logits[i, : top.size] = row[top]
+    for i, top in enumerate(tops):
+        logits[i, : len(top)] = top.logits
     min_keep = np.array([max(chain.min_keep, 1) for chain in chains])
     n_kept = sizes
     if any(chain.top_p < 1 for chain in chains):
@@ -79,4 +79,4 @@ def draw_short(
     point = np.array(points) * inside[:, -1]
     # Rounding cannot lead past the end.
     positions = np.minimum((inside <= point[:, None]).sum(axis=1), n_kept - 1)
-    return [int(top[at]) for top, at in zip(tops, positions.tolist(), strict=True)]
+    return [top.token(at) for top, at in zip(tops, positions.tolist(), strict=True)]
