@@ -243,6 +243,21 @@ def test_the_likeliest_token_is_asked_about_before_all_others():
     assert sampler.sample(damaged, Asked(np.arange(4) > 1)).token == 2
 
 
+def test_a_draw_that_falls_to_an_allowed_token_anyway_asks_for_no_mask():
+    """And is the draw of the row without the others, of which some are likely too."""
+    random, n, n_masks = np.random.default_rng(0), 3000, 0
+    settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 3}
+    short, masked = (Sampler(SamplingParams(**settings), n) for _ in range(2))
+    for _ in range(300):
+        logits = random.normal(0, 2, n).astype(np.float32)
+        logits[random.integers(0, n, 3)] += np.float32([8, 7, 6])
+        limits = Asked(random.random(n) < 0.6)
+        expected = masked.sample(np.where(limits._allowed, logits, np.float32(-np.inf)))
+        assert short.sample(logits, limits) == expected
+        n_masks += limits.n_masks
+    assert 100 < n_masks < 250
+
+
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"seed": 1}, {"seed": 1, **RAW}])
 def test_what_is_forced_is_not_drawn(settings):
     class Forced(Mask):

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zinc.engine.sampling.candidates import Candidates, Floats
+from zinc.engine.sampling.candidates import Candidates, Floats, Positions
 
 Words: TypeAlias = NDArray[np.uint32] | NDArray[np.int32]
 
@@ -72,6 +72,12 @@ def limited(logits: Floats, mask: Words) -> Candidates:
     np.take(_LIMITS, mask.view(np.uint8), axis=0, out=limits, mode="clip")
     row = limits.reshape(-1)[: logits.size]
     return Candidates(np.minimum(logits, row, out=row))
+
+
+def is_allowed(mask: Words, ids: Positions) -> NDArray[np.bool_]:
+    """Whether a mask has each of some tokens, [n]."""
+    found: NDArray[np.bool_] = (mask[ids >> 5] >> (ids & 31)) & 1 == 1
+    return found
 
 
 def _limits() -> Floats:

@@ -19,7 +19,7 @@ import numpy as np
 
 from zinc.core.errors import ModelError, RequestError
 from zinc.engine.sampling import truncation
-from zinc.engine.sampling.allowed import Allowed, limited
+from zinc.engine.sampling.allowed import Allowed, is_allowed, limited
 from zinc.engine.sampling.candidates import Candidates, Doubles, Floats, largest
 from zinc.engine.sampling.dry import Dry
 from zinc.engine.sampling.params import SamplingParams
@@ -105,10 +105,12 @@ class Sampler:
         with np.errstate(over="ignore"):
             if self.params.greedy:
                 return self.report(logits, self._greedy(logits, allowed))
-            candidates = self._begin(logits, allowed)
             if self._short is not None:
-                (token,) = draw_short([self._short], [candidates], [self._random.random()])
+                point = self._random.random()
+                candidates = self._likely(self._short, logits, allowed, point)
+                (token,) = draw_short([self._short], [candidates], [point])
             else:
+                candidates = self._begin(logits, allowed)
                 for step in self._steps:
                     candidates = step(candidates)
                 token = self._draw(candidates)
@@ -211,6 +213,29 @@ class Sampler:
             logits[self._biased] += self._bias
         return Candidates(logits) if mask is None else limited(logits, mask)
 
+    def _likely(
+        self, chain: Short, logits: Floats, allowed: Allowed | None, point: float
+    ) -> Candidates:
+        """What the common chain has to draw from: all that is allowed, or enough of it.
+
+        It asks for a mask only when the draw may depend on it, and limits the whole row only when
+        too few of the likeliest tokens are allowed.
+        """
+        if allowed is not None:
+            row = self._candidates(logits, None).logits
+            if abs(float(row.max())) < _LARGEST_LOGIT:
+                ids = largest(row, 2 * chain.k)
+                likely = Candidates(row[ids], ids, ordered=True)
+                if chain.falls_to_first(likely.logits, point) and allowed.allows(int(ids[0])):
+                    return likely.head(1)
+                mask = allowed.mask()
+                if mask is None:
+                    return likely
+                kept = np.flatnonzero(is_allowed(mask, ids))
+                if kept.size >= chain.k:
+                    return likely.take(kept, ordered=True)
+        return self._begin(logits, allowed)
+
     def _greedy(self, logits: Floats, allowed: Allowed | None) -> int:
         """The likeliest token of those allowed.
 
@@ -276,20 +301,22 @@ def sample_rows(
             if token not in samplers[i]._lowered and abs(logits[i, token]) < _LARGEST_LOGIT:
                 found[i] = Sampled(token)
     rows: dict[int, Candidates] = {}
+    points: dict[int, float] = {}
     with np.errstate(over="ignore"):
         for i, sampler in enumerate(samplers):
             limits = allowed[i]
             try:
-                if sampler._short is not None and not (limits is not None and limits.forced()):
-                    rows[i] = sampler._begin(logits[i], limits)
+                chain = sampler._short
+                if chain is not None and not (limits is not None and limits.forced()):
+                    points[i] = sampler._random.random()
+                    rows[i] = sampler._likely(chain, logits[i], limits, points[i])
                 elif found[i] is None:
                     found[i] = sampler.sample(logits[i], limits)
             except Exception as error:
                 found[i] = error
         chains = [chain for i in rows if (chain := samplers[i]._short) is not None]
         if rows:
-            points = [samplers[i]._random.random() for i in rows]
-            tokens = draw_short(chains, list(rows.values()), points)
+            tokens = draw_short(chains, list(rows.values()), [points[i] for i in rows])
             for i, token in zip(rows, tokens, strict=True):
                 found[i] = samplers[i].report(logits[i], token)
     return [each for each in found if each is not None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zinc.engine.sampling.candidates import Candidates
+from zinc.engine.sampling.candidates import Candidates, Floats
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.truncation import MASS_RESOLUTION
 
@@ -48,11 +48,22 @@ class Short:
             params.min_keep,
         )
 
+    def falls_to_first(self, logits: Floats, point: float) -> bool:
+        """Whether the likeliest token is drawn, whatever is cut of the others.
+
+        logits: of the 2k likeliest or so, most likely first. Cutting some of them moves less
+        likely ones up, and so makes the others' mass smaller, as the samplers of the chain do.
+        """
+        weights = _tempered(logits[: self.k], np.float32(self.temperature))
+        return bool(point * weights.sum(dtype=np.float64) < 1 - MASS_RESOLUTION)
+
 
 def draw_short(
     chains: Sequence[Short], rows: Sequence[Candidates], points: Sequence[float]
 ) -> list[int]:
     """A token of each row, drawn with a number from [0, 1). Each row has a finite logit."""
+    if len(rows) == 1 and len(rows[0]) == 1:
+        return [rows[0].token(0)]
     tops = [row.top(chain.k) for chain, row in zip(chains, rows, strict=True)]
     sizes = np.array([len(top) for top in tops])
     width = int(sizes.max())
@@ -72,11 +83,17 @@ def draw_short(
         threshold = logits[:, 0] + np.array(least, np.float32)
         likely = (logits >= threshold[:, None]).sum(axis=1)
         n_kept = np.minimum(n_kept, np.maximum(likely, min_keep))
-    logits /= np.array([c.temperature for c in chains], np.float32)[:, None]
-    weights = np.exp(logits - logits[:, :1])
+    weights = _tempered(logits, np.array([c.temperature for c in chains], np.float32)[:, None])
     weights[np.arange(width) >= n_kept[:, None]] = 0
     inside = weights.cumsum(axis=1, dtype=np.float64)
     point = np.array(points) * inside[:, -1]
     # Rounding cannot lead past the end.
     positions = np.minimum((inside <= point[:, None]).sum(axis=1), n_kept - 1)
     return [top.token(at) for top, at in zip(tops, positions.tolist(), strict=True)]
+
+
+def _tempered(logits: Floats, temperature: Floats | np.float32) -> Floats:
+    """Weights of tokens relative to the first, [..., n]."""
+    logits = logits / temperature
+    weights: Floats = np.exp(logits - logits[..., :1])
+    return weights
