@@ -20,7 +20,7 @@ from zinc.backends.ref import RefBackend, RefProgram
 from zinc.cli import check as check_command
 from zinc.cli import loading
 from zinc.cli.bench import Bench
-from zinc.cli.verify import SCALE_BLOCK, relative_error, storage_error
+from zinc.cli.parity import SCALE_BLOCK, relative_error, storage_error
 from zinc.engine import loader
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile

@@ -9,46 +9,21 @@ import pytest
 from present import computing
 
 from zinc.backends import api
-from zinc.backends.api import Backend, CacheLayout, TensorData
+from zinc.backends.api import Backend
+from zinc.cli.parity import CASE_BLOCK_TOKENS, bind_case, case_tolerance, every_case
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.graph import Weight
-from zinc.plan.passes import READS_ROWS
 from zinc.plan.planner import make_plan
-from zinc.quant.blocks import BLOCKS, GGMLType
 
-CASES = [(op, case) for op in OPS.values() for case in op.cases()]
-BLOCK_TOKENS = 64
-# Rows in front of a quantised weight are rounded to 8 bits: 1 / 254 of a block's largest each,
-# which averages out over the sum. Errors of products in a row add up, and what they feed on, the
-# product of gate and up, has larger peaks.
-QUANTISED_TOLERANCE = 1e-2
+CASES = every_case()
 
 
 def run(backend: Backend, case: Case) -> np.ndarray:
     assert case.graph.output is not None
     n = case.n_tokens
     plan = make_plan(case.graph, backend, max_tokens=n, max_outputs=n)
-    for w in plan.weights:
-        backend.upload(w, TensorData(w.type, w.shape, case.data(w)))
-    step = case.step(BLOCK_TOKENS)
-    n_blocks = max(1, step.tables[0].size)
-    layout = CacheLayout(BLOCK_TOKENS, (n_blocks,), state_slots=step.n_sequences)
-    cache = backend.allocate(plan.states, layout)
-    return np.array(backend.prepare(plan, cache).step(step))
-
-
-def is_matrix(x: object) -> bool:
-    return isinstance(x, Weight) and not x.is_vector
-
-
-def tolerance(op_tolerance: float, case: Case) -> float:
-    products = [node for node in case.graph.nodes if node.op in READS_ROWS]
-    matrices = {w for node in products for w in node.inputs if is_matrix(w)}
-    types = {w.type for w in matrices}
-    if GGMLType.BF16 in types or any(BLOCKS[t].block_size > 1 for t in types):
-        return QUANTISED_TOLERANCE * len(matrices)
-    return op_tolerance
+    step = case.step(CASE_BLOCK_TOKENS)
+    return np.array(bind_case(backend, case, plan, step).step(step))
 
 
 @cache
@@ -66,7 +41,7 @@ def test_kernel_agrees_with_reference(name, index):
     assert got.shape == want.shape
     assert np.isfinite(got).all()
     error = np.linalg.norm(got - want) / np.linalg.norm(want)
-    assert error <= tolerance(op.tolerance, case)
+    assert error <= case_tolerance(op, case)
 
 
 def test_every_op_has_a_case_or_is_part_of_one():

@@ -161,6 +161,10 @@ class Program(Protocol):
         """Overwrites the first rows of a float32 value."""
         ...
 
+    def kernels(self, step: Step, launch: int) -> list[str]:
+        """What the backend runs for a launch in such a step, by names that say which code it is."""
+        ...
+
     def profile(self, step: Step) -> list[float]:
         """Runs the batch and returns seconds for each launch."""
         ...

@@ -134,6 +134,9 @@ class CpuProgram:
         view = self._program.view(ref.offset, len(rows), ref.cols, ref.stride)
         view[...] = rows
 
+    def kernels(self, step: Step, launch: int) -> list[str]:
+        return [f"{self.plan.launches[launch].kernel} ({self._backend.level})"]
+
     def profile(self, step: Step) -> list[float]:
         self._program.set_profile(True)
         try:

@@ -70,6 +70,9 @@ class NullProgram:
     def write(self, ref: Ref, rows: FloatArray) -> None:
         pass
 
+    def kernels(self, step: Step, launch: int) -> list[str]:
+        return [self.plan.launches[launch].kernel]
+
     def profile(self, step: Step) -> list[float]:
         self.step(step)
         return [0.0] * len(self.plan.launches)

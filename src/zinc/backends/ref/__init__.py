@@ -101,6 +101,9 @@ class RefProgram:
     def write(self, ref: Ref, rows: FloatArray) -> None:
         self._values[ref.id] = rows.copy()
 
+    def kernels(self, step: Step, launch: int) -> list[str]:
+        return [self.plan.launches[launch].kernel]
+
     def profile(self, step: Step) -> list[float]:
         seconds = []
         for i in range(len(self.plan.launches)):

@@ -27,6 +27,9 @@ class Shader:
     name: str
     defines: tuple[tuple[str, int], ...] = ()
 
+    def __str__(self) -> str:
+        return " ".join([f"{self.name}.slang", *(f"-D{k}={v}" for k, v in self.defines)])
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:

@@ -23,7 +23,7 @@ from zinc.backends.vulkan.dispatch import Bucket, DeviceWeight, Dispatch, Featur
 from zinc.backends.vulkan.memory import Buffer, Kind, Memory, Pool, Slice, Staging
 from zinc.backends.vulkan.operands import Operands
 from zinc.backends.vulkan.schedule import lowered, schedule, waits
-from zinc.backends.vulkan.shaders import Pipelines, Progress
+from zinc.backends.vulkan.shaders import Pipelines, Progress, for_device
 from zinc.backends.vulkan.stepdata import StepData
 from zinc.ops.graph import Act, Constant, FloatArray
 from zinc.ops.step import Step
@@ -116,6 +116,12 @@ class VulkanProgram:
             self._staging.write(
                 self._arena, ref.offset + i * ref.stride, row[: ref.cols].view(np.uint8)
             )
+
+    def kernels(self, step: Step, launch: int) -> list[str]:
+        dispatches = lowered(self.plan.launches[launch], self._operands, self._bucket(step))
+        return [
+            str(for_device(dispatch.shader, self._operands.features)) for dispatch in dispatches
+        ]
 
     def profile(self, step: Step) -> list[float]:
         """Seconds of each launch in a step run as usual: launches of one level share its time."""

@@ -1,0 +1,207 @@
+"""Launches of a backend against those of `ref`, one by one on the same inputs.
+
+The reference walks the backend's own plan. Before each launch its inputs are copied over from the
+backend, so an error shows at the launch that makes it and not at those that inherit it; keys and
+values each keeps for itself, written from the same rows.
+
+Two sources of launches: the layers of a model, and the cases that the op registry generates, which
+need no model and reach every block format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zinc.backends import api
+from zinc.backends.api import Backend, CacheLayout, Launch, Plan, Program, Ref, TensorData
+from zinc.core.progress import ProgressBar
+from zinc.ops import OPS
+from zinc.ops.cases import Case
+from zinc.ops.graph import Dim, FloatArray, KVState, Weight
+from zinc.ops.registry import Op
+from zinc.ops.step import Step
+from zinc.plan.passes import READS_ROWS
+from zinc.plan.planner import make_plan
+from zinc.quant.blocks import BLOCKS, GGMLType
+
+# Values that share a scale, in the formats of 8 bits.
+SCALE_BLOCK = {"q8_32": 32, "q8_256": 256}
+# A cache of 8-bit or 4-bit keys and values, seen through the softmax.
+KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2, "q4_0": 3e-1}
+CASE_BLOCK_TOKENS = 64
+# Rows in front of a quantised weight are rounded to 8 bits: 1 / 254 of a block's largest each,
+# which averages out over the sum. Errors of products in a row add up, and what they feed on, the
+# product of gate and up, has larger peaks.
+QUANTISED_TOLERANCE = 1e-2
+# The same kernels on the same inputs: launches that do not wait for each other would show.
+TOGETHER_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One output of one launch in one step: its relative error, and how much is allowed.
+
+    kernels: what the backend runs for it, by the names of its own.
+    """
+
+    step: str
+    index: int
+    kernel: str
+    label: str
+    output: int
+    error: float
+    tolerance: float
+    kernels: tuple[str, ...] = ()
+
+    @property
+    def departs(self) -> bool:
+        # Written so that NaN departs.
+        return not self.error <= self.tolerance
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON has no NaN or infinity; such an error is null."""
+        finite = self.error - self.error == 0
+        return {
+            "step": self.step,
+            "launch": self.index,
+            "kernel": self.kernel,
+            "label": self.label,
+            "output": self.output,
+            "error": self.error if finite else None,
+            "tolerance": self.tolerance,
+            "departs": self.departs,
+            "kernels": list(self.kernels),
+        }
+
+
+def compare(
+    name: str,
+    program: Program,
+    reference: Program,
+    step: Step,
+    allowed: Callable[[Launch], float],
+) -> Iterator[Check]:
+    """Runs both, launch by launch, of which each may make the `allowed` relative error."""
+    plan = program.plan
+    whole = {ref.id: ref for launch in plan.launches for ref in launch.outputs}
+    for i, launch in enumerate(plan.launches):
+        for x in launch.inputs:
+            if isinstance(x, Ref):  # or a view of some of its columns
+                base = whole[x.id]
+                reference.write(base, program.read(base, _rows(base, step)))
+        program.run(step, i, i + 1)
+        reference.run(step, i, i + 1)
+        for k, ref in enumerate(launch.outputs):
+            rows = _rows(ref, step)
+            wanted = reference.read(ref, rows)
+            error = relative_error(program.read(ref, rows), wanted)
+            tolerance = allowed(launch) + storage_error(wanted, ref.act)
+            kernels = () if error <= tolerance else tuple(program.kernels(step, i))
+            yield Check(name, i, launch.kernel, launch.label, k, error, tolerance, kernels)
+
+
+def every_case() -> list[tuple[Op, Case]]:
+    """What the op registry generates."""
+    return [(op, case) for op in OPS.values() for case in op.cases()]
+
+
+def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
+    """The checks of every case of the op registry, on a backend of its own each.
+
+    The last check of a case is its whole step, against its launches one by one.
+    """
+    cases = every_case()
+    with ProgressBar("testing kernels") as progress:
+        for done, (op, case) in enumerate(cases):
+            yield _compare_case(op, case, create())
+            progress(done + 1, len(cases))
+
+
+def _compare_case(op: Op, case: Case, backend: Backend) -> list[Check]:
+    name = f"case {case.name} of {op.name}"
+    plan = make_plan(case.graph, backend, max_tokens=case.n_tokens, max_outputs=case.n_tokens)
+    step = case.step(CASE_BLOCK_TOKENS)
+    program = bind_case(backend, case, plan, step)
+    reference = bind_case(api.create("ref"), case, plan, step)
+    known = case_tolerance(op, case)
+
+    def allowed(launch: Launch) -> float:
+        return max(known, OPS[launch.kernel].tolerance)
+
+    checks = list(compare(name, program, reference, step, allowed))
+    one_by_one = program.read(plan.output, len(step.output_rows))
+    error = relative_error(program.step(step), one_by_one)
+    checks.append(Check(name, len(plan.launches), "", "", 0, error, TOGETHER_TOLERANCE))
+    return checks
+
+
+def bind_case(backend: Backend, case: Case, plan: Plan, step: Step) -> Program:
+    """The plan of a case with its tensors, and a cache for its step."""
+    for w in plan.weights:
+        backend.upload(w, TensorData(w.type, w.shape, case.data(w)))
+    n_blocks = max(1, step.tables[0].size)
+    layout = CacheLayout(CASE_BLOCK_TOKENS, (n_blocks,), state_slots=step.n_sequences)
+    return backend.prepare(plan, backend.allocate(plan.states, layout))
+
+
+def relative_error(found: FloatArray, wanted: FloatArray) -> float:
+    """|found - wanted| / |wanted| in the Euclidean norm; infinite when `found` is not finite."""
+    if not np.isfinite(found).all():
+        return float("inf")
+    size = float(np.linalg.norm(wanted.astype(np.float64)))
+    difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
+    return difference / size if size else difference
+
+
+def _rows(ref: Ref, step: Step) -> int:
+    match ref.dim:
+        case Dim.TOKENS:
+            return step.n_tokens
+        case Dim.OUTPUTS:
+            return len(step.output_rows)
+        case Dim.SEQUENCES:
+            return step.n_sequences
+        case _:
+            return 1
+
+
+def storage_error(rows: FloatArray, act: str) -> float:
+    """The largest relative error that storing `rows` as `act` may make.
+
+    A value of a block whose largest is m moves by up to half a step, m / 254; a bfloat16 by up to
+    2^-9 of itself.
+    """
+    if act == "bf16":
+        return 2**-8
+    size = float(np.linalg.norm(rows.astype(np.float64)))
+    if act not in SCALE_BLOCK or not 0 < size < float("inf"):
+        return 0.0
+    starts = np.arange(0, rows.shape[1], SCALE_BLOCK[act])
+    counts = np.diff([*starts, rows.shape[1]])
+    steps = np.maximum.reduceat(np.abs(rows).astype(np.float64), starts, axis=1) / 254
+    return 1.01 * float(np.sqrt((counts * steps**2).sum())) / size
+
+
+def case_tolerance(op: Op, case: Case) -> float:
+    """The relative error that a kernel may make in a case of the op registry."""
+    products = [node for node in case.graph.nodes if node.op in READS_ROWS]
+    matrices = {
+        x for node in products for x in node.inputs if isinstance(x, Weight) and not x.is_vector
+    }
+    types = {w.type for w in matrices}
+    if GGMLType.BF16 in types or any(BLOCKS[t].block_size > 1 for t in types):
+        return QUANTISED_TOLERANCE * len(matrices)
+    return op.tolerance
+
+
+def launch_tolerance(launch: Launch, kv_dtype: str) -> float:
+    """The relative error that a launch of a model may make, given its inputs."""
+    reads_cache = launch.kernel != "rope_store" and any(
+        isinstance(x, KVState) for x in launch.inputs
+    )
+    cache = KV_TOLERANCE[kv_dtype] if reads_cache else 0.0
+    return OPS[launch.kernel].tolerance + cache

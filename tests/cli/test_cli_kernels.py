@@ -1,0 +1,70 @@
+"""`zinc verify --kernels`: the op registry's cases on a backend, and a wrong kernel is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from present import computing
+
+from zinc.backends import vulkan
+from zinc.backends.vulkan import shaders
+from zinc.cli import parity
+
+needs_compiler = pytest.mark.skipif(
+    "vulkan" not in computing() or shaders.compiler() is None,
+    reason="Vulkan or a Slang compiler is not here",
+)
+
+
+@pytest.fixture
+def few_cases(monkeypatch):
+    """One in a dozen of the cases, so that they take seconds."""
+    few = parity.every_case()[::12]
+    monkeypatch.setattr(parity, "every_case", lambda: few)
+    return few
+
+
+@pytest.mark.parametrize("name", computing())
+def test_every_kernel_is_tested_before_the_model(zinc, few_cases, fixture_model, name):
+    result = zinc("verify", fixture_model, "--kernels", "--tokens", 4, "--backend", name)
+    assert result.status == 0, result.out
+    assert f"kernels agree in {len(few_cases)} cases" in result.out
+    assert "launches agree\n" in result.out
+    options = ("--tokens", 4, "--backend", name, "--json")
+    found = json.loads(zinc("verify", fixture_model, "--kernels", *options).out)["kernels"]
+    assert found["departures"] == []
+    assert {"embed", "linear"} <= set(found["tested"])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("case", "kernel", "file", "right", "wrong"),
+    [
+        ("row256", "rms_norm", "norm", "/ float(n) + args.eps", "/ float(n + 1) + args.eps"),
+        ("Q4_K-48x512-1", "linear", "product", "sum -= w.m.x * x.s", "sum += w.m.x * x.s"),
+        ("4x2x64", "attention", "attention_tiles", "/ running.total", "/ (running.total + 0.1)"),
+    ],
+)
+def test_a_kernel_that_is_compiled_wrongly_is_named(
+    zinc, monkeypatch, tmp_path, fixture_model, case, kernel, file, right, wrong
+):
+    """One line of the source is another, as if a compiler had got it wrong."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(shaders.KERNELS, folder)
+    text = (folder / f"{file}.slang").read_text()
+    assert right in text
+    (folder / f"{file}.slang").write_text(text.replace(right, wrong))
+    monkeypatch.setattr(shaders, "KERNELS", folder)
+    monkeypatch.setattr(shaders, "_source", shaders.source)
+    monkeypatch.setattr(vulkan, "_shared", vulkan._shared.__wrapped__)
+    monkeypatch.setenv("ZINC_CACHE", str(tmp_path / "cache"))
+    named = [(op, c) for op, c in parity.every_case() if (op.name, c.name) == (kernel, case)]
+    monkeypatch.setattr(parity, "every_case", lambda: named)
+    result = zinc("verify", fixture_model, "--tokens", 2, "--backend", "vulkan", "--kernels")
+    assert result.status == 1
+    _, first, runs, *_ = result.out.splitlines()
+    assert f"({kernel}) departs in the case {case} of {kernel}: relative error" in first
+    assert runs.startswith("it runs ")
+    assert f"-DSUBGROUP={vulkan.create().features.subgroup}" in runs
