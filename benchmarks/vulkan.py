@@ -93,8 +93,17 @@ def decode(
         "step_us": 1e6 / rate,
         "host_us": 1e6 * statistics.median(host),
         "gb_per_s": n_bytes * rate / 1e9,
-        "profile": bench.profile(shape, PROFILE_RUNS),
+        **profiled(bench, shape),
         **asdict(bound.program.counts(steps[0])),
+    }
+
+
+def profiled(bench: Bench, shape: StepShape) -> dict[str, Any]:
+    profile = bench.profile(shape, PROFILE_RUNS)
+    return {
+        "profile": profile.by_kernel(None),
+        "phases": profile.by_phase(None),
+        "phases_percent_of_step": profile.percent_of_step,
     }
 
 
@@ -110,7 +119,7 @@ def prefill(bench: Bench, bound: loading.Bound, n: int) -> dict[str, Any]:
         "tokens": n,
         "tokens_per_s": statistics.median(rates),
         "all_tokens_per_s": rates,
-        "profile": bench.profile(StepShape(n, 1, 0, bound.kv_dtype), PROFILE_RUNS),
+        **profiled(bench, StepShape(n, 1, 0, bound.kv_dtype)),
         **asdict(bound.program.counts(step)),
     }
 
@@ -164,6 +173,10 @@ def show(title: str, result: dict[str, Any]) -> None:
             f"    {row['kernel']:14} {row['launches']:4} x {1e6 * row['seconds']:10.1f} us "
             f"{row['percent']:5.1f}%  {rate:8.1f} GB/s"
         )
+    shares = ", ".join(f"{row['phase']} {row['percent']:.1f}%" for row in result["phases"])
+    print(
+        f"    by phase: {shares}; {result['phases_percent_of_step']:.1f}% of the step's wall time"
+    )
     sys.stdout.flush()
 
 

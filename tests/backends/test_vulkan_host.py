@@ -12,6 +12,7 @@ from present import absent
 from zinc.backends import api
 from zinc.backends.api import CacheLayout
 from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
+from zinc.backends.vulkan.commands import Commands
 from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
 from zinc.backends.vulkan.schedule import levels, waits
 from zinc.backends.vulkan.vk.library import DeviceLostError, check
@@ -19,6 +20,7 @@ from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.graph import KVState, RecurrentState
+from zinc.ops.registry import Phase
 from zinc.plan.planner import make_plan
 
 needs_device = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
@@ -229,8 +231,22 @@ def step_of(runner, ids):
 def test_a_profile_has_a_time_for_each_launch():
     runner = Runner(FIXTURES / "qwen35moe.gguf", "vulkan")
     seconds = runner.program.profile(step_of(runner, expected("qwen35moe")[0][:4]))
-    assert len(seconds) == len(runner.program.plan.launches)
+    launches = runner.program.plan.launches
+    assert len(seconds) == len(launches)
     assert all(s > 0 for s in seconds)
+    assert {launch.phase for launch in launches} == set(Phase)
+
+
+@needs_device
+def test_the_times_of_launches_are_all_that_passes_between_the_timestamps(monkeypatch):
+    runner = Runner(FIXTURES / "qwen35moe.gguf", "vulkan")
+    step = step_of(runner, expected("qwen35moe")[0][:4])
+    spans = []
+    seconds = Commands.seconds
+    monkeypatch.setattr(Commands, "seconds", lambda c: spans.append(seconds(c)) or spans[-1])
+    launches = runner.program.profile(step)
+    assert sum(launches) == pytest.approx(sum(spans[0]))
+    assert len(spans[0]) == runner.program.counts(step).barriers + 1
 
 
 @needs_device

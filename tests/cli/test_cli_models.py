@@ -205,6 +205,12 @@ def test_bench_ends_in_one_json_object(zinc, fixture_model, backend):
         assert found[f"{name}_gb_per_s"] > 0
         profile = found[f"{name}_profile"]
         assert sum(kind["percent"] for kind in profile) == pytest.approx(100)
+        phases = found[f"{name}_phases"]
+        assert {row["phase"] for row in phases} == {"attention", "dense", "head"}
+        for column in ("launches", "bytes", "seconds"):
+            whole = sum(kind[column] for kind in profile)
+            assert sum(row[column] for row in phases) == pytest.approx(whole)
+        assert found[f"{name}_phases_percent_of_step"] > 0
     with GGUFFile.open(fixture_model) as file:
         bound = loading.bind(file, api.create(backend), 16, "f16")
     n_launches = sum(kind["launches"] for kind in found["decode_profile"])

@@ -30,7 +30,7 @@ from zinc.ops.graph import (
     State,
     Weight,
 )
-from zinc.ops.registry import Cost
+from zinc.ops.registry import OPS, Cost, Phase
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
 
@@ -70,6 +70,12 @@ class Launch:
     @property
     def attributes(self) -> dict[str, AttrValue]:
         return dict(self.attrs)
+
+    @property
+    def phase(self) -> Phase:
+        """The part of a step that it belongs to: products and norms have what their rows are."""
+        phase = OPS[self.kernel].phase
+        return Phase.HEAD if self.dim is Dim.OUTPUTS and phase is Phase.DENSE else phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from zinc.cli import usage
 from zinc.cli.text import table
 
 if TYPE_CHECKING:
-    from zinc.backends.api import Plan, Work
+    from zinc.backends.api import Launch, Plan, Work
     from zinc.cli.cost import StepShape
     from zinc.cli.loading import Bound
     from zinc.cli.roofline import Roofline
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_kv_dtype(parser)
     usage.add_json(parser)
     parser.add_argument(
-        "--profile", action="store_true", help="also show where the time goes, by kernel"
+        "--profile", action="store_true", help="also show where the time goes, by phase and kernel"
     )
 
 
@@ -71,10 +71,16 @@ def run(args: argparse.Namespace) -> int:
         print(_text(report, limits))
         if args.profile:
             for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
-                rows = bench.profile(shape, args.reps)
-                report[f"{name}_profile"] = rows
-                print(f"\n{name}, a step of {shape.tokens} after {shape.depth} tokens")
-                print(_profile_text(rows))
+                profile = bench.profile(shape, args.reps)
+                phases, kernels = profile.by_phase(limits), profile.by_kernel(limits)
+                report[f"{name}_phases"], report[f"{name}_profile"] = phases, kernels
+                report[f"{name}_phases_percent_of_step"] = profile.percent_of_step
+                print(
+                    f"\n{name}, a step of {shape.tokens} after {shape.depth} tokens: "
+                    f"{1e3 * sum(profile.seconds):.3f} ms in launches, "
+                    f"{profile.percent_of_step:.0f}% of the {1e3 * profile.step_s:.3f} ms it takes"
+                )
+                print(f"{_profile_text('phase', phases)}\n\n{_profile_text('kernel', kernels)}")
     if args.json:
         print(json.dumps(report))
     return 0
@@ -209,23 +215,55 @@ class Bench:
             [work for _, work in runs],
         )
 
-    def profile(self, shape: StepShape, reps: int) -> list[dict[str, Any]]:
-        """Median seconds by kind of kernel, the costliest first."""
-        step = self._step(shape)
-        runs = [self._bound.program.profile(step) for _ in range(reps + 1)][1:]
-        seconds = [statistics.median(times) for times in zip(*runs, strict=True)]
+    def profile(self, shape: StepShape, reps: int) -> Profile:
+        """Medians of a step that is timed launch by launch, and of one that is not."""
+        step, program = self._step(shape), self._bound.program
+        runs, whole = [], []
+        for _ in range(reps + 1):
+            runs.append(program.profile(step))
+            start = time.perf_counter()
+            program.step(step)
+            whole.append(time.perf_counter() - start)
+        seconds = [statistics.median(times) for times in zip(*runs[1:], strict=True)]
         plan: Plan = self._bound.plan
+        return Profile(shape, plan.launches, seconds, statistics.median(whole[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Seconds of each launch in a step, and of the whole step when nothing is timed in it."""
+
+    shape: StepShape
+    launches: Sequence[Launch]
+    seconds: Sequence[float]
+    step_s: float
+
+    @property
+    def percent_of_step(self) -> float:
+        return 100 * sum(self.seconds) / self.step_s
+
+    def by_kernel(self, limits: Roofline | None) -> list[dict[str, Any]]:
+        return self._by("kernel", lambda launch: launch.kernel, limits)
+
+    def by_phase(self, limits: Roofline | None) -> list[dict[str, Any]]:
+        return self._by("phase", lambda launch: str(launch.phase), limits)
+
+    def _by(
+        self, title: str, key: Callable[[Launch], str], limits: Roofline | None
+    ) -> list[dict[str, Any]]:
+        """Sums of the launches of a kind, the costliest first; percents are of their total."""
         kinds: dict[str, dict[str, Any]] = {}
-        for launch, s in zip(plan.launches, seconds, strict=True):
-            kind = kinds.setdefault(
-                launch.kernel, {"kernel": launch.kernel, "launches": 0, "seconds": 0.0, "bytes": 0}
-            )
+        for launch, s in zip(self.launches, self.seconds, strict=True):
+            name = key(launch)
+            kind = kinds.setdefault(name, {title: name, "launches": 0, "seconds": 0.0, "bytes": 0})
             kind["launches"] += 1
             kind["seconds"] += s
-            kind["bytes"] += shape.bytes(launch)
-        total = sum(seconds) or 1.0
+            kind["bytes"] += self.shape.bytes(launch)
+        total = sum(self.seconds) or 1.0
         for kind in kinds.values():
             kind["percent"] = 100 * kind["seconds"] / total
+            reads = limits.bytes_per_s * kind["seconds"] if limits else 0.0
+            kind["percent_of_bandwidth"] = 100 * kind["bytes"] / reads if reads else None
         return sorted(kinds.values(), key=lambda kind: -kind["seconds"])
 
 
@@ -327,16 +365,17 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}%"
 
 
-def _profile_text(rows: list[dict[str, Any]]) -> str:
+def _profile_text(title: str, rows: list[dict[str, Any]]) -> str:
     cells = [
         (
-            row["kernel"],
+            row[title],
             row["launches"],
             f"{row['seconds'] * 1e3:.3f}",
             f"{row['percent']:.1f}%",
             f"{row['bytes'] / 1e6:,.2f}",
             row["bytes"] / 1e9 / row["seconds"] if row["seconds"] else 0.0,
+            _percent(row["percent_of_bandwidth"]),
         )
         for row in rows
     ]
-    return table(("kernel", "launches |", "ms |", "of step |", "MB |", "GB/s |"), cells)
+    return table((title, "launches |", "ms |", "of all |", "MB |", "GB/s |", "of read |"), cells)

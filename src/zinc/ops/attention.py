@@ -10,7 +10,7 @@ import numpy as np
 
 from zinc.ops.cases import Case
 from zinc.ops.graph import FloatArray, KVState, Node
-from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.registry import Attrs, Cost, Phase, elementwise_cost, op
 from zinc.ops.step import IntArray, Step
 
 
@@ -51,7 +51,7 @@ def _no_cases() -> Iterator[Case]:
     return iter(())  # its cases are those of attention, which reads what it wrote
 
 
-@op(cost=elementwise_cost, cases=_no_cases)
+@op(cost=elementwise_cost, cases=_no_cases, phase=Phase.ATTENTION)
 def kv_store(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """Writes k and v at the positions of the step."""
     k, v, cache = inputs
@@ -108,7 +108,7 @@ def _attention_case(
     return case.returns(g.attention(q, state, sink, scale=head_dim**-0.5, softcap=softcap))
 
 
-@op(cost=_cost, cases=_cases, tolerance=2e-3)  # the cache holds float16
+@op(cost=_cost, cases=_cases, tolerance=2e-3, phase=Phase.ATTENTION)  # the cache holds float16
 def attention(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """softmax(scale * q k^T) v over the cached positions up to each query's own.
 

@@ -15,7 +15,7 @@ from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.elementwise import sigmoid
 from zinc.ops.graph import FloatArray, Node, Value, Weight
 from zinc.ops.linear import weight_bytes
-from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.registry import Attrs, Cost, Phase, elementwise_cost, op
 from zinc.ops.step import Step
 from zinc.quant.blocks import BLOCKS
 
@@ -41,7 +41,7 @@ def _linear_cases() -> Iterator[Case]:
             yield case.returns(case.graph.head_linear(x, weight))
 
 
-@op(cost=_cost, cases=_linear_cases)
+@op(cost=_cost, cases=_linear_cases, phase=Phase.ATTENTION)
 def head_linear(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """Head h of y = head h of x times weight[h] transposed: [heads, cols] to [heads, rows] a token.
 
@@ -61,7 +61,7 @@ def _concat_cases() -> Iterator[Case]:
         yield case.returns(case.graph.concat_heads(a, b, n_heads=n_heads))
 
 
-@op(cost=elementwise_cost, cases=_concat_cases)
+@op(cost=elementwise_cost, cases=_concat_cases, phase=Phase.ATTENTION)
 def concat_heads(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """Head h of y = [head h of a | head h of b]."""
     a, b = (x.reshape(len(x), int(attrs["n_heads"]), -1) for x in inputs)

@@ -25,7 +25,7 @@ from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.elementwise import CLAMPED_SWIGLU, SILU, Float64Array, activate, sigmoid
 from zinc.ops.graph import FloatArray, Node, Value, Weight
 from zinc.ops.linear import weight_bytes
-from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.registry import Attrs, Cost, Phase, elementwise_cost, op
 from zinc.ops.step import IntArray, Step
 from zinc.quant.blocks import BLOCKS, GGMLType
 
@@ -70,7 +70,7 @@ def _route_cases() -> Iterator[Case]:
         yield case.returns(routes)
 
 
-@op(cost=elementwise_cost, cases=_route_cases)
+@op(cost=elementwise_cost, cases=_route_cases, phase=Phase.MOE)
 def route(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """Expert ids and weights of each token from router logits [tokens, experts].
 
@@ -114,7 +114,7 @@ def _group_cases() -> Iterator[Case]:
         yield case.returns(order)
 
 
-@op(cost=elementwise_cost, cases=_group_cases, tolerance=0.0)
+@op(cost=elementwise_cost, cases=_group_cases, tolerance=0.0, phase=Phase.MOE)
 def group_experts(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """Slots in the order of their experts, and where each expert's slots start."""
     (routes,) = inputs
@@ -179,7 +179,7 @@ def _glu_cases() -> Iterator[Case]:
     yield _expert_case("clamped", 5, GGMLType.F32, clamped=True)
 
 
-@op(cost=_cost, cases=_glu_cases)
+@op(cost=_cost, cases=_glu_cases, phase=Phase.MOE)
 def moe_glu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """h[slot] = act(x[token] @ gate[e].T + b) * (x[token] @ up[e].T + b), e the slot's expert.
 
@@ -206,7 +206,7 @@ def _down_cases() -> Iterator[Case]:
     yield _expert_case("clamped", 5, GGMLType.F32, clamped=True, down=True)
 
 
-@op(cost=_cost, cases=_down_cases)
+@op(cost=_cost, cases=_down_cases, phase=Phase.MOE)
 def moe_down(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """y[token] = sum over ranks of weight * (scale[e] * h[slot] @ down[e].T + b[e]), + residual.
 

@@ -22,7 +22,7 @@ from zinc.ops.cases import Case
 from zinc.ops.elementwise import Float64Array, sigmoid
 from zinc.ops.graph import FloatArray, Node, RecurrentState, Value, Weight
 from zinc.ops.norm import normalise
-from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.registry import Attrs, Cost, Phase, elementwise_cost, op
 from zinc.ops.step import Step
 from zinc.quant.blocks import row_bytes
 
@@ -116,7 +116,7 @@ def _conv_cases() -> Iterator[Case]:
         yield case.returns(case.graph.conv_silu(x, weight, state))
 
 
-@op(cost=_conv_cost, cases=_conv_cases)
+@op(cost=_conv_cost, cases=_conv_cases, phase=Phase.GDN)
 def conv_silu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """y[t] = silu(sum over taps i of weight[:, i] * x[t - (taps - 1) + i]), each column for itself.
 
@@ -189,7 +189,7 @@ def _delta_cases() -> Iterator[Case]:
     yield delta_case("forgetful", DeltaShape(1, 2, 32, 32), (100,), pace=40.0)
 
 
-@op(cost=_delta_cost, cases=_delta_cases, tolerance=1e-4)
+@op(cost=_delta_cost, cases=_delta_cases, tolerance=1e-4, phase=Phase.GDN)
 def delta_rule(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """For each value head, token by token:
 
@@ -337,7 +337,7 @@ def _gated_cases() -> Iterator[Case]:
         yield case.returns(case.graph.gated_norm(x, z, weight, eps=1e-6))
 
 
-@op(cost=elementwise_cost, cases=_gated_cases)
+@op(cost=elementwise_cost, cases=_gated_cases, phase=Phase.GDN)
 def gated_norm(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """rms_norm of each run of `group` columns of x, times weight [group], times silu(z).
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zinc.ops.graph import AttrValue, FloatArray, Node, Value
@@ -53,6 +54,16 @@ class Cost:
         return rows * self.row_flops + pairs * self.pair_flops
 
 
+class Phase(StrEnum):
+    """Parts of a step that its time is told by. `HEAD` is what only output rows go through."""
+
+    ATTENTION = "attention"
+    GDN = "GDN"
+    MOE = "MoE"
+    DENSE = "dense"
+    HEAD = "head"
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """An op: its reference, its cost, and how far (relative error) a float kernel may depart."""
@@ -63,6 +74,7 @@ class Op:
     tolerance: float
     doc: str
     cases: Callable[[], Iterator[Case]]
+    phase: Phase
 
 
 OPS: dict[str, Op] = {}
@@ -73,12 +85,14 @@ def op(
     cost: Callable[[Node], Cost],
     cases: Callable[[], Iterator[Case]],
     tolerance: float = 2e-5,
+    phase: Phase = Phase.DENSE,
 ) -> Callable[[Reference], Reference]:
     """Registers the decorated reference as the op of its name."""
 
     def register(reference: Reference) -> Reference:
         name = reference.__name__.removesuffix("_")
-        OPS[name] = Op(name, reference, cost, tolerance, (reference.__doc__ or "").strip(), cases)
+        doc = (reference.__doc__ or "").strip()
+        OPS[name] = Op(name, reference, cost, tolerance, doc, cases, phase)
         return reference
 
     return register

@@ -16,7 +16,7 @@ from zinc.ops.attention import CacheView
 from zinc.ops.cases import Case
 from zinc.ops.graph import FloatArray
 from zinc.ops.norm import normalise
-from zinc.ops.registry import Attrs, elementwise_cost, op
+from zinc.ops.registry import Attrs, Phase, elementwise_cost, op
 from zinc.ops.step import Step
 
 
@@ -27,7 +27,7 @@ def _table_cases() -> Iterator[Case]:
     yield case.returns(table)
 
 
-@op(cost=elementwise_cost, cases=_table_cases)
+@op(cost=elementwise_cost, cases=_table_cases, phase=Phase.ATTENTION)
 def rope_table(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """[cos | sin] of position * inv_freq, times scale: rows [tokens, 2 * len(inv_freq)]."""
     angle = step.positions[:, None].astype(np.float64) * inputs[0].astype(np.float64)
@@ -57,14 +57,14 @@ def _no_cases() -> Iterator[Case]:
     return iter(())  # runs fused as rope_store; its cases are those of attention
 
 
-@op(cost=elementwise_cost, cases=_no_cases)
+@op(cost=elementwise_cost, cases=_no_cases, phase=Phase.ATTENTION)
 def rope(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """Rotates the first table.cols dimensions of every head."""
     x, table = inputs
     return [rotate(x, table, int(attrs["head_dim"]), bool(attrs["neox"]))]
 
 
-@op(cost=elementwise_cost, cases=_no_cases)
+@op(cost=elementwise_cost, cases=_no_cases, phase=Phase.ATTENTION)
 def rope_store(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """Per head: RMS norm of q and k (when weights are given), RoPE, then k and v into the cache."""
     q, k, v, table, q_norm, k_norm, cache = inputs
