@@ -34,7 +34,7 @@ from zinc.plan.planner import make_plan
 
 SHAPES = ("qwen3-8b", "qwen35moe-64x", "gemma3-1b", "gptoss-6l")
 BUCKETS = {
-    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384),
+    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, draws=True),
     "few": Bucket(tokens=8, outputs=8, sequences=8, keys=4096),
     "prompt": Bucket(tokens=512, outputs=1, sequences=1, keys=4096),
 }
@@ -52,7 +52,7 @@ def plan_of(name: str) -> Plan:
         make_model.write(str(path), shape, mix)
         with GGUFFile.open(path) as file:
             _, graph = load(file)
-            return make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=8)
+            return make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=8, draws=True)
 
 
 def shaders(

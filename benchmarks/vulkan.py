@@ -3,7 +3,8 @@
     python benchmarks/vulkan.py results.json [--shapes qwen3-8b qwen36-35b-a3b] [--depths 0 16384]
 
 For each shape it makes a file in --folder, then measures prefill and decode, what the host does in
-a step, and where the device's time goes, by kernel. The read bandwidth is measured in the same run,
+a step, and where the device's time goes, by kernel; then answers as a client gets them, with tokens
+that the host draws or the device. The read bandwidth is measured in the same run,
 as a share of which decode is given. Equal matrices are packed once: it makes loading fast and
 changes nothing that is measured, since each has memory of its own.
 """
@@ -18,21 +19,26 @@ import sys
 import time
 import zlib
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import make_model
 import numpy as np
 
-from zinc.backends.vulkan import VulkanBackend, commands, create, packing
+from zinc.backends.api import Program
+from zinc.backends.vulkan import VulkanBackend, create, packing
 from zinc.cli import loading, roofline
 from zinc.cli.bench import Bench
 from zinc.cli.cost import StepShape
 from zinc.core.errors import ZincError
+from zinc.engine.engine import Engine
+from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 
 REPETITIONS = 3
 PROFILE_RUNS = 5
+DRAWN_BY = ("host", "device, in step", "device")
 
 
 def pack_once() -> None:
@@ -49,24 +55,7 @@ def pack_once() -> None:
     packing.pack = cached
 
 
-class Waiting:
-    """Sums up the seconds from each submission to its end; the rest of a step is the host's."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        run = commands.Commands.run
-
-        def timed(recorded: commands.Commands, expected_s: float = 0.0) -> None:
-            start = time.perf_counter()
-            run(recorded, expected_s)
-            self.seconds.append(time.perf_counter() - start)
-
-        commands.Commands.run = timed
-
-
-def decode(
-    bench: Bench, bound: loading.Bound, waiting: Waiting, n: int, depth: int
-) -> dict[str, Any]:
+def decode(bench: Bench, bound: loading.Bound, n: int, depth: int) -> dict[str, Any]:
     """Single tokens after `depth` cached ones."""
     for at in range(0, depth, bound.plan.max_tokens):
         tokens = min(bound.plan.max_tokens, depth - at)
@@ -76,13 +65,12 @@ def decode(
         bound.program.step(step)
     rates, host = [], []
     for _ in range(REPETITIONS):
-        waiting.seconds.clear()
-        start = time.perf_counter()
+        waited, start = bound.program.work.waited_s, time.perf_counter()
         for step in steps:
             bound.program.step(step)
         seconds = time.perf_counter() - start
         rates.append(n / seconds)
-        host.append((seconds - sum(waiting.seconds)) / n)
+        host.append((seconds - bound.program.work.waited_s + waited) / n)
     shape = StepShape(1, 1, depth, bound.kv_dtype)
     n_bytes = sum(shape.bytes(launch) for launch in bound.plan.launches)
     rate = statistics.median(rates)
@@ -124,17 +112,64 @@ def prefill(bench: Bench, bound: loading.Bound, n: int) -> dict[str, Any]:
     }
 
 
-def measure(
-    name: str, backend: VulkanBackend, waiting: Waiting, args: argparse.Namespace
-) -> dict[str, Any]:
+CHAINS = {"greedy": {"temperature": 0}, "default": {}}
+
+
+def answers(bound: loading.Bound, n: int, streams: int, how: str, chain: str) -> dict[str, Any]:
+    """Tokens/s of whole answers through the engine, drawn as `how` says.
+
+    "host": logits are read back and the host draws; "device": the device draws, and runs a step
+    ahead; "device, in step": it draws, and the host looks at each token before the next step.
+    """
+    program: Program = bound.program
+    if how == "host":
+        program = cast(Program, Undrawn(bound.program))
+    engine = Engine(program, bound.cache, bound.spec.vocab, bound.context, prefix_cache=False)
+    if how == "device, in step":
+        engine._follow = lambda flight: None  # type: ignore[method-assign]
+    rates = []
+    for _ in range(REPETITIONS + 1):
+        sequences = [
+            engine.submit([7 + i] * 16, SamplingParams(seed=i, max_tokens=n, **CHAINS[chain]))
+            for i in range(streams)
+        ]
+        while any(s.n_generated < 4 for s in sequences):
+            engine.step()
+        before, start = sum(s.n_generated for s in sequences), time.perf_counter()
+        while any(s.finish_reason is None for s in sequences):
+            engine.step()
+        seconds = time.perf_counter() - start
+        rates.append((sum(s.n_generated for s in sequences) - before) / seconds)
+    return {
+        "drawn_by": how,
+        "chain": chain,
+        "streams": streams,
+        "tokens_per_s": statistics.median(rates[1:]),
+        "all_tokens_per_s": rates[1:],
+        "tokens": [s.generated[:32] for s in sequences],
+    }
+
+
+class Undrawn:
+    """A program that leaves the drawing of tokens to the host."""
+
+    def __init__(self, program: Program) -> None:
+        self.step, self.work = program.step, program.work
+        self.plan = replace(program.plan, drawn=None)
+
+
+def measure(name: str, backend: VulkanBackend, args: argparse.Namespace) -> dict[str, Any]:
     path = Path(args.folder) / f"{name}.gguf"
     start = time.perf_counter()
     if not path.exists():
         make_model.write(str(path), make_model.SHAPES[name], "q4_k_m", repeat=True)
     made = time.perf_counter()
     with GGUFFile.open(path) as file:
-        context = max(args.prefill, *args.depths) + args.decode + 64
-        bound = loading.bind(file, backend, context, args.kv_dtype)
+        context = max(args.prefill, *args.depths) + max(args.decode, args.answer) + 64
+        streams = max(args.streams, default=1)
+        bound = loading.bind(
+            file, backend, context, args.kv_dtype, max_outputs=streams, n_sequences=streams
+        )
         report: dict[str, Any] = {
             "shape": name,
             "file_gb": file.n_bytes / 1e9,
@@ -151,8 +186,17 @@ def measure(
         report["first_steps_s"] = time.perf_counter() - start
         report["decode"] = []
         for depth in args.depths:
-            report["decode"].append(decode(bench, bound, waiting, args.decode, depth))
+            report["decode"].append(decode(bench, bound, args.decode, depth))
             show(f"decode at {depth}", report["decode"][-1])
+        report["answers"] = []
+        for chain, streams, how in product(CHAINS, args.streams, DRAWN_BY):
+            found = answers(bound, args.answer, streams, how, chain)
+            report["answers"].append(found)
+            print(
+                f"  answers, {chain} chain, {streams} streams, drawn by {how}: "
+                f"{found['tokens_per_s']:,.1f} tokens/s"
+            )
+            sys.stdout.flush()
     if not args.keep:
         path.unlink()
     return report
@@ -201,6 +245,10 @@ def main() -> int:
     parser.add_argument("--depths", nargs="+", type=int, default=[0, 16384])
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--answer", type=int, default=256, help="tokens of an answer")
+    parser.add_argument(
+        "--streams", type=int, nargs="*", default=[1], help="answers at a time; none skips them"
+    )
     parser.add_argument("--kv-dtype", default="f16")
     parser.add_argument("--device", default="")
     parser.add_argument("--batch-invariant", action="store_true", help="measure that mode")
@@ -210,7 +258,6 @@ def main() -> int:
 
     np.seterr(all="ignore")
     pack_once()
-    waiting = Waiting()
     backend = create(options={"device": args.device})
     limits = roofline.measure(backend)
     assert limits is not None
@@ -228,7 +275,7 @@ def main() -> int:
     for name in args.shapes:
         fresh = VulkanBackend(backend.device, args.batch_invariant)
         try:
-            report["shapes"].append(measure(name, fresh, waiting, args))
+            report["shapes"].append(measure(name, fresh, args))
         except ZincError as error:
             failed = 1
             print(f"{name}: {error}", file=sys.stderr)

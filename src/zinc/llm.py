@@ -117,7 +117,8 @@ class LLM:
         said = self.file.metadata.get(f"{self.spec.arch}.pooling_type")
         self.pooling = Pooling.of_file(said) if pooling is None else Pooling.named(pooling)
         self.backend = loader.create_backend(backend, threads, options)
-        plans = [self._plan(g, batch_tokens, min(64, batch_tokens)) for g in self._graphs]
+        outputs = min(64, batch_tokens)
+        plans = [self._plan(g, batch_tokens, outputs, draws=True) for g in self._graphs]
         self.plan = plans[0]
         arena_bytes = sum(plan.arena_bytes for plan in plans)
         taken = loader.weights_bytes(self.file, self.plan) + arena_bytes
@@ -420,8 +421,12 @@ class LLM:
                 progress(i + 1, n_windows)
         return float(np.exp(total / count))
 
-    def _plan(self, graph: Graph, max_tokens: int, max_outputs: int) -> api.Plan:
-        return make_plan(graph, self.backend, max_tokens=max_tokens, max_outputs=max_outputs)
+    def _plan(
+        self, graph: Graph, max_tokens: int, max_outputs: int, *, draws: bool = False
+    ) -> api.Plan:
+        return make_plan(
+            graph, self.backend, max_tokens=max_tokens, max_outputs=max_outputs, draws=draws
+        )
 
     def _scorer(self, n_tokens: int) -> api.Program:
         """A program that returns logits of every row of such a sequence, beside those of the

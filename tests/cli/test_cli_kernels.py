@@ -8,7 +8,7 @@ import shutil
 import pytest
 from present import computing
 
-from zinc.backends import vulkan
+from zinc.backends import api, vulkan
 from zinc.backends.vulkan import shaders
 from zinc.cli import parity
 
@@ -30,7 +30,8 @@ def few_cases(monkeypatch):
 def test_every_kernel_is_tested_before_the_model(zinc, few_cases, fixture_model, name):
     result = zinc("verify", fixture_model, "--kernels", "--tokens", 4, "--backend", name)
     assert result.status == 0, result.out
-    assert f"kernels agree in {len(few_cases)} cases" in result.out
+    n_cases = sum(parity.is_for(api.kernels(name), op) for op, _ in few_cases)
+    assert f"kernels agree in {n_cases} cases" in result.out
     assert "launches agree\n" in result.out
     options = ("--tokens", 4, "--backend", name, "--json")
     found = json.loads(zinc("verify", fixture_model, "--kernels", *options).out)["kernels"]

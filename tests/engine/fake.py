@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zinc.backends.api import CacheLayout, Launch, Plan, Ref
+from zinc.backends.api import CacheLayout, Launch, Plan, Ready, Ref
 from zinc.ops.graph import Act, Dim, KVState, RecurrentState
 from zinc.ops.registry import Cost
 
@@ -77,18 +77,21 @@ class FakeCache:
 
 
 class FakeProgram:
-    """Counts the tokens it ran; `fail_at` raises in the step that runs that token."""
+    """Counts the tokens it ran, and the steps that began before their tokens were known (the fake
+    draws the likeliest only); `fail_at` raises in the step that runs that token."""
 
     def __init__(self, plan, cache):
         self.plan, self.cache = plan, cache
         self.n_run = 0
         self.sizes = []
         self.fail_at = None
+        self.drawn, self.n_ahead = np.empty(0, np.int32), 0
 
     def step(self, step):
         assert 0 < step.n_tokens <= self.plan.max_tokens
         assert step.n_sequences <= self.plan.max_outputs
         assert len(set(step.state_slot.tolist())) == step.n_sequences
+        step = step.with_drawn(self.drawn)
         self.n_run += step.n_tokens
         self.sizes.append(np.diff(step.seq_start).tolist())
         if self.fail_at is not None and self.fail_at in step.ids:
@@ -100,6 +103,12 @@ class FakeProgram:
                 for i in np.flatnonzero(step.output_rows == row):
                     logits[i, self._next(step, s, int(step.positions[row]))] = 1.0
         return logits
+
+    def draw(self, step):
+        self.n_ahead += bool((step.ids < 0).any())
+        logits = self.step(step)
+        self.drawn = np.where(step.draws["k"] > 0, logits.argmax(axis=1), -1).astype(np.int32)
+        return Ready(np.stack([self.drawn, logits.max(axis=1)], axis=1), logits)
 
     def _run(self, step, s, row):
         token, position = int(step.ids[row]), int(step.positions[row])
@@ -156,8 +165,10 @@ def shifted(kind, ids, n, context, n_kept, ends=()):
     return answer, n_shifted
 
 
-def model(kind, n_blocks, *, max_tokens=24, max_outputs=8, slots=6, window_blocks=None):
-    """(program, cache) with so many blocks in every group."""
+def model(
+    kind, n_blocks, *, max_tokens=24, max_outputs=8, slots=6, window_blocks=None, draws=False
+):
+    """(program, cache) with so many blocks in every group; `draws`: it draws tokens itself."""
     states = KINDS[kind]
     windows = sorted({s.window for s in states if isinstance(s, KVState)})
     layout = CacheLayout(
@@ -167,6 +178,8 @@ def model(kind, n_blocks, *, max_tokens=24, max_outputs=8, slots=6, window_block
         state_slots=max(slots, 1 if STATE in states else max_outputs),
     )
     launch = Launch("attention", Dim.TOKENS, states, (), (), Cost(), "")
-    plan = Plan((launch,), Ref(0, Dim.OUTPUTS, VOCAB, Act.F32, 0, 0), 0, max_tokens, max_outputs)
+    output = Ref(0, Dim.OUTPUTS, VOCAB, Act.F32, 0, 0)
+    drawn = Ref(1, Dim.OUTPUTS, 2, Act.F32, 0, 8) if draws else None
+    plan = Plan((launch,), output, 0, max_tokens, max_outputs, drawn)
     cache = FakeCache(states, layout)
     return FakeProgram(plan, cache), cache

@@ -80,13 +80,18 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A program for steps of at most `max_tokens` tokens and `max_outputs` output rows."""
+    """A program for steps of at most `max_tokens` tokens and `max_outputs` output rows.
+
+    drawn: where the tokens of a step are that has `draws` (zinc.ops.sampling), float32 [outputs, 2]
+    that no other step of the program touches; None when the host is to draw them.
+    """
 
     launches: tuple[Launch, ...]
     output: Ref
     arena_bytes: int
     max_tokens: int
     max_outputs: int
+    drawn: Ref | None = None
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -176,6 +181,45 @@ class Program(Protocol):
         ...
 
 
+class Drawn(Protocol):
+    """The tokens of a step that may still run. Asking for them waits for it."""
+
+    def tokens(self) -> FloatArray:
+        """Token and largest logit of each output row, float32 [outputs, 2]. Raises DeviceError."""
+        ...
+
+    def logits(self) -> FloatArray:
+        """Logits float32 [outputs, vocab], if the step has a row that is not drawn; valid until the
+        next step but one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A `Drawn` whose step has run."""
+
+    drawn: FloatArray
+    output: FloatArray
+
+    def tokens(self) -> FloatArray:
+        return self.drawn
+
+    def logits(self) -> FloatArray:
+        return self.output
+
+
+class DrawingProgram(Program, Protocol):
+    """A program of a plan that has `drawn`: one that draws tokens itself."""
+
+    def draw(self, step: Step) -> Drawn:
+        """Queues a batch that has `draws`, and returns before it has run.
+
+        In its ids, -1 - r stands for the token that the last draw gave output row r, which the host
+        need not know yet. What is asked of the program or of its cache later happens later.
+        """
+        ...
+
+
 class Cache(Protocol):
     """The state of every layer, shared by the programs of one model."""
 
@@ -211,6 +255,10 @@ class Cache(Protocol):
 
 # Ops whose kernels store 8-bit rows on every device; some can do more.
 ROUNDING = frozenset({"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu"})
+
+
+# Ops that a backend may leave to the host; models do not need them.
+OPTIONAL = frozenset({"sample"})
 
 
 class Kernels(Protocol):

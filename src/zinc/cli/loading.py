@@ -125,7 +125,9 @@ def bind(
     """
     spec, graph = models.load(file)
     if plan is None:
-        plan = make_plan(graph, backend, max_tokens=BATCH_TOKENS, max_outputs=max_outputs)
+        plan = make_plan(
+            graph, backend, max_tokens=BATCH_TOKENS, max_outputs=max_outputs, draws=True
+        )
     kv_dtype = loader.resolve_kv_dtype(kv_dtype, backend.name, plan.states)
     taken = plan.arena_bytes + loader.weights_bytes(file, plan)
     taken += loader.state_bytes_per_sequence(plan.states)

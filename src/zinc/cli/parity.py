@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 
 from zinc.backends import api
-from zinc.backends.api import Backend, CacheLayout, Launch, Plan, Program, Ref, TensorData
+from zinc.backends.api import (
+    OPTIONAL,
+    Backend,
+    CacheLayout,
+    Kernels,
+    Launch,
+    Plan,
+    Program,
+    Ref,
+    TensorData,
+)
 from zinc.core.progress import ProgressBar
 from zinc.ops import OPS
 from zinc.ops.cases import Case
@@ -109,12 +119,18 @@ def every_case() -> list[tuple[Op, Case]]:
     return [(op, case) for op in OPS.values() for case in op.cases()]
 
 
+def is_for(kernels: Kernels, op: Op) -> bool:
+    """Whether a backend is to have the op."""
+    return op.name not in OPTIONAL or kernels.supports(op.name)
+
+
 def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
     """The checks of every case of the op registry, on a backend of its own each.
 
     The last check of a case is its whole step, against its launches one by one.
     """
-    cases = every_case()
+    kernels = create()
+    cases = [(op, case) for op, case in every_case() if is_for(kernels, op)]
     with ProgressBar("testing kernels") as progress:
         for done, (op, case) in enumerate(cases):
             yield _compare_case(op, case, create())

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         if 0 < spec.plain_context < args.depth + args.tokens:
             _, graph = models.load(file, rope=rope, context=args.context, extended=True)
         most = max(args.tokens, loading.BATCH_TOKENS)
-        plan = make_plan(graph, backend, max_tokens=most, max_outputs=1)
+        plan = make_plan(graph, backend, max_tokens=most, max_outputs=1, draws=True)
         kv_dtype = resolve_kv_dtype(args.kv_dtype, backend.name, plan.states)
         shape = StepShape(args.tokens, 1, args.depth, kv_dtype)
         counts = backend.counts(

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zinc.cli import usage
@@ -107,13 +108,23 @@ def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | N
 
 
 def _steps(bound: Bound, n_tokens: int) -> Iterator[tuple[str, Step]]:
-    """A prompt with logits for every token, then single tokens after it."""
+    """A prompt with logits for every token, then single tokens after it; a token is drawn from each
+    row, if the plan does that."""
     import numpy as np
 
-    ids = np.random.default_rng(0).integers(bound.spec.vocab, size=bound.context).tolist()
-    yield "prefill", bound.step(ids[:n_tokens], 0, outputs=n_tokens)
-    for at in range(n_tokens, n_tokens + DECODE_STEPS):
-        yield f"decode at {at}", bound.step([ids[at]], at, outputs=1)
+    from zinc.ops.sampling import draws_of
+
+    rng = np.random.default_rng(0)
+    ids = rng.integers(bound.spec.vocab, size=bound.context).tolist()
+    draws = draws_of([(40, 0, 0.95, 0.05, 0.8, point) for point in rng.random(n_tokens)])
+    steps = [("prefill", bound.step(ids[:n_tokens], 0, outputs=n_tokens))]
+    steps += [
+        (f"decode at {at}", bound.step([ids[at]], at, outputs=1))
+        for at in range(n_tokens, n_tokens + DECODE_STEPS)
+    ]
+    for name, step in steps:
+        n_drawn = len(step.output_rows) if bound.plan.drawn else 0
+        yield name, replace(step, draws=draws[:n_drawn] if n_drawn else None)
 
 
 def compare_layers(bound: Bound, reference: Bound, n_tokens: int) -> Iterator[Check]:

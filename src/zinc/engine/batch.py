@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from zinc.engine.sequence import Sequence
-from zinc.ops.step import Step
+from zinc.ops.step import IntArray, Step
 
 
 def make_step(
@@ -17,19 +17,9 @@ def make_step(
 ) -> Step:
     """A step of so many tokens of each, by id. Rows come out for those that are complete with it,
     or for every token."""
-    n = len(running)
-    holdings = [s.holding for s in running if s.holding is not None]
-    width = max(len(h.tables[0]) for h in holdings)
-    tables = np.full((n_groups, n, width), -1, np.int32)
-    for i, holding in enumerate(holdings):
-        for group, table in enumerate(holding.tables):
-            tables[group, i, : len(table)] = table
-    slots = np.array([h.slot for h in holdings], np.int32)
-    if all(counts[s.id] == 1 and s.pending == 1 for s in running):  # streams: a row of each
-        rows = np.arange(n + 1, dtype=np.int32)
-        ids = np.array([s.ids[-1] for s in running], np.int32)
-        positions = np.array([s.n_run for s in running], np.int32)
-        return Step(ids, positions, rows[:-1], rows[:-1], rows, slots, tuple(tables))
+    if all(counts[s.id] == 1 and s.pending == 1 for s in running):
+        return _streams(running, [s.ids[-1] for s in running], n_groups)
+    tables, slots = _tables(running, n_groups)
     n_tokens = np.array([counts[s.id] for s in running], np.int32)
     starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
     parts = [s.ids[s.n_run : s.n_run + counts[s.id]] for s in running]
@@ -39,9 +29,33 @@ def make_step(
         positions=np.concatenate(
             [np.arange(s.n_run, s.n_run + counts[s.id], dtype=np.int32) for s in running]
         ),
-        sequence=np.repeat(np.arange(n, dtype=np.int32), n_tokens),
+        sequence=np.repeat(np.arange(len(running), dtype=np.int32), n_tokens),
         output_rows=np.arange(starts[-1], dtype=np.int32) if every_row else (starts[1:] - 1)[ends],
         seq_start=starts,
         state_slot=slots,
-        tables=tuple(tables),
+        tables=tables,
     )
+
+
+def make_next_step(running: Seq[Sequence], rows: Seq[int], n_groups: int) -> Step:
+    """A step of one token of each: that which the last step of the program draws for these rows."""
+    return _streams(running, [-1 - row for row in rows], n_groups)
+
+
+def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:
+    """A step of one token of each, with a row for it."""
+    tables, slots = _tables(running, n_groups)
+    rows = np.arange(len(running) + 1, dtype=np.int32)
+    positions = np.array([s.n_run for s in running], np.int32)
+    return Step(np.array(ids, np.int32), positions, rows[:-1], rows[:-1], rows, slots, tables)
+
+
+def _tables(running: Seq[Sequence], n_groups: int) -> tuple[tuple[IntArray, ...], IntArray]:
+    """Block tables and state slots of what the sequences hold."""
+    holdings = [s.holding for s in running if s.holding is not None]
+    width = max(len(h.tables[0]) for h in holdings)
+    tables = np.full((n_groups, len(running), width), -1, np.int32)
+    for i, holding in enumerate(holdings):
+        for group, table in enumerate(holding.tables):
+            tables[group, i, : len(table)] = table
+    return tuple(tables), np.array([h.slot for h in holdings], np.int32)

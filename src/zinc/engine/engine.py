@@ -10,18 +10,28 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
-from zinc.backends.api import Cache, Program
+from zinc.backends.api import Cache, DrawingProgram, Program
 from zinc.core.errors import MemoryLimitError, QueueFullError, RequestError, UnsupportedError
 from zinc.engine import loader
-from zinc.engine.batch import make_step
+from zinc.engine.batch import make_next_step, make_step
 from zinc.engine.checkpoints import LEAST_TOKENS, checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
+from zinc.engine.flight import Flight, as_draws
 from zinc.engine.preemption import Rates
 from zinc.engine.readout import Readout
-from zinc.engine.sampling import Sampled, Sampler, SamplingParams, sample_rows
+from zinc.engine.sampling import (
+    Draw,
+    Sampled,
+    Sampler,
+    SamplingParams,
+    check_peak,
+    sample_rows,
+)
 from zinc.engine.scheduler import Budget, Demand, Schedule, schedule
 from zinc.engine.sequence import Sequence
 from zinc.engine.sharing import held_back
@@ -94,6 +104,7 @@ class Engine:
         self.disk: DiskCache | None = None
         self._rates = Rates()
         self._sequences: dict[int, Sequence] = {}
+        self._flight: Flight | None = None
         self._ids = itertools.count()
 
     @property
@@ -263,6 +274,9 @@ class Engine:
         return gained
 
     def _step(self) -> list[Sequence]:
+        flight, self._flight = self._flight, None
+        if flight is not None and flight.live:
+            return self._land(flight)
         for s in self._sequences.values():
             if len(s.ids) > self.longest:
                 self._shift(s)
@@ -313,21 +327,113 @@ class Engine:
         """Runs tokens of sequences in one batch and samples for those that are complete then."""
         if not running:
             return []
+        program = self._program(running[0])
         complete = [s for s in running if counts[s.id] == s.pending]
         begin = time.perf_counter()
+        n_tokens = sum(counts[s.id] for s in running)
+        draws: list[Draw | None] = []
+        if program.plan.drawn is not None:
+            draws = [None if s.is_constrained else s.sampler.draw() for s in complete]
         try:
-            logits = self._program(running[0]).step(self._batch(running, counts))
+            step = self._batch(running, counts)
+            if any(draws):
+                drawing = cast(DrawingProgram, program)
+                drawn = drawing.draw(replace(step, draws=as_draws(draws)))
+            else:
+                logits = program.step(step)
         except Exception as error:
             for s in running:
                 self._fail(s, error)
             return []
-        n_tokens = sum(counts[s.id] for s in running)
-        if n_tokens > STREAM_TOKENS * len(running):  # mostly prompts
-            self._rates.ran(n_tokens, time.perf_counter() - begin)
         for s in running:
             self._ran(s, counts[s.id])
+        if any(draws):
+            on_device = [draw is not None for draw in draws]
+            return self._land(Flight(drawing, drawn, running, complete, on_device, begin, n_tokens))
+        self._time_prompts(n_tokens, len(running), begin)
         self._sample(complete, logits)
         return complete
+
+    def _time_prompts(self, n_tokens: int, n_running: int, begin: float) -> None:
+        """Learns from a step that was mostly prompts how fast they run."""
+        if n_tokens > STREAM_TOKENS * n_running:
+            self._rates.ran(n_tokens, time.perf_counter() - begin)
+
+    def _land(self, flight: Flight) -> list[Sequence]:
+        """Queues the step behind a flight, then gives out the tokens of the flight."""
+        self._flight = self._follow(flight)
+        try:
+            tokens = flight.drawn.tokens()
+            logits = None if all(flight.on_device) else flight.drawn.logits()
+        except Exception as error:
+            self._flight = None
+            for s in flight.running:
+                if s.finish_reason is None:
+                    self._fail(s, error)
+            return []
+        self._time_prompts(flight.n_tokens, len(flight.running), flight.begun)
+        gained = flight.live
+        if logits is not None:
+            by_host = [not drawn for drawn in flight.on_device]
+            self._sample(
+                [s for s, b in zip(flight.complete, by_host, strict=True) if b],
+                logits[by_host],
+            )
+        for s, drawn, (token, peak) in zip(
+            flight.complete, flight.on_device, tokens.tolist(), strict=True
+        ):
+            if not drawn or s.finish_reason is not None:
+                continue
+            try:
+                check_peak(peak)
+            except Exception as error:
+                self._fail(s, error)
+            else:
+                self._gain(s, Sampled(int(token)))
+        return gained
+
+    def _follow(self, flight: Flight) -> Flight | None:
+        """Queues the next token of the sequences of a flight, whose tokens nobody knows yet.
+
+        Not when anybody else is there to be scheduled, or what comes next depends on the token.
+        """
+        live = flight.live
+        rows = [
+            row
+            for row, s in enumerate(flight.complete)
+            if s.finish_reason is None and s.n_generated + 1 < s.max_tokens
+        ]
+        going = [flight.complete[row] for row in rows]
+        if not going or len(self._sequences) > len(live) or not all(flight.on_device):
+            return None
+        if not all(self._is_foreseeable(s) for s in going):
+            return None
+        try:
+            for s in going:
+                assert s.holding is not None
+                self.pool.trim(s.holding, s.n_run)
+                self.pool.grow(s.holding, s.n_run + 1)
+        except MemoryLimitError:
+            return None  # who makes room is the scheduler's to say
+        begin = time.perf_counter()
+        draws = [s.sampler.draw() for s in going]
+        step = make_next_step(going, rows, len(self.pool.groups))
+        try:
+            drawn = flight.program.draw(replace(step, draws=as_draws(draws)))
+        except Exception as error:
+            for s in going:
+                self._fail(s, error)
+            return None
+        for s in going:
+            s.n_run += 1
+        on_device = [True] * len(going)
+        return Flight(flight.program, drawn, going, going, on_device, begin, len(going))
+
+    def _is_foreseeable(self, s: Sequence) -> bool:
+        """Whether a sequence goes on after its next token as it does now, if that is no end."""
+        n_tokens = len(s.ids) + 1
+        fits = n_tokens <= self.longest and (s.extended or n_tokens <= self.plain_context)
+        return fits and s.constraint is None and s.thinking is None
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
         """Runs prompts up to the final norm, and ends those that are complete then."""
@@ -513,16 +619,20 @@ class Engine:
         for s, sampled in zip(complete, drawn, strict=True):
             if isinstance(sampled, Exception):
                 self._fail(s, sampled)
-                continue
-            s.first_token = s.first_token or time.perf_counter()
-            try:
-                self._take(s, sampled)
-                self._force(s)
-            except Exception as error:  # a constraint that cannot follow
-                self._fail(s, error)
-                continue
-            if s.finish_reason is None and s.n_generated >= s.max_tokens:
-                self._finish(s, "length")
+            else:
+                self._gain(s, sampled)
+
+    def _gain(self, s: Sequence, sampled: Sampled) -> None:
+        """Appends a token that was drawn, and those that have to follow it."""
+        s.first_token = s.first_token or time.perf_counter()
+        try:
+            self._take(s, sampled)
+            self._force(s)
+        except Exception as error:  # a constraint that cannot follow
+            self._fail(s, error)
+            return
+        if s.finish_reason is None and s.n_generated >= s.max_tokens:
+            self._finish(s, "length")
 
     def _take(self, s: Sequence, sampled: Sampled) -> None:
         """Appends a token of the answer, and ends it when it is complete then."""

@@ -1,6 +1,6 @@
 """The vocabulary: graphs of ops, and for each op its reference, cost, tolerance and test cases."""
 
-from zinc.ops import attention, elementwise, heads, linear, moe, norm, recurrent, rope
+from zinc.ops import attention, elementwise, heads, linear, moe, norm, recurrent, rope, sampling
 from zinc.ops.registry import OPS, Cost, Op
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "norm",
     "recurrent",
     "rope",
+    "sampling",
 ]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from zinc.ops.graph import Constant, Dim, FloatArray, Graph, KVState, Value, Weight
 from zinc.ops.random_blocks import random_blocks
-from zinc.ops.step import Step
+from zinc.ops.step import Draws, Step
 from zinc.quant.blocks import GGMLType
 from zinc.quant.encode import ENCODERS, encode
 
@@ -32,7 +32,8 @@ WEIGHT_TYPES = (
 @dataclass(slots=True)
 class Case:
     """`graph.output` is what is compared; `tensors` holds float32 data for each Weight by name, or
-    `blocks` its bytes when it is of a type that zinc does not encode."""
+    `blocks` its bytes when it is of a type that zinc does not encode. `draws` says how the step
+    draws tokens, if it does."""
 
     name: str
     n_tokens: int = 5
@@ -40,6 +41,7 @@ class Case:
     tensors: dict[str, FloatArray] = field(default_factory=dict)
     blocks: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
     sequences: Sequence[int] = ()
+    draws: Draws | None = None
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def rows(self, cols: int, scale: float = 1.0) -> Value:
@@ -123,4 +125,5 @@ class Case:
             seq_start=starts,
             state_slot=np.arange(len(lengths), dtype=np.int32),
             tables=(table,),
+            draws=self.draws,
         )

@@ -262,6 +262,10 @@ class Graph:
         """The token rows whose logits the step wants."""
         return self._make("select_rows", [x], x.cols, Dim.OUTPUTS)
 
+    def sample(self, logits: Value) -> Value:
+        """A token of each output row, as the step says, and the row's largest logit."""
+        return self._make("sample", [logits], 2, Dim.OUTPUTS)
+
     def gate(self, x: Value, g: Value) -> Value:
         """x * sigmoid(g); g has the columns of x, or one for the whole row."""
         assert g.cols in (1, x.cols)

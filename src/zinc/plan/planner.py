@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from zinc.backends.api import Kernels, Launch, Operand, Plan, Ref
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act, Dim, Graph, Input, Node, Value, Weight
 from zinc.ops.registry import OPS
 from zinc.plan import memory, passes
+
+DRAWN_COLS = 2  # of the op `sample`
 
 
 def make_plan(
@@ -19,8 +22,11 @@ def make_plan(
     max_outputs: int,
     max_sequences: int = 64,
     fuse: bool = True,
+    draws: bool = False,
 ) -> Plan:
     """Plans `graph` for steps of at most so many tokens, output rows and sequences.
+
+    draws: its output are logits, from which a backend that can is to draw tokens itself.
 
     Raises UnsupportedError when the backend lacks a kernel for an op or a block format.
     """
@@ -57,7 +63,24 @@ def make_plan(
         return Ref(base.id, value.dim, value.cols, value.act, offset, stride, first, value.runs)
 
     launches = tuple(_lower(node, ref, backend) for node in nodes)
-    return Plan(launches, ref(output), arena.n_bytes, max_tokens, max_outputs)
+    plan = Plan(launches, ref(output), arena.n_bytes, max_tokens, max_outputs)
+    return _with_draws(plan, output) if draws and backend.supports("sample") else plan
+
+
+def _with_draws(plan: Plan, logits: Value) -> Plan:
+    """The plan with a launch that draws tokens, behind all else in the arena: the next step reads
+    them when it has begun to overwrite the rest."""
+    id = 1 + max(ref.id for launch in plan.launches for ref in launch.outputs)
+    tokens = Value(id, Dim.OUTPUTS, DRAWN_COLS)
+    node = Node("sample", (logits,), (tokens,), label="sampling")
+    offset, stride = -(-plan.arena_bytes // memory.ALIGNMENT) * memory.ALIGNMENT, 4 * DRAWN_COLS
+    drawn = Ref(id, Dim.OUTPUTS, DRAWN_COLS, Act.F32, offset, stride)
+    launch = Launch(
+        "sample", Dim.OUTPUTS, (plan.output,), (drawn,), (), OPS["sample"].cost(node), node.label
+    )
+    arena_bytes = offset + plan.max_outputs * stride
+    launches = (*plan.launches, launch)
+    return replace(plan, launches=launches, drawn=drawn, arena_bytes=arena_bytes)
 
 
 def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:

@@ -49,13 +49,16 @@ class Dispatch:
 class Bucket:
     """Upper bounds of a step, for which grids are made: kernels read the step's own numbers.
 
-    `keys` bounds the cached positions that a sequence has after the step.
+    `keys` bounds the cached positions that a sequence has after the step. `draws`: it draws tokens;
+    `logits`: its output is read by the host.
     """
 
     tokens: int
     outputs: int
     sequences: int
     keys: int
+    draws: bool = False
+    logits: bool = True
 
     @classmethod
     def of(cls, plan: Plan, *, tokens: int, outputs: int, sequences: int, keys: int) -> Bucket:

@@ -8,7 +8,6 @@ from zinc.backends.api import Ref
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.dispatch import DeviceKV, DeviceWeight, Features
 from zinc.backends.vulkan.memory import Buffer, Memory, Slice
-from zinc.backends.vulkan.stepdata import StepData
 from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
 
 SCRATCH_BYTES = 16 << 20
@@ -39,20 +38,23 @@ def rounded(n_bytes: int) -> int:
 
 
 class Operands:
-    """Implements zinc.backends.vulkan.schedule.Placed."""
+    """Implements zinc.backends.vulkan.schedule.Placed.
+
+    `step` is where the data of the step is that is recorded next.
+    """
 
     def __init__(
         self,
         features: Features,
         memory: Memory,
         arena: Buffer,
-        data: StepData,
+        step: int,
         weights: Mapping[str, tuple[DeviceWeight | None, Slice]],
         constants: Mapping[Constant, Slice],
         cache: VulkanCache,
     ) -> None:
         self.features = features
-        self.step = data.address
+        self.step = step
         self._memory, self._arena = memory, arena
         self._weights, self._constants, self._cache = weights, constants, cache
         self._scratch = memory.buffer(256)

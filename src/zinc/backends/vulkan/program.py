@@ -2,14 +2,15 @@
 
 Lowerings turn launches into dispatches; hazards (schedule.py) say which may run side by side, and
 barriers stand only between levels. What changes from step to step lies in the step's data, so a
-step costs one copy of a few numbers, one submission and one wait.
+step costs one copy of a few numbers, one submission and one wait. Two steps may be queued, each
+with data of its own: the device begins the next while the host still looks at the last.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -29,15 +30,53 @@ from zinc.ops.graph import Act, Constant, FloatArray
 from zinc.ops.step import Step
 
 MAX_RECORDINGS = 64
+IN_FLIGHT = 2
 
 
 @dataclass(slots=True)
 class Recording:
-    """A recorded step, where its logits arrive, and how long it took lately."""
+    """A recorded step, where its rows arrive, and how long it took lately."""
 
     commands: Commands
     logits: Buffer | None
+    tokens: Buffer | None
     seconds: float = 0.0
+
+
+class Running:
+    """A step that was submitted; implements zinc.backends.api.Drawn."""
+
+    def __init__(self, program: VulkanProgram, recording: Recording, rows: int) -> None:
+        self._program, self._recording, self._rows = program, recording, rows
+        self.done = False
+        self.submitted = perf_counter()
+        self._value = program.device.submit(recording.commands.submission)
+        program.work.submissions += 1
+        program.work.waited_s += perf_counter() - self.submitted
+
+    def wait(self) -> None:
+        """Raises DeviceError."""
+        if self.done:
+            return
+        program, recording = self._program, self._recording
+        # Steps run one after another: this one began when the last had ended.
+        began, started = max(self.submitted, program.last_ended), perf_counter()
+        program.device.wait(self._value, recording.seconds - (started - began))
+        self.done = True
+        program.last_ended = perf_counter()
+        program.work.waited_s += program.last_ended - started
+        known, seconds = recording.seconds, program.last_ended - began
+        recording.seconds = 0.8 * known + 0.2 * seconds if known else seconds
+
+    def tokens(self) -> FloatArray:
+        self.wait()
+        drawn = self._program.plan.drawn
+        assert drawn is not None
+        return _rows(self._recording.tokens, drawn, self._rows)
+
+    def logits(self) -> FloatArray:
+        self.wait()
+        return _rows(self._recording.logits, self._program.plan.output, self._rows)
 
 
 class VulkanProgram:
@@ -55,50 +94,71 @@ class VulkanProgram:
         cache: VulkanCache,
         progress: Progress | None = None,
     ) -> None:
-        self.plan, self._device, self._memory = plan, device, memory
+        self.plan, self.device, self._memory = plan, device, memory
         self._staging, self._pipelines, self._cache = staging, pipelines, cache
         self._progress = progress
         self.work = Work()
         self._arena = memory.buffer(plan.arena_bytes)
-        self._data = StepData(memory, plan.max_tokens, plan.max_outputs)
+        drawn = self._arena.address + plan.drawn.offset if plan.drawn else 0
+        self._data = [
+            StepData(memory, plan.max_tokens, plan.max_outputs, drawn) for _ in range(IN_FLIGHT)
+        ]
         self._pool = Pool(memory)
         self._operands = Operands(
-            features, memory, self._arena, self._data, weights, self._constants(), cache
+            features,
+            memory,
+            self._arena,
+            self._data[0].address,
+            weights,
+            self._constants(),
+            cache,
         )
         self._waits = waits(plan)
-        self._recordings: OrderedDict[Bucket, Recording] = OrderedDict()
-        self._logits: Buffer | None = None
+        self._recordings: OrderedDict[tuple[Bucket, int], Recording] = OrderedDict()
+        self._running: list[Running | None] = [None] * IN_FLIGHT
+        self._downloads: dict[tuple[Ref, int], Buffer] = {}
+        self.last_ended = 0.0
 
     def step(self, step: Step) -> FloatArray:
+        return self._submit(step, logits=True).logits()
+
+    def draw(self, step: Step) -> Running:
+        assert step.draws is not None
+        return self._submit(step, logits=bool((step.draws["k"] == 0).any()))
+
+    def _submit(self, step: Step, logits: bool) -> Running:
         self._check(step)
-        recording = self._recorded(step)
-        self._data.write(step)
-        started = perf_counter()
-        recording.commands.run(recording.seconds)
-        seconds = perf_counter() - started
-        self.work.submissions += 1
-        self.work.waited_s += seconds
-        known = recording.seconds
-        recording.seconds = 0.8 * known + 0.2 * seconds if known else seconds
-        n, cols = len(step.output_rows), self.plan.output.cols
-        if not n or recording.logits is None:
-            return np.empty((0, cols), np.float32)
-        assert recording.logits.bytes is not None
-        stride = self.plan.output.stride
-        rows = recording.logits.bytes[: n * stride].reshape(n, stride)
-        return rows[:, : 4 * cols].view(np.float32)
+        slot = self._free_slot()
+        recording = self._recorded(self._bucket(step, logits), slot)
+        self._data[slot].write(step)
+        running = Running(self, recording, len(step.output_rows))
+        self._running[slot] = running
+        return running
+
+    def _free_slot(self) -> int:
+        """Step data that no running step reads; the first, unless another step is on its way."""
+        for slot, running in enumerate(self._running):
+            if running is None or running.done:
+                return slot
+        oldest = min((r for r in self._running if r is not None), key=lambda r: r.submitted)
+        oldest.wait()
+        return self._running.index(oldest)
+
+    def _settle(self) -> None:
+        """Waits for the steps that are on their way."""
+        for running in self._running:
+            if running is not None:
+                running.wait()
 
     def run(self, step: Step, first: int, last: int) -> None:
-        self._check(step)
-        self._data.write(step)
-        bucket = self._bucket(step)
+        bucket = self._prepared(step)
         everything = [
             dispatch
             for launch in self.plan.launches[first:last]
             for dispatch in lowered(launch, self._operands, bucket)
         ]
         self._pipelines.prepare((d.shader for d in everything), self._progress)
-        recorder = Recorder(self._device, self._pipelines)
+        recorder = Recorder(self.device, self._pipelines)
         for dispatch in everything:
             recorder.level([dispatch])
         recorder.finish().run()
@@ -125,10 +185,8 @@ class VulkanProgram:
 
     def profile(self, step: Step) -> list[float]:
         """Seconds of each launch in a step run as usual: launches of one level share its time."""
-        self._check(step)
-        self._data.write(step)
-        steps = self._schedule(self._bucket(step))
-        recorder = Recorder(self._device, self._pipelines, len(steps) + 1)
+        steps = self._schedule(self._prepared(step))
+        recorder = Recorder(self.device, self._pipelines, len(steps) + 1)
         recorder.timestamp()
         for level in steps:
             recorder.level(dispatch for _, dispatch in level)
@@ -143,8 +201,16 @@ class VulkanProgram:
 
     def counts(self, step: Step) -> StepCounts:
         """What was recorded for a step."""
-        commands = self._recorded(step).commands
+        commands = self._recorded(self._bucket(step), 0).commands
         return StepCounts(commands.n_dispatches, commands.n_barriers)
+
+    def _prepared(self, step: Step) -> Bucket:
+        """The bucket of a step that is run launch by launch, with its data in place."""
+        self._check(step)
+        self._settle()
+        self._data[0].write(step)
+        self._operands.step = self._data[0].address
+        return self._bucket(step)
 
     def _check(self, step: Step) -> None:
         if step.n_tokens > self.plan.max_tokens or len(step.output_rows) > self.plan.max_outputs:
@@ -153,14 +219,15 @@ class VulkanProgram:
                 f"the plan's {self.plan.max_tokens} and {self.plan.max_outputs}"
             )
 
-    def _bucket(self, step: Step) -> Bucket:
-        return Bucket.of(
+    def _bucket(self, step: Step, logits: bool = True) -> Bucket:
+        bucket = Bucket.of(
             self.plan,
             tokens=len(step.ids),
             outputs=len(step.output_rows),
             sequences=len(step.state_slot),
             keys=int(step.positions.max()) + 1,
         )
+        return replace(bucket, draws=step.draws is not None, logits=logits)
 
     def _constants(self) -> dict[Constant, Slice]:
         found = [x for launch in self.plan.launches for x in launch.inputs]
@@ -177,32 +244,49 @@ class VulkanProgram:
         self._pipelines.prepare((d.shader for level in levels for _, d in level), self._progress)
         return levels
 
-    def _recorded(self, step: Step) -> Recording:
-        bucket = self._bucket(step)
-        found = self._recordings.get(bucket)
+    def _recorded(self, bucket: Bucket, slot: int) -> Recording:
+        found = self._recordings.get((bucket, slot))
         if found is None:
-            return self._record(bucket)
-        self._recordings.move_to_end(bucket)
+            return self._record(bucket, slot)
+        self._recordings.move_to_end((bucket, slot))
         return found
 
-    def _record(self, bucket: Bucket) -> Recording:
+    def _record(self, bucket: Bucket, slot: int) -> Recording:
+        self._operands.step = self._data[slot].address
         steps = self._schedule(bucket)
-        recorder = Recorder(self._device, self._pipelines)
+        recorder = Recorder(self.device, self._pipelines)
         for level in steps:
             recorder.level(dispatch for _, dispatch in level)
-        logits = None
-        if bucket.outputs:
-            output = self.plan.output
-            size = bucket.outputs * output.stride
-            if self._logits is None or self._logits.size < size:
-                self._logits = self._memory.buffer(size, Kind.DOWNLOAD)
-            logits = self._logits
-            recorder.read_back(self._arena, output.offset, logits, size)
-        recording = Recording(recorder.finish(), logits)
-        self._recordings[bucket] = recording
+        wanted = bucket.outputs > 0
+        logits = self._download(recorder, self.plan.output, bucket, slot, wanted and bucket.logits)
+        tokens = self._download(recorder, self.plan.drawn, bucket, slot, wanted and bucket.draws)
+        recording = Recording(recorder.finish(), logits, tokens)
+        self._recordings[bucket, slot] = recording
         if len(self._recordings) > MAX_RECORDINGS:
             self._recordings.popitem(last=False)
         return recording
+
+    def _download(
+        self, recorder: Recorder, ref: Ref | None, bucket: Bucket, slot: int, wanted: bool
+    ) -> Buffer | None:
+        """Has the rows of an output copied to where the host reads them."""
+        if ref is None or not wanted:
+            return None
+        size = bucket.outputs * ref.stride
+        buffer = self._downloads.get((ref, slot))
+        if buffer is None or buffer.size < size:
+            buffer = self._downloads[ref, slot] = self._memory.buffer(size, Kind.DOWNLOAD)
+        recorder.read_back(self._arena, ref.offset, buffer, size)
+        return buffer
+
+
+def _rows(buffer: Buffer | None, ref: Ref, n: int) -> FloatArray:
+    """The first rows of an output that was copied to the host."""
+    if not n or buffer is None:
+        return np.empty((0, ref.cols), np.float32)
+    assert buffer.bytes is not None
+    rows = buffer.bytes[: n * ref.stride].reshape(n, ref.stride)
+    return rows[:, : 4 * ref.cols].view(np.float32)
 
 
 def _decode_q8_rows(data: npt.NDArray[np.uint8], ref: Ref) -> FloatArray:

@@ -6,15 +6,17 @@ reports logprobs. The names and semantics of the samplers are those of llama.cpp
 carry over; nothing here ever sorts a whole vocabulary to find a few likely tokens.
 """
 
-from zinc.engine.sampling.chain import Sampled, Sampler, sample_rows
+from zinc.engine.sampling.chain import Draw, Sampled, Sampler, check_peak, sample_rows
 from zinc.engine.sampling.dry import breaker_sequences
 from zinc.engine.sampling.params import DEFAULT_SAMPLERS, SamplingParams
 
 __all__ = [
     "DEFAULT_SAMPLERS",
+    "Draw",
     "Sampled",
     "Sampler",
     "SamplingParams",
     "breaker_sequences",
+    "check_peak",
     "sample_rows",
 ]

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -25,11 +25,14 @@ from zinc.engine.sampling.dry import Dry
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.penalties import Penalties
 from zinc.engine.sampling.short import Short, draw_short
+from zinc.ops.sampling import MOST_CANDIDATES
 
 Step = Callable[[Candidates], Candidates]
+Draw: TypeAlias = tuple[int, int, float, float, float, float]
 
 _LARGEST_LOGIT = 1e30  # a model's logits are within a few hundred; products stay in float32
 _DRAW_BLOCK = 512
+_LIKELIEST: Draw = (1, 0, 1.0, 0.0, 1.0, 0.0)
 
 
 class _Follower(Protocol):
@@ -89,6 +92,8 @@ class Sampler:
         self._lowered = frozenset(biases)
         active = [n for n, step in zip(params.samplers, steps, strict=True) if step is not None]
         self._short = Short.of(params, active)
+        as_is = not (biases or self._followers or params.logprobs is not None)
+        self._on_device = as_is and (self._is_plain or _is_small(self._short))
         self._restart()
 
     def sample(self, logits: Floats, allowed: Allowed | None = None) -> Sampled:
@@ -121,6 +126,19 @@ class Sampler:
         if self.params.logprobs is None:
             return Sampled(token)
         return log_probabilities(logits, token, self.params.logprobs)
+
+    def draw(self) -> Draw | None:
+        """How a program draws the next token itself, in the order of DRAW (zinc.ops.step).
+
+        None when it is the host's to draw. That depends on the request alone, so that company in a
+        batch changes no token. Every draw is to be used: it takes a random number, as `sample`.
+        """
+        if not self._on_device:
+            return None
+        if self._short is None:
+            return _LIKELIEST
+        c = self._short
+        return c.k, c.min_keep, c.top_p, c.min_p, c.temperature, self._random.random()
 
     def accept(self, token: int) -> None:
         """Remembers a token as part of the text."""
@@ -201,7 +219,7 @@ class Sampler:
     def _begin(self, logits: Floats, allowed: Allowed | None) -> Candidates:
         """What is to be drawn from. Raises when that is nothing, or damaged."""
         candidates = self._candidates(logits, allowed)
-        _check_peak(float(candidates.peak()) if len(candidates) else -math.inf)
+        check_peak(float(candidates.peak()) if len(candidates) else -math.inf)
         return candidates
 
     def _candidates(self, logits: Floats, allowed: Allowed | None) -> Candidates:
@@ -247,7 +265,7 @@ class Sampler:
             if abs(peak) < _LARGEST_LOGIT and allowed.allows(token):
                 return token
         token, peak = self._likeliest(self._candidates(logits, allowed))
-        _check_peak(peak)
+        check_peak(peak)
         return token
 
     def _likeliest(self, candidates: Candidates) -> tuple[int, float]:
@@ -283,6 +301,11 @@ def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
         float(logits[token]) - log_total,
         tuple((int(i), float(logits[i]) - log_total) for i in largest(logits, top)),
     )
+
+
+def _is_small(chain: Short | None) -> bool:
+    """Whether a device finds the chain's candidates."""
+    return chain is not None and chain.k <= MOST_CANDIDATES
 
 
 def sample_rows(
@@ -322,7 +345,9 @@ def sample_rows(
     return [each for each in found if each is not None]
 
 
-def _check_peak(peak: float) -> None:
+def check_peak(peak: float) -> None:
+    """Raises RequestError when the largest logit says that no token is allowed, ModelError when
+    it is not a number of a model."""
     if peak == -math.inf:
         raise RequestError(
             "no token can be drawn",

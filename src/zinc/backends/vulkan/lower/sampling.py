@@ -1,0 +1,45 @@
+"""Drawing tokens: chunks of logits are cut down to candidates, until one workgroup has them all."""
+
+from __future__ import annotations
+
+import struct
+
+from zinc.backends.api import Launch, Ref
+from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.backends.vulkan.lower.operands import ceil_div, operand, power_of_two
+from zinc.ops.sampling import MOST_CANDIDATES
+
+CHUNK = 2048  # candidates that a workgroup sorts, 8 bytes each
+THREADS = 256
+
+
+@lowers("sample")
+def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    logits, (drawn,) = operand(launch, 0, Ref), launch.outputs
+    if not bucket.draws:
+        return []
+    dispatches: list[Dispatch] = []
+    n, source, stride = logits.cols, at.ref(logits), logits.stride
+    while True:
+        chunks = ceil_div(n, CHUNK)
+        if chunks == 1:
+            target, target_stride = at.ref(drawn), drawn.stride
+        else:
+            target_stride = 8 * MOST_CANDIDATES * chunks
+            target = at.scratch(bucket.outputs * target_stride)
+        shader = Shader(
+            "sample",
+            (
+                ("CHUNK", CHUNK if chunks > 1 else max(MOST_CANDIDATES, power_of_two(n))),
+                ("FIRST", int(not dispatches)),
+                ("LAST", int(chunks == 1)),
+                ("THREADS", THREADS),
+                ("TOP", MOST_CANDIDATES),
+            ),
+        )
+        push = struct.pack("<3Q3I", at.step, source, target, stride, target_stride, n)
+        grid = (chunks, bucket.outputs, 1)
+        dispatches.append(Dispatch(shader, push, grid, waits=bool(dispatches)))
+        if chunks == 1:
+            return dispatches
+        n, source, stride = MOST_CANDIDATES * chunks, target, target_stride

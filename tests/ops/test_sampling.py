@@ -1,0 +1,116 @@
+"""Tokens that a device draws: those of the host's chain for the same random number, and as often as
+they should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ops.test_ops import run
+from present import computing
+
+from zinc.backends import api
+from zinc.engine.sampling import Sampler, SamplingParams
+from zinc.engine.sampling.candidates import Candidates
+from zinc.engine.sampling.short import Short, draw_short
+from zinc.ops.cases import Case
+from zinc.ops.sampling import draws_of
+
+DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("sample"))]
+CHI_SQUARE_999_7 = 24.32  # 0.999 quantile, 7 degrees of freedom
+
+
+def drawn(name, logits, draws):
+    """(tokens, largest logits) of rows."""
+    case = Case("draw", len(logits), draws=draws_of(draws))
+    rows = case.graph.select_rows(case.graph.embed(case.given(logits)))
+    tokens, peaks = run(api.create(name), case.returns(case.graph.sample(rows))).T
+    return tokens.astype(int).tolist(), peaks
+
+
+@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("n_vocab", [300, 9000])
+def test_the_host_draws_the_same_token_with_the_same_number(name, n_vocab):
+    rng = np.random.default_rng(n_vocab)
+    chains = [
+        Short(int(k), float(p), float(least), float(t), int(keep))
+        for k, p, least, t, keep in zip(
+            rng.choice([2, 7, 40, 64], 200),
+            rng.choice([1.0, 0.95, 0.5], 200),
+            rng.choice([0.0, 0.05, 0.5], 200),
+            rng.choice([0.5, 1.0, 1.8], 200),
+            rng.choice([0, 5], 200),
+            strict=True,
+        )
+    ]
+    logits = (2 * rng.standard_normal((200, n_vocab))).astype(np.float32)
+    logits[::7] = np.round(logits[::7])  # with ties
+    logits[3::9, : n_vocab - 5] = -np.inf  # fewer tokens than k
+    points = rng.random(200)
+    draws = [
+        (c.k, c.min_keep, c.top_p, c.min_p, c.temperature, u)
+        for c, u in zip(chains, points, strict=True)
+    ]
+    wanted = draw_short(chains, [Candidates(row) for row in logits], points.tolist())
+    assert drawn(name, logits, draws)[0] == wanted
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_tokens_come_as_often_as_they_should(name):
+    logits = np.full(400, -np.inf, np.float32)
+    likely = np.array([3, 50, 77, 120, 200, 301, 302, 399])
+    logits[likely] = np.random.default_rng(3).normal(0, 1, 8)
+    n = 4000
+    points = np.random.default_rng(11).random(n)
+    draws = [(64, 0, 1.0, 0.0, 1.5, u) for u in points]
+    tokens, _ = drawn(name, np.tile(logits, (n, 1)), draws)
+    counts = np.array([tokens.count(token) for token in likely])
+    assert counts.sum() == n
+    means = np.exp(logits[likely].astype(np.float64) / 1.5)
+    means *= n / means.sum()
+    assert ((counts - means) ** 2 / means).sum() < CHI_SQUARE_999_7
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_the_likeliest_is_the_first_of_equals_and_a_row_may_be_left_out(name):
+    rng = np.random.default_rng(5)
+    logits = rng.integers(-3, 9, (20, 5000)).astype(np.float32)
+    draws = [(int(i != 13), 0, 1.0, 0.0, 1.0, 0.0) for i in range(20)]
+    tokens, peaks = drawn(name, logits, draws)
+    keep = np.arange(20) != 13
+    assert np.array(tokens)[keep].tolist() == logits.argmax(axis=1)[keep].tolist()
+    assert np.array_equal(peaks[keep], logits.max(axis=1)[keep])
+
+
+@pytest.mark.parametrize("k", [1, 40])
+def test_a_damaged_row_shows_in_its_largest_logit(k):
+    """And its token is one of the vocabulary: the next step, already on its way, looks it up."""
+    logits = np.zeros((4, 3000), np.float32)
+    logits[0, 2000], logits[1, 5], logits[2] = np.nan, np.inf, -np.inf
+    for name in DRAWING:
+        tokens, peaks = drawn(name, logits, [(k, 0, 0.9, 0.0, 1.0, 0.5)] * 4)
+        assert np.isnan(peaks[0])
+        assert peaks[1:].tolist() == [np.inf, -np.inf, 0.0]
+        assert tokens[:3] == [2000, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "draws"),
+    [
+        ({"temperature": 0}, True),
+        ({}, True),
+        ({"top_k": 64, "top_p": 1.0, "min_p": 0.0}, True),
+        ({"top_k": 65}, False),
+        ({"top_k": 0}, False),
+        ({"logprobs": 0}, False),
+        ({"temperature": 0, "logit_bias": {5: 1.0}}, False),
+        ({"repeat_penalty": 1.1}, False),
+        ({"temperature": 0, "presence_penalty": 0.5}, False),
+        ({"ignore_eos": True}, False),
+        ({"mirostat": 2}, False),
+        ({"xtc_probability": 0.5}, False),
+        ({"samplers": ("temperature", "top_k")}, False),
+    ],
+)
+def test_which_requests_a_device_draws_for(settings, draws):
+    sampler = Sampler(SamplingParams(seed=1, **settings), 50, end_tokens=[7])
+    assert (sampler.draw() is not None) is draws
