@@ -22,9 +22,14 @@ pytestmark = [
 
 
 def check(backend: str, got: np.ndarray, want: np.ndarray) -> None:
+    """The best token is the same wherever the second best is no tie within the tolerance."""
+    tolerance = TOLERANCE.get(backend, OTHERS)
     assert np.isfinite(got).all()
-    assert relative_error(got, want) <= TOLERANCE.get(backend, OTHERS)
-    assert (got.argmax(axis=1) == want.argmax(axis=1)).all()
+    assert relative_error(got, want) <= tolerance
+    second, best = np.sort(want, axis=1)[:, -2:].T
+    clear = best - second > tolerance * np.sqrt(np.square(want).mean(axis=1))
+    assert clear.sum() >= len(want) - 1
+    assert (got.argmax(axis=1) == want.argmax(axis=1))[clear].all()
 
 
 def test_whole_prompt(name: str, backend: str) -> None:
