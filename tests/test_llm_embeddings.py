@@ -76,6 +76,8 @@ def test_what_cannot_be_embedded(llm):
         llm.embed("x", dimensions=100_000)
     with pytest.raises(RequestError, match="pooling"):
         llm.embed("x", pooling="max")
+    with pytest.raises(RequestError, match="without pooling"):
+        llm.embed("x", pooling="none")
     with pytest.raises(RequestError, match="pooling"):
         LLM(backend="cpu", pooling="rank")
     assert llm.engine.idle

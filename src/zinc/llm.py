@@ -349,6 +349,12 @@ class LLM:
         Raises RequestError when a text is longer than the context.
         """
         how = self.pooling if pooling is None else Pooling.named(pooling)
+        if how is Pooling.NONE:
+            raise RequestError(
+                "texts cannot be embedded without pooling",
+                "an embedding is one row for each of them",
+                "choose mean, cls or last",
+            )
         sequences: list[Sequence] = []
         pools: list[Pooled] = []
         try:

@@ -122,3 +122,17 @@ def test_pooling_is_the_servers(llm: LLM):
     with running(load=load) as server:
         found = server.post("/v1/embeddings", {"input": TEXTS[0]}).json["data"][0]["embedding"]
         np.testing.assert_allclose(found, llm.embed(TEXTS[0], pooling="last")[0], rtol=1e-6)
+
+
+def test_without_pooling_every_token_has_a_row():
+    load = LoadOptions(backend=LOAD.backend, threads=2, pooling="none")
+    with running(load=load) as server, LLM(backend=LOAD.backend, threads=2) as llm:
+        ids = llm.tokenizer.encode(TEXTS[0])
+        (found,) = server.post("/embedding", {"content": TEXTS[0]}).json
+        rows = np.array(found["embedding"])
+        assert len(rows) == len(ids)
+        pooled = llm.embed(TEXTS[0], pooling="mean", normalize=False)[0]
+        np.testing.assert_allclose(rows.mean(axis=0), pooled, rtol=1e-4, atol=1e-6)
+        refused = server.post("/v1/embeddings", {"input": TEXTS[0]})
+        assert refused.status == 400
+        assert "--pooling none" in refused.json["error"]["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -183,8 +184,104 @@ def test_metrics(server: Running):
     assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
     for line in found.body.decode().splitlines():
         assert re.fullmatch(
-            r'# (HELP|TYPE) zinc_\w+ .+|zinc_\w+(\{(\w+="[^"]*",?)+\})? [-+0-9.e]+', line
+            r"# (HELP|TYPE) (zinc_|llamacpp:)\w+ .+"
+            r'|(zinc_|llamacpp:)\w+(\{(\w+="[^"]*",?)+\})? [-+0-9.e]+',
+            line,
         ), line
+
+
+def test_metrics_under_the_names_of_llama_cpp(server: Running):
+    def values() -> dict[str, float]:
+        text = server.get("/metrics").body.decode()
+        return {k: float(v) for k, v in re.findall(r"^llamacpp:(\w+)\{.*\} (\S+)$", text, re.M)}
+
+    server.post("/completion", FIELDS)
+    before = values()
+    timings = [
+        server.post("/completion", {**FIELDS, "prompt": "Far away" * 40}).json["timings"]
+        for _ in range(2)
+    ]
+    gained = {name: value - before[name] for name, value in values().items()}
+    assert timings[1]["cache_n"] > 0
+    assert gained["prompt_tokens_total"] == sum(t["prompt_n"] for t in timings)
+    assert gained["prompt_tokens_cached_total"] == sum(t["cache_n"] for t in timings)
+    n_predicted = sum(t["predicted_n"] for t in timings)
+    assert gained["tokens_predicted_total"] == n_predicted
+    assert gained["n_decode_total"] >= n_predicted
+    took = sum(t["prompt_ms"] for t in timings) / 1000
+    assert gained["prompt_seconds_total"] == pytest.approx(took, abs=1e-4)
+    took = sum(t["predicted_ms"] for t in timings) / 1000
+    assert gained["tokens_predicted_seconds_total"] == pytest.approx(took, abs=1e-4)
+    rates = values()
+    assert rates["prompt_tokens_seconds"] == pytest.approx(
+        rates["prompt_tokens_total"] / rates["prompt_seconds_total"]
+    )
+    n_answers = rates["tokens_predicted_total"] - (
+        rates["predicted_tokens_seconds"] * rates["tokens_predicted_seconds_total"]
+    )
+    assert n_answers == pytest.approx(round(n_answers))  # the first token of each is the prefill's
+    assert rates["requests_processing"] == rates["requests_deferred"] == 0
+
+
+LONG = "The ship sailed north for a day and a night. " * 60
+STREAMS = {
+    "/completion": {"prompt": LONG, "n_predict": 6},
+    "/v1/completions": {"prompt": LONG, "max_tokens": 6},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 6},
+    "/v1/responses": {"input": LONG, "max_output_tokens": 6},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_tells_how_far_its_prompt_is(server: Running, path):
+    fresh = {"seed": 1, "temperature": 0, "stream": True, "ignore_eos": True}
+    salt = f"{path} {len(STREAMS)}: "
+    fields = json.loads(json.dumps(STREAMS[path]).replace("The ship", salt, 1)) | fresh
+    for cached in (False, True):
+        told = {"return_progress": True, "timings_per_token": True}
+        events = server.post(path, {**fields, **told}).events
+        progress = [e for e in events if "prompt_progress" in e]
+        steps = [e["prompt_progress"] for e in progress]
+        assert (steps[0]["cache"] > 50) == cached
+        assert steps[0]["processed"] == steps[0]["cache"]
+        assert steps[-1]["processed"] == steps[-1]["total"] > 500
+        assert all(a["processed"] < b["processed"] for a, b in itertools.pairwise(steps))
+        assert all(a["time_ms"] <= b["time_ms"] for a, b in itertools.pairwise(steps))
+        assert {(s["total"], s["cache"]) for s in steps} == {(steps[0]["total"], steps[0]["cache"])}
+        timings = [e["timings"] for e in progress]
+        assert timings[0]["prompt_n"] == timings[0]["prompt_ms"] == timings[0]["predicted_n"] == 0
+        assert timings[-1]["prompt_n"] == steps[-1]["total"] - steps[-1]["cache"]
+        # Then every piece of the answer comes with its timings.
+        rest = [e for e in events if e not in progress and "timings" in e]
+        counts = [e["timings"]["predicted_n"] for e in rest]
+        assert len(rest) > 1
+        assert counts == sorted(counts)
+        assert counts[-1] == 6
+        assert events.index(progress[-1]) < events.index(rest[0])
+    plain = server.post(path, fields).events
+    assert not any("prompt_progress" in e for e in plain)
+    assert sum("timings" in e for e in plain) == (path != "/v1/responses")
+    whole = server.post(path, {**fields, **told, "stream": False})
+    assert whole.status == 200
+
+
+def test_a_scored_prompt_is_echoed_behind_its_progress(server: Running):
+    fields = {"prompt": LONG + "By dawn.", "max_tokens": 2, "echo": True, "logprobs": 1}
+    told = {"stream": True, "return_progress": True, "temperature": 0}
+    events = server.post("/v1/completions", {**fields, **told}).events
+    kinds = ["prompt_progress" in e for e in events]
+    assert kinds == sorted(kinds, reverse=True)
+    assert sum(kinds) > 1
+    assert events[sum(kinds)]["choices"][0]["text"] == fields["prompt"]
+
+
+def test_usage_comes_with_timings(server: Running):
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        fields = {**STREAMS[path], "stream": True, "ignore_eos": True}
+        fields["stream_options"] = {"include_usage": True}
+        last = server.post(path, fields).events[-2]
+        assert last["choices"] == []
+        assert last["timings"]["predicted_n"] == last["usage"]["completion_tokens"] == 6
 
 
 def test_strangers_do_not_grow_the_metrics(server: Running):

@@ -121,8 +121,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pooling",
-        choices=("mean", "cls", "last"),
-        help="how embeddings make one row of a text's (default: as the model says, else mean)",
+        choices=("mean", "cls", "last", "none"),
+        help="how embeddings make one row of a text's (default: as the model says, else mean); "
+        "none keeps all, for /embedding alone",
     )
     parser.add_argument(
         "--ignore-unknown-fields",

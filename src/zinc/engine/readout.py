@@ -38,11 +38,13 @@ class Readout(Protocol):
 
 
 class Pooling(StrEnum):
-    """How the rows of a text become one: their mean, the first or the last."""
+    """How the rows of a text become one: their mean, the first or the last; or none of them does,
+    and each stays."""
 
     MEAN = "mean"
     CLS = "cls"
     LAST = "last"
+    NONE = "none"
 
     @classmethod
     def named(cls, name: str) -> Pooling:
@@ -63,7 +65,8 @@ class Pooling(StrEnum):
 
 
 class Pooled:
-    """One row for a prompt. `row` is float64 [hidden], not normalised."""
+    """One row for a prompt, or every one. `row` is float64 [hidden], not normalised; for
+    Pooling.NONE there are `rows`, float32 [tokens, hidden], in its place."""
 
     hidden = True
 
@@ -74,15 +77,22 @@ class Pooled:
     def reset(self) -> None:
         self._sum: npt.NDArray[np.float64] | None = None
         self._count = 0
+        self._rows: list[FloatArray] = []
 
     def read(self, ids: Sequence[int], first: int, rows: FloatArray) -> None:
-        if self._pooling is Pooling.MEAN:
+        if self._pooling is Pooling.NONE:
+            self._rows.append(rows.copy())
+        elif self._pooling is Pooling.MEAN:
             part = rows.sum(axis=0, dtype=np.float64)
             self._sum = part if self._sum is None else self._sum + part
             self._count += len(rows)
         elif self._pooling is Pooling.LAST or first == 0:
             self._sum = rows[-1 if self._pooling is Pooling.LAST else 0].astype(np.float64)
             self._count = 1
+
+    @property
+    def rows(self) -> FloatArray:
+        return np.concatenate(self._rows)
 
     @property
     def row(self) -> npt.NDArray[np.float64]:

@@ -25,7 +25,7 @@ from zinc.server.body import Json
 from zinc.server.errors import context_exceeded, invalid, unsupported
 from zinc.server.fields import Constraint, constraints, with_seed
 from zinc.server.pool import LoadedModel
-from zinc.server.runner import End, Generation, Job
+from zinc.server.runner import NO_TELEMETRY, End, Generation, Job, Progress, Telemetry
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.specials import SHIELD
 
@@ -49,6 +49,7 @@ class ChatRequest:
     constraint: Constraint | None = None
     thinking_budget: int | None = None
     priority: int = 0
+    telemetry: Telemetry = NO_TELEMETRY
     param: str = "messages"
 
 
@@ -74,10 +75,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An event, and the tokens that content is made of."""
+    """An event, and the tokens that content is made of; empty where it tells of the prompt."""
 
     event: Event
     tokens: tuple[Sampled, ...] = ()
+    timings: Timings | None = None
+    progress: Progress | None = None
 
 
 @dataclass(slots=True)
@@ -129,6 +132,9 @@ class ChatAnswer:
         pending: list[Sampled] = []
         n_calls, reasoning_tokens = 0, 0
         async for item in self.generation:
+            if isinstance(item, Progress):
+                yield Piece(Content(""), progress=item)
+                continue
             if not isinstance(item, End):
                 reasoning_tokens += item.thinking
                 # Log-probabilities are given for the content's tokens alone.
@@ -140,7 +146,7 @@ class ChatAnswer:
                 elif isinstance(event, CallEnd):
                     n_calls += event.complete
                     pending = []
-                yield Piece(event, tokens)
+                yield Piece(event, tokens, item.timings)
             if isinstance(item, End):
                 reason = "calls" if n_calls and item.reason == "stop" else item.reason
                 yield Finished(reason, item.stop, item.timings, reasoning_tokens)
@@ -184,6 +190,7 @@ async def start(model: LoadedModel, request: ChatRequest, client: str = "") -> l
             held[i],
             one_call=request.one_call,
             priority=request.priority,
+            telemetry=request.telemetry,
         )
         for i in range(request.n)
     ]

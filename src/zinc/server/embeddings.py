@@ -17,12 +17,12 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.engine.readout import Pooled, embedding
+from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Timings
 from zinc.ops.graph import FloatArray
 from zinc.server import prompts
-from zinc.server.errors import invalid
+from zinc.server.errors import ApiError, invalid
 from zinc.server.fields import QueueFields
 from zinc.server.http import encode_json, record, stop, unless_disconnected
 from zinc.server.openai_shapes import NeutralFields
@@ -63,6 +63,13 @@ async def embeddings(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, EmbeddingFields)
 
     def check(model: LoadedModel) -> None:
+        if model.llm.pooling is Pooling.NONE:
+            raise ApiError(
+                400,
+                "there are no embeddings in OpenAI's form",
+                "this server was started with --pooling none",
+                "ask /embedding",
+            )
         if (fields.dimensions or 1) > model.llm.spec.hidden:
             raise invalid(
                 "dimensions",
@@ -93,10 +100,11 @@ async def native_embeddings(service: Service, request: Request) -> Response:
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
         yield b"["
         for i, each in enumerate(pools):
-            row = _normalised(each, fields.embd_normalize)
+            each_token = model.llm.pooling is Pooling.NONE
+            rows = each.rows if each_token else [_normalised(each, fields.embd_normalize)]
+            found = [_encoded(row, fields.encoding_format) for row in rows]
             yield b"," * (i > 0)
-            found = _encoded(row, fields.encoding_format)
-            yield encode_json({"index": i, "embedding": [found]})
+            yield encode_json({"index": i, "embedding": found})
         yield b"]"
 
     encode = partial(_encode_all, texts=texts or "", param=param, parse_special=True)

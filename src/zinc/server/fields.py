@@ -21,6 +21,7 @@ from zinc.engine.structured import Kind
 from zinc.server.body import Fields, FirstError
 from zinc.server.errors import invalid
 from zinc.server.pool import LoadedModel
+from zinc.server.runner import NO_TELEMETRY, Telemetry
 
 MAX_ANSWERS = 128
 MAX_TOP_LOGPROBS = 20
@@ -75,13 +76,24 @@ class LlamaFields(Fields):
     """Fields of llama.cpp's server that say how it works and not what it answers: accepted
     everywhere, because its clients send them, and without effect on the answer."""
 
+    timings_per_token: bool | None = Field(
+        None, description="timings come with every chunk of a stream, and not only the last"
+    )
+    return_progress: bool | None = Field(
+        None, description="a stream tells how far the prompt is, before its first token"
+    )
     cache_prompt: bool | None = Field(None, description="prefixes are always looked up")
     id_slot: int | None = Field(None, description="a request runs wherever there is room")
-    timings_per_token: bool | None = Field(None, description="timings come with the last chunk")
-    return_progress: bool | None = None
     n_keep: int | None = Field(None, description="a prompt that is too long is refused")
     n_cache_reuse: int | None = None
     sse_ping_interval: int | None = None
+
+
+def telemetry_of(fields: LlamaFields, streamed: bool | None) -> Telemetry:
+    """What the answer's stream tells beside its tokens, if there is one."""
+    if not streamed:
+        return NO_TELEMETRY
+    return Telemetry(bool(fields.timings_per_token), bool(fields.return_progress))
 
 
 class QueueFields(Fields):

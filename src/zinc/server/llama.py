@@ -34,16 +34,25 @@ from zinc.server.fields import (
     constraint_of,
     constraints,
     sampling_params,
+    telemetry_of,
     with_seed,
 )
 from zinc.server.http import JSONAnswer, event, merge
 from zinc.server.openai_chat import ChatFields, to_request
-from zinc.server.openai_shapes import OPENAI, check_count, refuse, timings_object, token_logprob
+from zinc.server.openai_shapes import (
+    OPENAI,
+    check_count,
+    progress_members,
+    refuse,
+    timings_member,
+    timings_object,
+    token_logprob,
+)
 from zinc.server.openai_text import MAX_PROMPTS
 from zinc.server.pool import LoadedModel
 from zinc.server.runner import End, Generation, Job, PlainReader
 from zinc.server.service import Service, account, answer, client_of, read_fields
-from zinc.server.text import plain_text
+from zinc.server.text import PlainText, plain_text
 from zinc.tokenizer import Tokenizer
 
 _ONE_MODEL = "the first one that the server has, unless it is named"
@@ -111,6 +120,7 @@ async def completion(service: Service, request: Request) -> Response:
                 constraint=next(held),
                 deadline_s=deadline if deadline > 0 else None,
                 priority=fields.priority or 0,
+                telemetry=telemetry_of(fields, fields.stream),
             )
             for ids in [prompts.encode(model, each, "prompt", parse_special=True) for each in found]
             for i in range(n)
@@ -141,8 +151,8 @@ async def completion(service: Service, request: Request) -> Response:
             if isinstance(item, End):
                 ends.append(item)
                 yield event(results[index].final(item, streamed=True))
-            elif item.text:
-                yield event(results[index].piece(item.text, item.tokens))
+            elif item.text or item.progress:
+                yield event(results[index].piece(item))
         account(request, [(end.reason, end.timings) for end in ends])
 
     streamed = events if fields.stream else None
@@ -164,17 +174,21 @@ class _Result:
         self._text += text
         self._tokens += tokens
 
-    def piece(self, text: str, tokens: Sequence[Sampled]) -> dict[str, Any]:
-        self.add(text, tokens)
+    def piece(self, piece: PlainText) -> dict[str, Any]:
+        tokens = piece.tokens
+        self.add(piece.text, tokens)
         found: dict[str, Any] = {
             "index": self._index,
-            "content": text,
+            "content": piece.text,
             "tokens": [s.token for s in tokens],
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": len(self._tokens),
             "tokens_evaluated": self._generation.n_prompt,
         }
+        if piece.progress is not None:
+            return found | progress_members(piece.progress, self._fields.timings_per_token)
+        found |= timings_member(piece.timings)
         if self._fields.n_probs:
             found["completion_probabilities"] = self._probabilities(tokens)
         return found

@@ -6,8 +6,9 @@ a lock. https://prometheus.io/docs/instrumenting/exposition_formats/
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from zinc.engine.loader import Memory
 from zinc.engine.sequence import Timings
@@ -38,6 +39,10 @@ class Family:
     def value(self, *labels: str) -> float:
         return self._values.get(labels, 0)
 
+    def known(self) -> dict[Labels, float]:
+        """Values by label, in the order they came."""
+        return dict(self._values)
+
     def clear(self) -> None:
         self._values.clear()
 
@@ -61,6 +66,9 @@ class Histogram(Family):
         counts = self._counts.setdefault(labels, [0] * (len(self._buckets) + 1))
         counts[bisect_left(self._buckets, value)] += 1
         self._sums[labels] = self._sums.get(labels, 0) + value
+
+    def count(self, *labels: str) -> int:
+        return sum(self._counts.get(labels, ()))
 
     def lines(self) -> Iterable[str]:
         names = (*self.labels, "le")
@@ -160,9 +168,48 @@ class ServerMetrics:
         ):
             gauge.set(value, model)
 
+    def _as_llama(self) -> list[Family]:
+        """Figures that are there already, under the names of llama.cpp's server.
+
+        https://github.com/ggml-org/llama.cpp/tree/master/tools/server, "GET /metrics".
+        """
+        models = {**self.generated_tokens.known(), **self.running.known()}
+
+        def derived(kind: str, name: str, help: str, of: Callable[[str], float]) -> Family:
+            found = Family(kind, f"llamacpp:{name}", help, ["model"])
+            for (model,) in models:
+                found.set(of(model), model)
+            return found
+
+        def same(kind: str, name: str, family: Family) -> Family:
+            return derived(kind, name, family.help, family.value)
+
+        def run(model: str) -> float:
+            return self.prompt_tokens.value(model) - self.cached_tokens.value(model)
+
+        def prompt_rate(model: str) -> float:
+            return run(model) / (self.prompt_seconds.value(model) or math.inf)
+
+        def rate(model: str) -> float:
+            tokens = self.generated_tokens.value(model) - self.first_token.count(model)
+            return tokens / (self.generate_seconds.value(model) or math.inf)
+
+        return [
+            derived("counter", "prompt_tokens_total", "Tokens of prompts that were run.", run),
+            same("counter", "prompt_tokens_cached_total", self.cached_tokens),
+            same("counter", "prompt_seconds_total", self.prompt_seconds),
+            same("counter", "tokens_predicted_total", self.generated_tokens),
+            same("counter", "tokens_predicted_seconds_total", self.generate_seconds),
+            same("counter", "n_decode_total", self.steps),
+            derived("gauge", "prompt_tokens_seconds", "Prompt tokens a second.", prompt_rate),
+            derived("gauge", "predicted_tokens_seconds", "Generated tokens a second.", rate),
+            same("gauge", "requests_processing", self.running),
+            same("gauge", "requests_deferred", self.waiting),
+        ]
+
     def render(self) -> str:
         lines = []
-        for family in self.families:
+        for family in [*self.families, *self._as_llama()]:
             lines.append(f"# HELP {family.name} {family.help}")
             lines.append(f"# TYPE {family.name} {family.kind}")
             lines.extend(family.lines())

@@ -32,6 +32,7 @@ from zinc.server.fields import (
     biases,
     constraint_of,
     sampling_params,
+    telemetry_of,
 )
 from zinc.server.http import JSONAnswer, event, merge
 from zinc.server.openai_shapes import (
@@ -47,7 +48,9 @@ from zinc.server.openai_shapes import (
     check_count,
     plain_messages,
     plain_tools,
+    progress_members,
     refuse,
+    timings_member,
     timings_object,
     tool_use,
 )
@@ -156,6 +159,7 @@ def to_request(fields: ChatFields) -> ChatRequest:
         forced_tools=use.forced,
         one_call=fields.parallel_tool_calls is False,
         priority=fields.priority or 0,
+        telemetry=telemetry_of(fields, fields.stream),
         template_args=template_arguments(fields),
         n=check_count(fields.n, "n", MAX_ANSWERS),
         constraint=constraint_of(fields.response_format, fields),
@@ -223,11 +227,15 @@ async def chat_completions(service: Service, request: Request) -> Response:
                 ends.append(item)
                 timings = timings_object(item.timings)
                 yield chunk(index, {}, finish=FINISH[item.reason], timings=timings)
+            elif item.progress is not None:
+                yield chunk(index, {}, **progress_members(item.progress, fields.timings_per_token))
             elif (delta := _delta(item)) is not None:
-                yield chunk(index, delta, item.tokens)
+                yield chunk(index, delta, item.tokens, **timings_member(item.timings))
         account(request, [(end.reason, end.timings) for end in ends])
         if with_usage:
-            yield event({**shared, "choices": [], "usage": _usage(ends).openai()})
+            timings = timings_object(ends[0].timings)
+            usage = {"usage": _usage(ends).openai(), "timings": timings}
+            yield event({**shared, "choices": [], **usage})
         yield DONE
 
     return await answer(

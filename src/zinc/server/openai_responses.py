@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.server.body import Fields, FirstError
-from zinc.server.chat import ChatAnswer, ChatRequest, Finished, render, start
+from zinc.server.chat import ChatAnswer, ChatRequest, Finished, Piece, render, start
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.fields import (
     MAX_TOP_LOGPROBS,
@@ -30,6 +30,7 @@ from zinc.server.fields import (
     StopField,
     constraint_of,
     sampling_params,
+    telemetry_of,
 )
 from zinc.server.http import JSONAnswer, event
 from zinc.server.openai_chat import Effort
@@ -37,11 +38,13 @@ from zinc.server.openai_shapes import (
     NeutralFields,
     StreamOptions,
     Usage,
+    progress_members,
     refuse,
+    timings_member,
     tool_use,
 )
 from zinc.server.pool import LoadedModel
-from zinc.server.response_items import OutputItems
+from zinc.server.response_items import Data, OutputItems
 from zinc.server.service import Service, Shape, account, answer, client_of, read_fields
 
 LOGPROBS = "message.output_text.logprobs"
@@ -161,7 +164,7 @@ async def create_response(service: Service, request: Request) -> Response:
             yield event(data, data["type"])
         async for item in answers[0]:
             if not isinstance(item, Finished):
-                for data in output.push(item):
+                for data in _told(output, item, fields.timings_per_token):
                     yield event(data, data["type"])
                 continue
             cut = item.reason == "length"
@@ -180,6 +183,13 @@ async def create_response(service: Service, request: Request) -> Response:
         streamed,
         RESPONSES,
     )
+
+
+def _told(output: OutputItems, piece: Piece, with_timings: bool | None) -> list[Data]:
+    """The events of a piece; llama.cpp's server adds timings and progress to them."""
+    if piece.progress is not None:
+        return [output.in_progress() | progress_members(piece.progress, with_timings)]
+    return [data | timings_member(piece.timings) for data in output.push(piece)]
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
@@ -256,6 +266,7 @@ def to_request(fields: ResponseFields, messages: Sequence[Mapping[str, Any]]) ->
         forced_tools=use.forced,
         one_call=fields.parallel_tool_calls is False,
         priority=fields.priority or 0,
+        telemetry=telemetry_of(fields, fields.stream),
         template_args={**arguments, **(fields.chat_template_kwargs or {})},
         constraint=_constraint(fields),
         param="input",

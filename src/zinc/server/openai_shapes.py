@@ -15,6 +15,7 @@ from zinc.server.body import Fields, FirstError
 from zinc.server.errors import invalid, unsupported
 from zinc.server.fields import finite_logprob
 from zinc.server.http import event
+from zinc.server.runner import Progress
 from zinc.server.service import Shape
 from zinc.tokenizer import Tokenizer
 
@@ -196,6 +197,23 @@ def timings_object(t: Timings) -> dict[str, Any]:
         "predicted_per_second": round(t.generated_tokens_per_s, 3),
         "shifted_n": t.shifted_tokens,
     }
+
+
+def timings_member(timings: Timings | None) -> dict[str, Any]:
+    """The member of a chunk, where a request asks for it in every one."""
+    return {} if timings is None else {"timings": timings_object(timings)}
+
+
+def progress_members(progress: Progress, with_timings: bool | None) -> dict[str, Any]:
+    """What llama.cpp's server adds to a chunk before the first token."""
+    t = progress.timings
+    found = {
+        "total": progress.n_prompt,
+        "cache": t.cached_tokens,
+        "processed": t.prompt_tokens,
+        "time_ms": round(t.prompt_seconds * 1000),
+    }
+    return {"prompt_progress": found, **timings_member(t if with_timings else None)}
 
 
 def token_logprob(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:

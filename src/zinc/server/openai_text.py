@@ -39,6 +39,7 @@ from zinc.server.fields import (
     constraints,
     finite_logprob,
     sampling_params,
+    telemetry_of,
     with_seed,
 )
 from zinc.server.http import event, merge
@@ -50,11 +51,13 @@ from zinc.server.openai_shapes import (
     StreamOptions,
     Usage,
     check_count,
+    progress_members,
     refuse,
+    timings_member,
     timings_object,
 )
 from zinc.server.pool import LoadedModel
-from zinc.server.runner import End, Generation, Job, PlainReader
+from zinc.server.runner import End, Generation, Job, PlainReader, Telemetry
 from zinc.server.service import Service, account, answer, client_of, read_fields
 from zinc.server.text import PlainText, plain_text
 from zinc.tokenizer import Tokenizer
@@ -94,8 +97,9 @@ def jobs_of(
     params: SamplingParams,
     n: int,
     constraint: Constraint | None,
-    priority: int,
     scored: bool,
+    priority: int,
+    telemetry: Telemetry,
 ) -> list[Job]:
     """`n` jobs for each prompt, which is `scored` when its own probabilities are wanted."""
     reader = partial(PlainReader, model.tokenizer, params.stop)
@@ -109,6 +113,7 @@ def jobs_of(
             constraint=next(held),
             priority=priority,
             readout=PromptLogprobs(params.logprobs or 0) if scored else None,
+            telemetry=telemetry,
         )
         for ids in [prompts.encode(model, text, "prompt", room=room) for text in texts]
         for i in range(n)
@@ -139,8 +144,9 @@ async def completions(service: Service, request: Request) -> Response:
     }
 
     async def begin(model: LoadedModel) -> list[Generation]:
+        told = telemetry_of(fields, fields.stream)
         jobs = await asyncio.to_thread(
-            jobs_of, model, texts, params, n, constraint, fields.priority or 0, scored
+            jobs_of, model, texts, params, n, constraint, scored, fields.priority or 0, told
         )
         return model.runner.submit(jobs, client_of(request))
 
@@ -190,6 +196,9 @@ async def completions(service: Service, request: Request) -> Response:
             to_echo = set()
         ends: list[End] = []
         async for index, item in merge([plain_text(each) for each in answers]):
+            if isinstance(item, PlainText) and item.progress is not None:
+                yield chunk(index, "", **progress_members(item.progress, fields.timings_per_token))
+                continue
             if index in to_echo:  # the prompt has run now
                 to_echo.remove(index)
                 yield chunk(index, echo_of(model, index), _prompt_tokens(answers[index].job))
@@ -198,10 +207,12 @@ async def completions(service: Service, request: Request) -> Response:
                 timings = timings_object(item.timings)
                 yield chunk(index, "", finish_reason=item.reason, timings=timings)
             elif item.text:
-                yield chunk(index, item.text, item.tokens)
+                yield chunk(index, item.text, item.tokens, **timings_member(item.timings))
         account(request, [(end.reason, end.timings) for end in ends])
         if with_usage:
-            yield event({**shared, "choices": [], "usage": _usage(ends, n).openai()})
+            timings = timings_object(ends[0].timings)
+            usage = {"usage": _usage(ends, n).openai(), "timings": timings}
+            yield event({**shared, "choices": [], **usage})
         yield DONE
 
     streamed = events if fields.stream else None

@@ -32,11 +32,11 @@ class OutputItems:
         self._open: str | None = None
 
     def begin(self) -> list[Data]:
-        response = self._object("in_progress")
-        return [
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-        ]
+        created = self._event("response.created", response=self._object("in_progress"))
+        return [created, self.in_progress()]
+
+    def in_progress(self) -> Data:
+        return self._event("response.in_progress", response=self._object("in_progress"))
 
     def push(self, piece: Piece) -> list[Data]:
         match piece.event:

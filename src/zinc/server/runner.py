@@ -13,8 +13,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from zinc.chat.events import CallEnd, Content, Event
@@ -74,6 +74,17 @@ def _content(text: str) -> list[Event]:
 
 
 @dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What a stream tells beside its tokens: their timings, and how far the prompt has come."""
+
+    timings: bool = False
+    progress: bool = False
+
+
+NO_TELEMETRY = Telemetry()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One sequence to run, and how its tokens are read.
 
@@ -92,18 +103,31 @@ class Job:
     deadline_s: float | None = None
     priority: int = 0
     readout: Readout | None = None
+    telemetry: Telemetry = NO_TELEMETRY
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prompt has come: `timings.prompt_tokens` of its `n_prompt` tokens have run, the
+    cached ones among them. The first has these alone, the last all.
+    """
+
+    n_prompt: int
+    timings: Timings
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """A token and the events that became certain with it: often none, at times of earlier tokens.
 
-    `thinking`: whether it belongs to the reasoning, as far as can be said yet.
+    `thinking`: whether it belongs to the reasoning, as far as can be said yet. `timings`: up to the
+    step that it came with, if the job asks for them.
     """
 
     sampled: Sampled
     events: list[Event]
     thinking: bool = False
+    timings: Timings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +142,13 @@ class End:
     timings: Timings
 
 
-Item: TypeAlias = Token | End | ApiError
+Item: TypeAlias = Token | Progress | End | ApiError
 
 
 class Generation:
     """A job on its way, as the event loop sees it: an async iterator of tokens and one `End`.
 
-    Iterating raises ApiError when the job fails.
+    A job may ask for `Progress` before its tokens. Iterating raises ApiError when it fails.
     """
 
     def __init__(self, runner: Runner, job: Job, client: str) -> None:
@@ -137,7 +161,7 @@ class Generation:
         self._runner = runner
         self._items: asyncio.Queue[list[Item]] = asyncio.Queue()
 
-    async def __aiter__(self) -> AsyncGenerator[Token | End]:
+    async def __aiter__(self) -> AsyncGenerator[Token | Progress | End]:
         try:
             while True:
                 for item in await self._items.get():
@@ -167,6 +191,7 @@ class _Active:
     reader: TokenReader
     deadline: float | None
     taken: int = 0
+    told: int | None = None  # prompt tokens of the last progress
 
 
 @dataclass(slots=True)
@@ -279,7 +304,7 @@ class Runner:
                     generation.n_generated += 1
                 elif isinstance(item, End):
                     self._observe(generation, item.reason, item.timings, now)
-            if not isinstance(items[-1], Token):
+            if isinstance(items[-1], End | ApiError):
                 self.live.pop(generation, None)
             generation.deliver(items)
 
@@ -362,7 +387,7 @@ class Runner:
                 items = [ApiError(500, "the answer could not be read", code="internal_error")]
             if items:
                 batch.append((active.generation, items))
-                if not isinstance(items[-1], Token):
+                if isinstance(items[-1], End | ApiError):
                     del self._active[active.generation]
         self.load.steps += 1
         self._measure()
@@ -371,14 +396,16 @@ class Runner:
     def _items(self, active: _Active, now: float) -> list[Item]:
         sequence, reader, engine = active.sequence, active.reader, self.llm.engine
         active.generation.running = sequence.holding is not None
-        items: list[Item] = []
+        telemetry = active.generation.job.telemetry
+        items: list[Item] = [*_progress(active)] if telemetry.progress else []
+        timings = sequence.timings() if telemetry.timings else None
         ends = () if sequence.sampler.params.ignore_eos else sequence.end_tokens
         for sampled in sequence.sampled[active.taken :]:
             if sampled.token in ends:
                 break
             thinking = reader.is_thinking
             events = reader.push(sampled.token)
-            items.append(Token(sampled, events, thinking or reader.is_thinking))
+            items.append(Token(sampled, events, thinking or reader.is_thinking, timings))
             called = active.generation.job.one_call and any(map(_is_whole_call, events))
             if reader.stopped is not None or called:
                 engine.cancel(sequence, "stop")
@@ -410,6 +437,21 @@ class Runner:
             self._loop.call_soon_threadsafe(self._delivered, batch)
         except RuntimeError:  # the loop is closed: nobody is left to hear it
             log.debug("%d events came after the event loop had ended", len(batch))
+
+
+def _progress(active: _Active) -> Iterator[Progress]:
+    """What is to be told of a prompt after a step."""
+    s = active.sequence
+    if not s.started:
+        return
+    timings = replace(s.timings(), generated_tokens=0, generate_seconds=0.0)
+    if active.told is None:
+        active.told = s.n_cached
+        yield Progress(s.n_prompt, replace(timings, prompt_tokens=s.n_cached, prompt_seconds=0.0))
+    n_run = min(s.n_run, s.n_prompt)
+    if n_run > active.told:
+        active.told = n_run
+        yield Progress(s.n_prompt, replace(timings, prompt_tokens=n_run))
 
 
 def _is_whole_call(event: Event) -> bool:
