@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
-from serving import TIME, WEATHER, function
+from serving import TIME, WEATHER, Running, function
 from tokenizer.small_vocabularies import byte_level
 
 from zinc import LLM
@@ -234,6 +235,69 @@ def test_values_of_gemma(llm: LLM, kind, schema, good, bad):
         assert set(arguments) == {"value"}
     for value in bad:
         assert not follows(tokenizer, source, f"<|tool_call>call:f{{value:{value}}}<tool_call|>")
+
+
+TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"minLength": 2, "maxLength": 3}, ["ab", "a\nb"], ["a", "abcd"]),
+    ({"pattern": "b+"}, ["b", "abba", "x\nb"], ["a", ""]),
+    ({"pattern": "^b+"}, ["b", "ba"], ["ab"]),
+    ({"pattern": "b+$"}, ["b", "ab"], ["ba"]),
+    ({"pattern": "^(ab|c)$"}, ["ab", "c"], ["abc", "cc"]),
+    ({"pattern": "^a$|^[b^$|(]x$|z"}, ["a", "bx", "$x", "yz!"], ["aa", "bxx", "c"]),
+    ({"pattern": r"^\d{2}\/\w[$]\^$"}, ["12/a$^"], ["1/a$^", "12/ä$^"]),
+    ({"pattern": "^[a-z]*$", "maxLength": 3}, ["", "abc"], ["ABC", "abcd"]),
+    ({"const": "one"}, ["one"], ["two", ""]),
+    ({"format": "date"}, ["2024-02-28", "1999-12-31"], ["2024-13-01", "2024-04-31", "24-1-1"]),
+    ({"format": "time"}, ["23:59:59Z", "00:00:00.25+01:30"], ["24:00:00Z", "10:00:00"]),
+    ({"format": "date-time"}, ["2024-01-31T10:00:00Z"], ["2024-01-31", "2024-01-31 10:00"]),
+    ({"format": "email"}, ["a.b+c@x-y.org"], ["a@", "a b@c.org", "a..b@c.org"]),
+    ({"format": "hostname"}, ["a", "x-1.example"], ["-a", "a..b", "a_b"]),
+    ({"format": "ipv4"}, ["0.10.255.1"], ["256.1.1.1", "1.1.1", "01.1.1.1"]),
+    ({"format": "uuid"}, ["123e4567-E89b-12d3-a456-426614174000"], ["123e4567e89b12d3a456"]),
+    ({"format": "uri"}, ["https://a.b/c?d=%20#e", "urn:x:y"], ["a.b/c", "http://a b", "x:%zz"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), TEXTS)
+@pytest.mark.parametrize("name", ["qwen-tags", "glm", "gemma4"])
+def test_text_without_quotes_is_held_to_its_schema(tokenizer_of, name, schema, good, bad):
+    tokenizer = tokenizer_of(name)
+    call, _ = CALLS[name]
+    tool = function("get_time", "Tells the time", city="")
+    tool["function"]["parameters"]["properties"]["city"] = {"type": "string", **schema}
+    source = grammar(BY_NAME[name], tokenizer, [tool], several=False)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    # Its package knows times without a zone, which the standard does not.
+    checker = jsonschema.FormatChecker() if schema.get("format") != "time" else None
+    validator = jsonschema.Draft202012Validator(
+        {"type": "string", **schema}, format_checker=checker
+    )
+    for text in good:
+        assert follows(tokenizer, source, call.replace("Rome", text)), text
+        assert validator.is_valid(text)
+    for text in bad:
+        assert not follows(tokenizer, source, call.replace("Rome", text)), text
+
+
+@pytest.mark.parametrize("name", ["qwen-tags", "glm", "gemma4"])
+@pytest.mark.parametrize(
+    "schema",
+    [{"format": "iri"}, {"pattern": "a(^b)"}, {"pattern": "a$b"}, {"pattern": "(a$|b)"}],
+)
+def test_text_that_cannot_be_held_is_refused(llm: LLM, name, schema):
+    tool = function("get_time", "Tells the time", city="")
+    tool["function"]["parameters"]["properties"]["city"] = {"type": "string", **schema}
+    with pytest.raises(ApiError, match="cannot be held to the") as error:
+        grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+    assert (error.value.status, error.value.param) == (400, "tools")
+
+
+def test_a_pattern_that_nothing_can_hold_is_refused(server: Running):
+    tool = function("f", "Does", text="")
+    tool["function"]["parameters"]["properties"]["text"] = {"type": "string", "pattern": "(?=a)b"}
+    fields = {"messages": [{"role": "user", "content": "Do"}], "tools": [tool]}
+    found = server.post("/v1/chat/completions", {**fields, "tool_choice": "required"})
+    assert (found.status, found.json["error"]["param"]) == (400, "tool_choice")
 
 
 def test_bounds_that_are_none_are_passed_over(llm: LLM):

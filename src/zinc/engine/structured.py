@@ -68,6 +68,12 @@ class Grammars:
         return self._vocabulary
 
 
+def lark_regex(pattern: str) -> str:
+    """A pattern of JSON Schema, which is JavaScript's, as it stands between a grammar's slashes."""
+    found: str = _library().regex_to_lark(pattern, "dw")
+    return found
+
+
 class GrammarConstraint:
     """A parser in the middle of one answer; see `zinc.engine.constraint.Constraint`."""
 

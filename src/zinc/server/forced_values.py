@@ -1,8 +1,7 @@
 """Values of arguments in grammars of demanded calls, where they are not one JSON object.
 
 Two notations: values between tags, as text or JSON (Qwen 3 Coder, GLM), and Gemma 4's objects,
-which are JSON but for its quotes and bare keys. Text is free within its quotes or tags, choices and
-lengths aside: a `pattern` or `format` of the schema does not hold it.
+which are JSON but for its quotes and bare keys. Text is held to its schema by text_patterns.py.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from zinc.server.text_patterns import count, text_pattern
 from zinc.tokenizer import Tokenizer
 
 Schema: TypeAlias = Any  # a mapping, or true or false
 
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _DEFINITIONS = ("$defs", "definitions")
-_MAX_COUNT = 10_000
 _SCALARS = ("number", "integer", "boolean", "null")
 
 
@@ -40,11 +39,12 @@ class Marks:
         parts = [part for part in re.split(r"(<[^<>]*>)", text) if part]
         return " ".join(self(part) for part in parts)
 
-    def text_to(self, name: str, marker: str, pattern: str = "(?s:.*)") -> tuple[str, list[str]]:
-        """Free text up to a marker: what refers to both, and the rules."""
+    def text_to(self, name: str, marker: str, pattern: str) -> tuple[str, list[str]]:
+        """Text up to a marker: what refers to both, and the rules."""
         if self.has(marker):
-            return f"{name} {self(marker)}", [f"{name}: /{pattern}/"]
-        return name, [f"{name}[suffix={literal(marker)}]: /{pattern}/"]
+            terminal = name.upper()  # only those have several expressions
+            return f"{terminal} {self(marker)}", [f"{terminal}: {pattern}"]
+        return name, [f"{name}[suffix={literal(marker)}]: {pattern}"]
 
 
 def literal(text: str) -> str:
@@ -65,7 +65,7 @@ def text_or_json(
     """Rules of a parameter between tags: text stands as it is, other values as JSON."""
     head, value = marks.split(open), f"{name}_value"
     is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-    choices = schema.get("enum") if is_text else None
+    choices = _choices(schema) if is_text else None
     if choices and all(isinstance(choice, str) for choice in choices):
         return [f"{name}: {head} ({' | '.join(map(literal, choices))}) {marks.split(close)}"]
     if not is_text:
@@ -73,9 +73,10 @@ def text_or_json(
         return [f"{name}: {head} {value} {marks.split(close)}", rule]
     marker, _, rest = close.partition(">")
     if marks.has(marker + ">"):
-        text, rules = marks.text_to(value, marker + ">")
+        text, rules = marks.text_to(value, marker + ">", text_pattern(schema))
         return [f"{name}: {head} {text} {literal(rest)}", *rules]
-    text, rules = marks.text_to(value, close)  # to the first tag that ends a line of its own
+    # To the first tag that ends a line of its own.
+    text, rules = marks.text_to(value, close, text_pattern(schema))
     return [f"{name}: {head} {text}", *rules]
 
 
@@ -101,7 +102,7 @@ class GemmaValues:
             return self._any()
         if isinstance(reference := schema.get("$ref"), str):
             return self._reference(reference)
-        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        choices = _choices(schema)
         if isinstance(choices, Sequence) and choices:
             return self._rule(" | ".join(self._written(choice) for choice in choices))
         for key in ("anyOf", "oneOf", "allOf"):
@@ -165,16 +166,13 @@ class GemmaValues:
         return f"{self._quote} {literal(key)} {self._quote}"
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        least, most = _count(schema, "minLength") or 0, _count(schema, "maxLength")
-        times = f"{{{least},{'' if most is None else most}}}" if least or most is not None else "*"
-        pattern = f"(?s:.{times})"
-        text, rules = self._marks.text_to(self._new_name(), self.QUOTE, pattern)
+        text, rules = self._marks.text_to(self._new_name(), self.QUOTE, text_pattern(schema))
         self.rules += rules
         return self._rule(f"{self._quote} {text}")
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         item = self.value(schema.get("items"))
-        least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
+        least, most = count(schema, "minItems") or 0, count(schema, "maxItems")
         if most == 0:
             return self._rule(literal("[]"))
         times = f"{{{max(0, least - 1)},{'' if most is None else most - 1}}}"
@@ -221,12 +219,9 @@ class GemmaValues:
         return " ".join(part for part in (literal(open), inside, literal(close)) if part)
 
 
-def _count(schema: Mapping[str, Any], key: str) -> int | None:
-    """A bound on lengths, where it is one that a grammar can hold."""
-    value = schema.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if 0 <= value <= _MAX_COUNT else None
+def _choices(schema: Mapping[str, Any]) -> Any:
+    """The values that a schema lists, or None."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _resolve(root: Mapping[str, Any], reference: str) -> Schema:
