@@ -2,7 +2,8 @@
 
     python benchmarks/compare.py --llama-bin FOLDER --out benchmarks/results/NAME.json FILE...
 
-FOLDER holds llama.cpp's llama-bench, and llama-batched-bench for --streams.
+FOLDER holds llama.cpp's llama-bench, and llama-batched-bench for --streams. --level holds zinc to a
+SIMD level, beside a llama.cpp that was built for the same (--llama-build says how).
 Each pair runs zinc, then llama.cpp with its weights repacked and not, in alternating order, each in
 a process of its own with a warm-up. A ratio is zinc's rate over the better of llama.cpp's settings
 in the same pair; the median over pairs is what counts, since machines are noisy and pairs are not.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -22,13 +24,16 @@ import table
 
 import zinc
 from zinc.cli.machine import cpu_model
+from zinc.core import env
 
 # What is measured, and the limit of the machine that holds it.
 LIMITS = {"prefill": "int8_peak", "decode": "bandwidth"}
 
 
-def run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+def run(command: list[str], variables: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | (variables or {})
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return done.stdout
@@ -41,7 +46,8 @@ def run_zinc(model: str, args: argparse.Namespace) -> dict[str, Any]:
         "--prefill", str(args.prefill), "--decode", str(args.decode),
         "--depth", str(args.depth), "--kv-dtype", args.kv_dtype, "--streams", str(args.streams),
     ]  # fmt: skip
-    result: dict[str, Any] = json.loads(run(command).strip().splitlines()[-1])
+    level = {env.LEVEL.name: args.level} if args.level else {}
+    result: dict[str, Any] = json.loads(run(command, level).strip().splitlines()[-1])
     result["model"] = Path(model).name  # a report says nothing of where files lie
     return result
 
@@ -132,6 +138,8 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=0)
     parser.add_argument("--streams", type=int, default=1, help="sequences that decode together")
     parser.add_argument("--kv-dtype", default="f16", help="of both engines: f16, q8_0 or q4_0")
+    parser.add_argument("--level", help="SIMD level of zinc (default: the best of this machine)")
+    parser.add_argument("--llama-build", help="how llama.cpp was built, if not for this machine")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
     rows = [compare(model, args) for model in args.models]
@@ -144,6 +152,8 @@ def main() -> None:
         "kv_dtype": args.kv_dtype,
         "prefill_tokens": args.prefill,
         "decode_tokens": args.decode,
+        **({"level": args.level} if args.level else {}),
+        **({"llama_build": args.llama_build} if args.llama_build else {}),
         "rows": rows,
     }
     if args.out:

@@ -48,9 +48,11 @@ def section(reports: list[dict[str, Any]]) -> str:
     """One table for runs of compare.py on the same machine in the same way."""
     first = reports[0]
     prefill = f"prefill of {first['prefill_tokens']} and " if first["prefill_tokens"] else ""
+    level = f" at SIMD level {first['level']}" if "level" in first else ""
+    build = f" built {first['llama_build']}" if "llama_build" in first else ""
     lines = [
-        f"{first['cpu']}, {first['threads']} threads, {first['kv_dtype']} keys and values, "
-        f"llama.cpp {first['llama_cpp']} with flash attention at the better of its settings "
+        f"{first['cpu']}{level}, {first['threads']} threads, {first['kv_dtype']} keys and values, "
+        f"llama.cpp {first['llama_cpp']}{build} with flash attention at the better of its settings "
         f"(weights repacked or not), {first['pairs']} interleaved runs, "
         f"{prefill}decode of {first['decode_tokens']} tokens, "
         "tokens/s and the median of the ratios, and zinc's part of the int8 peak and of the read "

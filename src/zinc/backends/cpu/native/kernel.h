@@ -48,6 +48,9 @@ struct Bytes {
     }
 };
 
+// Whether the first-level data cache has 48 KiB or more, as far as the system says.
+extern const bool has_roomy_first_level;
+
 struct WeightFormat;
 
 // A weight in the layout the kernels read (planes.h describes the tiles): `planes` matrices (experts; 1 for

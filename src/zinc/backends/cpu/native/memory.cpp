@@ -2,6 +2,7 @@
 // zeroes a page when it is first touched, and in huge pages where it can: a weight matrix read once a token
 // costs more in page-table walks than in anything else that 4 KiB pages are good for.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -86,6 +87,13 @@ Slabs& slabs() {
 }
 
 }  // namespace
+
+const bool has_roomy_first_level =
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+    sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
+#else
+    false;
+#endif
 
 Bytes Bytes::lasting(size_t n) {
     if (n == 0 || n > Slabs::kLargestPiece) return Bytes(n);

@@ -63,8 +63,8 @@ template <class Micro>
 }
 
 // Asks for weights some way ahead of their use, on into the tile that will be read after this one: the
-// hardware's prefetcher starts anew at every jump between tiles. Into the second-level cache: the first is as
-// large as what is asked for, so it would lose the rows of x to it (measured: 10 to 30% of a decode step).
+// hardware's prefetcher starts anew at every jump between tiles. A first-level cache of 32 KiB would lose the
+// rows of x to what is asked for, so there it goes into the second (dev/kernels has what both cost).
 class Ahead {
 public:
     Ahead(const std::byte* tile, int64_t bytes, const std::byte* next, int64_t n_steps)
@@ -76,8 +76,14 @@ public:
           due_(at_) {}
     // One of n_steps equal steps through the tile.
     [[gnu::always_inline]] void step() {
-        for (due_ += step_; at_ < due_; at_ += 64)
-            __builtin_prefetch((at_ < bytes_ ? tile_ : next_) + at_, 0, 2);
+        for (due_ += step_; at_ < due_; at_ += 64) {
+            const std::byte* line = (at_ < bytes_ ? tile_ : next_) + at_;
+            if (has_roomy_first_level) {
+                __builtin_prefetch(line, 0, 3);
+            } else {
+                __builtin_prefetch(line, 0, 2);
+            }
+        }
     }
 
 private:

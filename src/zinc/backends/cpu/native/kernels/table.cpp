@@ -4,7 +4,7 @@
 #include <iterator>
 
 #include "../kernel.h"
-#include "../simd.h"
+#include "gemm.h"
 #include "weights.h"
 
 #define ZINC_TEXT(x) #x
@@ -19,28 +19,38 @@ const Kernel* const kKernels[] = {
 #undef ZINC_KERNEL
 };
 
-// Enough chains to hide the latency of the dot product, few enough to stay in registers.
-constexpr int kChains = kVectorRegisters / 2;
-
+// The inner loop of the matrix product alone: a register block of four-bit weights and rows, without scales.
+// Rows differ from round to round, lest the compiler take a product out of the loop.
 int64_t int8_peak(int64_t iterations) {
-    uint8_t bytes[64];
-    for (int i = 0; i < 64; ++i) bytes[i] = static_cast<uint8_t>(i % 16);
-    Dot4<4> chains[kChains];
-    const U8x64 w = U8x64::load(bytes);
+    constexpr int kGroups = 8;
+    uint8_t weights[kTileBlock][64];
+    int8_t rows[2][kTokenBlock][kGroups * 4];
+    for (int i = 0; i < kTileBlock * 64; ++i) weights[i / 64][i % 64] = static_cast<uint8_t>(i % 15);
+    for (int i = 0; i < kTokenBlock * kGroups * 4; ++i)
+        for (int round = 0; round < 2; ++round)
+            rows[round][i / (kGroups * 4)][i % (kGroups * 4)] = static_cast<int8_t>(i % 63 - round);
+    U8x64 w[kTileBlock];
+    unroll<kTileBlock>([&](auto r) { w[r] = U8x64::load(weights[r]); });
+    Dot4<4> dot[kTileBlock][kTokenBlock];
     I32x16 total = I32x16::zero();
+    const auto read = [&] {
+        unroll<kTileBlock>([&](auto r) {
+            unroll<kTokenBlock>([&](auto t) { total = total + dot[r][t].total(), dot[r][t] = {}; });
+        });
+    };
     for (int64_t i = 0; i < iterations; ++i) {
-        for (int run = 0; run < 8; ++run) {
-            const int32_t x = 0x01010101 + run;
-            for (auto& chain : chains) chain.add(w, x);
-        }
-        if constexpr (Dot4<4>::kRun <= 8) {
-            for (auto& chain : chains) total = total + chain.total(), chain = {};
-        }
+        unroll<kGroups>([&](auto g) {
+            unroll<kTokenBlock>([&](auto t) {
+                const int32_t four = load32(rows[i % 2][t] + 4 * g);
+                unroll<kTileBlock>([&](auto r) { dot[r][t].add(w[r], four); });
+            });
+        });
+        if constexpr (Dot4<4>::kRun <= kGroups) read();
     }
-    for (auto& chain : chains) total = total + chain.total();
+    read();
     volatile int32_t sink = sum(total);
     static_cast<void>(sink);
-    return iterations * 8 * kChains * 64;
+    return iterations * kGroups * kTileBlock * kTokenBlock * 64;
 }
 
 }  // namespace
