@@ -62,6 +62,7 @@ class Phase(StrEnum):
     MOE = "MoE"
     DENSE = "dense"
     HEAD = "head"
+    SAMPLING = "sampling"
 
 
 @dataclass(frozen=True, slots=True)

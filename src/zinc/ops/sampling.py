@@ -14,7 +14,7 @@ import numpy as np
 
 from zinc.ops.cases import Case
 from zinc.ops.graph import FloatArray, Node, Value
-from zinc.ops.registry import Attrs, Cost, op
+from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import DRAW, Draws, Step
 
 MOST_CANDIDATES = 64  # the largest k
@@ -56,7 +56,7 @@ def _cases() -> Iterator[Case]:
     yield tied.returns(tied.graph.sample(tied.graph.select_rows(x)))
 
 
-@op(cost=_cost, cases=_cases)
+@op(cost=_cost, cases=_cases, phase=Phase.SAMPLING)
 def sample(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
     """For each row of logits [outputs, vocab] the token that `step.draws` gives it and the row's
     largest logit: [outputs, 2], zeros for a row that is not drawn.
