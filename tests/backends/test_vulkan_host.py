@@ -9,7 +9,8 @@ import pytest
 from models.harness import FIXTURES, Runner, expected, planned
 from present import absent
 
-from zinc.backends import api
+from zinc import LLM, SamplingParams
+from zinc.backends import api, vulkan
 from zinc.backends.api import CacheLayout
 from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
 from zinc.backends.vulkan.commands import Commands
@@ -17,6 +18,7 @@ from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
 from zinc.backends.vulkan.schedule import levels, waits
 from zinc.backends.vulkan.vk.library import DeviceLostError, check
 from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.graph import KVState, RecurrentState
@@ -116,6 +118,39 @@ def test_batch_invariant_launches_have_one_pipeline_each_whatever_the_step(name,
             if bucket.rows(launch.dim)
         }
         assert len(made) == 1, launch.kernel
+
+
+@needs_device
+@pytest.mark.skipif(shaders.compiler() is None, reason="there is no Slang compiler")
+def test_a_machine_without_a_compiler_runs_the_embedded_model_from_a_wheel(tmp_path, monkeypatch):
+    features = api.create("vulkan").device.features
+    with GGUFFile.open(EMBEDDED_MODEL) as file:
+        spec, graph = load(file)
+    plan = make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=64)
+    wanted = prebuild.shipped(plan, [features], spec.context)
+    assert prebuild.build(wanted, tmp_path / "wheel") == len(wanted)
+
+    monkeypatch.setattr(shaders, "PREBUILT", tmp_path / "wheel")
+    monkeypatch.setattr(shaders, "compiler", lambda: None)
+    monkeypatch.setenv("ZINC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(vulkan, "_shared", vulkan._shared.__wrapped__)
+    short = SamplingParams(temperature=0, max_tokens=2)
+    with LLM(backend="vulkan", context=512) as llm:
+        answers = llm.generate(["Once upon a time", "The sea"], short)
+        assert [a.finish_reason for a in answers] == ["length"] * 2
+        llm.generate("Once upon a time there was a fox that lived by the sea with a bear.", short)
+    assert not list((tmp_path / "cache").glob("spirv/*"))
+
+
+@pytest.mark.parametrize(("matrix", "units"), [(True, 84), (False, 46)])
+def test_the_classes_of_devices_have_the_pipelines_of_those_between_them(matrix, units):
+    with GGUFFile.open(EMBEDDED_MODEL) as file:
+        plan = make_plan(load(file)[1], VulkanKernels(), max_tokens=64, max_outputs=8)
+    classes = [
+        c for c in prebuild.device_classes() if (c.subgroup, c.cooperative_matrix) == (32, matrix)
+    ]
+    device = replace(classes[0], shared_bytes=65536, compute_units=units)
+    assert prebuild.shipped(plan, [device], 300) <= prebuild.shipped(plan, classes, 300)
 
 
 # -- errors ---------------------------------------------------------------------------------------

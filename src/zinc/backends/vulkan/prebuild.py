@@ -10,19 +10,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from zinc.backends.api import Plan, Ref
+from zinc.backends.api import Launch, Plan, Ref
 from zinc.backends.vulkan.dispatch import (
     LOWERINGS,
+    SMALLEST_KEYS,
     Bucket,
     DeviceKV,
     DeviceWeight,
     Features,
     Shader,
 )
-from zinc.backends.vulkan.kv_layout import key_block_bytes, value_block_bytes
+from zinc.backends.vulkan.kv_layout import DTYPES, key_block_bytes, value_block_bytes
+from zinc.backends.vulkan.limits import DOT, READ
+from zinc.backends.vulkan.memory import ALIGNMENT
 from zinc.backends.vulkan.operands import Ring, rounded
 from zinc.backends.vulkan.shaders import for_device, spirv
 from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
@@ -87,13 +91,60 @@ def shaders(
 ) -> set[Shader]:
     """What the plan runs in those steps, as it is compiled for a device with these features."""
     at = Nowhere(features, kv_dtype, block_tokens)
+    alike = {_likeness(launch): launch for launch in plan.launches}
     return {
         for_device(dispatch.shader, features)
         for bucket in steps
-        for launch in plan.launches
+        for launch in alike.values()
         if bucket.rows(launch.dim)
         for dispatch in LOWERINGS[launch.kernel](launch, at, bucket)
     }
+
+
+def _likeness(launch: Launch) -> tuple[object, ...]:
+    """The same for launches that differ in names and places only, as those of most layers do."""
+    operands: list[object] = []
+    for x in (*launch.inputs, *launch.outputs):
+        if isinstance(x, Ref):
+            operands.append(replace(x, id=0, offset=x.offset % ALIGNMENT))
+        elif isinstance(x, Weight):
+            operands.append((x.type, x.shape))
+        elif isinstance(x, KVState | RecurrentState):
+            operands.append(replace(x, name=""))
+        else:
+            operands.append(x)
+    return (launch.kernel, launch.dim, launch.attrs, *operands)
+
+
+def device_classes() -> Iterator[Features]:
+    """Features that kernels are chosen by, of GPUs there are and of Mesa's Vulkan for CPUs."""
+    units = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # tiles change at powers of two
+    for subgroup, matrix in product((8, 16, 32, 64), (False, True)):
+        for n in units if subgroup > 8 else units[:1]:  # on a CPU no tile depends on them
+            if subgroup > 8 or not matrix:
+                yield Features(
+                    subgroup, cooperative_matrix=matrix, shared_bytes=49152, compute_units=n
+                )
+
+
+def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[Shader]:
+    """What a plan runs on those devices, with either type of keys and values and in either mode,
+    and what measures a device."""
+    deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context).keys
+    # Only whether the keys are few makes a difference.
+    steps = [
+        b
+        for b in buckets(plan.max_tokens, plan.max_outputs, context)
+        if b.keys in (SMALLEST_KEYS, 2 * SMALLEST_KEYS, deepest)
+    ]
+    found = set()
+    for device in devices:
+        measures = (Shader("limits", (("KIND", kind),)) for kind in (READ, DOT))
+        found |= {for_device(shader, device) for shader in measures}
+        for mode, kv_dtype in product((False, True), DTYPES):
+            features = replace(device, batch_invariant=mode)
+            found |= shaders(plan, features, steps, kv_dtype)
+    return found
 
 
 def build(wanted: Iterable[Shader], folder: Path) -> int:

@@ -1,0 +1,50 @@
+"""Compiles the Vulkan kernels that a wheel carries: those of the embedded model, for every class of
+device. Run by CMakeLists.txt, which hands over the folder:
+
+    python cmake/prebuild.py FOLDER [MODEL.gguf...]
+
+Further models, of which only the metadata is read, add what theirs need. Without a Slang compiler
+or numpy there is nothing to compile with; then the folder stays empty, and kernels are compiled
+where they are used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+
+def main(folder: Path, models: list[Path]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if importlib.util.find_spec("numpy") is None:
+        print("no Vulkan kernels are prebuilt: numpy is not here")
+        return
+    from zinc.backends.vulkan import VulkanKernels, prebuild, shaders
+    from zinc.engine.loader import BATCH_TOKENS, EMBEDDED_MODEL, MAX_SEQUENCES
+    from zinc.formats.gguf import GGUFFile
+    from zinc.models import load
+    from zinc.plan.planner import make_plan
+
+    if shaders.compiler() is None:
+        print("no Vulkan kernels are prebuilt: there is no Slang compiler")
+        return
+    wanted = set()
+    for path in (EMBEDDED_MODEL, *models):
+        with GGUFFile.open(path) as file:
+            spec, graph = load(file)
+        plan = make_plan(graph, VulkanKernels(), max_tokens=BATCH_TOKENS, max_outputs=MAX_SEQUENCES)
+        wanted |= prebuild.shipped(plan, prebuild.device_classes(), spec.context)
+    prebuild.build(wanted, folder)
+    names = {f"{shaders.key(shader)}.spv" for shader in wanted}
+    for path in folder.iterdir():
+        if path.name not in names:  # of an earlier source
+            path.unlink()
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{len(names)} Vulkan kernels are prebuilt: {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
