@@ -35,7 +35,13 @@ def main(folder: Path, models: list[Path]) -> None:
     for path in (EMBEDDED_MODEL, *models):
         with GGUFFile.open(path) as file:
             spec, graph = load(file)
-        plan = make_plan(graph, VulkanKernels(), max_tokens=BATCH_TOKENS, max_outputs=MAX_SEQUENCES)
+        plan = make_plan(
+            graph,
+            VulkanKernels(),
+            max_tokens=BATCH_TOKENS,
+            max_outputs=MAX_SEQUENCES,
+            draws=True,
+        )
         wanted |= prebuild.shipped(plan, prebuild.device_classes(), spec.context)
     prebuild.build(wanted, folder)
     names = {f"{shaders.key(shader)}.spv" for shader in wanted}

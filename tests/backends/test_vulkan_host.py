@@ -126,7 +126,7 @@ def test_a_machine_without_a_compiler_runs_the_embedded_model_from_a_wheel(tmp_p
     features = api.create("vulkan").device.features
     with GGUFFile.open(EMBEDDED_MODEL) as file:
         spec, graph = load(file)
-    plan = make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=64)
+    plan = make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=64, draws=True)
     wanted = prebuild.shipped(plan, [features], spec.context)
     assert prebuild.build(wanted, tmp_path / "wheel") == len(wanted)
 
@@ -269,7 +269,7 @@ def test_a_profile_has_a_time_for_each_launch():
     launches = runner.program.plan.launches
     assert len(seconds) == len(launches)
     assert all(s > 0 for s in seconds)
-    assert {launch.phase for launch in launches} == set(Phase)
+    assert {launch.phase for launch in launches} == set(Phase) - {Phase.SAMPLING}
 
 
 @needs_device

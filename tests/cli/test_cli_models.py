@@ -169,10 +169,14 @@ def test_plan_as_text_and_as_a_graph(zinc, fixture_model):
 
 @pytest.mark.skipif("vulkan" not in computing(), reason="Vulkan does not run here")
 def test_plan_and_bench_count_barriers_where_there_are_any(zinc, fixture_model):
-    bench = ("--prefill", 8, "--decode", 2, "--reps", 1, "--json")
+    bench = ("--prefill", 8, "--decode", 2, "--reps", 1, "--json", "--profile")
     out = zinc("bench", fixture_model, *bench, "--backend", "vulkan").out
     assert re.search(r"a decode step: 1 submission, .* barriers between them \(.* us of host", out)
     measured = json.loads(out.splitlines()[-1])
+    for row in measured["decode_phases"]:
+        assert row["seconds"] > 0, row
+    phases = {row["phase"] for row in measured["decode_phases"]}
+    assert phases == {"attention", "dense", "head", "sampling"}
     assert measured["decode_submissions_per_step"] == measured["prefill_submissions_per_step"] == 1
     assert measured["decode_host_us_per_step"] > 0
     plan = ("plan", fixture_model, "--backend", "vulkan")
