@@ -114,19 +114,22 @@ class Answer:
     def of(cls, events: Iterable[Event]) -> Answer:
         answer = cls()
         for event in merged(events):
-            match event:
-                case Content(text):
-                    answer.content += text
-                case Reasoning(text):
-                    answer.reasoning += text
-                case CallStart(_, id, name):
-                    answer.calls.append(Call(id, name))
-                case CallArguments(index, text):
-                    answer.calls[index].arguments += text
-                case CallEnd(index, complete, source):
-                    answer.calls[index].complete = complete
-                    answer.calls[index].source = source
+            answer.add(event)
         return answer
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Content(text):
+                self.content += text
+            case Reasoning(text):
+                self.reasoning += text
+            case CallStart(_, id, name):
+                self.calls.append(Call(id, name))
+            case CallArguments(index, text):
+                self.calls[index].arguments += text
+            case CallEnd(index, complete, source):
+                self.calls[index].complete = complete
+                self.calls[index].source = source
 
     def message(self) -> dict[str, Any]:
         """The assistant message of OpenAI's chat API, with `reasoning_content` where there is

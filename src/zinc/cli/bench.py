@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zinc import __version__
@@ -33,11 +34,7 @@ COMMON_CHAIN = (40, 0, 0.95, 0.05, 0.8, 0.5)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model(parser)
-
-    def number(option: str, kind: Callable[[str], int], default: int, text: str) -> None:
-        text += " (default: %(default)s)"
-        parser.add_argument(option, type=kind, default=default, metavar="N", help=text)
-
+    number = partial(usage.add_number, parser)
     number("--prefill", usage.natural, 512, "tokens of the prompt that is measured; 0 skips it")
     number("--decode", usage.natural, 128, "tokens that are decoded one by one; 0 skips it")
     number("--depth", usage.natural, 0, "tokens in the cache before decoding begins")

@@ -23,20 +23,8 @@ COLORS = {"linear": "#cfe2f3", "linear_glu": "#cfe2f3", "attention": "#fce5cd"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model(parser)
-    parser.add_argument(
-        "--tokens",
-        type=usage.count,
-        default=1,
-        metavar="N",
-        help="tokens of the step that is costed (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--depth",
-        type=usage.natural,
-        default=0,
-        metavar="N",
-        help="tokens already in the cache (default: %(default)s)",
-    )
+    usage.add_number(parser, "--tokens", usage.count, 1, "tokens of the step that is costed")
+    usage.add_number(parser, "--depth", usage.natural, 0, "tokens already in the cache")
     usage.add_backend(parser)
     usage.add_cache(parser)
     usage.add_json(parser)

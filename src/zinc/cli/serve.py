@@ -82,13 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a name, beside this machine's own, by which clients may call it without a key",
     )
     limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--max-waiting",
-        type=usage.natural,
-        default=64,
-        metavar="N",
-        help="answers that may wait beside those that run (default: %(default)s)",
-    )
+    waiting = "answers that may wait beside those that run"
+    usage.add_number(limits, "--max-waiting", usage.natural, 64, waiting)
     limits.add_argument(
         "--max-body",
         type=_size,
@@ -96,13 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="largest request, as 500K or 32M (default: 32M)",
     )
-    limits.add_argument(
-        "--max-connections",
-        type=usage.count,
-        default=512,
-        metavar="N",
-        help="clients that may be connected at a time (default: %(default)s)",
-    )
+    connected = "clients that may be connected at a time"
+    usage.add_number(limits, "--max-connections", usage.count, 512, connected)
     limits.add_argument(
         "--ttl", type=_seconds, metavar="SECONDS", help="unload a model that is idle for so long"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,18 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a .gguf file (default: the small model that comes with zinc)",
     )
+
+
+def add_number(
+    parser: argparse._ActionsContainer,
+    option: str,
+    kind: Callable[[str], int],
+    default: int,
+    text: str,
+) -> None:
+    """A whole number with a default, which the help names."""
+    text += " (default: %(default)s)"
+    parser.add_argument(option, type=kind, default=default, metavar="N", help=text)
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:

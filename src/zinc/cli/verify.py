@@ -27,13 +27,8 @@ DECODE_STEPS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model(parser)
-    parser.add_argument(
-        "--tokens",
-        type=usage.count,
-        default=32,
-        metavar="N",
-        help=f"tokens of the prompt; {DECODE_STEPS} decode steps follow (default: %(default)s)",
-    )
+    tokens = f"tokens of the prompt; {DECODE_STEPS} decode steps follow"
+    usage.add_number(parser, "--tokens", usage.count, 32, tokens)
     parser.add_argument(
         "--kernels",
         action="store_true",

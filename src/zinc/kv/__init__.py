@@ -1,7 +1,8 @@
 """Cache bookkeeping: which blocks and states belong to whom, and what is kept for reuse."""
 
 from zinc.kv.blocks import BlockAllocator
-from zinc.kv.pool import CachePool, Copier, Group, Holding, Prospect, key_of, window_blocks
+from zinc.kv.copier import Copier
+from zinc.kv.pool import CachePool, Group, Holding, Prospect, key_of, window_blocks
 from zinc.kv.slots import SlotAllocator
 from zinc.kv.swap import Swapped
 from zinc.kv.tree import TOKEN_BYTES, common_tokens

@@ -10,31 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from zinc.core.errors import MemoryLimitError
 from zinc.kv.blocks import BlockAllocator
+from zinc.kv.copier import Copier
 from zinc.kv.slots import SlotAllocator
 from zinc.kv.swap import Swapped, copy_in, copy_out
 from zinc.kv.tree import Match, Node, PrefixTree
 
 # Blocks behind a window that are kept a while: the next turn often departs a little before the end.
 SLACK_BLOCKS = 2
-
-
-class Copier(Protocol):
-    """What has the data: a backend's Cache. Views are what `disk` and `swap` copy, and fill to put
-    them back."""
-
-    def copy_block(self, group: int, source: int, target: int) -> None: ...
-    def copy_state(self, source: int, target: int) -> None: ...
-    def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]: ...
-    def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None: ...
-    def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]: ...
-    def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

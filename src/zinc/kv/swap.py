@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from zinc.kv.pool import Copier
-
-Bytes = npt.NDArray[np.uint8]
+from zinc.kv.copier import Bytes, Copier
 
 
 @dataclass(frozen=True, slots=True)

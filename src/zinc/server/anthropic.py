@@ -17,15 +17,15 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from zinc.chat.events import Answer, CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from zinc.server.body import Fields, FirstError, parse_json
-from zinc.server.chat import ChatAnswer, ChatRequest, Collected, Finished, render, start
+from zinc.server.chat import ChatAnswer, ChatRequest, Finished, answer_chat, render
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.fields import Constraint, QueueFields, SamplingFields, StopField, sampling_params
 from zinc.server.http import JSONAnswer, event
 from zinc.server.openai_shapes import named_tool, refuse
 from zinc.server.pool import LoadedModel
-from zinc.server.service import Service, Shape, account, answer, client_of, read_fields
+from zinc.server.service import Service, Shape, account, read_fields
 
 ANTHROPIC = Shape(
     error_event=lambda error: event(error.anthropic(), "error"),
@@ -130,7 +130,7 @@ async def create_message(service: Service, request: Request) -> Response:
         return {
             **head,
             "model": model.name,
-            "content": _blocks(found),
+            "content": _blocks(found.answer),
             **_stop(found.finished),
             "usage": _usage(found.finished),
         }
@@ -165,15 +165,7 @@ async def create_message(service: Service, request: Request) -> Response:
         yield event({"type": "message_stop"}, "message_stop")
 
     streamed = events if fields.stream else None
-    return await answer(
-        service,
-        request,
-        fields.model,
-        lambda model: start(model, asked, client_of(request)),
-        whole,
-        streamed,
-        ANTHROPIC,
-    )
+    return await answer_chat(service, request, fields.model, asked, whole, streamed, ANTHROPIC)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
@@ -324,7 +316,7 @@ def _tool_result(block: Block, where: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text}
 
 
-def _blocks(found: Collected) -> list[dict[str, Any]]:
+def _blocks(found: Answer) -> list[dict[str, Any]]:
     """The content of an answer. The signature of reasoning is empty: nobody has to trust it."""
     blocks: list[dict[str, Any]] = []
     if found.reasoning:

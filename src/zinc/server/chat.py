@@ -8,11 +8,14 @@ The APIs translate their messages into OpenAI's shape before, and the events int
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.chat.events import Answer, CallEnd, Content, Event
 from zinc.chat.format import ChatFormat
 from zinc.chat.messages import prepare, text_of
 from zinc.chat.parser import TokenParser
@@ -26,6 +29,7 @@ from zinc.server.errors import context_exceeded, invalid, unsupported
 from zinc.server.fields import Constraint, constraints, with_seed
 from zinc.server.pool import LoadedModel
 from zinc.server.runner import NO_TELEMETRY, End, Generation, Job, Progress, Telemetry
+from zinc.server.service import Service, Shape, answer, client_of
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.specials import SHIELD
 
@@ -84,19 +88,10 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Call:
-    id: str
-    name: str
-    arguments: str = ""
-
-
-@dataclass(slots=True)
 class Collected:
     """A whole answer."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    answer: Answer = field(default_factory=Answer)
     tokens: list[Sampled] = field(default_factory=list)
     end: Finished | None = None
 
@@ -105,15 +100,7 @@ class Collected:
             self.end = item
             return
         self.tokens += item.tokens
-        match item.event:
-            case Content(text):
-                self.content += text
-            case Reasoning(text):
-                self.reasoning += text
-            case CallStart(_, id, name):
-                self.calls.append(Call(id, name))
-            case CallArguments(index, text):
-                self.calls[index].arguments += text
+        self.answer.add(item.event)
 
     @property
     def finished(self) -> Finished:
@@ -159,6 +146,22 @@ class ChatAnswer:
         async for item in self:
             whole.add(item)
         return whole
+
+
+async def answer_chat(
+    service: Service,
+    request: Request,
+    name: str | None,
+    asked: ChatRequest,
+    whole: Callable[[LoadedModel, Sequence[ChatAnswer]], Awaitable[Any]],
+    events: Callable[[LoadedModel, Sequence[ChatAnswer]], AsyncGenerator[bytes]] | None,
+    shape: Shape,
+) -> Response:
+    """The response to a conversation, by the model of that name; see `service.answer`."""
+    client = client_of(request)
+    return await answer(
+        service, request, name, lambda model: start(model, asked, client), whole, events, shape
+    )
 
 
 async def start(model: LoadedModel, request: ChatRequest, client: str = "") -> list[ChatAnswer]:

@@ -18,7 +18,15 @@ from starlette.responses import Response
 
 from zinc.chat.events import CallArguments, CallStart, Content, Reasoning
 from zinc.engine.sampling import Sampled
-from zinc.server.chat import ChatAnswer, ChatRequest, Collected, Finished, Piece, render, start
+from zinc.server.chat import (
+    ChatAnswer,
+    ChatRequest,
+    Collected,
+    Finished,
+    Piece,
+    answer_chat,
+    render,
+)
 from zinc.server.errors import invalid, unsupported
 from zinc.server.fields import (
     MAX_ANSWERS,
@@ -55,7 +63,7 @@ from zinc.server.openai_shapes import (
     tool_use,
 )
 from zinc.server.pool import LoadedModel
-from zinc.server.service import Service, account, answer, client_of, read_fields
+from zinc.server.service import Service, account, read_fields
 
 FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -238,15 +246,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
             yield event({**shared, "choices": [], **usage})
         yield DONE
 
-    return await answer(
-        service,
-        request,
-        fields.model,
-        lambda model: start(model, asked, client_of(request)),
-        whole,
-        events if fields.stream else None,
-        OPENAI,
-    )
+    streamed = events if fields.stream else None
+    return await answer_chat(service, request, fields.model, asked, whole, streamed, OPENAI)
 
 
 def _usage(ends: Sequence[Finished]) -> Usage:
@@ -278,22 +279,9 @@ def _logprobs(
 
 
 def _choice(model: LoadedModel, asked: ChatRequest, index: int, found: Collected) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
-    if found.reasoning:
-        message["reasoning_content"] = found.reasoning
-    if found.calls:
-        message["content"] = found.content or None
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in found.calls
-        ]
     return {
         "index": index,
-        "message": message,
+        "message": {**found.answer.message(), "refusal": None},
         "logprobs": _logprobs(model, asked, found.tokens),
         "finish_reason": FINISH[found.finished.reason],
     }

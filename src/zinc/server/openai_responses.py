@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.server.body import Fields, FirstError
-from zinc.server.chat import ChatAnswer, ChatRequest, Finished, Piece, render, start
+from zinc.server.chat import ChatAnswer, ChatRequest, Finished, Piece, answer_chat, render
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.fields import (
     MAX_TOP_LOGPROBS,
@@ -45,7 +45,7 @@ from zinc.server.openai_shapes import (
 )
 from zinc.server.pool import LoadedModel
 from zinc.server.response_items import Data, OutputItems
-from zinc.server.service import Service, Shape, account, answer, client_of, read_fields
+from zinc.server.service import Service, Shape, account, read_fields
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -174,15 +174,7 @@ async def create_response(service: Service, request: Request) -> Response:
             yield event(last, last["type"])
 
     streamed = events if fields.stream else None
-    return await answer(
-        service,
-        request,
-        fields.model,
-        lambda model: start(model, asked, client_of(request)),
-        whole,
-        streamed,
-        RESPONSES,
-    )
+    return await answer_chat(service, request, fields.model, asked, whole, streamed, RESPONSES)
 
 
 def _told(output: OutputItems, piece: Piece, with_timings: bool | None) -> list[Data]:
