@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
 from zinc.backends.vulkan.commands import Commands
 from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
 from zinc.backends.vulkan.schedule import levels, waits
-from zinc.backends.vulkan.vk.library import DeviceLostError, check
+from zinc.backends.vulkan.vk.library import DeviceLostError, Library, check
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
@@ -191,6 +192,73 @@ def test_a_device_that_lacks_something_is_refused(monkeypatch):
     monkeypatch.setattr(device, "candidates", list)
     with pytest.raises(DeviceError, match="no Vulkan device was found"):
         device.choose()
+
+
+def test_without_a_loader_the_error_says_what_to_install(monkeypatch):
+    def none(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", none)
+    with pytest.raises(DeviceError, match=r"the Vulkan loader is missing: .* was not found. Inst"):
+        Library()
+
+
+@needs_device
+def test_without_a_driver_the_error_says_what_to_install(monkeypatch):
+    for variable in ("VK_ICD_FILENAMES", "VK_DRIVER_FILES"):
+        monkeypatch.setenv(variable, "/nonexistent/driver.json")
+    monkeypatch.setattr(device, "_library", None)  # newer loaders start and know no device
+    with pytest.raises(DeviceError, match=r"no Vulkan .* Install the driver of your GPU"):
+        device.choose()
+
+
+@needs_device
+def test_a_driver_that_refuses_a_kernel_is_an_error_that_names_it(monkeypatch):
+    opened = api.create("vulkan").device
+
+    def refuse(*arguments):
+        check(-13, "vkCreateComputePipelines")
+
+    monkeypatch.setattr(opened.vk, "vkCreateComputePipelines", refuse)
+    pipelines = shaders.Pipelines(opened)
+    with pytest.raises(DeviceError, match="the driver does not take the kernel limits: vkCreateC"):
+        pipelines.prepare([Shader("limits", (("KIND", 0),))])
+
+
+@needs_device
+def test_memory_that_runs_out_while_a_model_loads_is_given_back(monkeypatch):
+    opened = api.create("vulkan").device
+    allocate, left = opened.vk.vkAllocateMemory, [4]
+
+    def short(*arguments):
+        left[0] -= 1
+        return allocate(*arguments) if left[0] > 0 else check(-2, "vkAllocateMemory")
+
+    monkeypatch.setattr(opened.vk, "vkAllocateMemory", short)
+    with pytest.raises(MemoryLimitError, match="Use a smaller model, quantisation or --context"):
+        LLM(FIXTURES / "qwen3.gguf", backend="vulkan", context=128)
+    left[0] = 1 << 20
+    greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    with LLM(FIXTURES / "qwen3.gguf", backend="vulkan", context=128) as llm:
+        assert len(llm.generate([5, 6, 7], greedy).token_ids) == 3
+
+
+@needs_device
+def test_memory_that_runs_out_in_a_step_changes_nothing_for_later_ones(monkeypatch):
+    path, ids = FIXTURES / "qwen3.gguf", list(range(3, 303))
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    with LLM(path, backend="vulkan", context=512) as llm:
+        want = llm.generate(ids, greedy).token_ids
+    with LLM(path, backend="vulkan", context=512) as llm:
+        few = llm.generate(ids[:5], greedy).token_ids
+        device = llm.backend.device
+        with monkeypatch.context() as short:
+            # Keys in several runs need memory for partial sums.
+            short.setattr(device.vk, "vkAllocateMemory", lambda *_: check(-2, "vkAllocateMemory"))
+            with pytest.raises(MemoryLimitError, match="the device has no memory left"):
+                llm.generate(ids, greedy)
+            assert llm.generate(ids[:5], greedy).token_ids == few
+        assert llm.generate(ids, greedy).token_ids == want
 
 
 # -- memory and state -----------------------------------------------------------------------------

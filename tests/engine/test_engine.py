@@ -11,7 +11,7 @@ from fake import BLOCK, END, KINDS, VOCAB, alone, model, shifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zinc.core.errors import QueueFullError, RequestError
+from zinc.core.errors import DeviceError, QueueFullError, RequestError
 from zinc.engine.engine import Engine
 from zinc.engine.sampling import SamplingParams
 
@@ -263,6 +263,28 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on():
     s = e.submit([*[1] * 30, 95, 4], greedy(5), ())
     finish(e, s)
     assert s.ids == alone("everything", [*[1] * 30, 95, 4], 5)
+    check_idle(e)
+
+
+@pytest.mark.parametrize(("kind", "call"), [("full", "copy_block"), ("recurrent", "copy_state")])
+def test_a_device_that_fails_while_a_prefix_is_copied_fails_that_request(kind, call, monkeypatch):
+    e = engine(kind, slots=10)
+    ids = [*prompt(150), END, 3, 4, 5]
+    finish(e, e.submit(ids, greedy(9), ENDS))
+
+    def lost(*_):
+        raise DeviceError("the device is lost")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(e.pool.copier, call, lost)
+        bad = e.submit([*ids[:-1], 9, 9], greedy(5), ENDS)
+        finish(e, bad)
+    assert bad.finish_reason == "error"
+    assert isinstance(bad.error, DeviceError)
+    good = e.submit([*ids[:-1], 9, 9], greedy(5), ENDS)
+    finish(e, good)
+    assert good.n_cached > 0
+    assert good.ids == alone(kind, [*ids[:-1], 9, 9], 5, ENDS)
     check_idle(e)
 
 

@@ -287,9 +287,10 @@ class Engine:
         plan = self._schedule()
         for i in plan.preempted:
             self._preempt(self._sequences[i])
+        n_sequences = len(self._sequences)
         running, counts = self._seat(plan.tokens)
         if not running:
-            if not plan.preempted and self._sequences:
+            if not plan.preempted and 0 < len(self._sequences) == n_sequences:
                 self._fail_stuck()
             return []
         gained: list[Sequence] = []
@@ -543,7 +544,10 @@ class Engine:
         return s.prospect[1].n_cached, s.prospect[1].pins
 
     def _seat(self, tokens: dict[int, int]) -> tuple[list[Sequence], dict[int, int]]:
-        """Attaches the chosen ones and gives them blocks; drops those that memory fails."""
+        """Attaches the chosen ones and gives them blocks; drops those that memory fails.
+
+        Those that the device fails end with an error.
+        """
         running: list[Sequence] = []
         counts: dict[int, int] = {}
         chosen = [s for s in self._sequences.values() if s.id in tokens]
@@ -552,6 +556,9 @@ class Engine:
                 try:
                     self._attach(s)
                 except MemoryLimitError:
+                    continue
+                except Exception as error:
+                    self._fail(s, error)
                     continue
                 if not s.started:
                     s.n_cached = min(s.n_run, s.n_prompt)

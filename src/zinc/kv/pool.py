@@ -173,6 +173,9 @@ class CachePool:
             except MemoryLimitError:  # the tail is run again
                 self.release(holding)
                 return self.attach(key, n_full * self.block_tokens)
+            except BaseException:  # the device failed: what is held goes back
+                self.release(holding)
+                raise
         self.stats.lookups += 1
         self.stats.hits += match.n_tokens > 0
         self.stats.cached_tokens += match.n_tokens
@@ -314,7 +317,11 @@ class CachePool:
             return match.state
         slot = self.slots.acquire()
         if match.state >= 0:
-            self.copier.copy_state(match.state, slot)
+            try:
+                self.copier.copy_state(match.state, slot)
+            except BaseException:  # the device failed
+                self.slots.release(slot)
+                raise
         return slot
 
     def _copy_tail(self, holding: Holding, match: Match) -> None:

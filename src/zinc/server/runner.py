@@ -470,5 +470,5 @@ def _sequence_error(error: Exception) -> ApiError:
         case _:
             log.error("a sequence failed", exc_info=error)
             if isinstance(error, ZincError):
-                return ApiError(500, error.what, error.why, code="internal_error")
+                return ApiError(500, error.what, error.why, error.hint, code="internal_error")
             return from_exception(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from contextlib import suppress
 from ctypes import addressof, c_void_p
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from zinc.backends.vulkan.device import Device, Submission
 from zinc.backends.vulkan.vk import types as vk
+from zinc.backends.vulkan.vk.library import DeviceLostError
 from zinc.core.errors import MemoryLimitError
 
 Bytes = npt.NDArray[np.uint8]
@@ -126,7 +128,8 @@ class Memory:
 
 
 def _free(device: Device, handle: int, memory: int) -> None:
-    device.idle()
+    with suppress(DeviceLostError):  # then nothing runs that could use it
+        device.idle()
     device.vk.vkDestroyBuffer(device.handle, handle, None)
     if memory:
         device.vk.vkFreeMemory(device.handle, memory, None)

@@ -14,18 +14,20 @@ SCRATCH_BYTES = 16 << 20
 
 
 class Ring:
-    """Offsets into scratch memory of `size` bytes, which grows: who gets bytes that an earlier
-    launch had waits for it."""
+    """Offsets into scratch memory of `size` bytes: who gets bytes that an earlier launch had waits
+    for it."""
 
-    def __init__(self) -> None:
-        self.size = self._used = 0
+    def __init__(self, size: int = 0) -> None:
+        self.size, self._used = size, 0
+
+    def holding(self, n_bytes: int) -> Ring:
+        """A ring, of other memory when this one has not so much, in which so many bytes fit."""
+        fits = rounded(n_bytes) <= self.size
+        return self if fits else Ring(max(SCRATCH_BYTES, 2 * rounded(n_bytes)))
 
     def take(self, n_bytes: int) -> int:
-        """The offset of so many bytes. With another `size` than before it is of other memory."""
+        """The offset of so many bytes."""
         n_bytes = rounded(n_bytes)
-        if n_bytes > self.size:
-            self.size = max(SCRATCH_BYTES, 2 * n_bytes)
-            self._used = 0
         if self._used + n_bytes > self.size:
             self._used = 0
         offset, self._used = self._used, self._used + n_bytes
@@ -82,11 +84,12 @@ class Operands:
         return self._cache.recurrent[state.name]
 
     def scratch(self, n_bytes: int) -> int:
-        before = self._ring.size
-        offset = self._ring.take(n_bytes)
-        if self._ring.size != before:
+        ring = self._ring.holding(n_bytes)
+        if ring is not self._ring:
+            buffer = self._memory.buffer(ring.size)
             self._outgrown.append(self._scratch)  # recorded commands may still name it
-            self._scratch = self._memory.buffer(self._ring.size)
+            self._scratch, self._ring = buffer, ring
+        offset = ring.take(n_bytes)
         address = self._scratch.address + offset
         self.taken.append((address, address + rounded(n_bytes)))
         return address

@@ -69,6 +69,7 @@ class Nowhere:
         return SOMEWHERE
 
     def scratch(self, n_bytes: int) -> int:
+        self._ring = self._ring.holding(n_bytes)
         offset = self._ring.take(n_bytes)
         # Other memory for another size, which is at least twice as large.
         address = SOMEWHERE + 2 * self._ring.size + offset
