@@ -14,7 +14,7 @@ from zinc.backends import api
 from zinc.core.errors import DeviceError, RequestError
 
 # One of each kind of attention, cache, experts and recurrence, on a window and beyond it.
-FAMILIES = ["qwen3", "gemma3", "gptoss", "deepseek2", "qwen35moe", "qwen3next"]
+FAMILIES = ["gemma3", "gptoss", "deepseek2", "qwen35moe"]
 HYBRIDS = ["qwen35", "qwen35moe", "qwen3next"]
 IDS = np.random.default_rng(11).integers(512, size=80).astype(np.int32)
 

@@ -78,6 +78,8 @@ def _cases() -> Iterator[Case]:
             yield _attention_case(
                 Case(name, 70, sequences=(40, 1, 29)), n_heads, n_kv, head_dim, neox
             )
+    # As few as have a kernel of their own on a GPU.
+    yield _attention_case(Case("few", 13, sequences=(9, 1, 3)), 6, 2, 48, True, sinks=True)
     case = Case("window", 90, sequences=(70, 20))
     yield _attention_case(case, 4, 2, 32, True, window=16)
     case = Case("sinks", 30, sequences=(30,))
