@@ -167,6 +167,7 @@ def test_the_public_names_are_these():
         "LLM",
         "Chunk",
         "Completion",
+        "Placement",
         "RopeScaling",
         "SamplingParams",
         "Tokenizer",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zinc.engine.sampling import SamplingParams
     from zinc.llm import LLM, Chunk, Completion
     from zinc.models.context import RopeScaling
+    from zinc.plan.placement import Placement
     from zinc.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __all__ = [
     "LLM",
     "Chunk",
     "Completion",
+    "Placement",
     "RopeScaling",
     "SamplingParams",
     "Tokenizer",
@@ -32,6 +34,7 @@ _HOMES = {
     "LLM": "zinc.llm",
     "Chunk": "zinc.llm",
     "Completion": "zinc.llm",
+    "Placement": "zinc.plan.placement",
     "RopeScaling": "zinc.models.context",
     "SamplingParams": "zinc.engine.sampling",
     "Tokenizer": "zinc.tokenizer",

@@ -24,7 +24,7 @@ import numpy as np
 from zinc.backends import api
 from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
-from zinc.engine import loader
+from zinc.engine import loader, placing
 from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.engine import Engine
 from zinc.engine.identity import cache_key
@@ -39,6 +39,7 @@ from zinc.models.context import RopeScaling
 from zinc.ops.graph import FloatArray, Graph
 from zinc.ops.step import Step
 from zinc.plan.hidden import hidden_graph
+from zinc.plan.placement import Placement
 from zinc.plan.planner import make_plan
 from zinc.tokenizer import StreamDecoder, Tokenizer
 
@@ -73,7 +74,9 @@ class LLM:
     """A model ready to run.
 
     model: path of a GGUF file, None for the embedded demo model. backend: "auto", or a name from
-    `zinc.backends.api.discover()`. threads: default, the cores this process may use. context:
+    `zinc.backends.api.discover()`. threads: default, the cores this process may use. placement:
+    what of the model is on the backend's device and what on the CPU (docs/placement.md); default,
+    as much on the device as fits, and `LLM.placed.note` says so when that is not all. context:
     tokens that prompt and answer may have together; default, the model's own as far as memory goes.
     rope: how positions are scaled for a longer context, other than the file says; sequences that
     fit the original context run without it. kv_dtype: "f16", "q8_0", "q4_0" (CPU), or "auto" for
@@ -94,6 +97,7 @@ class LLM:
         *,
         backend: str = "auto",
         threads: int | None = None,
+        placement: Placement | None = None,
         context: int | None = None,
         rope: RopeScaling | None = None,
         kv_dtype: str = "auto",
@@ -116,23 +120,27 @@ class LLM:
             self._graphs.append(graph)
         said = self.file.metadata.get(f"{self.spec.arch}.pooling_type")
         self.pooling = Pooling.of_file(said) if pooling is None else Pooling.named(pooling)
-        self.backend = loader.create_backend(backend, threads, options)
         outputs = min(64, batch_tokens)
+        self.placed = placing.place(
+            loader.create_backend(backend, threads, options),
+            lambda: loader.create_backend("cpu", threads, options),
+            self.file,
+            self.spec,
+            self._graphs,
+            placing.Wanted(context, kv_dtype, batch_tokens, outputs),
+            placement,
+        )
+        self.backend = self.placed.backend
         plans = [self._plan(g, batch_tokens, outputs, draws=True) for g in self._graphs]
         self.plan = plans[0]
         arena_bytes = sum(plan.arena_bytes for plan in plans)
-        taken = loader.weights_bytes(self.file, self.plan) + arena_bytes
-        available = loader.available_memory_bytes(self.backend)
-        slots = loader.choose_state_slots(self.plan.states, available, taken)
-        taken += slots * loader.state_bytes_per_sequence(self.plan.states)
         states = self.plan.states
         self.kv_dtype = kv_dtype = loader.resolve_kv_dtype(kv_dtype, self.backend.name, states)
-        self.context = loader.choose_context(
-            self.spec, states, kv_dtype, context, available, taken, batch_tokens
-        )
-        tokens = loader.choose_pool(states, self.context, kv_dtype, available, taken, batch_tokens)
+        memories = placing.budgets(self.file, plans, self.backend)
+        size = placing.choose_cache(self.spec, memories, kv_dtype, context, batch_tokens)
+        self.context = size.context
         loader.upload(self.file, self.plan, self.backend, progress)
-        layout = loader.cache_layout(states, tokens, kv_dtype, slots, batch_tokens)
+        layout = loader.cache_layout(states, size.tokens, kv_dtype, size.state_slots, batch_tokens)
         self._cache = self.backend.allocate(states, layout)
         programs = [self.backend.prepare(plan, self._cache) for plan in plans]
         self.program = programs[0]
@@ -483,7 +491,7 @@ class LLM:
         """
         if "engine" in self.__dict__:
             self.engine.close()
-        for name in ("program", "engine", "_scorers", "_cache", "backend"):
+        for name in ("program", "engine", "_scorers", "_cache", "backend", "placed"):
             self.__dict__.pop(name, None)
         self.file.close()
 

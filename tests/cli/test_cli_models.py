@@ -21,6 +21,7 @@ from zinc.cli import check as check_command
 from zinc.cli import loading
 from zinc.cli.bench import Bench
 from zinc.cli.parity import SCALE_BLOCK, relative_error, storage_error
+from zinc.cli.text import size
 from zinc.engine import loader
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
@@ -187,6 +188,55 @@ def test_plan_and_bench_count_barriers_where_there_are_any(zinc, fixture_model):
     assert found["barriers_a_layer"] == found["barriers"] / n_layers
     assert f"({found['barriers_a_layer']:.1f} a layer)" in zinc(*plan).out
     assert "barriers" not in zinc("plan", fixture_model, "--backend", "null").out
+
+
+def test_plan_of_a_divided_model_says_who_runs_what_and_what_crosses(zinc, fixture_model):
+    plan = ("plan", fixture_model, "--backend", "ref", "--gpu-layers", 2, "--tokens", 3)
+    result = zinc(*plan, "--json")
+    found = json.loads(result.out)
+    with GGUFFile.open(fixture_model) as file:
+        n_layers = file.metadata["qwen3.block_count"]
+        hidden = file.metadata["qwen3.embedding_length"]
+        embedding_bytes = file.tensors["token_embd.weight"].n_bytes
+    told = f"the last 1 of {n_layers} layers and the output on the device (as asked)"
+    assert told in result.err
+    assert found["backend"] == "ref+cpu"
+    assert [place["backend"] for place in found["places"]] == ["ref", "cpu"]
+    for key in ("kv_bytes", "arena_bytes"):
+        assert sum(place[key] for place in found["places"]) == found[key]
+    weights_bytes = sum(place["weights_bytes"] for place in found["places"])
+    assert weights_bytes == found["weights_bytes"] + embedding_bytes  # it is the output's too
+    assert sum(place["launches"] for place in found["places"]) == len(found["launches"])
+    stream = [t for t in found["transfers"] if t["bytes"] == 3 * hidden * 4]
+    assert [(t["source"], t["target"]) for t in stream] == [("cpu", "ref")]
+    assert found["launches"][stream[0]["before"]]["label"] == f"blk.{n_layers - 1}"
+    text = zinc(*plan).out
+    crossed = sum(t["bytes"] for t in found["transfers"])
+    assert f"between them: {len(found['transfers'])} values a step, {size(crossed)}" in text
+
+
+def test_verify_and_bench_run_a_divided_model(zinc, fixture_model):
+    divided = (fixture_model, "--backend", "ref", "--gpu-layers", 3)
+    checked = json.loads(zinc("verify", *divided, "--tokens", 8, "--json").out)
+    assert checked["backend"] == "ref+cpu"
+    assert checked["first_departure"] is None
+    bench = zinc("bench", *divided, "--prefill", 4, "--decode", 2, "--reps", 1, "--json").out
+    assert json.loads(bench.splitlines()[-1])["decode_submissions_per_step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--backend", "ref", "--cpu-moe", 1), "the model has no experts"),
+        (("--backend", "ref", "--gpu-layers", 99), "for --gpu-layers"),
+        (("--backend", "cpu", "--gpu-layers", 1), "the model runs on the CPU"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_one_error(zinc, fixture_model, options, says):
+    result = zinc("run", "-m", fixture_model, "Hello", *options)
+    assert result.status == 1
+    assert says in result.err
+    assert result.err.count("\n") == 1
 
 
 # -- bench --------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Runner:
     """Some sequences of one model: `feed` appends tokens and returns their logits.
 
     `extended` takes the model as it runs beyond its plain context; the cache holds `room` tokens of
-    each sequence.
+    each sequence. `loaded` is what runs it, where that is not a backend as a whole.
     """
 
     def __init__(
@@ -100,8 +100,9 @@ class Runner:
         fuse: bool = True,
         room: int = MAX_TOKENS,
         batch_invariant: bool = False,
+        loaded: tuple[Backend, Plan] | None = None,
     ) -> None:
-        device, plan = planned(path, backend, fuse, rope, extended, batch_invariant)
+        device, plan = loaded or planned(path, backend, fuse, rope, extended, batch_invariant)
         layers = [state for state in plan.states if isinstance(state, KVState)]
         self.windows = sorted({layer.window for layer in layers})
         n_blocks = -(-room // BLOCK_TOKENS)

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from zinc.ops.graph import (
     Dim,
     FloatArray,
     KVState,
+    Node,
     RecurrentState,
     State,
     Weight,
@@ -109,6 +110,42 @@ class Plan:
     def hash(self) -> str:
         """Changes exactly when something that is run changes."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+# The output of a part of a plan that does not make the plan's: it has no columns.
+NO_OUTPUT = Ref(0, Dim.OUTPUTS, 0, Act.F32, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Launches `first` up to but not including `last` of the part of a place."""
+
+    place: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A float32 value that one place makes and another reads, in the arena of each."""
+
+    source: int
+    target: int
+    sent: Ref
+    received: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan(Plan):
+    """A plan over several places: a part with an arena of its own for each, and how they take
+    turns.
+
+    `launches` are those of all parts, in the order in which they run. Ids name the same value in
+    every part.
+    """
+
+    parts: tuple[Plan, ...] = ()
+    schedule: tuple[Segment | Transfer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +360,17 @@ class Backend(Kernels, Protocol):
         ...
 
     def prepare(self, plan: Plan, cache: Cache) -> Program: ...
+
+
+@runtime_checkable
+class Split(Protocol):
+    """A backend that is made of others: a plan for it has a part for each."""
+
+    places: tuple[Backend, ...]
+
+    def place(self, node: Node) -> int:
+        """Index of the place that runs a node of a graph."""
+        ...
 
 
 class BackendModule(Protocol):

@@ -52,12 +52,16 @@ def run(args: argparse.Namespace) -> int:
     if args.prefill == args.decode == 0:
         raise usage.UsageError("--prefill 0 and --decode 0 leave nothing to measure")
 
+    from zinc import models
     from zinc.cli import loading, roofline
+    from zinc.engine.placing import Wanted
     from zinc.formats.gguf import GGUFFile
 
     backend = loading.create_backend(args)
     with GGUFFile.open(usage.model_path(args)) as file:
         context = max(args.prefill, args.depth + args.decode)
+        wanted = Wanted(context * args.streams, args.kv_dtype, loading.BATCH_TOKENS, args.streams)
+        backend = loading.place(args, backend, file, *models.load(file), wanted)
         bound = loading.bind(
             file, backend, context, args.kv_dtype,
             max_outputs=args.streams, n_sequences=args.streams,

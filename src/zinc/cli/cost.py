@@ -24,7 +24,10 @@ class StepShape:
     sequences: int = 1
 
     def rows(self, launch: Launch) -> int:
-        match launch.dim:
+        return self.rows_of(launch.dim)
+
+    def rows_of(self, dim: Dim) -> int:
+        match dim:
             case Dim.TOKENS:
                 return self.tokens * self.sequences
             case Dim.OUTPUTS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,11 +18,12 @@ from zinc import models
 from zinc.backends import api
 from zinc.cli import usage
 from zinc.core.progress import ProgressBar
-from zinc.engine import loader
+from zinc.engine import loader, placing
 from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 from zinc.llm import LLM
 from zinc.models.spec import ModelSpec
+from zinc.ops.graph import Graph
 from zinc.ops.step import IntArray, Step
 from zinc.plan.planner import make_plan
 
@@ -37,12 +39,14 @@ def open_llm(args: argparse.Namespace) -> LLM:
             path,
             backend=usage.backend_name(args),
             threads=usage.threads(args),
+            placement=usage.placement(args),
             context=args.context,
             rope=usage.rope_scaling(args),
             kv_dtype=args.kv_dtype,
             options=usage.backend_options(args),
             progress=progress,
         )
+    say_placed(llm.placed)
     log.info(
         "%s, plan %s, context %d, %d bytes", llm.backend.describe(), llm.plan.hash, llm.context,
         llm.memory.total_bytes,
@@ -61,6 +65,35 @@ def create_backend(args: argparse.Namespace) -> api.Backend:
     return loader.create_backend(
         usage.backend_name(args), usage.threads(args), usage.backend_options(args)
     )
+
+
+def place(
+    args: argparse.Namespace,
+    device: api.Backend,
+    file: GGUFFile,
+    spec: ModelSpec,
+    graph: Graph,
+    wanted: placing.Wanted,
+) -> api.Backend:
+    """The backend for a model, as the options or the device's memory have it; says what is not on
+    the device."""
+    threads, options = usage.threads(args), usage.backend_options(args)
+    placed = placing.place(
+        device,
+        lambda: loader.create_backend("cpu", threads, options),
+        file,
+        spec,
+        [graph],
+        wanted,
+        usage.placement(args),
+    )
+    say_placed(placed)
+    return placed.backend
+
+
+def say_placed(placed: placing.Placed) -> None:
+    if placed.note:
+        print(f"zinc: {placed.note}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +162,9 @@ def bind(
             graph, backend, max_tokens=BATCH_TOKENS, max_outputs=max_outputs, draws=True
         )
     kv_dtype = loader.resolve_kv_dtype(kv_dtype, backend.name, plan.states)
-    taken = plan.arena_bytes + loader.weights_bytes(file, plan)
-    taken += loader.state_bytes_per_sequence(plan.states)
-    available = loader.available_memory_bytes(backend)
-    loader.choose_context(spec, plan.states, kv_dtype, context, available, taken)
+    for memory in placing.budgets(file, [plan], backend):
+        taken = memory.taken + loader.state_bytes_per_sequence(memory.states)
+        loader.choose_context(spec, memory.states, kv_dtype, context, memory.available, taken)
     with ProgressBar(f"loading {file.path.name}") as progress:
         loader.upload(file, plan, backend, progress)
     log.info("%s, plan %s, context %d", backend.describe(), plan.hash, context)

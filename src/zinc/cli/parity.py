@@ -31,7 +31,7 @@ from zinc.backends.api import (
 from zinc.core.progress import ProgressBar
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.graph import Dim, FloatArray, KVState, Weight
+from zinc.ops.graph import FloatArray, KVState, Weight
 from zinc.ops.registry import Op
 from zinc.ops.step import Step
 from zinc.plan.passes import READS_ROWS
@@ -102,11 +102,11 @@ def compare(
         for x in launch.inputs:
             if isinstance(x, Ref):  # or a view of some of its columns
                 base = whole[x.id]
-                reference.write(base, program.read(base, _rows(base, step)))
+                reference.write(base, program.read(base, step.rows(base.dim)))
         program.run(step, i, i + 1)
         reference.run(step, i, i + 1)
         for k, ref in enumerate(launch.outputs):
-            rows = _rows(ref, step)
+            rows = step.rows(ref.dim)
             wanted = reference.read(ref, rows)
             error = relative_error(program.read(ref, rows), wanted)
             tolerance = allowed(launch) + storage_error(wanted, ref.act)
@@ -171,18 +171,6 @@ def relative_error(found: FloatArray, wanted: FloatArray) -> float:
     size = float(np.linalg.norm(wanted.astype(np.float64)))
     difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
     return difference / size if size else difference
-
-
-def _rows(ref: Ref, step: Step) -> int:
-    match ref.dim:
-        case Dim.TOKENS:
-            return step.n_tokens
-        case Dim.OUTPUTS:
-            return len(step.output_rows)
-        case Dim.SEQUENCES:
-            return step.n_sequences
-        case _:
-            return 1
 
 
 def storage_error(rows: FloatArray, act: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zinc.cli import usage
@@ -36,10 +37,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give either --json or --dot")
 
     from zinc import models
-    from zinc.cli import loading
+    from zinc.backends.api import Split, SplitPlan
+    from zinc.cli import loading, placement
     from zinc.cli.cost import StepShape
     from zinc.cli.inspect import nextn_memory
     from zinc.engine.loader import resolve_kv_dtype
+    from zinc.engine.placing import Wanted
     from zinc.formats.gguf import GGUFFile
     from zinc.plan.planner import make_plan
 
@@ -50,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         if 0 < spec.plain_context < args.depth + args.tokens:
             _, graph = models.load(file, rope=rope, context=args.context, extended=True)
         most = max(args.tokens, loading.BATCH_TOKENS)
+        wanted = Wanted(args.context, args.kv_dtype, most, 1)
+        backend = loading.place(args, backend, file, spec, graph, wanted)
         plan = make_plan(graph, backend, max_tokens=most, max_outputs=1, draws=True)
         kv_dtype = resolve_kv_dtype(args.kv_dtype, backend.name, plan.states)
         shape = StepShape(args.tokens, 1, args.depth, kv_dtype)
@@ -64,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
         barriers = barrier_report(counts, spec.n_layers)
         memory = _memory(plan, args.context or spec.context, kv_dtype)
         memory |= nextn_memory(file, spec)
+        split: dict[str, Any] = {}
+        if isinstance(plan, SplitPlan) and isinstance(backend, Split):
+            names = [each.name for each in backend.places]
+            split = placement.report(plan, names, shape, memory["context_tokens"])
         if args.dot:
             print(dot(plan))
         elif args.json:
@@ -74,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
                     **describe(plan, shape),
                     **barriers,
                     **memory,
+                    **split,
                 },
                 sys.stdout,
                 indent=2,
@@ -81,8 +91,11 @@ def run(args: argparse.Namespace) -> int:
             print()
         else:
             print(f"{file.path} on {backend.describe()}: {len(plan.launches)} launches\n")
-            print(launches(plan, shape))
+            where = placement.columns(plan, split) if isinstance(plan, SplitPlan) else None
+            print(launches(plan, shape, where))
             print(totals(plan, shape, memory))
+            if split:
+                print(placement.text(split))
             if counts is not None:
                 print(f"on the device: {barrier_text(barriers)}")
     return 0
@@ -119,10 +132,12 @@ def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, Any]:
     }
 
 
-def launches(plan: Plan, shape: StepShape) -> str:
+def launches(plan: Plan, shape: StepShape, where: Sequence[tuple[str, str]] | None = None) -> str:
+    """A table. where: for each launch its place and what that receives."""
     rows = [
         (
             i,
+            *(where[i] if where else ()),
             launch.label,
             launch.kernel,
             _operands(launch),
@@ -132,7 +147,16 @@ def launches(plan: Plan, shape: StepShape) -> str:
         )
         for i, launch in enumerate(plan.launches)
     ]
-    header = ("# |", "part", "kernel", "reads", "writes", "bytes |", "MFLOP |")
+    header = (
+        "# |",
+        *(("on", "receives |") if where else ()),
+        "part",
+        "kernel",
+        "reads",
+        "writes",
+        "bytes |",
+        "MFLOP |",
+    )
     return table(header, rows)
 
 

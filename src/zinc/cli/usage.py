@@ -14,6 +14,7 @@ from zinc.core.kv_types import BYTES_A_NUMBER
 
 if TYPE_CHECKING:
     from zinc.models.context import RopeScaling
+    from zinc.plan.placement import Placement
 
 
 class UsageError(Exception):
@@ -86,6 +87,19 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
         "--batch-invariant",
         action="store_true",
         help="same bits whatever shares a batch; slower on vulkan, always so on the CPU",
+    )
+    group = parser.add_argument_group(
+        "placement", "between a device and the CPU, see docs/placement.md (default: what fits)"
+    )
+    group.add_argument(
+        "-ngl",
+        "--gpu-layers",
+        type=natural,
+        metavar="N",
+        help="the output and the last N - 1 layers on the device, the rest on the CPU",
+    )
+    group.add_argument(
+        "--cpu-moe", type=natural, metavar="N", help="experts of the first N layers on the CPU"
     )
 
 
@@ -208,6 +222,15 @@ def backend_options(args: argparse.Namespace) -> dict[str, str]:
     invariant = "true" if getattr(args, "batch_invariant", False) else None
     given = {"level": env.LEVEL.get(), "device": _device(args), "batch_invariant": invariant}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def placement(args: argparse.Namespace) -> Placement | None:
+    """What the options of `add_backend` say of it."""
+    if args.gpu_layers is None and args.cpu_moe is None:
+        return None
+    from zinc.plan.placement import Placement
+
+    return Placement(args.gpu_layers, args.cpu_moe or 0)
 
 
 def model_path(args: argparse.Namespace) -> Path:

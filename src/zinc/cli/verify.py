@@ -41,9 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from zinc import models
     from zinc.backends import api
     from zinc.cli import loading
     from zinc.core.errors import RequestError
+    from zinc.engine.placing import Wanted
     from zinc.formats.gguf import GGUFFile
 
     if args.tokens > loading.BATCH_TOKENS:
@@ -56,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
     wrong = _test_kernels(args, report) if args.kernels else None
     with GGUFFile.open(usage.model_path(args)) as file:
         context = args.tokens + DECODE_STEPS
+        wanted = Wanted(context, args.kv_dtype, loading.BATCH_TOKENS, args.tokens)
+        backend = loading.place(args, backend, file, *models.load(file), wanted)
+        report |= {"backend": backend.name, "description": backend.describe()}
         bound = loading.bind(file, backend, context, args.kv_dtype, max_outputs=args.tokens)
         reference = loading.bind(file, api.create("ref"), context, bound.kv_dtype, plan=bound.plan)
         checks = list(compare_layers(bound, reference, args.tokens))

@@ -8,6 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zinc.ops.graph import Dim
+
 IntArray: TypeAlias = npt.NDArray[np.int32]
 
 # How the token of a row is drawn (zinc.ops.sampling): one of the `k` likeliest, 1 for the likeliest
@@ -56,6 +58,18 @@ class Step:
     @property
     def n_sequences(self) -> int:
         return len(self.seq_start) - 1
+
+    def rows(self, dim: Dim) -> int:
+        """Rows that a value of `dim` has in this step."""
+        match dim:
+            case Dim.TOKENS:
+                return self.n_tokens
+            case Dim.OUTPUTS:
+                return len(self.output_rows)
+            case Dim.SEQUENCES:
+                return self.n_sequences
+            case _:
+                return 1
 
     def with_drawn(self, drawn: IntArray) -> Step:
         """The step with ids for those that stand for tokens of the last draw, by output row."""

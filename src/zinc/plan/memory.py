@@ -45,7 +45,7 @@ def stride(value: Value, row_bytes: Callable[[Act, int], int]) -> int:
 
 def assign(
     nodes: Sequence[Node],
-    output: Value,
+    output: Value | None,
     rows: dict[Dim, int],
     row_bytes: Callable[[Act, int], int],
     views: Mapping[int, View] | None = None,
@@ -63,7 +63,8 @@ def assign(
         for value in (*node.inputs, *node.outputs):
             if isinstance(value, Value):
                 read(value, i)
-    read(output, len(nodes))
+    if output is not None:
+        read(output, len(nodes))
 
     offsets: dict[int, int] = {}
     sizes: dict[int, int] = {}

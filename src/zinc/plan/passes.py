@@ -15,7 +15,7 @@ from typing import TypeAlias
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act, Dim, Input, KVState, Node, Value, Weight
 
-Pass: TypeAlias = Callable[[Sequence[Node], Value], list[Node]]
+Pass: TypeAlias = Callable[[Sequence[Node], Value | None], list[Node]]
 ActivationOf: TypeAlias = Callable[[Weight], Act]
 Stores: TypeAlias = Callable[[str, Act], bool]
 
@@ -28,10 +28,11 @@ READS_ROWS = {"linear", "linear_glu", "head_linear", "moe_glu", "moe_down"}
 ROUNDS_ITSELF = {"head_linear"}
 
 
-def uses(nodes: Iterable[Node], output: Value) -> Counter[int]:
-    """How often each value is read; the graph's output counts as a read."""
+def uses(nodes: Iterable[Node], output: Value | None) -> Counter[int]:
+    """How often each value is read; the output, where these nodes make it, counts as a read."""
     counts = Counter(v.id for node in nodes for v in node.inputs if isinstance(v, Value))
-    counts[output.id] += 1
+    if output is not None:
+        counts[output.id] += 1
     return counts
 
 
@@ -39,7 +40,7 @@ def producers(nodes: Iterable[Node]) -> dict[int, Node]:
     return {v.id: node for node in nodes for v in node.outputs}
 
 
-def fuse_residual(nodes: Sequence[Node], output: Value) -> list[Node]:
+def fuse_residual(nodes: Sequence[Node], output: Value | None) -> list[Node]:
     """add(linear(x), r), add(rms_norm(x), r) and the like become one node with r its residual."""
     made, used = producers(nodes), uses(nodes, output)
     order = {id(node): i for i, node in enumerate(nodes)}
@@ -68,7 +69,7 @@ def fuse_residual(nodes: Sequence[Node], output: Value) -> list[Node]:
     return [absorbed.get(id(node), node) for node in nodes if id(node) not in dropped]
 
 
-def fuse_glu(nodes: Sequence[Node], output: Value, activation: ActivationOf) -> list[Node]:
+def fuse_glu(nodes: Sequence[Node], output: Value | None, activation: ActivationOf) -> list[Node]:
     """glu(linear(x, gate), linear(x, up)) becomes one pass over both weights."""
     made, used = producers(nodes), uses(nodes, output)
     result: list[Node] = []
@@ -93,7 +94,9 @@ def fuse_glu(nodes: Sequence[Node], output: Value, activation: ActivationOf) -> 
     return [node for node in result if id(node) not in dropped]
 
 
-def fuse_siblings(nodes: Sequence[Node], output: Value, activation: ActivationOf) -> list[Node]:
+def fuse_siblings(
+    nodes: Sequence[Node], output: Value | None, activation: ActivationOf
+) -> list[Node]:
     """Linears that read the same rows in the same format become one launch of several parts."""
     result: list[Node] = []
     open_groups: dict[tuple[int, Act], int] = {}
@@ -137,7 +140,7 @@ class _Heads:
         return self.norm.inputs[1] if self.norm else None
 
 
-def fuse_rope_store(nodes: Sequence[Node], output: Value) -> list[Node]:
+def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
     """Per-head norm, RoPE and the cache write of one attention become one launch."""
     made, used = producers(nodes), uses(nodes, output)
 
@@ -223,7 +226,7 @@ def _rope_store(
 
 def choose_activations(
     nodes: Sequence[Node],
-    output: Value,
+    output: Value | None,
     activation: ActivationOf,
     stores: Stores,
     next_id: int,
@@ -240,7 +243,8 @@ def choose_activations(
             if isinstance(value, Value):
                 act = _wants(node, value, activation)
                 wanted.setdefault(value.id, Counter())[act] += 1
-    wanted.setdefault(output.id, Counter())[Act.F32] += 1
+    if output is not None:
+        wanted.setdefault(output.id, Counter())[Act.F32] += 1
 
     stored: dict[tuple[int, Act], Value] = {}
     result: list[Node] = []
@@ -318,7 +322,7 @@ def resolve_views(nodes: Sequence[Node]) -> tuple[list[Node], dict[int, View]]:
     return result, views
 
 
-def check(nodes: Sequence[Node], output: Value) -> None:
+def check(nodes: Sequence[Node], output: Value | None) -> None:
     """Every value is made once, before it is read; dims agree. Raises AssertionError otherwise."""
     made: dict[int, Value] = {}
     for node in nodes:
@@ -328,5 +332,7 @@ def check(nodes: Sequence[Node], output: Value) -> None:
         for value in node.outputs:
             assert value.id not in made, f"{value} is made twice"
             made[value.id] = value
+    if output is None:
+        return
     assert made.get(output.id) == output, "the output is not made"
     assert output.dim is Dim.OUTPUTS, "the output must have a row for each output row of the step"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from zinc.backends.api import Kernels, Launch, Operand, Plan, Ref
+from zinc.backends.api import NO_OUTPUT, Kernels, Launch, Operand, Plan, Ref, Split
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act, Dim, Graph, Input, Node, Value, Weight
 from zinc.ops.registry import OPS
-from zinc.plan import memory, passes
+from zinc.plan import memory, passes, split
 
 DRAWN_COLS = 2  # of the op `sample`
 
@@ -26,33 +26,56 @@ def make_plan(
 ) -> Plan:
     """Plans `graph` for steps of at most so many tokens, output rows and sequences.
 
-    draws: its output are logits, from which a backend that can is to draw tokens itself.
+    draws: its output are logits, from which a backend that can is to draw tokens itself. For a
+    backend that is made of several the plan is a SplitPlan, and the host draws.
 
     Raises UnsupportedError when the backend lacks a kernel for an op or a block format.
     """
     assert graph.output is not None
-    output = graph.output
-
-    def activation(weight: Weight) -> Act:
-        return backend.activation(weight.type)
-
-    nodes: list[Node] = list(graph.nodes)
-    if fuse:
-        nodes = passes.fuse_residual(nodes, output)
-        nodes = passes.fuse_glu(nodes, output, activation)
-        nodes = passes.fuse_siblings(nodes, output, activation)
-        nodes = passes.fuse_rope_store(nodes, output)
-    next_id = 1 + max(v.id for node in nodes for v in node.outputs)
-    nodes = passes.choose_activations(nodes, output, activation, backend.stores, next_id)
-    passes.check(nodes, output)
-    nodes, views = passes.resolve_views(nodes)
-
     rows = {
         Dim.TOKENS: max_tokens,
         Dim.OUTPUTS: max_outputs,
         Dim.SEQUENCES: max_sequences,
         Dim.CONSTANT: 1,
     }
+    next_id = 1 + max(v.id for node in graph.nodes for v in node.outputs)
+    if not isinstance(backend, Split):
+        plan = _part(graph.nodes, graph.output, backend, rows, fuse, next_id).plan
+        return _with_draws(plan, graph.output) if draws and backend.supports("sample") else plan
+    parts = []
+    for place, nodes in zip(
+        backend.places, split.split(graph.nodes, backend.place, len(backend.places)), strict=True
+    ):
+        is_last = any(graph.output in n.outputs for n in nodes if n.op != split.RECEIVE)
+        output = graph.output if is_last else None
+        parts.append(_part(nodes, output, place, rows, fuse, next_id))
+        made = (ref.id for launch in parts[-1].plan.launches for ref in launch.outputs)
+        next_id = max(next_id, 1 + max(made, default=0))
+    return split.join(parts)
+
+
+def _part(
+    given: Sequence[Node],
+    output: Value | None,
+    backend: Kernels,
+    rows: dict[Dim, int],
+    fuse: bool,
+    next_id: int,
+) -> split.Part:
+    """The nodes of one place; ids of new values start at `next_id`."""
+
+    def activation(weight: Weight) -> Act:
+        return backend.activation(weight.type)
+
+    nodes: list[Node] = list(given)
+    if fuse:
+        nodes = passes.fuse_residual(nodes, output)
+        nodes = passes.fuse_glu(nodes, output, activation)
+        nodes = passes.fuse_siblings(nodes, output, activation)
+        nodes = passes.fuse_rope_store(nodes, output)
+    nodes = passes.choose_activations(nodes, output, activation, backend.stores, next_id)
+    passes.check(nodes, output)
+    nodes, views = passes.resolve_views(nodes)
     arena = memory.assign(nodes, output, rows, backend.row_bytes, views)
 
     def ref(value: Value) -> Ref:
@@ -62,9 +85,26 @@ def make_plan(
         offset = arena.offsets[base.id] + 4 * first
         return Ref(base.id, value.dim, value.cols, value.act, offset, stride, first, value.runs)
 
-    launches = tuple(_lower(node, ref, backend) for node in nodes)
-    plan = Plan(launches, ref(output), arena.n_bytes, max_tokens, max_outputs)
-    return _with_draws(plan, output) if draws and backend.supports("sample") else plan
+    launches: list[Launch] = []
+    sends: dict[int, split.Exchange] = {}
+    receives: dict[int, split.Exchange] = {}
+    for node in nodes:
+        if node.op == split.SEND:
+            refs = tuple(ref(v) for v in node.inputs if isinstance(v, Value))
+            sends[int(node.attrs["stop"])] = split.Exchange(len(launches), refs)
+        elif node.op == split.RECEIVE:
+            refs = tuple(ref(v) for v in node.outputs)
+            receives[int(node.attrs["stop"])] = split.Exchange(len(launches), refs)
+        else:
+            launches.append(_lower(node, ref, backend))
+    plan = Plan(
+        tuple(launches),
+        NO_OUTPUT if output is None else ref(output),
+        arena.n_bytes,
+        rows[Dim.TOKENS],
+        rows[Dim.OUTPUTS],
+    )
+    return split.Part(plan, sends, receives)
 
 
 def _with_draws(plan: Plan, logits: Value) -> Plan:

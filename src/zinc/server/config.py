@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zinc.core.errors import RequestError
 from zinc.models.context import RopeScaling
+from zinc.plan.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class LoadOptions:
 
     backend: str = "auto"
     threads: int | None = None
+    placement: Placement | None = None
     context: int | None = None
     rope: RopeScaling | None = None
     kv_dtype: str = "auto"

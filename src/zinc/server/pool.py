@@ -302,6 +302,8 @@ class ModelPool:
             llm.context,
             time.perf_counter() - started,
         )
+        if llm.placed.note:
+            log.info("%s: %s", entry.source.name, llm.placed.note)
 
     async def _make_room(self, entry: Entry, wait: bool = True) -> None:
         """Unloads idle models until `entry` fits the budget, or is alone; waits for busy ones."""
@@ -344,6 +346,7 @@ def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], No
         path,
         backend=options.backend,
         threads=options.threads,
+        placement=options.placement,
         context=options.context,
         rope=options.rope,
         kv_dtype=options.kv_dtype,

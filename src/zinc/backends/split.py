@@ -1,0 +1,241 @@
+"""Several backends as one: each has its part of a plan, of the weights and of the cache.
+
+Where a plan says so, the rows of a value go through the host from the arena of one place to that of
+another; all else of a step is as on the places themselves. To whoever runs steps, or keeps copies
+of the cache, this is a backend like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zinc.backends.api import (
+    Backend,
+    Cache,
+    CacheLayout,
+    Plan,
+    Program,
+    Ref,
+    Segment,
+    SplitPlan,
+    StepCounts,
+    TensorData,
+    Transfer,
+    Work,
+)
+from zinc.ops.graph import Act, FloatArray, Node, State, Weight
+from zinc.ops.step import Step
+from zinc.quant.blocks import GGMLType
+
+Views = list[npt.NDArray[np.uint8]]
+
+
+class SplitCache:
+    """Implements zinc.backends.api.Cache: the views of a block are those of each place in turn."""
+
+    def __init__(self, caches: Sequence[Cache], layout: CacheLayout) -> None:
+        self.caches, self.layout = tuple(caches), layout
+        self.n_bytes = sum(cache.n_bytes for cache in caches)
+        self._n_block_views: dict[int, list[int]] = {}  # by group, for each place
+        self._n_state_views: list[int] | None = None
+
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        for cache in self.caches:
+            cache.copy_block(group, source, target)
+
+    def copy_state(self, source: int, target: int) -> None:
+        for cache in self.caches:
+            cache.copy_state(source, target)
+
+    def block_views(self, group: int, block: int) -> Views:
+        found = [cache.block_views(group, block) for cache in self.caches]
+        self._n_block_views[group] = [len(views) for views in found]
+        return [view for views in found for view in views]
+
+    def put_block(self, group: int, block: int, views: Views) -> None:
+        if group not in self._n_block_views:
+            self.block_views(group, block)
+        for cache, part in zip(self.caches, _cut(views, self._n_block_views[group]), strict=True):
+            cache.put_block(group, block, part)
+
+    def state_views(self, slot: int) -> Views:
+        found = [cache.state_views(slot) for cache in self.caches]
+        self._n_state_views = [len(views) for views in found]
+        return [view for views in found for view in views]
+
+    def put_state(self, slot: int, views: Views) -> None:
+        if self._n_state_views is None:
+            self.state_views(slot)
+        assert self._n_state_views is not None
+        for cache, part in zip(self.caches, _cut(views, self._n_state_views), strict=True):
+            cache.put_state(slot, part)
+
+
+def _cut(views: Views, sizes: Sequence[int]) -> list[Views]:
+    rest = iter(views)
+    return [list(islice(rest, n)) for n in sizes]
+
+
+class SplitProgram:
+    """Implements zinc.backends.api.Program; launches are counted in the order they run in."""
+
+    def __init__(self, plan: SplitPlan, programs: Sequence[Program]) -> None:
+        self.plan: Plan = plan
+        self.work = Work()
+        self._programs = tuple(programs)
+        self._schedule: list[tuple[int, Segment | Transfer]] = []
+        n = 0
+        for entry in plan.schedule:
+            self._schedule.append((n, entry))
+            n += entry.last - entry.first if isinstance(entry, Segment) else 0
+        self._makers = {
+            ref.id: place
+            for place, part in enumerate(plan.parts)
+            for launch in part.launches
+            for ref in launch.outputs
+        }
+
+    def step(self, step: Step) -> FloatArray:
+        self.run(step, 0, len(self.plan.launches))
+        if not len(step.output_rows):  # a chunk in the middle of a prompt
+            return np.empty((0, self.plan.output.cols), np.float32)
+        return self.read(self.plan.output, len(step.output_rows))
+
+    def run(self, step: Step, first: int, last: int) -> None:
+        """A value is handed over before the launch that follows in the schedule."""
+        for at, entry in self._schedule:
+            if isinstance(entry, Segment):
+                begin = max(first - at, 0) + entry.first
+                end = min(last - at, entry.last - entry.first) + entry.first
+                if begin < end:
+                    started = perf_counter()
+                    self._programs[entry.place].run(step, begin, end)
+                    self.work.waited_s += perf_counter() - started
+                    self.work.submissions += 1
+            elif first <= at < last and (rows := step.rows(entry.sent.dim)):
+                sent = self._programs[entry.source].read(entry.sent, rows)
+                self._programs[entry.target].write(entry.received, sent)
+
+    def read(self, ref: Ref, rows: int) -> FloatArray:
+        return self._programs[self._makers[ref.id]].read(ref, rows)
+
+    def write(self, ref: Ref, rows: FloatArray) -> None:
+        self._programs[self._makers[ref.id]].write(ref, rows)
+
+    def kernels(self, step: Step, launch: int) -> list[str]:
+        place, local = self._local(launch)
+        return self._programs[place].kernels(step, local)
+
+    def profile(self, step: Step) -> list[float]:
+        """Seconds of each launch run by itself, with what it waits for of other places."""
+        seconds = []
+        for i in range(len(self.plan.launches)):
+            started = perf_counter()
+            self.run(step, i, i + 1)
+            seconds.append(perf_counter() - started)
+        return seconds
+
+    def _local(self, launch: int) -> tuple[int, int]:
+        """The place of a launch, and its index there."""
+        for at, entry in self._schedule:
+            if isinstance(entry, Segment) and 0 <= launch - at < entry.last - entry.first:
+                return entry.place, entry.first + launch - at
+        raise IndexError(f"the plan has no launch {launch}")
+
+
+class SplitBackend:
+    """Implements zinc.backends.api.Backend and Split.
+
+    places: the backends that take part; `place` says which of them runs a node. A plan tells it
+    (`keep`) where weights and states are.
+    """
+
+    def __init__(self, places: Sequence[Backend], place: Callable[[Node], int]) -> None:
+        self.places = tuple(places)
+        self._place = place
+        self._weights: list[set[str]] = []
+        self._states: list[set[str]] = []
+        self.name = "+".join(backend.name for backend in places)
+        self.level = "+".join(getattr(backend, "level", "") for backend in places)
+        self.batch_invariant = all(backend.batch_invariant for backend in places)
+
+    def place(self, node: Node) -> int:
+        return self._place(node)
+
+    def keep(self, plan: SplitPlan) -> None:
+        """From now on, each weight goes to where the plan reads it and each state to where it is
+        run; what is prepared must have no others."""
+        self._weights = [{w.name for w in part.weights} for part in plan.parts]
+        self._states = [{s.name for s in part.states} for part in plan.parts]
+
+    def describe(self) -> str:
+        return " with ".join(backend.describe() for backend in self.places)
+
+    def activation(self, type: GGMLType) -> Act:
+        """What a weight's rows are on the first place; a plan asks the one that runs it."""
+        return self.places[0].activation(type)
+
+    def supports(self, kernel: str) -> bool:
+        return all(backend.supports(kernel) for backend in self.places)
+
+    def stores(self, kernel: str, act: Act) -> bool:
+        return all(backend.stores(kernel, act) for backend in self.places)
+
+    def row_bytes(self, act: Act, cols: int) -> int:
+        return self.places[0].row_bytes(act, cols)
+
+    def counts(
+        self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
+    ) -> StepCounts | None:
+        assert isinstance(plan, SplitPlan)
+        found = []
+        for entry in plan.schedule:
+            if isinstance(entry, Segment):
+                part = plan.parts[entry.place]
+                counts = self.places[entry.place].counts(
+                    replace(part, launches=part.launches[entry.first : entry.last]),
+                    kv_dtype,
+                    tokens=tokens,
+                    outputs=outputs,
+                    sequences=sequences,
+                    keys=keys,
+                )
+                found += [counts] if counts is not None else []
+        if not found:
+            return None
+        return StepCounts(sum(c.dispatches for c in found), sum(c.barriers for c in found))
+
+    def upload(self, weight: Weight, data: TensorData) -> None:
+        for backend, names in zip(self.places, self._weights, strict=True):
+            if weight.name in names:
+                backend.upload(weight, data)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(backend.weight_bytes for backend in self.places)
+
+    def available_bytes(self) -> int | None:
+        """None: there is no one memory; each place is asked for its own."""
+        return None
+
+    def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> SplitCache:
+        caches = [
+            backend.allocate(tuple(s for s in states if s.name in names), layout)
+            for backend, names in zip(self.places, self._states, strict=True)
+        ]
+        return SplitCache(caches, layout)
+
+    def prepare(self, plan: Plan, cache: Any) -> SplitProgram:
+        assert isinstance(plan, SplitPlan)
+        programs = [
+            backend.prepare(part, each)
+            for backend, part, each in zip(self.places, plan.parts, cache.caches, strict=True)
+        ]
+        return SplitProgram(plan, programs)

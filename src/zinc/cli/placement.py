@@ -1,0 +1,70 @@
+"""What `zinc plan` says of a plan over several places: who runs what, what crosses, and the bytes
+of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zinc.backends.api import Segment, SplitPlan, Transfer
+from zinc.cli.cost import StepShape, file_bytes
+from zinc.cli.text import size
+from zinc.engine.loader import context_bytes, state_bytes_per_sequence
+
+
+def places(plan: SplitPlan) -> list[int]:
+    """The place of each launch."""
+    runs = [x for x in plan.schedule if isinstance(x, Segment)]
+    return [run.place for run in runs for _ in range(run.first, run.last)]
+
+
+def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int) -> dict[str, Any]:
+    """As JSON values. A transfer is before the launch of that index."""
+    crossings, at = [], 0
+    for entry in plan.schedule:
+        if isinstance(entry, Transfer):
+            crossings.append(
+                {
+                    "before": at,
+                    "source": names[entry.source],
+                    "target": names[entry.target],
+                    "value": entry.sent.id,
+                    "bytes": 4 * entry.sent.cols * shape.rows_of(entry.sent.dim),
+                }
+            )
+        else:
+            at += entry.last - entry.first
+    parts = [
+        {
+            "backend": name,
+            "launches": len(part.launches),
+            "weights_bytes": sum(file_bytes(weight) for weight in part.weights),
+            "kv_bytes": context_bytes(part.states, context, shape.kv_dtype),
+            "state_bytes": state_bytes_per_sequence(part.states),
+            "arena_bytes": part.arena_bytes,
+        }
+        for name, part in zip(names, plan.parts, strict=True)
+    ]
+    return {"places": parts, "transfers": crossings}
+
+
+def columns(plan: SplitPlan, found: dict[str, Any]) -> list[tuple[str, str]]:
+    """For each launch the place that runs it, and what that receives before it."""
+    received: dict[int, int] = {}
+    for transfer in found["transfers"]:
+        received[transfer["before"]] = received.get(transfer["before"], 0) + transfer["bytes"]
+    return [
+        (found["places"][place]["backend"], size(received[i]) if i in received else "")
+        for i, place in enumerate(places(plan))
+    ]
+
+
+def text(found: dict[str, Any]) -> str:
+    transfers = found["transfers"]
+    lines = [
+        f"on {part['backend']}: {part['launches']} launches, weights {size(part['weights_bytes'])}"
+        f", KV cache {size(part['kv_bytes'])}, arena {size(part['arena_bytes'])}"
+        for part in found["places"]
+    ]
+    total = size(sum(transfer["bytes"] for transfer in transfers))
+    return "\n".join([*lines, f"between them: {len(transfers)} values a step, {total}"])

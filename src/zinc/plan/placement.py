@@ -1,0 +1,108 @@
+"""What of a model runs on a device and what on the CPU, when not all of it fits on the device.
+
+Layers and the output leave the device from the front of the model, as llama.cpp's -ngl has it; of a
+model with experts those leave first, as with its --n-cpu-moe: they are most of its bytes and, a few
+of them chosen a token, the least of its work. The embedding, a row a token, is on the CPU
+whenever anything else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from zinc.core.errors import RequestError
+from zinc.ops.graph import Node
+
+DEVICE, HOST = 0, 1
+EXPERT_OPS = frozenset({"route", "group_experts", "moe_glu", "moe_down"})
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What is on the device; the rest is on the CPU.
+
+    gpu_layers: the output is the first of them, and then come layers from the last one on; None is
+    all. cpu_moe: of so many first layers the experts are on the CPU wherever the layer is.
+    """
+
+    gpu_layers: int | None = None
+    cpu_moe: int = 0
+
+    def check(self, nodes: Iterable[Node], n_layers: int) -> None:
+        """Raises RequestError when a model of so many layers cannot be placed so."""
+        if self.gpu_layers is not None and not 0 <= self.gpu_layers <= n_layers + 1:
+            raise RequestError(
+                f"{self.gpu_layers} layers cannot be on the device",
+                f"the model has {n_layers} and its output, which counts as one",
+                f"choose 0 to {n_layers + 1} for --gpu-layers",
+            )
+        if not 0 <= self.cpu_moe <= n_layers:
+            raise RequestError(
+                f"the experts of {self.cpu_moe} layers cannot be on the CPU",
+                f"the model has {n_layers} layers",
+                f"choose 0 to {n_layers} for --cpu-moe",
+            )
+        if self.cpu_moe and not has_experts(nodes):
+            raise RequestError(
+                f"the experts of {self.cpu_moe} layers cannot be on the CPU",
+                "the model has no experts",
+                "leave --cpu-moe out, or choose --gpu-layers",
+            )
+
+    def first_layer(self, n_layers: int) -> int:
+        """The first layer that is on the device; `n_layers` is the output."""
+        return 0 if self.gpu_layers is None else max(n_layers + 1 - self.gpu_layers, 0)
+
+    def is_whole(self, n_layers: int) -> bool:
+        """Whether all is on the device."""
+        return self.first_layer(n_layers) == 0 and self.cpu_moe == 0
+
+    def place(self, n_layers: int) -> Callable[[Node], int]:
+        """Where each node of a graph goes: DEVICE or HOST."""
+        first = self.first_layer(n_layers)
+
+        def of(node: Node) -> int:
+            if node.label == "embed":
+                return HOST
+            if node.label == "head":
+                return DEVICE if first <= n_layers else HOST
+            layer = int(node.label.removeprefix("blk."))
+            kept = layer < self.cpu_moe and node.op in EXPERT_OPS
+            return HOST if layer < first or kept else DEVICE
+
+        return of
+
+    def describe(self, n_layers: int) -> str:
+        first = self.first_layer(n_layers)
+        if first > n_layers:
+            return f"all {n_layers} layers on the CPU"
+        parts = []
+        if first:
+            layers = f"the last {n_layers - first} of {n_layers} layers and " * (first < n_layers)
+            parts.append(f"{layers}the output on the device")
+        if self.cpu_moe > first:
+            parts.append(f"the experts of the first {self.cpu_moe} of {n_layers} layers on the CPU")
+        return ", ".join(parts) or "the whole model on the device"
+
+
+def has_experts(nodes: Iterable[Node]) -> bool:
+    return any(node.op in EXPERT_OPS for node in nodes)
+
+
+def choose(nodes: Sequence[Node], n_layers: int, fits: Callable[[Placement], bool]) -> Placement:
+    """The placement that leaves most on the device of those that `fits` says its memory holds.
+
+    Experts leave it before layers do. What is left of nothing always fits.
+    """
+    n_moe = n_layers if has_experts(nodes) else 0
+    steps = [Placement(cpu_moe=n) for n in range(n_moe + 1)]
+    steps += [Placement(n, n_moe) for n in range(n_layers, -1, -1)]
+    low, high = 0, len(steps) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if fits(steps[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return steps[low]

@@ -1,0 +1,245 @@
+"""A model over a device and the CPU: chosen by memory, or as asked; the engine sees one backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from present import computing
+
+from zinc import LLM, Placement, SamplingParams
+from zinc.core.errors import RequestError
+from zinc.engine import loader, placing
+from zinc.formats.gguf import GGUFFile
+from zinc.models import load
+from zinc.ops.graph import Graph, Node
+from zinc.plan.placement import DEVICE, HOST, choose
+
+FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
+GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+DEVICES = ["ref", *(name for name in computing() if name != "cpu")]
+PLACEMENTS = {
+    "qwen3": Placement(gpu_layers=2),
+    "qwen35moe": Placement(cpu_moe=3),
+}
+
+
+def talk(llm: LLM) -> list[tuple[list[int], int]]:
+    """Two turns of a conversation and a branch of it: tokens, and how many were cached."""
+    rng = np.random.default_rng(5)
+
+    def words(n: int) -> list[int]:
+        return rng.integers(3, llm.spec.vocab, n).tolist()
+
+    stem = words(70)
+    first = llm.generate(stem, GREEDY)
+    prompts = [[*stem, *first.token_ids, *words(8)], [*stem[:68], *words(10)]]
+    answers = [first, *(llm.generate(prompt, GREEDY) for prompt in prompts)]
+    llm.engine.pool.check()
+    return [(answer.token_ids, answer.timings.cached_tokens) for answer in answers]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", PLACEMENTS)
+def test_prefixes_and_checkpoints_of_a_split_model(device: str, family: str) -> None:
+    """Blocks that are shared and copied, and states that are taken up again, are on both sides."""
+    answers = []
+    for placement in (PLACEMENTS[family], None):
+        with LLM(
+            FIXTURES / f"{family}.gguf",
+            backend=device,
+            placement=placement,
+            kv_dtype="f16",
+            batch_tokens=64,
+            context=256,
+        ) as llm:
+            assert llm.backend.name == (f"{device}+cpu" if placement else device)
+            answers.append(talk(llm))
+    split, whole = answers
+    assert split == whole
+    assert split[1][1] > 64  # tokens that were there already
+
+
+def test_a_split_cache_is_found_again_on_disk(tmp_path: Path) -> None:
+    cached = []
+    for n in (2, 2, 3):  # the last is placed otherwise: its files are others
+        with LLM(
+            FIXTURES / "qwen35moe.gguf",
+            backend="ref",
+            placement=Placement(gpu_layers=n),
+            context=256,
+            cache_dir=tmp_path,
+        ) as llm:
+            ids = list(range(3, 75))
+            cached.append(llm.generate(ids, GREEDY).timings.cached_tokens)
+    assert cached[0] == cached[2] == 0
+    assert cached[1] >= 64
+
+
+def test_bits_go_away_and_come_back_to_each_place() -> None:
+    with LLM(
+        FIXTURES / "qwen35moe.gguf",
+        backend="ref",
+        placement=Placement(gpu_layers=3),
+        context=256,
+        prefix_cache=False,
+    ) as llm:
+        llm.generate(list(range(3, 80)), GREEDY)
+        cache = llm._cache
+        for views, put, at in (
+            (lambda i: cache.block_views(0, i), lambda i, v: cache.put_block(0, i, v), 3),
+            (cache.state_views, cache.put_state, 1),
+        ):
+            rng = np.random.default_rng(1)
+            wanted = [rng.integers(0, 64, view.shape).astype(np.uint8) for view in views(at)]
+            held = views(at)
+            for view, new in zip(held, wanted, strict=True):
+                view[...] = new
+            put(at, held)
+            found = views(at)
+            assert found
+            assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+# -- What is chosen -----------------------------------------------------------------------------
+
+
+def layers(n: int, experts: bool) -> list[Node]:
+    nodes = [Node("embed", (), (), label="embed")]
+    for i in range(n):
+        ops = ("attention", "moe_glu", "moe_down") if experts else ("attention", "linear")
+        nodes += [Node(op, (), (), label=f"blk.{i}") for op in ops]
+    return [*nodes, Node("linear", (), (), label="head")]
+
+
+COSTS = {"embed": 4, "attention": 1, "linear": 3, "moe_glu": 20, "moe_down": 10}
+
+
+def on_device(nodes: list[Node], placement: Placement, n_layers: int) -> int:
+    if placement.is_whole(n_layers):
+        return sum(COSTS[node.op] for node in nodes)
+    place = placement.place(n_layers)
+    return sum(COSTS[node.op] for node in nodes if place(node) == DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("experts", "memory", "chosen"),
+    [
+        (True, 131, Placement()),  # all: 4 + 4 * 31 + 3
+        (True, 130, Placement(cpu_moe=1)),  # 97
+        (True, 97, Placement(cpu_moe=1)),
+        (True, 96, Placement(cpu_moe=2)),
+        (True, 7, Placement(cpu_moe=4)),
+        (True, 6, Placement(4, 4)),
+        (True, 3, Placement(1, 4)),
+        (True, 2, Placement(0, 4)),
+        (False, 23, Placement()),
+        (False, 22, Placement(4, 0)),
+        (False, 14, Placement(3, 0)),
+        (False, 10, Placement(2, 0)),
+        (False, 0, Placement(0, 0)),
+    ],
+)
+def test_experts_leave_the_device_before_layers_do(
+    experts: bool, memory: int, chosen: Placement
+) -> None:
+    nodes = layers(4, experts)
+    assert choose(nodes, 4, lambda p: on_device(nodes, p, 4) <= memory) == chosen
+
+
+def test_layers_are_counted_as_llama_cpp_counts_them() -> None:
+    place = Placement(gpu_layers=3).place(4)
+    found = {node.label: place(node) for node in layers(4, experts=False)}
+    assert found == {
+        "embed": HOST, "blk.0": HOST, "blk.1": HOST, "blk.2": DEVICE, "blk.3": DEVICE,
+        "head": DEVICE,
+    }  # fmt: skip
+
+
+class SmallDevice:
+    """`ref` with a memory of its own."""
+
+    def __init__(self, available: int) -> None:
+        self.ref, self.available = loader.create_backend("ref"), available
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.ref, name)
+
+    def available_bytes(self) -> int:
+        return self.available
+
+
+def opened(name: str) -> tuple[GGUFFile, placing.ModelSpec, Graph]:
+    file = GGUFFile.open(FIXTURES / f"{name}.gguf")
+    return file, *load(file)
+
+
+@pytest.mark.parametrize(
+    ("share", "note"),
+    [
+        (1.5, ""),
+        (0.75, "the experts of the first {n} of 4 layers on the CPU"),
+        (0.0, "all 4 layers on the CPU"),
+    ],
+)
+def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: str) -> None:
+    file, spec, graph = opened("qwen35moe")
+    with file:
+        weights = sum(tensor.n_bytes for tensor in file.tensors.values())
+        wanted = placing.Wanted(64, "f16", 8, 8)
+        device = SmallDevice(int(share * weights / (1 - loader.MEMORY_RESERVE)))
+        host = loader.create_backend("cpu")
+        placed = placing.place(device, lambda: host, file, spec, [graph], wanted)
+    moved = 0 if placed.placement is None else placed.placement.cpu_moe
+    assert placed.note.startswith(note.format(n=moved))
+    assert ("(it does not fit on the device as a whole)" in placed.note) == bool(note)
+    if not note:
+        assert placed.backend is device
+    elif share:
+        assert placed.backend.name == "ref+cpu"
+        assert 0 < moved < spec.n_layers
+    else:
+        assert placed.backend is host
+
+
+@pytest.mark.parametrize(
+    ("family", "placement", "says"),
+    [
+        ("qwen3", Placement(gpu_layers=99), "Choose 0 to {most} for --gpu-layers"),
+        ("qwen3", Placement(cpu_moe=1), "the model has no experts"),
+        ("qwen35moe", Placement(cpu_moe=99), "Choose 0 to {n} for --cpu-moe"),
+        ("qwen35moe", Placement(gpu_layers=-1), "Choose 0 to {most} for --gpu-layers"),
+    ],
+)
+def test_what_a_model_does_not_have_is_refused(
+    family: str, placement: Placement, says: str
+) -> None:
+    file, spec, graph = opened(family)
+    with (
+        file,
+        pytest.raises(
+            RequestError, match="(?i)" + says.format(n=spec.n_layers, most=spec.n_layers + 1)
+        ),
+    ):
+        placement.check(graph.nodes, spec.n_layers)
+
+
+def test_the_cpu_alone_has_nothing_to_divide() -> None:
+    with pytest.raises(RequestError, match="Choose a device with --backend"):
+        LLM(FIXTURES / "qwen3.gguf", backend="cpu", placement=Placement(gpu_layers=1))
+
+
+def test_what_is_placed_as_a_whole_is_not_split() -> None:
+    file, spec, graph = opened("qwen3")
+    with file:
+        wanted = placing.Wanted(64, "f16", 8, 8)
+        device, host = loader.create_backend("ref"), loader.create_backend("cpu")
+
+        def placed(n: int) -> placing.Placed:
+            return placing.place(
+                device, lambda: host, file, spec, [graph], wanted, Placement(gpu_layers=n)
+            )
+
+        assert placed(spec.n_layers + 1).backend is device
+        assert placed(0).backend is host

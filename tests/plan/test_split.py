@@ -1,0 +1,137 @@
+"""A graph over several places: every node once, every value to a place once, the same logits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models.harness import FIXTURES, MAX_TOKENS, Runner, expected, relative_error
+from present import computing
+
+from zinc.backends import api
+from zinc.backends.api import Segment, SplitPlan, Transfer
+from zinc.backends.split import SplitBackend
+from zinc.formats.gguf import GGUFFile
+from zinc.models import load
+from zinc.models.spec import ModelSpec
+from zinc.ops.graph import Graph, Node
+from zinc.plan.placement import DEVICE, HOST, Placement
+from zinc.plan.planner import make_plan
+from zinc.plan.weights import tensor_data
+
+TOLERANCE = 5e-3
+# Dense; experts; experts and a shared one, of a hybrid; layers that read another layer's cache.
+FAMILIES = ("qwen3", "gptoss", "qwen35moe", "gemma4e")
+
+
+@cache
+def model(name: str) -> tuple[ModelSpec, Graph]:
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        return load(file)
+
+
+def at_random(name: str, seed: int) -> Callable[[Node], int]:
+    rng = random.Random(seed)
+    places = {id(node): rng.randrange(2) for node in model(name)[1].nodes}
+    return lambda node: places[id(node)]
+
+
+def by(name: str, placement: Placement) -> Callable[[Node], int]:
+    return placement.place(model(name)[0].n_layers)
+
+
+def split(
+    name: str, backends: Sequence[str], place: Callable[[Node], int], **options: int
+) -> tuple[SplitBackend, SplitPlan]:
+    backend = SplitBackend([api.create(each) for each in backends], place)
+    sizes = {"max_tokens": MAX_TOKENS, "max_outputs": MAX_TOKENS, **options}
+    plan = make_plan(model(name)[1], backend, **sizes)
+    assert isinstance(plan, SplitPlan)
+    return backend, plan
+
+
+def runner(name: str, backends: Sequence[str], place: Callable[[Node], int]) -> Runner:
+    path: Path = FIXTURES / f"{name}.gguf"
+    backend, plan = split(name, backends, place)
+    backend.keep(plan)
+    with GGUFFile.open(path) as file:
+        for w in plan.weights:
+            backend.upload(w, tensor_data(w, file.tensors[w.tensor]))
+    return Runner(path, loaded=(backend, plan))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_placement_gives_the_logits_of_the_model(name: str, seed: int) -> None:
+    for backends in (("ref", "cpu"), ("cpu", "cpu")):
+        ids, want = expected(name)
+        got = runner(name, backends, at_random(name, seed)).feed((0, ids))[0]
+        assert relative_error(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("device", computing())
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        ("qwen3", Placement(gpu_layers=2)),
+        ("gptoss", Placement(cpu_moe=1)),
+        ("qwen35moe", Placement(gpu_layers=3, cpu_moe=3)),
+    ],
+)
+def test_chunks_and_decode_of_a_split_model(device: str, name: str, placement: Placement) -> None:
+    ids, want = expected(name)
+    split_runner = runner(name, (device, "cpu"), by(name, placement))
+    prompt, rest = ids[:-3], ids[-3:]
+    got = [split_runner.feed_in_chunks(prompt, 16), split_runner.feed_in_chunks(rest, 1)]
+    assert relative_error(np.concatenate(got), want) <= TOLERANCE
+
+
+def test_a_split_of_the_cpu_gives_the_bits_of_the_cpu() -> None:
+    ids, _ = expected("qwen35moe")
+    whole = Runner(FIXTURES / "qwen35moe.gguf", "cpu").feed((0, ids))[0]
+    place = by("qwen35moe", Placement(gpu_layers=3, cpu_moe=2))
+    assert np.array_equal(runner("qwen35moe", ("cpu", "cpu"), place).feed((0, ids))[0], whole)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nodes_run_once_and_values_cross_once(name: str) -> None:
+    for seed in range(4):
+        place = at_random(name, seed)
+        backend, plan = split(name, ("ref", "ref"), place, max_tokens=8, max_outputs=8)
+        unfused = make_plan(model(name)[1], backend, max_tokens=8, max_outputs=8, fuse=False)
+        assert len(unfused.launches) == sum(n.op != "columns" for n in model(name)[1].nodes)
+        crossings = [(t.sent.id, t.target) for t in plan.schedule if isinstance(t, Transfer)]
+        assert len(set(crossings)) == len(crossings)
+        for part_index, part in enumerate(plan.parts):
+            ranges = [
+                (s.first, s.last)
+                for s in plan.schedule
+                if isinstance(s, Segment) and s.place == part_index
+            ]
+            assert [i for a, b in ranges for i in range(a, b)] == list(range(len(part.launches)))
+        states = [{s.name for s in part.states} for part in plan.parts]
+        assert not states[0] & states[1]
+
+
+@pytest.mark.parametrize("name", ["gptoss", "qwen35moe"])
+def test_experts_on_the_cpu_take_one_turn_a_layer(name: str) -> None:
+    spec, _ = model(name)
+    _, plan = split(name, ("ref", "cpu"), by(name, Placement(cpu_moe=spec.n_layers)))
+    turns = [s.place for s in plan.schedule if isinstance(s, Segment)]
+    assert turns.count(HOST) == 1 + spec.n_layers
+    assert (turns[0], turns[-1]) == (HOST, DEVICE)
+    # The embedding; of each layer the normed rows and router logits there, and a sum back.
+    assert sum(isinstance(t, Transfer) for t in plan.schedule) == 1 + 3 * spec.n_layers
+    experts = {launch.kernel for launch in plan.parts[HOST].launches}
+    assert experts == {"embed", "route", "group_experts", "moe_glu", "moe_down"}
+
+
+def test_the_hash_tells_placements_apart() -> None:
+    hashes = {
+        split("gptoss", ("ref", "cpu"), by("gptoss", Placement(cpu_moe=n)))[1].hash for n in (1, 2)
+    }
+    assert len(hashes) == 2
