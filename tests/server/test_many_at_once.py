@@ -53,7 +53,7 @@ def test_thirty_two_streams_that_come_and_go_equal_each_alone(server: Running):
     chance = random.Random(7)
     kinds = [i % 16 for i in range(32)] + [None] * 12
     chance.shuffle(kinds)
-    delays_s = [chance.random() * 0.4 for _ in kinds]
+    delays_s = [chance.random() * 0.1 for _ in kinds]
     most = 0
 
     def one(kind: int | None, delay_s: float) -> str | None:
