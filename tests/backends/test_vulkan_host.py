@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -328,6 +329,42 @@ def step_of(runner, ids):
     runner.program.step = lambda s: (steps.append(s), run(s))[1]
     runner.feed((0, ids))
     return steps[0]
+
+
+@needs_device
+def test_parts_of_a_step_are_recorded_once_and_make_the_step():
+    runner = Runner(FIXTURES / "qwen35moe.gguf", "vulkan")
+    ids, want = expected("qwen35moe")
+    program, plan = runner.program, runner.program.plan
+    cuts = [0, 1, 9, 9, len(plan.launches)]
+
+    def step(step):
+        for first, last in pairwise(cuts):
+            program.run(step, first, last)
+        return program.read(plan.output, len(step.output_rows))
+
+    program.step = step
+    first = runner.feed((0, ids[:8]))[0]
+    recorded = {bucket: dict(parts) for bucket, parts in program._parts.items()}
+    assert [set(parts) for parts in recorded.values()] == [set(pairwise(cuts))]
+    second = runner.feed((0, ids[8:16]))[0]
+    assert program._parts == recorded, "eight more tokens are the same bucket"
+    got = np.concatenate([first, second])
+    assert np.linalg.norm(got - want[:16]) <= 5e-3 * np.linalg.norm(want[:16])
+
+
+@needs_device
+def test_a_view_is_written_without_the_columns_beside_it():
+    runner = Runner(FIXTURES / "qwen3.gguf", "vulkan")
+    program = runner.program
+    whole = next(r for launch in program.plan.launches for r in launch.outputs if r.act == "f32")
+    rows = np.random.default_rng(0).standard_normal((3, whole.cols)).astype(np.float32)
+    program.write(whole, rows)
+    view = replace(whole, cols=5, first=3, offset=whole.offset + 12)
+    rows[:, 3:8] = 7.0
+    program.write(view, rows[:, 3:8])
+    assert np.array_equal(program.read(whole, 3), rows)
+    assert np.array_equal(program.read(view, 3), rows[:, 3:8])
 
 
 @needs_device

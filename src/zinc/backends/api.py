@@ -198,7 +198,8 @@ class Program(Protocol):
         ...
 
     def run(self, step: Step, first: int, last: int) -> None:
-        """Runs launches first up to but not including last, for inspection."""
+        """Runs launches first up to but not including last: for inspection, and where several
+        places take turns."""
         ...
 
     def read(self, ref: Ref, rows: int) -> FloatArray:

@@ -2,7 +2,8 @@
 
 Lowerings turn launches into dispatches; hazards (schedule.py) say which may run side by side, and
 barriers stand only between levels. What changes from step to step lies in the step's data, so a
-step costs one copy of a few numbers, one submission and one wait. Two steps may be queued, each
+step costs one copy of a few numbers, one submission and one wait. So does a part of a step, where
+places take turns. Two steps may be queued, each
 with data of its own: the device begins the next while the host still looks at the last.
 """
 
@@ -115,6 +116,7 @@ class VulkanProgram:
         )
         self._waits = waits(plan)
         self._recordings: OrderedDict[tuple[Bucket, int], Recording] = OrderedDict()
+        self._parts: OrderedDict[Bucket, dict[tuple[int, int], Recording]] = OrderedDict()
         self._running: list[Running | None] = [None] * IN_FLIGHT
         self._downloads: dict[tuple[Ref, int], Buffer] = {}
         self.last_ended = 0.0
@@ -152,16 +154,14 @@ class VulkanProgram:
 
     def run(self, step: Step, first: int, last: int) -> None:
         bucket = self._prepared(step)
-        everything = [
-            dispatch
-            for launch in self.plan.launches[first:last]
-            for dispatch in lowered(launch, self._operands, bucket)
-        ]
-        self._pipelines.prepare((d.shader for d in everything), self._progress)
-        recorder = Recorder(self.device, self._pipelines)
-        for dispatch in everything:
-            recorder.level([dispatch])
-        recorder.finish().run()
+        found = self._parts.setdefault(bucket, {})
+        self._parts.move_to_end(bucket)
+        if (first, last) not in found:
+            commands = self._levels(self._schedule(bucket, first, last)).finish()
+            found[first, last] = Recording(commands, None, None)
+        if len(self._parts) > MAX_RECORDINGS:
+            self._parts.popitem(last=False)
+        Running(self, found[first, last], 0).wait()
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
         base = ref.offset - 4 * ref.first  # a view has the rows of its base
@@ -172,10 +172,12 @@ class VulkanProgram:
         return _decode_q8_rows(data, ref)
 
     def write(self, ref: Ref, rows: FloatArray) -> None:
-        for i, row in enumerate(np.ascontiguousarray(rows, np.float32)):
-            self._staging.write(
-                self._arena, ref.offset + i * ref.stride, row[: ref.cols].view(np.uint8)
-            )
+        rows = np.ascontiguousarray(rows, np.float32)
+        if ref.stride == 4 * ref.cols:
+            self._staging.write(self._arena, ref.offset, rows.reshape(-1).view(np.uint8))
+            return
+        for i, row in enumerate(rows):  # a view: its base has other columns beside it
+            self._staging.write(self._arena, ref.offset + i * ref.stride, row.view(np.uint8))
 
     def kernels(self, step: Step, launch: int) -> list[str]:
         dispatches = lowered(self.plan.launches[launch], self._operands, self._bucket(step))
@@ -238,9 +240,13 @@ class VulkanProgram:
             self._staging.write(place.buffer, place.offset, values.view(np.uint8))
         return result
 
-    def _schedule(self, bucket: Bucket) -> list[list[tuple[int, Dispatch]]]:
-        """As `schedule`; the pipelines are made."""
-        levels = schedule(self.plan, self._waits, self._operands, bucket)
+    def _schedule(
+        self, bucket: Bucket, first: int = 0, last: int | None = None
+    ) -> list[list[tuple[int, Dispatch]]]:
+        """As `schedule`, of some launches or all; the pipelines are made."""
+        part = replace(self.plan, launches=self.plan.launches[first:last])
+        before = [tuple(j - first for j in w if j >= first) for w in self._waits[first:last]]
+        levels = schedule(part, before, self._operands, bucket)
         self._pipelines.prepare((d.shader for level in levels for _, d in level), self._progress)
         return levels
 
@@ -253,10 +259,7 @@ class VulkanProgram:
 
     def _record(self, bucket: Bucket, slot: int) -> Recording:
         self._operands.step = self._data[slot].address
-        steps = self._schedule(bucket)
-        recorder = Recorder(self.device, self._pipelines)
-        for level in steps:
-            recorder.level(dispatch for _, dispatch in level)
+        recorder = self._levels(self._schedule(bucket))
         wanted = bucket.outputs > 0
         logits = self._download(recorder, self.plan.output, bucket, slot, wanted and bucket.logits)
         tokens = self._download(recorder, self.plan.drawn, bucket, slot, wanted and bucket.draws)
@@ -265,6 +268,12 @@ class VulkanProgram:
         if len(self._recordings) > MAX_RECORDINGS:
             self._recordings.popitem(last=False)
         return recording
+
+    def _levels(self, steps: list[list[tuple[int, Dispatch]]]) -> Recorder:
+        recorder = Recorder(self.device, self._pipelines)
+        for level in steps:
+            recorder.level(dispatch for _, dispatch in level)
+        return recorder
 
     def _download(
         self, recorder: Recorder, ref: Ref | None, bucket: Bucket, slot: int, wanted: bool
