@@ -28,6 +28,7 @@ import numpy as np
 
 from zinc.backends.api import Program
 from zinc.backends.vulkan import VulkanBackend, create, packing
+from zinc.backends.vulkan.lower import attention
 from zinc.cli import loading, roofline
 from zinc.cli.bench import Bench
 from zinc.cli.cost import StepShape
@@ -250,6 +251,10 @@ def main() -> int:
         "--streams", type=int, nargs="*", default=[1], help="answers at a time; none skips them"
     )
     parser.add_argument("--kv-dtype", default="f16")
+    parser.add_argument(
+        "--attention", nargs="*", default=[], metavar="NAME=N",
+        help="other values for constants of lower/attention.py",
+    )  # fmt: skip
     parser.add_argument("--device", default="")
     parser.add_argument("--batch-invariant", action="store_true", help="measure that mode")
     parser.add_argument("--folder", default="/dev/shm")
@@ -258,6 +263,10 @@ def main() -> int:
 
     np.seterr(all="ignore")
     pack_once()
+    constants = {name: int(value) for name, value in (x.split("=") for x in args.attention)}
+    for name, value in constants.items():
+        assert isinstance(getattr(attention, name), int), f"there is no constant {name}"
+        setattr(attention, name, value)
     backend = create(options={"device": args.device})
     limits = roofline.measure(backend)
     assert limits is not None
@@ -267,6 +276,7 @@ def main() -> int:
         "features": {name: getattr(features, name) for name in features.__slots__},
         "read_gb_per_s": limits.bytes_per_s / 1e9,
         "int8_tops": limits.int8_ops_per_s / 1e12,
+        "attention": constants,
         "clocks_before": clocks(),
         "shapes": [],
     }

@@ -2,14 +2,16 @@
 
     python benchmarks/vulkan_attention.py results.json [--keys 16384] [--shape 32 8 128]
 
-Layers enough to outgrow the caches of the device run one after another, with an empty cache: time
-does not depend on its numbers. GB/s counts the keys and values that are read.
+Layers enough to outgrow the caches of the device run one after another, each on what the last gave,
+so that nothing hides where a launch begins and ends; the cache is empty: time does not depend on
+its numbers. GB/s counts the keys and values that are read.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,39 +30,53 @@ from zinc.quant.blocks import GGMLType
 LAYERS = 6
 RUNS = 12
 BLOCK_TOKENS = 64
-WAVES, AT_ONCE, GROUPS = (4, 2), (4, 2), (3, 4, 6, 8, 12)
+WARM_UP_S = 0.1  # of steps, so that clocks are up
+# What is tried of the constants of lower/attention.py.
+TRIED = {"WAVES": (4, 8), "AT_ONCE": (2, 4), "GROUPS_A_UNIT": (4, 2, 3, 6, 8)}
 
 
-def timed(backend: VulkanBackend, shape: tuple[int, int, int], keys: int, dtype: str) -> float:
-    """Seconds of one layer, the median of RUNS steps."""
-    n_heads, n_kv, head_dim = shape
-    case = Case("attention", 1)
-    g, outs = case.graph, []
-    table = g.rope_table(case.rope_frequencies(head_dim))
-    for i in range(LAYERS):
-        q, k, v = (case.rows(n * head_dim) for n in (n_heads, n_kv, n_kv))
-        state = KVState(f"kv{i}", n_kv, head_dim, head_dim)
-        q, k = (g.rope(x, table, head_dim=head_dim, neox=True) for x in (q, k))
-        g.kv_store(k, v, state)
-        outs.append(g.attention(q, state, scale=head_dim**-0.5))
-    total = outs[0]
-    for out in outs[1:]:
-        total = g.add(total, out)
-    case.returns(total)
-    plan = make_plan(g, backend, max_tokens=1, max_outputs=1)
-    for w in plan.weights:
-        values = np.ascontiguousarray(case.tensors[w.name]).reshape(-1).view(np.uint8)
-        backend.upload(w, TensorData(GGMLType.F32, w.shape, values))
-    n_blocks = keys // BLOCK_TOKENS
-    layout = CacheLayout(BLOCK_TOKENS, (n_blocks,), kv_dtype=dtype)
-    program = backend.prepare(plan, backend.allocate(plan.states, layout))
-    zero = np.zeros(1, np.int32)
-    blocks = np.arange(n_blocks, dtype=np.int32)[None]
-    position = np.array([keys - 1], np.int32)
-    step = Step(zero, position, zero, zero, np.array([0, 1], np.int32), zero, (blocks,))
-    at = [i for i, launch in enumerate(plan.launches) if launch.kernel == "attention"]
-    seconds = [np.array(program.profile(step))[at] for _ in range(RUNS)]
-    return float(np.median(np.array(seconds)[2:].mean(axis=1)))
+class Layers:
+    """One token's attention in LAYERS layers, and the cache of all runs."""
+
+    def __init__(
+        self, backend: VulkanBackend, shape: tuple[int, int, int], keys: int, dtype: str
+    ) -> None:
+        n_heads, n_kv, head_dim = shape
+        case = Case("attention", 1)
+        g = case.graph
+        table = g.rope_table(case.rope_frequencies(head_dim))
+        x = case.rows(n_heads * head_dim)
+        for i in range(LAYERS):
+            k, v = (case.rows(n_kv * head_dim) for _ in range(2))
+            state = KVState(f"kv{i}", n_kv, head_dim, head_dim)
+            q, k = (g.rope(rows, table, head_dim=head_dim, neox=True) for rows in (x, k))
+            g.kv_store(k, v, state)
+            x = g.attention(q, state, scale=head_dim**-0.5)
+        case.returns(x)
+        self.backend = backend
+        self.plan = make_plan(g, backend, max_tokens=1, max_outputs=1)
+        for w in self.plan.weights:
+            values = np.ascontiguousarray(case.tensors[w.name]).reshape(-1).view(np.uint8)
+            backend.upload(w, TensorData(GGMLType.F32, w.shape, values))
+        n_blocks = keys // BLOCK_TOKENS
+        layout = CacheLayout(BLOCK_TOKENS, (n_blocks,), kv_dtype=dtype)
+        self.cache = backend.allocate(self.plan.states, layout)
+        zero = np.zeros(1, np.int32)
+        blocks = np.arange(n_blocks, dtype=np.int32)[None]
+        position = np.array([keys - 1], np.int32)
+        starts = np.array([0, 1], np.int32)
+        self.step = Step(zero, position, zero, zero, starts, zero, (blocks,))
+
+    def seconds(self) -> float:
+        """Of one layer, the median of RUNS steps, as the constants are now."""
+        program = self.backend.prepare(self.plan, self.cache)
+        program.step(self.step)
+        end = time.perf_counter() + WARM_UP_S
+        while time.perf_counter() < end:
+            program.step(self.step)
+        at = [i for i, launch in enumerate(self.plan.launches) if launch.kernel == "attention"]
+        steps = np.array([program.profile(self.step) for _ in range(RUNS)])
+        return float(np.median(steps[2:, at].mean(axis=1)))
 
 
 def main() -> None:
@@ -68,22 +84,29 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--keys", type=int, default=16384)
     parser.add_argument("--shape", type=int, nargs=3, default=(32, 8, 128))
+    parser.add_argument("--quick", action="store_true", help="only what is chosen now")
     parser.add_argument("--kv-dtype", default="f16", choices=("f16", "q8_0"))
     args = parser.parse_args()
     backend = create()
     shape = tuple(args.shape)
     n_bytes = 4 * args.keys * shape[1] * shape[2]
+    chosen = {name: getattr(attention, name) for name in TRIED}
+    print(backend.describe(), "chosen:", chosen)
+    tried = [
+        chosen,
+        *(dict(zip(TRIED, values, strict=True)) for values in product(*TRIED.values())),
+    ]
+    attention.MAX_SPLITS = 256
+    layers = Layers(backend, shape, args.keys, args.kv_dtype)
     results: list[dict[str, Any]] = []
-    chosen = {"waves": attention.WAVES, "at_once": attention.AT_ONCE}
-    print(backend.describe(), "chosen:", chosen, attention.GROUPS_A_UNIT)
-    for waves, at_once, groups in product(WAVES, AT_ONCE, GROUPS):
-        attention.WAVES, attention.AT_ONCE, attention.GROUPS_A_UNIT = waves, at_once, groups
-        attention.MAX_SPLITS = 256
-        seconds = timed(backend, shape, args.keys, args.kv_dtype)
-        results.append({"waves": waves, "at_once": at_once, "groups": groups, "seconds": seconds})
+    for constants in tried[: 1 if args.quick else None]:
+        for name, value in constants.items():
+            setattr(attention, name, value)
+        seconds = layers.seconds()
+        results.append({**constants, "seconds": seconds})
         print(
-            f"waves {waves} at once {at_once} groups a unit {groups:2}:"
-            f" {seconds * 1e6:7.1f} us {n_bytes / seconds * 1e-9:7.0f} GB/s",
+            *(f"{name} {value}," for name, value in constants.items()),
+            f"{seconds * 1e6:7.1f} us {n_bytes / seconds * 1e-9:7.0f} GB/s",
             flush=True,
         )
     args.path.write_text(json.dumps(results, indent=1) + "\n")
