@@ -215,6 +215,22 @@ def test_plan_of_a_divided_model_says_who_runs_what_and_what_crosses(zinc, fixtu
     assert f"between them: {len(found['transfers'])} values a step, {size(crossed)}" in text
 
 
+@pytest.mark.parametrize("share", [0.9, 0.6])
+def test_plan_says_what_does_not_fit_on_the_device(zinc, fixture_model, monkeypatch, share):
+    plan = ("plan", fixture_model, "--backend", "ref", "--context", 64, "--json")
+    whole = zinc(*plan)
+    sizes = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes")
+    room = int(share * sum(json.loads(whole.out)[key] for key in sizes))
+    available = int(room / (1 - loader.MEMORY_RESERVE))
+    monkeypatch.setattr(RefBackend, "available_bytes", lambda _: available)
+    result = zinc(*plan)
+    device, host = json.loads(result.out)["places"]
+    assert "(it does not fit on the device as a whole)" in result.err
+    assert "does not fit" not in whole.err
+    assert 0 < sum(device[key] for key in sizes) <= room
+    assert host["launches"] > 0
+
+
 def test_verify_and_bench_run_a_divided_model(zinc, fixture_model):
     divided = (fixture_model, "--backend", "ref", "--gpu-layers", 3)
     checked = json.loads(zinc("verify", *divided, "--tokens", 8, "--json").out)
