@@ -287,25 +287,31 @@ inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
 }
 
 // Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned
-// weights; 8 means the full range in the level's own storage (kOffset8).
+// weights; 8 means the full range in the level's own storage (kOffset8), whose products leave no room for
+// sums of 16 bits.
 template <int kBits>
 struct Dot4 {
-    static constexpr int kRun = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
+    static constexpr int kRun = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : kBits == 7 ? 1 : 64;
     static_assert(kBits == 8 || kRun * 2 * ((1 << kBits) - 1) * 127 <= 32767);
     __m256i a = _mm256_setzero_si256(), b = _mm256_setzero_si256();
     void add(U8x64 w, int32_t four) {
         const __m256i x = _mm256_set1_epi32(four);
-        a = _mm256_add_epi16(a, multiply(w.a, x));
-        b = _mm256_add_epi16(b, multiply(w.b, x));
+        if constexpr (kBits < 8) {
+            a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w.a, x));
+            b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w.b, x));
+        } else {
+            a = _mm256_add_epi32(a, in_pairs(signed_products(w.a, x)));
+            b = _mm256_add_epi32(b, in_pairs(signed_products(w.b, x)));
+        }
     }
     I32x16 total() const {
-        const __m256i one = _mm256_set1_epi16(1);
-        return {_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one)};
+        if constexpr (kBits < 8) return {in_pairs(a), in_pairs(b)};
+        return {a, b};
     }
 
 private:
-    static __m256i multiply(__m256i w, __m256i x) {
-        if constexpr (kBits < 8) return _mm256_maddubs_epi16(w, x);
+    static __m256i in_pairs(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+    static __m256i signed_products(__m256i w, __m256i x) {
         return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     }
 };
