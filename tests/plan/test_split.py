@@ -122,8 +122,7 @@ def test_experts_on_the_cpu_take_one_turn_a_layer(name: str) -> None:
     spec, _ = model(name)
     _, plan = split(name, ("ref", "cpu"), by(name, Placement(cpu_moe=spec.n_layers)))
     turns = [s.place for s in plan.schedule if isinstance(s, Segment)]
-    assert turns.count(HOST) == 1 + spec.n_layers
-    assert (turns[0], turns[-1]) == (HOST, DEVICE)
+    assert turns == [HOST, *[DEVICE, HOST] * spec.n_layers, DEVICE]
     # The embedding; of each layer the normed rows and router logits there, and a sum back.
     assert sum(isinstance(t, Transfer) for t in plan.schedule) == 1 + 3 * spec.n_layers
     experts = {launch.kernel for launch in plan.parts[HOST].launches}

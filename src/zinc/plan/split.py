@@ -33,6 +33,9 @@ def split(nodes: Sequence[Node], place: Callable[[Node], int], n_places: int) ->
     for at, turn in turns:
         wanted[at] |= _read(turn)
     lists: list[list[Node]] = [[] for _ in range(n_places)]
+    # Where a place's nodes since its last stop begin. None of them is waited for, so what it
+    # receives may come before them, and they run together with those that read it.
+    since = [0] * n_places
     makers: dict[Value, int] = {}
     n_stops = 0
     for at, turn in turns:
@@ -44,7 +47,9 @@ def split(nodes: Sequence[Node], place: Callable[[Node], int], n_places: int) ->
             for source in sorted({makers[v] for v in received}):
                 sent = tuple(v for v in received if makers[v] == source)
                 lists[source].append(Node(SEND, sent, (), attrs))
-            lists[at].append(Node(RECEIVE, (), tuple(received), attrs))
+                since[source] = len(lists[source])
+            lists[at].insert(since[at], Node(RECEIVE, (), tuple(received), attrs))
+            since[at] += 1
             wanted[at] -= {v.id for v in received}
             n_stops += 1
         lists[at] += turn
