@@ -206,23 +206,32 @@ def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: 
 @pytest.mark.parametrize(
     ("family", "placement", "says"),
     [
-        ("qwen3", Placement(gpu_layers=99), "Choose 0 to {most} for --gpu-layers"),
         ("qwen3", Placement(cpu_moe=1), "the model has no experts"),
-        ("qwen35moe", Placement(cpu_moe=99), "Choose 0 to {n} for --cpu-moe"),
-        ("qwen35moe", Placement(gpu_layers=-1), "Choose 0 to {most} for --gpu-layers"),
+        ("qwen35moe", Placement(cpu_moe=-2), "--cpu-moe cannot be -2.*Choose one from 0 to {n}"),
+        ("qwen35moe", Placement(gpu_layers=-1), "--gpu-layers cannot be -1.*one from 0 to {n}"),
     ],
 )
 def test_what_a_model_does_not_have_is_refused(
     family: str, placement: Placement, says: str
 ) -> None:
     file, spec, graph = opened(family)
-    with (
-        file,
-        pytest.raises(
-            RequestError, match="(?i)" + says.format(n=spec.n_layers, most=spec.n_layers + 1)
-        ),
-    ):
+    with file, pytest.raises(RequestError, match="(?i)" + says.format(n=spec.n_layers)):
         placement.check(graph.nodes, spec.n_layers)
+
+
+def test_more_layers_than_there_are_is_all_of_them() -> None:
+    file, spec, graph = opened("qwen35moe")
+    with file:
+        n = spec.n_layers
+        for many, all_of_them in (
+            (Placement(gpu_layers=99), Placement()),
+            (Placement(cpu_moe=99), Placement(cpu_moe=n)),
+        ):
+            many.check(graph.nodes, n)
+            assert many.describe(n) == all_of_them.describe(n)
+            assert many.is_whole(n) == all_of_them.is_whole(n)
+            place, same = many.place(n), all_of_them.place(n)
+            assert [place(node) for node in graph.nodes] == [same(node) for node in graph.nodes]
 
 
 def test_the_cpu_alone_has_nothing_to_divide() -> None:

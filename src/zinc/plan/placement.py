@@ -23,26 +23,22 @@ class Placement:
     """What is on the device; the rest is on the CPU.
 
     gpu_layers: the output is the first of them, and then come layers from the last one on; None is
-    all. cpu_moe: of so many first layers the experts are on the CPU wherever the layer is.
+    all, and so is a number that is larger than the model (as -ngl 99 is meant everywhere). cpu_moe:
+    of so many first layers the experts are on the CPU wherever the layer is.
     """
 
     gpu_layers: int | None = None
     cpu_moe: int = 0
 
     def check(self, nodes: Iterable[Node], n_layers: int) -> None:
-        """Raises RequestError when a model of so many layers cannot be placed so."""
-        if self.gpu_layers is not None and not 0 <= self.gpu_layers <= n_layers + 1:
-            raise RequestError(
-                f"{self.gpu_layers} layers cannot be on the device",
-                f"the model has {n_layers} and its output, which counts as one",
-                f"choose 0 to {n_layers + 1} for --gpu-layers",
-            )
-        if not 0 <= self.cpu_moe <= n_layers:
-            raise RequestError(
-                f"the experts of {self.cpu_moe} layers cannot be on the CPU",
-                f"the model has {n_layers} layers",
-                f"choose 0 to {n_layers} for --cpu-moe",
-            )
+        """Raises RequestError when a model of these nodes cannot be placed so."""
+        for option, number in (("--gpu-layers", self.gpu_layers or 0), ("--cpu-moe", self.cpu_moe)):
+            if number < 0:
+                raise RequestError(
+                    f"{option} cannot be {number}",
+                    "it is a number of layers",
+                    f"choose one from 0 to {n_layers}",
+                )
         if self.cpu_moe and not has_experts(nodes):
             raise RequestError(
                 f"the experts of {self.cpu_moe} layers cannot be on the CPU",
@@ -82,7 +78,8 @@ class Placement:
             layers = f"the last {n_layers - first} of {n_layers} layers and " * (first < n_layers)
             parts.append(f"{layers}the output on the device")
         if self.cpu_moe > first:
-            parts.append(f"the experts of the first {self.cpu_moe} of {n_layers} layers on the CPU")
+            n_moe = min(self.cpu_moe, n_layers)
+            parts.append(f"the experts of the first {n_moe} of {n_layers} layers on the CPU")
         return ", ".join(parts) or "the whole model on the device"
 
 

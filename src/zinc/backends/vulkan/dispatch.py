@@ -61,13 +61,25 @@ class Bucket:
     logits: bool = True
 
     @classmethod
-    def of(cls, plan: Plan, *, tokens: int, outputs: int, sequences: int, keys: int) -> Bucket:
+    def of(
+        cls,
+        plan: Plan,
+        *,
+        tokens: int,
+        outputs: int,
+        sequences: int,
+        keys: int,
+        draws: bool = False,
+        logits: bool = True,
+    ) -> Bucket:
         """Powers of two that hold a step of the plan."""
         return cls(
-            tokens=min(_bound(tokens), plan.max_tokens),
-            outputs=min(_bound(outputs), plan.max_outputs),
-            sequences=min(_bound(sequences), plan.max_tokens),
-            keys=max(SMALLEST_KEYS, _bound(keys)),
+            min(_bound(tokens), plan.max_tokens),
+            min(_bound(outputs), plan.max_outputs),
+            min(_bound(sequences), plan.max_tokens),
+            max(SMALLEST_KEYS, _bound(keys)),
+            draws,
+            logits,
         )
 
     def rows(self, dim: Dim) -> int:

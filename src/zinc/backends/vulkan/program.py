@@ -2,9 +2,9 @@
 
 Lowerings turn launches into dispatches; hazards (schedule.py) say which may run side by side, and
 barriers stand only between levels. What changes from step to step lies in the step's data, so a
-step costs one copy of a few numbers, one submission and one wait. So does a part of a step, where
-places take turns. Two steps may be queued, each
-with data of its own: the device begins the next while the host still looks at the last.
+step costs a copy of a few numbers, one submission and one wait. So does a part of a step, where
+places take turns. Two steps may be queued, each with data of its own: the device begins the next
+while the host still looks at the last.
 """
 
 from __future__ import annotations
@@ -222,14 +222,15 @@ class VulkanProgram:
             )
 
     def _bucket(self, step: Step, logits: bool = True) -> Bucket:
-        bucket = Bucket.of(
+        return Bucket.of(
             self.plan,
             tokens=len(step.ids),
             outputs=len(step.output_rows),
             sequences=len(step.state_slot),
-            keys=int(step.positions.max()) + 1,
+            keys=max(step.positions.tolist()) + 1,
+            draws=step.draws is not None,
+            logits=logits,
         )
-        return replace(bucket, draws=step.draws is not None, logits=logits)
 
     def _constants(self) -> dict[Constant, Slice]:
         found = [x for launch in self.plan.launches for x in launch.inputs]
