@@ -238,8 +238,9 @@ def test_a_message_that_is_too_long_is_left_out(llm, capsys):
 
 # A session of its own with this terminal, so that Ctrl-C becomes SIGINT.
 ON_TERMINAL = """
-import os, sys
+import os, signal, sys
 os.login_tty(os.dup(0))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were started with
 from zinc.cli.main import main
 sys.exit(main())
 """
