@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +20,8 @@ BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
 
 
 LIMITS = {"prefill": "int8_peak", "decode": "bandwidth"}
+# What runs have in common that stand in one table.
+SAME = ("zinc", "llama_cpp", "llama_build", "cpu", "level", "threads", "kv_dtype")
 
 
 def row(result: dict[str, Any]) -> str:
@@ -27,7 +30,8 @@ def row(result: dict[str, Any]) -> str:
         name += f" after {result['depth']:,} tokens"
     if result["streams"] > 1:
         name += f", {result['streams']} streams"
-    cells = [name]
+    reads = median(pair["zinc"]["bandwidth_gb_per_s"] for pair in result["pairs"])
+    cells = [name, str(len(result["pairs"])), f"{reads:.0f}"]
     for kind, limit in LIMITS.items():
         if f"{kind}_ratio" not in result:
             cells += ["", "", "", ""]
@@ -47,19 +51,21 @@ def row(result: dict[str, Any]) -> str:
 def section(reports: list[dict[str, Any]]) -> str:
     """One table for runs of compare.py on the same machine in the same way."""
     first = reports[0]
-    prefill = f"prefill of {first['prefill_tokens']} and " if first["prefill_tokens"] else ""
-    level = f" at SIMD level {first['level']}" if "level" in first else ""
-    build = f" built {first['llama_build']}" if "llama_build" in first else ""
+    level = f" at SIMD level {first['level']}" if first.get("level") else ""
+    build = f" built {first['llama_build']}" if first.get("llama_build") else ""
+    prompt = max(report["prefill_tokens"] for report in reports)
+    answers = sorted({report["decode_tokens"] for report in reports})
     lines = [
         f"{first['cpu']}{level}, {first['threads']} threads, {first['kv_dtype']} keys and values, "
         f"llama.cpp {first['llama_cpp']}{build} with flash attention at the better of its settings "
-        f"(weights repacked or not), {first['pairs']} interleaved runs, "
-        f"{prefill}decode of {first['decode_tokens']} tokens, "
-        "tokens/s and the median of the ratios, and zinc's part of the int8 peak and of the read "
-        "bandwidth that were measured in the same run:",
+        f"(weights repacked or not): prefill of {prompt} and decode of "
+        f"{' to '.join(str(n) for n in dict.fromkeys([answers[0], answers[-1]]))} tokens in "
+        "tokens/s, the median of the ratios of interleaved runs, what memory gave to reads in "
+        "these runs, in GB/s, and zinc's part of it and of the int8 peak:",
         "",
-        "| file | prefill | llama.cpp | ratio | of peak | decode | llama.cpp | ratio | of read |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| file | runs | reads | prefill | llama.cpp | ratio | of peak "
+        "| decode | llama.cpp | ratio | of reads |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
         *(row(result) for report in reports for result in report["rows"]),
     ]
     return "\n".join(lines)
@@ -70,8 +76,7 @@ def numbers() -> str:
     alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("compare-*.json")):
         report = json.loads(path.read_text())
-        key = tuple(value for name, value in report.items() if name != "rows")
-        alike.setdefault(key, []).append(report)
+        alike.setdefault(tuple(report.get(name) for name in SAME), []).append(report)
     return "\n\n".join(section(reports) for reports in alike.values())
 
 
