@@ -59,9 +59,21 @@ def test_run_reads_stdin_and_files_alike(zinc, backend, tmp_path):
         zinc("run", "Hello, wörld!", *options).out,
         zinc("run", "-", *options, stdin=path.read_bytes()).out,
         zinc("run", "--file", path, *options).out,
+        zinc("run", *options, stdin=path.read_bytes()).out,
     ]
     assert len(said[0]) > 1
     assert len(set(said)) == 1
+
+
+def test_run_puts_a_file_behind_the_prompt(zinc, backend, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("Once upon a time\n")
+    options = (*GREEDY, "--backend", backend)
+    for raw, whole in ((), "Go on:\n\nOnce upon a time"), (["--raw"], "Go on:Once upon a time\n"):
+        expected = zinc("run", whole, *raw, *options).out
+        assert zinc("run", "Go on:", "-f", path, *raw, *options).out == expected
+        piped = zinc("run", "Go on:", "-f", "-", *raw, *options, stdin=path.read_bytes())
+        assert piped.out == expected
 
 
 def test_run_with_a_seed_repeats_itself(zinc, backend):
@@ -181,6 +193,7 @@ def test_chat_from_a_script(zinc, backend, tmp_path):
         "/system",
         "Hello!",
         "/nonsense",
+        "/save",
         f"/save {saved}",
         f"/save {as_json}",
         f"/save {tmp_path / 'none' / 'chat.txt'}",
@@ -199,8 +212,15 @@ def test_chat_from_a_script(zinc, backend, tmp_path):
     assert saved.read_text() == f"system: Be brief.\n\nuser: Hello!\n\nassistant: {answer}\n"
     expected = f"Be brief.\n{answer}\nSaved to {saved}.\nSaved to {as_json}.\n{chat_command.HELP}\n"
     assert result.out == expected
-    assert "zinc: /nonsense is no command. /help lists them." in result.err
+    assert "zinc: /nonsense is no command. /help lists them" in result.err
+    assert "zinc: /save does not know where to. Write /save FILE." in result.err
     assert "zinc: cannot write" in result.err
+
+
+def test_chat_takes_its_model_in_either_place(zinc, backend, fixture_model):
+    for where in ([fixture_model], ["-m", fixture_model]):
+        assert f"{fixture_model} has no chat template" in zinc("chat", *where).err
+    assert "embedded" in zinc("chat", "--backend", backend).err
 
 
 def test_chat_remembers_and_forgets(backend, llm, capsys):

@@ -77,11 +77,12 @@ def test_every_command_explains_itself(zinc, name):
         ["frobnicate"],
         ["run"],
         ["run", "a", "b"],
-        ["run", "a", "--file", "b"],
+        ["run", "-", "--file", "b"],
+        ["run", "a.gguf", "--raw", "--system", "b"],
         ["run", "a", "--raw", "--system", "b"],
         ["run", "a", "--raw", "--no-think"],
         ["run", "a", "--special"],
-        ["run", "a", "--temp", "1"],
+        ["run", "a", "--temper", "1"],
         ["run", "a", "--max-tokens", "-1"],
         ["run", "a", "--threads", "0"],
         ["run", "a", "--top-k", "x"],
@@ -98,6 +99,35 @@ def test_wrong_usage_ends_with_2(zinc, argv):
     assert "error: " in result.err
     assert result.out == ""
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "zinc: error: name a COMMAND\n"),
+        (
+            ["run"],
+            "zinc run: error: there is nothing to ask: no PROMPT is given, and stdin is empty\n",
+        ),
+        (["run", "a", "b"], "zinc run: error: a PROMPT of several words needs quotes around it\n"),
+        (["run", "a", "-x", "b"], "there is no option -x; `zinc run --help` lists all\n"),
+        (["chat", "a", "b"], "'b' is one argument too many; `zinc chat --help` lists all\n"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(zinc, argv, said):
+    assert zinc(*argv).err.endswith(said)
+
+
+def test_a_model_in_the_place_of_the_prompt_is_told(zinc, fixture_model):
+    for rest in ([], ["Hello"]):
+        result = zinc("run", fixture_model, *rest)
+        assert result.status == 2
+        assert "is a model: name it with -m" in result.err
+
+
+def test_a_name_that_is_no_file_is_not_downloaded(zinc):
+    result = zinc("run", "-m", "Qwen/Qwen3-0.6B-GGUF", "Hello")
+    assert "models are .gguf files on this machine" in result.err.lower()
 
 
 def bad_files(folder: Path, good: bytes) -> dict[str, Path]:

@@ -30,6 +30,7 @@ End a line with \\ to go on in the next one. Ctrl-C stops an answer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    usage.add_model(parser, argparse.SUPPRESS)  # one that is not given leaves -m's alone
     usage.add_model_option(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     usage.add_think(parser)
@@ -127,10 +128,13 @@ class Chat:
             case "/save" if argument:
                 save(argument, self.messages)
                 print(f"Saved to {argument}.")
+            case "/save":
+                raise RequestError("/save does not know where to", "", "write /save FILE")
             case "/exit" | "/quit":
                 return False
             case _:
-                raise RequestError(f"{name} is no command", "", "/help lists them")
+                hint = "/help lists them; a blank before the / makes it a message"
+                raise RequestError(f"{name} is no command", "", hint)
         return True
 
 

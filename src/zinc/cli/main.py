@@ -72,10 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     # `selected` may be no command at all; the parser then says so without importing any.
     parser = build_parser(argv[0] if argv else "")
+    if not argv:
+        parser.print_help(sys.stderr)
+        print("\nzinc: error: name a COMMAND", file=sys.stderr)
+        return USAGE
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else USAGE
+    if unknown:
+        _say_unknown(args.command, unknown)
+        return USAGE
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a model may say what the terminal cannot show
@@ -92,6 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Writing is what has no file name: commands name the files that they open.
         where = error.filename or "cannot write the output"
         return _fail(f"{where}: {error.strerror or error}.")
+
+
+def _say_unknown(name: str, unknown: list[str]) -> None:
+    option = next((text for text in unknown if text.startswith("-")), None)
+    what = f"there is no option {option}" if option else f"{unknown[0]!r} is one argument too many"
+    print(f"zinc {name}: error: {what}; `zinc {name} --help` lists all", file=sys.stderr)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from zinc.cli import text, usage
@@ -11,8 +12,19 @@ from zinc.cli.usage import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to ask; - reads stdin")
-    parser.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        nargs="*",
+        help="what to ask; - reads stdin, which is also read where neither PROMPT nor FILE is "
+        "given and it is no terminal",
+    )
+    parser.add_argument(
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="read the prompt, or with a PROMPT what belongs to it, from a file; - is stdin",
+    )
     usage.add_model_option(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
@@ -64,10 +76,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(args: argparse.Namespace) -> str:
-    if (args.prompt is None) == (args.file is None):
-        raise UsageError("give either a PROMPT or --file FILE")
-    if args.file is None and args.prompt != "-":
-        return usage.text_argument(args.prompt, "the prompt")
-    prompt = text.read_stdin() if args.file is None else text.read_file(args.file)
+    given = args.prompt[0] if args.prompt else None
+    if given is not None and given.endswith(".gguf") and Path(given).exists():
+        raise UsageError(f"{given} is a model: name it with -m, and say what to ask")
+    if len(args.prompt) > 1:
+        raise UsageError("a PROMPT of several words needs quotes around it")
+    if given == "-" and args.file is not None:
+        raise UsageError("- and --file are two places to read the prompt from: give one")
+    if given is not None and given != "-":
+        prompt = usage.text_argument(given, "the prompt")
+        if args.file is None:
+            return prompt
+        return prompt + ("" if args.raw else "\n\n") + _content(args.file, args.raw)
+    if given is None and args.file is None and sys.stdin.isatty():
+        raise UsageError("there is nothing to ask: give a PROMPT, or --file FILE")
+    prompt = _content(args.file or "-", args.raw)
+    if given is None and args.file is None and not prompt:
+        raise UsageError("there is nothing to ask: no PROMPT is given, and stdin is empty")
+    return prompt
+
+
+def _content(file: str, raw: bool) -> str:
+    content = text.read_file(file)
     # The newline that ends a text file is not part of a question; --raw takes every character.
-    return prompt if args.raw else prompt.removesuffix("\n")
+    return content if raw else content.removesuffix("\n")

@@ -41,11 +41,12 @@ def _whole(text: str, least: int) -> int:
     return number
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
         nargs="?",
+        default=default,
         help="a .gguf file (default: the small model that comes with zinc)",
     )
 
@@ -81,7 +82,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
         help="a device of the backend, such as vulkan:0 or a part of its name (see `zinc check`)",
     )
     parser.add_argument(
-        "--threads", type=count, metavar="N", help="CPU threads (default: one a core)"
+        "-t", "--threads", type=count, metavar="N", help="CPU threads (default: one a core)"
     )
     parser.add_argument(
         "--batch-invariant",
@@ -111,6 +112,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 def add_context(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "-c",
         "--context",
         type=count,
         metavar="TOKENS",
@@ -181,8 +183,10 @@ SAMPLING = (
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for option, kind, text in SAMPLING:
-        group.add_argument(option, type=kind, metavar="X" if kind is float else "N", help=text)
+        names = (option, "--temp") if option == "--temperature" else (option,)
+        group.add_argument(*names, type=kind, metavar="X" if kind is float else "N", help=text)
     group.add_argument(
+        "-n",
         "--max-tokens",
         type=natural,
         metavar="N",

@@ -58,7 +58,10 @@ def resolve_model(name: str | os.PathLike[str] | None) -> Path:
     if path.is_dir():
         raise FormatError(f"cannot open {path}", "it is a folder", "name a .gguf file inside it")
     if not path.exists():
-        raise FormatError(f"cannot open {path}", "there is no such file", "check the path")
+        hint = "check the path"
+        if path.suffix != ".gguf":  # the name of a repository, for example
+            hint = "models are .gguf files on this machine: download one, and give its path"
+        raise FormatError(f"cannot open {path}", "there is no such file", hint)
     return path
 
 
