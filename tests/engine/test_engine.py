@@ -138,6 +138,18 @@ def test_what_is_kept_stays_within_its_bytes():
     check_idle(e)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_of_one_long_text_stays_within_its_bytes(kind):
+    e = engine(kind, cache_bytes=4000)
+    s = e.submit(prompt(150), greedy(5), ENDS)
+    finish(e, s)
+    assert 0 < e.pool.cached_bytes <= 4000
+    again = e.submit(prompt(150), greedy(5), ENDS)
+    finish(e, again)
+    assert again.ids == s.ids
+    check_idle(e)
+
+
 def test_a_long_conversation_in_a_small_cache_keeps_its_windows():
     """The window group is far smaller than the conversation."""
     e = engine("sliding", n_blocks=64, window_blocks=16)

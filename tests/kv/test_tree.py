@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zinc.kv import BlockAllocator, SlotAllocator, key_of
+from zinc.kv import node as nodes
 from zinc.kv.tree import PrefixTree
 
 BLOCK = 4
@@ -173,3 +174,40 @@ def test_checkpoints_that_were_not_used_for_longest_go_first():
     assert keeper.tree.evict_state()
     assert [keeper.find([i] * 3) for i in range(4)] == [3, 0, 0, 3]
     keeper.check()
+
+
+def test_a_match_among_many_that_begin_alike_compares_a_few(monkeypatch):
+    """As when a thousand conversations begin with one system prompt."""
+    keeper = Keeper(n_blocks=1000, recurrent=True)
+    keeper.put(range(6), state=True)
+    for other in range(100, 500):
+        keeper.put([*range(6), other, 1, 2, 3])
+    plain = Keeper(n_blocks=1000)
+    for other in range(100, 500):
+        plain.put([*range(6), other, 1, 2, 3])
+    compared = []
+    common = nodes.common_tokens
+    monkeypatch.setattr(nodes, "common_tokens", lambda a, b: compared.append(a) or common(a, b))
+    assert plain.find([*range(6), 300, 1, 9]) == 8
+    assert plain.find([*range(6), 7]) == 6
+    assert keeper.find([*range(6), 300, 1, 9]) == 6
+    assert len(compared) < 10
+
+
+def test_a_text_that_grows_is_walked_from_where_it_was(monkeypatch):
+    keeper = Keeper()
+    tables = [keeper.allocators[0].acquire(50)]
+    seen = []
+    child = PrefixTree._child
+    monkeypatch.setattr(PrefixTree, "_child", lambda *args: seen.append(args) or child(*args))
+    ids, after = list(range(200)), None
+    for n in range(BLOCK, 200, BLOCK):
+        after, _ = keeper.tree.insert(key_of(ids[:n]), tables, after)
+    assert len(seen) == 49
+    keeper.allocators[0].release(tables[0])
+    keeper.tree.evict_blocks(0, 50)
+    other = [keeper.allocators[0].acquire(50)]
+    assert keeper.tree.insert(key_of(ids), other, after)[0].depth == 50, "it begins anew"
+    keeper.allocators[0].release(other[0])
+    keeper.check()
+    assert keeper.find(ids) == 200

@@ -2,10 +2,10 @@
 
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.copier import Copier
+from zinc.kv.node import TOKEN_BYTES, common_tokens
 from zinc.kv.pool import CachePool, Group, Holding, Prospect, key_of, window_blocks
 from zinc.kv.slots import SlotAllocator
 from zinc.kv.swap import Swapped
-from zinc.kv.tree import TOKEN_BYTES, common_tokens
 
 __all__ = [
     "TOKEN_BYTES",

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.kv import piece
+from zinc.kv.node import TOKEN_BYTES, Node
 from zinc.kv.piece import BLOCK, STATE, Head, piece_name
 from zinc.kv.pool import CachePool
 from zinc.kv.recovery import File, Recovery, block_views
-from zinc.kv.tree import TOKEN_BYTES, Node
 
 log = logging.getLogger("zinc.cache")
 

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from zinc.core.errors import MemoryLimitError
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.copier import Copier
+from zinc.kv.node import Node
 from zinc.kv.slots import SlotAllocator
 from zinc.kv.swap import Swapped, copy_in, copy_out
-from zinc.kv.tree import Match, Node, PrefixTree
+from zinc.kv.tree import Match, PrefixTree
 
 # Blocks behind a window that are kept a while: the next turn often departs a little before the end.
 SLACK_BLOCKS = 2
@@ -37,11 +38,13 @@ class Group:
 @dataclass(slots=True)
 class Holding:
     """What one sequence holds: a block table for each group (-1 where a window has left) and a
-    state slot. `n_trimmed` counts the entries of each table that have been given back."""
+    state slot. `n_trimmed` counts the entries of each table that have been given back. `kept` is
+    the last whole block that the prefix cache was given of it."""
 
     tables: list[list[int]]
     slot: int
     n_trimmed: list[int]
+    kept: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +210,13 @@ class CachePool:
     def commit(self, holding: Holding, key: bytes) -> None:
         """Keeps a prefix that has been run, without the recurrent state behind it."""
         if self.prefix_cache:
-            self.tree.insert(key, holding.tables)
+            self._keep(holding, key)
 
     def checkpoint(self, holding: Holding, key: bytes) -> None:
         """Keeps a prefix that has been run, with a copy of the recurrent state behind it."""
         if not self.prefix_cache:
             return
-        node, offset = self.tree.insert(key, holding.tables)
+        node, offset = self._keep(holding, key)
         if not self.recurrent or self.tree.has_state(node, offset):
             return
         if self.slots.n_free == 0 and not self.tree.evict_state():
@@ -229,13 +232,14 @@ class CachePool:
         """Takes everything back; with a key (of the tokens that were run) it is kept for others."""
         slot: int | None = holding.slot
         if key and self.prefix_cache:
-            node, offset = self.tree.insert(key, holding.tables)
+            node, offset = self._keep(holding, key)
             if self.recurrent and self.tree.put_state(node, offset, holding.slot):
                 slot = None
         for allocator, table in zip(self.allocators, holding.tables, strict=True):
             allocator.release(b for b in table if b >= 0)
             table.clear()
         self.tree.generation += 1  # blocks may be idle now
+        self.tree.shrink()
         if slot is not None:
             self.slots.release(slot)
 
@@ -299,6 +303,12 @@ class CachePool:
         self.tree.check()
 
     # -- within ---------------------------------------------------------------------------------
+
+    def _keep(self, holding: Holding, key: bytes) -> tuple[Node, int]:
+        """Puts what a sequence holds into the tree; returns where it ends there."""
+        node, offset = self.tree.insert(key, holding.tables, holding.kept)
+        holding.kept = node if offset == self.block_tokens else node.parent
+        return node, offset
 
     def _shared(self, match: Match, group: int) -> Sequence[Node]:
         """Nodes of a match whose block of a group a sequence would share: whole and in sight."""

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from zinc.core.errors import MemoryLimitError
 from zinc.kv import piece
+from zinc.kv.node import TOKEN_BYTES, Node
 from zinc.kv.piece import BLOCK, STATE, DamagedError, Head
 from zinc.kv.pool import CachePool
-from zinc.kv.tree import TOKEN_BYTES, Node
 
 log = logging.getLogger("zinc.cache")
 

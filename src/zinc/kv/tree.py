@@ -15,45 +15,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from zinc.kv.blocks import BlockAllocator
+from zinc.kv.node import TOKEN_BYTES, Node
 from zinc.kv.slots import SlotAllocator
-
-TOKEN_BYTES = 4
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One block of tokens behind its parent's. `tails` are children with fewer than a block.
-
-    blocks: one a group, -1 where none is kept; states: slot of the recurrent state behind so many
-    tokens of the node (1 to its length). digest: names the text up to its end, once zinc.kv.disk
-    has asked for it.
-    """
-
-    tokens: bytes
-    parent: Node | None
-    blocks: list[int]
-    used: int = 0
-    children: dict[bytes, Node] = field(default_factory=dict)
-    tails: list[Node] = field(default_factory=list)
-    states: dict[int, int] = field(default_factory=dict)
-    digest: bytes = b""
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES
-
-    @property
-    def is_leaf(self) -> bool:
-        return not self.children and not self.tails
-
-    def below(self) -> Iterator[Node]:
-        yield from self.children.values()
-        yield from self.tails
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +95,8 @@ class PrefixTree:
         key = key[: limit * TOKEN_BYTES]
         path: list[Node] = []
         node = self._root
-        while len(rest := key[len(path) * self._width :][: self._width]) == self._width:
-            child = node.children.get(rest)
+        for at in range(0, len(key) - self._width + 1, self._width):
+            child = node.children.get(key[at : at + self._width])
             if child is None:
                 break
             path.append(child)
@@ -139,18 +105,30 @@ class PrefixTree:
         # Others may begin like the next block, each with a checkpoint or window of its own; and a
         # checkpoint of a text that went another way from a block on may be further than ours.
         for depth in reversed(range(len(path) + 1)):
+            start = depth * self.block_tokens
             if depth < len(path) and (
-                not self._recurrent or best.n_tokens >= (depth + 1) * self.block_tokens
+                not self._recurrent or best.n_tokens >= start + self.block_tokens
             ):
                 break
-            rest = key[depth * self._width :][: self._width]
-            for child in (path[depth - 1] if depth else self._root).below():
-                if (child.states or depth == len(path)) and (
-                    n := common_tokens(child.tokens, rest)
-                ):
-                    match = self._longest([*path[:depth], child], depth * self.block_tokens + n)
+            rest = key[depth * self._width : (depth + 1) * self._width]
+            for child, n in self._branches(path[depth - 1] if depth else self._root, rest):
+                if start + n > best.n_tokens:
+                    match = self._longest([*path[:depth], child], start + n)
                     best = max(best, match, key=lambda m: m.n_tokens)
+                elif not self._recurrent:
+                    break
         return best
+
+    def _branches(self, parent: Node, rest: bytes) -> Iterator[tuple[Node, int]]:
+        """Children that may lengthen a match by so many tokens: in any order with `recurrent`, when
+        these end at a checkpoint; else the longest first."""
+        if not self._recurrent:
+            yield from parent.alike(rest)
+            return
+        for tokens, child in parent.children.items():
+            for offset in child.states:
+                if rest.startswith(tokens[: offset * TOKEN_BYTES]):
+                    yield child, offset
 
     def _longest(self, path: Sequence[Node], total: int) -> Match:
         """The longest prefix of at most `total` tokens along a path that has all it needs."""
@@ -195,16 +173,21 @@ class PrefixTree:
 
     # -- putting in -----------------------------------------------------------------------------
 
-    def insert(self, key: bytes, tables: Sequence[list[int]]) -> tuple[Node, int]:
+    def insert(
+        self, key: bytes, tables: Sequence[list[int]], after: Node | None = None
+    ) -> tuple[Node, int]:
         """Keeps the blocks of a prefix; returns the node it ends in, and how many tokens into it.
 
         tables: block table of each group, -1 where no block is held. Where the tree has a full
-        block of the same tokens already, the table is changed to share that one.
+        block of the same tokens already, the table is changed to share that one. after: a node of
+        a whole block that the same tables were put in up to; if it is still there, what is before
+        it is not looked at again.
         """
         self._clock += 1
         self.generation += 1
-        node, offset = self._root, 0
-        for i in range(-(-len(key) // self._width)):
+        node = after if after is not None and after in self._nodes else self._root
+        offset = self.block_tokens if node.depth else 0
+        for i in range(node.depth, -(-len(key) // self._width)):
             tokens = key[i * self._width : (i + 1) * self._width]
             child = self._child(node, tokens)
             if child is None:
@@ -221,7 +204,7 @@ class PrefixTree:
             child.used = self._clock
             self._touch(child)
             node, offset = child, len(tokens) // TOKEN_BYTES
-        self._shrink()
+        self.shrink()
         return node, offset
 
     def child(self, parent: Node | None, tokens: bytes) -> Node | None:
@@ -232,19 +215,16 @@ class PrefixTree:
         """The child that has all of `tokens`; shorter tails of the same text end in it."""
         if len(tokens) == self._width:
             return node.children.get(tokens)
-        return next((c for c in node.below() if c.tokens.startswith(tokens)), None)
+        return node.starting(tokens)
 
     def _add(self, parent: Node, tokens: bytes, blocks: Sequence[int]) -> Node:
-        node = Node(tokens, parent, [-1] * len(blocks), self._clock)
+        node = Node(tokens, parent, [-1] * len(blocks), self._clock, parent.depth + 1)
         self._nodes[node] = None
-        for tail in [t for t in parent.tails if tokens.startswith(t.tokens)]:
+        if tail := parent.tail_of(tokens):
             for offset, slot in list(tail.states.items()):
                 self._move_state(slot, node, offset)
             self._remove(tail)
-        if len(tokens) == self._width:
-            parent.children[tokens] = node
-        else:
-            parent.tails.append(node)
+        parent.add(node)
         self._merge(node, blocks)
         return node
 
@@ -285,7 +265,7 @@ class PrefixTree:
         self.n_bytes += self._state_bytes
         self.generation += 1
         self._touch(node)
-        self._shrink(but=slot)
+        self.shrink(but=slot)
         return True
 
     def has_state(self, node: Node, offset: int) -> bool:
@@ -329,7 +309,7 @@ class PrefixTree:
 
     def _prune(self, node: Node) -> None:
         """Removes a node that keeps nothing, and what leads to it alone."""
-        while node.is_leaf and not node.states and max(node.blocks, default=0) < 0:
+        while not node.children and not node.states and max(node.blocks, default=0) < 0:
             parent = node.parent
             self._remove(node)
             if parent is None or parent is self._root:
@@ -364,19 +344,20 @@ class PrefixTree:
         The caller removes each before it asks for the next. A sequence that holds a block holds
         all before it where nothing slides, so every idle block can be reached from a leaf.
         """
-        heap = [(n.used, i, n) for i, n in enumerate(self._nodes) if n.is_leaf and self._idle(n)]
+        heap = [(n.used, i, n) for i, n in enumerate(self._nodes) if self._is_leaf(n)]
         heapq.heapify(heap)
         order = len(self._nodes)
         while heap:
             _, _, node = heapq.heappop(heap)
             parent = node.parent
             yield node
-            if parent and parent is not self._root and parent.is_leaf and self._idle(parent):
+            if parent and parent is not self._root and self._is_leaf(parent):
                 order += 1
                 heapq.heappush(heap, (parent.used, order, parent))
 
-    def _idle(self, node: Node) -> bool:
-        return all(
+    def _is_leaf(self, node: Node) -> bool:
+        """Whether a node may be removed: nothing hangs on it, and no sequence holds its blocks."""
+        return not node.children and all(
             block < 0 or a.is_idle(block)
             for a, block in zip(self._allocators, node.blocks, strict=True)
         )
@@ -387,10 +368,7 @@ class PrefixTree:
         for slot in list(node.states.values()):
             self._drop_state(slot)
         assert node.parent is not None
-        if len(node.tokens) == self._width:
-            del node.parent.children[node.tokens]
-        else:
-            node.parent.tails.remove(node)
+        node.parent.remove(node)
         del self._nodes[node]
         self.generation += 1
 
@@ -405,7 +383,8 @@ class PrefixTree:
         self.take_state(slot)
         self._slots.release(slot)
 
-    def _shrink(self, but: int = -1) -> None:
+    def shrink(self, but: int = -1) -> None:
+        """Lets go of what is over the limit and no sequence holds, but not of state slot `but`."""
         if self._limit_bytes is None or self.n_bytes <= self._limit_bytes:
             return
         for node in self._leaves():
@@ -422,11 +401,11 @@ class PrefixTree:
 
     def walk(self, visit: Callable[[Node, bytes], None]) -> None:
         """Calls `visit` with every node and the key up to its end, parents first."""
-        stack = [(child, child.tokens) for child in self._root.below()]
+        stack = [(child, child.tokens) for child in self._root.children.values()]
         while stack:
             node, key = stack.pop()
             visit(node, key)
-            stack.extend((child, key + child.tokens) for child in node.below())
+            stack.extend((child, key + child.tokens) for child in node.children.values())
 
     def check(self) -> None:
         """Raises AssertionError when nodes, allocators and slots disagree."""
@@ -436,6 +415,7 @@ class PrefixTree:
         def visit(node: Node, key: bytes) -> None:
             seen[node] = None
             assert 0 < len(node.tokens) <= self._width
+            assert node.order == sorted(node.children), "children are out of order"
             for group, block in enumerate(node.blocks):
                 if block >= 0:
                     assert block not in kept[group], f"block {block} is kept twice"
@@ -451,14 +431,3 @@ class PrefixTree:
             assert blocks == {b for b in range(allocator.n_blocks) if allocator.is_kept(b)}
         sizes = sum(len(k) * size for k, size in zip(kept, self._block_bytes, strict=True))
         assert self.n_bytes == sizes + len(self._states) * self._state_bytes
-
-
-def common_tokens(a: bytes, b: bytes) -> int:
-    """Tokens that two runs of ids begin with alike."""
-    n = min(len(a), len(b))
-    if a[:TOKEN_BYTES] != b[:TOKEN_BYTES]:
-        return 0
-    if a[:n] == b[:n]:
-        return n // TOKEN_BYTES
-    left, right = np.frombuffer(a[:n], np.int32), np.frombuffer(b[:n], np.int32)
-    return int((left != right).argmax())
