@@ -10,8 +10,22 @@ import pytest
 from serving import MODEL, WEATHER, Running
 
 from zinc import LLM, SamplingParams, __version__
+from zinc.server.infill import IndentReader
+from zinc.tokenizer.vocabulary import FillMarks
 
 PROMPT = "Once upon a time"
+
+
+@pytest.fixture
+def fills_gaps(server: Running, monkeypatch: pytest.MonkeyPatch) -> FillMarks:
+    """The embedded model, as if its vocabulary had marks for gaps."""
+    marks = FillMarks(prefix=8000, suffix=8001, middle=8002, repository=8003, file=8004)
+    assert server.application.pool is not None
+    tokenizer = server.application.pool.loaded[0].tokenizer
+    monkeypatch.setattr(tokenizer, "fill", marks)
+    return marks
+
+
 FIELDS = {"prompt": PROMPT, "temperature": 0, "n_predict": 16}
 
 
@@ -110,6 +124,7 @@ def test_a_time_limit_ends_the_answer(server: Running):
         ({"grammar": 'root ::= "x"', "json_schema": {}}, "grammar"),
         ({"lora": [{"id": 0}]}, "lora"),
         ({"post_sampling_probs": True}, "post_sampling_probs"),
+        ({"n_indent": -1}, "n_indent"),
         ({"dynatemp_range": 0.5}, "dynatemp_range"),
         ({"logit_bias": [[1]]}, "logit_bias"),
         ({"logit_bias": [[1, "x"]]}, "logit_bias"),
@@ -121,6 +136,98 @@ def test_what_is_refused_names_its_field(server: Running, fields, param):
     found = server.post("/completion", {**FIELDS, **fields})
     assert found.status == 400
     assert found.json["error"]["param"] == param
+
+
+def test_a_gap_is_filled(server: Running, llm: LLM, fills_gaps: FillMarks):
+    """The prompts are put together here, part by part."""
+    prefix, suffix, head, other = (
+        llm.tokenizer.encode(text, add_special=False)
+        for text in ("Once upon a", " the end.", "file\n", "a.py\nx = 1\n")
+    )
+    marks = fills_gaps
+    around = [marks.repository, *llm.tokenizer.encode("project\n", add_special=False)]
+    around += [marks.file, *other, marks.file, *head]
+    begun = llm.tokenizer.encode(" time", add_special=False)
+    gap = [marks.suffix, *suffix, marks.middle]
+    asked = {"input_prefix": "Once upon a", "input_suffix": " the end.", "temperature": 0}
+    extra = [{"filename": "a.py", "text": "x = 1"}]
+    for more, ids in (
+        ({}, [marks.prefix, *prefix, *gap]),
+        ({"prompt": " time"}, [marks.prefix, *prefix, *begun, *gap]),
+        ({"input_extra": extra}, [*around, marks.prefix, *prefix, *gap]),
+        ({"samplers": ["top_k", "infill"], "t_max_prompt_ms": 9}, [marks.prefix, *prefix, *gap]),
+    ):
+        expected = llm.generate(ids, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        fields = {**asked, **more, "n_predict": 8, "ignore_eos": True}
+        if "samplers" in more:
+            fields["top_k"] = 1
+        found = server.post("/infill", fields).json
+        assert found["content"] == expected.text
+        assert found["tokens_evaluated"] == len(ids)
+    fields = {"prompt": "Once upon a", "suffix": " the end.", "temperature": 0, "max_tokens": 8}
+    found = server.post("/v1/completions", {**fields, "ignore_eos": True}).json
+    ids = [marks.prefix, *prefix, *gap]
+    expected = llm.generate(ids, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    assert found["choices"][0]["text"] == expected.text
+    assert server.post("/v1/completions", {**fields, "prompt": [1, 2]}).status == 400
+
+
+def test_a_gap_in_too_long_a_text_keeps_what_is_near_it(
+    server: Running, llm: LLM, fills_gaps: FillMarks
+):
+    far, near = "far " * 6000, "near "
+    fields = {"input_prefix": far + near, "input_suffix": near + far, "n_predict": 4}
+    extra = [{"text": "other " * 500}]
+    found = server.post("/infill", {**fields, "input_extra": extra, "response_fields": []}).json
+    assert found["tokens_evaluated"] == llm.context - 4
+    before, behind = found["prompt"].split(llm.tokenizer.decode([fills_gaps.suffix]))
+    assert before.endswith(near)
+    assert behind.startswith(near)
+    assert "other" not in before
+    assert 2 < before.count("far") / behind.count("far") < 4
+
+
+def test_a_model_without_marks_fills_no_gaps(server: Running):
+    found = server.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
+    assert found.status == 501
+    assert "fills no gaps" in found.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\n    b\n  c", "a\n    b"),
+        ("a\n\n    b\n\nc", "a\n\n    b\n"),
+        ("  a\n\tb\n", "  a"),
+        ("a\n     b\n    ", "a\n     b\n    "),
+    ],
+)
+def test_an_answer_ends_where_its_lines_are_indented_less(text, expected):
+    """Whatever pieces the text comes in."""
+
+    class Letters:
+        def is_hidden(self, id: int) -> bool:
+            return False
+
+        def token_bytes(self, id: int) -> bytes:
+            return bytes([id])
+
+    reader = IndentReader(Letters(), (), 4)
+    events = [event for id in text.encode() for event in reader.push(id)] + reader.finish()
+    assert "".join(event.text for event in events) == expected
+    assert (reader.stopped is not None) == (expected != text)
+
+
+def test_endpoints_that_there_are_not_say_what_to_use(server: Running):
+    for path, said in (
+        ("/v1/rerank", "/v1/embeddings"),
+        ("/lora-adapters", "merged"),
+        ("/slots/0?action=save", "--cache-dir"),
+        ("/api/chat", "OpenAI"),
+    ):
+        found = server.post(path, {})
+        assert found.status == 404
+        assert said in found.json["error"]["message"]
 
 
 def test_tokens(server: Running, llm: LLM):

@@ -10,7 +10,7 @@ from small_vocabularies import byte_level, scored
 import zinc
 from zinc.core.errors import ModelError, RequestError, UnsupportedError, ZincError
 from zinc.tokenizer import Tokenizer
-from zinc.tokenizer.vocabulary import TokenKind
+from zinc.tokenizer.vocabulary import FillMarks, TokenKind
 
 CONTROL, USER, NORMAL = TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.NORMAL
 DEMO = Path(zinc.__file__).parent / "data" / "zinc-demo-30m-q4_k_m.gguf"
@@ -46,6 +46,18 @@ def test_end_of_turn_is_found_by_its_text():
     assert tokenizer.eot_id == 256
     assert tokenizer.eog_ids == {256, 257}
     assert tokenizer.special_ids == {256, 257}
+
+
+def test_marks_around_a_gap_are_found_by_key_or_text():
+    texts = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
+    tokenizer = make(byte_level(*[(text, NORMAL) for text in texts]))
+    assert tokenizer.fill == FillMarks(256, 257, 258, 259, 260)
+    assert tokenizer.eog_ids == {259, 260}
+    keys = {"fim_pre_token_id": 258, "fim_suf_token_id": 257, "fim_mid_token_id": 256}
+    assert make(byte_level(("x", NORMAL), ("y", NORMAL), ("z", NORMAL), **keys)).fill == FillMarks(
+        258, 257, 256
+    )
+    assert make(byte_level(*[(text, NORMAL) for text in texts[:2]])).fill is None
 
 
 def test_harmony_ends_a_message_with_end_and_an_answer_with_return():

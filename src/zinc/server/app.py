@@ -136,6 +136,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Continue text or tokens", "llama.cpp", "/completions", streams=True,
     ),
     _post(
+        "/infill", llama.infill, llama.InfillFields,
+        "Fill the gap in a text", "llama.cpp", streams=True, statuses=(501,),
+    ),
+    _post(
         "/embedding", embeddings.native_embeddings, embeddings.NativeEmbeddingFields,
         "Texts to vectors", "llama.cpp", "/embeddings", statuses=(429,),
     ),
@@ -257,6 +261,35 @@ def _error_answer(error: ApiError, path: str) -> Response:
     return JSONAnswer(body, error.status, error.headers)
 
 
+# Endpoints that clients know from elsewhere: why there is none, and what to use.
+_ABSENT = {
+    ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"): (
+        "models that rank texts are not supported",
+        "compare embeddings, from /v1/embeddings",
+    ),
+    ("/lora-adapters",): (
+        "adapters are not supported",
+        "serve a file that they are merged into",
+    ),
+    ("/slots/",): (
+        "what a slot has run can be neither saved nor erased by itself",
+        "--cache-dir keeps it over restarts",
+    ),
+    ("/api/",): (
+        "Ollama's API is not spoken here",
+        "use those of OpenAI, Anthropic or llama.cpp",
+    ),
+    ("/v1/audio/", "/v1/images/"): ("models here read and write text", ""),
+}
+
+
+def _not_there(path: str) -> tuple[str, str] | None:
+    for known, reason in _ABSENT.items():
+        if any(path.startswith(name) if name.endswith("/") else path == name for name in known):
+            return reason
+    return None
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     """What Starlette refuses by itself: unknown paths and methods."""
     status = error.status_code if isinstance(error, HTTPException) else 500
@@ -266,5 +299,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }.get(status, "the request cannot be answered")
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     found = ApiError(status, what, "", "/docs lists what there is", headers=headers)
+    if status == 404 and (absent := _not_there(request.url.path)):
+        found = ApiError(status, what, *absent)
     report_failure(record(request), found)
     return _error_answer(found, request.url.path)

@@ -28,6 +28,7 @@ OPENAI_TYPES = {
     413: "invalid_request_error",
     421: "permission_error",
     429: "rate_limit_error",
+    501: "not_supported_error",
     503: "unavailable_error",
 }
 # https://platform.claude.com/docs/en/api/errors

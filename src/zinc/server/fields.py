@@ -86,6 +86,7 @@ class LlamaFields(Fields):
     id_slot: int | None = Field(None, description="a request runs wherever there is room")
     n_keep: int | None = Field(None, description="a prompt that is too long is refused")
     n_cache_reuse: int | None = None
+    t_max_prompt_ms: int | None = Field(None, description="prompts run to their end")
     sse_ping_interval: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""The endpoints of llama.cpp's server: /completion, /tokenize, /props, /slots and their kin.
+"""The endpoints of llama.cpp's server: /completion, /infill, /tokenize, /props and their kin.
 
 Fields and shapes as its README gives them, so that its clients work here. A slot here is a running
 sequence: there is no fixed number of them beside what the engine runs at once.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from zinc import __version__
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.server import prompts
-from zinc.server.body import Fields
+from zinc.server.body import Fields, FirstError
 from zinc.server.chat import render
 from zinc.server.errors import ApiError, invalid
 from zinc.server.fields import (
@@ -38,6 +38,7 @@ from zinc.server.fields import (
     with_seed,
 )
 from zinc.server.http import JSONAnswer, event, merge
+from zinc.server.infill import Chunk, IndentReader, fill_prompt
 from zinc.server.openai_chat import ChatFields, to_request
 from zinc.server.openai_shapes import (
     OPENAI,
@@ -50,7 +51,7 @@ from zinc.server.openai_shapes import (
 )
 from zinc.server.openai_text import MAX_PROMPTS
 from zinc.server.pool import LoadedModel
-from zinc.server.runner import End, Generation, Job, PlainReader
+from zinc.server.runner import End, Generation, Job
 from zinc.server.service import Service, account, answer, client_of, read_fields
 from zinc.server.text import PlainText, plain_text
 from zinc.tokenizer import Tokenizer
@@ -73,7 +74,12 @@ class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
     return_tokens: bool | None = None
     t_max_predict_ms: int | None = None
     response_fields: list[str] | None = None
-    n_indent: int | None = None
+    n_indent: int | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="ends the answer before a further line that is indented by less",
+    )
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
     post_sampling_probs: bool | None = None
@@ -82,7 +88,6 @@ class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
 
 
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "n_indent": (0, "lines are not forced to be indented"),
     "dynatemp_range": (0.0, "the temperature does not change on its own"),
     "post_sampling_probs": (False, "probabilities are the model's own, before sampling"),
     "lora": ([], "adapters are not supported"),
@@ -92,6 +97,52 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 
 async def completion(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, NativeFields)
+
+    def ids_of(model: LoadedModel) -> list[list[int]]:
+        found = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
+        return [prompts.encode(model, each, "prompt", parse_special=True) for each in found]
+
+    return await _complete(service, request, fields, ids_of)
+
+
+class InfillFields(NativeFields):
+    """A gap to be filled."""
+
+    prompt: str = Field("", description="how the text in the gap begins")
+    input_prefix: str = Field("", description="the text before the gap")
+    input_suffix: str = Field("", description="the text behind it")
+    input_extra: Annotated[list[Chunk], FirstError()] | None = Field(
+        None, description="pieces of other files, the most important last"
+    )
+
+
+async def infill(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, InfillFields)
+    if fields.samplers is not None:  # one that only llama.cpp has, and its editor plugins ask for
+        fields.samplers = [name for name in fields.samplers if name != "infill"]
+
+    def ids_of(model: LoadedModel) -> list[list[int]]:
+        prompt = fill_prompt(
+            model,
+            fields.input_prefix,
+            fields.input_suffix,
+            param="input_prefix",
+            extra=fields.input_extra or (),
+            begun=fields.prompt,
+            answer=max(fields.n_predict or fields.max_tokens or 0, 0),
+        )
+        return [prompt]
+
+    return await _complete(service, request, fields, ids_of)
+
+
+async def _complete(
+    service: Service,
+    request: Request,
+    fields: NativeFields,
+    ids_of: Callable[[LoadedModel], list[list[int]]],
+) -> Response:
+    """Answers to the prompts that `ids_of` makes of a request."""
     if fields.dynatemp_range is None or fields.dynatemp_range == 0:
         fields.dynatemp_exponent = None
     refuse(fields, _REFUSED)
@@ -108,9 +159,9 @@ async def completion(service: Service, request: Request) -> Response:
             logprobs=fields.n_probs or None,
             logit_bias=_biases(fields.logit_bias, model.tokenizer),
         )
-        reader = partial(PlainReader, model.tokenizer, params.stop)
+        reader = partial(IndentReader, model.tokenizer, params.stop, fields.n_indent or 0)
         deadline = (fields.t_max_predict_ms or 0) / 1000
-        found = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
+        found = ids_of(model)
         held = iter(constraints(model, constraint, n * len(found)))
         return [
             Job(
@@ -122,7 +173,7 @@ async def completion(service: Service, request: Request) -> Response:
                 priority=fields.priority or 0,
                 telemetry=telemetry_of(fields, fields.stream),
             )
-            for ids in [prompts.encode(model, each, "prompt", parse_special=True) for each in found]
+            for ids in found
             for i in range(n)
         ]
 

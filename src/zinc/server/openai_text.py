@@ -23,7 +23,7 @@ from zinc.engine.readout import PromptLogprobs
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.server import prompts
 from zinc.server.body import FirstError
-from zinc.server.errors import invalid
+from zinc.server.errors import invalid, unsupported
 from zinc.server.fields import (
     MAX_ANSWERS,
     Constraint,
@@ -43,6 +43,7 @@ from zinc.server.fields import (
     with_seed,
 )
 from zinc.server.http import event, merge
+from zinc.server.infill import fill_prompt
 from zinc.server.openai_shapes import (
     DONE,
     FINGERPRINT,
@@ -52,7 +53,6 @@ from zinc.server.openai_shapes import (
     Usage,
     check_count,
     progress_members,
-    refuse,
     timings_member,
     timings_object,
 )
@@ -80,15 +80,12 @@ class CompletionFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFie
     best_of: int | None = None
     stop: StopField = None
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: str | None = Field(
+        None, description="the text behind the answer, for models that fill gaps"
+    )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
-
-
-_REFUSED: dict[str, tuple[Any, str]] = {
-    "suffix": ("", "models here continue text and do not fill gaps")
-}
 
 
 def jobs_of(
@@ -100,8 +97,11 @@ def jobs_of(
     scored: bool,
     priority: int,
     telemetry: Telemetry,
+    suffix: str = "",
 ) -> list[Job]:
     """`n` jobs for each prompt, which is `scored` when its own probabilities are wanted."""
+    if suffix and model.tokenizer.fill is None:
+        raise unsupported("suffix", "this model has no marks for the text around a gap")
     reader = partial(PlainReader, model.tokenizer, params.stop)
     held = iter(constraints(model, constraint, n * len(texts)))
     room = 0 if params.max_tokens == 0 else 1
@@ -115,20 +115,26 @@ def jobs_of(
             readout=PromptLogprobs(params.logprobs or 0) if scored else None,
             telemetry=telemetry,
         )
-        for ids in [prompts.encode(model, text, "prompt", room=room) for text in texts]
+        for ids in [
+            fill_prompt(model, text, suffix, param="suffix", answer=max(params.max_tokens or 0, 0))
+            if suffix and isinstance(text, str)
+            else prompts.encode(model, text, "prompt", room=room)
+            for text in texts
+        ]
         for i in range(n)
     ]
 
 
 async def completions(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, CompletionFields)
-    refuse(fields, _REFUSED)
     constraint = constraint_of(fields.response_format, fields)
     texts = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
     n = check_count(fields.n, "n", MAX_ANSWERS)
     if fields.best_of not in (None, n):
         raise invalid("best_of", f"best_of is {fields.best_of}", "only n answers are generated")
     scored = bool(fields.echo) and fields.logprobs is not None
+    if fields.suffix and (scored or not all(isinstance(text, str) for text in texts)):
+        raise invalid("suffix", "suffix needs prompts that are text, and takes no echoed logprobs")
     params = sampling_params(
         fields,
         max_tokens=fields.max_tokens,
@@ -146,8 +152,9 @@ async def completions(service: Service, request: Request) -> Response:
     async def begin(model: LoadedModel) -> list[Generation]:
         told = telemetry_of(fields, fields.stream)
         jobs = await asyncio.to_thread(
-            jobs_of, model, texts, params, n, constraint, scored, fields.priority or 0, told
-        )
+            jobs_of, model, texts, params, n, constraint, scored, fields.priority or 0, told,
+            fields.suffix or "",
+        )  # fmt: skip
         return model.runner.submit(jobs, client_of(request))
 
     def echo_of(model: LoadedModel, index: int) -> str:

@@ -44,6 +44,7 @@ _MEANINGS = {
     413: "the body is too large",
     421: "the Host header names another machine",
     429: "the queue is full; Retry-After says when to try again",
+    501: "the model cannot do this",
     503: "the model is being loaded, or the server is going down",
 }
 

@@ -63,13 +63,13 @@ class PlainReader:
         return self._decoder.stopped
 
     def push(self, id: int) -> list[Event]:
-        return _content(self._decoder.push(id))
+        return content_events(self._decoder.push(id))
 
     def finish(self) -> list[Event]:
-        return _content(self._decoder.finish())
+        return content_events(self._decoder.finish())
 
 
-def _content(text: str) -> list[Event]:
+def content_events(text: str) -> list[Event]:
     return [Content(text)] if text else []
 
 

@@ -41,7 +41,8 @@ class Tokenizer:
 
     `add_bos`, `add_eos`: whether `encode` adds these tokens. `add_space_prefix`: whether a space
     goes before text at the start (SentencePiece). `eog_ids` end an answer; `special_ids` are tokens
-    that are not text; `chat_template` is the model's Jinja source.
+    that are not text; `fill` are the marks of a model that fills gaps, else None; `chat_template`
+    is the model's Jinja source.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Tokenizer:
         self.bos_id, self.eos_id, self.eot_id = roles.bos, roles.eos, roles.eot
         self.unk_id, self.pad_id = roles.unk, roles.pad
         self.eog_ids = roles.eog
+        self.fill = roles.fill
         self.add_bos = add_bos and roles.bos is not None
         self.add_eos = add_eos and roles.eos is not None
         self.add_space_prefix = add_space_prefix

@@ -72,6 +72,20 @@ _ENDS_MESSAGE_ONLY = (
 
 
 @dataclass(frozen=True)
+class FillMarks:
+    """Ids that mark the parts of a text whose middle a code model writes.
+
+    `repository` and `file` go before names of what stands around it, where a model knows them.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int | None = None
+    file: int | None = None
+
+
+@dataclass(frozen=True)
 class Roles:
     """Ids with a role; None where the model has none.
 
@@ -85,6 +99,7 @@ class Roles:
     pad: int | None
     eog: frozenset[int]
     shown: frozenset[int]
+    fill: FillMarks | None
 
 
 @dataclass(frozen=True)
@@ -169,9 +184,12 @@ def assign_roles(vocabulary: Vocabulary, fields: Fields, defaults: dict[str, int
     eos = role("eos", "eos_token_id")
     eot = found(("eot_token_id",), _END_OF_TURN)
     eom = found(("eom_token_id",), _END_OF_MESSAGE)
-    for keys, texts in _FIM.items():
-        found(keys, texts)
-    ends = {found(keys, texts) for keys, texts in _FIM_ENDS.items()}
+    prefix, suffix, middle = (found(keys, texts) for keys, texts in _FIM.items())
+    pad, repository, file = (found(keys, texts) for keys, texts in _FIM_ENDS.items())
+    ends = {pad, repository, file}
+    fill = None
+    if prefix is not None and suffix is not None and middle is not None:
+        fill = FillMarks(prefix, suffix, middle, repository, file)
     well_known = {vocabulary.ids[text] for text in _END_OF_GENERATION if text in vocabulary.ids}
     frame = {vocabulary.ids[text] for text in _HARMONY_FRAME if text in vocabulary.ids}
     control |= well_known | frame
@@ -196,4 +214,5 @@ def assign_roles(vocabulary: Vocabulary, fields: Fields, defaults: dict[str, int
         pad=stated("padding_token_id"),
         eog=frozenset(eog),
         shown=frozenset(frame),
+        fill=fill,
     )
