@@ -185,6 +185,28 @@ def test_an_assistant_message_is_continued(client):
     assert not found.content[0].text.startswith(begun)
 
 
+def test_what_claude_code_sends_is_answered(server: Running):
+    """The shape of its requests: beta fields beside those of the API, schemas with $schema."""
+    once = {"cache_control": {"type": "ephemeral"}}
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", **WEATHER["input_schema"]}
+    fields = {
+        "model": MODEL,
+        "max_tokens": 4,
+        "temperature": 1,
+        "stream": True,
+        "metadata": {"user_id": "user"},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "medium"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "system": [{"type": "text", "text": "You help.", **once}],
+        "tools": [{**WEATHER, "input_schema": schema, **once}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello", **once}]}],
+    }
+    found = server.post("/v1/messages?beta=true", fields)
+    assert found.status == 200, found.body
+    assert found.events[-1]["type"] == "message_stop"
+
+
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
@@ -201,6 +223,10 @@ def test_an_assistant_message_is_continued(client):
         ({"extra_body": {"top_p": 3}}, "top_p"),
         ({"extra_body": {"no_such_field": 3}}, "no_such_field"),
         ({"extra_body": {"mcp_servers": [1]}}, "mcp_servers"),
+        (
+            {"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_x"}]}}},
+            "context_management",
+        ),
     ],
 )
 def test_what_is_refused_names_its_field(client, fields, word):

@@ -80,6 +80,10 @@ class OutputConfig(Fields):
     format: dict[str, Any] | None = None
 
 
+class ContextManagement(Fields):
+    edits: list[dict[str, Any]] | None = None
+
+
 class PromptFields(Fields):
     """What makes a prompt; `count_tokens` takes this much."""
 
@@ -92,7 +96,7 @@ class PromptFields(Fields):
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = Field(None, description="prefixes are always cached")
     mcp_servers: list[Any] | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -112,8 +116,9 @@ class MessagesFields(PromptFields, SamplingFields, QueueFields):
 
 _REFUSED: dict[str, tuple[Any, str]] = {
     "mcp_servers": ([], "this server calls no tools itself"),
-    "context_management": (None, "a conversation is taken as it is sent"),
 }
+# The edit that changes nothing, which Claude Code asks for.
+_KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
 _LEVELS = {"xhigh": "high", "max": "high"}
 
 
@@ -179,6 +184,9 @@ async def count_tokens(service: Service, request: Request) -> Response:
 def to_request(fields: PromptFields, sampling: MessagesFields | None) -> ChatRequest:
     """The request in OpenAI's shape. Raises ApiError."""
     refuse(fields, _REFUSED)
+    edits = (fields.context_management and fields.context_management.edits) or ()
+    if any(edit != _KEEP_THINKING for edit in edits):
+        raise unsupported("context_management", "a conversation is taken as it is sent")
     messages: list[dict[str, Any]] = []
     if fields.system:
         messages.append({"role": "system", "content": _texts(fields.system, "system")})
