@@ -147,6 +147,54 @@ def test_calls_of_functions(client):
     assert stored.output_text == by_hand.output_text
 
 
+def test_calls_of_custom_tools_carry_text(client):
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+    tool = {"type": "custom", "name": "shell", "description": "Runs a command", "format": grammar}
+    for choice in ("required", {"type": "custom", "name": "shell"}):
+        demanded = {"tools": [tool], "tool_choice": choice, "temperature": 0}
+        (call,) = create(client, ASK, **demanded).output
+        assert (call.type, call.name, call.status) == ("custom_tool_call", "shell", "completed")
+        assert call.input
+        assert not call.input.startswith("{")
+        events = list(create(client, ASK, stream=True, **demanded))
+        kinds = [e.type for e in events if "input" in e.type]
+        assert kinds == [f"response.custom_tool_call_input.{kind}" for kind in ("delta", "done")]
+        last = events[-1].response.output[0]
+        assert last.input == call.input == events[-3].input == events[-4].delta
+    items = [
+        {"role": "user", "content": ASK},
+        call.model_dump(exclude_none=True),
+        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "21 degrees"},
+    ]
+    assert create(client, items, tools=[tool]).output_text
+
+
+def test_calls_into_a_namespace_name_it(client):
+    inner = {**TOOL, "name": "get_weather"}
+    tool = {"type": "namespace", "name": "sky", "description": "Weather", "tools": [inner]}
+    (call,) = create(client, ASK, tools=[tool], tool_choice="required").output
+    assert (call.type, call.namespace, call.name) == ("function_call", "sky", "get_weather")
+    items = [
+        {"role": "user", "content": ASK},
+        call.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"},
+    ]
+    flat = create(client, ASK, tools=[{**inner, "name": "sky__get_weather"}], temperature=0)
+    found = create(client, ASK, tools=[tool], temperature=0)
+    assert found.usage.input_tokens == flat.usage.input_tokens
+    assert create(client, items, tools=[tool]).output_text
+
+
+def test_tools_that_run_elsewhere_are_passed_over(client):
+    """Codex offers them in every request."""
+    search = {"type": "web_search", "external_web_access": False}
+    found = create(client, ASK, tools=[search, TOOL], extra_body={"client_metadata": {"x": "y"}})
+    plain = create(client, ASK, tools=[TOOL])
+    assert [tool.type for tool in found.tools] == ["function"]
+    assert found.usage.input_tokens == plain.usage.input_tokens
+    assert create(client, tools=[search]).tools == []
+
+
 def test_json_by_a_schema_and_demanded_calls(client):
     schema = {
         "type": "object",
@@ -189,7 +237,9 @@ def test_logprobs(client):
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "king", "content": "x"}]}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "local_shell"}]}, "tools[0]"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "often"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"include": ["file_search_call.results"]}, "include"),

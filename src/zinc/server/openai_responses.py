@@ -45,6 +45,7 @@ from zinc.server.openai_shapes import (
 )
 from zinc.server.pool import LoadedModel
 from zinc.server.response_items import Data, OutputItems
+from zinc.server.response_tools import ResponseTool, ResponseTools, function_name, text_arguments
 from zinc.server.service import Service, Shape, account, read_fields
 
 LOGPROBS = "message.output_text.logprobs"
@@ -62,14 +63,6 @@ def _error_event(error: ApiError) -> bytes:
 
 
 RESPONSES = Shape(error_event=_error_event)
-
-
-class ResponseTool(Fields):
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class Reasoning(Fields):
@@ -135,8 +128,9 @@ async def create_response(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ResponseFields)
     items = input_items(fields.input)
     conversation = [*_previous(service, fields), *item_messages(items)]
-    asked = to_request(fields, conversation)
-    shared = _shared(fields, asked)
+    tools = ResponseTools(fields.tools)
+    asked = to_request(fields, conversation, tools)
+    shared = _shared(fields, asked, tools)
 
     def finish(output: OutputItems, end: Finished) -> dict[str, Any]:
         account(request, [(end.reason, end.timings)])
@@ -147,7 +141,7 @@ async def create_response(service: Service, request: Request) -> Response:
 
     def output_of(model: LoadedModel) -> OutputItems:
         logprobs = asked.params.logprobs is not None
-        return OutputItems({**shared, "model": model.name}, model.tokenizer, logprobs)
+        return OutputItems({**shared, "model": model.name}, model.tokenizer, logprobs, tools)
 
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         output = output_of(model)
@@ -188,7 +182,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """How long the prompt of a response would be."""
     fields = await read_fields(service, request, ResponseFields)
     messages = [*_previous(service, fields), *item_messages(input_items(fields.input))]
-    asked = to_request(fields, messages)
+    asked = to_request(fields, messages, ResponseTools(fields.tools))
     async with service.pool.use(fields.model) as model:
         prompt = await asyncio.to_thread(render, model, asked)
     return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
@@ -225,13 +219,14 @@ async def get_input_items(service: Service, request: Request) -> Response:
     )
 
 
-def to_request(fields: ResponseFields, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
+def to_request(
+    fields: ResponseFields, messages: Sequence[Mapping[str, Any]], tools: ResponseTools
+) -> ChatRequest:
     """What the engine is asked. Raises ApiError."""
     refuse(fields, _REFUSED)
     for name in fields.include or []:
         if name not in _INCLUDES:
             raise unsupported("include", f"{name[:60]!r} is nothing that this server has")
-    tools = [_tool(tool, i) for i, tool in enumerate(fields.tools or [])] or None
     with_logprobs = bool(fields.top_logprobs) or LOGPROBS in (fields.include or [])
     params = sampling_params(
         fields,
@@ -250,7 +245,7 @@ def to_request(fields: ResponseFields, messages: Sequence[Mapping[str, Any]]) ->
     if fields.text is not None and fields.text.verbosity not in (None, "medium"):
         raise unsupported("text.verbosity", "models have no such setting")
     system = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
-    use = tool_use(fields.tool_choice, tools)
+    use = tool_use(fields.tool_choice, tools.functions or None)
     return ChatRequest(
         messages=[*system, *messages],
         params=params,
@@ -272,15 +267,6 @@ def _constraint(fields: ResponseFields) -> Constraint | None:
     if given.type == "json_schema" and given.schema_ is None:
         raise invalid("text.format.schema", "text.format.schema is missing")
     return Constraint(given.type, given.schema_, "text.format")
-
-
-def _tool(tool: ResponseTool, index: int) -> dict[str, Any]:
-    if tool.type != "function":
-        raise unsupported(f"tools[{index}]", f"tools of type {tool.type[:40]!r} do not run here")
-    if not tool.name:
-        raise invalid(f"tools[{index}].name", f"tools[{index}].name is missing")
-    function = tool.model_dump(exclude_none=True, exclude={"type"})
-    return {"type": "function", "function": function}
 
 
 def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -307,6 +293,8 @@ _CHECKS: dict[str, dict[str, tuple[type, ...]]] = {
     "message": {"role": (str,), "content": (str, list)},
     "function_call": {"call_id": (str,), "name": (str,), "arguments": (str,)},
     "function_call_output": {"call_id": (str,), "output": (str, list)},
+    "custom_tool_call": {"call_id": (str,), "name": (str,), "input": (str,)},
+    "custom_tool_call_output": {"call_id": (str,), "output": (str, list)},
     "reasoning": {"summary": (list, type(None))},
 }
 
@@ -321,7 +309,7 @@ def item_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             parts = item.get("content") or item.get("summary") or []
             thoughts += "".join(str(p.get("text", "")) for p in parts if isinstance(p, dict))
             continue
-        if kind == "function_call_output":
+        if kind in ("function_call_output", "custom_tool_call_output"):
             row = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
             messages.append(row)
             continue
@@ -335,8 +323,10 @@ def item_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         elif last["role"] != "assistant":
             last = {"role": "assistant", "content": ""}
             messages.append(last)
-        if kind == "function_call":
-            function = {"name": item["name"], "arguments": item["arguments"]}
+        if kind in ("function_call", "custom_tool_call"):
+            is_text = kind == "custom_tool_call"
+            arguments = text_arguments(item["input"]) if is_text else item["arguments"]
+            function = {"name": function_name(item), "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             last.setdefault("tool_calls", []).append(call)
         if thoughts:
@@ -344,9 +334,8 @@ def item_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _shared(fields: ResponseFields, asked: ChatRequest) -> dict[str, Any]:
+def _shared(fields: ResponseFields, asked: ChatRequest, tools: ResponseTools) -> dict[str, Any]:
     """The members of the response object that are known before the answer."""
-    tools = [tool.model_dump(exclude_unset=True) for tool in fields.tools or []]
     given = fields.text.format if fields.text else None
     format = {"type": "text"} if given is None else given.model_dump(exclude_unset=True)
     return {
@@ -368,7 +357,7 @@ def _shared(fields: ResponseFields, asked: ChatRequest) -> dict[str, Any]:
         "temperature": asked.params.temperature,
         "text": {"format": format},
         "tool_choice": fields.tool_choice or "auto",
-        "tools": tools,
+        "tools": tools.offered,
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": asked.params.top_p,
         "truncation": "disabled",

@@ -82,6 +82,7 @@ class NeutralFields(Fields):
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -134,7 +135,7 @@ def tool_use(choice: object, tools: list[dict[str, Any]] | None) -> ToolUse:
         raise invalid("tool_choice", "tool_choice asks for a call", "the request has no tools")
     if choice == "required":
         return ToolUse(tools, tools)
-    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+    if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "custom"):
         raise invalid(
             "tool_choice",
             "tool_choice is not valid",

@@ -12,22 +12,39 @@ from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoni
 from zinc.engine.sampling import Sampled
 from zinc.server.chat import Piece
 from zinc.server.openai_shapes import chat_logprobs
+from zinc.server.response_tools import ResponseTools, text_of
 from zinc.tokenizer import Tokenizer
 
 Data = dict[str, Any]
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and what they carry
 
 
 class OutputItems:
     """Push pieces of an answer, get events; `items` are the items so far.
 
-    `shared` are the members of the response that do not change.
+    `shared` are the members of the response that do not change, `tools` say what a call becomes.
     """
 
-    def __init__(self, shared: Mapping[str, Any], tokenizer: Tokenizer, logprobs: bool) -> None:
+    def __init__(
+        self,
+        shared: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        logprobs: bool,
+        tools: ResponseTools,
+    ) -> None:
         self.items: list[Data] = []
         self._shared = dict(shared)
         self._tokenizer = tokenizer
         self._logprobs = logprobs
+        self._tools = tools
+        self._arguments = ""  # of the last call
         self._numbers = itertools.count()
         self._open: str | None = None
 
@@ -54,9 +71,15 @@ class OutputItems:
                 delta = self._at("response.reasoning_text.delta", delta=text)
                 return [*opened, {**delta, "content_index": 0}]
             case CallStart(_, id, name):
-                return [*self._end(), *self._begin("function_call", call_id=id, name=name)]
+                called = self._tools.item_of(name)
+                self._arguments = ""
+                rest = {key: value for key, value in called.items() if key != "type"}
+                return [*self._end(), *self._begin(called["type"], call_id=id, **rest)]
             case CallArguments(_, text):
-                self.items[-1]["arguments"] += text
+                self._arguments += text
+                if self._open == "custom_tool_call":
+                    return []  # its input is known once they are whole
+                self.items[-1]["arguments"] = self._arguments
                 return [self._at("response.function_call_arguments.delta", delta=text)]
             case CallEnd(_, complete):
                 return self._end("completed" if complete else "incomplete")
@@ -95,19 +118,18 @@ class OutputItems:
         return part
 
     def _begin(self, kind: str, **members: str) -> list[Data]:
-        if self._open == kind != "function_call":
+        if self._open == kind and kind not in _CALLS:
             return []
         ended = self._end()
         self._open = kind
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
         item: Data = {
-            "id": f"{prefix}_{uuid.uuid4().hex}",
+            "id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}",
             "type": kind,
             "status": "in_progress",
             **members,
         }
-        if kind == "function_call":
-            item["arguments"] = ""
+        if kind in _CALLS:
+            item[_CALLS[kind]] = ""
         else:
             item["content"] = []
             if kind == "message":
@@ -118,7 +140,7 @@ class OutputItems:
         added = self._event(
             "response.output_item.added", output_index=self._index, item=_snapshot(item)
         )
-        if kind == "function_call":
+        if kind in _CALLS:
             return [*ended, added]
         part: Data = {"type": "reasoning_text", "text": ""}
         if kind == "message":
@@ -137,6 +159,10 @@ class OutputItems:
         if kind == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}
             events.append(self._at("response.function_call_arguments.done", **done))
+        elif kind == "custom_tool_call":
+            item["input"] = text = text_of(self._arguments)
+            events.append(self._at("response.custom_tool_call_input.delta", delta=text))
+            events.append(self._at("response.custom_tool_call_input.done", input=text))
         else:
             part = self._part
             name = "output_text" if kind == "message" else "reasoning_text"
