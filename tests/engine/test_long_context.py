@@ -89,8 +89,8 @@ def test_prefixes_are_shared_among_sequences_of_the_same_kind(name):
 
 def test_a_context_below_the_original_has_one_program():
     with LLM(FIXTURES / "qwen3yarn.gguf", backend="ref", context=64) as llm:
-        assert llm.engine.extended is None
+        assert llm.engine.plain_context == llm.context == 64
     with LLM(FIXTURES / "qwen3yarn.gguf", backend="ref") as llm:
         assert llm.context == 256
-        assert llm.engine.extended is not None
+        assert llm.engine.plain_context == 64
         assert llm.memory.arena_bytes == 2 * llm.plan.arena_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,6 +129,58 @@ class Sequence:
     @property
     def n_generated(self) -> int:
         return len(self.sampled)
+
+    # -- its answer -----------------------------------------------------------------------------
+
+    def gain(self, sampled: Sampled) -> str | None:
+        """Appends a token that was drawn, and those that have to follow it.
+
+        Returns why the answer ends with them, None when it goes on. Raises what a constraint does
+        that cannot follow.
+        """
+        self.first_token = self.first_token or time.perf_counter()
+        reason = self._take(sampled) or self.force()
+        return reason or ("length" if self.n_generated >= self.max_tokens else None)
+
+    def force(self) -> str | None:
+        """Puts in what has to come next: the marker that begins a reasoning or ends one that has
+        used up its budget, and what a constraint dictates. Nobody draws these tokens."""
+        while (room := self.max_tokens - self.n_generated) > 0:
+            if self.thinking is not None and (marker := self.thinking.forced()):
+                for token in marker[:room]:
+                    self._append(Sampled(token))
+            elif dictated := self._dictated():
+                for token in dictated[:room]:
+                    if reason := self._take(Sampled(token)):
+                        return reason
+            else:
+                return None
+        return None
+
+    def _take(self, sampled: Sampled) -> str | None:
+        constraint = self.constraint if self.is_constrained else None
+        self._append(sampled)
+        if sampled.token in self.end_tokens and not self.sampler.params.ignore_eos:
+            return "stop"
+        if constraint is not None:
+            constraint.accept(sampled.token)
+            if constraint.finished:
+                return "stop"
+        return None
+
+    def _append(self, sampled: Sampled) -> None:
+        self.sampler.accept(sampled.token)
+        self.sampled.append(sampled)
+        self.ids.append(sampled.token)
+        if self.thinking is not None:
+            self.thinking.accept(sampled.token)
+
+    def _dictated(self) -> Seq[int]:
+        """Tokens that need not be drawn. Each is, when its logprob or those of the prompt are to
+        be told: they come from its row."""
+        if self.constraint is None or not self.is_constrained or self.is_read:
+            return ()
+        return self.constraint.forced() if self.sampler.params.logprobs is None else ()
 
     def timings(self) -> Timings:
         end = self.ended or time.perf_counter()

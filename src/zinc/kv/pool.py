@@ -130,6 +130,14 @@ class CachePool:
         """The most blocks of each group that a sequence of so many tokens holds at a time."""
         return tuple(min(self.blocks(n_tokens), self._cap(g.window)) for g in self.groups)
 
+    def longest(self, n_tokens: int) -> int:
+        """The most tokens, up to `n_tokens`, that a sequence may have when it is alone."""
+        for n_blocks in range(self.blocks(n_tokens), 0, -1):
+            most = self.most(n_blocks * self.block_tokens)
+            if all(m <= g.n_blocks for m, g in zip(most, self.groups, strict=True)):
+                return min(n_tokens, n_blocks * self.block_tokens)
+        return 0
+
     def _cap(self, window: int) -> int:
         if not window:
             return 1 << 30

@@ -1,0 +1,55 @@
+"""What a request may ask for: how long its prompt and its answer may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zinc.core.errors import RequestError
+from zinc.engine.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """n_vocab: token ids are below it. longest: tokens that prompt and answer have together."""
+
+    n_vocab: int
+    longest: int
+
+    def answer_tokens(self, ids: Sequence[int], params: SamplingParams) -> int:
+        """How many tokens may be generated. Raises RequestError when the prompt cannot run."""
+        if not ids:
+            raise RequestError(
+                "the prompt is empty", "a model needs at least one token", "write something"
+            )
+        if not 0 <= min(ids) <= max(ids) < self.n_vocab:
+            raise RequestError(
+                "the prompt has a token id outside the vocabulary",
+                f"ids lie between 0 and {self.n_vocab - 1}",
+            )
+        room = self.longest - len(ids)
+        shift = params.context_shift
+        if shift is not None:
+            self._check_shift(len(ids) if shift == -1 else shift, params)
+        if room < (0 if params.max_tokens == 0 else 1):
+            raise RequestError(
+                "the prompt is too long",
+                f"it has {len(ids)} tokens, and the context holds {self.longest} with the answer",
+                "shorten it, or load the model with a larger --context",
+            )
+        if params.max_tokens is None:
+            return room
+        return params.max_tokens if shift is not None else min(room, params.max_tokens)
+
+    def _check_shift(self, n_kept: int, params: SamplingParams) -> None:
+        most = self.longest // 2
+        if params.max_tokens is None:
+            raise RequestError(
+                "context_shift needs max_tokens", "nothing else would end such an answer"
+            )
+        if n_kept > most:
+            raise RequestError(
+                f"context_shift cannot keep {n_kept} tokens",
+                f"half of the context of {2 * most} has to be left for what comes later",
+                "keep fewer, or load the model with a larger --context",
+            )
