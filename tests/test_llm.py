@@ -86,6 +86,14 @@ def test_a_closed_stream_frees_its_blocks(llm):
     assert llm.engine.idle
 
 
+def test_a_stream_that_is_closed_before_it_is_read_is_cancelled(llm):
+    llm.stream("Once upon a time", GREEDY).close()
+    assert llm.engine.idle
+    stream = llm.stream("Once upon a time", GREEDY)
+    del stream
+    assert llm.engine.idle
+
+
 def test_a_stop_string_ends_the_answer_and_is_not_in_it(llm):
     text = llm.generate("Once upon a time", GREEDY).text
     stop = text.split()[4]

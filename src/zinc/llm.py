@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, overload
@@ -110,7 +110,6 @@ class LLM:
         options: Mapping[str, str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._dry_breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
         self.spec, graph = load_architecture(self.file, rope=rope, context=context)
@@ -263,7 +262,9 @@ class LLM:
         if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
             prompt = self.render(cast(Messages, prompt), tools=tools, **template_args)
         ids = cast("str | Seq[int]", prompt)
-        return self._stream(self._submit(ids, params, constraint, thinking))
+        chunks = self._stream(self._submit(ids, params, constraint, thinking))
+        next(chunks)  # from here on closing it, or letting go of it, cancels the request
+        return chunks
 
     def render(
         self,
@@ -296,21 +297,22 @@ class LLM:
 
     def dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """The DRY breakers of a request as token ids; a walk over the vocabulary the first time."""
-        breakers = params.dry_sequence_breakers
         if params.dry_multiplier == 0:
             return ()
-        if breakers not in self._dry_breakers:
-            tokenizer = self.tokenizer
-            self._dry_breakers[breakers] = breaker_sequences(
-                breakers,
-                [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)],
-                lambda text: tokenizer.encode(text, add_special=False),
-            )
-        return self._dry_breakers[breakers]
+        return self._breaker_sequences(params.dry_sequence_breakers)
+
+    @cached_property
+    def _breaker_sequences(self) -> Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]:
+        tokenizer = self.tokenizer
+        vocabulary = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
+        encode = partial(tokenizer.encode, add_special=False)
+        # Bounded: clients of a server choose them.
+        return lru_cache(16)(lambda breakers: breaker_sequences(breakers, vocabulary, encode))
 
     def _stream(self, answer: _Answer) -> Iterator[Chunk]:
         held: list[int] = []  # tokens whose text is not settled yet
         try:
+            yield Chunk("", [])
             while not answer.ended:
                 self.engine.step()
                 fresh, text = answer.take(self.engine)
@@ -489,11 +491,13 @@ class LLM:
 
         What the prefix cache has is in `cache_dir` then, if there is one.
         """
-        if "engine" in self.__dict__:
-            self.engine.close()
-        for name in ("program", "engine", "_scorers", "_cache", "backend", "placed"):
-            self.__dict__.pop(name, None)
-        self.file.close()
+        try:
+            if "engine" in self.__dict__:
+                self.engine.close()
+        finally:
+            for name in ("program", "engine", "_scorers", "_cache", "backend", "placed"):
+                self.__dict__.pop(name, None)
+            self.file.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -31,7 +31,7 @@ def greedy(n):
 
 
 def engine(kind="full", n_blocks=64, context=400, **options):
-    names = ("max_tokens", "max_outputs", "slots", "window_blocks")
+    names = ("max_tokens", "max_outputs", "slots", "window_blocks", "draws")
     program, cache = model(kind, n_blocks, **{k: options.pop(k) for k in names if k in options})
     return Engine(program, cache, VOCAB, context, prompt_tokens_beside_streams=10, **options)
 

@@ -42,6 +42,7 @@ def test_defaults_are_valid_and_draw():
         ("dry_allowed_length", -1),
         ("dry_penalty_last_n", 1.0),
         ("dry_sequence_breakers", ("x" * 41,)),
+        ("dry_sequence_breakers", tuple(f"x{i}" for i in range(33))),
         ("dry_sequence_breakers", ("",)),
         ("seed", 2**64),
         ("seed", 0.5),

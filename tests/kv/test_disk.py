@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 
+from zinc.core.errors import DeviceError
 from zinc.kv import CachePool, Group, key_of
 from zinc.kv.disk import DiskCache
 
@@ -263,6 +264,22 @@ def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, caplog):
     assert [r.message for r in caplog.records if "is not written" in r.message] == [
         caplog.records[0].message
     ]
+
+
+def test_a_device_that_cannot_be_read_is_one_warning(tmp_path, caplog, monkeypatch):
+    pool = new_pool()
+    disk = DiskCache(tmp_path, "key", pool)
+
+    def lost(group, block):
+        raise DeviceError("the device is lost")
+
+    monkeypatch.setattr(pool.copier, "block_views", lost)
+    for ids in CONVERSATIONS:
+        run(pool, ids)
+        disk.collect()
+    assert not disk.behind
+    disk.close()
+    assert len([r for r in caplog.records if "is not written" in r.message]) == 1
 
 
 def test_states_that_a_model_does_not_have_are_refused(saved, caplog):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import random
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
 from serving import MODEL, Running, running
+
+import zinc.llm
 
 PROMPTS = [
     "Hello", "Tell me a story about a fox.", "What is 2 + 3?", "Who are you?",
@@ -120,6 +125,44 @@ def test_a_client_that_does_not_read(server: Running):
             part = slow.recv(65536)
             assert part
             received = received[-16:] + part
+
+
+def test_breakers_are_found_beside_the_engine(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk over the vocabulary each: streams must not wait for it."""
+    found, threads = zinc.llm.breaker_sequences, []
+
+    def noting(*args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return found(*args)
+
+    monkeypatch.setattr(zinc.llm, "breaker_sequences", noting)
+    (model,) = server.call(lambda: server.application.pool.loaded)
+    dry = {"dry_multiplier": 0.8, "max_tokens": 2}
+    for i, (path, more) in enumerate(
+        [
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+            ("/v1/completions", {"prompt": "x"}),
+            ("/completion", {"prompt": "x"}),
+        ]
+    ):
+        breakers = [f"breaker {i}"]
+        with monkeypatch.context() as patch:
+            given: list[Any] = []
+            submit = model.llm.engine.submit
+            patch.setattr(
+                model.llm.engine,
+                "submit",
+                lambda *args, submit=submit, given=given, **options: (
+                    given.append(options["dry_breakers"]) or submit(*args, **options)
+                ),
+            )
+            answer = server.post(path, {**dry, **more, "dry_sequence_breakers": breakers})
+        assert answer.status == 200
+        assert given[0]
+    assert len(threads) == 3
+    assert "zinc-engine" not in threads
 
 
 def test_the_queue_is_bounded():

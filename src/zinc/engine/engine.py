@@ -202,7 +202,13 @@ class Engine:
 
         A sequence that fails ends with finish_reason "error" and its `error`; the others go on.
         """
-        gained = self._step()
+        try:
+            gained = self._step()
+        except BaseException:  # Ctrl-C, or a bug: what of the step has run, nobody knows
+            self._flight = None
+            for s in self._sequences.values():
+                self.holdings.put_back(s, keep=False)
+            raise
         if self.disk is not None:
             self.disk.collect()
             if not self._sequences:
@@ -297,7 +303,10 @@ class Engine:
 
     def _preempt(self, s: Sequence) -> None:
         others = (o.swapped for o in self._sequences.values())
-        self.holdings.preempt(s, sum(copy.n_bytes for copy in others if copy is not None))
+        try:
+            self.holdings.preempt(s, sum(copy.n_bytes for copy in others if copy is not None))
+        except Exception as error:
+            self._fail(s, error)
 
     def _extend(self, s: Sequence) -> None:
         """Has a sequence that outgrew the plain context run again, as an extended one."""
@@ -346,12 +355,11 @@ class Engine:
         if n_tokens > STREAM_TOKENS * len(flight.running):  # mostly prompts
             self.holdings.rates.ran(n_tokens, time.perf_counter() - flight.begun)
         for s, count, end in zip(flight.running, flight.counts, flight.ends, strict=True):
-            if s.finish_reason is None:
-                self.holdings.ran(s, count, end)
-        gained = []
+            self._ran(s, count, end)
+        gained = flight.live
         for s, sampled in flight.outcomes():
-            self._gain(s, sampled)
-            gained.append(s)
+            if s.finish_reason is None:
+                self._gain(s, sampled)
         return gained
 
     def _follow(self, flight: Flight) -> Flight | None:
@@ -410,8 +418,8 @@ class Engine:
             self._fail(s, error)
             return []
         s.n_read = min(s.n_run, s.n_prompt)
-        self.holdings.ran(s, count, s.n_run)
-        if s.pending:
+        self._ran(s, count, s.n_run)
+        if s.pending or s.finish_reason is not None:
             return []
         if s.n_generated >= s.max_tokens:
             self._finish(s, "length")
@@ -422,6 +430,14 @@ class Engine:
         return [s]
 
     # -- what becomes of them -------------------------------------------------------------------
+
+    def _ran(self, s: Sequence, count: int, end: int) -> None:
+        """Takes note of `count` tokens up to `end` of a sequence that has not ended since."""
+        if s.finish_reason is None:
+            try:
+                self.holdings.ran(s, count, end)
+            except Exception as error:
+                self._fail(s, error)
 
     def _gain(self, s: Sequence, sampled: Sampled | Exception) -> None:
         """Gives a sequence its next token, and ends it when that was its last."""

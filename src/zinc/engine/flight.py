@@ -45,7 +45,7 @@ class Flight:
         self.drawn.tokens()
 
     def outcomes(self) -> Iterator[tuple[Sequence, Sampled | Exception]]:
-        """The token of each that has not ended, or what is wrong with its row; after `wait`."""
+        """The token that each of `complete` gets, or what is wrong with its row; after `wait`."""
         by_host = [row for row, drawn in enumerate(self.on_device) if not drawn]
         if by_host:
             complete = [self.complete[row] for row in by_host]
@@ -58,7 +58,7 @@ class Flight:
         if len(by_host) < len(self.complete):
             rows = self.drawn.tokens().tolist()
             for s, drawn, (token, peak) in zip(self.complete, self.on_device, rows, strict=True):
-                if drawn and s.finish_reason is None:
+                if drawn:
                     yield s, _checked(int(token), peak)
 
 

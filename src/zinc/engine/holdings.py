@@ -122,21 +122,25 @@ class Holdings:
     def preempt(self, s: Sequence, n_bytes_copied: int) -> None:
         """Takes the cache away from a sequence, which will go on from a copy or be run again.
 
-        n_bytes_copied: what others have been copied to.
+        n_bytes_copied: what others have been copied to. Raises what the device raises while it is
+        copied, and then the sequence is as it was.
         """
         assert s.holding is not None
         n_bytes = self.pool.holding_bytes(s.holding)
         has_room = n_bytes_copied + n_bytes <= self.swap_bytes
         if s.is_reusable and not s.is_read and has_room and self.rates.swap_pays(s.n_run, n_bytes):
             begin = time.perf_counter()
-            s.swapped = self.pool.swap_out(s.holding, s.n_run)
-            self.rates.copied(n_bytes, time.perf_counter() - begin)
+            try:
+                s.swapped = self.pool.swap_out(s.holding, s.n_run)
+                self.rates.copied(n_bytes, time.perf_counter() - begin)
+            except MemoryError:  # of the host: it is run again
+                pass
         self.put_back(s)
         s.n_preempted += 1
 
-    def put_back(self, s: Sequence) -> None:
+    def put_back(self, s: Sequence, keep: bool = True) -> None:
         """Has a sequence wait again, with what the prefix cache keeps of it."""
-        self.release(s)
+        self.release(s, keep)
         s.n_run = 0
         if s.readout is not None and s.is_read:
             s.readout.reset()

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.errors import DeviceError
 from zinc.kv import piece
 from zinc.kv.node import TOKEN_BYTES, Node
 from zinc.kv.piece import BLOCK, STATE, Head, piece_name
@@ -37,8 +38,8 @@ class DiskCache:
     """The files of one pool in `folder`/`key`; at most `limit_bytes` of them, the oldest go first.
 
     Not thread-safe: it belongs to the thread that runs the engine. Without a limit it keeps as much
-    as the pool can. A failure to write (no space, no permission) is a warning, and nothing more is
-    written: the cache is a convenience.
+    as the pool can. A failure to write (no space, no permission) or to read what the device has is
+    a warning, and nothing more is written: the cache is a convenience.
     """
 
     def __init__(
@@ -72,7 +73,10 @@ class DiskCache:
         while self._touched and taken < limit_bytes and self._waiting_bytes < MAX_WAITING_BYTES:
             node, _ = self._touched.popitem(last=False)
             if not self._failed:
-                taken += self._take(node, used)
+                try:
+                    taken += self._take(node, used)
+                except (DeviceError, MemoryError) as error:
+                    self._fail(error)
         if used:
             self._do(0, lambda: self._refresh(used))
         self._forget()
@@ -184,8 +188,11 @@ class DiskCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             job()
         except OSError as error:
-            self._failed = True
-            log.warning("the prefix cache is not written to %s any more: %s", self.folder, error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        log.warning("the prefix cache is not written to %s any more: %s", self.folder, error)
 
     def _settle(self) -> None:
         while self._jobs and self._jobs[0][0].done():

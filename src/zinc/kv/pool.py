@@ -230,11 +230,14 @@ class CachePool:
         if self.slots.n_free == 0 and not self.tree.evict_state():
             return
         slot = self.slots.acquire()
-        self.copier.copy_state(holding.slot, slot)
-        if self.tree.put_state(node, offset, slot):
-            self.stats.checkpoints += 1
-        else:
-            self.slots.release(slot)
+        kept = False
+        try:
+            self.copier.copy_state(holding.slot, slot)
+            kept = self.tree.put_state(node, offset, slot)
+        finally:
+            if not kept:
+                self.slots.release(slot)
+        self.stats.checkpoints += kept
 
     def release(self, holding: Holding, key: bytes | None = None) -> None:
         """Takes everything back; with a key (of the tokens that were run) it is kept for others."""
@@ -268,21 +271,21 @@ class CachePool:
         return copy_out(self.copier, tables, holding.n_trimmed, n_tokens, slot)
 
     def swap_in(self, swapped: Swapped) -> Holding:
-        """A holding like the one that was copied. Raises MemoryLimitError, taking none."""
+        """A holding like the one that was copied. Raises MemoryLimitError, or what the device
+        raises, taking none."""
         slot = self._slot_for(Match(0))
         holding = Holding([[] for _ in self.groups], slot, list(swapped.n_trimmed))
         try:
-            for group, count in enumerate(swapped.n_blocks):
+            for group, (count, blocks) in enumerate(
+                zip(swapped.n_blocks, swapped.blocks, strict=True)
+            ):
                 self._reserve(group, count)
-        except MemoryLimitError:
+                fresh = iter(self.allocators[group].acquire(count))
+                holding.tables[group] = [-1 if block is None else next(fresh) for block in blocks]
+            copy_in(self.copier, swapped, holding.tables, slot if self.recurrent else None)
+        except BaseException:
             self.release(holding)
             raise
-        for group, (allocator, blocks) in enumerate(
-            zip(self.allocators, swapped.blocks, strict=True)
-        ):
-            fresh = iter(allocator.acquire(swapped.n_blocks[group]))
-            holding.tables[group] = [-1 if block is None else next(fresh) for block in blocks]
-        copy_in(self.copier, swapped, holding.tables, slot if self.recurrent else None)
         self.stats.swapped_in += 1
         return holding
 

@@ -184,6 +184,7 @@ async def start(model: LoadedModel, request: ChatRequest, client: str = "") -> l
     constraint = _constraint(model, request, prompt.format)
     thinking = _thinking(model, request, prompt, constraint is not None)
     held = await asyncio.to_thread(constraints, model, constraint, request.n)
+    breakers = await asyncio.to_thread(model.llm.dry_breakers, request.params)
     jobs = [
         Job(
             prompt.ids,
@@ -193,6 +194,7 @@ async def start(model: LoadedModel, request: ChatRequest, client: str = "") -> l
             held[i],
             one_call=request.one_call,
             priority=request.priority,
+            dry_breakers=breakers,
             telemetry=request.telemetry,
         )
         for i in range(request.n)

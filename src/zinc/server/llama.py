@@ -163,6 +163,7 @@ async def _complete(
         deadline = (fields.t_max_predict_ms or 0) / 1000
         found = ids_of(model)
         held = iter(constraints(model, constraint, n * len(found)))
+        breakers = model.llm.dry_breakers(params)
         return [
             Job(
                 ids,
@@ -171,6 +172,7 @@ async def _complete(
                 constraint=next(held),
                 deadline_s=deadline if deadline > 0 else None,
                 priority=fields.priority or 0,
+                dry_breakers=breakers,
                 telemetry=telemetry_of(fields, fields.stream),
             )
             for ids in found

@@ -104,6 +104,7 @@ def jobs_of(
         raise unsupported("suffix", "this model has no marks for the text around a gap")
     reader = partial(PlainReader, model.tokenizer, params.stop)
     held = iter(constraints(model, constraint, n * len(texts)))
+    breakers = model.llm.dry_breakers(params)
     room = 0 if params.max_tokens == 0 else 1
     return [
         Job(
@@ -113,6 +114,7 @@ def jobs_of(
             constraint=next(held),
             priority=priority,
             readout=PromptLogprobs(params.logprobs or 0) if scored else None,
+            dry_breakers=breakers,
             telemetry=telemetry,
         )
         for ids in [

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
@@ -92,6 +92,7 @@ class Job:
     the answer is held to. With `one_call` the answer ends after its first whole call. `deadline_s`
     bounds the time from submission to the last token; what is there then is the answer. Jobs of
     higher `priority` go first. `readout` has its rows before the first token or the end comes.
+    `dry_breakers` are those of `params` as token ids, which are too slow to find between two steps.
     """
 
     ids: Sequence[int]
@@ -103,6 +104,7 @@ class Job:
     deadline_s: float | None = None
     priority: int = 0
     readout: Readout | None = None
+    dry_breakers: Collection[Sequence[int]] = ()
     telemetry: Telemetry = NO_TELEMETRY
 
 
@@ -346,7 +348,7 @@ class Runner:
                 job.ids,
                 job.params,
                 end_tokens=self.llm.tokenizer.eog_ids,
-                dry_breakers=self.llm.dry_breakers(job.params),
+                dry_breakers=job.dry_breakers,
                 client=generation.client,
                 priority=job.priority,
                 constraint=job.constraint,

@@ -30,6 +30,7 @@ GREEDY_BELOW = 1e-6
 """Below this temperature logits / T leaves float32; clients send 1e-7 to mean 0."""
 
 MAX_BREAKER_CHARACTERS = 40
+MAX_BREAKERS = 32  # each is a walk over the vocabulary
 
 
 class _Range(NamedTuple):
@@ -138,6 +139,9 @@ class SamplingParams:
             raise _refused("ignore_eos", self.ignore_eos, "true or false")
         for name in ("stop", "dry_sequence_breakers", "samplers"):
             object.__setattr__(self, name, _strings(name, getattr(self, name)))
+        if len(self.dry_sequence_breakers) > MAX_BREAKERS:
+            allowed_text = f"at most {MAX_BREAKERS} strings"
+            raise _refused("dry_sequence_breakers", self.dry_sequence_breakers, allowed_text)
         for breaker in self.dry_sequence_breakers:
             if len(breaker) > MAX_BREAKER_CHARACTERS:
                 allowed_text = f"strings of at most {MAX_BREAKER_CHARACTERS} characters"
