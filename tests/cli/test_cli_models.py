@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models.harness import rewrite
+from models.harness import rewrite, with_blocks
 from present import computing
 
 from zinc.backends import api
@@ -27,6 +27,7 @@ from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan
+from zinc.quant.blocks import GGMLType
 
 # -- inspect ------------------------------------------------------------------------------------
 
@@ -364,6 +365,13 @@ def test_verify_agrees_with_the_backend(zinc, fixture_model, backend):
         assert found["first_departure"] is None, found["first_departure"]
         assert result.status == 0
         assert found["argmax_agrees"] >= found["logits_rows"] - 1
+
+
+def test_verify_allows_for_rows_that_a_kernel_rounds_itself(zinc, backend, tmp_path):
+    """Those in front of the heads' matrices of latent attention."""
+    path, _ = with_blocks("deepseek2", tmp_path, "attn_v_b.weight", GGMLType.Q8_0)
+    result = zinc("verify", path, "--backend", backend, "--json")
+    assert result.status == 0, json.loads(result.out)["first_departure"]
 
 
 def test_verify_agrees_on_the_embedded_model(zinc, backend):

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -183,3 +184,24 @@ def rewrite(
             assert values is not None, f"{source.name} has no tensor {name}"
             writer.add_tensor(name, values, GGMLType.F32, values.shape)
     return target
+
+
+def with_blocks(name: str, folder: Path, suffix: str, type: GGMLType) -> tuple[Path, Path]:
+    """A fixture whose tensors of that suffix are blocks made by gguf-py, and one in float32 of what
+    gguf-py decodes from these blocks."""
+    path, plain = folder / "blocks.gguf", {}
+    kind = gguf.GGMLQuantizationType(type)
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file, GGUFWriter(path) as writer:
+        for key, value in file.metadata.items():
+            if not key.startswith("tokenizer."):
+                writer.add(key, value, file.value_types[key])
+        for tensor_name, tensor in file.tensors.items():
+            values = tensor.to_float32()
+            if not tensor_name.endswith(suffix):
+                writer.add_tensor(tensor_name, values, GGMLType.F32, values.shape)
+                continue
+            data = gguf.quants.quantize(values, kind)
+            plain[tensor_name] = gguf.quants.dequantize(data, kind)
+            writer.add_tensor(tensor_name, data, type, values.shape)
+    assert plain
+    return path, rewrite(FIXTURES / f"{name}.gguf", folder / "plain.gguf", tensors=plain)

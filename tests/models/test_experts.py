@@ -6,16 +6,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-from models.harness import BACKENDS, FIXTURES, Runner, expected, relative_error, rewrite
+from models.harness import (
+    BACKENDS,
+    FIXTURES,
+    Runner,
+    expected,
+    relative_error,
+    rewrite,
+    with_blocks,
+)
 
 from zinc.backends import api
 from zinc.backends.api import CacheLayout
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.formats.gguf_writer import GGUFWriter
 from zinc.models import ModelSpec, architectures, load
 from zinc.models.latent import LatentAttention
 from zinc.ops.graph import Graph
@@ -185,27 +191,6 @@ def test_alternate_layers_slide() -> None:
 
 
 # -- Block formats --------------------------------------------------------------------------------
-
-
-def with_blocks(name: str, folder: Path, suffix: str, type: GGMLType) -> tuple[Path, Path]:
-    """A fixture whose tensors of that suffix are blocks made by gguf-py, and one in float32 of what
-    gguf-py decodes from these blocks."""
-    path, plain = folder / "blocks.gguf", {}
-    kind = gguf.GGMLQuantizationType(type)
-    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file, GGUFWriter(path) as writer:
-        for key, value in file.metadata.items():
-            if not key.startswith("tokenizer."):
-                writer.add(key, value, file.value_types[key])
-        for tensor_name, tensor in file.tensors.items():
-            values = tensor.to_float32()
-            if not tensor_name.endswith(suffix):
-                writer.add_tensor(tensor_name, values, GGMLType.F32, values.shape)
-                continue
-            data = gguf.quants.quantize(values, kind)
-            plain[tensor_name] = gguf.quants.dequantize(data, kind)
-            writer.add_tensor(tensor_name, data, type, values.shape)
-    assert plain
-    return path, rewrite(FIXTURES / f"{name}.gguf", folder / "plain.gguf", tensors=plain)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
