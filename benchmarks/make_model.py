@@ -55,10 +55,22 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Latent attention: widths of the latent, of a head's parts that rotate and do not, and of its
+    value."""
+
+    rank: int
+    rope: int
+    nope: int
+    value: int
+
+
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a dense decoder, of one with experts, or of a hybrid, whose attention has a gate on
     its output. `biases`: gpt-oss, with biases everywhere and sinks. `post_norms`: a norm after
-    attention and one after the feed-forward layer. `window`: that of the layers that slide."""
+    attention and one after the feed-forward layer. `window`: that of the layers that slide.
+    `dense_layers`: those before the first with experts."""
 
     arch: str
     layers: int
@@ -78,6 +90,8 @@ class Shape:
     biases: bool = False
     post_norms: bool = False
     window: int = 0
+    latent: Latent | None = None
+    dense_layers: int = 0
 
     def is_recurrent(self, layer: int) -> bool:
         return self.delta is not None and (layer + 1) % self.delta.interval != 0
@@ -125,6 +139,15 @@ SHAPES = {
         experts=Experts(32, 4, 2880),
         biases=True,
         window=128,
+    ),
+    "deepseek2-lite": Shape(
+        *("deepseek2", 27, 2048, 10944, 16, 1, 576, 102400, 163840, 1e4),
+        tied=False,
+        qk_norm=False,
+        rope_dims=64,
+        experts=Experts(64, 6, 1408, shared_ffn=2816),
+        latent=Latent(512, 64, 128, 128),
+        dense_layers=1,
     ),
 }
 
@@ -206,7 +229,8 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
         yield matrix(prefix, "ffn_up_exps", layer, e.count, e.ffn, shape.hidden)
         yield matrix(prefix, "ffn_down_exps", layer, e.count, shape.hidden, e.ffn)
         if e.shared_ffn:
-            yield f"{prefix}ffn_gate_inp_shexp.weight", (shape.hidden,), f32
+            if shape.latent is None:
+                yield f"{prefix}ffn_gate_inp_shexp.weight", (shape.hidden,), f32
             yield matrix(prefix, "ffn_gate_shexp", layer, e.shared_ffn, shape.hidden)
             yield matrix(prefix, "ffn_up_shexp", layer, e.shared_ffn, shape.hidden)
             yield matrix(prefix, "ffn_down_shexp", layer, shape.hidden, e.shared_ffn)
@@ -215,6 +239,15 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
             yield f"{prefix}ffn_gate_exps.bias", (e.count, e.ffn), f32
             yield f"{prefix}ffn_up_exps.bias", (e.count, e.ffn), f32
             yield f"{prefix}ffn_down_exps.bias", (e.count, shape.hidden), f32
+
+    def latent_attention(prefix: str, layer: int, a: Latent) -> Iterator[tuple]:
+        heads = shape.heads
+        yield matrix(prefix, "attn_q", layer, heads * (a.nope + a.rope), shape.hidden)
+        yield matrix(prefix, "attn_kv_a_mqa", layer, a.rank + a.rope, shape.hidden)
+        yield f"{prefix}attn_kv_a_norm.weight", (a.rank,), f32
+        yield matrix(prefix, "attn_k_b", layer, heads, a.rank, a.nope)
+        yield matrix(prefix, "attn_v_b", layer, heads, a.value, a.rank)
+        yield matrix(prefix, "attn_output", layer, shape.hidden, heads * a.value)
 
     yield matrix("", "token_embd", 0, shape.vocab, shape.hidden)
     yield "output_norm.weight", (shape.hidden,), f32
@@ -234,6 +267,8 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
             yield f"{p}ssm_dt.bias", (delta.v_heads,), f32
             yield f"{p}ssm_norm.weight", (delta.head_dim,), f32
             yield matrix(p, "ssm_out", i, shape.hidden, delta.v_cols)
+        elif shape.latent is not None:
+            yield from latent_attention(p, i, shape.latent)
         else:
             yield matrix(p, "attn_q", i, q * (2 if delta else 1), shape.hidden)
             yield matrix(p, "attn_k", i, kv, shape.hidden)
@@ -251,7 +286,7 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
         if shape.post_norms:
             yield f"{p}post_attention_norm.weight", (shape.hidden,), f32
             yield f"{p}post_ffw_norm.weight", (shape.hidden,), f32
-        if shape.experts is not None:
+        if shape.experts is not None and i >= shape.dense_layers:
             yield from experts(p, i, shape.experts)
             continue
         yield matrix(p, "ffn_gate", i, shape.ffn, shape.hidden)
@@ -283,13 +318,22 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False
         w.add(f"{arch}.attention.head_count", shape.heads)
         w.add(f"{arch}.attention.head_count_kv", shape.kv_heads)
         w.add(f"{arch}.attention.key_length", shape.head_dim)
-        w.add(f"{arch}.attention.value_length", shape.head_dim)
+        w.add(
+            f"{arch}.attention.value_length", shape.latent.rank if shape.latent else shape.head_dim
+        )
         w.add(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
         w.add(f"{arch}.rope.freq_base", shape.rope_base)
         if shape.rope_dims is not None:
             w.add(f"{arch}.rope.dimension_count", shape.rope_dims)
-            w.add(f"{arch}.rope.dimension_sections", [11, 11, 10, 0], ValueType.INT32)
+        if shape.latent is not None:
+            a = shape.latent
+            w.add(f"{arch}.attention.kv_lora_rank", a.rank)
+            w.add(f"{arch}.attention.key_length_mla", a.nope + a.rope)
+            w.add(f"{arch}.attention.value_length_mla", a.value)
+            w.add(f"{arch}.leading_dense_block_count", shape.dense_layers)
+            w.add(f"{arch}.expert_weights_scale", 1.0)
         if shape.delta is not None:
+            w.add(f"{arch}.rope.dimension_sections", [11, 11, 10, 0], ValueType.INT32)
             w.add(f"{arch}.full_attention_interval", shape.delta.interval)
             w.add(f"{arch}.ssm.conv_kernel", shape.delta.taps)
             w.add(f"{arch}.ssm.state_size", shape.delta.head_dim)

@@ -2,7 +2,7 @@
 
 By VK_KHR_pipeline_executable_properties, on a device opened with `explains`. Names of statistics
 are the driver's own. RADV answers for any AMD GPU, whether or not there is one
-(RADV_FORCE_FAMILY=gfx1100), so that registers can be watched without the hardware.
+(RADV_FORCE_FAMILY, see benchmarks/amd.py), so that registers can be watched without the hardware.
 """
 
 from __future__ import annotations
