@@ -42,6 +42,10 @@ CASES = {
     "link in text": ("see https://x.org/a_b, or (www.y.org).",
         '<p>see <a href="https://x.org/a_b">https://x.org/a_b</a>, '
         'or (<a href="https://www.y.org/">www.y.org</a>).</p>'),
+    "link with a port and a query": ("http://127.0.0.1:8080/v1?a=1,2;b=(c)&d=e!f#g, or *https://x.org*!",
+        '<p><a href="http://127.0.0.1:8080/v1?a=1,2;b=(c)&amp;d=e!f#g">'
+        'http://127.0.0.1:8080/v1?a=1,2;b=(c)&amp;d=e!f#g</a>, '
+        'or <em><a href="https://x.org/">https://x.org</a></em>!</p>'),
     "link in Chinese": ("见https://x.org。好", '<p>见<a href="https://x.org/">https://x.org</a>。好</p>'),
     "autolink": ("<https://x.org> <a@x.org>",
         '<p><a href="https://x.org/">https://x.org</a> <a href="mailto:a@x.org">a@x.org</a></p>'),

@@ -14,7 +14,8 @@ const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const AUTOLINK = /<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/iy;
 const EMAIL = /<([\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8})>/y;
 const LINE_BREAK = /<br *\/?>/iy;
-const BARE_LINK = /(?:https?:\/\/|www\.)[^\s<>[\]`|\\、。,;:!?)】」》]{2,2000}/iy;
+// Ends at the wide marks of Chinese and Japanese too, which put no space behind an address.
+const BARE_LINK = /(?:https?:\/\/|www\.)[^\s<>[\]`|\\\u3001-\u3011\uff01-\uff1f]{2,2000}/iy;
 const LINK_START = /https?:\/\/|www\./gi;
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|([A-Za-z]{2,8}));/y;
 const ENTITIES = {
@@ -403,7 +404,7 @@ function trimAddress(address) {
   for (; end > 0; end -= 1) {
     const last = address[end - 1];
     if (last === ")" && surplus > 0) surplus -= 1;
-    else if (!/[?!.,:;*_~'"\]、。,)]/.test(last) || last === ")") break;
+    else if (!/[?!.,:;*_~'"\])]/.test(last) || last === ")") break;
   }
   return address.slice(0, end);
 }
