@@ -79,6 +79,22 @@ CASES = {
     "table": (r"a" "\n| x | `y` |\n|---|:-:|\n| 1 \\| 2 | **3**\n\nb",
         "<p>a</p><div><table><thead><tr><th>x</th><th><code>y</code></th></tr></thead>"
         "<tbody><tr><td>1 | 2</td><td><strong>3</strong></td></tr></tbody></table></div><p>b</p>"),
+    "formula": ("a $x_1^2$, \\(y\\) b",
+        "<p>a <math><mrow><msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup></mrow></math>, "
+        "<math><mrow><mi>y</mi></mrow></math> b</p>"),
+    "formula on its own": ("so:\n$$\n\\frac{a}{b}\n- c\n$$.\nthen\n\\[ d \\]",
+        "<p>so:</p><div><math><mrow><mfrac><mi>a</mi><mi>b</mi></mfrac><mo>−</mo><mi>c</mi></mrow>"
+        "</math>.</div><p>then</p><div><math><mrow><mi>d</mi></mrow></math></div>"),
+    "formula in a list": ("- a\n  $$\n  b\n  $$\n- $c$",
+        "<ul><li><p>a</p><div><math><mrow><mi>b</mi></mrow></math></div></li>"
+        "<li><p><math><mrow><mi>c</mi></mrow></math></p></li></ul>"),
+    "formula wins": ("$a*b$ *c* $d_e$ `$f$`",
+        "<p><math><mrow><mi>a</mi><mo>∗</mo><mi>b</mi></mrow></math> <em>c</em> "
+        "<math><mrow><msub><mi>d</mi><mi>e</mi></msub></mrow></math> <code>$f$</code></p>"),
+    "no formula": ("$5 and $10, US$ 6, 7$ or 8$. $ x $ \\$y$ $PATH $$\n\n\\( a\n\n$$\nb\n\n$$",
+        "<p>$5 and $10, US$ 6, 7$ or 8$. $ x $ $y$ $PATH $$</p><p>( a</p><p>$$<br>b</p><p>$$</p>"),
+    "formula that is not known": (r"$\weird{*x*}$" "\n\n" r"$$\frac{a}$$",
+        r"<p><code>\weird{*x*}</code></p><div><code>\frac{a}</code></div>"),
     "no table": ("| a | b |\n|---|", "<p>| a | b |<br>|---|</p>"),
 }  # fmt: skip
 
@@ -87,6 +103,58 @@ CASES = {
 def test_blocks_and_inline(lab: Any, name: str) -> None:
     text, expected = CASES[name]
     assert lab.evaluate(RENDER, text) == expected
+
+
+FORMULAS = {
+    r"\sqrt[3]{x}": "<mroot><mi>x</mi><mn>3</mn></mroot>",
+    r"\sum_{i=1}^n i": "<munderover><mo>∑</mo><mrow><mi>i</mi><mo>=</mo><mn>1</mn></mrow>"
+        "<mi>n</mi></munderover><mi>i</mi>",
+    r"\mathbb{R}^n\to\mathbf{A}": "<msup><mi>ℝ</mi><mi>n</mi></msup><mo>→</mo><mi>𝐀</mi>",
+    r"f'(x)": "<msup><mi>f</mi><mo>′</mo></msup><mo>(</mo><mi>x</mi><mo>)</mo>",
+    r"\left(\frac12\right.": "<mrow><mo>(</mo><mfrac><mn>1</mn><mn>2</mn></mfrac></mrow>",
+    r"\begin{pmatrix}a&b\\c&d\end{pmatrix}": "<mrow><mo>(</mo><mtable><mtr><mtd><mi>a</mi></mtd>"
+        "<mtd><mi>b</mi></mtd></mtr><mtr><mtd><mi>c</mi></mtd><mtd><mi>d</mi></mtd></mtr></mtable>"
+        "<mo>)</mo></mrow>",
+    r"\begin{cases}1&\text{if }a\\\end{cases}": "<mrow><mo>{</mo><mtable><mtr><mtd><mn>1</mn></mtd>"
+        "<mtd><mtext>if&nbsp;</mtext><mi>a</mi></mtd></mtr></mtable></mrow>",
+    r"\hat{y}\not=\operatorname{ReLU}": "<mover><mi>y</mi><mo>^</mo></mover><mo>=\u0338</mo>"
+        "<mi>ReLU</mi>",
+    r"10\,\%": "<mn>10</mn><mspace></mspace><mi>%</mi>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tex", FORMULAS)
+def test_formulas(lab: Any, tex: str) -> None:
+    expected = f"<div><math><mrow>{FORMULAS[tex]}</mrow></math></div>"
+    assert lab.evaluate(RENDER, f"$${tex}$$") == expected
+
+
+@pytest.mark.parametrize(
+    "tex", ["}", "{", "a^", "a_1_2", r"\frac{a}", r"\left(a", r"\begin{pmatrix}a", r"\x", "a&b"]
+)
+def test_what_is_no_formula_stays_as_it_was_written(lab: Any, tex: str) -> None:
+    found = lab.evaluate(RENDER, f"$${tex}$$")
+    assert found == f"<div><code>{tex.replace('&', '&amp;')}</code></div>"
+
+
+def test_the_browser_lays_formulas_out(lab: Any) -> None:
+    """A numerator above its denominator, an exponent above its base, a sum in its own line."""
+    above = lab.evaluate(
+        """async () => {
+            const { MarkdownView } = await import("/page/markdown/view.js");
+            const root = document.createElement("div");
+            document.body.append(root);
+            new MarkdownView(root).update("x $\\\\frac{a}{b}$ y $c^d$");
+            const top = (query) => root.querySelector(query).getBoundingClientRect().bottom;
+            const found = [
+                top("mfrac :first-child") < top("mfrac :last-child"),
+                top("msup :last-child") < top("msup :first-child"),
+            ];
+            root.remove();
+            return found;
+        }"""
+    )
+    assert above == [True, True]
 
 
 def test_growing_text_ends_as_if_it_came_at_once(lab: Any) -> None:
@@ -197,6 +265,12 @@ HOSTILE = {
     "table rows": "|a\n" * 4_000,
     "columns": "|a" * 5_000 + "\n" + "|-" * 5_000,
     "fences": "```\n" * 3_000,
+    "dollars": "$a " * 20_000,
+    "pairs of dollars": "$$" * 20_000,
+    "open formulas": "\\(a " * 15_000,
+    "formulas never closed": "x\n" + "\\[ a\n" * 4_000,
+    "deep formula": "$" + "{" * 450 + "}" * 450 + "$",
+    "scripts": "$" + "a_{" * 300 + "}" * 300 + "$",
     "one line of code": "```py\n" + "x('" * 30_000,
 }
 

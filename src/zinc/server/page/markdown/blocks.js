@@ -5,6 +5,7 @@
 // (`decided`), so that a growing text has to be read again only from its last certain block on.
 //
 // Kinds: heading {level, text} · paragraph {text} · code {language, text} · rule · quote {children}
+//        math {text, after: punctuation} ·
 //        table {align, head, rows} · list {number (null: bullets), loose, items: [{task, children}]}
 
 const MAX_DEPTH = 24;
@@ -14,6 +15,8 @@ const FENCE = /^( {0,3})(`{3,}|~{3,})(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
 const MARKER = /^( {0,3})([-+*]|\d{1,9}[.)])(?:( +)(.*)|$)/;
 const MARKER_TABS = /^[ \t]*(?:[-+*]|\d{1,9}[.)])[ \t]+/;
+const MATH = /^ {0,3}(\$\$|\\\[)(.*)$/;
+const MATH_END = { "$$": /^(.*?)\$\$\s*([.,;:]?)\s*$/, "\\[": /^(.*?)\\\]\s*([.,;:]?)\s*$/ };
 const TASK = /^\[([ xX])\] +(?=\S)/;
 
 /**
@@ -46,6 +49,7 @@ function parseBlock(lines, at, depth) {
   const nested = depth < MAX_DEPTH;
   return (
     parseFence(lines, at) ??
+    parseMath(lines, at) ??
     parseHeading(lines, at) ??
     parseRule(lines, at) ??
     (nested ? parseQuote(lines, at, depth) : null) ??
@@ -93,6 +97,33 @@ function closesFence(line, mark) {
 function isPartOf(line, mark) {
   const text = line?.trim() ?? "x";
   return text.length < mark.length && isRun(text, mark[0]);
+}
+
+/** A formula on lines of its own. One that a blank line cuts off is text. */
+function parseMath(lines, at) {
+  if (!startsMath(lines[at])) return null;
+  const [, mark, first] = MATH.exec(lines[at]);
+  const body = [];
+  let end = at;
+  for (; end < lines.length && !isBlank(lines[end]); end += 1) {
+    const line = end === at ? first : lines[end];
+    const closed = MATH_END[mark].exec(line);
+    if (closed) {
+      body.push(closed[1]);
+      return { type: "math", text: body.join("\n"), after: closed[2], end: end + 1 };
+    }
+    body.push(line);
+  }
+  const text = lines.slice(at, end).map((line) => line.trimStart());
+  return { type: "paragraph", text: text.join("\n").trimEnd(), end };
+}
+
+/** Whether a line begins a formula, and is not a line of text that begins with a whole one. */
+function startsMath(line) {
+  const match = MATH.exec(line);
+  if (!match) return false;
+  const [, mark, rest] = match;
+  return MATH_END[mark].test(rest) || !rest.includes(mark === "$$" ? "$$" : "\\]");
 }
 
 function parseHeading(lines, at) {
@@ -160,6 +191,7 @@ function interrupts(lines, at) {
 
 function startsBlock(line) {
   if (openingFence(line) || HEADING.test(line) || isRule(line) || startsQuote(line)) return true;
+  if (startsMath(line)) return true;
   const marker = MARKER.exec(line);
   return Boolean(marker && marker[4] && /^(?:[-+*]|1[.)])$/.test(marker[2]));
 }

@@ -4,9 +4,9 @@
 // writes. Addresses are kept only when their scheme is http, https or mailto.
 //
 // Nodes: text {text} · break · code {text} · emphasis, strong, deleted {children}
-//        link {href, title, children} · image {href, text}
+//        link {href, title, children} · image {href, text} · math {text, display}
 
-const PLAIN = /[^\\`*_~[\]!<&\n]+/y;
+const PLAIN = /[^\\`*_~[\]!<&$\n]+/y;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
 const SPACE = /\s/u;
 const WITHOUT_SPACES = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
@@ -22,6 +22,16 @@ const ENTITIES = {
   amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®",
   deg: "°", hellip: "…", mdash: "—", ndash: "–", times: "×", rarr: "→", larr: "←", middot: "·",
 };
+// Formulas. A lone dollar is one too: a formula has no space inside its dollars, no digit behind
+// them, and no two words in a row, as "5 dollars or 6" would.
+const MATH = {
+  "$$": /\$\$((?:[^$\\]|\\[^]){1,4000})\$\$/y,
+  $: /\$(?![\s$])((?:[^$\\]|\\[^]){1,1000})\$(?!\d)/y,
+  "\\(": /\\\(((?:[^\\]|\\[^)]){1,4000})\\\)/y,
+  "\\[": /\\\[((?:[^\\]|\\[^\]]){1,4000})\\\]/y,
+};
+const COMMAND = /\\[A-Za-z]+(?:\{[^{}]*\})?/g;
+const PROSE = /(?:[A-Za-z]{2,}|\d)[.,;:]? +[A-Za-z]{2,}/;
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const MAX_DESTINATION = 4000;
 const MAX_PARENTHESES = 32;
@@ -74,6 +84,7 @@ class InlineParser {
       case "]": return this.close();
       case "<": return this.angle();
       case "&": return this.entity();
+      case "$": return this.dollar();
       case "\n": return this.lineBreak();
       default: return this.plain();
     }
@@ -103,8 +114,25 @@ class InlineParser {
     else if (/\w/.test(this.text[at - 1] ?? "") || !this.bareLink()) this.take(4);
   }
 
+  dollar() {
+    const mark = this.text[this.at + 1] === "$" ? "$$" : "$";
+    if (!this.math(mark)) this.take(mark.length);
+  }
+
+  /** A formula that begins with `mark`. False when there is none. */
+  math(mark) {
+    const match = this.match(MATH[mark]);
+    if (!match) return false;
+    const lone = mark === "$";
+    if (lone && (/\s$/.test(match[1]) || PROSE.test(match[1].replace(COMMAND, "")))) return false;
+    this.push({ type: "math", text: match[1], display: !lone && mark !== "\\(" });
+    this.at += match[0].length;
+    return true;
+  }
+
   escape() {
     const next = this.text[this.at + 1];
+    if ((next === "(" || next === "[") && this.math(`\\${next}`)) return;
     if (next === "\n") {
       this.push({ type: "break" });
       this.at += 2;

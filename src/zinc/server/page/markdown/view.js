@@ -6,6 +6,9 @@ import { copyButton, make } from "../dom.js";
 import { parseBlocks, splitLines } from "./blocks.js";
 import { CodeView } from "./code.js";
 import { parseInline } from "./inline.js";
+import { parseTex } from "./tex.js";
+
+const MATHML = "http://www.w3.org/1998/Math/MathML";
 
 export class MarkdownView {
   /**
@@ -79,6 +82,7 @@ function createView(block) {
     case "list": return new ListView(block);
     case "quote": return new QuoteView(block);
     case "table": return new TableView(block);
+    case "math": return new MathView(block);
     case "rule": return { element: make("hr"), update: (next) => next.type === "rule" };
     default: return new TextView(block);
   }
@@ -207,6 +211,23 @@ function newRow(tag, cells, align) {
   return row;
 }
 
+class MathView {
+  constructor(block) {
+    this.element = make("div", { class: "formula" });
+    this.update(block);
+  }
+
+  update(block) {
+    if (block.type !== "math") return false;
+    const source = block.text + block.after;
+    if (source !== this.source) {
+      this.source = source;
+      this.element.replaceChildren(formula(block.text, true), block.after);
+    }
+    return true;
+  }
+}
+
 class CodeBlockView {
   constructor(block) {
     this.language = block.language;
@@ -245,8 +266,25 @@ function inlineElement(node) {
     case "code": return make("code", {}, node.text);
     case "link": return linkElement(node.href, node.title, node.children.map(inlineElement));
     case "image": return imageElement(node);
+    case "math": return formula(node.text, node.display);
     default: return make(INLINE_TAGS[node.type], {}, ...node.children.map(inlineElement));
   }
+}
+
+/** A formula; its source where it holds what is not known. */
+function formula(text, display) {
+  const nodes = parseTex(text);
+  if (!nodes) return make("code", { class: display ? "tex block" : "tex" }, text.trim());
+  const children = [{ tag: "mrow", children: nodes }];
+  const attributes = { display: display ? "block" : "inline", alttext: text.trim() };
+  return mathElement({ tag: "math", children, attributes });
+}
+
+function mathElement({ tag, text, children = [], attributes = {} }) {
+  const element = document.createElementNS(MATHML, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...(text === undefined ? children.map(mathElement) : [text]));
+  return element;
 }
 
 /** A link that gives nothing away to where it leads, and shows it before it is followed. */
