@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,11 +17,13 @@ from typing import Any
 import pytest
 from serving import LOAD, Running, running
 
-from zinc.core.errors import FormatError
+from zinc.core.errors import FormatError, MemoryLimitError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.server import pool as pool_module
 from zinc.server.config import ModelSource, ServerConfig
+from zinc.server.errors import ApiError
 from zinc.server.pool import file_bytes
+from zinc.server.runner import Observer
 
 ALICE, BOB = ModelSource("alice", None), ModelSource("bob", EMBEDDED_MODEL)
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "temperature": 0}
@@ -145,6 +150,104 @@ def test_while_the_server_starts(monkeypatch: pytest.MonkeyPatch):
         assert found.headers["retry-after"] == "1"
         go.set()
         wait_for(lambda: server.get("/health").status == 200)
+        assert server.post("/v1/chat/completions", HELLO).status == 200
+
+
+def test_a_load_that_takes_longer_than_clients_wait_is_not_begun_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with running(models=(ALICE, BOB), load_wait_s=0.2) as server:
+        loads = []
+        with slow_loading(monkeypatch) as go:
+            load = pool_module.load_llm
+
+            def counted(path: Path, *more: Any) -> Any:
+                loads.append(path)
+                return load(path, *more)
+
+            monkeypatch.setattr(pool_module, "load_llm", counted)
+            for _ in range(3):
+                found = server.post("/v1/chat/completions", {**HELLO, "model": "bob"})
+                assert found.status == 503
+                assert found.json["error"]["code"] == "model_loading"
+                assert states(server)["bob"] == "loading"
+            go.set()
+            wait_for(lambda: states(server)["bob"] == "loaded")
+        assert server.post("/v1/chat/completions", {**HELLO, "model": "bob"}).status == 200
+        assert len(loads) == 1
+
+
+def test_a_pool_that_is_closed_begins_no_load(monkeypatch: pytest.MonkeyPatch):
+    """A request may wait for its turn then, behind the load of another model."""
+    loads = []
+    go = threading.Event()
+
+    def waiting(path: Path, *_: Any) -> Any:
+        loads.append(path)
+        go.wait(30)
+        raise FormatError("nothing was loaded")
+
+    async def close_while_loading() -> list[Any]:
+        async def borrow(name: str) -> None:
+            async with pool.use(name):
+                pass
+
+        entries = [pool_module.Entry(ALICE), pool_module.Entry(BOB)]
+        pool = pool_module.ModelPool(ServerConfig((ALICE, BOB)), entries, lambda _: Observer())
+        tasks = [asyncio.create_task(borrow(name)) for name in ("alice", "bob")]
+        while not loads:
+            await asyncio.sleep(0.01)
+        closing = asyncio.create_task(pool.close())
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        await closing
+        go.set()
+        return done
+
+    monkeypatch.setattr(pool_module, "load_llm", waiting)
+    errors = asyncio.run(asyncio.wait_for(close_while_loading(), 20))
+    assert [(type(e), e.status) for e in errors] == [(ApiError, 503)] * 2
+    assert len(loads) == 1
+
+
+def test_a_load_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch):
+    """Weights that were uploaded by then are not held by what is known of the failure."""
+
+    class Weights:
+        pass
+
+    made = []
+
+    def no_memory(*_: Any) -> Any:
+        weights = Weights()
+        made.append(weakref.ref(weights))
+        raise MemoryLimitError("the cache does not fit", "the device is full", "free some")
+
+    with running(models=(ALICE, BOB)) as server:
+        with monkeypatch.context() as fault:
+            fault.setattr(pool_module, "load_llm", no_memory)
+            found = server.post("/v1/chat/completions", {**HELLO, "model": "bob"})
+            assert found.status == 500
+        (row,) = [r for r in server.get("/v1/models").json["data"] if r["id"] == "bob"]
+        assert "the device is full" in row["error"]
+        gc.collect()
+        assert made[0]() is None
+        assert server.post("/v1/chat/completions", {**HELLO, "model": "bob"}).status == 200
+
+
+def test_a_model_that_cannot_be_closed_does_not_keep_others_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with running(models=(ALICE, BOB), ttl_s=0.3) as server:
+        assert server.post("/models/load", {"model": "bob"}).status == 200
+        alice, _ = server.call(lambda: server.application.pool.loaded)
+
+        def broken() -> None:
+            raise OSError("the disk is gone")
+
+        with monkeypatch.context() as fault:
+            fault.setattr(alice.llm, "close", broken)
+            wait_for(lambda: states(server) == {"alice": "unloaded", "bob": "unloaded"})
+        alice.llm.close()
         assert server.post("/v1/chat/completions", HELLO).status == 200
 
 

@@ -92,9 +92,10 @@ class Entry:
         self.source = source
         self.path = resolve_model(source.path)
         self.state = State.UNLOADED
-        self.error: ZincError | None = None
+        self.error = ""  # why it could not be loaded
         self.progress = (0, 0)  # bytes done, bytes in all
         self.model: LoadedModel | None = None
+        self.loading: asyncio.Task[None] | None = None
         self.users = 0
         self.last_used = time.monotonic()
         self.created = int(self.path.stat().st_mtime)
@@ -113,8 +114,8 @@ class Entry:
         }
         if self.state is State.LOADING and self.progress[1]:
             row["progress"] = round(self.progress[0] / self.progress[1], 3)
-        if self.error is not None:
-            row["error"] = self.error.message
+        if self.error:
+            row["error"] = self.error
         if self.model is not None:
             llm = self.model.llm
             meta.update(
@@ -141,7 +142,7 @@ class ModelPool:
         self._changed = asyncio.Condition()
         self._loading = asyncio.Lock()
         self._janitor: asyncio.Task[None] | None = None
-        self._startup: asyncio.Task[None] | None = None
+        self._is_starting = False
 
     @property
     def default(self) -> Entry:
@@ -153,7 +154,8 @@ class ModelPool:
 
     def start(self) -> None:
         """Begins to load the first model, in the background."""
-        self._startup = asyncio.create_task(self._preload())
+        self._is_starting = True
+        self._begin_load(self.default).add_done_callback(self._started)
         if self.config.ttl_s is not None:
             self._janitor = asyncio.create_task(self._unload_idle(self.config.ttl_s))
 
@@ -201,7 +203,7 @@ class ModelPool:
 
     async def close(self) -> None:
         self.closing = self.closing or ApiError(503, "the server is shutting down")
-        for task in (self._janitor, self._startup):
+        for task in (self._janitor, *(entry.loading for entry in self.entries.values())):
             if task is not None:
                 task.cancel()
         async with self._loading:
@@ -216,19 +218,29 @@ class ModelPool:
             await self._unload(entry)
             return True
 
-    async def _preload(self) -> None:
-        entry = self.default
+    def _begin_load(self, entry: Entry) -> asyncio.Task[None]:
+        """Loads a model in a task of its own: who gives up waiting leaves it to whoever comes."""
         entry.state = State.LOADING
-        try:
-            async with self._loading:
-                await self._load(entry)
-        except ApiError as error:
-            log.error("%s", error.message)
+        task = asyncio.create_task(self._load(entry))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            entry.loading = None
+            if entry.state is State.LOADING:
+                entry.state = State.UNLOADED
+            if not task.cancelled():
+                task.exception()  # has been told to those who waited, if there are any left
+
+        task.add_done_callback(ended)
+        entry.loading = task
+        return task
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        self._is_starting = False
 
     async def _wait_for(self, entry: Entry) -> None:
         if self.closing is not None:
             raise self.closing
-        if entry is self.default and self._startup is not None and not self._startup.done():
+        if entry is self.default and self._is_starting:
             raise ApiError(
                 503,
                 "the model is being loaded",
@@ -237,10 +249,13 @@ class ModelPool:
                 code="model_loading",
                 headers={"Retry-After": "1"},
             )
+        loading = entry.loading or self._begin_load(entry)
         try:
-            async with asyncio.timeout(self.config.load_wait_s), self._loading:
-                if entry.model is None:
-                    await self._load(entry)
+            async with asyncio.timeout(self.config.load_wait_s):
+                await asyncio.wait([loading])
+            if loading.cancelled():
+                raise self.closing or ApiError(503, "the server is shutting down")
+            loading.result()
         except TimeoutError:
             raise ApiError(
                 503,
@@ -252,9 +267,15 @@ class ModelPool:
             ) from None
 
     async def _load(self, entry: Entry) -> None:
+        async with self._loading:
+            if self.closing is not None:
+                raise self.closing
+            await self._load_alone(entry)
+
+    async def _load_alone(self, entry: Entry) -> None:
         """Loads a model; the caller holds `_loading`."""
         await self._make_room(entry)
-        entry.state, entry.error, entry.progress = State.LOADING, None, (0, 0)
+        entry.error, entry.progress = "", (0, 0)
         started = time.perf_counter()
 
         bar = ProgressBar(f"loading {entry.source.name}")
@@ -268,10 +289,11 @@ class ModelPool:
         )
         task.add_done_callback(lambda _: bar.close())
         try:
-            # A thread cannot be stopped: who gives up waiting leaves the load to finish.
+            # A thread cannot be stopped.
             llm = await asyncio.shield(task)
         except ZincError as error:
-            entry.state, entry.error = State.FAILED, error
+            # Its message alone: the error itself would keep what was loaded by then.
+            entry.state, entry.error = State.FAILED, error.message
             log.error("%s: %s", entry.source.name, error.message)
             raise ApiError(
                 500,
@@ -281,7 +303,6 @@ class ModelPool:
                 code="model_load_failed",
             ) from None
         except asyncio.CancelledError:
-            entry.state = State.UNLOADED
             task.add_done_callback(_close_late)
             raise
         except Exception:
@@ -319,6 +340,8 @@ class ModelPool:
                 await self._unload(min(idle, key=lambda e: e.last_used))
             elif not wait:
                 return
+            elif entry.users == 0:
+                raise ApiError(503, "the model is not loaded", "nobody waits for it any more")
             else:
                 async with self._changed:
                     await self._changed.wait()
@@ -338,7 +361,10 @@ class ModelPool:
             for entry in self.entries.values():
                 idle_s = time.monotonic() - entry.last_used
                 if entry.model is not None and entry.users == 0 and idle_s >= ttl_s:
-                    await self.unload(entry)
+                    try:
+                        await self.unload(entry)
+                    except Exception:  # of this model: others are still to be unloaded
+                        log.exception("%s was not unloaded as it should be", entry.source.name)
 
 
 def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], None]) -> LLM:
