@@ -58,9 +58,6 @@ def pack_once() -> None:
 
 def decode(bench: Bench, bound: loading.Bound, n: int, depth: int) -> dict[str, Any]:
     """Single tokens after `depth` cached ones."""
-    for at in range(0, depth, bound.plan.max_tokens):
-        tokens = min(bound.plan.max_tokens, depth - at)
-        bound.program.step(bound.step([1 + i % 1000 for i in range(tokens)], at, outputs=1))
     steps = [bound.step([7], depth + i, outputs=1) for i in range(n)]
     for step in steps[:4]:
         bound.program.step(step)
@@ -96,8 +93,16 @@ def profiled(bench: Bench, shape: StepShape) -> dict[str, Any]:
     }
 
 
-def prefill(bench: Bench, bound: loading.Bound, n: int) -> dict[str, Any]:
-    step = bound.step([1 + i % 1000 for i in range(n)], 0, outputs=1)
+def fill(bound: loading.Bound, depth: int) -> None:
+    """Puts `depth` tokens into the cache."""
+    for at in range(0, depth, bound.plan.max_tokens):
+        tokens = min(bound.plan.max_tokens, depth - at)
+        bound.program.step(bound.step([1 + i % 1000 for i in range(tokens)], at, outputs=1))
+
+
+def prefill(bench: Bench, bound: loading.Bound, n: int, depth: int) -> dict[str, Any]:
+    """A prompt of `n` tokens after `depth` cached ones."""
+    step = bound.step([1 + i % 1000 for i in range(n)], depth, outputs=1)
     seconds = []
     for _ in range(REPETITIONS + 2):
         start = time.perf_counter()
@@ -106,9 +111,10 @@ def prefill(bench: Bench, bound: loading.Bound, n: int) -> dict[str, Any]:
     rates = [n / s for s in seconds[2:]]
     return {
         "tokens": n,
+        "depth": depth,
         "tokens_per_s": statistics.median(rates),
         "all_tokens_per_s": rates,
-        **profiled(bench, StepShape(n, 1, 0, bound.kv_dtype)),
+        **profiled(bench, StepShape(n, 1, depth, bound.kv_dtype)),
         **asdict(bound.program.counts(step)),
     }
 
@@ -166,7 +172,7 @@ def measure(name: str, backend: VulkanBackend, args: argparse.Namespace) -> dict
         make_model.write(str(path), make_model.SHAPES[name], "q4_k_m", repeat=True)
     made = time.perf_counter()
     with GGUFFile.open(path) as file:
-        context = max(args.prefill, *args.depths) + max(args.decode, args.answer) + 64
+        context = max(args.depths) + max(args.prefill, args.decode, args.answer) + 64
         streams = max(args.streams, default=1)
         bound = loading.bind(
             file, backend, context, args.kv_dtype, max_outputs=streams, n_sequences=streams
@@ -182,11 +188,13 @@ def measure(name: str, backend: VulkanBackend, args: argparse.Namespace) -> dict
         bench = Bench(bound)
         print(f"{name}: made in {report['make_s']:.1f} s, loaded in {report['load_s']:.1f} s")
         start = time.perf_counter()
-        report["prefill"] = prefill(bench, bound, args.prefill)
-        show(f"prefill {args.prefill}", report["prefill"])
-        report["first_steps_s"] = time.perf_counter() - start
-        report["decode"] = []
+        report["prefill"], report["decode"] = [], []
         for depth in args.depths:
+            fill(bound, depth)
+            report["prefill"].append(prefill(bench, bound, args.prefill, depth))
+            show(f"prefill {args.prefill} at {depth}", report["prefill"][-1])
+            if depth == args.depths[0]:
+                report["first_steps_s"] = time.perf_counter() - start
             report["decode"].append(decode(bench, bound, args.decode, depth))
             show(f"decode at {depth}", report["decode"][-1])
         report["answers"] = []

@@ -1,10 +1,11 @@
-"""Time of one token's attention on Vulkan, by how its keys are cut.
+"""Time of attention on Vulkan: of one token by how its keys are cut, of many with matrices or not.
 
     python benchmarks/vulkan_attention.py results.json [--keys 16384] [--shape 32 8 128]
+    python benchmarks/vulkan_attention.py results.json --tokens 512
 
 Layers enough to outgrow the caches of the device run one after another, each on what the last gave,
 so that nothing hides where a launch begins and ends; the cache is empty: time does not depend on
-its numbers. GB/s counts the keys and values that are read.
+its numbers. GB/s counts the keys and values that are read, TFLOP/s products that the mask leaves.
 """
 
 from __future__ import annotations
@@ -30,19 +31,24 @@ from zinc.quant.blocks import GGMLType
 LAYERS = 6
 RUNS = 12
 BLOCK_TOKENS = 64
-WARM_UP_S = 0.1  # of steps, so that clocks are up
+WARM_UP_S = 0.3  # of steps, so that clocks are up
 # What is tried of the constants of lower/attention.py.
 TRIED = {"WAVES": (4, 8), "AT_ONCE": (2, 4), "GROUPS_A_UNIT": (4, 2, 3, 6, 8)}
 
 
 class Layers:
-    """One token's attention in LAYERS layers, and the cache of all runs."""
+    """Attention of the last tokens in LAYERS layers, and the cache of all runs."""
 
     def __init__(
-        self, backend: VulkanBackend, shape: tuple[int, int, int], keys: int, dtype: str
+        self,
+        backend: VulkanBackend,
+        shape: tuple[int, int, int],
+        tokens: int,
+        keys: int,
+        dtype: str,
     ) -> None:
         n_heads, n_kv, head_dim = shape
-        case = Case("attention", 1)
+        case = Case("attention", tokens)
         g = case.graph
         table = g.rope_table(case.rope_frequencies(head_dim))
         x = case.rows(n_heads * head_dim)
@@ -54,18 +60,18 @@ class Layers:
             x = g.attention(q, state, scale=head_dim**-0.5)
         case.returns(x)
         self.backend = backend
-        self.plan = make_plan(g, backend, max_tokens=1, max_outputs=1)
+        self.plan = make_plan(g, backend, max_tokens=tokens, max_outputs=tokens)
         for w in self.plan.weights:
             values = np.ascontiguousarray(case.tensors[w.name]).reshape(-1).view(np.uint8)
             backend.upload(w, TensorData(GGMLType.F32, w.shape, values))
         n_blocks = keys // BLOCK_TOKENS
         layout = CacheLayout(BLOCK_TOKENS, (n_blocks,), kv_dtype=dtype)
         self.cache = backend.allocate(self.plan.states, layout)
-        zero = np.zeros(1, np.int32)
+        one, zeros = np.zeros(1, np.int32), np.zeros(tokens, np.int32)
         blocks = np.arange(n_blocks, dtype=np.int32)[None]
-        position = np.array([keys - 1], np.int32)
-        starts = np.array([0, 1], np.int32)
-        self.step = Step(zero, position, zero, zero, starts, zero, (blocks,))
+        positions = np.arange(keys - tokens, keys, dtype=np.int32)
+        starts = np.array([0, tokens], np.int32)
+        self.step = Step(zeros, positions, zeros, one, starts, one, (blocks,))
 
     def seconds(self) -> float:
         """Of one layer, the median of RUNS steps, as the constants are now."""
@@ -82,24 +88,29 @@ class Layers:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("path", type=Path)
+    parser.add_argument("--tokens", type=int, default=1)
     parser.add_argument("--keys", type=int, default=16384)
     parser.add_argument("--shape", type=int, nargs=3, default=(32, 8, 128))
     parser.add_argument("--quick", action="store_true", help="only what is chosen now")
     parser.add_argument("--kv-dtype", default="f16", choices=("f16", "q8_0"))
     args = parser.parse_args()
     backend = create()
-    shape = tuple(args.shape)
-    n_bytes = 4 * args.keys * shape[1] * shape[2]
-    chosen = {name: getattr(attention, name) for name in TRIED}
-    print(backend.describe(), "chosen:", chosen)
-    tried = [
-        chosen,
-        *(dict(zip(TRIED, values, strict=True)) for values in product(*TRIED.values())),
-    ]
+    n_heads, n_kv, head_dim = args.shape
+    n_bytes = 4 * args.keys * n_kv * head_dim
+    pairs = args.tokens * (args.keys - (args.tokens - 1) / 2)
+    tflop = 4e-12 * n_heads * head_dim * pairs
+    chosen: dict[str, Any] = {name: getattr(attention, name) for name in TRIED}
+    tried = [chosen]
+    if args.tokens > attention.FEW_TOKENS:
+        tried = [{"MAX_MATRIX_DIM": n} for n in (attention.MAX_MATRIX_DIM, 0)]
+    elif not args.quick:
+        values = product(*TRIED.values())
+        tried += [dict(zip(TRIED, chosen, strict=True)) for chosen in values]
+    print(backend.describe())
     attention.MAX_SPLITS = 256
-    layers = Layers(backend, shape, args.keys, args.kv_dtype)
+    layers = Layers(backend, (n_heads, n_kv, head_dim), args.tokens, args.keys, args.kv_dtype)
     results: list[dict[str, Any]] = []
-    for constants in tried[: 1 if args.quick else None]:
+    for constants in tried:
         for name, value in constants.items():
             setattr(attention, name, value)
         seconds = layers.seconds()
@@ -107,6 +118,7 @@ def main() -> None:
         print(
             *(f"{name} {value}," for name, value in constants.items()),
             f"{seconds * 1e6:7.1f} us {n_bytes / seconds * 1e-9:7.0f} GB/s",
+            f"{tflop / seconds:6.1f} TFLOP/s",
             flush=True,
         )
     args.path.write_text(json.dumps(results, indent=1) + "\n")

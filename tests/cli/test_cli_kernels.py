@@ -45,7 +45,7 @@ def test_every_kernel_is_tested_before_the_model(zinc, few_cases, fixture_model,
     [
         ("row256", "rms_norm", "norm", "/ float(n) + args.eps", "/ float(n + 1) + args.eps"),
         ("Q4_K-48x512-1", "linear", "product", "sum -= w.m.x * x.s", "sum += w.m.x * x.s"),
-        ("few", "attention", "attention", "y / all.total", "y / (all.total + 0.1)"),
+        ("few", "attention", "few_queries", "y / all.total", "y / (all.total + 0.1)"),
     ],
 )
 def test_a_kernel_that_is_compiled_wrongly_is_named(

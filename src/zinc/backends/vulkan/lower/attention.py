@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zinc.backends.api import Launch, Ref
 from zinc.backends.vulkan.dispatch import Addresses, Bucket, DeviceKV, Dispatch, Shader, lowers
@@ -36,10 +36,18 @@ MIN_UNITS = 16
 # so many tokens within this memory.
 INVARIANT_SPLITS = 16
 INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
+# Few queries as matrices, when vectors would read the keys more than once.
+MATRIX_WAVES = 8
+MATRIX_GROUPS_A_UNIT = 1
 # Tiles: halves that queries and keys have in shared memory, each.
 TILE_HALVES = 8192
 KEY_HALVES = 4096
 TILE_THREADS = 128
+# Tiles of matrices: rows of queries, 16 for each subgroup, and keys.
+MATRIX_ROWS = 64
+MATRIX_KEYS = 32
+MAX_AHEAD_DIM = 128  # of a head: the next keys and values are in registers while these are used
+MAX_MATRIX_DIM = 256  # of a head: a subgroup has all sums of its rows in registers
 
 
 @lowers("attention")
@@ -81,47 +89,31 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) ->
 def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
     q, state, sinks = operand(launch, 0, Ref), operand(launch, 1, KVState), launch.inputs[2]
     n_heads = int(launch.attributes["n_heads"])
-    repeats = n_heads // state.n_heads
-    subgroup = at.features.subgroup
-    lanes = min(subgroup, power_of_two(ceil_div(state.head_dim, 8)))
-    chunks = ceil_div(state.head_dim, 8 * lanes)
-    parts = ceil_div(repeats, max(1, MAX_CHUNKS // chunks))
-    each = ceil_div(repeats, parts)
-    sums, keys = each * state.head_dim_v, _visible_keys(state, bucket)
-    waves = max(1, min(WAVES, MAX_SUMS // sums))
-    row_bytes = n_heads * (4 * state.head_dim_v + 16)  # of a token's partial sums of one run
-    if at.features.batch_invariant:
-        fitting = INVARIANT_BYTES // (INVARIANT_TOKENS * row_bytes)
-        wanted = _wanted_splits(at, state.n_heads * parts)
-        splits = max(1, min(wanted, fitting, INVARIANT_SPLITS))
-    else:
-        splits = _splits(at, keys, state.n_heads * parts * bucket.tokens)
-    if keys <= SHALLOW_KEYS and splits > 1 and not at.features.batch_invariant:
-        room = (at.features.shared_bytes - SHALLOW_WAVES * 8 * each) // (4 * sums)
-        waves, splits = max(waves, min(SHALLOW_WAVES, room)), 1
-
+    cut = _vectors(state, n_heads, at, bucket)
+    if _few_have_matrices(state, n_heads, cut, at, bucket):
+        cut = _matrices(state, n_heads, at, bucket)
+    splits = cut.splits
     common = (("HEAD_DIM_V", state.head_dim_v), ("Q8", is_q8(y)))
     shader = Shader(
-        "attention",
+        cut.kernel,
         (
             *common,
-            ("AT_ONCE", AT_ONCE),
-            ("EACH", each),
+            *cut.defines,
+            ("EACH", cut.each),
             ("HEAD_DIM", state.head_dim),
             ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
-            ("LANES", lanes),
             ("SOFTCAP", _is_capped(launch)),
             ("VECTORS", in_vectors(at, q)),
             ("V_FROM_K", int(state.v_from_k)),
-            ("WAVES", waves),
         ),
     )
+    row_bytes = _partial_bytes(state, n_heads)
     partial = at.scratch(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     push = struct.pack("<7Q", *_pointers(launch, at, state, y_at), partial)
     push += struct.pack("<2I", q.stride, y.stride) + _shape(at.kv(state), state, n_heads, bucket)
     push += struct.pack("<2I2f", state.window, splits, *_scale_and_cap(launch))
-    grid = (splits, state.n_heads * parts, bucket.tokens)
-    dispatches = [Dispatch(shader, push, grid)]
+    parts = ceil_div(n_heads // state.n_heads, cut.each)
+    dispatches = [Dispatch(shader, push, (splits, state.n_heads * parts, bucket.tokens))]
     if splits > 1:
         fours = state.head_dim_v // 4
         merge_parts = max(1, 256 // fours)
@@ -135,23 +127,93 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     return dispatches
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a kernel shares out the heads and keys of few tokens: `each` heads a workgroup, and
+    `splits` runs of keys."""
+
+    kernel: str
+    each: int
+    splits: int
+    defines: tuple[tuple[str, int], ...]
+
+
+def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cut:
+    repeats, subgroup = n_heads // state.n_heads, at.features.subgroup
+    lanes = min(subgroup, power_of_two(ceil_div(state.head_dim, 8)))
+    chunks = ceil_div(state.head_dim, 8 * lanes)
+    parts = ceil_div(repeats, max(1, MAX_CHUNKS // chunks))
+    each = ceil_div(repeats, parts)
+    sums, keys = each * state.head_dim_v, _visible_keys(state, bucket)
+    waves = max(1, min(WAVES, MAX_SUMS // sums))
+    if at.features.batch_invariant:
+        fitting = INVARIANT_BYTES // (INVARIANT_TOKENS * _partial_bytes(state, n_heads))
+        wanted = _wanted_splits(at, state.n_heads * parts, GROUPS_A_UNIT)
+        splits = max(1, min(wanted, fitting, INVARIANT_SPLITS))
+    else:
+        wanted = _wanted_splits(at, state.n_heads * parts * bucket.tokens, GROUPS_A_UNIT)
+        splits = max(1, min(wanted, keys // MIN_KEYS, MAX_SPLITS))
+        if keys <= SHALLOW_KEYS and splits > 1:
+            room = (at.features.shared_bytes - SHALLOW_WAVES * 8 * each) // (4 * sums)
+            waves, splits = max(waves, min(SHALLOW_WAVES, room)), 1
+    defines = (("AT_ONCE", AT_ONCE), ("LANES", lanes), ("WAVES", waves))
+    return _Cut("attention", each, splits, defines)
+
+
+def _few_have_matrices(
+    state: KVState, n_heads: int, vectors: _Cut, at: Addresses, bucket: Bucket
+) -> bool:
+    return (
+        vectors.each < n_heads // state.n_heads
+        and not at.features.batch_invariant
+        and _has_matrices(state, at, *_few_matrices(state))
+        and _visible_keys(state, bucket) > SHALLOW_KEYS
+    )
+
+
+def _few_matrices(state: KVState) -> tuple[int, int]:
+    """Rows and keys of a tile."""
+    return 16, 64 if max(state.head_dim, state.head_dim_v) <= 128 else 32
+
+
+def _matrices(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cut:
+    rows, keys = _few_matrices(state)
+    repeats, subgroup = n_heads // state.n_heads, at.features.subgroup
+    each = min(rows, power_of_two(repeats))
+    groups = state.n_heads * ceil_div(repeats, each) * bucket.tokens
+    wanted = _wanted_splits(at, groups, MATRIX_GROUPS_A_UNIT)
+    splits = max(1, min(wanted, _visible_keys(state, bucket) // keys, MAX_SPLITS))
+    lanes = min(subgroup, keys // 2, MATRIX_WAVES * subgroup // each)
+    defines = (("BK", keys), ("LANES", lanes), ("WAVES", MATRIX_WAVES))
+    return _Cut("attention_few_matrices", each, splits, defines)
+
+
+def _partial_bytes(state: KVState, n_heads: int) -> int:
+    """Of a token's partial sums of one run."""
+    return n_heads * (4 * state.head_dim_v + 16)
+
+
 def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
     q, state = operand(launch, 0, Ref), operand(launch, 1, KVState)
     n_heads = int(launch.attributes["n_heads"])
-    wide = max(state.head_dim, state.head_dim_v)
-    rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
-    keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2)
+    if _has_matrices(state, at, MATRIX_ROWS, MATRIX_KEYS):
+        name, rows, keys = "attention_matrices", MATRIX_ROWS, MATRIX_KEYS
+        own = (("AHEAD", int(state.head_dim <= MAX_AHEAD_DIM)), ("BK", keys))
+    else:
+        wide = max(state.head_dim, state.head_dim_v)
+        rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
+        keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2, at.kv(state).block_tokens)
+        name, own = "attention_tiles", (("BK", keys), ("THREADS", TILE_THREADS))
     shader = Shader(
-        "attention_tiles",
+        name,
         (
-            ("BK", keys),
+            *own,
             ("BQ", rows),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),
             ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
             ("Q8", is_q8(y)),
             ("SOFTCAP", _is_capped(launch)),
-            ("THREADS", TILE_THREADS),
             ("VECTORS", in_vectors(at, q)),
             ("V_FROM_K", int(state.v_from_k)),
         ),
@@ -162,6 +224,20 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> 
     # Each sequence may end in a tile of its own.
     tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), rows) + bucket.sequences
     return [Dispatch(shader, push, (state.n_heads, tiles, 1))]
+
+
+def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
+    """Whether subgroups can multiply matrices of so many rows of queries and keys."""
+    pitches = (state.head_dim + state.head_dim_v) // 8 + 2  # of a key and its value
+    tile = 16 * max(keys * pitches, rows * (state.head_dim // 8 + 1))
+    scored = rows * (4 * (keys + 4) + 2 * (keys + 8) + 12)  # scores, weights and what is kept
+    return (
+        at.features.cooperative_matrix
+        and at.kv(state).block_tokens >= keys
+        and state.head_dim % 16 == state.head_dim_v % 16 == 0
+        and max(state.head_dim, state.head_dim_v) <= MAX_MATRIX_DIM
+        and tile + scored <= at.features.shared_bytes
+    )
 
 
 def _pointers(
@@ -194,12 +270,7 @@ def _visible_keys(state: KVState, bucket: Bucket) -> int:
     return min(bucket.keys, state.window) if state.window else bucket.keys
 
 
-def _splits(at: Addresses, keys: int, groups: int) -> int:
-    """Runs that the keys of a token are cut into, so that workgroups fill the device."""
-    return max(1, min(_wanted_splits(at, groups), keys // MIN_KEYS, MAX_SPLITS))
-
-
-def _wanted_splits(at: Addresses, groups: int) -> int:
+def _wanted_splits(at: Addresses, groups: int, each_unit: int) -> int:
     """Runs of keys with which so many workgroups fill the device."""
     units = max(MIN_UNITS, at.features.compute_units)
-    return ceil_div(GROUPS_A_UNIT * units, groups)
+    return ceil_div(each_unit * units, groups)
