@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import LOAD, Running
+from serving import LOAD, Running, running
 
 import zinc
 from zinc.cli import serve
 from zinc.cli.main import main
+from zinc.core.errors import RequestError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.models.context import RopeScaling
 from zinc.server import log
@@ -46,7 +47,7 @@ def test_options(tmp_path: Path):
         "--context", "512", "--kv-dtype", "q8_0", "--host", "0.0.0.0", "--log-json",
         "--no-prefix-cache", "--cache-size", "1M", "--cache-dir", str(tmp_path),
         "--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "256",
-        "--swap-size", "2M",
+        "--swap-size", "2M", "--temp", "0.5", "--top-k", "7",
     )  # fmt: skip
     assert [m.name for m in found.models] == [EMBEDDED_MODEL.stem, "small"]
     assert found.api_keys == ("zero", "one", "two")
@@ -56,6 +57,9 @@ def test_options(tmp_path: Path):
     assert (found.load.prefix_cache, found.load.cache_bytes) == (False, 1 << 20)
     assert found.load.cache_dir == str(tmp_path)
     assert found.load.swap_bytes == 2 << 20
+    assert found.sampling == {"temperature": 0.5, "top_k": 7}
+    with pytest.raises(RequestError, match="top_p"):
+        config("--top-p", "2")
     assert (found.host, found.json_log) == ("0.0.0.0", True)
 
 
@@ -184,3 +188,22 @@ def test_the_log_has_no_contents(server: Running, monkeypatch: pytest.MonkeyPatc
     rows = [json.loads(line) for line in lines_of(True, monkeypatch, server).splitlines()]
     assert [row["status"] for row in rows] == [200, 400, 404]
     assert all(row["id"].startswith("req_") and row["time"].endswith("Z") for row in rows)
+
+
+def test_sampling_that_requests_do_not_give_is_the_servers():
+    """With top_k 1 every answer is the greedy one, unless the request says otherwise."""
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    chat = {"messages": messages, "max_tokens": 12}
+    asked = {
+        "/v1/chat/completions": (chat, lambda found: found["choices"][0]["message"]["content"]),
+        "/v1/messages": (chat, lambda found: found["content"][0]["text"]),
+        "/completion": ({"prompt": "Once", "n_predict": 12}, lambda found: found["content"]),
+    }
+    with running(sampling={"top_k": 1, "seed": 5}) as server:
+        params = server.get("/props").json["default_generation_settings"]["params"]
+        assert (params["top_k"], params["seed"]) == (1, 5)
+        for path, (fields, text_of) in asked.items():
+            greedy = text_of(server.post(path, {**fields, "temperature": 0}).json)
+            assert text_of(server.post(path, fields).json) == greedy
+            hot = {**fields, "top_k": 0, "temperature": 5, "seed": 3}
+            assert text_of(server.post(path, hot).json) != greedy

@@ -56,9 +56,7 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """What the options say; the rest keeps its default. Raises RequestError out of range."""
-    names = [option.lstrip("-").replace("-", "_") for option, *_ in usage.SAMPLING]
-    given = {name: getattr(args, name) for name in (*names, "max_tokens")}
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    return SamplingParams(max_tokens=args.max_tokens, **usage.sampler_arguments(args))
 
 
 def create_backend(args: argparse.Namespace) -> api.Backend:

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     usage.add_backend(parser)
     usage.add_cache(parser)
+    usage.add_sampler(parser, "sampling, of requests that do not say otherwise")
     cache = parser.add_argument_group("prefix cache")
     cache.add_argument(
         "--cache-dir",
@@ -164,6 +165,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             pooling=args.pooling,
             backend_options=usage.backend_options(args),
         ),
+        sampling=usage.sampler_arguments(args),
         host=args.host,
         port=args.port,
         api_keys=tuple(keys),

@@ -181,17 +181,28 @@ SAMPLING = (
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling")
-    for option, kind, text in SAMPLING:
-        names = (option, "--temp") if option == "--temperature" else (option,)
-        group.add_argument(*names, type=kind, metavar="X" if kind is float else "N", help=text)
-    group.add_argument(
+    add_sampler(parser, "sampling").add_argument(
         "-n",
         "--max-tokens",
         type=natural,
         metavar="N",
         help="longest answer (default: what the context leaves)",
     )
+
+
+def add_sampler(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group(title)
+    for option, kind, text in SAMPLING:
+        names = (option, "--temp") if option == "--temperature" else (option,)
+        group.add_argument(*names, type=kind, metavar="X" if kind is float else "N", help=text)
+    return group
+
+
+def sampler_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options of `add_sampler` say: arguments of SamplingParams."""
+    names = [option.lstrip("-").replace("-", "_") for option, *_ in SAMPLING]
+    given = {name: getattr(args, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def add_think(parser: argparse.ArgumentParser) -> None:

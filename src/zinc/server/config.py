@@ -6,8 +6,10 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from zinc.core.errors import RequestError
+from zinc.engine.sampling import SamplingParams
 from zinc.models.context import RopeScaling
 from zinc.plan.placement import Placement
 
@@ -42,7 +44,8 @@ class LoadOptions:
 class ServerConfig:
     """Raises RequestError when the server would be open to strangers without having been told so.
 
-    models: the first answers requests that name none. max_waiting: requests of a model that may
+    models: the first answers requests that name none. sampling: arguments of `SamplingParams` for
+    requests that do not give them. max_waiting: requests of a model that may
     wait beside those that run. ttl_s: an idle model is unloaded after so long (None: never).
     memory_budget_bytes: what loaded models may take together (None: what fits). api_keys: any of
     them opens the API; empty, it is open to whoever can connect. origins: web pages that may call
@@ -55,6 +58,7 @@ class ServerConfig:
 
     models: tuple[ModelSource, ...]
     load: LoadOptions = LoadOptions()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
@@ -82,6 +86,7 @@ class ServerConfig:
                 "clients choose a model by its name",
                 "give one another name: NAME=FILE",
             )
+        SamplingParams(**self.sampling)  # raises RequestError for what is out of range
         if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise RequestError(
                 "an API key is empty or has unusual characters",

@@ -18,6 +18,7 @@ from zinc.engine.sequence import Timings
 from zinc.server.body import Fields, parse, read_json
 from zinc.server.config import ServerConfig
 from zinc.server.errors import ApiError
+from zinc.server.fields import SamplingFields
 from zinc.server.http import EventStream, JSONAnswer, record, unless_disconnected
 from zinc.server.log import report_failure
 from zinc.server.metrics import ServerMetrics
@@ -51,9 +52,14 @@ class Shape:
 
 
 async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
-    """The request's body, checked. Raises ApiError."""
+    """The request's body, checked, with the server's defaults of sampling. Raises ApiError."""
     body = await read_json(request, service.config.max_body_bytes)
-    return parse(kind, body, ignore_unknown=service.config.ignore_unknown_fields)
+    fields = parse(kind, body, ignore_unknown=service.config.ignore_unknown_fields)
+    if isinstance(fields, SamplingFields):
+        for name, value in service.config.sampling.items():
+            if getattr(fields, name) is None:
+                setattr(fields, name, value)
+    return fields
 
 
 def client_of(request: Request) -> str:
