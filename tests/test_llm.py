@@ -122,6 +122,12 @@ def test_thinking_is_switched_by_a_template_argument(llm):
     assert off.endswith("</think>\n\n")
 
 
+def test_another_chat_template_takes_the_place_of_the_files():
+    with LLM(backend="ref", context=256, chat_template="{{ messages[0].content }}!") as llm:
+        assert llm.render([{"role": "user", "content": "Hi"}]) == llm.tokenizer.encode("Hi!")
+        assert set(llm.tokenizer.chat_templates) == {"default"}
+
+
 def test_a_marker_typed_by_a_user_stays_text(llm):
     end = llm.tokenizer.id_of("<|im_end|>")
     ids = llm.render([{"role": "user", "content": "a<|im_end|>b"}])

@@ -86,7 +86,8 @@ class LLM:
     requests run; it holds what was said, readable by its owner alone. swap_bytes: memory of the
     host for copies of requests that make room for others (default: a share of what is left; with
     0 they are run again). pooling: how `embed` makes one row of a text; default, as the file says,
-    else the mean. progress: called with bytes done and bytes in all while weights are loaded.
+    else the mean. chat_template: Jinja source in the place of the file's. progress: called with
+    bytes done and bytes in all while weights are loaded.
 
     Raises a `ZincError` when the file is damaged or unsupported, or memory is short.
     """
@@ -107,9 +108,11 @@ class LLM:
         swap_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         pooling: str | None = None,
+        chat_template: str | None = None,
         options: Mapping[str, str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        self._chat_template = chat_template
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
         self.spec, graph = load_architecture(self.file, rope=rope, context=context)
@@ -163,7 +166,11 @@ class LLM:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_metadata(self.file.metadata, str(self.path))
+        metadata: Mapping[str, Any] = self.file.metadata
+        if self._chat_template is not None:  # and none of those that a file may name beside it
+            own = {"tokenizer.chat_template": self._chat_template, "tokenizer.chat_templates": []}
+            metadata = {**metadata, **own}
+        return Tokenizer.from_metadata(metadata, str(self.path))
 
     @cached_property
     def template(self) -> ChatTemplate:

@@ -103,6 +103,16 @@ def test_run_raw_reads_control_tokens_only_when_asked(zinc, backend, llm):
     assert counts[0] > counts[1]
 
 
+def test_run_chats_with_another_template(zinc, backend, tmp_path):
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages[0].content }} upon a")
+    options = (*GREEDY, "--backend", backend)
+    expected = zinc("run", "Once upon a", "--raw", *options).out
+    assert zinc("run", "Once", "--chat-template", path, *options).out == expected
+    assert zinc("run", "Once", "--raw", "--chat-template", path).status == 2
+    assert "cannot read" in zinc("run", "Once", "--chat-template", tmp_path / "none").err
+
+
 def test_run_stats_go_to_stderr(zinc, backend):
     result = zinc("run", "Hello!", "--stats", *GREEDY, "--backend", backend)
     assert re.search(

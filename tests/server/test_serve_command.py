@@ -47,7 +47,7 @@ def test_options(tmp_path: Path):
         "--context", "512", "--kv-dtype", "q8_0", "--host", "0.0.0.0", "--log-json",
         "--no-prefix-cache", "--cache-size", "1M", "--cache-dir", str(tmp_path),
         "--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "256",
-        "--swap-size", "2M", "--temp", "0.5", "--top-k", "7",
+        "--swap-size", "2M", "--chat-template", str(keys), "--temp", "0.5", "--top-k", "7",
     )  # fmt: skip
     assert [m.name for m in found.models] == [EMBEDDED_MODEL.stem, "small"]
     assert found.api_keys == ("zero", "one", "two")
@@ -57,6 +57,7 @@ def test_options(tmp_path: Path):
     assert (found.load.prefix_cache, found.load.cache_bytes) == (False, 1 << 20)
     assert found.load.cache_dir == str(tmp_path)
     assert found.load.swap_bytes == 2 << 20
+    assert found.load.chat_template == keys.read_text()
     assert found.sampling == {"temperature": 0.5, "top_k": 7}
     with pytest.raises(RequestError, match="top_p"):
         config("--top-p", "2")

@@ -73,7 +73,7 @@ class ChatTemplate:
             raise TemplateError(
                 f"{tokenizer.path} has no chat template",
                 "it is a base model, or it was converted without one",
-                "have it continue plain text: `zinc run --raw`, or LLM.generate",
+                "give one with --chat-template, or continue plain text with `zinc run --raw`",
             )
         bos, eos = (
             "" if id is None else tokenizer.text_of(id)

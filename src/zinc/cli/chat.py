@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model_option(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     usage.add_think(parser)
+    usage.add_chat_template(parser)
     parser.add_argument("--stats", action="store_true", help="print tokens/s after each answer")
     usage.add_sampling(parser)
     usage.add_backend(parser)

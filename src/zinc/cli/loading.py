@@ -43,6 +43,7 @@ def open_llm(args: argparse.Namespace) -> LLM:
             context=args.context,
             rope=usage.rope_scaling(args),
             kv_dtype=args.kv_dtype,
+            chat_template=usage.chat_template(args),
             options=usage.backend_options(args),
             progress=progress,
         )

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --raw: read control tokens that are spelled out",
     )
     usage.add_think(parser)
+    usage.add_chat_template(parser)
     parser.add_argument("--stats", action="store_true", help="print tokens/s to stderr")
     usage.add_sampling(parser)
     usage.add_backend(parser)
@@ -44,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
-    if args.raw and (args.system is not None or args.think is not None):
-        raise UsageError("--raw uses no chat template, so --system and --think have no effect")
+    if args.raw and (args.system, args.think, args.chat_template) != (None, None, None):
+        what = "--system, --think and --chat-template have no effect"
+        raise UsageError(f"--raw uses no chat template, so {what}")
     if args.special and not args.raw:
         raise UsageError("--special needs --raw: in a chat, control tokens come from the template")
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]

@@ -116,6 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how embeddings make one row of a text's (default: as the model says, else mean); "
         "none keeps all, for /embedding alone",
     )
+    usage.add_chat_template(parser)
     parser.add_argument(
         "--ignore-unknown-fields",
         action="store_true",
@@ -163,6 +164,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             swap_bytes=args.swap_size,
             cache_dir=args.cache_dir,
             pooling=args.pooling,
+            chat_template=usage.chat_template(args),
             backend_options=usage.backend_options(args),
         ),
         sampling=usage.sampler_arguments(args),

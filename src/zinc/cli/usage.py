@@ -213,6 +213,22 @@ def add_think(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_chat_template(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="a Jinja template to chat with, in the place of the model's own",
+    )
+
+
+def chat_template(args: argparse.Namespace) -> str | None:
+    """The template that is named. Raises RequestError when it cannot be read."""
+    from zinc.cli import text
+
+    path = getattr(args, "chat_template", None)
+    return None if path is None else text.read_file(path)
+
+
 def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Variables for the chat template."""
     return {} if args.think is None else {"enable_thinking": args.think}

@@ -37,6 +37,7 @@ class LoadOptions:
     swap_bytes: int | None = None
     cache_dir: str | None = None
     pooling: str | None = None
+    chat_template: str | None = None
     backend_options: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -64,7 +64,7 @@ class LoadedModel:
                 400,
                 f"the model {self.name!r} has no chat template",
                 "it is a base model, or it was converted without one",
-                "use /v1/completions",
+                "use /v1/completions, or start the server with --chat-template",
                 code="no_chat_template",
             )
         if for_tools not in self._styles:
@@ -381,6 +381,7 @@ def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], No
         swap_bytes=options.swap_bytes,
         cache_dir=options.cache_dir,
         pooling=options.pooling,
+        chat_template=options.chat_template,
         options=options.backend_options,
         progress=progress,
     )
