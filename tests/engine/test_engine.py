@@ -255,6 +255,28 @@ def test_a_full_queue_says_so():
     finish(e, e.submit(prompt(10), greedy(5), ()))
 
 
+@pytest.mark.parametrize("scarce", [{"max_outputs": 4}, {"slots": 4}])
+def test_while_every_seat_is_taken_nobody_looks_for_the_prefixes_of_others(scarce, monkeypatch):
+    e = engine("recurrent", n_blocks=200, **scarce)
+    running = [e.submit(prompt(20, i), greedy(60), ()) for i in range(4)]
+    while not all(s.n_generated for s in running):
+        e.step()
+    waiting = [e.submit(prompt(30, 10 + i), greedy(3), ()) for i in range(20)]
+    looked, find = [], e.pool.tree.find
+    with monkeypatch.context() as counting:
+        counting.setattr(e.pool.tree, "find", lambda *args: looked.append(args) or find(*args))
+        for _ in range(20):
+            e.step()
+        assert not looked
+        urgent = e.submit(prompt(25, 50), greedy(3), (), priority=1)
+        finish(e, urgent)
+        assert len(looked) < 20
+    finish(e, *running, *waiting)
+    for i, s in enumerate(running):
+        assert s.ids == alone("recurrent", prompt(20, i), 60)
+    check_idle(e)
+
+
 def test_a_prompt_that_never_fits_is_refused_at_once():
     e = engine(n_blocks=10, context=400)
     with pytest.raises(RequestError, match="the context holds 80"):

@@ -249,19 +249,32 @@ class Engine:
 
     def _schedule(self) -> Schedule:
         """Who runs, and who makes room for that."""
-        budget, sequences = self._budget(), self._sequences.values()
-        n_waiting = self.n_waiting
-        pending = [s.pending for s in sequences]
+        budget = self._budget()
+        running = [s for s in self._sequences.values() if s.holding is not None]
+        waiting = self._admissible(running, budget)
+        pending = {s.id: s.pending for s in running}
+        n_tokens = sum(pending.values())
         room = min(budget.tokens, *budget.blocks)  # a token may need a block
-        if n_waiting == 0 and max(pending, default=0) <= STREAM_TOKENS and sum(pending) <= room:
-            # Streams alone, as most steps are.
-            return Schedule(dict(zip(self._sequences, pending, strict=True)))
+        if not waiting and max(pending.values(), default=0) <= STREAM_TOKENS and n_tokens <= room:
+            return Schedule(pending)  # streams alone, as most steps are
         # What preemption would free is counted only when somebody may be preempted.
-        lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(sequences)
-        tight = min(budget.blocks) <= lavish or n_waiting > 0
+        lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(running)
+        tight = min(budget.blocks) <= lavish or bool(waiting)
+        sequences = sorted([*running, *waiting], key=lambda s: s.id)
         back = self.holdings.held_back(sequences)
         demands = [self.holdings.demand(s, tight) for s in sequences if s.id not in back]
         return schedule(demands, budget)
+
+    def _admissible(self, running: list[Sequence], budget: Budget) -> list[Sequence]:
+        """Those of the waiting who may be let in: when every seat is taken, only who is more
+        important than somebody who runs. To look for the others' prefixes would be in vain."""
+        if len(running) == len(self._sequences):
+            return []
+        waiting = [s for s in self._sequences.values() if s.holding is None]
+        if not running or (len(running) < budget.sequences and budget.slots > 0):
+            return waiting
+        least = min(s.priority for s in running)
+        return [s for s in waiting if s.priority > least]
 
     def _budget(self) -> Budget:
         return Budget(
