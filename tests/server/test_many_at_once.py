@@ -213,6 +213,30 @@ def test_a_failed_step_fails_its_requests_and_not_the_server(server: Running, ca
     assert content(server, 0)
 
 
+def test_a_bug_in_a_command_does_not_end_the_engine(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else every request after it would wait for ever."""
+    (model,) = server.call(lambda: server.application.pool.loaded)
+    cancel, calls = model.llm.engine.cancel, []
+
+    def broken(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise ValueError("a bug")
+        cancel(*args)
+
+    monkeypatch.setattr(model.llm.engine, "cancel", broken)
+    with open_stream(server):
+        pass
+    until = time.monotonic() + 20
+    while not calls and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.post("/v1/chat/completions", fields(1)).status == 200
+    for sequence, *_ in calls:
+        cancel(sequence)
+
+
 def test_shutdown_lets_short_answers_end():
     with running(grace_s=20) as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(

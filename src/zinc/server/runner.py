@@ -324,21 +324,25 @@ class Runner:
     # -- the engine thread's side -----------------------------------------------------------------
 
     def _run(self) -> None:
-        engine = self.llm.engine
         while True:
             try:
-                command = self._commands.get(block=engine.idle)
-                if command is None:
+                if not self._turn():
                     return
-                command()
-                continue
-            except queue.Empty:
-                pass
-            try:
-                engine.step()
             except Exception as error:  # a bug: what runs fails, and the server goes on
                 self._fail(_sequence_error(error))
+
+    def _turn(self) -> bool:
+        """Does what the event loop wants next, or a step; False at the end."""
+        engine = self.llm.engine
+        try:
+            command = self._commands.get(block=engine.idle)
+        except queue.Empty:
+            engine.step()
             self._collect()
+            return True
+        if command is not None:
+            command()
+        return command is not None
 
     def _start(self, generation: Generation) -> None:
         job = generation.job
@@ -371,10 +375,13 @@ class Runner:
 
     def _fail(self, error: ApiError) -> None:
         active, self._active = self._active, {}
-        for each in active.values():
-            self.llm.engine.cancel(each.sequence)
-        self._measure()
         self._send([(generation, [error]) for generation in active])
+        for each in active.values():
+            try:
+                self.llm.engine.cancel(each.sequence)
+            except Exception:  # a bug: its client has been told
+                log.exception("a request could not be cancelled")
+        self._measure()
 
     def _collect(self) -> None:
         """Turns what the step gained into events, and sends them in one go."""
