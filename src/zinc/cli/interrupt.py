@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 
 class Interrupt:
@@ -27,11 +27,6 @@ class Interrupt:
             raise KeyboardInterrupt
         self._requested = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)

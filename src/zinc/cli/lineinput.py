@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
 
 HISTORY_LINES = 1000
 PROMPT, MORE = "> ", "  "
@@ -63,12 +62,7 @@ class LineInput:
                 readline.read_history_file(self._history)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._history is None:
             return
         # A conversation is not lost because its history has nowhere to go.

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from zinc.core.errors import FormatError
 from zinc.formats.gguf_part import Part, Tensor, read_part
@@ -65,12 +65,7 @@ class GGUFFile(MetadataAccess):
     def __enter__(self) -> GGUFFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -15,7 +15,6 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -131,12 +130,7 @@ class GGUFWriter:
     def __enter__(self) -> GGUFWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.write()
 
