@@ -284,8 +284,12 @@ def upload(
     backend: Backend,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Hands every weight of the plan to the backend, in the order of the plan."""
+    """Hands every weight of the plan to the backend, the largest first.
+
+    A tensor is in memory twice while it is packed: the largest ones before the others are there.
+    """
     tensors = [(w, file.tensors[w.tensor]) for w in plan.weights]
+    tensors.sort(key=lambda pair: pair[1].n_bytes, reverse=True)
     total = sum(t.n_bytes for _, t in tensors)
     done = 0
     for weight, tensor in tensors:
