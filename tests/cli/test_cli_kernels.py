@@ -40,6 +40,26 @@ def test_every_kernel_is_tested_before_the_model(zinc, few_cases, fixture_model,
 
 
 @needs_compiler
+def test_the_kernels_of_all_cases_are_compiled_at_once(few_cases, monkeypatch):
+    """Then the cases themselves compile nothing."""
+    monkeypatch.setattr(parity, "every_case", lambda: few_cases[::5])
+    backend = vulkan.create()
+    batches = []
+
+    def prepare(self, wanted, progress=None):
+        batches.append({s for s in wanted if s not in self._made})
+        return made(self, batches[-1], progress)
+
+    made = shaders.Pipelines.prepare
+    monkeypatch.setattr(shaders.Pipelines, "prepare", prepare)
+    monkeypatch.setattr(backend.pipelines, "_made", {})
+    results = list(parity.compare_cases(lambda: vulkan.VulkanBackend(backend.device)))
+    assert len(results) == sum(parity.is_for(backend, op) for op, _ in few_cases[::5])
+    assert batches[0]
+    assert not set().union(*batches[1:])
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     ("case", "kernel", "file", "right", "wrong"),
     [

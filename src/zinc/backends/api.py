@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
@@ -371,6 +371,15 @@ class Split(Protocol):
 
     def place(self, node: Node) -> int:
         """Index of the place that runs a node of a graph."""
+        ...
+
+
+@runtime_checkable
+class Compiling(Protocol):
+    """A backend that compiles a kernel when a step first needs it."""
+
+    def compile(self, steps: Iterable[tuple[Plan, Step]], kv_dtype: str) -> None:
+        """Compiles at once, on all cores, what these steps of plans need. Raises DeviceError."""
         ...
 
 

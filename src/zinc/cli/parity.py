@@ -21,6 +21,7 @@ from zinc.backends.api import (
     OPTIONAL,
     Backend,
     CacheLayout,
+    Compiling,
     Kernels,
     Launch,
     Plan,
@@ -131,16 +132,22 @@ def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
     """
     kernels = create()
     cases = [(op, case) for op, case in every_case() if is_for(kernels, op)]
+    steps = [_planned(case, kernels) for _, case in cases]
+    if isinstance(kernels, Compiling):
+        kernels.compile(steps, "f16")
     with ProgressBar("testing kernels") as progress:
-        for done, (op, case) in enumerate(cases):
-            yield _compare_case(op, case, create())
+        for done, ((op, case), (plan, step)) in enumerate(zip(cases, steps, strict=True)):
+            yield _compare_case(op, case, plan, step, create())
             progress(done + 1, len(cases))
 
 
-def _compare_case(op: Op, case: Case, backend: Backend) -> list[Check]:
+def _planned(case: Case, kernels: Kernels) -> tuple[Plan, Step]:
+    plan = make_plan(case.graph, kernels, max_tokens=case.n_tokens, max_outputs=case.n_tokens)
+    return plan, case.step(CASE_BLOCK_TOKENS)
+
+
+def _compare_case(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) -> list[Check]:
     name = f"case {case.name} of {op.name}"
-    plan = make_plan(case.graph, backend, max_tokens=case.n_tokens, max_outputs=case.n_tokens)
-    step = case.step(CASE_BLOCK_TOKENS)
     program = bind_case(backend, case, plan, step)
     reference = bind_case(api.create("ref"), case, plan, step)
     known = case_tolerance(op, case)

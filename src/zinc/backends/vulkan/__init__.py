@@ -7,7 +7,7 @@ the user's cache or compiled on demand (shaders.py); host calls go through ctype
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +27,12 @@ from zinc.backends.vulkan.device import Device, open_device
 from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, DeviceWeight
 from zinc.backends.vulkan.memory import Memory, Pool, Slice, Staging
 from zinc.backends.vulkan.prebuild import Nowhere
-from zinc.backends.vulkan.program import VulkanProgram
-from zinc.backends.vulkan.schedule import schedule, waits
+from zinc.backends.vulkan.program import VulkanProgram, bucket_of
+from zinc.backends.vulkan.schedule import lowered, schedule, waits
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.progress import ProgressBar
 from zinc.ops.graph import Act, State, Weight
+from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
 from zinc.quant.decode import decode
 
@@ -109,6 +110,16 @@ class VulkanBackend(VulkanKernels):
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> VulkanCache:
         return VulkanCache(states, layout, self.memory, self._staging)
+
+    def compile(self, steps: Iterable[tuple[Plan, Step]], kv_dtype: str) -> None:
+        at = Nowhere(self.features, kv_dtype)
+        wanted = [
+            dispatch.shader
+            for plan, step in steps
+            for launch in plan.launches
+            for dispatch in lowered(launch, at, bucket_of(plan, step))
+        ]
+        self.pipelines.prepare(wanted, ProgressBar("compiling kernels"))
 
     def prepare(self, plan: Plan, cache: Any) -> VulkanProgram:
         return VulkanProgram(

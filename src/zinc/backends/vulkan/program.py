@@ -131,7 +131,7 @@ class VulkanProgram:
     def _submit(self, step: Step, logits: bool) -> Running:
         self._check(step)
         slot = self._free_slot()
-        recording = self._recorded(self._bucket(step, logits), slot)
+        recording = self._recorded(bucket_of(self.plan, step, logits), slot)
         self._data[slot].write(step)
         running = Running(self, recording, len(step.output_rows))
         self._running[slot] = running
@@ -180,7 +180,7 @@ class VulkanProgram:
             self._staging.write(self._arena, ref.offset + i * ref.stride, row.view(np.uint8))
 
     def kernels(self, step: Step, launch: int) -> list[str]:
-        dispatches = lowered(self.plan.launches[launch], self._operands, self._bucket(step))
+        dispatches = lowered(self.plan.launches[launch], self._operands, bucket_of(self.plan, step))
         return [
             str(for_device(dispatch.shader, self._operands.features)) for dispatch in dispatches
         ]
@@ -203,7 +203,7 @@ class VulkanProgram:
 
     def counts(self, step: Step) -> StepCounts:
         """What was recorded for a step."""
-        commands = self._recorded(self._bucket(step), 0).commands
+        commands = self._recorded(bucket_of(self.plan, step), 0).commands
         return StepCounts(commands.n_dispatches, commands.n_barriers)
 
     def _prepared(self, step: Step) -> Bucket:
@@ -212,7 +212,7 @@ class VulkanProgram:
         self._settle()
         self._data[0].write(step)
         self._operands.step = self._data[0].address
-        return self._bucket(step)
+        return bucket_of(self.plan, step)
 
     def _check(self, step: Step) -> None:
         if step.n_tokens > self.plan.max_tokens or len(step.output_rows) > self.plan.max_outputs:
@@ -220,17 +220,6 @@ class VulkanProgram:
                 f"a step of {step.n_tokens} tokens and {len(step.output_rows)} outputs exceeds "
                 f"the plan's {self.plan.max_tokens} and {self.plan.max_outputs}"
             )
-
-    def _bucket(self, step: Step, logits: bool = True) -> Bucket:
-        return Bucket.of(
-            self.plan,
-            tokens=len(step.ids),
-            outputs=len(step.output_rows),
-            sequences=len(step.state_slot),
-            keys=max(step.positions.tolist()) + 1,
-            draws=step.draws is not None,
-            logits=logits,
-        )
 
     def _constants(self) -> dict[Constant, Slice]:
         found = [x for launch in self.plan.launches for x in launch.inputs]
@@ -288,6 +277,18 @@ class VulkanProgram:
             buffer = self._downloads[ref, slot] = self._memory.buffer(size, Kind.DOWNLOAD)
         recorder.read_back(self._arena, ref.offset, buffer, size)
         return buffer
+
+
+def bucket_of(plan: Plan, step: Step, logits: bool = True) -> Bucket:
+    return Bucket.of(
+        plan,
+        tokens=len(step.ids),
+        outputs=len(step.output_rows),
+        sequences=len(step.state_slot),
+        keys=max(step.positions.tolist()) + 1,
+        draws=step.draws is not None,
+        logits=logits,
+    )
 
 
 def _rows(buffer: Buffer | None, ref: Ref, n: int) -> FloatArray:
