@@ -1,6 +1,7 @@
 # make run    install into .venv and answer one prompt with the embedded model
 # make test   run the tests
 # make check  everything CI checks: format, lint, types, tests
+# make check-arm  compile the CPU backend for AArch64 and test it under QEMU (Debian)
 # make bench  measure this machine: prefill and decode of the embedded model, beside its limits
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPP := $(shell find src/zinc/backends/cpu/native -name '*.cpp' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 
-.PHONY: run test check format bench dev clean
+.PHONY: run test check check-arm format bench dev clean
 
 $(VENV)/installed: pyproject.toml CMakeLists.txt $(CPP)
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +36,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 	$(MAKE) test
+
+check-arm: $(VENV)/installed-dev
+	PATH="$(abspath $(BIN)):$$PATH" dev/check-arm
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .

@@ -18,13 +18,13 @@ namespace zinc {
 namespace {
 
 constexpr size_t kMapped = size_t{1} << 18;
+constexpr size_t kPage = size_t{64} << 10;  // a multiple of every page size in use
 constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 std::byte* map(size_t n) {
-    const size_t page = 4096 * 4;  // a multiple of every page size in use, 16 KiB on some Arm machines
-    const size_t size = round_up(n, page);
+    const size_t size = round_up(n, kPage);
     const size_t slack = size >= kHugePage ? kHugePage : 0;
     void* base = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) throw std::bad_alloc();
@@ -121,7 +121,7 @@ Bytes::~Bytes() {
     if (in_slab) {
         slabs().give_back(data);
     } else if (size >= kMapped) {
-        munmap(data, round_up(size, 4096 * 4));
+        munmap(data, round_up(size, kPage));
     } else {
         std::free(data);
     }

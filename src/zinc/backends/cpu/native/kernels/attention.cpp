@@ -184,7 +184,7 @@ void load_queries(const Rows& rows, const Operand& q) {
             const bool finite = sum((a + b) * F32x16::zero()) == 0.0f;
             rows.bytes.scales[r * groups + g] =
                 finite ? top / 127.0f * p.query_scale : std::numeric_limits<float>::quiet_NaN();
-            rows.bytes.offsets[r * groups + g] = -offset * sum(qa + qb);
+            rows.bytes.offsets[r * groups + g] = (kDotOffset - offset) * sum(qa + qb);
         }
     }
 }

@@ -205,7 +205,7 @@ inline void dot_keys(const float* q, int dim, const Keys* keys, float* s) {
 }
 
 // A query row for integer keys: quants, and per group of 32 dimensions its scale (the softmax scale included)
-// and -kOffset * (sum of the quants), which takes back the offset of the unsigned keys.
+// and (kDotOffset - kOffset) * (sum of the quants), which takes back the offset of the unsigned keys.
 struct ByteQuery {
     int8_t* quants;
     float* scales;

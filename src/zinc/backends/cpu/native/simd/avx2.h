@@ -12,6 +12,7 @@ namespace zinc::ZINC_LEVEL {
 
 inline constexpr int kVectorRegisters = 8;  // sixteen-lane values that fit in registers
 inline constexpr int kOffset8 = 0;          // 8-bit weights are stored as s8
+inline constexpr int kDotOffset = 0;        // dot4 takes u8 as they are
 
 struct I32x16 {
     __m256i a, b;

@@ -8,6 +8,7 @@ namespace zinc::ZINC_LEVEL {
 
 inline constexpr int kVectorRegisters = 8;  // sixteen-lane values that fit in registers
 inline constexpr int kOffset8 = 0;          // 8-bit weights are stored as s8
+inline constexpr int kDotOffset = 128;      // dot4 takes u8 as s8 + kDotOffset
 
 // f for each of the four registers.
 template <class T, class F>
@@ -285,12 +286,12 @@ inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {
     });
 }
 
-// acc + the dot product of each lane's four u8 with `four`, four s8: u = (u - 128) + 64 + 64.
+// acc + the dot product of each lane's four u8 - kDotOffset with `four`, four s8.
 inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
-    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four)), half = vdupq_n_s8(64);
+    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
     return quarters<I32x16>([&](int i) {
-        const int8x16_t s = vreinterpretq_s8_u8(veorq_u8(w.v[i], vdupq_n_u8(0x80)));
-        return vdotq_s32(vdotq_s32(vdotq_s32(acc.v[i], s, x), half, x), half, x);
+        const int8x16_t s = vreinterpretq_s8_u8(veorq_u8(w.v[i], vdupq_n_u8(kDotOffset)));
+        return vdotq_s32(acc.v[i], s, x);
     });
 }
 
