@@ -10,7 +10,12 @@ import pytest
 
 import zinc
 from zinc import LLM, SamplingParams
+from zinc.cli.main import main
 from zinc.core.errors import RequestError, ZincError
+from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.formats.gguf import GGUFFile
+from zinc.formats.gguf_writer import GGUFWriter
+from zinc.formats.metadata import GGUFArray
 
 ORACLE = Path(__file__).parent / "data" / "oracle"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -120,6 +125,26 @@ def test_thinking_is_switched_by_a_template_argument(llm):
     off = llm.tokenizer.decode(llm.render(messages, enable_thinking=False), skip_special=False)
     assert on != off
     assert off.endswith("</think>\n\n")
+
+
+def test_what_the_file_recommends_is_the_default(tmp_path, capsys):
+    path = tmp_path / "greedy.gguf"
+    with GGUFFile.open(EMBEDDED_MODEL) as file, GGUFWriter(path) as writer:
+        for key, value in {**file.metadata, "general.sampling.top_k": 1}.items():
+            kind = None if isinstance(value, GGUFArray) else file.value_types.get(key)
+            writer.add(key, value, kind)
+        for name, tensor in file.tensors.items():
+            writer.add_tensor(name, tensor.data, tensor.type, tensor.shape)
+    greedy, hot = SamplingParams(top_k=1, seed=1), SamplingParams(temperature=9, top_k=0, seed=1)
+    prompt = [{"role": "user", "content": "Tell me a story."}]
+    with LLM(path, backend="cpu", threads=2, context=256) as llm:
+        assert llm.sampling == {"top_k": 1}
+        expected = llm.chat(prompt, greedy).text
+        assert llm.chat(prompt).text == expected
+        assert llm.chat(prompt, hot).text != expected
+    for options, is_greedy in (((), True), (("--top-k", "0", "--temp", "9"), False)):
+        assert main(["run", "Tell me a story.", "-m", str(path), "-c", "256", *options]) == 0
+        assert (capsys.readouterr().out == f"{expected}\n") == is_greedy
 
 
 def test_another_chat_template_takes_the_place_of_the_files():

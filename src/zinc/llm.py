@@ -29,7 +29,7 @@ from zinc.engine.engine import Engine
 from zinc.engine.identity import cache_key
 from zinc.engine.loader import Memory
 from zinc.engine.readout import Pooled, Pooling, embedding
-from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences
+from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences, recommended
 from zinc.engine.sequence import Sequence, Timings
 from zinc.engine.structured import Grammars, Kind
 from zinc.formats.gguf import GGUFFile
@@ -172,6 +172,12 @@ class LLM:
         return Tokenizer.from_metadata(metadata, str(self.path))
 
     @cached_property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of SamplingParams that the file recommends; requests without `params` have
+        them."""
+        return recommended(self.file.metadata)
+
+    @cached_property
     def template(self) -> ChatTemplate:
         """The model's chat template. Raises TemplateError when it has none."""
         return ChatTemplate.from_tokenizer(self.tokenizer)
@@ -289,7 +295,7 @@ class LLM:
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
     ) -> _Answer:
-        params = params or SamplingParams()
+        params = params or SamplingParams(**self.sampling)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         sequence = self.engine.submit(
             ids,

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -130,6 +131,7 @@ def test_reasoning_never_goes_to_stdout(zinc, monkeypatch, options, shown):
 
     class Reasoner(contextlib.nullcontext[object]):
         template = ChatTemplate("user: {{ messages[0].content }}\n<think>\n")
+        sampling = MappingProxyType({})
 
         def stream(self, messages, params, **template_args):
             asked.append(template_args)

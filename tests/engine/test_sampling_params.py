@@ -5,7 +5,7 @@ import math
 import pytest
 
 from zinc.core.errors import RequestError
-from zinc.engine.sampling import DEFAULT_SAMPLERS, SamplingParams
+from zinc.engine.sampling import DEFAULT_SAMPLERS, SamplingParams, recommended
 
 
 def test_defaults_are_valid_and_draw():
@@ -88,3 +88,18 @@ def test_sequences_become_tuples_and_biases_a_copy():
 @pytest.mark.parametrize("t", [0, 0.0, 1e-7])
 def test_a_temperature_that_rounds_to_zero_is_greedy(t):
     assert SamplingParams(temperature=t).greedy
+
+
+def test_what_a_file_recommends(caplog):
+    """Numbers in float32, as files hold them; what is out of range is left out, and said."""
+    keys = {
+        "temp": 0.6000000238418579, "top_k": 20, "top_p": 0.949999988079071, "min_p": 7.0,
+        "penalty_repeat": 1.0499999523162842, "penalty_last_n": -1, "mirostat": "no",
+    }  # fmt: skip
+    metadata = {f"general.sampling.{key}": value for key, value in keys.items()}
+    found = recommended({"general.name": "x", **metadata})
+    assert found == {
+        "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repeat_penalty": 1.05, "repeat_last_n": -1,
+    }  # fmt: skip
+    assert SamplingParams(**found).top_k == 20
+    assert [record.args[0] for record in caplog.records] == ["min_p", "mirostat"]

@@ -21,6 +21,7 @@ import pytest
 from serving import LOAD, Running, running
 
 import zinc
+from zinc import LLM
 from zinc.cli import serve
 from zinc.cli.main import main
 from zinc.core.errors import RequestError
@@ -191,7 +192,7 @@ def test_the_log_has_no_contents(server: Running, monkeypatch: pytest.MonkeyPatc
     assert all(row["id"].startswith("req_") and row["time"].endswith("Z") for row in rows)
 
 
-def test_sampling_that_requests_do_not_give_is_the_servers():
+def test_sampling_that_requests_do_not_give_is_the_servers(monkeypatch: pytest.MonkeyPatch):
     """With top_k 1 every answer is the greedy one, unless the request says otherwise."""
     messages = [{"role": "user", "content": "Tell me a story."}]
     chat = {"messages": messages, "max_tokens": 12}
@@ -200,9 +201,10 @@ def test_sampling_that_requests_do_not_give_is_the_servers():
         "/v1/messages": (chat, lambda found: found["content"][0]["text"]),
         "/completion": ({"prompt": "Once", "n_predict": 12}, lambda found: found["content"]),
     }
+    monkeypatch.setattr(LLM, "sampling", {"top_k": 9, "min_p": 0.0})  # the file's come second
     with running(sampling={"top_k": 1, "seed": 5}) as server:
         params = server.get("/props").json["default_generation_settings"]["params"]
-        assert (params["top_k"], params["seed"]) == (1, 5)
+        assert (params["top_k"], params["seed"], params["min_p"]) == (1, 5, 0)
         for path, (fields, text_of) in asked.items():
             greedy = text_of(server.post(path, {**fields, "temperature": 0}).json)
             assert text_of(server.post(path, fields).json) == greedy

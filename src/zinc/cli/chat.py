@@ -46,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
     from zinc.cli import loading
 
-    params = loading.sampling_params(args)
+    loading.sampling_params(args)  # what is out of range is told before anything is loaded
     with loading.open_llm(args) as llm, LineInput() as lines:
+        params = loading.sampling_params(args, llm)
         llm.template  # a model without one is told before anybody writes  # noqa: B018
         chat = Chat(llm, params, usage.template_arguments(args), args.stats)
         chat.set_system(system or "")

@@ -55,9 +55,11 @@ def open_llm(args: argparse.Namespace) -> LLM:
     return llm
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """What the options say; the rest keeps its default. Raises RequestError out of range."""
-    return SamplingParams(max_tokens=args.max_tokens, **usage.sampler_arguments(args))
+def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> SamplingParams:
+    """What the options say, else the model's file, else the defaults. Raises RequestError out of
+    range."""
+    given = {**(llm.sampling if llm else {}), **usage.sampler_arguments(args)}
+    return SamplingParams(max_tokens=args.max_tokens, **given)
 
 
 def create_backend(args: argparse.Namespace) -> api.Backend:

@@ -58,8 +58,9 @@ def run(args: argparse.Namespace) -> int:
     from zinc.cli import answer, loading
     from zinc.core.progress import is_plain
 
-    params = loading.sampling_params(args)
+    loading.sampling_params(args)  # what is out of range is told before anything is loaded
     with loading.open_llm(args) as llm:
+        params = loading.sampling_params(args, llm)
         template_args = usage.template_arguments(args)
         # Reasoning is not the answer: it is for whoever watches, or asked for it.
         watched = args.think or not is_plain(sys.stderr)

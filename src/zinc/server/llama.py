@@ -402,7 +402,7 @@ async def apply_template(service: Service, request: Request) -> Response:
 async def props(service: Service, request: Request) -> Response:
     async with service.pool.use(request.query_params.get("model")) as model:
         tokenizer = model.tokenizer
-        defaults = settings(SamplingParams(**service.config.sampling), model)
+        defaults = settings(SamplingParams(**await service.sampling_of(model.name)), model)
         return JSONAnswer(
             {
                 "default_generation_settings": {

@@ -24,6 +24,8 @@ from zinc.chat.traits import TemplateTraits
 from zinc.core.errors import ZincError
 from zinc.core.progress import ProgressBar
 from zinc.engine.loader import resolve_model
+from zinc.engine.sampling import recommended
+from zinc.formats.gguf import GGUFFile
 from zinc.llm import LLM
 from zinc.server.config import LoadOptions, ModelSource, ServerConfig
 from zinc.server.errors import ApiError
@@ -100,6 +102,16 @@ class Entry:
         self.last_used = time.monotonic()
         self.created = int(self.path.stat().st_mtime)
         self.needed_bytes = file_bytes(self.path)
+
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of SamplingParams that its file recommends; reads it if it is not loaded."""
+        if self.model is not None:
+            return self.model.llm.sampling
+        try:
+            with GGUFFile.open(self.path) as file:
+                return recommended(file.metadata)
+        except ZincError:
+            return {}  # loading it will say what is wrong
 
     def describe(self) -> dict[str, Any]:
         """Its row in `/v1/models`: OpenAI's fields, and what is known of its state."""

@@ -6,6 +6,7 @@ work, and either streams it or waits for it, and gives everything back when the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -42,6 +43,15 @@ class Service:
     metrics: ServerMetrics
     store: ResponseStore
 
+    async def sampling_of(self, name: str | None) -> dict[str, Any]:
+        """Arguments of SamplingParams for requests to a model that do not give them."""
+        entry = self.pool.entries.get(name) if name else self.pool.default
+        if entry is None:  # which the request hears from whoever looks for the model
+            return {}
+        is_loaded = entry.model is not None
+        of_file = entry.sampling() if is_loaded else await asyncio.to_thread(entry.sampling)
+        return {**of_file, **self.config.sampling}
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -52,11 +62,15 @@ class Shape:
 
 
 async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
-    """The request's body, checked, with the server's defaults of sampling. Raises ApiError."""
+    """The request's body, checked. Raises ApiError.
+
+    Sampling that it does not give is the server's (`--temp`), else what the model's file says.
+    """
     body = await read_json(request, service.config.max_body_bytes)
     fields = parse(kind, body, ignore_unknown=service.config.ignore_unknown_fields)
     if isinstance(fields, SamplingFields):
-        for name, value in service.config.sampling.items():
+        defaults = await service.sampling_of(getattr(fields, "model", None))
+        for name, value in defaults.items():
             if getattr(fields, name) is None:
                 setattr(fields, name, value)
     return fields

@@ -9,6 +9,7 @@ carry over; nothing here ever sorts a whole vocabulary to find a few likely toke
 from zinc.engine.sampling.chain import Draw, Sampled, Sampler, check_peak, sample_rows
 from zinc.engine.sampling.dry import breaker_sequences
 from zinc.engine.sampling.params import DEFAULT_SAMPLERS, SamplingParams
+from zinc.engine.sampling.recommended import recommended
 
 __all__ = [
     "DEFAULT_SAMPLERS",
@@ -18,5 +19,6 @@ __all__ = [
     "SamplingParams",
     "breaker_sequences",
     "check_peak",
+    "recommended",
     "sample_rows",
 ]
