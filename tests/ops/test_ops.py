@@ -20,7 +20,7 @@ CASES = every_case()
 
 def run(backend: Backend, case: Case) -> np.ndarray:
     assert case.graph.output is not None
-    n = case.n_tokens
+    n = case.max_tokens
     plan = make_plan(case.graph, backend, max_tokens=n, max_outputs=n)
     step = case.step(CASE_BLOCK_TOKENS)
     return np.array(bind_case(backend, case, plan, step).step(step))

@@ -142,7 +142,8 @@ def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
 
 
 def _planned(case: Case, kernels: Kernels) -> tuple[Plan, Step]:
-    plan = make_plan(case.graph, kernels, max_tokens=case.n_tokens, max_outputs=case.n_tokens)
+    n = case.max_tokens
+    plan = make_plan(case.graph, kernels, max_tokens=n, max_outputs=n)
     return plan, case.step(CASE_BLOCK_TOKENS)
 
 
@@ -163,12 +164,15 @@ def _compare_case(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) 
 
 
 def bind_case(backend: Backend, case: Case, plan: Plan, step: Step) -> Program:
-    """The plan of a case with its tensors, and a cache for its step."""
+    """The plan of a case with its tensors, and a cache with what is before its step."""
     for w in plan.weights:
         backend.upload(w, TensorData(w.type, w.shape, case.data(w)))
     n_blocks = max(1, step.tables[0].size)
     layout = CacheLayout(CASE_BLOCK_TOKENS, (n_blocks,), state_slots=step.n_sequences)
-    return backend.prepare(plan, backend.allocate(plan.states, layout))
+    program = backend.prepare(plan, backend.allocate(plan.states, layout))
+    if (before := case.before(CASE_BLOCK_TOKENS)) is not None:
+        program.step(before)
+    return program
 
 
 def relative_error(found: FloatArray, wanted: FloatArray) -> float:

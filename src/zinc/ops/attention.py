@@ -80,6 +80,11 @@ def _cases() -> Iterator[Case]:
             )
     # As few as have a kernel of their own on a GPU.
     yield _attention_case(Case("few", 13, sequences=(9, 1, 3)), 6, 2, 48, True, sinks=True)
+    # Runs of keys that are joined; so many heads, or so wide, that a GPU may take them as matrices.
+    yield _attention_case(Case("deep", 3, sequences=(1, 2), cached=300), 6, 2, 64, True)
+    yield _attention_case(Case("deep-group", 2, cached=300), 8, 1, 128, True, window=280)
+    yield _attention_case(Case("deep-heads", 1, cached=300), 8, 1, 256, False, sinks=True)
+    yield _attention_case(Case("later", 40, cached=100), 4, 2, 64, True)
     case = Case("window", 90, sequences=(70, 20))
     yield _attention_case(case, 4, 2, 32, True, window=16)
     case = Case("sinks", 30, sequences=(30,))

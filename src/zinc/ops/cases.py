@@ -33,7 +33,7 @@ WEIGHT_TYPES = (
 class Case:
     """`graph.output` is what is compared; `tensors` holds float32 data for each Weight by name, or
     `blocks` its bytes when it is of a type that zinc does not encode. `draws` says how the step
-    draws tokens, if it does."""
+    draws tokens, if it does. Each sequence has `cached` tokens before the step."""
 
     name: str
     n_tokens: int = 5
@@ -41,6 +41,7 @@ class Case:
     tensors: dict[str, FloatArray] = field(default_factory=dict)
     blocks: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
     sequences: Sequence[int] = ()
+    cached: int = 0
     draws: Draws | None = None
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
@@ -109,21 +110,41 @@ class Case:
         self.graph.output = out if out.dim is Dim.OUTPUTS else self.graph.select_rows(out)
         return self
 
+    @property
+    def max_tokens(self) -> int:
+        """Of its steps."""
+        return max(self.n_tokens, self.cached * max(1, len(self.sequences)))
+
     def step(self, block_tokens: int) -> Step:
         """All tokens at once: `sequences` lists how many tokens each sequence has."""
+        return self._step(self._lengths, self.cached, block_tokens)
+
+    def before(self, block_tokens: int) -> Step | None:
+        """The step that puts the tokens of `cached` into the cache."""
+        if not self.cached:
+            return None
+        return self._step([self.cached] * len(self._lengths), 0, block_tokens)
+
+    @property
+    def _lengths(self) -> Sequence[int]:
         lengths = list(self.sequences) or [self.n_tokens]
         assert sum(lengths) == self.n_tokens
+        return lengths
+
+    def _step(self, lengths: Sequence[int], first: int, block_tokens: int) -> Step:
+        n_tokens, n_sequences = sum(lengths), len(lengths)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        n_blocks = max(-(-n // block_tokens) for n in lengths)
-        table = np.arange(len(lengths) * n_blocks, dtype=np.int32).reshape(len(lengths), -1)
-        every = np.arange(self.n_tokens, dtype=np.int32)
+        n_blocks = max(-(-(self.cached + n) // block_tokens) for n in self._lengths)
+        table = np.arange(n_sequences * n_blocks, dtype=np.int32).reshape(n_sequences, -1)
+        every = np.arange(n_tokens, dtype=np.int32)
+        positions = np.concatenate([first + np.arange(n) for n in lengths])
         return Step(
-            ids=every,
-            positions=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
-            sequence=np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+            ids=every % self.n_tokens,
+            positions=positions.astype(np.int32),
+            sequence=np.repeat(np.arange(n_sequences, dtype=np.int32), lengths),
             output_rows=every,
             seq_start=starts,
-            state_slot=np.arange(len(lengths), dtype=np.int32),
+            state_slot=np.arange(n_sequences, dtype=np.int32),
             tables=(table,),
-            draws=self.draws,
+            draws=self.draws if first == self.cached else None,
         )
