@@ -88,7 +88,9 @@ class LLM:
     else the mean. chat_template: Jinja source in the place of the file's. progress: called with
     bytes done and bytes in all while weights are loaded.
 
-    Raises a `ZincError` when the file is damaged or unsupported, or memory is short.
+    Not thread-safe: one thread at a time may use it; prompts that are to share steps are given
+    together, or to a server. Raises a `ZincError` when the file is damaged or unsupported, or
+    memory is short.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from pathlib import Path
 from zinc.backends.api import Cache, Program
 from zinc.core.errors import MemoryLimitError, QueueFullError, UnsupportedError
 from zinc.engine import loader
+from zinc.engine.admission import STREAM_TOKENS, next_schedule
 from zinc.engine.checkpoints import checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
 from zinc.engine.flight import Flight
@@ -23,7 +24,6 @@ from zinc.engine.limits import Limits
 from zinc.engine.model_runner import ModelRunner
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, Sampler, SamplingParams, sample_rows
-from zinc.engine.scheduler import Budget, Schedule, schedule
 from zinc.engine.sequence import Sequence
 from zinc.kv import BlockAllocator, CachePool
 from zinc.kv.disk import DiskCache
@@ -31,10 +31,6 @@ from zinc.ops.graph import RecurrentState
 
 # Prompt tokens of a step that has streams in it: what a stream may stall for.
 PROMPT_TOKENS_BESIDE_STREAMS = 128
-
-# A sequence that waits for no more is a stream: the token that was drawn, and some that follow it
-# by dictation. They run in little more time than one.
-STREAM_TOKENS = 8
 
 
 class Engine:
@@ -225,7 +221,13 @@ class Engine:
             if not s.extended and len(s.ids) > self.plain_context:
                 self._extend(s)
             self.holdings.trim(s)
-        plan = self._schedule()
+        plan = next_schedule(
+            self._sequences,
+            self.holdings,
+            tokens=self.program.plan.max_tokens,
+            prompt_tokens=self.prompt_tokens_beside_streams,
+            seats=self.max_sequences,
+        )
         for i in plan.preempted:
             self._preempt(self._sequences[i])
         n_sequences = len(self._sequences)
@@ -245,46 +247,7 @@ class Engine:
                     gained += self._score(s, counts[s.id])
         return sorted(gained, key=lambda s: s.id)
 
-    # -- who runs -------------------------------------------------------------------------------
-
-    def _schedule(self) -> Schedule:
-        """Who runs, and who makes room for that."""
-        budget = self._budget()
-        running = [s for s in self._sequences.values() if s.holding is not None]
-        waiting = self._admissible(running, budget)
-        pending = {s.id: s.pending for s in running}
-        n_tokens = sum(pending.values())
-        room = min(budget.tokens, *budget.blocks)  # a token may need a block
-        if not waiting and max(pending.values(), default=0) <= STREAM_TOKENS and n_tokens <= room:
-            return Schedule(pending)  # streams alone, as most steps are
-        # What preemption would free is counted only when somebody may be preempted.
-        lavish = self.program.plan.max_tokens // budget.block_tokens + 2 * len(running)
-        tight = min(budget.blocks) <= lavish or bool(waiting)
-        sequences = sorted([*running, *waiting], key=lambda s: s.id)
-        back = self.holdings.held_back(sequences)
-        demands = [self.holdings.demand(s, tight) for s in sequences if s.id not in back]
-        return schedule(demands, budget)
-
-    def _admissible(self, running: list[Sequence], budget: Budget) -> list[Sequence]:
-        """Those of the waiting who may be let in: when every seat is taken, only who is more
-        important than somebody who runs. To look for the others' prefixes would be in vain."""
-        if len(running) == len(self._sequences):
-            return []
-        waiting = [s for s in self._sequences.values() if s.holding is None]
-        if not running or (len(running) < budget.sequences and budget.slots > 0):
-            return waiting
-        least = min(s.priority for s in running)
-        return [s for s in waiting if s.priority > least]
-
-    def _budget(self) -> Budget:
-        return Budget(
-            tokens=self.program.plan.max_tokens,
-            prompt_tokens=self.prompt_tokens_beside_streams,
-            sequences=self.max_sequences,
-            blocks=self.pool.available,
-            slots=self.pool.available_slots,
-            block_tokens=self.pool.block_tokens,
-        )
+    # -- who has a part of the cache ------------------------------------------------------------
 
     def _seat(self, tokens: dict[int, int]) -> tuple[list[Sequence], dict[int, int]]:
         """Attaches the chosen ones and gives them blocks; drops those that memory fails.
