@@ -153,16 +153,15 @@ def of_family(
 def summary(found: dict[str, Kernels]) -> list[str]:
     lines = ["| family | kernels | that spill | that use dot4 | that use wmma |"]
     lines += ["|---|---|---|---|---|"]
-    for family, all_kernels in found.items():
-        numbers = [n for _, n in all_kernels.values()]
-        counts = (
-            len(numbers),
-            sum(n.spills > 0 for n in numbers),
-            sum(n.dots > 0 for n in numbers),
-            sum(n.matrices > 0 for n in numbers),
+    for family, kernels in found.items():
+        numbers = [n for _, n in kernels.values()]
+        spill = [shader.name for shader, (_, n) in kernels.items() if n.spills]
+        names = f" ({', '.join(sorted({*spill}))})" if spill else ""
+        dots, matrices = sum(n.dots > 0 for n in numbers), sum(n.matrices > 0 for n in numbers)
+        lines.append(
+            f"| {family} ({FAMILIES[family][0]}) | {len(kernels)} | {len(spill)}{names} | {dots} "
+            f"| {matrices} |"
         )
-        cells = " | ".join(map(str, counts))
-        lines.append(f"| {family} ({FAMILIES[family][0]}) | {cells} |")
     return lines
 
 
