@@ -50,7 +50,7 @@ Pool::~Pool() {
 }
 
 void Pool::worker(int thread) {
-    uint64_t seen = 0;
+    uint32_t seen = 0;
     for (;;) {
         auto ready = [&] { return stop_.load() || epoch_.load() != seen; };
         if (!spin_until(ready)) {
@@ -67,7 +67,8 @@ void Pool::worker(int thread) {
 
 void Pool::run(int n_items, const int* chunks, Run run, void* context) {
     std::lock_guard one_caller(run_mutex_);
-    const uint64_t epoch = epoch_.load() + 1;
+    const uint32_t epoch = epoch_.load() + 1;
+    const uint64_t first = uint64_t{epoch} << 32;
     {
         std::lock_guard lock(job_mutex_);
         if (n_items > capacity_) {
@@ -82,12 +83,12 @@ void Pool::run(int n_items, const int* chunks, Run run, void* context) {
             // Closed before the new total appears: a late worker that reads that total sees the new epoch
             // too.
             for (int t = 0; t < size(); ++t)
-                lanes[t].next.store(epoch << 32 | 0xffffffff, std::memory_order_relaxed);
+                lanes[t].next.store(first | 0xffffffff, std::memory_order_relaxed);
             const auto total = static_cast<uint32_t>(chunks[i]);
             counters_.items[i].total.store(total, std::memory_order_release);
-            counters_.items[i].done.store(epoch << 32, std::memory_order_relaxed);
+            counters_.items[i].done.store(first, std::memory_order_relaxed);
             for (int t = 0; t < size(); ++t)
-                lanes[t].next.store((epoch << 32) + first_chunk(total, t), std::memory_order_release);
+                lanes[t].next.store(first + first_chunk(total, t), std::memory_order_release);
         }
         job_ = {counters_.items.get(), counters_.lanes.get(), n_items, run, context};
         epoch_.store(epoch);
@@ -105,7 +106,8 @@ void Pool::run(int n_items, const int* chunks, Run run, void* context) {
     if (error) std::rethrow_exception(error);
 }
 
-void Pool::walk(uint64_t epoch, int thread) {
+void Pool::walk(uint32_t epoch, int thread) {
+    const uint64_t first = uint64_t{epoch} << 32;
     Job job;
     {
         std::lock_guard lock(job_mutex_);
@@ -116,7 +118,7 @@ void Pool::walk(uint64_t epoch, int thread) {
         Counter& c = job.counters[item];
         Lane* lanes = job.lanes + int64_t{item} * size();
         const uint32_t total = c.total.load(std::memory_order_acquire);
-        const uint64_t all_done = (epoch << 32) + total;
+        const uint64_t all_done = first + total;
         auto run = [&](uint64_t chunk) {
             try {
                 job.run(job.context, item, static_cast<int>(chunk & 0xffffffffu), scratch_[thread]);
@@ -131,7 +133,7 @@ void Pool::walk(uint64_t epoch, int thread) {
         };
         for (int i = 0; i < size(); ++i) {
             const int lane = (thread + i) % size();
-            const uint64_t end = (epoch << 32) + first_chunk(total, lane + 1);
+            const uint64_t end = first + first_chunk(total, lane + 1);
             std::atomic<uint64_t>& claim = lanes[lane].next;
             uint64_t next = claim.load(std::memory_order_acquire);
             while (next >> 32 == epoch && next < end) {
@@ -146,7 +148,7 @@ void Pool::walk(uint64_t epoch, int thread) {
 }
 
 void Pool::wait_done(Counter& c, uint64_t target) {
-    auto ready = [&] { return c.done.load() >= target; };
+    auto ready = [&] { return static_cast<int64_t>(c.done.load() - target) >= 0; };
     if (ready() || spin_until(ready)) return;
     std::unique_lock lock(mutex_);
     sleepers_.fetch_add(1);

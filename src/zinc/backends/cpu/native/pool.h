@@ -3,7 +3,7 @@
 // Every thread visits every launch in order, claims chunks until none is left and goes on when all chunks are
 // done. So nobody waits for a *thread*, only for chunks in flight: a thread that the operating system has
 // preempted between chunks delays no one. Counters carry the epoch (step number) in their upper half, so a
-// late thread that wakes up in the next step cannot claim a chunk of it by mistake.
+// late thread that wakes up in the next step cannot claim a chunk of it by mistake. Epochs wrap around.
 //
 // The chunks of a launch fall into a lane a thread, neighbours in the same lane. A thread takes its own lane
 // first and then what is left in the others: so it reads one long run of weights, which memory delivers up
@@ -61,7 +61,7 @@ private:
         return (total * static_cast<uint64_t>(lane) + n - 1) / n;
     }
     void worker(int thread);
-    void walk(uint64_t epoch, int thread);
+    void walk(uint32_t epoch, int thread);
     void wait_done(Counter& c, uint64_t target);
 
     std::vector<Counters> retired_;
@@ -77,7 +77,7 @@ private:
     Job job_;
     std::mutex run_mutex_;  // one run at a time
     std::mutex job_mutex_;  // guards job_ against a late worker reading it
-    std::atomic<uint64_t> epoch_{0};
+    std::atomic<uint32_t> epoch_{0};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
     std::mutex mutex_;
