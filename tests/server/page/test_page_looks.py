@@ -59,6 +59,17 @@ def test_phone_width(open_tab: OpenTab, script: Script) -> None:
     assert not tab.evaluate(overflow)
 
 
+def test_wide_formulas_scroll_on_their_own(open_tab: OpenTab, script: Script) -> None:
+    tab = open_tab(script.url, **PHONE)
+    wide = " + ".join(f"x_{{{i}}}" for i in range(20))
+    script.say(*answer(f"See ${wide}$ here.\n\n# ${wide}$\n\n$$\n{wide}\n$$\n\n- ${wide}$"))
+    tab.fill("#prompt", "Formulas?")
+    tab.tap("#send")
+    tab.wait_for_function("() => document.querySelectorAll('math').length === 4")
+    assert tab.evaluate("() => { const e = document.querySelector('#thread');"
+                        " return e.scrollWidth === e.clientWidth; }")  # fmt: skip
+
+
 def test_dark_mode(open_tab: OpenTab, script: Script) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(253, 253, 252)", "rgb(24, 24, 27)"
