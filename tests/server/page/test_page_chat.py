@@ -12,7 +12,7 @@ import pytest
 from acts import answers, ask, last_answer, send, wait_answered, wait_stored
 from serving import MODEL, Running, running
 
-from zinc.engine import engine
+from zinc.engine import flight
 from zinc.engine.sampling import Sampled
 from zinc.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ def dictate(monkeypatch: pytest.MonkeyPatch, ids: Iterable[int], pause_s: float 
         time.sleep(pause_s)
         return [Sampled(next(rest)) for _ in samplers]
 
-    monkeypatch.setattr(engine, "sample_rows", sample_rows)
+    monkeypatch.setattr(flight, "sample_rows", sample_rows)
 
 
 def go_on(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
