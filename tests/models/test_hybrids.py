@@ -42,10 +42,10 @@ def assert_same_model(path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_long_run_does_not_drift(backend: str) -> None:
-    """1,024 tokens in steps of 96 and of one: finite state, the same logits."""
-    path = FIXTURES / "qwen35moe.gguf"
-    ids = np.random.default_rng(3).integers(512, size=1024).astype(np.int32)
-    runner = Runner(path, backend, n_sequences=2, room=1024)
+    """1,024 tokens (384 on Vulkan) in steps of 96 and of one: finite state, the same logits."""
+    path, n = FIXTURES / "qwen35moe.gguf", 384 if backend == "vulkan" else 1024
+    ids = np.random.default_rng(3).integers(512, size=n).astype(np.int32)
+    runner = Runner(path, backend, n_sequences=2, room=n)
     in_chunks = runner.feed_in_chunks(ids, 96)
     singly = runner.feed_in_chunks(ids, 1, sequence=1)
     assert np.isfinite(in_chunks).all()

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def cpu_model() -> str:
-    """The processor's name as the operating system gives it."""
+    """The processor's name as the operating system gives it, with what tells generations apart when
+    the name has no number ("AMD EPYC", as a virtual machine may call it)."""
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         try:
@@ -26,13 +27,15 @@ def cpu_model() -> str:
         except (OSError, subprocess.SubprocessError):
             return platform.machine()
     try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return value.strip()
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        text = ""
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    cpu = {key.strip(): value.strip() for key, _, value in lines}
+    name = cpu.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in cpu and not any(c.isdigit() for c in name):
+        name += f" (family {cpu['cpu family']}, model {cpu.get('model', '')})"
+    return name
 
 
 def backends(
