@@ -1,6 +1,7 @@
 """Time of attention on Vulkan: of one token by how its keys are cut, of many with matrices or not.
 
     python benchmarks/vulkan_attention.py results.json [--keys 16384] [--shape 32 8 128]
+    python benchmarks/vulkan_attention.py results.json --quick --shape 16 2 256
     python benchmarks/vulkan_attention.py results.json --tokens 512
 
 Layers enough to outgrow the caches of the device run one after another, each on what the last gave,
@@ -91,7 +92,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1)
     parser.add_argument("--keys", type=int, default=16384)
     parser.add_argument("--shape", type=int, nargs=3, default=(32, 8, 128))
-    parser.add_argument("--quick", action="store_true", help="only what is chosen now")
+    parser.add_argument(
+        "--quick", action="store_true", help="only what is chosen now, and no matrices"
+    )
     parser.add_argument("--kv-dtype", default="f16", choices=("f16", "q8_0"))
     args = parser.parse_args()
     backend = create()
@@ -100,10 +103,10 @@ def main() -> None:
     pairs = args.tokens * (args.keys - (args.tokens - 1) / 2)
     tflop = 4e-12 * n_heads * head_dim * pairs
     chosen: dict[str, Any] = {name: getattr(attention, name) for name in TRIED}
-    tried = [chosen]
-    if args.tokens > attention.FEW_TOKENS:
+    if args.quick or args.tokens > attention.FEW_TOKENS:
         tried = [{"MAX_MATRIX_DIM": n} for n in (attention.MAX_MATRIX_DIM, 0)]
-    elif not args.quick:
+    else:
+        tried = [chosen]
         values = product(*TRIED.values())
         tried += [dict(zip(TRIED, chosen, strict=True)) for chosen in values]
     print(backend.describe())
@@ -121,7 +124,15 @@ def main() -> None:
             f"{tflop / seconds:6.1f} TFLOP/s",
             flush=True,
         )
-    args.path.write_text(json.dumps(results, indent=1) + "\n")
+    report = {
+        "device": backend.describe(),
+        "tokens": args.tokens,
+        "keys": args.keys,
+        "shape": args.shape,
+        "kv_dtype": args.kv_dtype,
+        "tried": results,
+    }
+    args.path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
