@@ -134,11 +134,9 @@ def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
     cases = [(op, case) for op, case in every_case() if is_for(kernels, op)]
     steps = [_planned(case, kernels) for _, case in cases]
     if isinstance(kernels, Compiling):
-        befores = [
-            (case.before(CASE_BLOCK_TOKENS), plan)
-            for (_, case), (plan, _) in zip(cases, steps, strict=True)
-        ]
-        kernels.compile([*steps, *((plan, step) for step, plan in befores if step)], "f16")
+        planned = zip(cases, steps, strict=True)
+        before = [(plan, case.before(CASE_BLOCK_TOKENS)) for (_, case), (plan, _) in planned]
+        kernels.compile([*steps, *((plan, step) for plan, step in before if step)], "f16")
     with ProgressBar("testing kernels") as progress:
         for done, ((op, case), (plan, step)) in enumerate(zip(cases, steps, strict=True)):
             yield _compare_case(op, case, plan, step, create())
