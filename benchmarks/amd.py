@@ -70,18 +70,26 @@ def plan_of(name: str) -> Plan:
             return make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=8, draws=True)
 
 
-def shaders(
-    models: Sequence[str], features: Features, steps: Sequence[str]
-) -> dict[Shader, tuple[str, str]]:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to compile: of these models and steps, kernels of these names or, with none, all."""
+
+    models: Sequence[str]
+    steps: Sequence[str]
+    kernels: Sequence[str] = ()
+
+
+def shaders(wanted: Wanted, features: Features) -> dict[Shader, tuple[str, str]]:
     """The first (model, step) that runs each shader."""
     at = Nowhere(features, "f16", BLOCK_TOKENS)
     found: dict[Shader, tuple[str, str]] = {}
-    for model in models:
+    for model in wanted.models:
         plan = plan_of(model)
-        for step, launch in product(steps, plan.launches):
+        for step, launch in product(wanted.steps, plan.launches):
             if BUCKETS[step].rows(launch.dim):
                 for dispatch in LOWERINGS[launch.kernel](launch, at, BUCKETS[step]):
-                    found.setdefault(dispatch.shader, (model, step))
+                    if dispatch.shader.name in wanted.kernels or not wanted.kernels:
+                        found.setdefault(dispatch.shader, (model, step))
     return found
 
 
@@ -117,26 +125,24 @@ Kernels = dict[Shader, tuple[tuple[str, str], Numbers]]  # with the first (model
 COLUMNS = ("VGPRs", "spills", "LDS", "waves", "instructions", "dot4", "wmma", "b128")
 
 
-def compiled(name: str, models: Sequence[str], steps: Sequence[str]) -> tuple[str, Kernels]:
-    """The driver, and every kernel of the models as RADV compiles it for a GPU of that name."""
+def compiled(name: str, wanted: Wanted) -> tuple[str, Kernels]:
+    """The driver, and every wanted kernel as RADV compiles it for a GPU of that name."""
     os.environ["RADV_FORCE_FAMILY"] = name
     candidate = next((c for c in candidates() if "RADV" in c.name), None)
     if candidate is None:
         raise DeviceError(f"RADV does not pretend to be a {name}")
     device = open_explaining(library(), candidate)
     pipelines = Pipelines(device)
-    wanted = shaders(models, replace(device.features, compute_units=COMPUTE_UNITS), steps)
-    pipelines.prepare(wanted)
+    firsts = shaders(wanted, replace(device.features, compute_units=COMPUTE_UNITS))
+    pipelines.prepare(firsts)
     found = {
         shader: (first, Numbers.of(explain(library(), device, pipelines.get(shader))))
-        for shader, first in wanted.items()
+        for shader, first in firsts.items()
     }
     return candidate.driver.removeprefix("radv Mesa ").partition("-")[0], found
 
 
-def of_family(
-    family: str, models: Sequence[str], steps: Sequence[str]
-) -> tuple[str, Kernels] | None:
+def of_family(family: str, wanted: Wanted) -> tuple[str, Kernels] | None:
     """`compiled` by the first of the family's names that this RADV knows, or None.
 
     In a process of its own each: the name is read once, and one that is not known may end it.
@@ -144,7 +150,7 @@ def of_family(
     for name in FAMILIES[family]:
         with ProcessPoolExecutor(1, get_context("fork")) as process:
             try:
-                return process.submit(compiled, name, models, steps).result()
+                return process.submit(compiled, name, wanted).result()
             except (DeviceError, BrokenProcessPool):
                 continue
     return None
@@ -226,19 +232,23 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=tuple(FAMILIES), choices=FAMILIES)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, choices=SHAPES)
     parser.add_argument("--steps", nargs="+", default=tuple(BUCKETS), choices=BUCKETS)
+    parser.add_argument("--kernels", nargs="+", default=(), help="only those of these names")
     args = parser.parse_args()
+    wanted = Wanted(args.shapes, args.steps, args.kernels)
     for model in args.shapes:
         plan_of(model)  # once for all families
     found: dict[str, Kernels] = {}
     driver = ""
     for family in args.families:
-        if (one := of_family(family, args.shapes, args.steps)) is None:
+        if (one := of_family(family, wanted)) is None:
             print(f"left out: this RADV does not compile for {family}", file=sys.stderr)
         else:
             driver, found[family] = one
     if args.path.suffix == ".json":
         data = [
-            {"family": family, "model": model, "step": step, "kernel": shader.name, **asdict(n)}
+            dict(
+                mesa=driver, family=family, model=model, step=step, kernel=shader.name, **asdict(n)
+            )
             for family, all_kernels in found.items()
             for shader, ((model, step), n) in all_kernels.items()
         ]

@@ -71,6 +71,7 @@ CASES = {
     "narrow-values": (KVState("kv", 1, 96, 64), "q8_0", {}),
     "wide-group": (KVState("kv", 1, 128, 128), "q8_0", {"sinks": True}),
     "wide-heads": (KVState("kv", 1, 256, 256, window=300), "f16", {}),
+    "odd-matrices": (KVState("kv", 2, 80, 48), "f16", {}),
     "latent": (KVState("kv", 1, 96, 64, v_from_k=True), "q8_0", {}),
     "window": (KVState("kv", 3, 32, 32, window=50), "f16", {"sinks": True, "softcap": 15.0}),
 }

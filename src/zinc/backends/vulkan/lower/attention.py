@@ -43,11 +43,10 @@ MATRIX_GROUPS_A_UNIT = 1
 TILE_HALVES = 8192
 KEY_HALVES = 4096
 TILE_THREADS = 128
-# Tiles of matrices: rows of queries, 16 for each subgroup, and keys.
+# Tiles of matrices: rows of queries, and keys; a subgroup scores 16 of one against 16 of the other.
 MATRIX_ROWS = 64
 MATRIX_KEYS = 32
-MAX_AHEAD_DIM = 128  # of a head: the next keys and values are in registers while these are used
-MAX_MATRIX_DIM = 256  # of a head: a subgroup has all sums of its rows in registers
+MAX_MATRIX_DIM = 256  # of a head: a subgroup has its queries and half of its sums in registers
 
 
 @lowers("attention")
@@ -196,18 +195,19 @@ def _partial_bytes(state: KVState, n_heads: int) -> int:
 def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
     q, state = operand(launch, 0, Ref), operand(launch, 1, KVState)
     n_heads = int(launch.attributes["n_heads"])
+    own: tuple[tuple[str, int], ...] = ()
     if _has_matrices(state, at, MATRIX_ROWS, MATRIX_KEYS):
         name, rows, keys = "attention_matrices", MATRIX_ROWS, MATRIX_KEYS
-        own = (("AHEAD", int(state.head_dim <= MAX_AHEAD_DIM)), ("BK", keys))
     else:
         wide = max(state.head_dim, state.head_dim_v)
         rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
         keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2, at.kv(state).block_tokens)
-        name, own = "attention_tiles", (("BK", keys), ("THREADS", TILE_THREADS))
+        name, own = "attention_tiles", (("THREADS", TILE_THREADS),)
     shader = Shader(
         name,
         (
             *own,
+            ("BK", keys),
             ("BQ", rows),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),
