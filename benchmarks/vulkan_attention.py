@@ -1,4 +1,4 @@
-"""Time of attention on Vulkan: of one token by how its keys are cut, of many with matrices or not.
+"""Time of attention on Vulkan: by vectors, by how keys are cut, or with matrices and without.
 
     python benchmarks/vulkan_attention.py results.json [--keys 16384] [--shape 32 8 128]
     python benchmarks/vulkan_attention.py results.json --quick --shape 16 2 256
@@ -33,7 +33,7 @@ LAYERS = 6
 RUNS = 12
 BLOCK_TOKENS = 64
 WARM_UP_S = 0.3  # of steps, so that clocks are up
-# What is tried of the constants of lower/attention.py.
+# What is tried of the constants of lower/attention.py, without matrices.
 TRIED = {"WAVES": (4, 8), "AT_ONCE": (2, 4), "GROUPS_A_UNIT": (4, 2, 3, 6, 8)}
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=16384)
     parser.add_argument("--shape", type=int, nargs=3, default=(32, 8, 128))
     parser.add_argument(
-        "--quick", action="store_true", help="only what is chosen now, and no matrices"
+        "--quick", action="store_true", help="only what is chosen now, with matrices and without"
     )
     parser.add_argument("--kv-dtype", default="f16", choices=("f16", "q8_0"))
     args = parser.parse_args()
@@ -106,6 +106,7 @@ def main() -> None:
     if args.quick or args.tokens > attention.FEW_TOKENS:
         tried = [{"MAX_MATRIX_DIM": n} for n in (attention.MAX_MATRIX_DIM, 0)]
     else:
+        attention.MAX_MATRIX_DIM = 0
         tried = [chosen]
         values = product(*TRIED.values())
         tried += [dict(zip(TRIED, chosen, strict=True)) for chosen in values]

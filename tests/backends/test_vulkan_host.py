@@ -23,6 +23,7 @@ from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
+from zinc.ops.cases import Case
 from zinc.ops.graph import KVState, RecurrentState
 from zinc.ops.registry import Phase
 from zinc.plan.planner import make_plan
@@ -120,6 +121,43 @@ def test_batch_invariant_launches_have_one_pipeline_each_whatever_the_step(name,
             if bucket.rows(launch.dim)
         }
         assert len(made) == 1, launch.kernel
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "narrow", "wide"),
+    [
+        (2, 128, False, False),
+        (4, 128, True, False),
+        (8, 128, True, True),
+        (8, 256, True, False),
+        (16, 64, True, True),
+        (8, 80, True, True),
+        (8, 72, False, False),
+    ],
+)
+def test_few_queries_take_matrices_where_the_device_has_them(heads, head_dim, narrow, wide):
+    case = Case("attention", 1)
+    g, state = case.graph, KVState("kv", 2, head_dim, head_dim)
+    q, k, v = (case.rows(n * head_dim) for n in (2 * heads, 2, 2))
+    table = g.rope_table(case.rope_frequencies(head_dim))
+    q, k = (g.rope(rows, table, head_dim=head_dim, neox=True) for rows in (q, k))
+    g.kv_store(k, v, state)
+    case.returns(g.attention(q, state, scale=1.0))
+    plan = make_plan(case.graph, VulkanKernels(), max_tokens=1, max_outputs=1)
+    launch = next(x for x in plan.launches if x.kernel == "attention")
+    for columns, matrices in ((8, narrow), (16, wide), (0, False)):
+        features = Features(32, cooperative_matrix=columns > 0, narrow_matrix=columns == 8)
+        features = replace(features, shared_bytes=49152, compute_units=132)
+        for keys, deep in ((256, False), (1 << 15, True)):
+            at = prebuild.Nowhere(features, "f16", 64)
+            first = LOWERINGS["attention"](launch, at, Bucket(1, 1, 1, keys))[0]
+            kernel = "attention_few_matrices" if matrices and deep else "attention"
+            assert first.shader.name == kernel
+            if kernel != "attention":
+                assert ("COLUMNS", columns) in first.shader.defines
+                assert 1 <= first.groups[0] * first.groups[1] <= 132, "one workgroup a unit"
+                if shaders.compiler() is not None:
+                    assert shaders.spirv(shaders.for_device(first.shader, features))
 
 
 @needs_device

@@ -15,7 +15,7 @@ from ctypes import addressof, c_char_p, c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, Features
+from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, NARROW, TILE, Features
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import Library
 from zinc.core.errors import DeviceError
@@ -43,7 +43,7 @@ SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_prop
 WAVE = 32  # lanes of a subgroup where the device lets one choose
 SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before what is waited for
-FLOAT16, FLOAT32, SUBGROUP_SCOPE, TILE = 0, 1, 3, 16
+FLOAT16, FLOAT32, SUBGROUP_SCOPE = 0, 1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,22 +317,24 @@ class Device:
         if not units:
             units = os.cpu_count() or 1 if p.kind == vk.CPU_DEVICE else 16
         self.enabled = has
+        columns = self._columns() if COOPERATIVE_MATRIX in self.extensions else set()
         self.features = Features(
             subgroup=subgroup,
             integer_dot="shaderIntegerDotProduct" in has,
-            cooperative_matrix=COOPERATIVE_MATRIX in self.extensions and self._has_tiles(),
+            cooperative_matrix=TILE in columns,
+            narrow_matrix=TILE in columns and NARROW in columns,
             shared_bytes=p.limits.maxComputeSharedMemorySize,
             compute_units=units,
         )
 
-    def _has_tiles(self) -> bool:
-        """Whether subgroups multiply float16 tiles of 16 x 16 into float32 ones."""
+    def _columns(self) -> set[int]:
+        """With how many columns subgroups multiply 16 rows of float16 tiles into float32 ones."""
         features = vk.CooperativeMatrixFeatures()
         self._lib.vkGetPhysicalDeviceFeatures2(
             self._physical, addressof(vk.Features2().chain(features))
         )
         if not features.matrix:
-            return False
+            return set()
         get = self._lib.function("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", "!hpp")
         count = c_uint32()
         get(self._physical, addressof(count), None)
@@ -340,8 +342,8 @@ class Device:
         for tile in tiles:
             tile.sType = vk.CooperativeMatrixProperties.stype
         get(self._physical, addressof(count), addressof(tiles))
-        want = (TILE, TILE, TILE, FLOAT16, FLOAT16, FLOAT32, FLOAT32, SUBGROUP_SCOPE)
-        return any((t.m, t.n, t.k, t.a, t.b, t.c, t.result, t.scope) == want for t in tiles)
+        want = (TILE, TILE, FLOAT16, FLOAT16, FLOAT32, FLOAT32, SUBGROUP_SCOPE)
+        return {t.n for t in tiles if (t.m, t.k, t.a, t.b, t.c, t.result, t.scope) == want}
 
     def _compute_family(self) -> tuple[int, int]:
         """A queue family that computes, by preference the one that also draws: it is the widest."""

@@ -18,6 +18,7 @@ from zinc.quant.blocks import GGMLType
 
 MAX_PUSH_BYTES = 128  # what every Vulkan device has
 SMALLEST_KEYS = 256  # of a bucket
+TILE, NARROW = 16, 8  # sides of tiles that subgroups multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,9 @@ class DeviceKV:
 class Features:
     """What kernels are chosen by. subgroup: lanes of a subgroup; the others as Vulkan says them.
 
+    cooperative_matrix: subgroups multiply float16 tiles of 16 x 16 into float32 ones;
+    narrow_matrix: those of 16 x 16 and 16 x 8 too.
+
     batch_invariant: each row of an op is to be made by the same pipeline, cut up alike, whatever
     the sizes of the step.
     """
@@ -130,6 +134,7 @@ class Features:
     subgroup: int
     integer_dot: bool = True
     cooperative_matrix: bool = False
+    narrow_matrix: bool = False
     shared_bytes: int = 32768
     compute_units: int = 1
     batch_invariant: bool = False

@@ -121,10 +121,15 @@ def device_classes() -> Iterator[Features]:
     """Features that kernels are chosen by, of GPUs there are and of Mesa's Vulkan for CPUs."""
     units = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # tiles change at powers of two
     for subgroup, matrix in product((8, 16, 32, 64), (False, True)):
-        for n in units if subgroup > 8 else units[:1]:  # on a CPU no tile depends on them
-            if subgroup > 8 or not matrix:
+        for n, narrow in product(units if subgroup > 8 else units[:1], (False, True)):
+            # On a CPU no tile depends on units, and it has no matrices.
+            if (subgroup > 8 or not matrix) and (matrix or not narrow):
                 yield Features(
-                    subgroup, cooperative_matrix=matrix, shared_bytes=49152, compute_units=n
+                    subgroup,
+                    cooperative_matrix=matrix,
+                    narrow_matrix=narrow,
+                    shared_bytes=49152,
+                    compute_units=n,
                 )
 
 

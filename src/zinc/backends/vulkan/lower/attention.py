@@ -6,7 +6,16 @@ import struct
 from dataclasses import dataclass, replace
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket, DeviceKV, Dispatch, Shader, lowers
+from zinc.backends.vulkan.dispatch import (
+    NARROW,
+    TILE,
+    Addresses,
+    Bucket,
+    DeviceKV,
+    Dispatch,
+    Shader,
+    lowers,
+)
 from zinc.backends.vulkan.lower.elementwise import Op, elementwise
 from zinc.backends.vulkan.lower.operands import (
     ceil_div,
@@ -29,16 +38,20 @@ MAX_SUMS = 4096  # float32 of partial sums in shared memory, of all waves
 SHALLOW_KEYS = 256  # up to so many, more waves of one workgroup are faster than a merge
 SHALLOW_WAVES = 16
 MIN_KEYS = 64  # of a run: fewer do not pay for the merge
-GROUPS_A_UNIT = 4  # workgroups that a compute unit should have
+GROUPS_A_UNIT = 3  # workgroups that a compute unit should have
 MAX_SPLITS = 128
 MIN_UNITS = 16
 # Batch-invariant: runs of a token whatever its keys, as many as leave the partial sums of a step of
 # so many tokens within this memory.
 INVARIANT_SPLITS = 16
 INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
-# Few queries as matrices, when vectors would read the keys more than once.
+# Few queries as matrices: each subgroup has a tile of keys, then of their values.
+MATRIX_HEADS = 3  # of a KV head: so many are faster with narrow matrices than by vectors
+TILE_KEYS = 16
 MATRIX_WAVES = 8
+MATRIX_BYTES = 48 << 10  # of shared memory, at most
 MATRIX_GROUPS_A_UNIT = 1
+MAX_WIDE_DIM = 128  # of a head: a lane has room for sums of 16 columns
 # Tiles: halves that queries and keys have in shared memory, each.
 TILE_HALVES = 8192
 KEY_HALVES = 4096
@@ -88,9 +101,9 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) ->
 def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
     q, state, sinks = operand(launch, 0, Ref), operand(launch, 1, KVState), launch.inputs[2]
     n_heads = int(launch.attributes["n_heads"])
-    cut = _vectors(state, n_heads, at, bucket)
-    if _few_have_matrices(state, n_heads, cut, at, bucket):
-        cut = _matrices(state, n_heads, at, bucket)
+    vectors = _vectors(state, n_heads, at, bucket)
+    fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.each + 1
+    cut = _matrices(state, n_heads, at, bucket, fewest) or vectors
     splits = cut.splits
     common = (("HEAD_DIM_V", state.head_dim_v), ("Q8", is_q8(y)))
     shader = Shader(
@@ -159,31 +172,33 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cu
     return _Cut("attention", each, splits, defines)
 
 
-def _few_have_matrices(
-    state: KVState, n_heads: int, vectors: _Cut, at: Addresses, bucket: Bucket
-) -> bool:
-    return (
-        vectors.each < n_heads // state.n_heads
-        and not at.features.batch_invariant
-        and _has_matrices(state, at, *_few_matrices(state))
-        and _visible_keys(state, bucket) > SHALLOW_KEYS
-    )
-
-
-def _few_matrices(state: KVState) -> tuple[int, int]:
-    """Rows and keys of a tile."""
-    return 16, 64 if max(state.head_dim, state.head_dim_v) <= 128 else 32
-
-
-def _matrices(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cut:
-    rows, keys = _few_matrices(state)
-    repeats, subgroup = n_heads // state.n_heads, at.features.subgroup
-    each = min(rows, power_of_two(repeats))
-    groups = state.n_heads * ceil_div(repeats, each) * bucket.tokens
-    wanted = _wanted_splits(at, groups, MATRIX_GROUPS_A_UNIT)
-    splits = max(1, min(wanted, _visible_keys(state, bucket) // keys, MAX_SPLITS))
-    lanes = min(subgroup, keys // 2, MATRIX_WAVES * subgroup // each)
-    defines = (("BK", keys), ("LANES", lanes), ("WAVES", MATRIX_WAVES))
+def _matrices(
+    state: KVState, n_heads: int, at: Addresses, bucket: Bucket, fewest: int
+) -> _Cut | None:
+    """None with fewer heads for a KV head, or where the device has no such matrices."""
+    repeats, features, cache = n_heads // state.n_heads, at.features, at.kv(state)
+    dims = state.head_dim, state.head_dim_v
+    columns = NARROW if features.narrow_matrix else TILE
+    parts = ceil_div(repeats, columns)
+    each = ceil_div(repeats, parts)
+    tile = max(TILE_KEYS * (max(dims) // 8 + 1), columns * (state.head_dim_v // 4 + 1))
+    scored = columns * (4 * (TILE_KEYS + 4) + 2 * (TILE_KEYS + 8) + 4) + 8 * each
+    waves = min(MATRIX_WAVES, power_of_two(MATRIX_BYTES // (16 * tile + scored) + 1) // 2)
+    if (
+        not features.cooperative_matrix
+        or features.batch_invariant
+        or repeats < fewest
+        or any(dim % 16 for dim in dims)
+        or max(dims) > (MAX_MATRIX_DIM if features.narrow_matrix else MAX_WIDE_DIM)
+        or cache.block_tokens < TILE_KEYS
+        or waves * (16 * tile + scored) > features.shared_bytes
+        or _visible_keys(state, bucket) <= SHALLOW_KEYS
+    ):
+        return None
+    wanted = _wanted_splits(at, state.n_heads * parts * bucket.tokens, MATRIX_GROUPS_A_UNIT)
+    splits = max(1, min(wanted, _visible_keys(state, bucket) // (TILE_KEYS * waves), MAX_SPLITS))
+    lanes = min(features.subgroup // power_of_two(each), TILE_KEYS // 2)
+    defines = (("COLUMNS", columns), ("LANES", lanes), ("WAVES", waves))
     return _Cut("attention_few_matrices", each, splits, defines)
 
 
@@ -271,6 +286,6 @@ def _visible_keys(state: KVState, bucket: Bucket) -> int:
 
 
 def _wanted_splits(at: Addresses, groups: int, each_unit: int) -> int:
-    """Runs of keys with which so many workgroups fill the device."""
+    """Runs of keys with which so many workgroups fill the device, none waiting for others."""
     units = max(MIN_UNITS, at.features.compute_units)
-    return ceil_div(each_unit * units, groups)
+    return max(1, each_unit * units // groups)
