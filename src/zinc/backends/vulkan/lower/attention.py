@@ -46,7 +46,7 @@ MIN_UNITS = 16
 INVARIANT_SPLITS = 16
 INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
 # Few queries as matrices: each subgroup has a tile of keys, then of their values.
-MATRIX_HEADS = 3  # of a KV head: so many are faster with narrow matrices than by vectors
+MATRIX_HEADS = 2  # of a KV head: so many are faster with narrow matrices than by vectors
 TILE_KEYS = 16
 MATRIX_WAVES = 8
 MATRIX_BYTES = 48 << 10  # of shared memory, at most
