@@ -126,7 +126,8 @@ def test_batch_invariant_launches_have_one_pipeline_each_whatever_the_step(name,
 @pytest.mark.parametrize(
     ("heads", "head_dim", "narrow", "wide"),
     [
-        (2, 128, False, False),
+        (1, 128, False, False),
+        (2, 128, True, False),
         (4, 128, True, False),
         (8, 128, True, True),
         (8, 256, True, False),
