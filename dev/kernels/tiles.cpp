@@ -5,6 +5,8 @@
 //   g++ -O2 -std=c++20 -DZINC_LEVEL=$level -I$n dev/kernels/tiles.cpp $o/*.o
 //     $n/{memory,check,program,pool}.cpp -lpthread -o build/tiles && build/tiles [cols [format]]
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -72,6 +74,7 @@ void stream(const WeightFormat& f, TileMatmul product, const std::byte* tiles, i
 
 int main(int argc, char** argv) {
     const int64_t cols = argc > 1 ? std::atoll(argv[1]) : 1024;
+    syscall(SYS_arch_prctl, 0x1023, 18);  // level amx: Linux has to be asked for its registers
     const Bytes tiles(kStreamBytes);
     std::mt19937 random(1);
     for (auto format = ZINC_LEVEL::kFormats; *format; ++format) {
@@ -83,14 +86,10 @@ int main(int argc, char** argv) {
         for (int64_t i = 0; i < n_tiles * bytes; ++i) tiles.data[i] = std::byte(17 + i % 32);
         const int64_t row = row_bytes(f.activation, cols);
         const Bytes x(static_cast<size_t>(row * kMostRows));
-        std::vector<const std::byte*> rows;
-        for (int t = 0; t < kMostRows; ++t) {
-            rows.push_back(x.data + t * row);
-            for (int64_t i = 0; i < row; ++i) x.data[t * row + i] = std::byte(1 + random() % 32);
-        }
+        for (int64_t i = 0; i < kMostRows * row; ++i) x.data[i] = std::byte(1 + random() % 32);
         std::vector<float> out(kMostRows * kOutStride);
         for (int n : kRows) {
-            TileMatmul p{{tiles.data, tiles.data + bytes}, 2, cols, rows.data(), n, out.data(),
+            TileMatmul p{{tiles.data, tiles.data + bytes}, 2, cols, {x.data, row}, n, out.data(),
                          {tiles.data, tiles.data + bytes}};
             const int calls = 2000 / n + 2;
             const double cached = best_of(7,

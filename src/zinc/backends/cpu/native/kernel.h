@@ -186,13 +186,21 @@ struct Launch {
     }
 };
 
+// Rows of activations at equal distances, in WeightFormat::activation.
+struct ActRows {
+    const std::byte* data = nullptr;
+    int64_t stride = 0;
+    const std::byte* operator[](int64_t row) const { return data + row * stride; }
+    ActRows operator+(int64_t row) const { return {data + row * stride, stride}; }
+};
+
 // Up to two tiles of 16 rows times n activation rows: out[t][16 r + lane] = sum_k tile[r][lane][k] x[t][k].
 // Each value is summed in an order that depends on cols alone.
 struct TileMatmul {
     const std::byte* tile[2] = {};
     int n_tiles = 1;
     int64_t cols = 0;
-    const std::byte* const* x = nullptr;  // [n] rows in WeightFormat::activation
+    ActRows x;
     int n = 0;
     float* out = nullptr;  // [n][kOutStride]
     // The tiles that will be read after these, in their places; null: what lies behind them.
@@ -214,6 +222,7 @@ struct WeightFormat {
     // One row of a tile back as floats, through the same snippet that the products use.
     void (*decode)(const std::byte* tile, int64_t cols, int lane, float* out);
     void (*matmul)(const TileMatmul&);
+    int panel_rows = 512;  // rows that had better pass a tile at once: their sums stay in the cache
 };
 
 // What a SIMD level offers; kernels/table.cpp fills it.

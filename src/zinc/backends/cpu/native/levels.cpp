@@ -3,6 +3,10 @@
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace zinc {
@@ -16,6 +20,21 @@ namespace zinc {
 
 namespace {
 
+#if defined(__x86_64__) && defined(__linux__)
+// Whether the processor multiplies tiles of 8-bit integers, and Linux lets this process: it has to be asked,
+// for all threads that there are or will be.
+bool has_amx() {
+    static const bool granted = [] {
+        constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;  // cpuid 7, edx
+        constexpr int kRequestPermission = 0x1023, kTileData = 18;
+        unsigned a, b, c, d;
+        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTile) && (d & kInt8) &&
+               syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    }();
+    return granted;
+}
+#endif
+
 // The builtins ask the processor and the operating system (XCR0) both.
 bool runs(std::string_view name) {
     if (name == "scalar") return true;
@@ -24,6 +43,9 @@ bool runs(std::string_view name) {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vnni");
+#if defined(__linux__)
+    if (name == "amx") return avx512 && __builtin_cpu_supports("avx512bf16") && has_amx();
+#endif
     if (name == "avx512bf16") return avx512 && __builtin_cpu_supports("avx512bf16");
     if (name == "avx512") return avx512;
     // F16C has no builtin in older compilers; every processor with AVX2 and FMA has it.

@@ -4,6 +4,7 @@
 //   y += (d * dx) * (u.x - offset * sum x);  y += m * (dx * sum x)
 //
 // Block of a tile: one chunk of Quants for 32 k. A longer block of the file is cut into such parts.
+#include "amx.h"
 #include "gemm.h"
 #include "planes.h"
 #include "weights.h"
@@ -232,7 +233,8 @@ struct Panel {  // eight blocks of 16 rows, fewer at the end
     float d[16][16], m[8][16];  // d: by sub-block
 };
 
-template <class F>
+// kLess: what is taken off the values.
+template <class F, int kLess = 0>
 void unpack(const std::byte* tile, const BlockTile<F>& t, int64_t first, int n_blocks, Panel& panel) {
     using T = BlockTile<F>;
     for (int b = 0; b < n_blocks; ++b) {
@@ -240,7 +242,11 @@ void unpack(const std::byte* tile, const BlockTile<F>& t, int64_t first, int n_b
         for (int sub = 0; sub < T::kSubs; ++sub)
             t.head.d(tile, (first + b) * T::kSubs + sub).store(panel.d[b * T::kSubs + sub]);
         if constexpr (F::kMins) t.head.m(tile, first + b).store(panel.m[b]);
-        unroll<8>([&](auto g) { T::template get<g>(chunk).store(panel.u[b * 8 + g]); });
+        unroll<8>([&](auto g) {
+            auto u = T::template get<g>(chunk);
+            if constexpr (kLess != 0) u = u - decltype(u)::set1(kLess);
+            u.store(panel.u[b * 8 + g]);
+        });
     }
 }
 
@@ -278,8 +284,8 @@ template <bool kMins>
 }
 
 template <class Dot, int kSub, bool kMins, int kTiles, int kRows>
-void micro(const Panel* panels, int n_blocks, int offset, const std::byte* const* x, const Q8Row& row,
-           int64_t first, float* out) {
+void micro(const Panel* panels, int n_blocks, int offset, ActRows x, const Q8Row& row, int64_t first,
+           float* out) {
     constexpr int kSubs = 32 / kSub, kGroups = kSub / 4;
     const int8_t* q[kRows];
     const std::byte* tail[kRows];
@@ -326,7 +332,7 @@ template <class Dot, int kSub, bool kMins>
 
 // A few rows against one tile: each block is unpacked in registers and never stored.
 template <class F, int kRows>
-void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::byte* const* x, float* out) {
+void few(const std::byte* tile, const std::byte* next, int64_t cols, ActRows x, float* out) {
     using T = BlockTile<F>;
     constexpr int kGroups = T::kSub / 4;
     const T tiles(cols);
@@ -358,19 +364,83 @@ void few(const std::byte* tile, const std::byte* next, int64_t cols, const std::
     unroll<kRows>([&](auto t) { acc[t].store(out + t * kOutStride); });
 }
 
+#if defined(ZINC_HAS_AMX)
+
+// The rows pass a panel in groups, which meet a sub-block of a tile at a time. While matrices are multiplied,
+// the sums of those before are made floats. Values are signed here: the panel has them less their offset.
+template <int kSub, bool kMins>
+[[gnu::noinline]] void multiply(const Panel* panels, int n_blocks, const TileMatmul& a, int64_t first,
+                                const tmul::RowGroups& groups, AheadOfPanels& ahead) {
+    constexpr int kSubs = 32 / kSub, kLag = 3;
+    const Q8Row row(Act::q8_32, a.cols);
+    const int n_subs = n_blocks * kSubs;
+    tmul::Sums dots[8 * kSubs] = {};
+    float d[tmul::kMaxRows][8] = {}, s[tmul::kMaxRows][8] = {};  // of the group's rows, by block
+    for (int group = 0; group < groups.count; ++group) {
+        ahead.step();
+        const int start = groups.start(group);
+        const ActRows x = a.x + start;
+        for (int i = 0; i < groups.rows; ++i) {
+            std::memcpy(d[i], x[i] + row.d + first * 4, sizeof d[i]);
+            if constexpr (kMins) std::memcpy(s[i], x[i] + row.s + first * 4, sizeof s[i]);
+        }
+        for (int r = 0; r < a.n_tiles; ++r) {
+            const Panel& panel = panels[r];
+            for (int sub = 0; sub < n_subs + kLag; sub += 4) {
+                unroll<4>([&](auto j) {
+                    constexpr int kOlder = (j + 4 - kLag) % 4, kPair = j % 2;
+                    if (sub + j < n_subs) {
+                        tmul::zero<j>();
+                        tmul::load<tmul::kX + kPair>(x.data + first * 32 + (sub + j) * kSub, x.stride);
+                        tmul::load<tmul::kWeights + kPair>(panel.u[(sub + j) * (kSub / 4)], 64);
+                        tmul::multiply<j, tmul::kX + kPair, tmul::kWeights + kPair, true>();
+                    }
+                    if (sub + j >= kLag && sub + j < n_subs + kLag)
+                        tmul::store<kOlder>(&dots[sub + j - kLag]);
+                });
+            }
+            float* out = a.out + start * kOutStride + r * 16;
+            F32x16 acc[tmul::kMaxRows];
+            unroll<tmul::kMaxRows>([&](auto i) {
+                acc[i] = first > 0 && i < groups.rows ? F32x16::load(out + i * kOutStride) : F32x16::zero();
+            });
+            for (int b = 0; b < n_blocks; ++b) {
+                unroll<kSubs>([&](auto sub) {
+                    const tmul::Sums& from = dots[b * kSubs + sub];
+                    const F32x16 scale = F32x16::load(panel.d[b * kSubs + sub]), m = F32x16::load(panel.m[b]);
+                    unroll<tmul::kMaxRows>([&](auto i) {
+                        acc[i] =
+                            add_block<kMins>(acc[i], scale, m, I32x16::load(from.row[i]), d[i][b], s[i][b]);
+                    });
+                });
+            }
+            unroll<tmul::kMaxRows>([&](auto i) {
+                if (i >= groups.repeated(group) && i < groups.rows) acc[i].store(out + i * kOutStride);
+            });
+        }
+    }
+}
+
+#endif
+
+// The product, if its rows are few.
+template <class F>
+bool matmul_few(const TileMatmul& a) {
+    if (!are_few<kFewRows>(a.n)) return false;
+    for (int r = 0; r < a.n_tiles; ++r)
+        for_few<kFewRows>(a.n, [&]<int kRows>(int t) {
+            const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0];
+            few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
+        });
+    return true;
+}
+
 template <class F>
 void matmul(const TileMatmul& a) {
+    if (matmul_few<F>(a)) return;
     using T = BlockTile<F>;
-    if (are_few<kFewRows>(a.n)) {
-        for (int r = 0; r < a.n_tiles; ++r)
-            for_few<kFewRows>(a.n, [&]<int kRows>(int t) {
-                const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0];
-                few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
-            });
-        return;
-    }
     const T tiles(a.cols);
-    AheadOfPanels ahead(a, tiles.bytes(), (tiles.blocks + 7) / 8);
+    AheadOfPanels ahead(a, tiles.bytes(), (tiles.blocks + 7) / 8 * register_blocks(a));
     Panel panels[2];
     for (int64_t b = 0; b < tiles.blocks; b += 8) {
         const int n = static_cast<int>(tiles.blocks - b < 8 ? tiles.blocks - b : 8);
@@ -379,10 +449,32 @@ void matmul(const TileMatmul& a) {
     }
 }
 
+#if defined(ZINC_HAS_AMX)
+template <class F>
+void matmul_amx(const TileMatmul& a) {
+    if (matmul_few<F>(a)) return;
+    using T = BlockTile<F>;
+    const T tiles(a.cols);
+    const tmul::RowGroups groups(a.n);
+    const tmul::Registers registers(groups.rows, T::kSub);
+    AheadOfPanels ahead(a, tiles.bytes(), (tiles.blocks + 7) / 8 * groups.count);
+    Panel panels[2];
+    for (int64_t b = 0; b < tiles.blocks; b += 8) {
+        const int n = static_cast<int>(tiles.blocks - b < 8 ? tiles.blocks - b : 8);
+        for (int r = 0; r < a.n_tiles; ++r) unpack<F, F::kOffset>(a.tile[r], tiles, b, n, panels[r]);
+        multiply<T::kSub, F::kMins>(panels, n, a, b, groups, ahead);
+    }
+}
+#endif
+
 template <class F>
 constexpr WeightFormat kFormat{
     F::kType, F::kName,  Act::q8_32, 32 * BlockTile<F>::kParts, F::kSourceBytes, 0, BlockTile<F>::bytes_of,
     pack<F>,  decode<F>, matmul<F>};
+#if defined(ZINC_HAS_AMX)
+template <class F>
+constexpr WeightFormat kFormatAmx = tmul::with(kFormat<F>, matmul_amx<F>);
+#endif
 
 }  // namespace
 
@@ -396,5 +488,18 @@ constinit const WeightFormat mxfp4_format = kFormat<MXFP4>;
 constinit const WeightFormat nvfp4_format = kFormat<NVFP4>;
 constinit const WeightFormat q1_0_format = kFormat<Q1_0>;
 constinit const WeightFormat q2_0_format = kFormat<Q2_0>;
+
+#if defined(ZINC_HAS_AMX)
+constinit const WeightFormat q4_0_format_amx = kFormatAmx<Q4_0>;
+constinit const WeightFormat q4_1_format_amx = kFormatAmx<Q4_1>;
+constinit const WeightFormat q5_0_format_amx = kFormatAmx<Q5_0>;
+constinit const WeightFormat q5_1_format_amx = kFormatAmx<Q5_1>;
+constinit const WeightFormat q8_0_format_amx = kFormatAmx<Q8_0>;
+constinit const WeightFormat iq4_nl_format_amx = kFormatAmx<IQ4_NL>;
+constinit const WeightFormat mxfp4_format_amx = kFormatAmx<MXFP4>;
+constinit const WeightFormat nvfp4_format_amx = kFormatAmx<NVFP4>;
+constinit const WeightFormat q1_0_format_amx = kFormatAmx<Q1_0>;
+constinit const WeightFormat q2_0_format_amx = kFormatAmx<Q2_0>;
+#endif
 
 }  // namespace zinc::ZINC_LEVEL

@@ -51,7 +51,7 @@ struct Panel {
 };
 
 template <int kTiles, int kRows>
-void micro(const Panel* panels, int n, const std::byte* const* x, int64_t first, float* out) {
+void micro(const Panel* panels, int n, ActRows x, int64_t first, float* out) {
     const float* rows[kRows];
     unroll<kRows>([&](auto t) { rows[t] = reinterpret_cast<const float*>(x[t]) + first; });
     Sums<kTiles, kRows> acc;
@@ -131,8 +131,7 @@ void decode_pairs(const std::byte* tile, int64_t cols, int lane, float* out) {
 }
 
 template <int kTiles, int kRows>
-void pairs_micro(const std::byte* const* w, const std::byte* const* x, int64_t first, int64_t last,
-                 float* out) {
+void pairs_micro(const std::byte* const* w, ActRows x, int64_t first, int64_t last, float* out) {
     Sums<kTiles, kRows> acc;
     acc.load(out, first == 0);
     for (int64_t pair = first; pair < last; ++pair) {
@@ -172,13 +171,19 @@ constexpr WeightFormat kFormat{F::kType, F::kName,      Act::f32, 1,         F::
 
 }  // namespace
 
-constinit const WeightFormat f32_format = kFormat<F32>;
+constexpr WeightFormat f32_format = kFormat<F32>;
 constinit const WeightFormat f16_format = kFormat<F16>;
 #if defined(ZINC_HAS_BF16)
 constinit const WeightFormat bf16_format{30,           "BF16",     Act::bf16,    1,           2, 0,
                                          Pairs::bytes, pack_pairs, decode_pairs, matmul_pairs};
 #else
 constinit const WeightFormat bf16_format = kFormat<BF16>;
+#endif
+
+#if defined(ZINC_HAS_AMX)
+constinit const WeightFormat f32_format_amx = f32_format;
+constinit const WeightFormat f16_format_amx = f16_format;
+constinit const WeightFormat bf16_format_amx = bf16_format;
 #endif
 
 }  // namespace zinc::ZINC_LEVEL

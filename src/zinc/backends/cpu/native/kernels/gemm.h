@@ -93,24 +93,27 @@ private:
     int64_t bytes_, step_, at_, due_;
 };
 
-// The tiles of a product of many rows, which pass `n_panels` panels: a step for every register block.
+// The tiles of a product of many rows, which pass panels of bytes: a step for every register block.
 class AheadOfPanels {
 public:
-    AheadOfPanels(const TileMatmul& a, int64_t bytes, int64_t n_panels)
-        : n_tiles_(a.n_tiles), ahead_{of(a, 0, bytes, n_panels), of(a, a.n_tiles - 1, bytes, n_panels)} {}
+    AheadOfPanels(const TileMatmul& a, int64_t bytes, int64_t n_steps)
+        : n_tiles_(a.n_tiles),
+          ahead_{{a.tile[0], bytes, a.next[0], n_steps},
+                 {a.tile[n_tiles_ - 1], bytes, a.next[n_tiles_ - 1], n_steps}} {}
     void step() {
         for (int r = 0; r < n_tiles_; ++r) ahead_[r].step();
     }
 
 private:
-    static Ahead of(const TileMatmul& a, int r, int64_t bytes, int64_t n_panels) {
-        const int row_blocks = (a.n + kTokenBlock - 1) / kTokenBlock;
-        const int tile_blocks = (a.n_tiles + kTileBlock - 1) / kTileBlock;
-        return {a.tile[r], bytes, a.next[r], n_panels * row_blocks * tile_blocks};
-    }
     int n_tiles_;
     Ahead ahead_[2];
 };
+
+// Register blocks into which for_blocks cuts the rows and tiles of a product.
+inline int register_blocks(const TileMatmul& a) {
+    const int row_blocks = (a.n + kTokenBlock - 1) / kTokenBlock;
+    return row_blocks * ((a.n_tiles + kTileBlock - 1) / kTileBlock);
+}
 
 // Whether n rows are few, of which kMost fit into the registers: two passes over a tile that the first has
 // brought into the cache still beat a panel.

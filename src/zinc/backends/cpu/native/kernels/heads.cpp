@@ -57,17 +57,14 @@ void run_linear(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
 
     const auto rows = static_cast<size_t>(n);
     const int64_t rounded = act == Act::f32 ? 0 : row_bytes(act, cols);
-    auto* bytes =
-        scratch.get<std::byte>(rows * (kOutStride * 4 + static_cast<size_t>(rounded) + sizeof(void*)));
+    auto* bytes = scratch.get<std::byte>(rows * (kOutStride * 4 + static_cast<size_t>(rounded)));
     auto* sums = reinterpret_cast<float*>(bytes);
-    std::byte* quantised = bytes + rows * kOutStride * 4;
-    auto** x = reinterpret_cast<const std::byte**>(quantised + n * rounded);
-    for (int i = 0; i < n; ++i) {
-        const float* from = l.in[0].row(first + i) + int64_t{head} * cols;
-        x[i] = reinterpret_cast<const std::byte*>(from);
-        if (act == Act::f32) continue;
-        quantize_row(from, cols, act, quantised + i * rounded);
-        x[i] = quantised + i * rounded;
+    ActRows x{l.in[0].row<std::byte>(first) + int64_t{head} * cols * 4, l.in[0].stride};
+    if (act != Act::f32) {
+        std::byte* quantised = bytes + rows * kOutStride * 4;
+        for (int i = 0; i < n; ++i)
+            quantize_row(reinterpret_cast<const float*>(x[i]), cols, act, quantised + i * rounded);
+        x = {quantised, rounded};
     }
 
     // Rows [from, to) of the plane are the head's; a tile may have rows of its neighbours too.

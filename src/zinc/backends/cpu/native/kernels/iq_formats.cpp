@@ -232,4 +232,15 @@ constinit const WeightFormat iq2_xxs_format = kFormat<IQ2_XXS>;
 constinit const WeightFormat iq1_s_format = kFormat<IQ1_S>;
 constinit const WeightFormat iq1_m_format = kFormat<IQ1_M>;
 
+#if defined(ZINC_HAS_AMX)
+constinit const WeightFormat iq4_xs_format_amx = kFormatAmx<IQ4_XS>;
+constinit const WeightFormat iq3_s_format_amx = kFormatAmx<IQ3_S>;
+constinit const WeightFormat iq3_xxs_format_amx = kFormatAmx<IQ3_XXS>;
+constinit const WeightFormat iq2_s_format_amx = kFormatAmx<IQ2_S>;
+constinit const WeightFormat iq2_xs_format_amx = kFormatAmx<IQ2_XS>;
+constinit const WeightFormat iq2_xxs_format_amx = kFormatAmx<IQ2_XXS>;
+constinit const WeightFormat iq1_s_format_amx = kFormatAmx<IQ1_S>;
+constinit const WeightFormat iq1_m_format_amx = kFormatAmx<IQ1_M>;
+#endif
+
 }  // namespace zinc::ZINC_LEVEL

@@ -162,4 +162,14 @@ constinit const WeightFormat q6_k_format = kFormat<Q6_K>;
 constinit const WeightFormat tq1_0_format = kFormat<TQ1_0>;
 constinit const WeightFormat tq2_0_format = kFormat<TQ2_0>;
 
+#if defined(ZINC_HAS_AMX)
+constinit const WeightFormat q2_k_format_amx = kFormatAmx<Q2_K>;
+constinit const WeightFormat q3_k_format_amx = kFormatAmx<Q3_K>;
+constinit const WeightFormat q4_k_format_amx = kFormatAmx<Q4_K>;
+constinit const WeightFormat q5_k_format_amx = kFormatAmx<Q5_K>;
+constinit const WeightFormat q6_k_format_amx = kFormatAmx<Q6_K>;
+constinit const WeightFormat tq1_0_format_amx = kFormatAmx<TQ1_0>;
+constinit const WeightFormat tq2_0_format_amx = kFormatAmx<TQ2_0>;
+#endif
+
 }  // namespace zinc::ZINC_LEVEL

@@ -43,7 +43,7 @@ void prepare(Launch& l, const Attrs& attrs) {
 
 LinearGrid grid(const Launch& l, const Batch& b) {
     const auto& p = l.as<Params>();
-    return {p.units, l.rows(b), p.unit_bytes, l.n_threads};
+    return {p.units, l.rows(b), p.unit_bytes, weight(l, 0).tensor->format->panel_rows, l.n_threads};
 }
 
 int chunks(const Launch& l, const Batch& b, int) { return grid(l, b).chunks(); }
@@ -55,9 +55,14 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
         while (unit >= p.first_unit[part + 1]) ++part;
         const PackedTensor& w = *weight(l, part).tensor;
         const int64_t tile = int64_t{unit - p.first_unit[part]} * 2;
-        const LinearScratch s(scratch, l.in[0], first, n);
-        TileMatmul product{
-            {w.tile(0, tile), nullptr}, 1, w.cols, s.x, n, s.out, {w.tile(0, tile + 2), w.tile(0, tile + 3)}};
+        float* sums = sums_of(scratch, n);
+        TileMatmul product{{w.tile(0, tile), nullptr},
+                           1,
+                           w.cols,
+                           rows_from(l.in[0], first),
+                           n,
+                           sums,
+                           {w.tile(0, tile + 2), w.tile(0, tile + 3)}};
         if (tile + 1 < tiles_of(w)) {
             product.tile[1] = w.tile(0, tile + 1);
             product.n_tiles = 2;
@@ -70,7 +75,7 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
             const int64_t row = (tile + i) * kTileRows;
             const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, w.rows - row));
             for (int t = 0; t < n; ++t) {
-                F32x16 v = F32x16::load(s.out + t * kOutStride + i * kTileRows);
+                F32x16 v = F32x16::load(sums + t * kOutStride + i * kTileRows);
                 if (added) v = v + F32x16::load_n(added + row, lanes);
                 if (r) v = v + F32x16::load_n(r.row(first + t) + row, lanes);
                 v.store_n(y.row(first + t) + row, lanes);

@@ -8,9 +8,6 @@
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kMaxPanelRows =
-    512;  // activation rows a product takes at once: its sums stay in the cache
-
 struct LinearGrid {
     int units, unit_step, n_unit_chunks;
     int rows, row_step, n_panels;
@@ -18,13 +15,14 @@ struct LinearGrid {
     // Decode: chunks of some tens of KiB of weights, several a thread, so that a thread that is late or
     // disturbed leaves its share to the others. Prefill: the same number of chunks; rows are split only where
     // units do not suffice.
-    LinearGrid(int n_units, int n_rows, int64_t unit_bytes, int n_threads) : units(n_units), rows(n_rows) {
+    LinearGrid(int n_units, int n_rows, int64_t unit_bytes, int panel_rows, int n_threads)
+        : units(n_units), rows(n_rows) {
         const int wanted = n_threads == 1 ? 1 : n_threads * 8;
         const int smallest =
             n_rows > 4 ? 1 : static_cast<int>(std::max<int64_t>(1, 24576 / std::max<int64_t>(1, unit_bytes)));
         unit_step = std::max({1, smallest, units / wanted});
         n_unit_chunks = (units + unit_step - 1) / unit_step;
-        n_panels = (rows + kMaxPanelRows - 1) / kMaxPanelRows;
+        n_panels = (rows + panel_rows - 1) / panel_rows;
         if (n_threads > 1 && n_unit_chunks * n_panels < n_threads * 3 && rows >= 48)
             n_panels = std::max(n_panels, std::min(rows / 24, n_threads * 3 / n_unit_chunks));
         row_step = n_panels ? (rows + n_panels - 1) / n_panels : 0;
@@ -45,6 +43,9 @@ inline void require_packed(const Launch& l, const Operand& w, const char* name) 
     require(l, w.tensor && w.tensor->format, std::string(name) + " must be a packed matrix");
     bool ours = false;
     for (auto f = kFormats; *f; ++f) ours |= *f == w.tensor->format;
+#if defined(ZINC_HAS_AMX)
+    for (auto f = kAmxFormats; *f; ++f) ours |= *f == w.tensor->format;
+#endif
     require(l, ours, std::string(name) + " was packed for another SIMD level");
 }
 
@@ -56,18 +57,10 @@ inline void require_weight(const Launch& l, const Operand& w, const Operand& x, 
     require_rows(l, x, "x", t.format->activation, t.cols);
 }
 
-// Sums of one product and the pointers to its activation rows, in the thread's scratch.
-struct LinearScratch {
-    float* out;           // [n][kOutStride]
-    const std::byte** x;  // [n]
-    LinearScratch(Scratch& scratch, const Operand& operand, int first, int n) {
-        auto* bytes =
-            scratch.get<std::byte>(static_cast<size_t>(n) * (kOutStride * sizeof(float) + sizeof(void*)));
-        out = reinterpret_cast<float*>(bytes);
-        x = reinterpret_cast<const std::byte**>(bytes + static_cast<size_t>(n) * kOutStride * sizeof(float));
-        for (int t = 0; t < n; ++t) x[t] = operand.row<std::byte>(first + t);
-    }
-};
+// The sums of a product of n rows, [n][kOutStride] in the thread's scratch.
+inline float* sums_of(Scratch& scratch, int n) { return scratch.get(static_cast<size_t>(n) * kOutStride); }
+
+inline ActRows rows_from(const Operand& x, int first) { return {x.row<std::byte>(first), x.stride}; }
 
 inline int64_t tiles_of(const PackedTensor& t) { return (t.rows + kTileRows - 1) / kTileRows; }
 

@@ -26,7 +26,8 @@ void prepare(Launch& l, const Attrs& attrs) {
 
 LinearGrid grid(const Launch& l, const Batch& b) {
     const PackedTensor &gate = *l.in[1].tensor, &up = *l.in[2].tensor;
-    return {static_cast<int>(tiles_of(gate)), l.rows(b), gate.tile_bytes + up.tile_bytes, l.n_threads};
+    return {static_cast<int>(tiles_of(gate)), l.rows(b), gate.tile_bytes + up.tile_bytes,
+            gate.format->panel_rows, l.n_threads};
 }
 
 int chunks(const Launch& l, const Batch& b, int) { return grid(l, b).chunks(); }
@@ -35,24 +36,25 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     const PackedTensor &gate = *l.in[1].tensor, &up = *l.in[2].tensor;
     const auto& p = l.as<Glu>();
     grid(l, b).each(chunk, [&](int tile, int first, int n) {
-        const LinearScratch s(scratch, l.in[0], first, n);
+        float* sums = sums_of(scratch, n);
+        const ActRows x = rows_from(l.in[0], first);
         if (gate.format == up.format) {
             gate.format->matmul({{gate.tile(0, tile), up.tile(0, tile)},
                                  2,
                                  gate.cols,
-                                 s.x,
+                                 x,
                                  n,
-                                 s.out,
+                                 sums,
                                  {gate.tile(0, tile + 1), up.tile(0, tile + 1)}});
         } else {
-            gate.format->matmul({{gate.tile(0, tile), nullptr}, 1, gate.cols, s.x, n, s.out});
-            up.format->matmul({{up.tile(0, tile), nullptr}, 1, up.cols, s.x, n, s.out + kTileRows});
+            gate.format->matmul({{gate.tile(0, tile), nullptr}, 1, gate.cols, x, n, sums});
+            up.format->matmul({{up.tile(0, tile), nullptr}, 1, up.cols, x, n, sums + kTileRows});
         }
         const int64_t row = int64_t{tile} * kTileRows;
         const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, gate.rows - row));
         for (int t = 0; t < n; ++t) {
-            F32x16 g = F32x16::load(s.out + t * kOutStride),
-                   u = F32x16::load(s.out + t * kOutStride + kTileRows);
+            F32x16 g = F32x16::load(sums + t * kOutStride),
+                   u = F32x16::load(sums + t * kOutStride + kTileRows);
             if (l.in[3]) g = g + F32x16::load_n(l.in[3].tensor->vector() + row, lanes);
             if (l.in[4]) u = u + F32x16::load_n(l.in[4].tensor->vector() + row, lanes);
             glu(p, g, u).store_n(l.out[0].row(first + t) + row, lanes);

@@ -62,21 +62,36 @@ private:
 // Rows of a run in the thread's scratch: activation rows, sums of a product, and what the op keeps of each.
 struct RunRows {
     int n;
-    float* sums;          // [n][kOutStride]
-    float* floats;        // as many as asked for
-    const std::byte** x;  // [n]
-    float* weights;       // [n]
-    int* slots;           // [n]
-    RunRows(Scratch& scratch, int n_rows, size_t n_floats) : n(n_rows) {
+    ActRows x;
+    float* sums;     // [n][kOutStride]
+    float* floats;   // as many as asked for
+    float* weights;  // [n]
+    int* slots;      // [n]
+    // `bytes` of an activation row.
+    RunRows(Scratch& scratch, int n_rows, int64_t bytes, size_t n_floats) : n(n_rows) {
         const auto rows = static_cast<size_t>(n_rows);
         n_floats = (n_floats + 15) / 16 * 16;
-        auto* at = scratch.get<std::byte>(rows * (kOutStride * 4 + sizeof(void*) + 8) + n_floats * 4);
-        sums = reinterpret_cast<float*>(at);
+        const size_t gathered = rows > 1 ? rows * static_cast<size_t>(bytes) : 0;
+        auto* at = scratch.get<std::byte>(gathered + rows * (kOutStride * 4 + 8) + n_floats * 4);
+        x = {at, bytes};
+        sums = reinterpret_cast<float*>(at + gathered);
         floats = sums + rows * kOutStride;
-        x = reinterpret_cast<const std::byte**>(floats + n_floats);
-        weights = reinterpret_cast<float*>(x + rows);
+        weights = floats + n_floats;
         slots = reinterpret_cast<int*>(weights + rows);
+        gathered_ = at;
     }
+    // Row i of x: a copy, for products take rows at equal distances; a row alone stays where it is.
+    void take(int i, const std::byte* row) {
+        if (n == 1) {
+            x.data = row;
+        } else {
+            x.data = gathered_;
+            std::memcpy(gathered_ + i * x.stride, row, static_cast<size_t>(x.stride));
+        }
+    }
+
+private:
+    std::byte* gathered_;
 };
 
 // Rows of a run times one or two tiles, after which `next` and `next_b` will be read.

@@ -55,7 +55,8 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     const Runs runs(l.in[kOrder], l.in[kStarts], n_tokens);
     warm(down.tile(runs.expert(0), first_unit * 2));
     const size_t n_sums = static_cast<size_t>(n_tokens) * static_cast<size_t>(width);
-    RunRows rows(scratch, std::min(n_slots, kMaxRunRows), n_sums);
+    const int64_t bytes = run_bytes(h.act, down.cols);
+    RunRows rows(scratch, std::min(n_slots, kMaxRunRows), bytes, n_sums);
     float* y = rows.floats;  // [token][width]
     std::fill_n(y, n_sums, 0.0f);
 
@@ -70,7 +71,7 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
             for (int i = 0; i < n; ++i) {
                 rows.slots[i] = runs.slot(first + i);
                 const int token = rows.slots[i] / p.top_k, rank = rows.slots[i] % p.top_k;
-                rows.x[i] = h.row<std::byte>(token) + rank * run_bytes(h.act, down.cols);
+                rows.take(i, h.row<std::byte>(token) + rank * bytes);
                 rows.weights[i] = routes.row(token)[p.top_k + rank];
             }
             for (int unit = first_unit; unit < last_unit; ++unit) {

@@ -146,7 +146,7 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     const Runs runs(l.in[kOrder], l.in[kStarts], l.rows(b));
     const int head = chunk / g.pieces, expert = g.few ? runs.expert(head) : head;
     if (g.few && runs.first(expert) != head) return;  // a run is the first of its slots' to do
-    const Operand& h = l.out[0];
+    const Operand &x = l.in[kX], &h = l.out[0];
     const int tile = chunk % g.pieces * g.step, last = std::min(p.tiles, tile + g.step);
     warm(l.in[kGate].tensor->tile(expert, tile));
     warm(l.in[kUp].tensor->tile(expert, tile));
@@ -155,10 +155,11 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
         h.act == Act::f32 || g.few ? 0 : (last - tile) * kTileRows;  // of rows that leave rounded
 
     runs.panels(expert, [&](int first, int n) {
-        RunRows rows(scratch, n, static_cast<size_t>(n) * static_cast<size_t>(width));
+        RunRows rows(scratch, n, row_bytes(x.act, x.cols),
+                     static_cast<size_t>(n) * static_cast<size_t>(width));
         for (int i = 0; i < n; ++i) {
             rows.slots[i] = runs.slot(first + i);
-            rows.x[i] = l.in[kX].row<std::byte>(rows.slots[i] / p.top_k);
+            rows.take(i, x.row<std::byte>(rows.slots[i] / p.top_k));
         }
         float* staging = reinterpret_cast<float*>(l.common->data);
         products(l, expert, rows, tile, last, [&](int i) {

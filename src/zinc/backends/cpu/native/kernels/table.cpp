@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "../kernel.h"
+#include "amx.h"
 #include "gemm.h"
 #include "weights.h"
 
@@ -53,9 +54,35 @@ int64_t int8_peak(int64_t iterations) {
     return iterations * kGroups * kTileBlock * kTokenBlock * 64;
 }
 
+#if defined(ZINC_HAS_AMX)
+
+// Products of registers alone.
+int64_t int8_peak_amx(int64_t iterations) {
+    const tmul::Registers registers(tmul::kMaxRows, 64);
+    unroll<4>([](auto sums) { tmul::zero<sums>(); });
+    unroll<2>([](auto i) { tmul::zero<tmul::kX + i>(), tmul::zero<tmul::kWeights + i>(); });
+    for (int64_t i = 0; i < iterations; ++i)
+        unroll<4>(
+            [](auto sums) { tmul::multiply<sums, tmul::kX + sums / 2, tmul::kWeights + sums % 2, true>(); });
+    return iterations * 4 * tmul::kMaxRows * 16 * 64;
+}
+
+#endif
+
 }  // namespace
 
 extern const Level level;
 constinit const Level level{ZINC_NAME(ZINC_LEVEL), kKernels, std::size(kKernels), kFormats, int8_peak};
 
 }  // namespace zinc::ZINC_LEVEL
+
+#if defined(ZINC_HAS_AMX)
+namespace zinc::amx {
+
+// A level that shares everything with this one but the products of many rows.
+extern const Level level;
+constinit const Level level{"amx", ZINC_LEVEL::kKernels, std::size(ZINC_LEVEL::kKernels),
+                            ZINC_LEVEL::kAmxFormats, ZINC_LEVEL::int8_peak_amx};
+
+}  // namespace zinc::amx
+#endif

@@ -9,4 +9,13 @@ constinit const WeightFormat* const kFormats[] = {
     nullptr,
 };
 
+#if defined(ZINC_HAS_AMX)
+constinit const WeightFormat* const kAmxFormats[] = {
+#define ZINC_FORMAT(name) &name##_format_amx,
+#include "formats.inc"
+#undef ZINC_FORMAT
+    nullptr,
+};
+#endif
+
 }  // namespace zinc::ZINC_LEVEL

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernel.h"
+#include "../simd.h"
 
 namespace zinc::ZINC_LEVEL {
 
@@ -10,5 +11,15 @@ namespace zinc::ZINC_LEVEL {
 #undef ZINC_FORMAT
 
 extern const WeightFormat* const kFormats[];  // ends with null
+
+#if defined(ZINC_HAS_AMX)
+// The same for a processor with AMX, where tiles lie as they do here but many rows meet them in other
+// registers.
+#define ZINC_FORMAT(name) extern const WeightFormat name##_format_amx;
+#include "formats.inc"
+#undef ZINC_FORMAT
+
+extern const WeightFormat* const kAmxFormats[];
+#endif
 
 }  // namespace zinc::ZINC_LEVEL

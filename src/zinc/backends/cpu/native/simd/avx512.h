@@ -112,6 +112,7 @@ struct U8x64 {
     void store(void* p) const { _mm512_storeu_si512(p, v); }
     friend U8x64 operator&(U8x64 a, U8x64 b) { return {_mm512_and_si512(a.v, b.v)}; }
     friend U8x64 operator|(U8x64 a, U8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
+    friend U8x64 operator-(U8x64 a, U8x64 b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 };
 // Every byte shifted; what crosses a byte's edge is undefined, so mask it away.
 template <int N>
@@ -137,6 +138,14 @@ struct I16x32 {
     void store(void* p) const { _mm512_storeu_si512(p, v); }
     I32x16 even() const { return {_mm512_srai_epi32(_mm512_slli_epi32(v, 16), 16)}; }
     I32x16 odd() const { return {_mm512_srai_epi32(v, 16)}; }
+    // The even (kOdd 0) or odd lane of each pair in both.
+    template <int kOdd>
+    I16x32 twice() const {
+        const __m512i other = kOdd ? _mm512_srli_epi32(v, 16) : _mm512_slli_epi32(v, 16);
+        return {_mm512_mask_blend_epi16(kOdd ? 0x55555555 : 0xaaaaaaaa, v, other)};
+    }
+    friend I16x32 operator*(I16x32 a, I16x32 b) { return {_mm512_mullo_epi16(a.v, b.v)}; }
+    friend I16x32 operator+(I16x32 a, I16x32 b) { return {_mm512_add_epi16(a.v, b.v)}; }
     friend I16x32 operator&(I16x32 a, int16_t mask) {
         return {_mm512_and_si512(a.v, _mm512_set1_epi16(mask))};
     }
@@ -153,6 +162,10 @@ template <int N>
 I16x32 shl(I16x32 a) {
     return {_mm512_slli_epi16(a.v, N)};
 }
+
+inline I16x32 words(U8x64 a) { return {a.v}; }
+// The odd bytes of a and the even bytes of b.
+inline I16x32 odd_bytes(I16x32 a, I16x32 b) { return {_mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, b.v, a.v)}; }
 
 // acc + the dot product of each lane's pair with `pair`, two int16.
 inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {
@@ -205,6 +218,10 @@ inline void transpose16(const float* from, int64_t from_step, float* to, int64_t
         _mm512_storeu_ps(to + (12 + c) * to_step, _mm512_shuffle_f32x4(d, e, 0xdd));
     }
 }
+
+#if defined(__AMX_INT8__)
+#define ZINC_HAS_AMX 1
+#endif
 
 #if defined(__AVX512BF16__)
 #define ZINC_HAS_BF16 1
