@@ -88,6 +88,13 @@ Slabs& slabs() {
 
 }  // namespace
 
+const bool wants_pages_in_turn =
+#if defined(__x86_64__)
+    (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+#else
+    false;
+#endif
+
 const bool has_roomy_first_level =
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
     sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;

@@ -62,22 +62,34 @@ template <class Micro>
     }
 }
 
+// What is read after a tile, and whether that or what soon follows lies behind it in memory.
+struct Following {
+    const std::byte* tile;
+    bool behind;
+};
+inline bool reads_on(const TileMatmul& a, int r, int64_t bytes) {
+    return !a.next[r] || (a.next[r] > a.tile[r] && a.next[r] <= a.tile[r] + 2 * bytes);
+}
+
 // Asks for weights some way ahead of their use, on into the tile that will be read after this one: the
 // hardware's prefetcher starts anew at every jump between tiles. A first-level cache of 32 KiB would lose the
 // rows of x to what is asked for, so there it goes into the second (dev/kernels has what both cost).
 class Ahead {
 public:
-    Ahead(const std::byte* tile, int64_t bytes, const std::byte* next, int64_t n_steps)
+    Ahead(const std::byte* tile, int64_t bytes, Following next, int64_t n_steps)
         : tile_(tile),
-          next_((next ? next : tile + bytes) - bytes),
+          next_((next.tile ? next.tile : tile + bytes) - bytes),
+          in_turn_(wants_pages_in_turn && next.behind),
           bytes_(bytes),
           step_(bytes / n_steps),
-          at_(bytes < kDistance ? bytes : kDistance),
+          at_(in_turn_            ? 0
+              : bytes < kDistance ? bytes
+                                  : kDistance),
           due_(at_) {}
     // One of n_steps equal steps through the tile.
     [[gnu::always_inline]] void step() {
         for (due_ += step_; at_ < due_; at_ += 64) {
-            const std::byte* line = (at_ < bytes_ ? tile_ : next_) + at_;
+            const std::byte* line = in_turn_ ? in_turn(tile_ + at_) : (at_ < bytes_ ? tile_ : next_) + at_;
             if (has_roomy_first_level) {
                 __builtin_prefetch(line, 0, 3);
             } else {
@@ -90,6 +102,7 @@ private:
     static constexpr int64_t kDistance = 8192;
     const std::byte *tile_,
         *next_;  // next_: where the tile would begin for its end to be the next one's beginning
+    bool in_turn_;
     int64_t bytes_, step_, at_, due_;
 };
 
@@ -97,14 +110,15 @@ private:
 class AheadOfPanels {
 public:
     AheadOfPanels(const TileMatmul& a, int64_t bytes, int64_t n_steps)
-        : n_tiles_(a.n_tiles),
-          ahead_{{a.tile[0], bytes, a.next[0], n_steps},
-                 {a.tile[n_tiles_ - 1], bytes, a.next[n_tiles_ - 1], n_steps}} {}
+        : n_tiles_(a.n_tiles), ahead_{of(a, 0, bytes, n_steps), of(a, n_tiles_ - 1, bytes, n_steps)} {}
     void step() {
         for (int r = 0; r < n_tiles_; ++r) ahead_[r].step();
     }
 
 private:
+    static Ahead of(const TileMatmul& a, int r, int64_t bytes, int64_t n_steps) {
+        return {a.tile[r], bytes, {a.next[r], reads_on(a, r, bytes)}, n_steps};
+    }
     int n_tiles_;
     Ahead ahead_[2];
 };

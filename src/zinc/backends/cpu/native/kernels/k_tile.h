@@ -224,7 +224,7 @@ template <class Dot, int kSub, bool kMins>
 
 // A few rows against one tile: each block is unpacked in registers and never stored.
 template <class F, int kRows>
-void few(const std::byte* tile, const std::byte* next, int64_t cols, ActRows x, float* out) {
+void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* out) {
     using T = Tile<F>;
     const TileHead head = T::head(cols);
     Ahead ahead(tile, T::bytes(cols), next, head.blocks * 4);
@@ -380,7 +380,8 @@ bool matmul_few(const TileMatmul& a) {
     if (!are_few<Tile<F>::kMostRows>(a.n)) return false;
     for (int r = 0; r < a.n_tiles; ++r)
         for_few<Tile<F>::kMostRows>(a.n, [&]<int kRows>(int t) {
-            const std::byte* next = r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0];
+            const Following next{r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0],
+                                 reads_on(a, r, Tile<F>::bytes(a.cols))};
             few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
         });
     return true;
