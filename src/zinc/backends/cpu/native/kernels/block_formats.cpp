@@ -366,9 +366,9 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
 
 #if defined(ZINC_HAS_AMX)
 
-// The rows pass a panel in groups. Each meets all sub-blocks of a tile, kLag products of registers on their way
-// before the first is stored, and then the sums are made floats. Values are signed here: the panel has them
-// less their offset.
+// The rows pass a panel in groups. Each meets all sub-blocks of a tile, kLag products of registers on their
+// way before the first is stored, and then the sums are made floats. Values are signed here: the panel has
+// them less their offset.
 template <int kSub, bool kMins>
 [[gnu::noinline]] void multiply(const Panel* panels, int n_blocks, const TileMatmul& a, int64_t first,
                                 const tmul::RowGroups& groups, AheadOfPanels& ahead) {
