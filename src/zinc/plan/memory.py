@@ -1,7 +1,9 @@
 """One arena for all activations: each value gets an offset for as long as it lives.
 
-First fit by liveness. A residual or an in-place operand hands its bytes on to the output when
-nobody reads it afterwards, so the residual stream of a decoder stays in one place.
+First fit by liveness, of bytes that the value would not have to wait for: whoever used them before
+comes first anyway, so that a device may run side by side what does not depend on each other. A
+residual or an in-place operand hands its bytes on to the output when nobody reads it afterwards, so
+the residual stream of a decoder stays in one place.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zinc.ops.graph import Act, Dim, Node, Value
+from zinc.ops.graph import Act, Dim, KVState, Node, RecurrentState, Value
 from zinc.plan.passes import View
 
 ALIGNMENT = 4096
@@ -53,38 +55,74 @@ def assign(
     """Places every value of `nodes`; `rows` bounds each dim. A view keeps its base alive."""
     views = views or {}
     last_read: dict[int, int] = {}
+    users: dict[int, int] = {}  # by value, the nodes that write or read it: bit i is node i
 
-    def read(value: Value, at: int) -> None:
+    def use(value: Value, at: int) -> None:
         last_read[value.id] = at
-        if value.id in views:
-            last_read[views[value.id].base.id] = at
+        users[value.id] = users.get(value.id, 0) | 1 << at
 
     for i, node in enumerate(nodes):
         for value in (*node.inputs, *node.outputs):
             if isinstance(value, Value):
-                read(value, i)
+                use(value, i)
+                if value.id in views:
+                    use(views[value.id].base, i)
     if output is not None:
-        read(output, len(nodes))
+        use(output, len(nodes))
+    before = _before(nodes, views)
 
     offsets: dict[int, int] = {}
     sizes: dict[int, int] = {}
-    live: list[tuple[int, int, int]] = []  # (offset, end, id), sorted
+    live: list[tuple[int, int, int]] = []  # (offset, end, id)
+    dead: list[tuple[int, int, int]] = []  # that nobody reads any more
     top = 0
     for i, node in enumerate(nodes):
+
+        def is_free(x: int, i: int = i) -> bool:
+            return users[x] & ~(before[i] | 1 << i) == 0
+
         for part, value in enumerate(node.outputs):
             size = rows[value.dim] * stride(value, row_bytes)
             size = -(-size // ALIGNMENT) * ALIGNMENT
             donor = _donor(node, part, i, last_read, value)
-            if donor is not None and donor.id not in views and sizes[donor.id] >= size:
+            if (
+                donor is not None
+                and donor.id not in views
+                and sizes[donor.id] >= size
+                and is_free(donor.id)
+            ):
                 at = offsets[donor.id]
                 live = [x for x in live if x[2] != donor.id]
             else:
-                at = _first_gap(live, size)
+                at = _first_gap(live + [x for x in dead if not is_free(x[2])], size)
             offsets[value.id], sizes[value.id] = at, size
-            live = sorted([*live, (at, at + size, value.id)])
+            dead = [x for x in dead if x[0] < at or x[1] > at + size]
+            live.append((at, at + size, value.id))
             top = max(top, at + size)
+        dead += [x for x in live if last_read[x[2]] <= i]
         live = [x for x in live if last_read[x[2]] > i]
     return Arena(offsets, top)
+
+
+def _before(nodes: Sequence[Node], views: Mapping[int, View]) -> list[int]:
+    """For each node those that it depends on, however far: bit i is node i."""
+    result: list[int] = []
+    made: dict[int, int] = {}
+    touched: dict[str, int] = {}  # the last node of each state
+    for i, node in enumerate(nodes):
+        mask = 0
+        for x in node.inputs:
+            if isinstance(x, Value):
+                j = made[views[x.id].base.id if x.id in views else x.id]
+            elif isinstance(x, KVState | RecurrentState) and x.name in touched:
+                j = touched[x.name]
+            else:
+                continue
+            mask |= result[j] | 1 << j
+        made.update((value.id, i) for value in node.outputs)
+        touched.update((x.name, i) for x in node.inputs if isinstance(x, KVState | RecurrentState))
+        result.append(mask)
+    return result
 
 
 def _donor(node: Node, part: int, i: int, last_read: dict[int, int], value: Value) -> Value | None:
@@ -98,9 +136,9 @@ def _donor(node: Node, part: int, i: int, last_read: dict[int, int], value: Valu
     return donor
 
 
-def _first_gap(live: list[tuple[int, int, int]], size: int) -> int:
+def _first_gap(taken: list[tuple[int, int, int]], size: int) -> int:
     at = 0
-    for start, end, _ in live:
+    for start, end, _ in sorted(taken):
         if start - at >= size:
             return at
         at = max(at, end)
