@@ -51,13 +51,14 @@ struct Bytes {
 // Whether the first-level data cache has 48 KiB or more, as far as the system says.
 extern const bool has_roomy_first_level;
 
-// Whether memory delivers faster when lines of four pages are asked for in turn, as Intel's does: there the
-// hardware's prefetcher follows one page only so far, but many pages at once (dev/kernels has the rates).
+// Whether memory delivers faster when lines of several pages are asked for in turn, as Intel's does: there
+// the hardware's prefetcher follows one page only so far, but many pages at once (dev/kernels has the rates).
 extern const bool wants_pages_in_turn;
 
-// What to ask for while the line at `p` is read: the lines of the next four pages, one of each in turn.
-inline const std::byte* in_turn(const std::byte* p) {
-    constexpr uintptr_t kPage = 4096, kPages = 4, kAll = kPages * kPage;
+// What to ask for while the line at `p` is read: the lines of the next pages, one of each in turn.
+template <uintptr_t kPages>
+[[gnu::always_inline]] inline const std::byte* in_turn(const std::byte* p) {
+    constexpr uintptr_t kPage = 4096, kAll = kPages * kPage;
     const auto at = reinterpret_cast<uintptr_t>(p), line = at % kAll / 64;
     return p - at % kAll + kAll + line % kPages * kPage + line / kPages * 64;
 }

@@ -205,7 +205,7 @@ double read_bandwidth(Pool& pool, int64_t bytes, int reps) {
             const uint64_t* p = data + chunk * piece;
             uint64_t sums[8] = {};
             for (int64_t i = 0; i < piece; i += 8) {
-                __builtin_prefetch(wants_pages_in_turn ? in_turn(reinterpret_cast<const std::byte*>(p + i))
+                __builtin_prefetch(wants_pages_in_turn ? in_turn<4>(reinterpret_cast<const std::byte*>(p + i))
                                                        : reinterpret_cast<const std::byte*>(p + i + 512));
                 for (int j = 0; j < 8; ++j) sums[j] += p[i + j];
             }

@@ -89,7 +89,7 @@ public:
     // One of n_steps equal steps through the tile.
     [[gnu::always_inline]] void step() {
         for (due_ += step_; at_ < due_; at_ += 64) {
-            const std::byte* line = in_turn_ ? in_turn(tile_ + at_) : (at_ < bytes_ ? tile_ : next_) + at_;
+            const std::byte* line = in_turn_ ? in_turn<2>(tile_ + at_) : (at_ < bytes_ ? tile_ : next_) + at_;
             if (has_roomy_first_level) {
                 __builtin_prefetch(line, 0, 3);
             } else {
