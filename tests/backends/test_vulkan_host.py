@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from zinc.backends.api import CacheLayout
 from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
 from zinc.backends.vulkan.commands import Commands
 from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
+from zinc.backends.vulkan.memory import Buffer, Pool
 from zinc.backends.vulkan.schedule import levels, waits
 from zinc.backends.vulkan.vk.library import DeviceLostError, Library, check
 from zinc.core.errors import DeviceError, MemoryLimitError
@@ -40,6 +42,23 @@ def plan_of(name):
 
 
 # -- hazards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen35moe", "deepseek2", "gemma4e", "gptoss"])
+def test_a_launch_waits_for_nobody_whose_memory_alone_it_takes(name):
+    plan = plan_of(name)
+    made: dict[int, int] = {}
+    touched: dict[str, int] = {}
+    needed: list[set[int]] = []
+    for i, launch in enumerate(plan.launches):
+        direct = {made[x.id] for x in launch.inputs if isinstance(x, api.Ref)}
+        states = [x.name for x in launch.inputs if isinstance(x, KVState | RecurrentState)]
+        direct |= {touched[name] for name in states if name in touched}
+        needed.append(direct.union(*(needed[j] for j in direct)))
+        made |= dict.fromkeys((x.id for x in launch.outputs), i)
+        touched |= dict.fromkeys(states, i)
+    for launch, direct, own in zip(plan.launches, waits(plan), needed, strict=True):
+        assert set(direct) <= own, launch
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen35moe", "deepseek2", "gemma4e"])
@@ -302,6 +321,51 @@ def test_memory_that_runs_out_in_a_step_changes_nothing_for_later_ones(monkeypat
 
 
 # -- memory and state -----------------------------------------------------------------------------
+
+
+class Pieces:
+    """Stands for a Memory whose driver gives pieces up to a size, and says no to larger ones."""
+
+    def __init__(self, allowed, given):
+        self.device = SimpleNamespace(max_allocation=allowed)
+        self.given, self.made = given, []
+
+    def buffer(self, size):
+        if size > min(self.given, self.device.max_allocation):
+            raise MemoryLimitError("the device has no memory left")
+        self.made.append(size)
+        return Buffer(len(self.made), 1 << 32, size)
+
+
+def overlaps(slices):
+    spans = sorted((s.buffer.handle, s.offset, s.offset + s.size) for s in slices)
+    return any(a[0] == b[0] and b[1] < a[2] for a, b in pairwise(spans))
+
+
+def test_what_is_announced_shares_one_buffer():
+    memory = Pieces(allowed=1 << 32, given=1 << 32)
+    pool, sizes = Pool(memory), [5 << 20, 1000, 3 << 20, 1]
+    pool.expect(sizes)
+    taken = [pool.take(size) for size in sizes]
+    assert memory.made == [(8 << 20) + 1024 + 256] == [pool.n_bytes]
+    assert not overlaps(taken)
+    pool.take(1)  # and what was not has room of its own
+    assert len(memory.made) == 2
+
+
+@pytest.mark.parametrize(
+    ("allowed", "given"), [((4 << 20) + 100, 1 << 32), (1 << 32, (4 << 20) + 100)]
+)
+def test_a_driver_may_ask_for_smaller_buffers(allowed, given):
+    memory = Pieces(allowed, given)
+    pool, sizes = Pool(memory), [3 << 20] * 5 + [1 << 20] * 5
+    pool.expect(sizes)
+    taken = [pool.take(size) for size in sizes]
+    assert max(memory.made) <= (4 << 20) + 100
+    assert sum(memory.made) <= sum(sizes) + (2 << 20)  # small slices go where large ones left room
+    assert not overlaps(taken)
+    with pytest.raises(MemoryLimitError):
+        Pool(memory).take(5 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -375,6 +375,15 @@ class Split(Protocol):
 
 
 @runtime_checkable
+class Expecting(Protocol):
+    """A backend that takes memory for many weights at once."""
+
+    def expect(self, weights: Iterable[Weight]) -> None:
+        """These weights will be uploaded next."""
+        ...
+
+
+@runtime_checkable
 class Compiling(Protocol):
     """A backend that compiles a kernel when a step first needs it."""
 

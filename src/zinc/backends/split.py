@@ -7,7 +7,7 @@ of the cache, this is a backend like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from time import perf_counter
@@ -20,6 +20,7 @@ from zinc.backends.api import (
     Backend,
     Cache,
     CacheLayout,
+    Expecting,
     Plan,
     Program,
     Ref,
@@ -211,6 +212,12 @@ class SplitBackend:
         if not found:
             return None
         return StepCounts(sum(c.dispatches for c in found), sum(c.barriers for c in found))
+
+    def expect(self, weights: Iterable[Weight]) -> None:
+        weights = list(weights)
+        for backend, names in zip(self.places, self._weights, strict=True):
+            if isinstance(backend, Expecting):
+                backend.expect([weight for weight in weights if weight.name in names])
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         for backend, names in zip(self.places, self._weights, strict=True):

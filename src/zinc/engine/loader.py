@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zinc.backends import api
-from zinc.backends.api import Backend, CacheLayout, Plan
+from zinc.backends.api import Backend, CacheLayout, Expecting, Plan
 from zinc.core.errors import FormatError, MemoryLimitError, RequestError
 from zinc.core.kv_types import BYTES_A_NUMBER, GROUP
 from zinc.formats.gguf import GGUFFile
@@ -292,6 +292,8 @@ def upload(
     tensors.sort(key=lambda pair: pair[1].n_bytes, reverse=True)
     total = sum(t.n_bytes for _, t in tensors)
     done = 0
+    if isinstance(backend, Expecting):
+        backend.expect([weight for weight, _ in tensors])
     for weight, tensor in tensors:
         backend.upload(weight, tensor_data(weight, tensor))
         tensor.release()

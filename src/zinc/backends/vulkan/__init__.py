@@ -7,6 +7,7 @@ the user's cache or compiled on demand (shaders.py); host calls go through ctype
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -80,6 +81,9 @@ class VulkanBackend(VulkanKernels):
         levels = schedule(plan, waits(plan), Nowhere(self.features, kv_dtype), bucket)
         return StepCounts(sum(len(level) for level in levels), len(levels) - 1)
 
+    def expect(self, weights: Iterable[Weight]) -> None:
+        self._pool.expect(_packed_bytes(weight) for weight in weights)
+
     def upload(self, weight: Weight, data: TensorData) -> None:
         if weight.is_vector:
             vector = decode(data.data, data.type, data.shape)
@@ -133,6 +137,13 @@ class VulkanBackend(VulkanKernels):
             cache,
             ProgressBar("compiling kernels"),
         )
+
+
+def _packed_bytes(weight: Weight) -> int:
+    """What `upload` places."""
+    if weight.is_vector:
+        return 4 * math.prod(weight.shape)
+    return packing.offsets(weight.type, weight.planes * weight.rows, weight.cols).n_bytes
 
 
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> VulkanBackend:
