@@ -81,12 +81,14 @@ int main(int argc, char** argv) {
         const WeightFormat& f = **format;
         if (argc > 2 && std::strcmp(argv[2], f.name) != 0) continue;
         const int64_t bytes = f.tile_bytes(cols), n_tiles = kStreamBytes / bytes;
-        // Any bits will do: the kernels take the same time whatever the weights are, unless scales are
+        // Any bits will do: the kernels take the same time whatever the weights are, unless numbers are
         // subnormal, so all bytes are positive and small.
         for (int64_t i = 0; i < n_tiles * bytes; ++i) tiles.data[i] = std::byte(17 + i % 32);
         const int64_t row = row_bytes(f.activation, cols);
         const Bytes x(static_cast<size_t>(row * kMostRows));
-        for (int64_t i = 0; i < kMostRows * row; ++i) x.data[i] = std::byte(1 + random() % 32);
+        const bool floats = f.activation == Act::f32;  // of which small bytes would be subnormal
+        for (int64_t i = 0; i < kMostRows * row; ++i)
+            x.data[i] = std::byte(floats ? 0x3f : 1 + random() % 32);
         std::vector<float> out(kMostRows * kOutStride);
         for (int n : kRows) {
             TileMatmul p{{tiles.data, tiles.data + bytes}, 2, cols, {x.data, row}, n, out.data(),
