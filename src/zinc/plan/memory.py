@@ -77,10 +77,8 @@ def assign(
     dead: list[tuple[int, int, int]] = []  # that nobody reads any more
     top = 0
     for i, node in enumerate(nodes):
-
-        def is_free(x: int, i: int = i) -> bool:
-            return users[x] & ~(before[i] | 1 << i) == 0
-
+        others = ~(before[i] | 1 << i)
+        resting = [x for x in dead if users[x[2]] & others]  # whoever takes them would have to wait
         for part, value in enumerate(node.outputs):
             size = rows[value.dim] * stride(value, row_bytes)
             size = -(-size // ALIGNMENT) * ALIGNMENT
@@ -89,12 +87,12 @@ def assign(
                 donor is not None
                 and donor.id not in views
                 and sizes[donor.id] >= size
-                and is_free(donor.id)
+                and not users[donor.id] & others
             ):
                 at = offsets[donor.id]
                 live = [x for x in live if x[2] != donor.id]
             else:
-                at = _first_gap(live + [x for x in dead if not is_free(x[2])], size)
+                at = _first_gap(live + resting, size)
             offsets[value.id], sizes[value.id] = at, size
             dead = [x for x in dead if x[0] < at or x[1] > at + size]
             live.append((at, at + size, value.id))

@@ -1,8 +1,8 @@
 """Device memory: buffers with addresses, a pool that cuts many weights from few, and staging.
 
 Drivers limit how many allocations there are, so weights share large ones, and so do the layers of a
-cache. Bytes reach memory that
-the host cannot see through two staging buffers, one filled while the other is copied.
+cache. Bytes reach memory that the host cannot see through two staging buffers, one filled while the
+other is copied.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Memory:
     def buffer(self, size: int, kind: Kind = Kind.DEVICE) -> Buffer:
         """A new buffer. Raises MemoryLimitError when it does not fit."""
         device, f = self.device, self.device.vk
-        size = -(-max(size, 16) // ALIGNMENT) * ALIGNMENT
+        size = rounded(size)
         if size > device.max_allocation:
             raise MemoryLimitError(
                 f"a buffer of {size / 1e9:.1f} GB is more than the device allows in one piece",
@@ -153,8 +153,7 @@ class Slice:
 class Pool:
     """Cuts slices from few large buffers, and never gives any back.
 
-    Large, because a device then finds their pages faster: with all weights in pieces of up to 4 GB
-    and the cache in one, an NVIDIA H200 decodes 6% faster than with pieces of 256 MiB.
+    Large, because a device then finds their pages faster (docs/benchmarks.md has by how much).
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -166,11 +165,11 @@ class Pool:
 
     def expect(self, sizes: Iterable[int]) -> None:
         """Slices of these sizes will be taken: the next buffers are made for them all."""
-        self._expected += sum(_rounded(size) for size in sizes)
+        self._expected += sum(rounded(size) for size in sizes)
 
     def take(self, size: int) -> Slice:
         """Raises MemoryLimitError when the device has no room."""
-        room = _rounded(size)
+        room = rounded(size)
         i = next((i for i, x in enumerate(self.buffers) if self._used[i] + room <= x.size), None)
         if i is None:
             i = len(self.buffers)
@@ -192,10 +191,11 @@ class Pool:
             except MemoryLimitError:
                 if size == room:
                     raise
-                size = max(room, _rounded(size // 2))  # perhaps there are smaller pieces
+                size = max(room, rounded(size // 2))  # perhaps there are smaller pieces
 
 
-def _rounded(size: int) -> int:
+def rounded(size: int) -> int:
+    """Bytes that a piece of so many takes."""
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from zinc.backends.api import Ref
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.dispatch import DeviceKV, DeviceWeight, Features
-from zinc.backends.vulkan.memory import Buffer, Memory, Slice
+from zinc.backends.vulkan.memory import Buffer, Memory, Slice, rounded
 from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
 
 SCRATCH_BYTES = 16 << 20
@@ -32,11 +32,6 @@ class Ring:
             self._used = 0
         offset, self._used = self._used, self._used + n_bytes
         return offset
-
-
-def rounded(n_bytes: int) -> int:
-    """What a piece of scratch takes."""
-    return -(-n_bytes // 256) * 256
 
 
 class Operands:

@@ -26,8 +26,8 @@ from zinc.backends.vulkan.dispatch import (
 )
 from zinc.backends.vulkan.kv_layout import DTYPES, key_block_bytes, value_block_bytes
 from zinc.backends.vulkan.limits import DOT, READ
-from zinc.backends.vulkan.memory import ALIGNMENT
-from zinc.backends.vulkan.operands import Ring, rounded
+from zinc.backends.vulkan.memory import ALIGNMENT, rounded
+from zinc.backends.vulkan.operands import Ring
 from zinc.backends.vulkan.shaders import for_device, spirv
 from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
 
