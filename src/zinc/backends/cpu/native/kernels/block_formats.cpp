@@ -430,9 +430,8 @@ bool matmul_few(const TileMatmul& a) {
     if (!are_few<kFewRows>(a.n)) return false;
     for (int r = 0; r < a.n_tiles; ++r)
         for_few<kFewRows>(a.n, [&]<int kRows>(int t) {
-            const Following next{r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0],
-                                 reads_on(a, r, BlockTile<F>::bytes_of(a.cols))};
-            few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
+            few<F, kRows>(a.tile[r], following(a, r, BlockTile<F>::bytes_of(a.cols)), a.cols, a.x + t,
+                          a.out + t * kOutStride + r * 16);
         });
     return true;
 }

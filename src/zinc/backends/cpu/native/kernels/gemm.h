@@ -70,6 +70,10 @@ struct Following {
 inline bool reads_on(const TileMatmul& a, int r, int64_t bytes) {
     return !a.next[r] || (a.next[r] > a.tile[r] && a.next[r] <= a.tile[r] + 2 * bytes);
 }
+// Of tile r, in a product that takes one tile after the other.
+inline Following following(const TileMatmul& a, int r, int64_t bytes) {
+    return {r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0], reads_on(a, r, bytes)};
+}
 
 // Asks for weights some way ahead of their use, on into the tile that will be read after this one: the
 // hardware's prefetcher starts anew at every jump between tiles. A first-level cache of 32 KiB would lose the

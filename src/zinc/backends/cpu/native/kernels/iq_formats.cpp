@@ -18,6 +18,7 @@
 // A codebook comes as the digits of its points, which number the values of a coordinate from the smallest
 // magnitude (of IQ1, from -1) upwards.
 #include "k_tile.h"
+#include "k_tile_amx.h"
 
 namespace zinc::ZINC_LEVEL {
 namespace {

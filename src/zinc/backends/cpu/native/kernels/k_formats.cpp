@@ -1,5 +1,6 @@
 // The K-quants and the ternary formats: values of 2 to 6 bits in blocks of 256 (k_tile.h).
 #include "k_tile.h"
+#include "k_tile_amx.h"
 
 namespace zinc::ZINC_LEVEL {
 namespace {

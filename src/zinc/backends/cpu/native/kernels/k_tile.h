@@ -12,7 +12,6 @@
 // (a pair of sub-blocks is what the 16-bit dot product takes with a pair of activation sums).
 #pragma once
 
-#include "amx.h"
 #include "gemm.h"
 #include "planes.h"
 #include "weights.h"
@@ -46,8 +45,6 @@ struct Tile {
     static constexpr int kChunks = kScaleBytes + kMinBytes;  // where they start
     static constexpr int kBlockBytes = kChunks + 4 * Chunk::kBytes;
     static_assert(kBlockBytes % 64 == 0);
-    // Rows whose sums stay in registers: with sub-blocks of 16, more scales are in flight.
-    static constexpr int kMostRows = F::kSub == 16 && kFewRows > 6 ? 6 : kFewRows;
 
     static TileHead head(int64_t cols) { return TileHead(cols / 256); }
     static int64_t blocks_at(const TileHead& head) { return head.part * (F::kMins ? 2 : 1); }
@@ -222,7 +219,8 @@ template <class Dot, int kSub, bool kMins>
     });
 }
 
-// A few rows against one tile: each block is unpacked in registers and never stored.
+// A few rows against one tile: each block is unpacked in registers and never stored. Sums of blocks before
+// lie in `out`: registers are wanted for those of the block.
 template <class F, int kRows>
 void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* out) {
     using T = Tile<F>;
@@ -233,8 +231,7 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
     const std::byte* block = tile + T::blocks_at(head);
     const int8_t* q[kRows];
     unroll<kRows>([&](auto t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
-    F32x16 acc[kRows];
-    unroll<kRows>([&](auto t) { acc[t] = F32x16::zero(); });
+    unroll<kRows>([&](auto t) { F32x16::zero().store(out + t * kOutStride); });
     for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
         I32x16 sum[kRows], mins[kRows];
         unroll<kRows>([&](auto t) { sum[t] = mins[t] = I32x16::zero(); });
@@ -262,127 +259,21 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
         }
         const F32x16 d = T::d(head, tile, b), dmin = F::kMins ? head.m(tile, b) : F32x16::zero();
         unroll<kRows>([&](auto t) {
-            acc[t] = add_block<F::kMins>(acc[t], d, dmin, sum[t], mins[t], load_float(x[t] + row.d + b * 4));
-        });
-    }
-    unroll<kRows>([&](auto t) { acc[t].store(out + t * kOutStride); });
-}
-
-#if defined(ZINC_HAS_AMX)
-
-// One block of 16 rows, each value multiplied with its scale. What is more than a byte then is cut in two:
-// with minimums the scale, else the product. The high part counts 2^kShift times.
-template <bool kMins>
-struct ScaledPanel {
-    static constexpr int kShift = kMins ? 3 : 7;
-    static constexpr bool kSigned = !kMins;
-    alignas(64) uint8_t low[kPanel / 4][64], high[kPanel / 4][64];
-    int16_t min[8][32];
-    float d[16], dmin[16];
-};
-
-template <class F>
-void unpack(const std::byte* tile, const TileHead& head, int64_t b, ScaledPanel<F::kMins>& panel) {
-    using T = Tile<F>;
-    static_assert(!F::kMins || F::kLow + F::kHigh <= 5, "a part of a product is a byte");
-    const std::byte* block = tile + T::blocks_at(head) + b * T::kBlockBytes;
-    T::d(head, tile, b).store(panel.d);
-    if constexpr (F::kMins) head.m(tile, b).store(panel.dmin);
-    constexpr int kShift = ScaledPanel<F::kMins>::kShift, kChunkPairs = 32 / F::kSub;
-    for (int c = 0; c < 4; ++c) {
-        const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
-        unroll<kChunkPairs>([&](auto i) {
-            const int pair = c * kChunkPairs + i;
-            const I16x32 scales = T::scales(block, pair), mins = T::mins(block, pair);
-            if constexpr (F::kMins) mins.store(panel.min[pair]);
-            unroll<2>([&](auto half) {
-                const I16x32 s = scales.template twice<half>(), m = mins.template twice<half>();
-                const I16x32 low = s & ((1 << kShift) - 1), high = shr<kShift>(s);
-                unroll<F::kSub / 4>([&](auto j) {
-                    constexpr int g = (i * 2 + half) * (F::kSub / 4) + j;
-                    const I16x32 u = words(T::template get<g>(chunk));
-                    uint8_t *to_low = panel.low[c * 16 + g], *to_high = panel.high[c * 16 + g];
-                    if constexpr (F::kMins) {
-                        (u * low).store(to_low);
-                        (u * high).store(to_high);
-                    } else {
-                        const I16x32 even = (u & 255) * s + m, odd = shr<8>(u) * s + m;
-                        (odd_bytes(shl<8>(odd), even) & 0x7f7f).store(to_low);
-                        odd_bytes(shl<1>(odd), shr<kShift>(even)).store(to_high);
-                    }
-                });
-            });
+            float* to = out + t * kOutStride;
+            const F32x16 acc = F32x16::load(to);
+            add_block<F::kMins>(acc, d, dmin, sum[t], mins[t], load_float(x[t] + row.d + b * 4)).store(to);
         });
     }
 }
-
-// The rows pass one block of the tiles in groups. While the matrices of a group are multiplied, the sums of
-// the group before are made floats. kSub: of a format with minimums.
-template <int kSub, bool kMins, int kTiles>
-[[gnu::noinline]] void multiply(const ScaledPanel<kMins>* panels, const TileMatmul& a, int64_t b,
-                                const tmul::RowGroups& groups, AheadOfPanels& ahead) {
-    using Panel = ScaledPanel<kMins>;
-    constexpr int kSlices = kPanel / 64, kPairs = kMins ? 128 / kSub : 0;
-    const Q8Row row(Act::q8_256, a.cols);
-    const ActRows d = {a.x.data + row.d + b * 4, a.x.stride};
-    const ActRows sums = {a.x.data + (kSub == 16 ? row.sum16 + b * 32 : row.sum + b * 16), a.x.stride};
-    tmul::Sums low[2][kTiles], high[2][kTiles];
-
-    // Rows [first, last) of a group.
-    const auto finish = [&](int group, int first, int last) __attribute__((always_inline)) {
-        const int start = groups.start(group);
-        unroll<kTiles>([&](auto r) __attribute__((always_inline)) {
-            const Panel& panel = panels[r];
-            const F32x16 scale = F32x16::load(panel.d), dmin = F32x16::load(panel.dmin);
-            I16x32 min[kPairs + 1];
-            unroll<kPairs>([&](auto pair) { min[pair] = I16x32::load(panel.min[pair]); });
-            float* out = a.out + (start + first) * kOutStride + r * 16;
-            for (int i = first; i < last; ++i, out += kOutStride) {
-                const std::byte* pairs = sums[start + i];
-                const I32x16 sum = shl<Panel::kShift>(I32x16::load(high[group % 2][r].row[i])) +
-                                   I32x16::load(low[group % 2][r].row[i]);
-                I32x16 mins = I32x16::zero();
-                unroll<kPairs>([&](auto pair) { mins = dot2(mins, min[pair], load32(pairs + pair * 4)); });
-                const F32x16 acc = b == 0 ? F32x16::zero() : F32x16::load(out);
-                add_block<kMins>(acc, scale, dmin, sum, mins, load_float(d[start + i])).store(out);
-            }
-        });
-    };
-    for (int group = 0; group <= groups.count; ++group) {
-        const int skip = group > 0 ? groups.repeated(group - 1) : groups.rows, left = groups.rows - skip;
-        if (group < groups.count) unroll<2 * kTiles>([&](auto i) { tmul::zero<i>(); });
-        for (int slice = 0; slice < kSlices; ++slice) {
-            if (group < groups.count) {
-                tmul::load<tmul::kX>(a.x[groups.start(group)] + b * kPanel + slice * 64, a.x.stride);
-                unroll<kTiles>([&](auto r) {
-                    tmul::load<tmul::kWeights>(panels[r].low[slice * 16], 64);
-                    tmul::multiply<2 * r, tmul::kX, tmul::kWeights, Panel::kSigned>();
-                    tmul::load<tmul::kWeights + 1>(panels[r].high[slice * 16], 64);
-                    tmul::multiply<2 * r + 1, tmul::kX, tmul::kWeights + 1, Panel::kSigned>();
-                });
-            }
-            finish(group - 1, skip + left * slice / kSlices, skip + left * (slice + 1) / kSlices);
-        }
-        if (group == groups.count) break;
-        ahead.step();
-        unroll<kTiles>([&](auto r) {
-            tmul::store<2 * r>(low[group % 2] + r);
-            tmul::store<2 * r + 1>(high[group % 2] + r);
-        });
-    }
-}
-
-#endif
 
 // The product, if its rows are few.
 template <class F>
 bool matmul_few(const TileMatmul& a) {
-    if (!are_few<Tile<F>::kMostRows>(a.n)) return false;
+    if (!are_few<kFewRows>(a.n)) return false;
     for (int r = 0; r < a.n_tiles; ++r)
-        for_few<Tile<F>::kMostRows>(a.n, [&]<int kRows>(int t) {
-            const Following next{r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0],
-                                 reads_on(a, r, Tile<F>::bytes(a.cols))};
-            few<F, kRows>(a.tile[r], next, a.cols, a.x + t, a.out + t * kOutStride + r * 16);
+        for_few<kFewRows>(a.n, [&]<int kRows>(int t) {
+            few<F, kRows>(a.tile[r], following(a, r, Tile<F>::bytes(a.cols)), a.cols, a.x + t,
+                          a.out + t * kOutStride + r * 16);
         });
     return true;
 }
@@ -399,27 +290,6 @@ void matmul(const TileMatmul& a) {
     }
 }
 
-#if defined(ZINC_HAS_AMX)
-template <class F>
-void matmul_amx(const TileMatmul& a) {
-    if (matmul_few<F>(a)) return;
-    const TileHead head = Tile<F>::head(a.cols);
-    const tmul::RowGroups groups(a.n);
-    const tmul::Registers registers(groups.rows, 64);
-    AheadOfPanels ahead(a, Tile<F>::bytes(a.cols), head.blocks * groups.count);
-    constexpr int kSub = F::kMins ? F::kSub : 0;
-    ScaledPanel<F::kMins> panels[2];
-    for (int64_t b = 0; b < head.blocks; ++b) {
-        for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, panels[r]);
-        if (a.n_tiles == 2) {
-            multiply<kSub, F::kMins, 2>(panels, a, b, groups, ahead);
-        } else {
-            multiply<kSub, F::kMins, 1>(panels, a, b, groups, ahead);
-        }
-    }
-}
-#endif
-
 template <class F>
 constexpr int codebook_bytes() {
     if constexpr (requires { F::kCodebook; }) return F::kCodebook;
@@ -430,9 +300,5 @@ template <class F>
 constexpr WeightFormat kFormat{
     F::kType,       F::kName, Act::q8_256, 256,      F::kSourceBytes, codebook_bytes<F>(),
     Tile<F>::bytes, pack<F>,  decode<F>,   matmul<F>};
-#if defined(ZINC_HAS_AMX)
-template <class F>
-constexpr WeightFormat kFormatAmx = tmul::with(kFormat<F>, matmul_amx<F>);
-#endif
 
 }  // namespace zinc::ZINC_LEVEL::k_tile

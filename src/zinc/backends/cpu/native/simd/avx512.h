@@ -164,6 +164,8 @@ I16x32 shl(I16x32 a) {
 }
 
 inline I16x32 words(U8x64 a) { return {a.v}; }
+// Sums of neighbouring products of u8 in a with s8 in b.
+inline I16x32 products(U8x64 a, I16x32 b) { return {_mm512_maddubs_epi16(a.v, b.v)}; }
 // The odd bytes of a and the even bytes of b.
 inline I16x32 odd_bytes(I16x32 a, I16x32 b) { return {_mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, b.v, a.v)}; }
 
