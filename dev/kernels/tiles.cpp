@@ -86,8 +86,8 @@ int main(int argc, char** argv) {
         for (int64_t i = 0; i < n_tiles * bytes; ++i) tiles.data[i] = std::byte(17 + i % 32);
         const int64_t row = row_bytes(f.activation, cols);
         const Bytes x(static_cast<size_t>(row * kMostRows));
-        const bool floats =
-            f.activation == Act::f32;  // small bytes are subnormal in products with small ones
+        // Small bytes are subnormal in products with small ones.
+        const bool floats = f.activation == Act::f32;
         for (int64_t i = 0; i < kMostRows * row; ++i)
             x.data[i] = std::byte(floats ? 0x3f : 0x21 + random() % 31);
         std::vector<float> out(kMostRows * kOutStride);
