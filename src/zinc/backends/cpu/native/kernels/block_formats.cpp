@@ -427,13 +427,10 @@ template <int kSub, bool kMins>
 // The product, if its rows are few.
 template <class F>
 bool matmul_few(const TileMatmul& a) {
-    if (!are_few<kFewRows>(a.n)) return false;
-    for (int r = 0; r < a.n_tiles; ++r)
-        for_few<kFewRows>(a.n, [&]<int kRows>(int t) {
-            few<F, kRows>(a.tile[r], following(a, r, BlockTile<F>::bytes_of(a.cols)), a.cols, a.x + t,
-                          a.out + t * kOutStride + r * 16);
-        });
-    return true;
+    return multiply_few(a, BlockTile<F>::bytes_of(a.cols),
+                        [&]<int kRows>(const std::byte* tile, Following next, ActRows x, float* out) {
+                            few<F, kRows>(tile, next, a.cols, x, out);
+                        });
 }
 
 template <class F>

@@ -89,9 +89,9 @@ void few(const TileMatmul& a, int first) {
 
 template <class F>
 void matmul(const TileMatmul& a) {
-    if (are_few<kFewRows>(a.n)) {
-        for_few<kFewRows>(
-            a.n, [&]<int kRows>(int t) { a.n_tiles == 2 ? few<F, 2, kRows>(a, t) : few<F, 1, kRows>(a, t); });
+    if (are_few(a.n)) {
+        for_few(a.n,
+                [&]<int kRows>(int t) { a.n_tiles == 2 ? few<F, 2, kRows>(a, t) : few<F, 1, kRows>(a, t); });
         return;
     }
     Panel panels[2];

@@ -133,24 +133,34 @@ inline int register_blocks(const TileMatmul& a) {
     return row_blocks * ((a.n_tiles + kTileBlock - 1) / kTileBlock);
 }
 
-// Whether n rows are few, of which kMost fit into the registers: two passes over a tile that the first has
-// brought into the cache still beat a panel.
-template <int kMost>
-bool are_few(int n) {
-    return n <= 2 * kMost;
-}
+// Whether n rows are few: two passes over a tile that the first has brought into the cache still beat a
+// panel.
+inline bool are_few(int n) { return n <= 2 * kFewRows; }
 
 // Cuts few rows into one or two groups: few.operator()<rows>(first row).
-template <int kMost, class Few>
+template <class Few>
 [[gnu::always_inline]] inline void for_few(int n, Few&& few) {
-    const int groups = (n + kMost - 1) / kMost;
+    const int groups = (n + kFewRows - 1) / kFewRows;
     for (int group = 0, row = 0; group < groups; ++group) {
         const int size = (n - row) / (groups - group);
-        unroll<kMost>([&](auto t) {
+        unroll<kFewRows>([&](auto t) {
             if (size == t + 1) few.template operator()<t + 1>(row);
         });
         row += size;
     }
+}
+
+// The product, if its rows are few, one tile after the other:
+// few.operator()<rows>(tile, what is read after it, x, out).
+template <class Few>
+[[gnu::always_inline]] inline bool multiply_few(const TileMatmul& a, int64_t tile_bytes, Few&& few) {
+    if (!are_few(a.n)) return false;
+    for (int r = 0; r < a.n_tiles; ++r)
+        for_few(a.n, [&]<int kRows>(int t) {
+            few.template operator()<kRows>(a.tile[r], following(a, r, tile_bytes), a.x + t,
+                                           a.out + t * kOutStride + r * 16);
+        });
+    return true;
 }
 
 // The sums of a register block, kept in TileMatmul::out between panels.
