@@ -331,7 +331,7 @@ class Session:
         deadline = time.monotonic() + timeout_s
         while data := self._read(deadline):
             self.seen += data.decode(errors="replace")
-        return self.process.wait(timeout=5)
+        return self.process.wait(timeout_s)
 
     def close(self) -> None:
         if self.process.poll() is None:

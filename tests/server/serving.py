@@ -36,6 +36,16 @@ def backend() -> str:
 
 LOAD = LoadOptions(backend=backend(), threads=2)
 
+PATIENCE_S = 60  # for what comes in a moment, unless the machine has much else to do
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Waits until a condition holds; fails when it does not come to."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert condition()
+
 
 @dataclass
 class Answer:
@@ -79,7 +89,7 @@ class Running:
         async def run() -> Any:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
 
     def request(
         self,
@@ -87,7 +97,7 @@ class Running:
         path: str,
         body: object = None,
         headers: dict[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = PATIENCE_S,
     ) -> Answer:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
@@ -106,7 +116,7 @@ class Running:
         return self.request("GET", path, **more)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
     def blocks_used(self) -> int:
         assert self.application.pool is not None
@@ -117,12 +127,9 @@ class Running:
         assert self.application.pool is not None
         return sum(len(model.runner.live) for model in self.application.pool.loaded)
 
-    def wait_idle(self, seconds: float = 15) -> None:
-        """Waits until nothing runs; fails when something still holds blocks then."""
-        until = time.monotonic() + seconds
-        while (self.blocks_used() or self.live()) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert (self.blocks_used(), self.live()) == (0, 0)
+    def wait_idle(self) -> None:
+        """Waits until nothing runs; fails when something goes on to hold blocks."""
+        wait_for(lambda: (self.blocks_used(), self.live()) == (0, 0))
         assert self.application.pool is not None
         for model in self.application.pool.loaded:
             model.llm.engine.pool.check()
@@ -156,19 +163,18 @@ def running(wait: bool = True, **settings: Any) -> Iterator[Running]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(PATIENCE_S)
         assert not failure, failure
         found = Running(application, listener.getsockname()[1], holder["loop"], holder["server"])
         if config.api_keys:
             found.headers["Authorization"] = f"Bearer {config.api_keys[0]}"
-        until = time.monotonic() + 60
-        while wait and found.get("/health").status != 200 and time.monotonic() < until:
-            time.sleep(0.02)
+        if wait:
+            wait_for(lambda: found.get("/health").status == 200)
         yield found
     finally:
         if "server" in holder:
             holder["server"].should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE_S)
         listener.close()
     assert not failure, failure
     assert not thread.is_alive()

@@ -63,7 +63,7 @@ def test_a_client_that_leaves_ends_its_work(server: Running):
     body = {"input": ["a long text " * 300] * 60}
     with pytest.raises(TimeoutError):
         server.post("/v1/embeddings", body, timeout=0.3)
-    server.wait_idle(5)
+    server.wait_idle()
 
 
 def test_llama_cpps_shape(server: Running, llm: LLM):

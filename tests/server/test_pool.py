@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import LOAD, Running, running
+from serving import LOAD, PATIENCE_S, Running, running, wait_for
 
+from zinc import LLM
 from zinc.core.errors import FormatError, MemoryLimitError
+from zinc.engine.engine import Engine
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.server import pool as pool_module
 from zinc.server.config import ModelSource, ServerConfig
@@ -31,13 +33,6 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "t
 
 def states(server: Running) -> dict[str, str]:
     return {row["id"]: row["state"] for row in server.get("/v1/models").json["data"]}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 15) -> None:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert condition()
 
 
 def test_models_are_loaded_when_they_are_asked_for():
@@ -78,23 +73,22 @@ def test_an_idle_model_is_unloaded_and_comes_back():
         assert server.post("/v1/chat/completions", HELLO).status == 200
 
 
-def test_a_model_in_use_is_not_unloaded():
-    with running(ttl_s=0.2) as server:
-        fields = {"prompt": "x", "n_predict": 400, "ignore_eos": True}
-        (model,) = server.call(lambda: server.application.pool.loaded)
-        step = model.llm.engine.step
+def test_a_model_in_use_is_not_unloaded(monkeypatch: pytest.MonkeyPatch):
+    step, go_on = Engine.step, threading.Event()
 
-        def slow() -> object:
-            time.sleep(0.003)
-            return step()
+    def held(engine: Engine) -> object:
+        assert go_on.wait(PATIENCE_S)
+        return step(engine)
 
-        model.llm.engine.step = slow
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(server.post, "/completion", fields)
-            wait_for(lambda: server.live() == 1)
-            time.sleep(0.6)
-            assert server.post("/models/unload", {"model": "demo"}).status == 409
-            assert answer.result(30).json["tokens_predicted"] == 400
+    monkeypatch.setattr(Engine, "step", held)
+    with running(ttl_s=0.2) as server, ThreadPoolExecutor(1) as pool:
+        fields = {"prompt": "x", "n_predict": 20, "ignore_eos": True}
+        answer = pool.submit(server.post, "/completion", fields)
+        wait_for(lambda: server.live() == 1)
+        time.sleep(0.6)
+        assert server.post("/models/unload", {"model": "demo"}).status == 409
+        go_on.set()
+        assert answer.result(PATIENCE_S).json["tokens_predicted"] == 20
 
 
 def test_idle_models_make_room():
@@ -116,7 +110,7 @@ def test_a_model_waits_for_one_in_use_or_gives_up():
             assert found.status == 503
             assert found.json["error"]["code"] == "model_loading"
             assert found.headers["retry-after"]
-        assert answer.result(60).json["tokens_predicted"] == 800
+        assert answer.result(PATIENCE_S).json["tokens_predicted"] == 800
         wait_for(lambda: server.post(
             "/v1/chat/completions", {**HELLO, "model": "bob"}).status == 200)  # fmt: skip
 
@@ -128,7 +122,7 @@ def slow_loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def waiting(path: Path, options: Any, progress: Callable[[int, int], None]) -> Any:
         progress(1, 4)
-        assert go.wait(30)
+        assert go.wait(PATIENCE_S)
         return load(path, options, progress)
 
     monkeypatch.setattr(pool_module, "load_llm", waiting)
@@ -237,18 +231,22 @@ def test_a_load_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch):
 def test_a_model_that_cannot_be_closed_does_not_keep_others_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    close: Callable[[LLM], None] = LLM.close
+    broken: list[LLM] = []
+
+    def close_all_but_one(llm: LLM) -> None:
+        if not broken:
+            broken.append(llm)
+            raise OSError("the disk is gone")
+        close(llm)
+
+    monkeypatch.setattr(LLM, "close", close_all_but_one)
     with running(models=(ALICE, BOB), ttl_s=0.3) as server:
         assert server.post("/models/load", {"model": "bob"}).status == 200
-        alice, _ = server.call(lambda: server.application.pool.loaded)
-
-        def broken() -> None:
-            raise OSError("the disk is gone")
-
-        with monkeypatch.context() as fault:
-            fault.setattr(alice.llm, "close", broken)
-            wait_for(lambda: states(server) == {"alice": "unloaded", "bob": "unloaded"})
-        alice.llm.close()
+        wait_for(lambda: states(server) == {"alice": "unloaded", "bob": "unloaded"})
         assert server.post("/v1/chat/completions", HELLO).status == 200
+    assert len(broken) == 1
+    close(broken[0])
 
 
 def test_a_file_that_is_no_model(tmp_path: Path):

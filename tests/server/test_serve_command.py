@@ -11,14 +11,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import LOAD, Running, running
+from serving import LOAD, PATIENCE_S, Running, running, wait_for
 
 import zinc
 from zinc import LLM
@@ -122,7 +121,7 @@ def start(*argv: str) -> tuple[subprocess.Popen[str], str]:
 
 def post(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return json.loads(answer.read())
 
 
@@ -132,7 +131,7 @@ def test_a_signal_stops_it_cleanly(number):
     try:
         post_when_ready(url)
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert (process.returncode, out) == (0, "")
@@ -146,13 +145,15 @@ def test_a_signal_stops_it_cleanly(number):
 
 
 def post_when_ready(url: str) -> None:
-    for _ in range(300):
+    def is_ready() -> bool:
         try:
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
-            break
+            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S).close()
         except urllib.error.HTTPError as error:
             error.close()
-            time.sleep(0.05)
+            return False
+        return True
+
+    wait_for(is_ready)
     messages = [{"role": "user", "content": "xylophone"}]
     post(f"{url}/v1/chat/completions", {"messages": messages, "max_tokens": 4, "ignore_eos": True})
 
@@ -170,9 +171,7 @@ def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running)
         server.post("/v1/chat/completions", secret)
         server.post("/v1/chat/completions", {**secret, "xylophone_field": 1})
         server.get("/v1/models/%0aforged%20line")
-        until = time.monotonic() + 10  # a line is written after the answer is sent
-        while stream.getvalue().count("\n") < 3 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(lambda: stream.getvalue().count("\n") >= 3)  # written after the answer is sent
     finally:
         for name, (handlers, propagate) in before.items():
             logging.getLogger(name).handlers[:] = handlers

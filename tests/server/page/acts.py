@@ -6,6 +6,8 @@ import json
 import time
 from typing import Any
 
+from serving import PATIENCE_S
+
 
 def send(tab: Any, text: str) -> None:
     tab.fill("#prompt", text)
@@ -14,7 +16,7 @@ def send(tab: Any, text: str) -> None:
 
 def wait_answered(tab: Any) -> None:
     """Waits until no answer is on its way."""
-    tab.wait_for_selector("#stop", state="hidden", timeout=60_000)
+    tab.wait_for_selector("#stop", state="hidden")
 
 
 def ask(tab: Any, text: str) -> str:
@@ -48,7 +50,7 @@ STORED = """() => new Promise((resolve) => {
 
 def wait_stored(tab: Any, text: str) -> None:
     """Waits until the browser's store holds a conversation with this text."""
-    until = time.monotonic() + 15
+    until = time.monotonic() + PATIENCE_S
     while text not in json.dumps(tab.evaluate(STORED), ensure_ascii=False):
         assert time.monotonic() < until
         tab.wait_for_timeout(50)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from scripted import Script, scripted
+from serving import PATIENCE_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -48,7 +49,7 @@ def open_tab(browser: Any) -> Iterator[Callable[..., Any]]:
         def open_tab(url: str, wait: bool = True, **options: Any) -> Any:
             context = browser.new_context(**options)
             stack.callback(context.close)
-            context.set_default_timeout(15_000)
+            context.set_default_timeout(1000 * PATIENCE_S)
             tab = context.new_page()
             watch(tab, problems)
             tab.goto(url)
