@@ -1,8 +1,17 @@
-"""For all tests: a property test may take its time on a machine that has other things to do."""
+"""For all tests: their options; property tests take their time on a machine that is busy."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("zinc", deadline=None)
 settings.load_profile("zinc")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every",
+        action="store_true",
+        help="also kernels that differ from others only in the format of their weights",
+    )
