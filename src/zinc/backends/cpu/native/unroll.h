@@ -13,4 +13,18 @@ template <int kCount, class F>
     }(std::make_integer_sequence<int, kCount>());
 }
 
+// The same for an index that need not be a constant to be compiled: one body instead of kCount of them. The
+// scalar level has no registers that its vectors could live in.
+#if defined(ZINC_SIMD_SCALAR)
+#define ZINC_UNROLL
+#else
+#define ZINC_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+template <int kCount, class F>
+[[gnu::always_inline]] inline void repeat(F&& f) {
+    ZINC_UNROLL
+    for (int i = 0; i < kCount; ++i) f(i);
+}
+
 }  // namespace zinc

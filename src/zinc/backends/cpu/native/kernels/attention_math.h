@@ -11,11 +11,9 @@
 #include <cfloat>
 #include <limits>
 
+#include "../unroll.h"
 #include "kv_layout.h"
 #include "math.h"
-
-// Arrays of vectors live in registers only when the loops over them are unrolled early.
-#define ZINC_UNROLL _Pragma("GCC unroll 8")
 
 namespace zinc::ZINC_LEVEL {
 

@@ -289,7 +289,7 @@ void micro(const Panel* panels, int n_blocks, int offset, ActRows x, const Q8Row
     constexpr int kSubs = 32 / kSub, kGroups = kSub / 4;
     const int8_t* q[kRows];
     const std::byte* tail[kRows];
-    unroll<kRows>([&](auto t) {
+    repeat<kRows>([&](int t) {
         q[t] = reinterpret_cast<const int8_t*>(x[t]) + first * 32;
         tail[t] = x[t] + first * 4;
     });
@@ -298,17 +298,17 @@ void micro(const Panel* panels, int n_blocks, int offset, ActRows x, const Q8Row
     for (int b = 0; b < n_blocks; ++b) {
         unroll<kSubs>([&](auto sub) {
             I32x16 dot[kTiles][kRows];
-            unroll<kRows>([&](auto t) {
+            repeat<kRows>([&](int t) {
                 const I32x16 start = I32x16::set1(offset_part<kSub>(offset, tail[t] + row.sum + b * 4, sub));
-                unroll<kTiles>([&](auto r) { dot[r][t] = start; });
+                repeat<kTiles>([&](int r) { dot[r][t] = start; });
             });
-            const auto weights = [&](auto r, auto g) {
+            const auto weights = [&](int r, auto g) {
                 return U8x64::load(panels[r].u[b * 8 + sub * kGroups + g]);
             };
             dots<Dot, kGroups>(weights, q, b * 32 + sub * kSub, dot);
-            unroll<kTiles>([&](auto r) {
+            repeat<kTiles>([&](int r) {
                 const F32x16 d = F32x16::load(panels[r].d[b * kSubs + sub]), m = F32x16::load(panels[r].m[b]);
-                unroll<kRows>([&](auto t) {
+                repeat<kRows>([&](int t) {
                     const float dx = load_float(tail[t] + row.d + b * 4);
                     const float s = load_float(tail[t] + row.s + b * 4);
                     acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, m, dot[r][t], dx, s);
@@ -340,28 +340,28 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
     const Q8Row row(Act::q8_32, cols);
     const std::byte* chunk = tile + tiles.blocks_at();
     const int8_t* q[kRows];
-    unroll<kRows>([&](auto t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
+    repeat<kRows>([&](int t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
     F32x16 acc[kRows];
-    unroll<kRows>([&](auto t) { acc[t] = F32x16::zero(); });
+    repeat<kRows>([&](int t) { acc[t] = F32x16::zero(); });
     for (int64_t b = 0; b < tiles.blocks; ++b, chunk += T::Chunk::kBytes) {
         ahead.step();
         unroll<T::kSubs>([&](auto sub) __attribute__((always_inline)) {
             I32x16 dot[1][kRows];
-            unroll<kRows>([&](auto t) {
+            repeat<kRows>([&](int t) {
                 dot[0][t] = I32x16::set1(offset_part<T::kSub>(F::kOffset, x[t] + row.sum + b * 4, sub));
             });
-            const auto weights = [&](auto, auto g) { return T::template get<sub * kGroups + g>(chunk); };
+            const auto weights = [&](int, auto g) { return T::template get<sub * kGroups + g>(chunk); };
             dots<typename T::Dot, kGroups>(weights, q, b * 32 + sub * T::kSub, dot);
             const F32x16 d = tiles.head.d(tile, b * T::kSubs + sub);
             F32x16 m = F32x16::zero();
             if constexpr (F::kMins) m = tiles.head.m(tile, b);
-            unroll<kRows>([&](auto t) {
+            repeat<kRows>([&](int t) {
                 acc[t] = add_block<F::kMins>(acc[t], d, m, dot[0][t], load_float(x[t] + row.d + b * 4),
                                              load_float(x[t] + row.s + b * 4));
             });
         });
     }
-    unroll<kRows>([&](auto t) { acc[t].store(out + t * kOutStride); });
+    repeat<kRows>([&](int t) { acc[t].store(out + t * kOutStride); });
 }
 
 #if defined(ZINC_HAS_AMX)

@@ -53,15 +53,15 @@ struct Panel {
 template <int kTiles, int kRows>
 void micro(const Panel* panels, int n, ActRows x, int64_t first, float* out) {
     const float* rows[kRows];
-    unroll<kRows>([&](auto t) { rows[t] = reinterpret_cast<const float*>(x[t]) + first; });
+    repeat<kRows>([&](int t) { rows[t] = reinterpret_cast<const float*>(x[t]) + first; });
     Sums<kTiles, kRows> acc;
     acc.load(out, first == 0);
     for (int k = 0; k < n; ++k) {
         F32x16 w[kTiles];
-        unroll<kTiles>([&](auto r) { w[r] = F32x16::load(panels[r].w[k]); });
-        unroll<kRows>([&](auto t) {
+        repeat<kTiles>([&](int r) { w[r] = F32x16::load(panels[r].w[k]); });
+        repeat<kRows>([&](int t) {
             const F32x16 value = F32x16::set1(rows[t][k]);
-            unroll<kTiles>([&](auto r) { acc.v[r][t] = fma(w[r], value, acc.v[r][t]); });
+            repeat<kTiles>([&](int r) { acc.v[r][t] = fma(w[r], value, acc.v[r][t]); });
         });
     }
     acc.store(out);
@@ -73,15 +73,15 @@ template <class F, int kTiles, int kRows>
 void few(const TileMatmul& a, int first) {
     constexpr int kStep = kTileRows * F::kBytes;
     const float* x[kRows];
-    unroll<kRows>([&](auto t) { x[t] = reinterpret_cast<const float*>(a.x[first + t]); });
+    repeat<kRows>([&](int t) { x[t] = reinterpret_cast<const float*>(a.x[first + t]); });
     Sums<kTiles, kRows> acc;
     acc.load(a.out, true);
     for (int64_t k = 0; k < a.cols; ++k) {
         F32x16 w[kTiles];
-        unroll<kTiles>([&](auto r) { w[r] = F::load(a.tile[r] + k * kStep); });
-        unroll<kRows>([&](auto t) {
+        repeat<kTiles>([&](int r) { w[r] = F::load(a.tile[r] + k * kStep); });
+        repeat<kRows>([&](int t) {
             const F32x16 value = F32x16::set1(x[t][k]);
-            unroll<kTiles>([&](auto r) { acc.v[r][t] = fma(w[r], value, acc.v[r][t]); });
+            repeat<kTiles>([&](int r) { acc.v[r][t] = fma(w[r], value, acc.v[r][t]); });
         });
     }
     acc.store(a.out + first * kOutStride);
@@ -135,9 +135,9 @@ void pairs_micro(const std::byte* const* w, ActRows x, int64_t first, int64_t la
     Sums<kTiles, kRows> acc;
     acc.load(out, first == 0);
     for (int64_t pair = first; pair < last; ++pair) {
-        unroll<kRows>([&](auto t) {
+        repeat<kRows>([&](int t) {
             const int32_t two = load32(x[t] + pair * 4);
-            unroll<kTiles>([&](auto r) { acc.v[r][t] = dot2_bf16(acc.v[r][t], w[r] + pair * 64, two); });
+            repeat<kTiles>([&](int r) { acc.v[r][t] = dot2_bf16(acc.v[r][t], w[r] + pair * 64, two); });
         });
     }
     acc.store(out);

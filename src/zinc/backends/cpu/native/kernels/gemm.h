@@ -169,16 +169,16 @@ struct Sums {
     F32x16 v[kTiles][kRows];
     [[gnu::always_inline]] void load(const float* out, bool first) {
         if (first) {
-            unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { v[r][t] = F32x16::zero(); }); });
+            repeat<kTiles>([&](int r) { repeat<kRows>([&](int t) { v[r][t] = F32x16::zero(); }); });
         } else {
-            unroll<kTiles>([&](auto r) {
-                unroll<kRows>([&](auto t) { v[r][t] = F32x16::load(out + t * kOutStride + r * 16); });
+            repeat<kTiles>([&](int r) {
+                repeat<kRows>([&](int t) { v[r][t] = F32x16::load(out + t * kOutStride + r * 16); });
             });
         }
     }
     [[gnu::always_inline]] void store(float* out) const {
         unroll<kTiles>(
-            [&](auto r) { unroll<kRows>([&](auto t) { v[r][t].store(out + t * kOutStride + r * 16); }); });
+            [&](auto r) { repeat<kRows>([&](int t) { v[r][t].store(out + t * kOutStride + r * 16); }); });
     }
 };
 
@@ -193,16 +193,15 @@ template <class Dot, int kGroups, int kTiles, int kRows, class Weights>
         unroll<kRun>([&](auto i) __attribute__((always_inline)) {
             constexpr int g = run * kRun + i;
             U8x64 w[kTiles];
-            unroll<kTiles>([&](auto r) __attribute__((always_inline)) {
-                w[r] = u(r, std::integral_constant<int, g>());
-            });
-            unroll<kRows>([&](auto t) __attribute__((always_inline)) {
+            repeat<kTiles>(
+                [&](int r) __attribute__((always_inline)) { w[r] = u(r, std::integral_constant<int, g>()); });
+            repeat<kRows>([&](int t) __attribute__((always_inline)) {
                 const int32_t four = load32(q[t] + k + 4 * g);
-                unroll<kTiles>([&](auto r) __attribute__((always_inline)) { dot[r][t].add(w[r], four); });
+                repeat<kTiles>([&](int r) __attribute__((always_inline)) { dot[r][t].add(w[r], four); });
             });
         });
-        unroll<kTiles>([&](auto r) __attribute__((always_inline)) {
-            unroll<kRows>([&](auto t)
+        repeat<kTiles>([&](int r) __attribute__((always_inline)) {
+            repeat<kRows>([&](int t)
                               __attribute__((always_inline)) { p[r][t] = p[r][t] + dot[r][t].total(); });
         });
     });

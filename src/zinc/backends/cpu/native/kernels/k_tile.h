@@ -172,34 +172,34 @@ template <class Dot, int kSub, bool kMins, int kTiles, int kRows>
 void micro(const Panel* panels, ActRows x, const Q8Row& row, int64_t b, float* out) {
     const int8_t* q[kRows];
     const std::byte* sums[kRows];
-    unroll<kRows>([&](auto t) {
+    repeat<kRows>([&](int t) {
         q[t] = reinterpret_cast<const int8_t*>(x[t]) + b * 256;
         sums[t] = x[t] + (kSub == 16 ? row.sum16 + b * 32 : row.sum + b * 16);
     });
     I32x16 sum[kTiles][kRows], mins[kTiles][kRows];
-    unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { sum[r][t] = I32x16::zero(); }); });
+    repeat<kTiles>([&](int r) { repeat<kRows>([&](int t) { sum[r][t] = I32x16::zero(); }); });
     for (int sub = 0; sub < 256 / kSub; ++sub) {
         I32x16 p[kTiles][kRows];
-        unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { p[r][t] = I32x16::zero(); }); });
-        const auto weights = [&](auto r, auto g) { return U8x64::load(panels[r].u[sub * (kSub / 4) + g]); };
+        repeat<kTiles>([&](int r) { repeat<kRows>([&](int t) { p[r][t] = I32x16::zero(); }); });
+        const auto weights = [&](int r, auto g) { return U8x64::load(panels[r].u[sub * (kSub / 4) + g]); };
         dots<Dot, kSub / 4>(weights, q, sub * kSub, p);
-        unroll<kTiles>([&](auto r) {
+        repeat<kTiles>([&](int r) {
             const I32x16 scale = I32x16::load(panels[r].scale[sub]);
-            unroll<kRows>([&](auto t) { sum[r][t] = sum[r][t] + p[r][t] * scale; });
+            repeat<kRows>([&](int t) { sum[r][t] = sum[r][t] + p[r][t] * scale; });
         });
     }
-    unroll<kTiles>([&](auto r) { unroll<kRows>([&](auto t) { mins[r][t] = I32x16::zero(); }); });
+    repeat<kTiles>([&](int r) { repeat<kRows>([&](int t) { mins[r][t] = I32x16::zero(); }); });
     for (int pair = 0; pair < 128 / kSub; ++pair) {
-        unroll<kTiles>([&](auto r) {
+        repeat<kTiles>([&](int r) {
             const I16x32 m = I16x32::load(panels[r].min[pair]);
-            unroll<kRows>([&](auto t) { mins[r][t] = dot2(mins[r][t], m, load32(sums[t] + pair * 4)); });
+            repeat<kRows>([&](int t) { mins[r][t] = dot2(mins[r][t], m, load32(sums[t] + pair * 4)); });
         });
     }
     Sums<kTiles, kRows> acc;
     acc.load(out, b == 0);
-    unroll<kTiles>([&](auto r) {
+    repeat<kTiles>([&](int r) {
         const F32x16 d = F32x16::load(panels[r].d), dmin = F32x16::load(panels[r].dmin);
-        unroll<kRows>([&](auto t) {
+        repeat<kRows>([&](int t) {
             const float dx = load_float(x[t] + row.d + b * 4);
             if constexpr (!kMins) sum[r][t] = sum[r][t] + mins[r][t];
             acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, dmin, sum[r][t], mins[r][t], dx);
@@ -230,11 +230,11 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
     const int64_t sums = F::kSub == 16 ? row.sum16 : row.sum;
     const std::byte* block = tile + T::blocks_at(head);
     const int8_t* q[kRows];
-    unroll<kRows>([&](auto t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
-    unroll<kRows>([&](auto t) { F32x16::zero().store(out + t * kOutStride); });
+    repeat<kRows>([&](int t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
+    repeat<kRows>([&](int t) { F32x16::zero().store(out + t * kOutStride); });
     for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
         I32x16 sum[kRows], mins[kRows];
-        unroll<kRows>([&](auto t) { sum[t] = mins[t] = I32x16::zero(); });
+        repeat<kRows>([&](int t) { sum[t] = mins[t] = I32x16::zero(); });
         constexpr int kChunkPairs = 32 / F::kSub;
         for (int c = 0; c < 4; ++c) {
             const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
@@ -245,20 +245,20 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
                 unroll<2>([&](auto half) {
                     constexpr int first = (i * 2 + half) * (F::kSub / 4);
                     I32x16 dot[1][kRows];
-                    unroll<kRows>([&](auto t) { dot[0][t] = I32x16::zero(); });
-                    const auto weights = [&](auto, auto g) { return T::template get<first + g>(chunk); };
+                    repeat<kRows>([&](int t) { dot[0][t] = I32x16::zero(); });
+                    const auto weights = [&](int, auto g) { return T::template get<first + g>(chunk); };
                     dots<typename T::Dot, F::kSub / 4>(weights, q, b * 256 + c * 64 + first * 4, dot);
                     const I32x16 s = half == 0 ? scale.even() : scale.odd();
-                    unroll<kRows>([&](auto t) { sum[t] = sum[t] + dot[0][t] * s; });
+                    repeat<kRows>([&](int t) { sum[t] = sum[t] + dot[0][t] * s; });
                 });
-                unroll<kRows>([&](auto t) {
+                repeat<kRows>([&](int t) {
                     auto& into = F::kMins ? mins[t] : sum[t];
                     into = dot2(into, min, load32(x[t] + sums + (b * T::kPairs + pair) * 4));
                 });
             });
         }
         const F32x16 d = T::d(head, tile, b), dmin = F::kMins ? head.m(tile, b) : F32x16::zero();
-        unroll<kRows>([&](auto t) {
+        repeat<kRows>([&](int t) {
             float* to = out + t * kOutStride;
             const F32x16 acc = F32x16::load(to);
             add_block<F::kMins>(acc, d, dmin, sum[t], mins[t], load_float(x[t] + row.d + b * 4)).store(to);
