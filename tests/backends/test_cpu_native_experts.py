@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -100,11 +101,19 @@ class Experts:
     @classmethod
     def random(cls, level: str, name: str, shape: tuple[int, int, int], seed: int) -> Experts:
         count, rows, cols = shape
-        data = random_rows(np.random.default_rng(seed), name, count * rows, cols)
+        data, values = random_experts(name, shape, seed)
         packed = _cpu.pack(
             _cpu.Pool(2), level, ggml_type(name), data.reshape(-1), count, rows, cols
         )
-        return cls(packed, dequantize(name, data).astype(np.float64).reshape(shape))
+        return cls(packed, values)
+
+
+@cache
+def random_experts(name: str, shape: tuple[int, int, int], seed: int) -> tuple[Any, Floats]:
+    """Blocks as a file has them, and their numbers."""
+    count, rows, cols = shape
+    data = random_rows(np.random.default_rng(seed), name, count * rows, cols)
+    return data, dequantize(name, data).astype(np.float64).reshape(shape)
 
 
 @dataclass
@@ -175,6 +184,15 @@ class Layer:
         return seen, values, p.floats(y).copy(), p, h
 
 
+def products(rows: Floats, values: Floats, experts: NDArray[Any]) -> Floats:
+    """Each row times the matrix of its expert."""
+    found = np.empty((len(rows), values.shape[1]))
+    for expert in np.unique(experts):
+        mine = experts == expert
+        found[mine] = rows[mine] @ values[expert].T
+    return found
+
+
 def case(level: str, name: str) -> Layer:
     wide = block_of(name)[0] == 256
     return Layer(level, name, hidden=256 if wide else 96, ff=512 if wide else 160)
@@ -191,17 +209,17 @@ def test_experts_are_the_products_of_what_was_decoded(level: str, name: str, n: 
     seen, h, y, *_ = layer.run(x, routes, residual, h_act=layer.format)
 
     e, rows = ids.reshape(-1), np.repeat(seen, layer.top_k, axis=0)
-    gate = np.einsum("sc,src->sr", rows, layer.gate.values[e]) + layer.b_gate[e]
-    up = np.einsum("sc,src->sr", rows, layer.up.values[e]) + layer.b_up[e]
+    gate = products(rows, layer.gate.values, e) + layer.b_gate[e]
+    up = products(rows, layer.up.values, e) + layer.b_up[e]
     want = activate(layer.act, gate, up, {"alpha": 1.702, "limit": 7.0})
     floats = layer.run(x, routes, residual, h_act="f32")[1]
     spread = np.abs(rows) @ np.abs(layer.gate.values).max((0, 1))
     np.testing.assert_allclose(floats, want, rtol=1e-4, atol=ROUNDING * 64 * spread.max())
 
-    out = np.einsum("sc,src->sr", h, layer.down.values[e]) * layer.scale[e][:, None]
+    out = products(h, layer.down.values, e) * layer.scale[e][:, None]
     out = (out + layer.b_down[e]) * weights.reshape(-1, 1)
     total = out.reshape(n, layer.top_k, -1).sum(axis=1) + residual
-    magnitude = np.einsum("sc,src->sr", np.abs(h), np.abs(layer.down.values[e])).max()
+    magnitude = products(np.abs(h), np.abs(layer.down.values), e).max()
     np.testing.assert_allclose(y, total, rtol=0, atol=ROUNDING * 4 * magnitude)
 
 
@@ -253,8 +271,8 @@ def test_gate_and_up_of_different_formats(level: str) -> None:
     x, routes, residual = layer.tokens(9)
     seen, h, *_ = layer.run(x, routes, residual, h_act="f32")
     e, rows = routes[:, :2].astype(int).reshape(-1), np.repeat(seen, 2, axis=0)
-    gate = np.einsum("sc,src->sr", rows, layer.gate.values[e]) + layer.b_gate[e]
-    up = np.einsum("sc,src->sr", rows, layer.up.values[e]) + layer.b_up[e]
+    gate = products(rows, layer.gate.values, e) + layer.b_gate[e]
+    up = products(rows, layer.up.values, e) + layer.b_up[e]
     want = activate(layer.act, gate, up, {"alpha": 1.702, "limit": 7.0})
     np.testing.assert_allclose(h, want, rtol=1e-4, atol=1e-3)
 
@@ -381,8 +399,9 @@ def test_head_linear(level: str, name: str, n_heads: int, rows: int, flat: bool,
         p.step()
         seen = numbers(p.run_rows(rounded, 1), act, cols)
     seen = seen.reshape(n, n_heads, cols)
-    want = np.einsum("thc,hrc->thr", seen, values).reshape(n, -1)
-    scale = np.einsum("thc,hrc->thr", np.abs(seen), np.abs(values)).reshape(n, -1) + 1e-6
+    want = np.einsum("thc,hrc->thr", seen, values, optimize=True).reshape(n, -1)
+    scale = np.einsum("thc,hrc->thr", np.abs(seen), np.abs(values), optimize=True)
+    scale = scale.reshape(n, -1) + 1e-6
     assert (np.abs(y - want) / scale).max() < ROUNDING
     np.testing.assert_array_equal(np.concatenate([run(row[None], 1) for row in x[:9]]), y[:9])
     np.testing.assert_array_equal(run(x, 5), y)
