@@ -8,6 +8,8 @@ import pytest
 from serving import LOAD, Running, running
 
 from zinc import LLM
+from zinc.engine.engine import Engine
+from zinc.engine.sequence import Sequence
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,20 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "server" in request.fixturenames:
         request.getfixturevalue("server").wait_idle()
+
+
+@pytest.fixture
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
+    """Sequences that were ended before they were done, as they are."""
+    cancel, found = Engine.cancel, list[Sequence]()
+
+    def noted(engine: Engine, sequence: Sequence, reason: str = "cancelled") -> None:
+        if reason == "cancelled" and sequence.finish_reason is None:
+            found.append(sequence)
+        cancel(engine, sequence, reason)
+
+    monkeypatch.setattr(Engine, "cancel", noted)
+    return found
 
 
 @pytest.fixture(scope="session")

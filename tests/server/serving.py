@@ -39,9 +39,9 @@ LOAD = LoadOptions(backend=backend(), threads=2)
 PATIENCE_S = 60  # for what comes in a moment, unless the machine has much else to do
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     """Waits until a condition holds; fails when it does not come to."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
     assert condition()

@@ -14,6 +14,7 @@ import pytest
 from serving import MODEL, PATIENCE_S, Running, running, wait_for
 
 import zinc.llm
+from zinc.engine.sequence import Sequence
 
 PROMPTS = [
     "Hello", "Tell me a story about a fox.", "What is 2 + 3?", "Who are you?",
@@ -76,15 +77,16 @@ def test_thirty_two_streams_that_come_and_go_equal_each_alone(server: Running):
     assert most > 4
 
 
-def test_a_client_that_leaves_frees_its_blocks(server: Running):
+def test_a_client_that_leaves_frees_its_blocks(server: Running, cancelled: list[Sequence]):
     for _ in range(3):
         connection = open_stream(server)
         assert server.live() == 1
         connection.close()
         server.wait_idle()
+    assert len(cancelled) == 3
 
 
-def test_a_client_that_resets_or_half_closes(server: Running):
+def test_a_client_that_resets_or_half_closes(server: Running, cancelled: list[Sequence]):
     connection = open_stream(server)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()
@@ -92,9 +94,12 @@ def test_a_client_that_resets_or_half_closes(server: Running):
     with open_stream(server) as connection:
         connection.shutdown(socket.SHUT_WR)
         server.wait_idle()
+    assert len(cancelled) == 2
 
 
-def test_a_client_that_leaves_before_the_answer_is_whole(server: Running):
+def test_a_client_that_leaves_before_the_answer_is_whole(
+    server: Running, cancelled: list[Sequence]
+) -> None:
     body = json.dumps({"prompt": "x", "n_predict": 900, "ignore_eos": True}).encode()
     for path in (b"/completion", b"/v1/completions"):
         data = body.replace(b"n_predict", b"max_tokens") if path != b"/completion" else body
@@ -105,6 +110,7 @@ def test_a_client_that_leaves_before_the_answer_is_whole(server: Running):
             )  # fmt: skip
             wait_for(lambda: server.live() == 1)
         server.wait_idle()
+    assert len(cancelled) == 2
 
 
 def test_a_client_that_does_not_read(server: Running):

@@ -13,8 +13,9 @@ template <int kCount, class F>
     }(std::make_integer_sequence<int, kCount>());
 }
 
-// The same for an index that need not be a constant to be compiled: one body instead of kCount of them. The
-// scalar level has no registers that its vectors could live in.
+// Before a loop over vectors: the compiler unrolls it early, so that they live in registers all the same, and
+// one body is compiled instead of one for each index. The scalar level has no registers that they could live
+// in.
 #if defined(ZINC_SIMD_SCALAR)
 #define ZINC_UNROLL
 #else
