@@ -28,7 +28,8 @@ run: $(VENV)/installed
 	$(BIN)/zinc run --stats "Tell me a short story about a fox."
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	# A process that crashes fails its test and is not replaced: pytest-xdist would wait for ever.
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

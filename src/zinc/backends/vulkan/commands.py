@@ -1,17 +1,15 @@
 """Recording: dispatches, barriers between them and timestamps, into a buffer of commands.
 
-Recorded once, such a buffer is submitted as often as one likes; it is freed with the last reference
-to it.
+Recorded once, such a buffer is submitted as often as one likes.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
-from ctypes import addressof, c_uint64
+from ctypes import byref, c_uint64
 from itertools import pairwise
 
-from zinc.backends.vulkan.device import Device, Submission
+from zinc.backends.vulkan.device import CommandBuffer, Device
 from zinc.backends.vulkan.dispatch import Dispatch
 from zinc.backends.vulkan.memory import Buffer
 from zinc.backends.vulkan.shaders import Pipelines
@@ -29,23 +27,20 @@ class Commands:
     """What was recorded. `n_dispatches` and `n_barriers` count what it has of them."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._device = recorder.device
-        self._queries, self._n_stamps = recorder.queries, recorder.n_stamps
-        self.submission: Submission = self._device.submission(recorder.handle)
+        self._device, self.buffer = recorder.device, recorder.buffer
+        self._n_stamps = recorder.n_stamps
         self.n_dispatches, self.n_barriers = recorder.n_dispatches, recorder.n_barriers
-        weakref.finalize(self, _free, self._device, recorder.handle, recorder.queries)
 
     def run(self, expected_s: float = 0.0) -> None:
         """Submits and waits. Raises DeviceError."""
-        self._device.wait(self._device.submit(self.submission), expected_s)
+        self._device.wait(self._device.submit(self.buffer), expected_s)
 
     def seconds(self) -> list[float]:
         """From each timestamp to the next, of the last run."""
         device, ticks = self._device, (c_uint64 * self._n_stamps)()
         flags = vk.QUERY_RESULT_64 | vk.QUERY_RESULT_WAIT
-        n, size = self._n_stamps, 8 * self._n_stamps
-        where = addressof(ticks)
-        device.vk.vkGetQueryPoolResults(device.handle, self._queries, 0, n, size, where, 8, flags)
+        n, size, queries = self._n_stamps, 8 * self._n_stamps, self.buffer.queries
+        device.vk.vkGetQueryPoolResults(device.handle, queries, 0, n, size, byref(ticks), 8, flags)
         mask = (1 << device.timestamp_bits) - 1
         spans = pairwise(ticks)
         return [((b - a) & mask) * device.timestamp_s for a, b in spans]
@@ -59,14 +54,12 @@ class Recorder:
 
     def __init__(self, device: Device, pipelines: Pipelines, max_stamps: int = 0) -> None:
         self.device, self._pipelines, self._vk = device, pipelines, device.vk
-        self.handle = device.command_buffer()
-        self.n_dispatches = self.n_barriers = self.n_stamps = self.queries = 0
-        begin = vk.CommandBufferBeginInfo()
-        self._vk.vkBeginCommandBuffer(self.handle, addressof(begin))
+        self.buffer = CommandBuffer(device, max_stamps)
+        self.handle, self.queries = self.buffer.handle, self.buffer.queries
+        self.n_dispatches = self.n_barriers = self.n_stamps = 0
+        self._vk.vkBeginCommandBuffer(self.handle, byref(vk.CommandBufferBeginInfo()))
         device.barrier(self.handle, _BEFORE, _NEXT)
         if max_stamps:
-            info = vk.QueryPoolCreateInfo(queryType=vk.QUERY_TIMESTAMP, count=max_stamps)
-            self.queries = device.create("vkCreateQueryPool", info)
             self._vk.vkCmdResetQueryPool(self.handle, self.queries, 0, max_stamps)
 
     def dispatch(self, dispatch: Dispatch) -> None:
@@ -97,16 +90,10 @@ class Recorder:
         """Copies to memory that the host reads once all this has run."""
         self.device.barrier(self.handle, _WRITTEN, (vk.STAGE_TRANSFER, vk.ACCESS_TRANSFER_READ))
         region = vk.BufferCopy(source=offset, size=size)
-        self._vk.vkCmdCopyBuffer(self.handle, source.handle, target.handle, 1, addressof(region))
+        self._vk.vkCmdCopyBuffer(self.handle, source.handle, target.handle, 1, byref(region))
         copied = (vk.STAGE_TRANSFER, vk.ACCESS_TRANSFER_WRITE)
         self.device.barrier(self.handle, copied, (vk.STAGE_HOST, vk.ACCESS_HOST_READ))
 
     def finish(self) -> Commands:
         self._vk.vkEndCommandBuffer(self.handle)
         return Commands(self)
-
-
-def _free(device: Device, handle: int, queries: int) -> None:
-    device.free_command_buffer(handle)
-    if queries:
-        device.vk.vkDestroyQueryPool(device.handle, queries, None)

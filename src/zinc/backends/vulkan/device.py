@@ -11,13 +11,15 @@ import ctypes
 import os
 import threading
 import time
-from ctypes import addressof, c_char_p, c_float, c_uint32, c_uint64
+import weakref
+from contextlib import suppress
+from ctypes import addressof, byref, c_char_p, c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, NARROW, TILE, Features
 from zinc.backends.vulkan.vk import types as vk
-from zinc.backends.vulkan.vk.library import Library
+from zinc.backends.vulkan.vk.library import DeviceLostError, Library
 from zinc.core.errors import DeviceError
 
 # What kernels cannot do without; the others of vk.types.FEATURES* are used where they are.
@@ -78,9 +80,9 @@ def candidates() -> list[Candidate]:
     """Every device of this machine, in the order of the loader."""
     lib = library()
     count = c_uint32()
-    lib.vkEnumeratePhysicalDevices(lib.instance, addressof(count), None)
+    lib.vkEnumeratePhysicalDevices(lib.instance, byref(count), None)
     handles = (c_uint64 * count.value)()
-    lib.vkEnumeratePhysicalDevices(lib.instance, addressof(count), addressof(handles))
+    lib.vkEnumeratePhysicalDevices(lib.instance, byref(count), byref(handles))
     return [_candidate(lib, i, handle) for i, handle in enumerate(handles)]
 
 
@@ -134,7 +136,7 @@ def open_device(wanted: str = "") -> Device:
 def _candidate(lib: Library, index: int, handle: int) -> Candidate:
     properties, p12 = vk.Properties2(), vk.Properties12()
     properties.chain(p12)
-    lib.vkGetPhysicalDeviceProperties2(handle, addressof(properties))
+    lib.vkGetPhysicalDeviceProperties2(handle, byref(properties))
     p = properties.properties
     missing = []
     if p.apiVersion < vk.API_1_3:
@@ -143,7 +145,7 @@ def _candidate(lib: Library, index: int, handle: int) -> Candidate:
         missing += sorted(NEEDED - _features(lib, handle))
         p11 = vk.Properties11()
         properties.chain(p11)
-        lib.vkGetPhysicalDeviceProperties2(handle, addressof(properties))
+        lib.vkGetPhysicalDeviceProperties2(handle, byref(properties))
         if p11.operations & SUBGROUP_BASIC_OPERATIONS != SUBGROUP_BASIC_OPERATIONS:
             missing.append("arithmetic and shuffles within a subgroup")
     if p.limits.maxPushConstantsSize < MAX_PUSH_BYTES:
@@ -163,7 +165,7 @@ def _features(lib: Library, handle: int) -> set[str]:
     head = structs[0]
     for other in structs[1:]:
         head.chain(other)
-    lib.vkGetPhysicalDeviceFeatures2(handle, addressof(head))
+    lib.vkGetPhysicalDeviceFeatures2(handle, byref(head))
     flags = [head.features.flags, *(s.flags for s in structs[1:])]
     return {
         name
@@ -192,50 +194,37 @@ class Device:
 
     def _open_queue(self) -> None:
         queue = c_uint64()
-        self.vk.vkGetDeviceQueue(self.handle, self.family, 0, addressof(queue))
+        self.vk.vkGetDeviceQueue(self.handle, self.family, 0, byref(queue))
         self._queue = queue.value
         self._lock = threading.Lock()
         self._last = 0
         kind = vk.SemaphoreType(kind=vk.SEMAPHORE_TIMELINE)
         self.timeline = self.create("vkCreateSemaphore", vk.SemaphoreCreateInfo().chain(kind))
         self._semaphores = (c_uint64 * 1)(self.timeline)
-        self.pool = self.create(
-            "vkCreateCommandPool", vk.CommandPoolCreateInfo(flags=vk.POOL_RESET, family=self.family)
-        )
 
     def create(self, call: str, info: Any) -> int:
         """The handle that a vkCreate... or vkAllocate... call gives."""
         handle = c_uint64()
-        getattr(self.vk, call)(self.handle, addressof(info), None, addressof(handle))
+        getattr(self.vk, call)(self.handle, byref(info), None, byref(handle))
         return handle.value
 
-    def command_buffer(self) -> int:
-        info = vk.CommandBufferAllocateInfo(pool=self.pool, count=1)
-        handle = c_uint64()
-        with self._lock:
-            self.vk.vkAllocateCommandBuffers(self.handle, addressof(info), addressof(handle))
-        return handle.value
-
-    def free_command_buffer(self, commands: int) -> None:
-        with self._lock:
-            self.vk.vkFreeCommandBuffers(self.handle, self.pool, 1, addressof(c_uint64(commands)))
-
-    def submit(self, submission: Submission) -> int:
-        """Queues a recorded command buffer; returns the number to wait for."""
+    def submit(self, commands: CommandBuffer) -> int:
+        """Queues what was recorded; returns the number to wait for."""
         with self._lock:
             value = self._last + 1
-            submission.value.value = value
-            self.vk.vkQueueSubmit(self._queue, 1, submission.address, 0)
+            commands.submitted.value = value
+            try:
+                self.vk.vkQueueSubmit(self._queue, 1, commands.submission, 0)
+            except BaseException:
+                commands.submitted.value = 0
+                raise
             self._last = value
         return value
-
-    def submission(self, commands: int) -> Submission:
-        return Submission(commands, self.timeline)
 
     def reached(self) -> int:
         """The number of the last submission that is done. Raises DeviceError."""
         value = c_uint64()
-        self.vk.vkGetSemaphoreCounterValue(self.handle, self.timeline, addressof(value))
+        self.vk.vkGetSemaphoreCounterValue(self.handle, self.timeline, byref(value))
         return value.value
 
     def wait(self, value: int, expected_s: float = 0.0) -> None:
@@ -247,7 +236,7 @@ class Device:
         if expected_s > 2 * SLEEP_S:
             self._sleep(value, expected_s - SLEEP_S)
         counter = c_uint64()
-        where, poll = addressof(counter), self.vk.vkGetSemaphoreCounterValue
+        where, poll = byref(counter), self.vk.vkGetSemaphoreCounterValue
         end = time.perf_counter() + min(2e-3, max(SLEEP_S, expected_s))
         while True:
             poll(self.handle, self.timeline, where)
@@ -267,14 +256,14 @@ class Device:
         info = vk.SemaphoreWait(
             count=1, semaphores=addressof(self._semaphores), values=addressof(values)
         )
-        done: int = self.vk.vkWaitSemaphores(self.handle, addressof(info), int(seconds * 1e9))
+        done: int = self.vk.vkWaitSemaphores(self.handle, byref(info), int(seconds * 1e9))
         return done == vk.SUCCESS
 
     def barrier(self, commands: int, source: tuple[int, int], target: tuple[int, int]) -> None:
         """Makes what stage and access `source` wrote visible to `target`."""
         info = vk.MemoryBarrier(source=source[1], target=target[1])
         self.vk.vkCmdPipelineBarrier(
-            commands, source[0], target[0], 0, 1, addressof(info), 0, None, 0, None
+            commands, source[0], target[0], 0, 1, byref(info), 0, None, 0, None
         )
 
     def memory(self) -> tuple[Any, list[int]]:
@@ -282,7 +271,7 @@ class Device:
         properties, budget = vk.MemoryProperties2(), vk.MemoryBudget()
         if MEMORY_BUDGET in self.extensions:
             properties.chain(budget)
-        self._lib.vkGetPhysicalDeviceMemoryProperties2(self._physical, addressof(properties))
+        self._lib.vkGetPhysicalDeviceMemoryProperties2(self._physical, byref(properties))
         p = properties.properties
         sizes = [p.heaps[i].size for i in range(p.nHeaps)]
         if MEMORY_BUDGET in self.extensions:
@@ -299,7 +288,7 @@ class Device:
             properties.chain(sms)
         if SHADER_CORES in self.extensions:
             properties.chain(cores)
-        lib.vkGetPhysicalDeviceProperties2(physical, addressof(properties))
+        lib.vkGetPhysicalDeviceProperties2(physical, byref(properties))
         p = properties.properties
         self.uuid = bytes(p.uuid).hex()
         self.vendor, self.kind = p.vendor, p.kind
@@ -311,8 +300,7 @@ class Device:
             subgroup = min(max(WAVE, p13.minSubgroupSize), p13.maxSubgroupSize)
         else:
             subgroup = p11.subgroupSize
-        self.sets_subgroup_size = bool(sized)
-        self.full_subgroups = bool(sized) and "computeFullSubgroups" in has
+        self.sets_subgroup_size = bool(sized and p13.minSubgroupSize < p13.maxSubgroupSize)
         units = sms.count or cores.engines * cores.arrays * cores.units
         if not units:
             units = os.cpu_count() or 1 if p.kind == vk.CPU_DEVICE else 16
@@ -331,17 +319,17 @@ class Device:
         """With how many columns subgroups multiply 16 rows of float16 tiles into float32 ones."""
         features = vk.CooperativeMatrixFeatures()
         self._lib.vkGetPhysicalDeviceFeatures2(
-            self._physical, addressof(vk.Features2().chain(features))
+            self._physical, byref(vk.Features2().chain(features))
         )
         if not features.matrix:
             return set()
         get = self._lib.function("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", "!hpp")
         count = c_uint32()
-        get(self._physical, addressof(count), None)
+        get(self._physical, byref(count), None)
         tiles = (vk.CooperativeMatrixProperties * count.value)()
         for tile in tiles:
             tile.sType = vk.CooperativeMatrixProperties.stype
-        get(self._physical, addressof(count), addressof(tiles))
+        get(self._physical, byref(count), byref(tiles))
         want = (TILE, TILE, FLOAT16, FLOAT16, FLOAT32, FLOAT32, SUBGROUP_SCOPE)
         return {t.n for t in tiles if (t.m, t.k, t.a, t.b, t.c, t.result, t.scope) == want}
 
@@ -349,9 +337,9 @@ class Device:
         """A queue family that computes, by preference the one that also draws: it is the widest."""
         count = c_uint32()
         get = self._lib.vkGetPhysicalDeviceQueueFamilyProperties
-        get(self._physical, addressof(count), None)
+        get(self._physical, byref(count), None)
         families = (vk.QueueFamilyProperties * count.value)()
-        get(self._physical, addressof(count), addressof(families))
+        get(self._physical, byref(count), byref(families))
         able = [i for i, f in enumerate(families) if f.flags & vk.QUEUE_COMPUTE]
         if not able:
             raise DeviceError(f"the Vulkan device {self.candidate.name} does not compute")
@@ -359,56 +347,80 @@ class Device:
         return best, families[best].timestampBits
 
     def _create(self) -> int:
+        priority = c_float(1.0)
+        queue = vk.DeviceQueueCreateInfo(
+            family=self.family, count=1, priorities=addressof(priority)
+        )
+        info = vk.DeviceCreateInfo(nQueues=1, queues=addressof(queue))
         structs = [vk.Features2(), vk.Features11(), vk.Features12(), vk.Features13()]
         for table, struct in zip(vk.FEATURE_TABLES, structs, strict=True):
             flags = struct.features.flags if struct is structs[0] else struct.flags
             for name, at in table.items():
                 flags[at] = name in self.enabled
-        for other in structs[1:]:
-            structs[0].chain(other)
+            info.chain(struct)
         names = []
         if self.features.cooperative_matrix:
             names.append(COOPERATIVE_MATRIX)
-            structs[0].chain(vk.CooperativeMatrixFeatures(matrix=1))
+            info.chain(vk.CooperativeMatrixFeatures(matrix=1))
         if self.explains:
             names.append(EXECUTABLES)
-            structs[0].chain(vk.ExecutableFeatures(info=1))
+            info.chain(vk.ExecutableFeatures(info=1))
         extensions = (c_char_p * len(names))(*(name.encode() for name in names))
-        priority = c_float(1.0)
-        queue = vk.DeviceQueueCreateInfo(
-            family=self.family, count=1, priorities=addressof(priority)
-        )
-        info = vk.DeviceCreateInfo(
-            nQueues=1,
-            queues=addressof(queue),
-            nExtensions=len(names),
-            extensions=ctypes.cast(extensions, ctypes.c_void_p),
-        ).chain(structs[0])
+        info.nExtensions = len(names)
+        info.extensions = ctypes.cast(extensions, ctypes.c_void_p)
         handle = c_uint64()
-        self._lib.vkCreateDevice(self._physical, addressof(info), None, addressof(handle))
+        self._lib.vkCreateDevice(self._physical, byref(info), None, byref(handle))
         return handle.value
 
 
-class Submission:
-    """What vkQueueSubmit reads, kept so that submitting again costs one call."""
+class CommandBuffer:
+    """Commands that are recorded, and what vkQueueSubmit reads of them, kept so that submitting
+    again costs one call.
 
-    def __init__(self, commands: int, timeline: int) -> None:
-        self.value = c_uint64()
-        self._commands = c_uint64(commands)
-        self._timeline = c_uint64(timeline)
-        self._values = vk.TimelineSubmit(nSignals=1, signals=addressof(self.value))
+    They have a pool of their own, so that threads may record, submit and free theirs side by side.
+    It is freed with the last reference, when the device is through with it. `max_stamps`: how many
+    timestamps they write, into `queries`.
+    """
+
+    def __init__(self, device: Device, max_stamps: int = 0) -> None:
+        f, self.queries = device.vk, 0
+        flags = vk.CommandPoolCreateInfo(flags=vk.POOL_RESET, family=device.family)
+        pool = device.create("vkCreateCommandPool", flags)
+        handle = c_uint64()
+        try:
+            info = vk.CommandBufferAllocateInfo(pool=pool, count=1)
+            f.vkAllocateCommandBuffers(device.handle, byref(info), byref(handle))
+            if max_stamps:
+                stamps = vk.QueryPoolCreateInfo(queryType=vk.QUERY_TIMESTAMP, count=max_stamps)
+                self.queries = device.create("vkCreateQueryPool", stamps)
+        except BaseException:
+            f.vkDestroyCommandPool(device.handle, pool, None)
+            raise
+        self.handle, self.submitted = handle.value, c_uint64()
+        self._handle, self._timeline = handle, c_uint64(device.timeline)
+        self._values = vk.TimelineSubmit(nSignals=1, signals=addressof(self.submitted))
         self._info = vk.SubmitInfo(
             nCommands=1,
-            commands=addressof(self._commands),
+            commands=addressof(self._handle),
             nSignals=1,
             signals=addressof(self._timeline),
         ).chain(self._values)
-        self.address = addressof(self._info)
+        self.submission = addressof(self._info)
+        weakref.finalize(self, _free, device, pool, self.queries, self.submitted)
+
+
+def _free(device: Device, pool: int, queries: int, submitted: c_uint64) -> None:
+    """In whatever thread lets go of the last reference or collects garbage."""
+    with suppress(DeviceLostError):  # then nothing runs that could use it
+        device.wait(submitted.value)
+    device.vk.vkDestroyCommandPool(device.handle, pool, None)
+    if queries:
+        device.vk.vkDestroyQueryPool(device.handle, queries, None)
 
 
 def _extensions(lib: Library, physical: int) -> frozenset[str]:
     count = c_uint32()
-    lib.vkEnumerateDeviceExtensionProperties(physical, None, addressof(count), None)
+    lib.vkEnumerateDeviceExtensionProperties(physical, None, byref(count), None)
     found = (vk.ExtensionProperties * count.value)()
-    lib.vkEnumerateDeviceExtensionProperties(physical, None, addressof(count), addressof(found))
+    lib.vkEnumerateDeviceExtensionProperties(physical, None, byref(count), byref(found))
     return frozenset(e.name.decode() for e in found)

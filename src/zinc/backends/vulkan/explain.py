@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping
-from ctypes import addressof, c_uint32
+from ctypes import addressof, byref, c_uint32
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,5 +78,5 @@ def _call(
     lib: Library, device: Device, info: vk.Struct, of: str, count: c_uint32, found: Any
 ) -> None:
     get = lib.function(f"vkGetPipelineExecutable{of}KHR", "!hppp")
-    where = None if found is None else addressof(found)
-    get(device.handle, addressof(info), addressof(count), where)
+    where = None if found is None else byref(found)
+    get(device.handle, byref(info), byref(count), where)

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from ctypes import addressof, c_void_p
+from ctypes import byref, c_void_p
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.vulkan.device import Device, Submission
+from zinc.backends.vulkan.device import CommandBuffer, Device
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import DeviceLostError
 from zinc.core.errors import MemoryLimitError
@@ -104,7 +104,7 @@ class Memory:
         memory = 0
         try:
             needs = vk.MemoryRequirements()
-            f.vkGetBufferMemoryRequirements(device.handle, handle, addressof(needs))
+            f.vkGetBufferMemoryRequirements(device.handle, handle, byref(needs))
             index, _ = self.type_of(kind, needs.types)
             info = vk.MemoryAllocateInfo(size=needs.size, memoryType=index)
             info.chain(vk.MemoryAllocateFlags(flags=vk.ALLOCATE_DEVICE_ADDRESS))
@@ -115,7 +115,7 @@ class Memory:
             _free(device, handle, memory)
             raise
         asked = vk.BufferAddress(buffer=handle)
-        address = f.vkGetBufferDeviceAddress(device.handle, addressof(asked))
+        address = f.vkGetBufferDeviceAddress(device.handle, byref(asked))
         view = None if mapped is None else np.ctypeslib.as_array(mapped)
         buffer = Buffer(handle, address, size, view)
         # Arrays over mapped memory may outlive the buffer.
@@ -124,7 +124,7 @@ class Memory:
 
     def _map(self, memory: int, size: int) -> Any:
         where = c_void_p()
-        self.device.vk.vkMapMemory(self.device.handle, memory, 0, size, 0, addressof(where))
+        self.device.vk.vkMapMemory(self.device.handle, memory, 0, size, 0, byref(where))
         assert where.value
         return (ctypes.c_uint8 * size).from_address(where.value)
 
@@ -206,8 +206,7 @@ class Staging:
         self._memory, self._device = memory, memory.device
         self._lock = threading.Lock()
         self._buffers: list[Buffer] = []
-        self._commands: list[Submission] = []
-        self._handles: list[int] = []
+        self._commands: list[CommandBuffer] = []
         self._busy = [0, 0]
         self._next = 0
 
@@ -251,8 +250,7 @@ class Staging:
         if not self._buffers:
             for _ in range(2):
                 self._buffers.append(self._memory.buffer(STAGING_BYTES, Kind.DOWNLOAD))
-                self._handles.append(self._device.command_buffer())
-                self._commands.append(self._device.submission(self._handles[-1]))
+                self._commands.append(CommandBuffer(self._device))
         i, self._next = self._next, 1 - self._next
         self._device.wait(self._busy[i])
         return i, self._buffers[i]
@@ -262,21 +260,19 @@ class Staging:
     ) -> None:
         commands = self._begin(i)
         region = vk.BufferCopy(source=offset, target=at, size=size)
-        self._device.vk.vkCmdCopyBuffer(
-            commands, source.handle, target.handle, 1, addressof(region)
-        )
+        self._device.vk.vkCmdCopyBuffer(commands, source.handle, target.handle, 1, byref(region))
         self._end(i)
 
     def _begin(self, i: int) -> int:
-        commands = self._handles[i]
+        commands = self._commands[i].handle
         begin = vk.CommandBufferBeginInfo(flags=vk.USAGE_ONE_TIME)
-        self._device.vk.vkBeginCommandBuffer(commands, addressof(begin))
+        self._device.vk.vkBeginCommandBuffer(commands, byref(begin))
         everything = (vk.STAGE_COMPUTE | vk.STAGE_TRANSFER, _WRITES)
         self._device.barrier(commands, everything, (vk.STAGE_TRANSFER, _TRANSFERS))
         return commands
 
     def _end(self, i: int) -> None:
-        commands = self._handles[i]
+        commands = self._commands[i].handle
         later = (vk.STAGE_COMPUTE | vk.STAGE_TRANSFER | vk.STAGE_HOST, _ANY)
         self._device.barrier(commands, (vk.STAGE_TRANSFER, vk.ACCESS_TRANSFER_WRITE), later)
         self._device.vk.vkEndCommandBuffer(commands)

@@ -51,7 +51,7 @@ class Running:
         self._program, self._recording, self._rows = program, recording, rows
         self.done = False
         self.submitted = perf_counter()
-        self._value = program.device.submit(recording.commands.submission)
+        self._value = program.device.submit(recording.commands.buffer)
         program.work.submissions += 1
         program.work.waited_s += perf_counter() - self.submitted
 

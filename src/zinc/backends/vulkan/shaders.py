@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import addressof, c_char, c_size_t, c_uint64
+from ctypes import addressof, byref, c_char, c_size_t, c_uint64
 from functools import cache
 from pathlib import Path
 
@@ -209,7 +209,7 @@ class Pipelines:
         handle = c_uint64()
         try:
             f.vkCreateComputePipelines(
-                device.handle, self._cache, 1, addressof(info), None, addressof(handle)
+                device.handle, self._cache, 1, byref(info), None, byref(handle)
             )
         except DeviceError as error:
             raise DeviceError(
@@ -231,7 +231,7 @@ class Pipelines:
     def _save_cache(self) -> None:
         f, handle = self._device.vk, self._device.handle
         size = c_size_t()
-        f.vkGetPipelineCacheData(handle, self._cache, addressof(size), None)
+        f.vkGetPipelineCacheData(handle, self._cache, byref(size), None)
         data = (c_char * size.value)()
-        f.vkGetPipelineCacheData(handle, self._cache, addressof(size), addressof(data))
+        f.vkGetPipelineCacheData(handle, self._cache, byref(size), byref(data))
         save(self._file, data.raw[: size.value])

@@ -1,7 +1,9 @@
 """The loader and its functions: `Library` for what has no device, `Functions` for what has one.
 
-Each function is declared by one line of argument kinds. A negative result raises DeviceError, or
-MemoryLimitError when memory ran out, with the name of the call; results of success pass through.
+Each function is declared by one line of argument kinds. What it reads or writes is passed with
+`byref`, which keeps it alive: other threads run during a call, and would take memory that is free.
+A negative result raises DeviceError, or MemoryLimitError when memory ran out, with the name of the
+call; results of success pass through.
 """
 
 from __future__ import annotations
@@ -50,7 +52,6 @@ _DEVICE = {
     "vkCreateCommandPool": "!hppp",
     "vkDestroyCommandPool": "hhp",
     "vkAllocateCommandBuffers": "!hpp",
-    "vkFreeCommandBuffers": "hhup",
     "vkBeginCommandBuffer": "!hp",
     "vkEndCommandBuffer": "!h",
     "vkCmdBindPipeline": "huh",
@@ -154,7 +155,7 @@ class Library:
         application = vk.ApplicationInfo(apiVersion=vk.API_1_3)
         info = vk.InstanceCreateInfo(application=ctypes.addressof(application))
         handle = c_uint64()
-        result = create(ctypes.addressof(info), None, ctypes.addressof(handle))
+        result = create(ctypes.byref(info), None, ctypes.byref(handle))
         if result < 0:
             raise DeviceError(
                 "no Vulkan driver could be started",

@@ -35,7 +35,11 @@ class Struct(ctypes.Structure):
             self.sType = self.stype
 
     def chain(self, struct: Struct) -> Struct:
-        """Puts `struct` into this one's pNext chain and returns this one, which keeps it alive."""
+        """Puts `struct` into this one's pNext chain and returns this one, which keeps it alive.
+
+        One struct after another: what has a chain of its own would lose it.
+        """
+        assert not struct.pNext
         struct.pNext = self.pNext
         self.pNext = ctypes.addressof(struct)
         self._kept.append(struct)
@@ -165,11 +169,13 @@ BufferAddress = _struct("buffer:u64", stype=1000244001)
 SMBuiltins = _struct("count:u32 warps:u32", stype=1000154001)
 ShaderCores = _struct("engines:u32 arrays:u32 units:u32 rest:u32[11]", stype=1000185000)
 
-# Indices of the booleans above that zinc asks for.
+# Indices of the booleans above that zinc asks for. Push constants hold addresses alone, but layers
+# that validate follow them: so those of 8 and 16 bits are wanted where they are to be had.
 FEATURES = {"shaderInt64": 40, "shaderInt16": 41}
-FEATURES_11 = {"storageBuffer16BitAccess": 0}
+FEATURES_11 = {"storageBuffer16BitAccess": 0, "storagePushConstant16": 2}
 FEATURES_12 = {
     "storageBuffer8BitAccess": 2,
+    "storagePushConstant8": 4,
     "shaderFloat16": 7,
     "shaderInt8": 8,
     "scalarBlockLayout": 31,
@@ -181,7 +187,6 @@ FEATURES_12 = {
 }
 FEATURES_13 = {
     "subgroupSizeControl": 7,
-    "computeFullSubgroups": 8,
     "shaderIntegerDotProduct": 13,
     "maintenance4": 14,
 }

@@ -1,0 +1,144 @@
+"""The host's calls are such as Vulkan allows: many threads at once, objects let go of in mid-step,
+and a run that Khronos' validation layer watches.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import threading
+from ctypes import byref, c_uint64
+from pathlib import Path
+
+import pytest
+from models.harness import FIXTURES
+from present import absent
+
+from zinc import LLM, SamplingParams
+from zinc.backends.vulkan.device import CommandBuffer, Device, open_device
+from zinc.backends.vulkan.memory import Kind, Memory
+from zinc.backends.vulkan.vk import types as vk
+
+pytestmark = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
+
+LAYERS = [Path(at, "vulkan/explicit_layer.d") for at in ("/usr/share", "/usr/local/share", "/etc")]
+needs_layer = pytest.mark.skipif(
+    not any(path.glob("VkLayer_khronos_validation.json") for path in LAYERS),
+    reason="there is no validation layer (Debian's package vulkan-validationlayers)",
+)
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+
+def fills(device: Device, target: int, value: int) -> CommandBuffer:
+    """Commands that write `value` over 64 bytes."""
+    commands = CommandBuffer(device)
+    device.vk.vkBeginCommandBuffer(commands.handle, byref(vk.CommandBufferBeginInfo()))
+    device.vk.vkCmdFillBuffer(commands.handle, target, 0, 64, value)
+    device.vk.vkEndCommandBuffer(commands.handle)
+    return commands
+
+
+def test_threads_record_submit_and_free_side_by_side():
+    """Handles of freed memory: a call lets other threads run, which take what is free."""
+    device = open_device()
+    memory, stop = Memory(device), threading.Event()
+    wrong: list[object] = []
+
+    def work(value: int) -> None:
+        buffer = memory.buffer(256, Kind.STEP)
+        assert buffer.bytes is not None
+        for i in range(200):
+            device.wait(device.submit(fills(device, buffer.handle, value + i)))
+            found = buffer.bytes[:64].view("u4")
+            if (found != value + i).any():
+                wrong.append(found)
+
+    def churn() -> None:
+        while not stop.is_set():
+            [c_uint64(0xDEAD << 32 | i) for i in range(50)]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    others = [threading.Thread(target=churn) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(1000 * i,)) for i in range(4)]
+    try:
+        for thread in others + threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+        sys.setswitchinterval(before)
+        for thread in others:
+            thread.join()
+    assert not wrong
+
+
+def test_commands_that_run_are_freed_when_they_are_done():
+    device = open_device()
+    buffer = Memory(device).buffer(256 << 20)
+    commands = CommandBuffer(device)
+    device.vk.vkBeginCommandBuffer(commands.handle, byref(vk.CommandBufferBeginInfo()))
+    for value in range(4):
+        device.vk.vkCmdFillBuffer(commands.handle, buffer.handle, 0, buffer.size, value)
+    device.vk.vkEndCommandBuffer(commands.handle)
+    submitted = device.submit(commands)
+    assert device.reached() < submitted
+    del commands
+    gc.collect()
+    assert device.reached() >= submitted
+
+
+def talk() -> None:
+    """A model whose stream is left while steps are on their way, and an answer behind it."""
+    with LLM(FIXTURES / "qwen3.gguf", backend="vulkan") as llm:
+        stream = llm.stream([1, 2, 3], LONG)
+        for _ in range(3):
+            next(stream)
+        assert llm.engine._flight is not None
+        del stream
+        llm.generate([4, 5, 6], LONG)
+        list(llm.stream(list(range(1, 40)), SamplingParams(temperature=0.7, max_tokens=9)))
+        stream = llm.stream([1, 2, 3], LONG)
+        next(stream)
+    del llm, stream
+    gc.collect()
+
+
+@needs_layer
+def test_the_validation_layer_finds_nothing_in_two_models_that_run_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    settings = {
+        "debug_action": "VK_DBG_LAYER_ACTION_LOG_MSG",
+        "report_flags": "error,warn,info",
+        "log_filename": log,
+    }
+    (tmp_path / "vk_layer_settings.txt").write_text(
+        "".join(f"khronos_validation.{name} = {value}\n" for name, value in settings.items())
+    )
+    subprocess.run(
+        [sys.executable, __file__],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation",
+            "VK_LAYER_SETTINGS_PATH": str(tmp_path),
+        },
+        check=True,
+    )
+    said = log.read_text()
+    assert "Settings File: Found" in said
+    found = re.findall(r"^\S+\((?:ERROR|WARN).*(?:\n%.*)?", said, re.MULTILINE)
+    # Layers older than the compiler do not know its number.
+    assert not [x for x in found if "Invalid source language operand" not in x]
+
+
+if __name__ == "__main__":
+    threads = [threading.Thread(target=talk) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
