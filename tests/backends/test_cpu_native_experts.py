@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends.levels import OF_FORMATS
 from backends.test_cpu_native_linear import block_of, dequantize, ggml_type, random_rows
 from numpy.typing import NDArray
 
@@ -24,11 +25,10 @@ _cpu = pytest.importorskip("zinc.backends.cpu._cpu")
 
 Floats = NDArray[Any]
 Spec = tuple[str, int, int, int]
-LEVELS: list[str] = _cpu.levels()
 WEIGHTS = ["F32", "BF16", "Q8_0", "MXFP4", "Q4_K", "Q6_K", "IQ4_XS"]
 ROUNDING = 3e-6  # of sums in float32, against the sum of magnitudes
 
-pytestmark = pytest.mark.parametrize("level", LEVELS)
+pytestmark = pytest.mark.parametrize("level", OF_FORMATS)
 
 
 def ints(*values: int) -> NDArray[np.int32]:

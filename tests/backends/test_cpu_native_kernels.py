@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from backends.levels import OF_KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -23,10 +24,9 @@ from numpy.typing import NDArray
 _cpu = pytest.importorskip("zinc.backends.cpu._cpu")
 
 Floats: TypeAlias = Any  # NDArray of float32 or float64: the references mix them
-LEVELS: list[str] = [level for level in _cpu.levels() if level != "amx"]  # has those of avx512bf16
 EPS = float(np.finfo(np.float32).eps)
 
-pytestmark = pytest.mark.parametrize("level", LEVELS)
+pytestmark = pytest.mark.parametrize("level", OF_KERNELS)
 
 
 def rng(seed: int) -> np.random.Generator:

@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from backends.levels import OF_FORMATS, OF_KERNELS, SHARING
 from numpy.typing import NDArray
 
 from zinc.backends.cpu import _cpu
@@ -20,7 +21,6 @@ from zinc.quant.blocks import BLOCKS, GGMLType
 from zinc.quant.codebooks import flat_digits
 from zinc.quant.decode import decode
 
-LEVELS = _cpu.levels()
 BLOCK_TYPES = [
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M",
@@ -175,7 +175,7 @@ def pool() -> _cpu.Pool:
     return _cpu.Pool(2)
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=OF_FORMATS)
 def level(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -265,7 +265,8 @@ def test_levels_agree(pool: _cpu.Pool, name: str) -> None:
     data = random_rows(rng, name, 33, 512)
     x = rng.standard_normal((3, 512), dtype=np.float32)
     results = [
-        run_linear(pool, level, name, pack(pool, level, name, data, 512), x)[0] for level in LEVELS
+        run_linear(pool, level, name, pack(pool, level, name, data, 512), x)[0]
+        for level in OF_FORMATS
     ]
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-5)
@@ -438,8 +439,8 @@ def test_bad_launches_are_refused(pool: _cpu.Pool, level: str) -> None:
     bias = _cpu.pack_vector(np.zeros(21, dtype=np.float32))
     refused("bias has 21 values", "linear", "tokens", 0, [x, w, bias, None], [y], one)
     assert len(program) == 0
-    kin = {"amx", "avx512bf16"}  # share their kernels
-    others = [other for other in LEVELS if other != level and not {other, level} <= kin]
+    kernels = "avx512" if level in SHARING else level
+    others = [other for other in OF_KERNELS if other != kernels]
     if others:
         other = pack(pool, others[0], "Q4_K", data, 256)
         refused("another SIMD level", "linear", "tokens", 0, [x, other, None, None], [y], one)
@@ -465,7 +466,7 @@ def test_bad_steps_are_refused(pool: _cpu.Pool, level: str) -> None:
 
 
 def test_views_and_reads_stay_in_the_arena(pool: _cpu.Pool) -> None:
-    program = _cpu.Program(pool, LEVELS[0], 4096)
+    program = _cpu.Program(pool, OF_KERNELS[0], 4096)
     program.view(0, 4, 256, 1024)[:] = np.arange(1024).reshape(4, 256)
     np.testing.assert_array_equal(
         program.read("f32", 1024, 2, 3, 1024), [[256, 257, 258], [512, 513, 514]]
@@ -501,7 +502,7 @@ def test_profile_and_partial_runs(pool: _cpu.Pool, level: str) -> None:
 def test_many_threads_many_steps() -> None:
     """More threads than cores, so that threads are late, asleep and preempted; no chunk is lost."""
     crew = _cpu.Pool(7)
-    arena = Arena(crew, LEVELS[0])
+    arena = Arena(crew, OF_KERNELS[0])
     x = arena.rows("f32", 64, 256)
     for _ in range(40):
         arena.program.add("scale", "tokens", 0, [x], [x], {"factor": -1})
@@ -513,7 +514,7 @@ def test_many_threads_many_steps() -> None:
 
 def test_memory_that_does_not_exist_is_an_error(pool: _cpu.Pool) -> None:
     with pytest.raises(MemoryError):
-        _cpu.Program(pool, LEVELS[0], 1 << 60)
+        _cpu.Program(pool, OF_KERNELS[0], 1 << 60)
     with pytest.raises(MemoryError):
         _cpu.KVLayer(0, 1 << 30, 256, 64, 128, 128, "f16")
     with pytest.raises(ValueError, match="possible size"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends.levels import OF_KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -28,10 +29,9 @@ from zinc.plan.planner import make_plan
 _cpu = pytest.importorskip("zinc.backends.cpu._cpu")
 
 Floats = NDArray[Any]
-LEVELS: list[str] = [level for level in _cpu.levels() if level != "amx"]  # has those of avx512bf16
 CHUNK = 16  # positions of a chunk of the delta rule
 
-pytestmark = pytest.mark.parametrize("level", LEVELS)
+pytestmark = pytest.mark.parametrize("level", OF_KERNELS)
 
 
 def normal(seed: int, *shape: int) -> Floats:

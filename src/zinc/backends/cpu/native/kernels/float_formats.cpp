@@ -155,15 +155,13 @@ void matmul_pairs(const TileMatmul& a) {
     }
 }
 
-#else
+#endif
 
 struct BF16 {
     static constexpr int kType = 30, kBytes = 2;
     static constexpr const char* kName = "BF16";
     static F32x16 load(const std::byte* p) { return F32x16::load_bf16(reinterpret_cast<const uint16_t*>(p)); }
 };
-
-#endif
 
 template <class F>
 constexpr WeightFormat kFormat{F::kType, F::kName,      Act::f32, 1,         F::kBytes,
@@ -173,17 +171,16 @@ constexpr WeightFormat kFormat{F::kType, F::kName,      Act::f32, 1,         F::
 
 constexpr WeightFormat f32_format = kFormat<F32>;
 constinit const WeightFormat f16_format = kFormat<F16>;
-#if defined(ZINC_HAS_BF16)
-constinit const WeightFormat bf16_format{30,           "BF16",     Act::bf16,    1,           2, 0,
-                                         Pairs::bytes, pack_pairs, decode_pairs, matmul_pairs};
-#else
 constinit const WeightFormat bf16_format = kFormat<BF16>;
+#if defined(ZINC_HAS_BF16)
+constexpr WeightFormat bf16_pairs_format{30,           "BF16",     Act::bf16,    1,           2, 0,
+                                         Pairs::bytes, pack_pairs, decode_pairs, matmul_pairs};
 #endif
 
 #if defined(ZINC_HAS_AMX)
 constinit const WeightFormat f32_format_amx = f32_format;
 constinit const WeightFormat f16_format_amx = f16_format;
-constinit const WeightFormat bf16_format_amx = bf16_format;
+constinit const WeightFormat bf16_format_amx = bf16_pairs_format;
 #endif
 
 }  // namespace zinc::ZINC_LEVEL

@@ -38,11 +38,14 @@ struct LinearGrid {
     }
 };
 
-// Packed matrices of this level.
+// Packed matrices of this level, or of one that shares its kernels.
 inline void require_packed(const Launch& l, const Operand& w, const char* name) {
     require(l, w.tensor && w.tensor->format, std::string(name) + " must be a packed matrix");
     bool ours = false;
     for (auto f = kFormats; *f; ++f) ours |= *f == w.tensor->format;
+#if defined(ZINC_HAS_BF16)
+    ours |= w.tensor->format == &bf16_pairs_format;
+#endif
 #if defined(ZINC_HAS_AMX)
     for (auto f = kAmxFormats; *f; ++f) ours |= *f == w.tensor->format;
 #endif

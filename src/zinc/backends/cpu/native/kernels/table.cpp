@@ -76,10 +76,21 @@ constinit const Level level{ZINC_NAME(ZINC_LEVEL), kKernels, std::size(kKernels)
 
 }  // namespace zinc::ZINC_LEVEL
 
+#if defined(ZINC_HAS_BF16)
+namespace zinc::avx512bf16 {
+
+// A level that shares everything with this one but the format BF16.
+extern const Level level;
+constinit const Level level{"avx512bf16", ZINC_LEVEL::kKernels, std::size(ZINC_LEVEL::kKernels),
+                            ZINC_LEVEL::kBf16Formats, ZINC_LEVEL::int8_peak};
+
+}  // namespace zinc::avx512bf16
+#endif
+
 #if defined(ZINC_HAS_AMX)
 namespace zinc::amx {
 
-// A level that shares everything with this one but the products of many rows.
+// The same with other products of many rows.
 extern const Level level;
 constinit const Level level{"amx", ZINC_LEVEL::kKernels, std::size(ZINC_LEVEL::kKernels),
                             ZINC_LEVEL::kAmxFormats, ZINC_LEVEL::int8_peak_amx};

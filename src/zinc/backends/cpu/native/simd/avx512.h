@@ -221,17 +221,16 @@ inline void transpose16(const float* from, int64_t from_step, float* to, int64_t
     }
 }
 
-#if defined(__AMX_INT8__)
+// What later processors have is used by formats of their levels alone (kernels/weights.h). It is named in
+// assembly, so that kernels are compiled once for them all and the compiler puts it nowhere else.
 #define ZINC_HAS_AMX 1
-#endif
-
-#if defined(__AVX512BF16__)
 #define ZINC_HAS_BF16 1
+
 // acc + the dot product of each lane's pair of bfloat16 with `pair`.
 inline F32x16 dot2_bf16(F32x16 acc, const void* weights, int32_t pair) {
-    const __m512i w = _mm512_loadu_si512(weights);
-    return {_mm512_dpbf16_ps(acc.v, (__m512bh)w, (__m512bh)_mm512_set1_epi32(pair))};
+    const __m512i w = _mm512_loadu_si512(weights), x = _mm512_set1_epi32(pair);
+    asm("vdpbf16ps %2, %1, %0" : "+v"(acc.v) : "v"(w), "v"(x));
+    return acc;
 }
-#endif
 
 }  // namespace zinc::ZINC_LEVEL

@@ -1,0 +1,13 @@
+"""The SIMD levels at which kernels are tested: what levels share is tested once."""
+
+from __future__ import annotations
+
+import pytest
+
+_cpu = pytest.importorskip("zinc.backends.cpu._cpu")
+
+# Levels that are avx512 but for formats: amx has products of its own, and BF16 from avx512bf16.
+SHARING = ("amx", "avx512bf16")
+ALL: list[str] = _cpu.levels()
+OF_KERNELS = [level for level in ALL if level not in SHARING]
+OF_FORMATS = [level for level in ALL if level != "avx512bf16" or "amx" not in ALL]
