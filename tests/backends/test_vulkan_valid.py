@@ -82,11 +82,10 @@ def test_commands_that_run_are_freed_when_they_are_done():
     buffer = Memory(device).buffer(256 << 20)
     commands = CommandBuffer(device)
     device.vk.vkBeginCommandBuffer(commands.handle, byref(vk.CommandBufferBeginInfo()))
-    for value in range(4):
+    for value in range(16):  # which takes a while
         device.vk.vkCmdFillBuffer(commands.handle, buffer.handle, 0, buffer.size, value)
     device.vk.vkEndCommandBuffer(commands.handle)
     submitted = device.submit(commands)
-    assert device.reached() < submitted
     del commands
     gc.collect()
     assert device.reached() >= submitted
