@@ -16,12 +16,14 @@ from zinc import LLM, SamplingParams
 from zinc.backends import api, vulkan
 from zinc.backends.api import CacheLayout
 from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
-from zinc.backends.vulkan.commands import Commands
+from zinc.backends.vulkan.commands import Commands, Recorder
 from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
-from zinc.backends.vulkan.memory import Buffer, Pool
-from zinc.backends.vulkan.schedule import levels, waits
-from zinc.backends.vulkan.vk.library import DeviceLostError, Library, check
-from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.backends.vulkan.memory import Buffer, Kind, Memory, Pool, Staging
+from zinc.backends.vulkan.schedule import levels, lowered, waits
+from zinc.backends.vulkan.vk import types as vk
+from zinc.backends.vulkan.vk.library import PORTABILITY, DeviceLostError, Library, check
+from zinc.cli import roofline
+from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
@@ -253,6 +255,134 @@ def test_a_device_that_lacks_something_is_refused(monkeypatch):
         device.choose()
 
 
+PLAIN = SimpleNamespace(
+    maxComputeWorkGroupInvocations=1024,
+    maxComputeWorkGroupSize=(1024, 1024, 64),
+    maxComputeSharedMemorySize=32768,
+    maxPushConstantsSize=128,
+)
+SUBGROUPS = SimpleNamespace(operations=0xFF, subgroupSize=32)
+SIZES = SimpleNamespace(requiredStages=0x20, minSubgroupSize=8, maxSubgroupSize=32, maxSubgroups=32)
+
+
+@pytest.mark.parametrize(
+    ("change", "lacking"),
+    [
+        ({}, None),
+        ({"maxComputeWorkGroupInvocations": 512}, "workgroups of 1024 threads (it has 512)"),
+        ({"maxComputeWorkGroupSize": (256, 256, 64)}, "workgroups of 1024 threads (it has 256)"),
+        ({"maxSubgroups": 16}, "workgroups of 1024 threads (it has 512)"),
+        ({"maxComputeSharedMemorySize": 16384}, "32768 bytes of shared memory"),
+        ({"maxPushConstantsSize": 64}, "128 bytes of push constants"),
+        ({"operations": 0b111}, "arithmetic and shuffles within a subgroup"),
+        ({"maxSubgroupSize": 4}, "subgroups of 8, 16, 32 or 64 lanes (it has 4)"),
+        ({"minSubgroupSize": 128}, "subgroups of 8, 16, 32 or 64 lanes (it has 128)"),
+    ],
+)
+def test_a_device_has_to_have_the_limits_that_kernels_count_on(change, lacking):
+    limits, p11, p13 = (
+        SimpleNamespace(**{k: change.get(k, v) for k, v in vars(given).items()})
+        for given in (PLAIN, SUBGROUPS, SIZES)
+    )
+    if "minSubgroupSize" in change:
+        p13.maxSubgroupSize = 128
+    if change.get("maxSubgroupSize") == 4:
+        p13.minSubgroupSize, p13.maxSubgroups = 4, 256
+    found = device._missing({*device.NEEDED, "subgroupSizeControl"}, limits, p11, p13)
+    assert found == ([lacking] if lacking else [])
+
+
+def test_a_grid_beyond_what_every_device_takes_is_an_error(monkeypatch):
+    plan = plan_of("qwen3")
+    launch = next(x for x in plan.launches if x.kernel == "linear")
+    at = prebuild.Nowhere(Features(32), "f16", 64)
+    (first, *_) = lowered(launch, at, Bucket(1, 1, 1, 256))
+    for groups in ((65536, 1, 1), (1, 65536, 1)):
+        wide = replace(first, groups=groups)
+        monkeypatch.setitem(LOWERINGS, "linear", lambda *_, wide=wide: [wide])
+        with pytest.raises(UnsupportedError, match="linear needs 65536 workgroups in one direct"):
+            lowered(launch, at, Bucket(1, 1, 1, 256))
+
+
+def test_a_state_that_does_not_fit_shared_memory_is_an_error():
+    launch = next(x for x in plan_of("qwen35moe").launches if x.kernel == "delta_rule")
+    wide = replace(launch, attrs=tuple({**dict(launch.attrs), "k_dim": 256}.items()))
+    for shared_bytes, fits in ((49152, True), (32768, False)):
+        at = prebuild.Nowhere(Features(32, shared_bytes=shared_bytes), "f16", 64)
+        if fits:
+            assert lowered(wide, at, Bucket(16, 1, 1, 256))
+            continue
+        with pytest.raises(UnsupportedError, match="there are 32768"):
+            lowered(wide, at, Bucket(16, 1, 1, 256))
+
+
+@needs_device
+def test_a_queue_without_timestamps_measures_nothing(monkeypatch):
+    backend = api.create("vulkan")
+    monkeypatch.setattr(backend.device, "timestamp_bits", 0)
+    assert roofline.measure(backend) is None
+    with pytest.raises(UnsupportedError, match="kernels cannot be timed on"):
+        Recorder(backend.device, backend.pipelines, 2)
+
+
+@needs_device
+def test_a_device_with_a_portability_subset_is_opened_with_it(monkeypatch):
+    opened, asked = api.create("vulkan").device, []
+    monkeypatch.setattr(opened, "extensions", opened.extensions | {device.PORTABILITY})
+
+    def create(physical, info, *_):
+        names = (ctypes.c_char_p * info._obj.nExtensions).from_address(info._obj.extensions)
+        asked.extend(name.decode() for name in names)
+
+    monkeypatch.setattr(opened._lib, "vkCreateDevice", create)
+    opened._create()
+    assert device.PORTABILITY in asked
+
+
+@needs_device
+def test_devices_with_a_portability_subset_are_asked_for_where_the_loader_hides_them(monkeypatch):
+    asked = []
+    library = device.library()
+    plain, functions = library._get, {}
+
+    def get(instance, name):
+        if name != b"vkCreateInstance":
+            return plain(instance, name)
+
+        def create(info, *_):
+            given = vk.InstanceCreateInfo.from_address(info)
+            asked.append((given.flags, given.nExtensions))
+            return -9
+
+        functions[name] = ctypes.CFUNCTYPE(
+            ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+        )(create)
+        return ctypes.cast(functions[name], ctypes.c_void_p).value
+
+    monkeypatch.setattr(library, "_get", get)
+    for known, flags in ((set(), 0), ({PORTABILITY}, 1)):
+        monkeypatch.setattr(library, "_extensions", lambda known=known: known)
+        with pytest.raises(DeviceError, match="no Vulkan driver could be started"):
+            library._create_instance()
+        assert asked.pop() == (flags, flags)
+
+
+@needs_device
+def test_kernels_of_whole_subgroups_ask_for_them(monkeypatch):
+    opened, flags = api.create("vulkan").device, []
+    make = opened.vk.vkCreateComputePipelines
+
+    def look(handle, cache, count, info, *rest):
+        flags.append(info._obj.stage.flags)
+        return make(handle, cache, count, info, *rest)
+
+    monkeypatch.setattr(opened.vk, "vkCreateComputePipelines", look)
+    for fills, want in ((True, vk.STAGE_FLAG_FULL_SUBGROUPS), (False, 0)):
+        monkeypatch.setattr(opened, "fills_subgroups", fills)
+        shaders.Pipelines(opened).prepare([Shader("limits", (("KIND", 0),))])
+        assert flags.pop() == want
+
+
 def test_without_a_loader_the_error_says_what_to_install(monkeypatch):
     def none(name):
         raise OSError(name)
@@ -320,7 +450,35 @@ def test_memory_that_runs_out_in_a_step_changes_nothing_for_later_ones(monkeypat
         assert llm.generate(ids, greedy).token_ids == want
 
 
+@needs_device
+def test_staging_memory_that_ran_out_is_asked_for_again(monkeypatch):
+    memory = Memory(api.create("vulkan").device)
+    staging, target, data = Staging(memory), memory.buffer(256), np.arange(256, dtype=np.uint8)
+    plain, made = memory.buffer, []
+
+    def short(*arguments):
+        made.append(arguments)
+        return plain(*arguments) if len(made) != 2 else check(-2, "vkAllocateMemory")
+
+    monkeypatch.setattr(memory, "buffer", short)
+    with pytest.raises(MemoryLimitError):
+        staging.write(target, 0, data)
+    for _ in range(2):
+        staging.write(target, 0, data)
+    assert np.array_equal(staging.read(target, 0, 256), data)
+
+
 # -- memory and state -----------------------------------------------------------------------------
+
+
+def test_memory_for_extensions_alone_is_left_alone():
+    local, visible, coherent, lazy, protected, uncached = 1, 2, 4, 0x10, 0x20, 0x80
+    properties = vk.MemoryProperties(nTypes=4, nHeaps=1)
+    seen = local | visible | coherent
+    for i, flags in enumerate((seen, local | lazy, local | protected, seen | uncached)):
+        properties.types[i].flags = flags
+    memory = Memory(SimpleNamespace(memory=lambda: (properties, [0])))
+    assert {memory.type_of(kind)[0] for kind in Kind} == {0}
 
 
 class Pieces:

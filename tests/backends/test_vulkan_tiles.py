@@ -6,12 +6,18 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+from ops.test_ops import run
+from present import computing
 
+from zinc.backends import api
 from zinc.backends.api import Ref
 from zinc.backends.vulkan import tiles
 from zinc.backends.vulkan.dispatch import (
+    MAX_GROUPS,
     MAX_PUSH_BYTES,
+    MAX_THREADS,
     Bucket,
     DeviceWeight,
     Dispatch,
@@ -20,6 +26,7 @@ from zinc.backends.vulkan.dispatch import (
 from zinc.backends.vulkan.lower.linear import GLU, Product
 from zinc.backends.vulkan.lower.weights import distance
 from zinc.backends.vulkan.packing import row_bytes
+from zinc.ops.cases import Case
 from zinc.ops.graph import Act, Dim
 from zinc.quant.blocks import GGMLType
 
@@ -28,8 +35,8 @@ DEVICES = {
     "nvidia": Features(32, cooperative_matrix=True, shared_bytes=49152, compute_units=132),
     "amd": Features(64, shared_bytes=65536, compute_units=64),
 }
-SHAPES = [(4096, 4096), (12288, 4096), (151936, 4096), (1024, 12288), (17, 64), (256, 2048)]
-MAX_THREADS = 1024
+SHAPES = [(4096, 4096), (12288, 4096), (1024, 12288), (17, 64), (256, 2048)]
+SHAPES += [(151936, 4096), (262144, 5376), (600000, 64)]  # vocabularies
 
 
 @dataclass
@@ -86,6 +93,7 @@ def test_every_row_is_made_within_the_limits(store: Act) -> None:
         assert tile * dispatch.groups[0] >= rows > tile * (dispatch.groups[0] - 1)
         assert macros["BATCH"] * dispatch.groups[1] >= n_x
         assert threads <= MAX_THREADS
+        assert max(dispatch.groups) <= MAX_GROUPS
         assert len(dispatch.push) <= MAX_PUSH_BYTES
         if store is Act.Q8_32:
             assert tile % 32 == 0
@@ -96,3 +104,12 @@ def test_a_weight_that_lies_before_another_is_reached_modulo_two_to_the_64() -> 
     second = DeviceWeight((1 << 40) - 4096, GGMLType.Q4_K, 1, 32, 256)
     (far,) = struct.unpack("<Q", struct.pack("<Q", distance(first, second)))
     assert (first.address + far) % (1 << 64) == second.address
+
+
+@pytest.mark.skipif("vulkan" not in computing(), reason="no Vulkan device here")
+@pytest.mark.parametrize("n_tokens", [1, 2])
+def test_more_rows_than_workgroups_of_one_direction_are_all_made(n_tokens: int) -> None:
+    case = Case("vocabulary", n_tokens)
+    case.returns(case.graph.linear(case.rows(32), case.matrix(4 * MAX_GROUPS + 5, 32)))
+    want = run(api.create("ref"), case)
+    np.testing.assert_allclose(run(api.create("vulkan"), case), want, rtol=1e-4, atol=1e-4)

@@ -29,6 +29,7 @@ needs_layer = pytest.mark.skipif(
     not any(path.glob("VkLayer_khronos_validation.json") for path in LAYERS),
     reason="there is no validation layer (Debian's package vulkan-validationlayers)",
 )
+PATH = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
 
@@ -82,13 +83,39 @@ def test_commands_that_run_are_freed_when_they_are_done():
     buffer = Memory(device).buffer(256 << 20)
     commands = CommandBuffer(device)
     device.vk.vkBeginCommandBuffer(commands.handle, byref(vk.CommandBufferBeginInfo()))
+    transfers = (vk.STAGE_TRANSFER, vk.ACCESS_TRANSFER_WRITE)
     for value in range(16):  # which takes a while
         device.vk.vkCmdFillBuffer(commands.handle, buffer.handle, 0, buffer.size, value)
+        device.barrier(commands.handle, transfers, transfers)
     device.vk.vkEndCommandBuffer(commands.handle)
     submitted = device.submit(commands)
     del commands
     gc.collect()
     assert device.reached() >= submitted
+
+
+def test_python_may_end_while_threads_submit():
+    code = "from backends.test_vulkan_valid import leave_submitting as leave; leave()"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **PATH}, check=True)
+
+
+def leave_submitting() -> None:
+    """Leaves threads that go on submitting until the process is gone."""
+    device = open_device()
+    memory, begun = Memory(device), threading.Barrier(5)
+
+    def work() -> None:
+        buffer = memory.buffer(4 << 20, Kind.STEP)
+        assert buffer.bytes is not None
+        commands = fills(device, buffer.handle, 7)
+        begun.wait()
+        while True:
+            device.wait(device.submit(commands))
+            buffer.bytes[:] = 1
+
+    for _ in range(4):
+        threading.Thread(target=work, daemon=True).start()
+    begun.wait()
 
 
 def talk() -> None:
@@ -122,7 +149,7 @@ def test_the_validation_layer_finds_nothing_in_two_models_that_run_at_once(tmp_p
         [sys.executable, __file__],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **PATH,
             "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation",
             "VK_LAYER_SETTINGS_PATH": str(tmp_path),
         },

@@ -40,12 +40,14 @@ def measure(backend: Backend) -> Roofline | None:
     )
 
 
-def _vulkan(backend: Backend) -> Roofline:
+def _vulkan(backend: Backend) -> Roofline | None:
     from zinc.backends.vulkan import VulkanBackend, limits
     from zinc.backends.vulkan.vk.types import CPU_DEVICE
 
     assert isinstance(backend, VulkanBackend)
     device, memory, pipelines = backend.device, backend.memory, backend.pipelines
+    if not device.timestamp_bits:
+        return None
     n_bytes = BUFFER_BYTES if device.kind == CPU_DEVICE else DEVICE_BUFFER_BYTES
     return Roofline(
         limits.read_bytes_per_s(device, memory, pipelines, n_bytes, REPETITIONS),

@@ -7,6 +7,7 @@ gets the next number, and waiting means waiting for a number.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import threading
@@ -17,10 +18,17 @@ from ctypes import addressof, byref, c_char_p, c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, NARROW, TILE, Features
+from zinc.backends.vulkan.dispatch import (
+    MAX_PUSH_BYTES,
+    MAX_SHARED_BYTES,
+    MAX_THREADS,
+    NARROW,
+    TILE,
+    Features,
+)
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import DeviceLostError, Library
-from zinc.core.errors import DeviceError
+from zinc.core.errors import DeviceError, UnsupportedError, ZincError
 
 # What kernels cannot do without; the others of vk.types.FEATURES* are used where they are.
 NEEDED = frozenset(
@@ -42,7 +50,9 @@ COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
 MEMORY_BUDGET = "VK_EXT_memory_budget"
 EXECUTABLES = "VK_KHR_pipeline_executable_properties"
 SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_properties"
+PORTABILITY = "VK_KHR_portability_subset"  # to be enabled where a device has it
 WAVE = 32  # lanes of a subgroup where the device lets one choose
+SUBGROUPS = (8, 16, 32, 64)  # lanes that kernels are written for
 SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before what is waited for
 FLOAT16, FLOAT32, SUBGROUP_SCOPE = 0, 1, 3
@@ -138,18 +148,13 @@ def _candidate(lib: Library, index: int, handle: int) -> Candidate:
     properties.chain(p12)
     lib.vkGetPhysicalDeviceProperties2(handle, byref(properties))
     p = properties.properties
-    missing = []
     if p.apiVersion < vk.API_1_3:
-        missing.append(f"Vulkan 1.3 (it has 1.{p.apiVersion >> 12 & 0x3FF})")
+        missing = [f"Vulkan 1.3 (it has 1.{p.apiVersion >> 12 & 0x3FF})"]
     else:
-        missing += sorted(NEEDED - _features(lib, handle))
-        p11 = vk.Properties11()
-        properties.chain(p11)
+        p11, p13 = vk.Properties11(), vk.Properties13()
+        properties.chain(p11).chain(p13)
         lib.vkGetPhysicalDeviceProperties2(handle, byref(properties))
-        if p11.operations & SUBGROUP_BASIC_OPERATIONS != SUBGROUP_BASIC_OPERATIONS:
-            missing.append("arithmetic and shuffles within a subgroup")
-    if p.limits.maxPushConstantsSize < MAX_PUSH_BYTES:
-        missing.append(f"{MAX_PUSH_BYTES} bytes of push constants")
+        missing = _missing(_features(lib, handle), p.limits, p11, p13)
     return Candidate(
         index,
         handle,
@@ -158,6 +163,35 @@ def _candidate(lib: Library, index: int, handle: int) -> Candidate:
         f"{p12.driverName.decode(errors='replace')} {p12.driverInfo.decode(errors='replace')}",
         tuple(missing),
     )
+
+
+def _missing(has: set[str], limits: Any, p11: Any, p13: Any) -> list[str]:
+    """What kernels need of a device and these features and properties do not have."""
+    lanes, chosen = _subgroup(has, p11, p13)
+    threads = min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0])
+    if chosen:
+        threads = min(threads, lanes * p13.maxSubgroups)
+    operations = p11.operations & SUBGROUP_BASIC_OPERATIONS
+    wanted = {
+        "arithmetic and shuffles within a subgroup": operations == SUBGROUP_BASIC_OPERATIONS,
+        f"subgroups of 8, 16, 32 or 64 lanes (it has {lanes})": lanes in SUBGROUPS,
+        f"workgroups of {MAX_THREADS} threads (it has {threads})": threads >= MAX_THREADS,
+        f"{MAX_SHARED_BYTES} bytes of shared memory": (
+            limits.maxComputeSharedMemorySize >= MAX_SHARED_BYTES
+        ),
+        f"{MAX_PUSH_BYTES} bytes of push constants": (
+            limits.maxPushConstantsSize >= MAX_PUSH_BYTES
+        ),
+    }
+    return [*sorted(NEEDED - has), *(what for what, given in wanted.items() if not given)]
+
+
+def _subgroup(has: set[str], p11: Any, p13: Any) -> tuple[int, bool]:
+    """Lanes of a subgroup, and whether a pipeline has to ask for so many."""
+    if "subgroupSizeControl" in has and p13.requiredStages & vk.SHADER_STAGE_COMPUTE:
+        lanes = min(max(WAVE, p13.minSubgroupSize), p13.maxSubgroupSize)
+        return lanes, p13.minSubgroupSize < p13.maxSubgroupSize
+    return p11.subgroupSize, False
 
 
 def _features(lib: Library, handle: int) -> set[str]:
@@ -201,6 +235,12 @@ class Device:
         kind = vk.SemaphoreType(kind=vk.SEMAPHORE_TIMELINE)
         self.timeline = self.create("vkCreateSemaphore", vk.SemaphoreCreateInfo().chain(kind))
         self._semaphores = (c_uint64 * 1)(self.timeline)
+        atexit.register(self._finish)
+
+    def _finish(self) -> None:
+        """When Python ends. Nothing is freed then, for other threads may still use it."""
+        with suppress(ZincError):
+            self.idle()
 
     def create(self, call: str, info: Any) -> int:
         """The handle that a vkCreate... or vkAllocate... call gives."""
@@ -280,7 +320,7 @@ class Device:
 
     def _read_properties(self) -> None:
         lib, physical = self._lib, self._physical
-        self.extensions = _extensions(lib, physical)
+        self.extensions = extensions(lib, physical)
         properties, p11, p13 = vk.Properties2(), vk.Properties11(), vk.Properties13()
         sms, cores = vk.SMBuiltins(), vk.ShaderCores()
         properties.chain(p11).chain(p13)
@@ -295,12 +335,8 @@ class Device:
         self.timestamp_s = p.limits.timestampPeriod * 1e-9
         self.max_allocation = min(p11.maxMemoryAllocationSize, p13.maxBufferSize or 1 << 62)
         has = _features(lib, physical)
-        sized = "subgroupSizeControl" in has and p13.requiredStages & vk.SHADER_STAGE_COMPUTE
-        if sized:
-            subgroup = min(max(WAVE, p13.minSubgroupSize), p13.maxSubgroupSize)
-        else:
-            subgroup = p11.subgroupSize
-        self.sets_subgroup_size = bool(sized and p13.minSubgroupSize < p13.maxSubgroupSize)
+        subgroup, self.sets_subgroup_size = _subgroup(has, p11, p13)
+        self.fills_subgroups = "computeFullSubgroups" in has
         units = sms.count or cores.engines * cores.arrays * cores.units
         if not units:
             units = os.cpu_count() or 1 if p.kind == vk.CPU_DEVICE else 16
@@ -358,7 +394,7 @@ class Device:
             for name, at in table.items():
                 flags[at] = name in self.enabled
             info.chain(struct)
-        names = []
+        names = [PORTABILITY] if PORTABILITY in self.extensions else []
         if self.features.cooperative_matrix:
             names.append(COOPERATIVE_MATRIX)
             info.chain(vk.CooperativeMatrixFeatures(matrix=1))
@@ -384,6 +420,11 @@ class CommandBuffer:
 
     def __init__(self, device: Device, max_stamps: int = 0) -> None:
         f, self.queries = device.vk, 0
+        if max_stamps and not device.timestamp_bits:
+            raise UnsupportedError(
+                f"kernels cannot be timed on {device.candidate.name}",
+                "its queue writes no timestamps",
+            )
         flags = vk.CommandPoolCreateInfo(flags=vk.POOL_RESET, family=device.family)
         pool = device.create("vkCreateCommandPool", flags)
         handle = c_uint64()
@@ -406,7 +447,8 @@ class CommandBuffer:
             signals=addressof(self._timeline),
         ).chain(self._values)
         self.submission = addressof(self._info)
-        weakref.finalize(self, _free, device, pool, self.queries, self.submitted)
+        freed = weakref.finalize(self, _free, device, pool, self.queries, self.submitted)
+        freed.atexit = False
 
 
 def _free(device: Device, pool: int, queries: int, submitted: c_uint64) -> None:
@@ -418,7 +460,7 @@ def _free(device: Device, pool: int, queries: int, submitted: c_uint64) -> None:
         device.vk.vkDestroyQueryPool(device.handle, queries, None)
 
 
-def _extensions(lib: Library, physical: int) -> frozenset[str]:
+def extensions(lib: Library, physical: int) -> frozenset[str]:
     count = c_uint32()
     lib.vkEnumerateDeviceExtensionProperties(physical, None, byref(count), None)
     found = (vk.ExtensionProperties * count.value)()

@@ -17,6 +17,8 @@ from zinc.ops.graph import Constant, Dim, KVState, RecurrentState, Weight
 from zinc.quant.blocks import GGMLType
 
 MAX_PUSH_BYTES = 128  # what every Vulkan device has
+MAX_GROUPS = 65535  # of a dispatch in one direction, likewise
+MAX_THREADS, MAX_SHARED_BYTES = 1024, 32768  # of a workgroup: no kernel asks for more unasked
 SMALLEST_KEYS = 256  # of a bucket
 TILE, NARROW = 16, 8  # sides of tiles that subgroups multiply
 

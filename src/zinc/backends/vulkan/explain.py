@@ -14,7 +14,7 @@ from ctypes import addressof, byref, c_uint32
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.backends.vulkan.device import EXECUTABLES, Candidate, Device
+from zinc.backends.vulkan.device import EXECUTABLES, Candidate, Device, extensions
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import Library
 from zinc.core.errors import DeviceError
@@ -32,13 +32,12 @@ class Explanation:
 
 def open_explaining(lib: Library, candidate: Candidate) -> Device:
     """A device of its own for pipelines to be explained. Raises DeviceError."""
-    device = Device(lib, candidate, explains=True)
-    if EXECUTABLES not in device.extensions:
+    if EXECUTABLES not in extensions(lib, candidate.handle):
         raise DeviceError(
             f"the driver of {candidate.name} does not explain its pipelines",
             f"it lacks {EXECUTABLES}",
         )
-    return device
+    return Device(lib, candidate, explains=True)
 
 
 def explain(lib: Library, device: Device, pipeline: int) -> Explanation:

@@ -32,6 +32,8 @@ STAGING_BYTES = 32 << 20
 SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 20, 256 << 20  # of slices that nobody announced
 _LOCAL, _VISIBLE = vk.MEMORY_DEVICE_LOCAL, vk.MEMORY_HOST_VISIBLE
 _COHERENT, _CACHED = vk.MEMORY_HOST_COHERENT, vk.MEMORY_HOST_CACHED
+# Types with others are for extensions alone: protected, lazily allocated, uncached memory.
+_ORDINARY = _LOCAL | _VISIBLE | _COHERENT | _CACHED
 
 
 class Kind(Enum):
@@ -66,7 +68,9 @@ class Memory:
         able = [
             (i, properties.types[i])
             for i in range(properties.nTypes)
-            if allowed >> i & 1 and properties.types[i].flags & needed == needed
+            if allowed >> i & 1
+            and properties.types[i].flags & needed == needed
+            and not properties.types[i].flags & ~_ORDINARY
         ]
         if not able:
             raise MemoryLimitError(
@@ -119,7 +123,7 @@ class Memory:
         view = None if mapped is None else np.ctypeslib.as_array(mapped)
         buffer = Buffer(handle, address, size, view)
         # Arrays over mapped memory may outlive the buffer.
-        weakref.finalize(mapped or buffer, _free, device, handle, memory)
+        weakref.finalize(mapped or buffer, _free, device, handle, memory).atexit = False
         return buffer
 
     def _map(self, memory: int, size: int) -> Any:
@@ -248,9 +252,9 @@ class Staging:
 
     def _turn(self) -> tuple[int, Buffer]:
         if not self._buffers:
-            for _ in range(2):
-                self._buffers.append(self._memory.buffer(STAGING_BYTES, Kind.DOWNLOAD))
-                self._commands.append(CommandBuffer(self._device))
+            buffers = [self._memory.buffer(STAGING_BYTES, Kind.DOWNLOAD) for _ in range(2)]
+            self._commands = [CommandBuffer(self._device) for _ in range(2)]
+            self._buffers = buffers
         i, self._next = self._next, 1 - self._next
         self._device.wait(self._busy[i])
         return i, self._buffers[i]

@@ -16,6 +16,7 @@ from typing import Protocol
 from zinc.backends.api import Launch, Plan, Ref
 from zinc.backends.vulkan.dispatch import (
     LOWERINGS,
+    MAX_GROUPS,
     MAX_PUSH_BYTES,
     Addresses,
     Bucket,
@@ -116,7 +117,13 @@ def lowered(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         ) from error
     for dispatch in dispatches:
         assert len(dispatch.push) <= MAX_PUSH_BYTES, f"{launch.kernel} pushes too much"
-        assert max(dispatch.groups[1:]) < 1 << 16, f"{launch.kernel} has too large a grid"
+        if max(dispatch.groups) > MAX_GROUPS:
+            raise UnsupportedError(
+                f"the Vulkan backend cannot run {launch.label or 'this model'}",
+                f"{launch.kernel} needs {max(dispatch.groups)} workgroups in one direction, and "
+                f"devices need not have more than {MAX_GROUPS}",
+                "choose another backend with --backend",
+            )
     return [d for d in dispatches if min(d.groups) > 0]
 
 

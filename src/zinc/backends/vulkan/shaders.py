@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 import threading
@@ -38,6 +39,7 @@ OPTIONS = (
     *("-target", "spirv", "-profile", "spirv_1_5", "-O0"),
     *("-entry", "main", "-stage", "compute", "-matrix-layout-row-major"),
 )
+EXECUTION_MODE, LOCAL_SIZE = 16, 17  # of SPIR-V: how a workgroup's size is said
 COMPILE_TIMEOUT_S = 120.0
 Progress = Callable[[int, int], None]
 
@@ -99,6 +101,17 @@ def spirv(shader: Shader, folder: Path | None = None) -> bytes:
     code = _compile(shader)
     save(kept, code)
     return code
+
+
+def threads(code: bytes) -> int:
+    """Threads of a workgroup of this SPIR-V in the first direction, 1 when it does not say."""
+    words = struct.unpack_from(f"<{len(code) // 4}I", code)
+    at = 5
+    while at < len(words) and words[at] >> 16:
+        if words[at] & 0xFFFF == EXECUTION_MODE and words[at + 2] == LOCAL_SIZE:
+            return int(words[at + 3])
+        at += words[at] >> 16
+    return 1
 
 
 def save(path: Path, data: bytes) -> None:
@@ -202,6 +215,8 @@ class Pipelines:
         stage = vk.ShaderStageCreateInfo(
             stage=vk.SHADER_STAGE_COMPUTE, module=module, name=addressof(name)
         )
+        if device.fills_subgroups and threads(code) % device.features.subgroup == 0:
+            stage.flags = vk.STAGE_FLAG_FULL_SUBGROUPS
         if device.sets_subgroup_size:
             stage.chain(vk.RequiredSubgroupSize(size=device.features.subgroup))
         kept = vk.PIPELINE_KEEP_STATISTICS | vk.PIPELINE_KEEP_TEXT if device.explains else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zinc.backends.vulkan.dispatch import Features
+from zinc.backends.vulkan.dispatch import MAX_GROUPS, Features
 
 FEW = 8  # rows of x that one pass over the weights serves
 # The same in every step of a batch-invariant backend: a decoded token takes no more reads of the
@@ -74,6 +74,13 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int, weights: int = 
     while split < waves and rows * split < enough and units >= 2 * split * features.subgroup:
         split *= 2
     return Tile(waves, split, per_wave, batch)
+
+
+def within_grid(tile: Tile, rows: int) -> Tile:
+    """The tile with so many rows a wave that workgroups for all rows are no more than allowed."""
+    while rows > tile.tile * MAX_GROUPS:
+        tile = replace(tile, rows=2 * tile.rows)
+    return tile
 
 
 def are_few(features: Features, n_x: int) -> bool:

@@ -106,6 +106,7 @@ class Product:
             tile = tiles.blocks(at.features, units, n_x, weights)
         else:
             tile = tiles.mat_vec(at.features, n_rows * self.planes, units, n_x, weights)
+        tile = tiles.within_grid(tile, n_rows)
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
         return Dispatch(Shader("matvec", (*defines, *tile.defines)), push, groups, waits)
 

@@ -50,13 +50,21 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             "they must be a multiple of 16 wide",
             "choose another backend with --backend",
         )
+    rows = 1 if bucket.tokens == 1 and not at.features.batch_invariant else DELTA_ROWS
+    shared = rows * (8 * k_dim + 4 * DELTA_COLS + 8)  # keys and queries, values, gates
+    if shared > at.features.shared_bytes:
+        raise UnsupportedError(
+            f"this device has no room for the delta rule with keys of {k_dim}",
+            f"it takes {shared} bytes of shared memory, and there are {at.features.shared_bytes}",
+            "choose another backend with --backend",
+        )
     shader = Shader(
         "delta_rule",
         (
             ("COLS", DELTA_COLS),
             ("GROUPED", attrs["grouped"]),
             ("K_DIM", k_dim),
-            ("ROWS", 1 if bucket.tokens == 1 and not at.features.batch_invariant else DELTA_ROWS),
+            ("ROWS", rows),
             ("SHARE", 8 if k_dim % 32 == 0 else 4),
             ("VECTORS", in_vectors(at, qkv)),
             ("V_DIM", v_dim),

@@ -18,6 +18,7 @@ from zinc.backends.vulkan.vk import types as vk
 from zinc.core.errors import DeviceError, MemoryLimitError
 
 Function = Callable[..., Any]
+PORTABILITY = b"VK_KHR_portability_enumeration"  # without it loaders hide MoltenVK
 
 _KINDS: dict[str, Any] = {"h": c_uint64, "p": c_void_p, "u": c_uint32, "q": c_uint64, "f": c_float}
 
@@ -154,6 +155,10 @@ class Library:
         )
         application = vk.ApplicationInfo(apiVersion=vk.API_1_3)
         info = vk.InstanceCreateInfo(application=ctypes.addressof(application))
+        names = (ctypes.c_char_p * 1)(PORTABILITY)
+        if PORTABILITY in self._extensions():
+            info.flags, info.nExtensions = vk.ENUMERATE_PORTABILITY, 1
+            info.extensions = ctypes.addressof(names)
         handle = c_uint64()
         result = create(ctypes.byref(info), None, ctypes.byref(handle))
         if result < 0:
@@ -163,6 +168,15 @@ class Library:
                 "install the driver of your GPU (Mesa: package mesa-vulkan-drivers)",
             )
         return handle.value
+
+    def _extensions(self) -> set[bytes]:
+        """Those of instances."""
+        address = self._get(0, b"vkEnumerateInstanceExtensionProperties")
+        get, count = _function(address, "!ppp", "extensions of an instance"), c_uint32()
+        get(None, ctypes.byref(count), None)
+        found = (vk.ExtensionProperties * count.value)()
+        get(None, ctypes.byref(count), ctypes.byref(found))
+        return {extension.name for extension in found[: count.value]}
 
 
 class Functions:

@@ -187,6 +187,7 @@ FEATURES_12 = {
 }
 FEATURES_13 = {
     "subgroupSizeControl": 7,
+    "computeFullSubgroups": 8,
     "shaderIntegerDotProduct": 13,
     "maintenance4": 14,
 }
@@ -238,3 +239,4 @@ STAGE_FLAG_FULL_SUBGROUPS = 2
 SEMAPHORE_TIMELINE = 1
 KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
 CPU_DEVICE = 4
+ENUMERATE_PORTABILITY = 1  # flag of an instance
