@@ -41,6 +41,7 @@ def test_defaults_are_valid_and_draw():
         ("dry_multiplier", -0.5),
         ("dry_allowed_length", -1),
         ("dry_penalty_last_n", 1.0),
+        ("stop", ("x" * 4096, "y")),
         ("dry_sequence_breakers", ("x" * 41,)),
         ("dry_sequence_breakers", tuple(f"x{i}" for i in range(33))),
         ("dry_sequence_breakers", ("",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -235,6 +236,23 @@ def test_what_was_evicted_from_memory_stays_on_disk(tmp_path):
     assert len(pool.tree) <= 4
     write(tmp_path, [[i] * 8 for i in range(1, 7)], limit_bytes=1 << 20)
     assert read(tmp_path)[1] == 48
+
+
+def test_what_somebody_removed_is_written_again_when_it_is_used(tmp_path):
+    pool = new_pool()
+    disk = DiskCache(tmp_path, "key", pool)
+    for ids in CONVERSATIONS:
+        run(pool, ids)
+    disk.flush()
+    shutil.rmtree(tmp_path / "key")
+    for _ in range(2):  # it is missed, and then written
+        for ids in CONVERSATIONS:
+            run(pool, [*ids, 99])
+        disk.flush()
+    disk.close()
+    found, n_tokens = read(tmp_path)
+    assert n_tokens == N_TOKENS + len(CONVERSATIONS)
+    assert len(found.tree) == len(pool.tree)
 
 
 def test_no_folder_is_no_trouble(tmp_path, caplog):

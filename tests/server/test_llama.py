@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
+from typing import Any
 
 import pytest
 from serving import MODEL, WEATHER, Running
 
 from zinc import LLM, SamplingParams, __version__
+from zinc.server import llama
 from zinc.server.infill import IndentReader
+from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import FillMarks
 
 PROMPT = "Once upon a time"
@@ -246,6 +250,34 @@ def test_tokens(server: Running, llm: LLM):
     plain = server.post("/tokenize", {**special, "parse_special": False}).json["tokens"]
     assert len(plain) > 1
     assert server.post("/detokenize", {"tokens": [10**9]}).status == 400
+
+
+@pytest.mark.parametrize("n_tokens", [0, 1, 4096, 4097, 9000])
+def test_many_tokens_are_listed_and_joined_beside_the_event_loop(
+    server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch, n_tokens: int
+) -> None:
+    """Where they would hold up every stream."""
+    decode, threads = Tokenizer.decode, set[str]()
+
+    def noting_piece(tokenizer: Tokenizer, id: int) -> str:
+        threads.add(threading.current_thread().name)
+        return tokenizer.decode([id])
+
+    def noting(*args: Any, **more: Any) -> str:
+        threads.add(threading.current_thread().name)
+        return decode(*args, **more)
+
+    monkeypatch.setattr(llama, "_piece", noting_piece)
+    monkeypatch.setattr(Tokenizer, "decode", noting)
+    (fox,) = llm.tokenizer.encode(" a", add_special=False)
+    text = " a" * n_tokens
+    assert server.post("/tokenize", {"content": text}).json == {"tokens": [fox] * n_tokens}
+    found = server.post("/tokenize", {"content": text, "with_pieces": True}).json["tokens"]
+    assert found == [{"id": fox, "piece": " a"}] * n_tokens
+    assert server.post("/detokenize", {"tokens": [fox] * n_tokens}).json == {"content": text}
+    event_loop = server.call(lambda: threading.current_thread().name)
+    assert threads
+    assert event_loop not in threads
 
 
 def test_apply_template(server: Running, llm: LLM):

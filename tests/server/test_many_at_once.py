@@ -14,6 +14,7 @@ import pytest
 from serving import MODEL, PATIENCE_S, Running, running, wait_for
 
 import zinc.llm
+from zinc import LLM
 from zinc.engine.sequence import Sequence
 
 PROMPTS = [
@@ -187,7 +188,40 @@ def test_the_queue_is_bounded():
         assert many.status == 400
 
 
-def test_a_failed_step_fails_its_requests_and_not_the_server(server: Running, caplog):
+def test_more_answers_than_there_is_room_for_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A grammar for each of thousands takes minutes."""
+    made: list[object] = []
+    monkeypatch.setattr(LLM, "constraint", lambda *args: made.append(args))
+    several = {"prompt": ["x"] * 2, "grammar": 'root ::= "y"'}
+    with running(max_waiting=10) as server:
+        for path, fields in (
+            ("/v1/completions", {**several, "n": 64}),
+            ("/completion", {**several, "n_cmpl": 64}),
+            (
+                "/v1/chat/completions",
+                {
+                    "messages": [{"role": "user", "content": "x"}],
+                    "response_format": {"type": "json_object"},
+                    "n": 128,
+                },
+            ),
+        ):
+            found = server.post(path, fields)
+            assert found.status == 400
+            assert "asks for 128 answers" in found.json["error"]["message"]
+    assert not made
+
+
+class Panic(BaseException):
+    """As that of a library in Rust, which is no Exception."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+def test_a_failed_step_fails_its_requests_and_not_the_server(
+    server: Running, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+) -> None:
     (model,) = server.call(lambda: server.application.pool.loaded)
     engine = model.llm.engine
     step, calls = engine.step, []
@@ -195,7 +229,7 @@ def test_a_failed_step_fails_its_requests_and_not_the_server(server: Running, ca
     def fail() -> object:
         calls.append(1)
         if len(calls) == 5:
-            raise RuntimeError("the secret cause")
+            raise kind("the secret cause")
         return step()
 
     engine.step = fail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import threading
 import time
 import weakref
@@ -203,6 +204,18 @@ def test_a_pool_that_is_closed_begins_no_load(monkeypatch: pytest.MonkeyPatch):
     assert len(loads) == 1
 
 
+def test_shutdown_tells_those_who_wait_for_a_model(monkeypatch: pytest.MonkeyPatch):
+    with running(models=(ALICE, BOB), grace_s=0.2) as server, ThreadPoolExecutor(1) as pool:
+        with slow_loading(monkeypatch):
+            answer = pool.submit(server.post, "/v1/chat/completions", {**HELLO, "model": "bob"})
+            wait_for(lambda: states(server)["bob"] == "loading")
+            server.server.should_exit = True
+            found = answer.result(PATIENCE_S)
+        assert found.status == 503
+        assert "the server is shutting down" in found.json["error"]["message"]
+        assert found.headers["retry-after"]
+
+
 def test_a_load_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch):
     """Weights that were uploaded by then are not held by what is known of the failure."""
 
@@ -264,6 +277,18 @@ def test_a_file_that_is_no_model(tmp_path: Path):
         assert server.get("/health").status == 503
     with pytest.raises(FormatError), running(models=(ModelSource("x", tmp_path / "none.gguf"),)):
         pass
+
+
+def test_a_file_that_is_taken_away_is_one_models_trouble(tmp_path: Path):
+    """The others are listed and answer."""
+    file = tmp_path / "model.gguf"
+    shutil.copyfile(EMBEDDED_MODEL, file)
+    with running(models=(ALICE, ModelSource("gone", file))) as server:
+        file.unlink()
+        assert states(server) == {"alice": "loaded", "gone": "unloaded"}
+        found = server.post("/v1/chat/completions", {**HELLO, "model": "gone"})
+        assert found.json["error"]["code"] == "model_load_failed"
+        assert server.post("/v1/chat/completions", HELLO).status == 200
 
 
 def test_a_model_without_a_template_says_so():

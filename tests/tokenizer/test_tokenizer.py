@@ -1,5 +1,8 @@
 """Roles, special tokens, decoding and damaged metadata."""
 
+import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -194,6 +197,28 @@ def test_embedded_model():
 
 
 # -- damage ---------------------------------------------------------------------------------------
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    """Else a prompt of a megabyte would hold up every stream of a server."""
+    path = Path(zinc.__file__).parent / "data" / "zinc-demo-30m-q4_k_m.gguf"
+    tokenizer = Tokenizer.from_gguf(path)
+    turns, done = [time.perf_counter()], threading.Event()
+
+    def take_turns():
+        while not done.wait(0.001):
+            turns.append(time.perf_counter())
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    begin = time.perf_counter()
+    ids = tokenizer.encode("The fox ran home.\n" * 20_000)
+    end = time.perf_counter()
+    done.set()
+    other.join()
+    waits = [min(b, end) - max(a, begin) for a, b in pairwise([*turns, end])]
+    assert max(waits) < (end - begin) / 2
+    assert ids == tokenizer.encode("The fox ran home.\n") * 20_000
 
 
 def test_unknown_pretokenizer_is_named():

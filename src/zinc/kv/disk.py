@@ -54,6 +54,7 @@ class DiskCache:
         self._tails: dict[bytes, dict[bytes, str]] = {}  # by parent and tokens
         self._jobs: deque[tuple[Future[None], int]] = deque()
         self._waiting_bytes = 0
+        self._lost: deque[str] = deque()  # files that somebody else has removed
         self._failed = False
         self._writer = ThreadPoolExecutor(1, "zinc-cache")
         self._touched = pool.tree.watch()
@@ -69,6 +70,8 @@ class DiskCache:
     def collect(self, limit_bytes: int = STEP_BYTES) -> None:
         """Hands over what the tree gained, parents first: about `limit_bytes` of it."""
         self._settle()
+        while self._lost:  # to be written again when their text is used next
+            self._drop(self._lost.popleft())
         taken, used = 0, list[str]()
         while self._touched and taken < limit_bytes and self._waiting_bytes < MAX_WAITING_BYTES:
             node, _ = self._touched.popitem(last=False)
@@ -174,8 +177,8 @@ class DiskCache:
         for name in names:
             try:
                 os.utime(self.folder / name)
-            except FileNotFoundError:  # another process found it too old
-                continue
+            except FileNotFoundError:  # another process found it too old, or the folder is gone
+                self._lost.append(name)
 
     def _do(self, n_bytes: int, job: Callable[[], None]) -> None:
         self._waiting_bytes += n_bytes

@@ -81,7 +81,7 @@ class OutputConfig(Fields):
 
 
 class ContextManagement(Fields):
-    edits: list[dict[str, Any]] | None = None
+    edits: Annotated[list[dict[str, Any]], FirstError()] | None = None
 
 
 class PromptFields(Fields):
@@ -90,7 +90,7 @@ class PromptFields(Fields):
     messages: Annotated[list[AnthropicMessage], FirstError()]
     model: str | None = None
     system: str | Blocks | None = None
-    tools: list[AnthropicTool] | None = None
+    tools: Annotated[list[AnthropicTool], FirstError()] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -169,6 +169,7 @@ async def start(model: LoadedModel, request: ChatRequest, client: str = "") -> l
 
     Raises ApiError: 400 for what cannot be done, context_length_exceeded, 429 when busy.
     """
+    model.runner.check_room(request.n)
     prompt = await asyncio.to_thread(render, model, request)
     if len(prompt.ids) >= model.context:
         raise context_exceeded(len(prompt.ids), model.context, request.param)

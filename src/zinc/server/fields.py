@@ -28,7 +28,10 @@ MAX_TOP_LOGPROBS = 20
 _RANDOM_SEEDS = (-1, 0xFFFFFFFF)  # what llama.cpp's clients send for "a new one each time"
 
 Tokens = Annotated[list[int], FirstError()]
-StopField = str | Annotated[list[str], FirstError(), Field(max_length=64)] | None
+Strings = Annotated[list[str], FirstError()]
+StopField = str | Annotated[Strings, Field(max_length=64)] | None
+# The numbers are checked by `biases`, which stops at the first that is wrong.
+BiasField = dict[str, Any] | None
 
 
 class SamplingFields(Fields):
@@ -53,8 +56,8 @@ class SamplingFields(Fields):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    samplers: list[str] | None = None
+    dry_sequence_breakers: Strings | None = None
+    samplers: Strings | None = None
     min_keep: int | None = None
     ignore_eos: bool | None = None
     context_shift: int | None = Field(
@@ -195,7 +198,7 @@ def sampling_params(
         raise invalid(param, error.what.replace(own, param, 1), error.why) from None
 
 
-def biases(value: Mapping[str, float] | None) -> dict[int, float]:
+def biases(value: Mapping[str, Any] | None) -> dict[int, float]:
     """OpenAI's `logit_bias`: a mapping of token ids, as JSON keys, to numbers."""
     found: dict[int, float] = {}
     for key, bias in (value or {}).items():
@@ -203,6 +206,9 @@ def biases(value: Mapping[str, float] | None) -> dict[int, float]:
             raise invalid(
                 "logit_bias", f"logit_bias has the key {key[:40]!r}", "keys are token ids"
             )
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            name = f"logit_bias.{key}"
+            raise invalid(name, f"{name} is not valid", "a bias is a number")
         found[int(key)] = float(bias)
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -30,6 +30,7 @@ from zinc.server.fields import (
     QueueFields,
     SamplingFields,
     StopField,
+    Strings,
     Tokens,
     constraint_of,
     constraints,
@@ -37,7 +38,7 @@ from zinc.server.fields import (
     telemetry_of,
     with_seed,
 )
-from zinc.server.http import JSONAnswer, event, merge
+from zinc.server.http import JSONAnswer, encode_json, event, merge
 from zinc.server.infill import Chunk, IndentReader, fill_prompt
 from zinc.server.openai_chat import ChatFields, to_request
 from zinc.server.openai_shapes import (
@@ -57,6 +58,7 @@ from zinc.server.text import PlainText, plain_text
 from zinc.tokenizer import Tokenizer
 
 _ONE_MODEL = "the first one that the server has, unless it is named"
+_LISTED_TOKENS = 4096
 
 
 class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
@@ -73,7 +75,7 @@ class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
     n_probs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     return_tokens: bool | None = None
     t_max_predict_ms: int | None = None
-    response_fields: list[str] | None = None
+    response_fields: Strings | None = None
     n_indent: int | None = Field(
         None,
         ge=0,
@@ -162,6 +164,7 @@ async def _complete(
         reader = partial(IndentReader, model.tokenizer, params.stop, fields.n_indent or 0)
         deadline = (fields.t_max_predict_ms or 0) / 1000
         found = ids_of(model)
+        model.runner.check_room(n * len(found))
         held = iter(constraints(model, constraint, n * len(found)))
         breakers = model.llm.dry_breakers(params)
         return [
@@ -364,9 +367,22 @@ async def tokenize(service: Service, request: Request) -> Response:
         ids = await asyncio.to_thread(
             tokenizer.encode, fields.content, fields.add_special, fields.parse_special
         )
-        if not fields.with_pieces:
-            return JSONAnswer({"tokens": ids})
-        return JSONAnswer({"tokens": [{"id": i, "piece": _piece(tokenizer, i)} for i in ids]})
+        # A part at a time: one large list of megabytes of JSON would hold up every stream.
+        data = await asyncio.to_thread(
+            lambda: b"".join(_listed(ids, tokenizer if fields.with_pieces else None))
+        )
+    return Response(data, media_type="application/json")
+
+
+def _listed(ids: Sequence[int], pieces: Tokenizer | None) -> Iterator[bytes]:
+    """The answer of `/tokenize`."""
+    yield b'{"tokens":['
+    for at in range(0, len(ids), _LISTED_TOKENS):
+        part: list[Any] = list(ids[at : at + _LISTED_TOKENS])
+        if pieces is not None:
+            part = [{"id": i, "piece": _piece(pieces, i)} for i in part]
+        yield b"," * (at > 0) + encode_json(part)[1:-1]
+    yield b"]}"
 
 
 def _piece(tokenizer: Tokenizer, id: int) -> str | list[int]:
@@ -385,7 +401,8 @@ async def detokenize(service: Service, request: Request) -> Response:
             raise invalid(
                 "tokens", "tokens has an id that there is not", f"ids lie below {n_vocab}"
             )
-        return JSONAnswer({"content": model.tokenizer.decode(fields.tokens, skip_special=False)})
+        text = await asyncio.to_thread(model.tokenizer.decode, fields.tokens, False)
+        return JSONAnswer({"content": text})
 
 
 async def apply_template(service: Service, request: Request) -> Response:

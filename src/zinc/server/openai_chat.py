@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from zinc.chat.events import CallArguments, CallStart, Content, Reasoning
 from zinc.engine.sampling import Sampled
+from zinc.server.body import FirstError
 from zinc.server.chat import (
     ChatAnswer,
     ChatRequest,
@@ -31,12 +32,14 @@ from zinc.server.errors import invalid, unsupported
 from zinc.server.fields import (
     MAX_ANSWERS,
     MAX_TOP_LOGPROBS,
+    BiasField,
     ConstraintFields,
     LlamaFields,
     QueueFields,
     ResponseFormat,
     SamplingFields,
     StopField,
+    Strings,
     biases,
     constraint_of,
     sampling_params,
@@ -94,16 +97,16 @@ class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, Q
     max_completion_tokens: int | None = Field(None, ge=-1)
     n: int | None = None
     stop: StopField = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: BiasField = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], FirstError()] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     store: bool | None = None
     prediction: dict[str, Any] | None = Field(None, description="speeds up, if anything")
-    modalities: list[str] | None = None
+    modalities: Strings | None = None
     audio: dict[str, Any] | None = None
     functions: list[Any] | None = None
     function_call: Any = None

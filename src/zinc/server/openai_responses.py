@@ -28,6 +28,7 @@ from zinc.server.fields import (
     QueueFields,
     SamplingFields,
     StopField,
+    Strings,
     constraint_of,
     sampling_params,
     telemetry_of,
@@ -92,13 +93,13 @@ class ResponseFields(SamplingFields, ConstraintFields, LlamaFields, NeutralField
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    tools: list[ResponseTool] | None = None
+    tools: Annotated[list[ResponseTool], FirstError()] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    include: list[str] | None = None
+    include: Strings | None = None
     truncation: str | None = None
     max_tool_calls: int | None = Field(None, description="bounds tools that run here: none do")
     stop: StopField = None

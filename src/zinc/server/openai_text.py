@@ -26,6 +26,7 @@ from zinc.server.body import FirstError
 from zinc.server.errors import invalid, unsupported
 from zinc.server.fields import (
     MAX_ANSWERS,
+    BiasField,
     Constraint,
     ConstraintFields,
     LlamaFields,
@@ -84,7 +85,7 @@ class CompletionFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFie
         None, description="the text behind the answer, for models that fill gaps"
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: BiasField = None
     response_format: ResponseFormat | None = None
 
 
@@ -102,6 +103,7 @@ def jobs_of(
     """`n` jobs for each prompt, which is `scored` when its own probabilities are wanted."""
     if suffix and model.tokenizer.fill is None:
         raise unsupported("suffix", "this model has no marks for the text around a gap")
+    model.runner.check_room(n * len(texts))
     reader = partial(PlainReader, model.tokenizer, params.stop)
     held = iter(constraints(model, constraint, n * len(texts)))
     breakers = model.llm.dry_breakers(params)

@@ -101,7 +101,7 @@ class Entry:
         self.users = 0
         self.last_used = time.monotonic()
         self.created = int(self.path.stat().st_mtime)
-        self.needed_bytes = file_bytes(self.path)
+        self.size_bytes = self.needed_bytes = file_bytes(self.path)
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of SamplingParams that its file recommends; reads it if it is not loaded."""
@@ -115,7 +115,7 @@ class Entry:
 
     def describe(self) -> dict[str, Any]:
         """Its row in `/v1/models`: OpenAI's fields, and what is known of its state."""
-        meta: dict[str, Any] = {"size": file_bytes(self.path)}
+        meta: dict[str, Any] = {"size": self.size_bytes}
         row: dict[str, Any] = {
             "id": self.source.name,
             "object": "model",
@@ -208,8 +208,11 @@ class ModelPool:
                 self._changed.notify_all()
 
     def abort(self, error: ApiError) -> None:
-        """Refuses new requests and ends those that run."""
+        """Refuses new requests and ends those that run or wait for a model."""
         self.closing = error
+        for entry in self.entries.values():
+            if entry.loading is not None:
+                entry.loading.cancel()
         for model in self.loaded:
             model.runner.fail_all(error)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from zinc.server.body import Fields
+from zinc.server.body import Fields, FirstError
 from zinc.server.errors import invalid, unsupported
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "tool_search")
@@ -24,7 +24,7 @@ class ResponseTool(Fields):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Annotated[list[ResponseTool], FirstError()] | None = None
 
 
 class ResponseTools:

@@ -255,16 +255,28 @@ class Runner:
 
         Raises ApiError: 429 when the queue is full, 503 when the server is going down.
         """
+        self.check_room(len(jobs))
+        generations = [Generation(self, job, client) for job in jobs]
+        for generation in generations:
+            self.live[generation] = None
+            self._commands.put(lambda g=generation: self._start(g))  # type: ignore[misc]
+        return generations
+
+    def check_room(self, n_jobs: int) -> None:
+        """Raises what `submit` would of so many jobs: before they are made, which takes time.
+
+        Safe in any thread.
+        """
         if self._closing is not None:
             raise self._closing
-        if len(jobs) > self.capacity:
+        if n_jobs > self.capacity:
             raise ApiError(
                 400,
-                f"the request asks for {len(jobs)} answers",
+                f"the request asks for {n_jobs} answers",
                 f"this server runs or queues {self.capacity}",
                 "ask for fewer at a time",
             )
-        if len(self.live) + len(jobs) > self.capacity:
+        if len(self.live) + n_jobs > self.capacity:
             raise ApiError(
                 429,
                 "the server is busy",
@@ -273,11 +285,6 @@ class Runner:
                 code="queue_full",
                 headers={"Retry-After": str(self._retry_after_s())},
             )
-        generations = [Generation(self, job, client) for job in jobs]
-        for generation in generations:
-            self.live[generation] = None
-            self._commands.put(lambda g=generation: self._start(g))  # type: ignore[misc]
-        return generations
 
     def cancel(self, generation: Generation) -> None:
         if self.live.pop(generation, "ended") is None:
@@ -328,7 +335,7 @@ class Runner:
             try:
                 if not self._turn():
                     return
-            except Exception as error:  # a bug: what runs fails, and the server goes on
+            except BaseException as error:  # a bug, or a panic: what runs fails, others go on
                 self._fail(_sequence_error(error))
 
     def _turn(self) -> bool:
@@ -467,7 +474,7 @@ def _is_whole_call(event: Event) -> bool:
     return isinstance(event, CallEnd) and event.complete
 
 
-def _sequence_error(error: Exception) -> ApiError:
+def _sequence_error(error: BaseException) -> ApiError:
     """Why one sequence failed, for its client."""
     match error:
         case ApiError():

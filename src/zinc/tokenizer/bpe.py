@@ -14,6 +14,8 @@ from zinc.tokenizer.pretokenizers import PreTokenizer
 from zinc.tokenizer.vocabulary import Vocabulary
 
 SPACE = "▁"
+# Longer text is encoded as a batch of one: that alone lets other threads run meanwhile.
+LONG_CHARACTERS = 4096
 
 
 class BytePairEncoder:
@@ -37,7 +39,11 @@ class BytePairEncoder:
     def encode(self, text: str) -> list[int]:
         if self._spaces:
             text = text.replace(" ", SPACE)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) <= LONG_CHARACTERS:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        else:
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         if self._missing is not None:
             ids = [id for id in ids if id != self._missing]
         return ids

@@ -31,6 +31,7 @@ GREEDY_BELOW = 1e-6
 
 MAX_BREAKER_CHARACTERS = 40
 MAX_BREAKERS = 32  # each is a walk over the vocabulary
+MAX_STOP_CHARACTERS = 4096  # in all: each is a state of what looks for them
 
 
 class _Range(NamedTuple):
@@ -139,6 +140,9 @@ class SamplingParams:
             raise _refused("ignore_eos", self.ignore_eos, "true or false")
         for name in ("stop", "dry_sequence_breakers", "samplers"):
             object.__setattr__(self, name, _strings(name, getattr(self, name)))
+        if sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:
+            allowed_text = f"strings of at most {MAX_STOP_CHARACTERS:,} characters in all"
+            raise _refused("stop", self.stop, allowed_text)
         if len(self.dry_sequence_breakers) > MAX_BREAKERS:
             allowed_text = f"at most {MAX_BREAKERS} strings"
             raise _refused("dry_sequence_breakers", self.dry_sequence_breakers, allowed_text)
