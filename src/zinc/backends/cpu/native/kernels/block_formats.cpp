@@ -366,16 +366,16 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
 
 #if defined(ZINC_HAS_AMX)
 
-// The rows pass a panel in groups. Each meets all sub-blocks of a tile, kLag products of registers on their
-// way before the first is stored, and then the sums are made floats. Values are signed here: the panel has
-// them less their offset.
-template <int kSub, bool kMins>
+// The rows pass a panel in groups. Each meets all sub-blocks of the tiles, the products of kLag turns on
+// their way before the first are stored, and then the sums are made floats. Values are signed here: the panel
+// has them less their offset.
+template <int kSub, bool kMins, int kTiles>
 [[gnu::noinline]] void multiply(const Panel* panels, int n_blocks, const TileMatmul& a, int64_t first,
                                 const tmul::RowGroups& groups, AheadOfPanels& ahead) {
-    constexpr int kSubs = 32 / kSub, kLag = 3;
+    constexpr int kSubs = 32 / kSub, kTurns = 4 / kTiles, kLag = kTurns - 1;
     const Q8Row row(Act::q8_32, a.cols);
     const int n_subs = n_blocks * kSubs;
-    tmul::Sums dots[8 * kSubs] = {};
+    tmul::Sums dots[kTiles][8 * kSubs] = {};
     float d[tmul::kMaxRows][8] = {}, s[tmul::kMaxRows][8] = {};  // of the group's rows, by block
     for (int group = 0; group < groups.count; ++group) {
         ahead.step();
@@ -385,21 +385,25 @@ template <int kSub, bool kMins>
             std::memcpy(d[i], x[i] + row.d + first * 4, sizeof d[i]);
             if constexpr (kMins) std::memcpy(s[i], x[i] + row.s + first * 4, sizeof s[i]);
         }
-        for (int r = 0; r < a.n_tiles; ++r) {
+        for (int sub = 0; sub < n_subs + kLag; sub += kTurns) {
+            unroll<kTurns>([&](auto j) {
+                constexpr int kOldest = (j + 1) % kTurns, kX = tmul::kX + j % 2;
+                if (sub + j < n_subs) {
+                    tmul::load<kX>(x.data + first * 32 + (sub + j) * kSub, x.stride);
+                    unroll<kTiles>([&](auto r) {
+                        constexpr int kSums = j * kTiles + r, kW = tmul::kWeights + kSums % 2;
+                        tmul::zero<kSums>();
+                        tmul::load<kW>(panels[r].u[(sub + j) * (kSub / 4)], 64);
+                        tmul::multiply<kSums, kX, kW, true>();
+                    });
+                }
+                if (sub + j >= kLag && sub + j < n_subs + kLag)
+                    unroll<kTiles>(
+                        [&](auto r) { tmul::store<kOldest * kTiles + r>(&dots[r][sub + j - kLag]); });
+            });
+        }
+        for (int r = 0; r < kTiles; ++r) {
             const Panel& panel = panels[r];
-            for (int sub = 0; sub < n_subs + kLag; sub += 4) {
-                unroll<4>([&](auto j) {
-                    constexpr int kOlder = (j + 4 - kLag) % 4, kPair = j % 2;
-                    if (sub + j < n_subs) {
-                        tmul::zero<j>();
-                        tmul::load<tmul::kX + kPair>(x.data + first * 32 + (sub + j) * kSub, x.stride);
-                        tmul::load<tmul::kWeights + kPair>(panel.u[(sub + j) * (kSub / 4)], 64);
-                        tmul::multiply<j, tmul::kX + kPair, tmul::kWeights + kPair, true>();
-                    }
-                    if (sub + j >= kLag && sub + j < n_subs + kLag)
-                        tmul::store<kOlder>(&dots[sub + j - kLag]);
-                });
-            }
             float* out = a.out + start * kOutStride + r * 16;
             F32x16 acc[tmul::kMaxRows];
             unroll<tmul::kMaxRows>([&](auto i) {
@@ -407,7 +411,7 @@ template <int kSub, bool kMins>
             });
             for (int b = 0; b < n_blocks; ++b) {
                 unroll<kSubs>([&](auto sub) {
-                    const tmul::Sums& from = dots[b * kSubs + sub];
+                    const tmul::Sums& from = dots[r][b * kSubs + sub];
                     const F32x16 scale = F32x16::load(panel.d[b * kSubs + sub]), m = F32x16::load(panel.m[b]);
                     unroll<tmul::kMaxRows>([&](auto i) {
                         acc[i] =
@@ -460,7 +464,11 @@ void matmul_amx(const TileMatmul& a) {
     for (int64_t b = 0; b < tiles.blocks; b += 8) {
         const int n = static_cast<int>(tiles.blocks - b < 8 ? tiles.blocks - b : 8);
         for (int r = 0; r < a.n_tiles; ++r) unpack<F, F::kOffset>(a.tile[r], tiles, b, n, panels[r]);
-        multiply<T::kSub, F::kMins>(panels, n, a, b, groups, ahead);
+        if (a.n_tiles == 2) {
+            multiply<T::kSub, F::kMins, 2>(panels, n, a, b, groups, ahead);
+        } else {
+            multiply<T::kSub, F::kMins, 1>(panels, n, a, b, groups, ahead);
+        }
     }
 }
 #endif
