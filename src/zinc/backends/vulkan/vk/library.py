@@ -35,8 +35,6 @@ _INSTANCE = {
 }
 _DEVICE = {
     "vkGetDeviceQueue": "huup",
-    "vkDeviceWaitIdle": "!h",
-    "vkDestroyDevice": "hp",
     "vkCreateBuffer": "!hppp",
     "vkDestroyBuffer": "hhp",
     "vkGetBufferMemoryRequirements": "hhp",
@@ -67,7 +65,6 @@ _DEVICE = {
     "vkDestroyQueryPool": "hhp",
     "vkGetQueryPoolResults": "!hhuuqpqu",
     "vkCreateSemaphore": "!hppp",
-    "vkDestroySemaphore": "hhp",
     "vkWaitSemaphores": "!hpq",
     "vkGetSemaphoreCounterValue": "!hhp",
     "vkQueueSubmit": "!huph",
