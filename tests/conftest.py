@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("zinc", deadline=None)
+settings.register_profile("zinc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("zinc")
 
 

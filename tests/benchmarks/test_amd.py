@@ -41,7 +41,6 @@ def tabulate(path: Path, *options: str) -> list[dict]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

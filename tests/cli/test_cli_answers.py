@@ -268,6 +268,8 @@ def test_a_message_that_is_too_long_is_left_out(llm, capsys):
 # -- chat on a terminal -------------------------------------------------------------------------
 
 
+PATIENCE_S = 300  # on a machine that has much else to do
+
 # A session of its own with this terminal, so that Ctrl-C becomes SIGINT.
 ON_TERMINAL = """
 import os, signal, sys
@@ -297,7 +299,7 @@ class Session:
     def send(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def expect(self, pattern: str, timeout_s: float = 60) -> str:
+    def expect(self, pattern: str, timeout_s: float = PATIENCE_S) -> str:
         """Reads until the pattern matches what came since the last match."""
         deadline = time.monotonic() + timeout_s
         while not (match := re.search(pattern, self.seen)):
@@ -312,7 +314,7 @@ class Session:
         for _ in range(20):
             self.send(key)
             with contextlib.suppress(AssertionError):
-                self.expect(pattern, timeout_s=3)
+                self.expect(pattern, timeout_s=10)
                 return
         pytest.fail(f"no {pattern!r} after {key!r}")
 
@@ -326,7 +328,7 @@ class Session:
         except OSError:  # Linux reports the end so
             return b""
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         # Whoever writes to a full terminal waits for us.
         deadline = time.monotonic() + timeout_s
         while data := self._read(deadline):

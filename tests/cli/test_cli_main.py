@@ -28,7 +28,6 @@ def python(*argv: str, **options) -> subprocess.CompletedProcess[str]:
         [sys.executable, *argv],
         capture_output=True,
         text=True,
-        timeout=120,
         env={**os.environ, "PYTHONPATH": path},
         **options,
     )
@@ -244,7 +243,6 @@ def test_a_full_disk_is_an_error(fixture_model):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
             env={**os.environ, "PYTHONPATH": str(SOURCE)},
         )
     assert done.returncode == 1
@@ -318,7 +316,6 @@ def test_debug_log_shows_where_an_error_came_from():
         [sys.executable, "-m", "zinc", "inspect", "/nonexistent"],
         capture_output=True,
         text=True,
-        timeout=60,
         env={**os.environ, "PYTHONPATH": path, "ZINC_LOG": "debug"},
     )
     assert done.returncode == 1

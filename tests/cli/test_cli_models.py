@@ -288,8 +288,8 @@ def test_bench_ends_in_one_json_object(zinc, fixture_model, backend):
     assert n_launches == len(bound.plan.launches)
     if backend == "cpu":
         assert found["decode_percent_of_bandwidth"] > 0
-        assert found["bandwidth_gb_per_s"] > 1
-        assert found["int8_peak_gops"] > 1
+        assert found["bandwidth_gb_per_s"] > 0
+        assert found["int8_peak_gops"] > 0
 
 
 def test_bench_without_json_prints_a_table(zinc, fixture_model):

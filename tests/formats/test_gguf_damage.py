@@ -292,7 +292,7 @@ def test_random_damage(valid, tmp_path):
     max_examples=400,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.binary(max_size=200), st.integers(0, 3), st.integers(0, 3))
 def test_random_headers(tmp_path, body, n_tensors, n_values):
@@ -319,7 +319,7 @@ arrays = st.one_of(
     max_examples=150,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.dictionaries(keys, scalars | arrays, max_size=8))
 def test_any_metadata_round_trips(tmp_path, metadata):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-import time
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -186,24 +186,20 @@ def test_version_2_is_read(tmp_path):
         assert list(file.tensors) == list(original.tensors)
 
 
-def test_a_large_vocabulary_opens_fast(tmp_path):
+def test_a_large_vocabulary_is_opened_without_reading_it(tmp_path):
     path = tmp_path / "vocabulary.gguf"
     with GGUFWriter(path) as writer:
         writer.add("tokenizer.ggml.tokens", [f"token{i}" for i in range(250_000)])
         writer.add("tokenizer.ggml.merges", [f"to ken{i}" for i in range(250_000)])
         writer.add("tokenizer.ggml.token_type", np.ones(250_000, np.int32))
-    best = min(_seconds_to_open(path) for _ in range(3))
-    assert best < 0.3
+    tracemalloc.start()
     with GGUFFile.open(path) as file:
+        taken_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert taken_bytes < 250_000
         tokens = file.array("tokenizer.ggml.tokens")
         assert tokens[249_999] == "token249999"
         assert file.array("tokenizer.ggml.merges").to_list()[-1] == "to ken249999"
-
-
-def _seconds_to_open(path: Path) -> float:
-    start = time.perf_counter()
-    GGUFFile.open(path).close()
-    return time.perf_counter() - start
 
 
 # Split models

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from serving import LOAD, Running, running
+from serving import LOAD, Brake, Running, running
 
 from zinc import LLM
 from zinc.engine.engine import Engine
@@ -38,6 +38,20 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
 
     monkeypatch.setattr(Engine, "cancel", noted)
     return found
+
+
+@pytest.fixture
+def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
+    """Holds every engine while a test wants it to, and no longer than the test."""
+    found, step = Brake(), Engine.step
+
+    def held(engine: Engine) -> list[Sequence]:
+        found.wait()
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", held)
+    yield found
+    found.release()
 
 
 @pytest.fixture(scope="session")

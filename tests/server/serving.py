@@ -47,6 +47,34 @@ def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S) -> No
     assert condition()
 
 
+class Brake:
+    """Holds engines before their steps, so that a test looks at an answer that is being made."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._n_steps: int | None = None  # that they may take; None: any number
+
+    def hold(self, n_steps: int = 0) -> None:
+        """Holds them after so many more steps."""
+        self._set(n_steps)
+
+    def release(self) -> None:
+        self._set(None)
+
+    def _set(self, n_steps: int | None) -> None:
+        with self._changed:
+            self._n_steps = n_steps
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """What an engine does before a step."""
+        with self._changed:
+            may_go_on = self._changed.wait_for(lambda: self._n_steps != 0, PATIENCE_S)
+            assert may_go_on, "nobody has released the brake"
+            if self._n_steps is not None:
+                self._n_steps -= 1
+
+
 @dataclass
 class Answer:
     status: int

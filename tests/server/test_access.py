@@ -246,7 +246,9 @@ def test_mutated_requests_never_fail_the_server(server: Running):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     st.sampled_from(sorted(BASES)),

@@ -8,14 +8,16 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from serving import MODEL, PATIENCE_S, Running, running, wait_for
+from serving import MODEL, PATIENCE_S, Brake, Running, running, wait_for
 
 import zinc.llm
 from zinc import LLM
 from zinc.engine.sequence import Sequence
+from zinc.server import main
 
 PROMPTS = [
     "Hello", "Tell me a story about a fox.", "What is 2 + 3?", "Who are you?",
@@ -37,6 +39,9 @@ def content(server: Running, i: int) -> str:
     return "".join(e["choices"][0]["delta"].get("content", "") for e in answer.events[:-1])
 
 
+BEGINNING = 8  # steps, with which an answer has begun
+
+
 def open_stream(server: Running, **more: object) -> socket.socket:
     """A connection on which a long answer has begun to stream."""
     story = [{"role": "user", "content": "Tell me a long story."}]
@@ -54,63 +59,76 @@ def open_stream(server: Running, **more: object) -> socket.socket:
     return connection
 
 
-def test_thirty_two_streams_that_come_and_go_equal_each_alone(server: Running):
+def wait_left(server: Running, brake: Brake) -> None:
+    """Waits until a client that has left is noticed in mid-answer, and nothing is left of it."""
+    wait_for(lambda: server.live() == 0)
+    brake.release()
+    server.wait_idle()
+
+
+def test_thirty_two_streams_that_come_and_go_equal_each_alone(server: Running, brake: Brake):
     """32 that are heard out and 12 that are cancelled, in a random order of arrival."""
     alone = [content(server, i) for i in range(16)]
     chance = random.Random(7)
     kinds = [i % 16 for i in range(32)] + [None] * 12
     chance.shuffle(kinds)
     delays_s = [chance.random() * 0.1 for _ in kinds]
-    most = 0
 
     def one(kind: int | None, delay_s: float) -> str | None:
-        nonlocal most
         time.sleep(delay_s)
         if kind is None:
             with open_stream(server, max_tokens=40):
-                most = max(most, server.live())
                 return None
         return content(server, kind)
 
+    brake.hold(BEGINNING)
     with ThreadPoolExecutor(len(kinds)) as pool:
-        found = list(pool.map(one, kinds, delays_s))
-    assert found == [None if kind is None else alone[kind] for kind in kinds]
-    assert most > 4
+        found = pool.map(one, kinds, delays_s)
+        wait_for(lambda: server.live() > 8)
+        brake.release()
+    assert list(found) == [None if kind is None else alone[kind] for kind in kinds]
 
 
-def test_a_client_that_leaves_frees_its_blocks(server: Running, cancelled: list[Sequence]):
+def test_a_client_that_leaves_frees_its_blocks(
+    server: Running, brake: Brake, cancelled: list[Sequence]
+) -> None:
     for _ in range(3):
-        connection = open_stream(server)
-        assert server.live() == 1
-        connection.close()
-        server.wait_idle()
+        brake.hold(BEGINNING)
+        with open_stream(server):
+            assert server.live() == 1
+        wait_left(server, brake)
     assert len(cancelled) == 3
 
 
-def test_a_client_that_resets_or_half_closes(server: Running, cancelled: list[Sequence]):
+def test_a_client_that_resets_or_half_closes(
+    server: Running, brake: Brake, cancelled: list[Sequence]
+) -> None:
+    brake.hold(BEGINNING)
     connection = open_stream(server)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()
-    server.wait_idle()
+    wait_left(server, brake)
+    brake.hold(BEGINNING)
     with open_stream(server) as connection:
         connection.shutdown(socket.SHUT_WR)
-        server.wait_idle()
+        wait_left(server, brake)
     assert len(cancelled) == 2
 
 
 def test_a_client_that_leaves_before_the_answer_is_whole(
-    server: Running, cancelled: list[Sequence]
+    server: Running, brake: Brake, cancelled: list[Sequence]
 ) -> None:
     body = json.dumps({"prompt": "x", "n_predict": 900, "ignore_eos": True}).encode()
     for path in (b"/completion", b"/v1/completions"):
         data = body.replace(b"n_predict", b"max_tokens") if path != b"/completion" else body
+        brake.hold(BEGINNING)
         with server.connect() as connection:
             connection.sendall(
                 b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
                 + str(len(data)).encode() + b"\r\n\r\n" + data
             )  # fmt: skip
             wait_for(lambda: server.live() == 1)
-        server.wait_idle()
+        wait_left(server, brake)
     assert len(cancelled) == 2
 
 
@@ -164,11 +182,14 @@ def test_breakers_are_found_beside_the_engine(
     assert "zinc-engine" not in threads
 
 
-def test_the_queue_is_bounded():
-    with running(max_waiting=0) as server:
+def test_the_queue_is_bounded(brake: Brake):
+    with running(max_waiting=0) as server, ExitStack() as streams:
         (model,) = server.call(lambda: server.application.pool.loaded)
         model.llm.engine.max_sequences = 2
-        with open_stream(server), open_stream(server):
+        for _ in range(2):
+            brake.hold(BEGINNING)
+            streams.enter_context(open_stream(server))
+        with streams:
             refused = server.post("/v1/chat/completions", fields(0))
             assert refused.status == 429
             assert int(refused.headers["retry-after"]) >= 1
@@ -178,11 +199,10 @@ def test_the_queue_is_bounded():
             assert server.post("/v1/messages", anthropic).json["error"]["type"] == (
                 "rate_limit_error"
             )
-            slots = server.get("/slots").json
-            assert [slot["is_processing"] for slot in slots] == [True, True]
+            wait_for(lambda: all(slot["is_processing"] for slot in server.get("/slots").json))
             assert server.get("/slots?fail_on_no_slot=1").status == 503
             assert server.get("/health").status == 200
-        server.wait_idle()
+        wait_left(server, brake)
         assert server.post("/v1/chat/completions", fields(0)).status == 200
         many = server.post("/v1/chat/completions", fields(0, n=3))
         assert many.status == 400
@@ -246,7 +266,7 @@ def test_a_failed_step_fails_its_requests_and_not_the_server(
 
 
 def test_a_bug_in_a_command_does_not_end_the_engine(
-    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Running, brake: Brake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else every request after it would wait for ever."""
     (model,) = server.call(lambda: server.application.pool.loaded)
@@ -259,15 +279,19 @@ def test_a_bug_in_a_command_does_not_end_the_engine(
         cancel(*args)
 
     monkeypatch.setattr(model.llm.engine, "cancel", broken)
+    brake.hold(BEGINNING)
     with open_stream(server):
         pass
+    wait_for(lambda: server.live() == 0)
+    brake.release()
     wait_for(lambda: calls)
     assert server.post("/v1/chat/completions", fields(1)).status == 200
     for sequence, *_ in calls:
-        cancel(sequence)
+        model.runner._commands.put(lambda sequence=sequence: cancel(sequence))
 
 
-def test_shutdown_lets_short_answers_end():
+def test_shutdown_lets_short_answers_end(brake: Brake):
+    brake.hold()
     with running(grace_s=PATIENCE_S) as server, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(
             server.post, "/completion",
@@ -275,23 +299,22 @@ def test_shutdown_lets_short_answers_end():
         )  # fmt: skip
         wait_for(lambda: server.live() == 1)
         server.server.should_exit = True
+        wait_for(lambda: server.application.pool.closing)
+        brake.release()
         events = answer.result(PATIENCE_S).events
         assert events[-1]["stop"] is True
         assert events[-1]["tokens_predicted"] == 100
 
 
-def test_shutdown_tells_streams_that_it_cuts_off():
+def test_shutdown_tells_streams_that_it_cuts_off(brake: Brake, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(main, "_TELL_S", PATIENCE_S)
     with running(grace_s=0.2) as server:
         (model,) = server.call(lambda: server.application.pool.loaded)
-        step = model.llm.engine.step
-
-        def slow() -> object:
-            time.sleep(0.02)
-            return step()
-
-        model.llm.engine.step = slow
+        brake.hold(BEGINNING)
         with open_stream(server) as connection:
             server.server.should_exit = True
+            wait_for(lambda: model.runner._closing)  # the streams are told next
+            brake.release()
             received = b""
             while part := connection.recv(65536):
                 received += part

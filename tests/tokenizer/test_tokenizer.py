@@ -2,7 +2,6 @@
 
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -199,25 +198,33 @@ def test_embedded_model():
 # -- damage ---------------------------------------------------------------------------------------
 
 
+PATIENCE_S = 60
+
+
 def test_other_threads_run_while_a_long_text_is_encoded():
     """Else a prompt of a megabyte would hold up every stream of a server."""
     path = Path(zinc.__file__).parent / "data" / "zinc-demo-30m-q4_k_m.gguf"
     tokenizer = Tokenizer.from_gguf(path)
-    turns, done = [time.perf_counter()], threading.Event()
+    text, begun, done = "The fox ran home.\n" * 20_000, threading.Event(), threading.Event()
+    n_turns = 0
 
     def take_turns():
+        nonlocal n_turns
+        begun.set()
         while not done.wait(0.001):
-            turns.append(time.perf_counter())
+            n_turns += 1
 
     other = threading.Thread(target=take_turns)
     other.start()
-    begin = time.perf_counter()
-    ids = tokenizer.encode("The fox ran home.\n" * 20_000)
-    end = time.perf_counter()
+    begun.wait()
+    most, until = 0, time.monotonic() + PATIENCE_S  # on a busy machine the other may not be let in
+    while most < 10 and time.monotonic() < until:
+        before = n_turns
+        ids = tokenizer.encode(text)
+        most = max(most, n_turns - before)
     done.set()
     other.join()
-    waits = [min(b, end) - max(a, begin) for a, b in pairwise([*turns, end])]
-    assert max(waits) < (end - begin) / 2
+    assert most >= 10
     assert ids == tokenizer.encode("The fox ran home.\n") * 20_000
 
 

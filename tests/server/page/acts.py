@@ -1,12 +1,20 @@
-"""What somebody does on the page, for tests to read like it."""
+"""What somebody does on the page, and waits to see there, for tests to read like it."""
 
 from __future__ import annotations
 
 import json
-import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from serving import PATIENCE_S
+from serving import PATIENCE_S, wait_for
+
+
+def expect(found: Any) -> Any:
+    """Playwright's assertions, which wait for what comes in a moment."""
+    from playwright import sync_api  # tests without it are skipped
+
+    sync_api.expect.set_options(timeout=1000 * PATIENCE_S)
+    return sync_api.expect(found)
 
 
 def send(tab: Any, text: str) -> None:
@@ -15,7 +23,7 @@ def send(tab: Any, text: str) -> None:
 
 
 def wait_answered(tab: Any) -> None:
-    """Waits until no answer is on its way."""
+    """Waits until no answer is on its way; the whole of it is drawn then."""
     tab.wait_for_selector("#stop", state="hidden")
 
 
@@ -26,18 +34,35 @@ def ask(tab: Any, text: str) -> str:
     return last_answer(tab)
 
 
+def answers(tab: Any) -> Any:
+    return tab.locator(".message.assistant .markdown")
+
+
 def last_answer(tab: Any) -> str:
-    text: str = tab.locator(".message.assistant .markdown").last.inner_text()
+    text: str = answers(tab).last.inner_text()
     return text
 
 
-def answers(tab: Any) -> list[str]:
-    found: list[str] = tab.locator(".message.assistant .markdown").all_inner_texts()
-    return found
+def expect_answers(tab: Any, *texts: str) -> None:
+    """Waits until these are the answers of the conversation that is shown, and no others."""
+    expect(answers(tab)).to_have_text(list(texts), use_inner_text=True)
 
 
-STORED = """() => new Promise((resolve) => {
+def wait_focused(tab: Any, name: str, wanted: str) -> None:
+    """Waits until the element with the focus has a property of this value."""
+    test = "([name, wanted]) => document.activeElement[name] === wanted"
+    tab.wait_for_function(test, arg=[name, wanted])
+
+
+def stop_clock(tab: Any) -> None:
+    """Stops the time of the page: what it shows for a moment is there until `tab.clock.run_for`."""
+    tab.clock.install()
+    tab.clock.pause_at(datetime.now(UTC) + timedelta(seconds=1))
+
+
+STORED = """() => new Promise((resolve, reject) => {
     const opening = indexedDB.open("zinc");
+    opening.onerror = () => reject(opening.error);
     opening.onsuccess = () => {
         const store = opening.result.transaction("conversations").objectStore("conversations");
         store.getAll().onsuccess = ({ target }) => {
@@ -48,9 +73,22 @@ STORED = """() => new Promise((resolve) => {
 })"""
 
 
-def wait_stored(tab: Any, text: str) -> None:
-    """Waits until the browser's store holds a conversation with this text."""
-    until = time.monotonic() + PATIENCE_S
-    while text not in json.dumps(tab.evaluate(STORED), ensure_ascii=False):
-        assert time.monotonic() < until
-        tab.wait_for_timeout(50)
+def wait_stored(tab: Any, *texts: str) -> None:
+    """Waits until the conversations in the browser's store hold these texts."""
+
+    def are_there() -> bool:
+        kept = json.dumps(tab.evaluate(STORED), ensure_ascii=False)
+        return all(text in kept for text in texts)
+
+    wait_for(are_there)
+
+
+def wait_ended(tab: Any, n: int) -> None:
+    """Waits until the browser's store holds so many answers, and the end of each."""
+
+    def have_ended() -> bool:
+        nodes = [node for each in tab.evaluate(STORED) for node in each["nodes"].values()]
+        found = [node["finish"] for node in nodes if node["role"] == "assistant"]
+        return None not in found and len(found) == n
+
+    wait_for(have_ended)

@@ -1,7 +1,8 @@
 """A server that says what a test tells it to: the page's files, and answers byte by byte.
 
 For what no small model can be made to say, or no real server would send so: hostile Markdown, tool
-calls, a character cut in two by the network, a connection that breaks.
+calls, a character cut in two by the network, a connection that breaks. An answer that a test looks
+at while it comes has a gate where the test wants to look, and goes on when the test opens it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
+
+from serving import PATIENCE_S
 
 from zinc.server import page
 
 ASSETS = page.assets()
+
+Gate: TypeAlias = threading.Event
+Part: TypeAlias = bytes | float | Gate
+"""Of an answer: bytes as they go out, seconds to wait, or a gate to wait at."""
 
 
 @dataclass
@@ -34,7 +41,7 @@ class Failure:
 class Script:
     """The state of the server: what it will answer, and what it was asked."""
 
-    answers: list[list[bytes | float] | Failure] = field(default_factory=list)
+    answers: list[Iterable[Part] | Failure] = field(default_factory=list)
     models: list[dict[str, Any]] = field(
         default_factory=lambda: [
             {"id": "demo", "object": "model", "state": "loaded", "meta": {"n_ctx": 4096}}
@@ -42,15 +49,25 @@ class Script:
     )
     key: str | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
+    gates: list[Gate] = field(default_factory=list)
     gone: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
-    def say(self, *parts: bytes | float | Failure) -> None:
-        """Queues an answer: bytes as they go out, seconds to wait, or an error."""
+    def say(self, *parts: Part | Failure) -> None:
+        """Queues an answer: its parts, or an error."""
         if parts and isinstance(parts[0], Failure):
             self.answers.append(parts[0])
         else:
-            self.answers.append([part for part in parts if not isinstance(part, Failure)])
+            self.say_all(part for part in parts if not isinstance(part, Failure))
+
+    def say_all(self, parts: Iterable[Part]) -> None:
+        """Queues an answer, which may have no end."""
+        self.answers.append(parts)
+
+    def gate(self) -> Gate:
+        """A part where an answer waits until the test opens it with `set`."""
+        self.gates.append(Gate())
+        return self.gates[-1]
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
@@ -61,31 +78,31 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> byte
 
 
 def answer(
-    text: str | Iterable[str] = "",
+    text: str | Iterable[str | Gate] = "",
     *,
-    reasoning: Iterable[str] = (),
+    reasoning: Iterable[str | Gate] = (),
     calls: Iterable[tuple[str, str]] = (),
     finish: str = "stop",
-    pause: float = 0.0,
-) -> list[bytes | float]:
-    """A whole stream: reasoning, content and calls in pieces, timings, usage and the end mark."""
-    parts: list[bytes | float] = [chunk({"role": "assistant", "content": ""})]
+) -> list[Part]:
+    """A whole stream: reasoning, content and calls in pieces, timings, usage and the end mark.
 
-    def add(delta: dict[str, Any]) -> None:
-        parts.append(chunk(delta))
-        if pause:
-            parts.append(pause)
+    Between the pieces there may be gates.
+    """
 
-    for piece in reasoning:
-        add({"reasoning_content": piece})
-    for piece in [text] if isinstance(text, str) else text:
-        add({"content": piece})
+    def pieces(name: str, given: Iterable[str | Gate]) -> list[Part]:
+        return [piece if isinstance(piece, Gate) else chunk({name: piece}) for piece in given]
+
+    parts: list[Part] = [chunk({"role": "assistant", "content": ""})]
+    parts += pieces("reasoning_content", reasoning)
+    parts += pieces("content", [text] if isinstance(text, str) else text)
+
     for index, (name, arguments) in enumerate(calls):
         head = {"index": index, "id": f"call_{index}", "type": "function"}
-        add({"tool_calls": [{**head, "function": {"name": name, "arguments": ""}}]})
+        begin = {**head, "function": {"name": name, "arguments": ""}}
+        parts.append(chunk({"tool_calls": [begin]}))
         for start in range(0, len(arguments), 5):
             function = {"arguments": arguments[start : start + 5]}
-            add({"tool_calls": [{"index": index, "function": function}]})
+            parts.append(chunk({"tool_calls": [{"index": index, "function": function}]}))
     n = sum(isinstance(part, bytes) for part in parts)
     timings = {
         "prompt_n": 100, "prompt_ms": 250.0, "prompt_per_second": 400.0,
@@ -110,14 +127,16 @@ def scripted() -> Iterator[Script]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     script.url = f"http://127.0.0.1:{server.server_address[1]}/"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield script
     finally:
+        for gate in script.gates:
+            gate.set()
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -160,6 +179,8 @@ class _Handler(BaseHTTPRequestHandler):
             for part in found:
                 if isinstance(part, float):
                     time.sleep(part)
+                elif isinstance(part, Gate):
+                    assert part.wait(PATIENCE_S), "nobody has opened the gate"
                 else:
                     self.wfile.write(part)
                     self.wfile.flush()

@@ -9,8 +9,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from acts import send, wait_answered
 from playwright.sync_api import Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from acts import send, wait_answered
 from scripted import Script, answer, scripted
 
 SEARCH = """A **binary search** finds a value in a sorted list by halving the range:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
-from acts import ask, last_answer, send, wait_answered, wait_stored
-from scripted import Failure, Script, answer, chunk
+from acts import (
+    answers,
+    ask,
+    expect,
+    expect_answers,
+    send,
+    stop_clock,
+    wait_answered,
+    wait_stored,
+)
+from scripted import Failure, Part, Script, answer, chunk
+from serving import PATIENCE_S
 
 OpenTab = Callable[..., Any]
 
@@ -18,7 +29,7 @@ def test_characters_cut_by_the_network_arrive_whole(tab: Any, script: Script) ->
     text = "你好,世界。🦊👩‍👩‍👧 é"
     stream = b"".join(part for part in answer(text) if isinstance(part, bytes))
     stream = stream.replace(b"\n\n", b"\r\n\r\n")
-    cut: list[bytes | float] = []
+    cut: list[Part] = []
     for byte in stream:
         cut += [bytes([byte]), 0.0005]
     script.say(*cut)
@@ -112,8 +123,7 @@ def test_hostile_markdown_runs_no_script(open_tab: OpenTab, script: Script) -> N
     ask(tab, "\n\n".join(HOSTILE))
     tab.locator(".reasoning summary").click()
     tab.wait_for_selector(".thought p")
-    shown = tab.locator(".message.assistant .markdown").inner_text()
-    assert "<script>hit()</script>" in shown  # it is there, as text
+    expect(answers(tab)).to_contain_text("<script>hit()</script>")  # it is there, as text
     assert_harmless(tab, requests, script.url)
 
 
@@ -132,6 +142,7 @@ def test_hostile_calls_names_and_titles_run_no_script(open_tab: OpenTab, script:
     tab.get_by_role("button", name="Send results").click()
     tab.wait_for_selector(".note.error")
     tab.locator(".result summary").click()
+    tab.wait_for_selector(".result[open]")
     assert_harmless(tab, requests, script.url)
 
 
@@ -150,7 +161,7 @@ def test_hostile_import_runs_no_script(open_tab: OpenTab, script: Script, tmp_pa
     file = tmp_path / "evil.json"
     document = {"format": "zinc-conversations", "version": 1, "conversations": [conversation]}
     file.write_text(json.dumps(document))
-    import_file(tab, file)
+    import_file(tab, file, "Imported 1")
     tab.keyboard.press("Escape")
     tab.locator("#conversations .open").click()
     tab.wait_for_selector(".message.assistant")
@@ -176,15 +187,17 @@ def test_hostile_import_runs_no_script(open_tab: OpenTab, script: Script, tmp_pa
 def test_bad_imports_are_refused(tab: Any, tmp_path: Any, text: str, message: str) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
-    import_file(tab, file)
-    assert message in tab.locator(".toast").inner_text()
-    assert tab.locator("#conversations .open").count() == 0
+    import_file(tab, file, message)
+    expect(tab.locator("#conversations .open")).to_have_count(0)
 
 
-def import_file(tab: Any, file: Any) -> None:
+def import_file(tab: Any, file: Any, told: str) -> None:
+    """Imports a file, and waits for what the page tells of it."""
+    stop_clock(tab)
     tab.click("#open-settings")
     tab.set_input_files("#settings input[type=file]", file)
-    tab.wait_for_selector(".toast")
+    expect(tab.locator(".toast")).to_contain_text(told)
+    tab.clock.resume()
 
 
 def test_tool_calls_are_shown_and_answered(tab: Any, script: Script) -> None:
@@ -197,16 +210,14 @@ def test_tool_calls_are_shown_and_answered(tab: Any, script: Script) -> None:
     script.say(*answer("Warm and cold."))
     send(tab, "Weather?")
     tab.wait_for_selector("form.results")
-    assert tab.locator(".call pre").all_inner_texts() == [
-        '{\n  "city": "Lisbon"\n}', '{\n  "city": "Oslo"\n}',
-    ]  # fmt: skip
+    for call, city in zip(tab.locator(".call pre").all(), ("Lisbon", "Oslo"), strict=True):
+        expect(call).to_have_js_property("innerText", f'{{\n  "city": "{city}"\n}}')
     areas = tab.locator("form.results textarea")
     areas.nth(0).fill("18")
     areas.nth(1).fill("-3")
     tab.get_by_role("button", name="Send results").click()
-    tab.wait_for_function("() => document.querySelectorAll('.message.assistant').length === 2")
+    expect_answers(tab, "Let me look.", "Warm and cold.")
     wait_answered(tab)
-    assert last_answer(tab) == "Warm and cold."
     first, second = script.asked
     function = {"name": "get_weather", "parameters": {"type": "object"}}
     assert first["tools"] == [{"type": "function", "function": function}]
@@ -221,22 +232,24 @@ def test_bad_tools_are_told_before_anything_is_sent(tab: Any, script: Script) ->
     tab.click("#open-settings")
     tab.get_by_label("Functions").fill('[{"nam": 1}]')
     tab.keyboard.press("Escape")
+    stop_clock(tab)
     send(tab, "Hi")
-    tab.wait_for_selector(".toast")
-    assert tab.input_value("#prompt") == "Hi"
+    expect(tab.locator(".toast")).to_contain_text("Tool 1 has no name.")
+    expect(tab.locator("#prompt")).to_have_value("Hi")
     assert script.asked == []
 
 
 def test_reasoning_shows_its_time_while_it_runs(tab: Any, script: Script) -> None:
-    parts = answer("Done.", reasoning=["First, ", "then."])
-    script.say(*parts[:3], 1.2, *parts[3:])
+    gate = script.gate()
+    script.say(*answer("Done.", reasoning=["First, ", gate, "then."]))
     send(tab, "Think")
     tab.wait_for_selector(".reasoning.active")
-    assert tab.locator(".reasoning summary").inner_text().startswith("Thinking…")
+    label = tab.locator(".reasoning summary")
+    expect(label).to_have_text(re.compile(r"^Thinking… [1-9]\d* s$"))
+    gate.set()
     wait_answered(tab)
-    label = tab.locator(".reasoning summary").inner_text()
-    assert re.fullmatch(r"Thought for [1-9].*s", label)
-    assert not tab.locator(".thought").is_visible()
+    expect(label).to_have_text(re.compile(r"^Thought for [1-9].* s$"))
+    expect(tab.locator(".thought")).not_to_be_visible()
 
 
 def test_loading_model_is_waited_for(tab: Any, script: Script) -> None:
@@ -245,10 +258,10 @@ def test_loading_model_is_waited_for(tab: Any, script: Script) -> None:
     script.say(*answer("Here."))
     send(tab, "Hi")
     tab.wait_for_selector("#models .dot[data-state=loading]")
-    assert tab.locator("#models .state").inner_text() == "loading 42 %"
+    expect(tab.locator("#models .state")).to_have_text("loading 42 %")
     script.models[0].update(state="loaded")
     wait_answered(tab)
-    assert last_answer(tab) == "Here."
+    expect_answers(tab, "Here.")
     tab.wait_for_selector("#models .dot[data-state=loaded]")
 
 
@@ -256,49 +269,44 @@ def test_failures_are_told_and_can_be_tried_again(tab: Any, script: Script) -> N
     script.say(Failure(500, "the server failed on this request"))
     script.say(*answer("Better."))
     send(tab, "Hi")
-    tab.wait_for_selector(".note.error")
-    assert "the server failed" in tab.locator(".note.error").inner_text()
+    expect(tab.locator(".note.error")).to_contain_text("the server failed")
     tab.get_by_role("button", name="Try again").click()
-    tab.wait_for_selector(".markdown p")
-    assert last_answer(tab) == "Better."
+    expect_answers(tab, "Better.")
 
 
 def test_broken_stream_keeps_what_came(tab: Any, script: Script) -> None:
     script.say(*answer(["Half", " an"])[:3])
     send(tab, "Hi")
-    tab.wait_for_selector(".note.error")
-    assert last_answer(tab) == "Half an"
-    assert "broke off" in tab.locator(".note.error").inner_text()
+    expect(tab.locator(".note.error")).to_contain_text("broke off")
+    expect_answers(tab, "Half an")
 
 
 def test_error_in_the_stream_is_told(tab: Any, script: Script) -> None:
     error = b'data: {"error": {"message": "out of memory", "code": null}}\n\n'
     script.say(chunk({"content": "Half"}), error)
     send(tab, "Hi")
-    tab.wait_for_selector(".note.error")
-    assert "out of memory" in tab.locator(".note.error").inner_text()
+    expect(tab.locator(".note.error")).to_contain_text("out of memory")
 
 
 def test_stop_closes_the_connection(tab: Any, script: Script) -> None:
-    parts: list[bytes | float] = [chunk({"content": "x"})]
-    for _ in range(200):
-        parts += [0.05, chunk({"content": " x" * 2000})]
-    script.say(*parts)
+    gate = script.gate()
+    script.say_all(chain([chunk({"content": "x"}), gate], repeat(chunk({"content": " x" * 2000}))))
     send(tab, "Hi")
     tab.wait_for_selector(".markdown p")
     tab.click("#stop")
     wait_answered(tab)
-    assert script.gone.wait(10)
+    gate.set()
+    assert script.gone.wait(PATIENCE_S)
 
 
 def test_settings_reach_the_request(tab: Any, script: Script) -> None:
     tab.click("#open-settings")
-    assert tab.get_attribute('input[name="temperature"]', "placeholder") == "0.8"
+    expect(tab.locator('input[name="temperature"]')).to_have_attribute("placeholder", "0.8")
     tab.get_by_label("What the model is told first").fill("Be brief.")
     tab.fill('input[name="temperature"]', "0.2")
     tab.fill('input[name="top_k"]', "7")
     tab.fill('input[name="top_p"]', "5")  # out of range: not sent, and marked
-    assert tab.get_attribute('input[name="top_p"]', "aria-invalid") == "true"
+    expect(tab.locator('input[name="top_p"]')).to_have_attribute("aria-invalid", "true")
     tab.fill('input[name="seed"]', "11")
     tab.get_by_label("Stop strings").fill("END\n###")
     tab.select_option('select[name="thinking"]', "on")
@@ -321,15 +329,13 @@ def test_settings_reach_the_request(tab: Any, script: Script) -> None:
 def test_model_is_picked_and_kept(tab: Any, script: Script) -> None:
     script.models.append({"id": "other", "state": "unloaded", "meta": {}})
     tab.reload()
-    tab.wait_for_selector("#models option >> nth=1", state="attached")
-    assert tab.locator("#models option").nth(1).inner_text() == "other (not loaded)"
+    expect(tab.locator("#models option").nth(1)).to_have_text("other (not loaded)")
     tab.select_option("#models select", "other")
     script.say(*answer("Ok."))
     ask(tab, "Hi")
     assert script.asked[0]["model"] == "other"
     tab.reload()
-    tab.wait_for_selector("#models option >> nth=1", state="attached")
-    assert tab.input_value("#models select") == "other"
+    expect(tab.locator("#models select")).to_have_value("other")
 
 
 def test_search_rename_delete_and_undo(tab: Any, script: Script) -> None:
@@ -338,25 +344,25 @@ def test_search_rename_delete_and_undo(tab: Any, script: Script) -> None:
         ask(tab, question)
         tab.click("#new-chat")
     names = tab.locator("#conversations .name")
-    assert names.all_inner_texts() == ["Second one", "First one"]
+    expect(names).to_have_text(["Second one", "First one"])
     tab.fill("#search", "APPLES")
-    assert names.all_inner_texts() == ["First one"]
-    assert "apples" in tab.locator(".snippet").inner_text()
+    expect(names).to_have_text(["First one"])
+    expect(tab.locator(".snippet")).to_contain_text("apples")
     tab.fill("#search", "")
     tab.get_by_role("button", name="Rename First one").focus()
     tab.keyboard.press("Enter")
     tab.keyboard.type("Fruit")
     tab.keyboard.press("Enter")
-    assert names.all_inner_texts() == ["Second one", "Fruit"]
+    expect(names).to_have_text(["Second one", "Fruit"])
+    stop_clock(tab)
     tab.get_by_role("button", name="Delete Second one").focus()
     tab.keyboard.press("Enter")
-    assert names.all_inner_texts() == ["Fruit"]
+    expect(names).to_have_text(["Fruit"])
     tab.get_by_role("button", name="Undo").click()
-    assert names.all_inner_texts() == ["Second one", "Fruit"]
-    wait_stored(tab, "Fruit")
+    expect(names).to_have_text(["Second one", "Fruit"])
+    wait_stored(tab, "Second one", "Fruit")
     tab.reload()
-    tab.wait_for_selector("#conversations .name")
-    assert names.all_inner_texts() == ["Second one", "Fruit"]
+    expect(names).to_have_text(["Second one", "Fruit"])
 
 
 def test_export_and_import(open_tab: OpenTab, script: Script, tmp_path: Any) -> None:
@@ -372,15 +378,14 @@ def test_export_and_import(open_tab: OpenTab, script: Script, tmp_path: Any) -> 
     file = tmp_path / "all.json"
     download.value.save_as(file)
     other = open_tab(script.url)  # another browser
-    import_file(other, file)
+    import_file(other, file, "Imported 1")
     other.keyboard.press("Escape")
     other.locator("#conversations .open").click()
-    assert last_answer(other) == "Two."
+    expect_answers(other, "Two.")
     other.get_by_role("button", name="Earlier version").click()
-    assert last_answer(other) == "One bold word."
+    expect_answers(other, "One bold word.")
     other.locator(".reasoning summary").click()
-    other.wait_for_selector(".thought p")
-    assert other.locator(".thought").inner_text() == "Hm."
+    expect(other.locator(".thought")).to_have_text("Hm.")
 
 
 def test_another_tab_hears_of_changes(tab: Any, script: Script) -> None:
@@ -389,22 +394,24 @@ def test_another_tab_hears_of_changes(tab: Any, script: Script) -> None:
     other.wait_for_selector("#models option", state="attached")
     script.say(*answer("Hello."))
     ask(tab, "Said in the first tab")
-    other.wait_for_selector("#conversations .name")
-    assert other.locator("#conversations .name").inner_text() == "Said in the first tab"
+    expect(other.locator("#conversations .name")).to_have_text("Said in the first tab")
 
 
 def test_a_conversation_is_answered_while_another_is_read(tab: Any, script: Script) -> None:
-    script.say(*answer(["slow"] * 30, pause=0.05))
+    gate = script.gate()
+    script.say(*answer(["slow", gate, "ly"]))
     send(tab, "First")
-    tab.wait_for_selector(".markdown p")
+    expect_answers(tab, "slow")
     tab.click("#new-chat")
-    assert tab.locator("#conversations .pulse").count() == 1
+    expect(tab.locator("#conversations .pulse")).to_have_count(1)
     script.say(*answer("quick"))
     ask(tab, "Second")
-    assert last_answer(tab) == "quick"
-    tab.wait_for_selector("#conversations .pulse", state="detached")
+    expect_answers(tab, "quick")
+    expect(tab.locator("#conversations .pulse")).to_have_count(1)
+    gate.set()
+    expect(tab.locator("#conversations .pulse")).to_have_count(0)
     tab.locator("#conversations .open", has_text="First").click()
-    assert last_answer(tab) == "slow" * 30
+    expect_answers(tab, "slowly")
 
 
 def test_copying_code_and_messages(open_tab: OpenTab, script: Script) -> None:
@@ -412,9 +419,12 @@ def test_copying_code_and_messages(open_tab: OpenTab, script: Script) -> None:
     text = "Run\n\n```sh\nmake\n\ttest\n```"
     script.say(*answer(text))
     ask(tab, "How?")
+    stop_clock(tab)
     tab.get_by_role("button", name="Copy code").click()
     tab.wait_for_selector("[aria-label=Copied]")
     assert tab.evaluate("navigator.clipboard.readText()") == "make\n\ttest"
+    tab.clock.run_for(2000)
+    expect(tab.get_by_role("button", name="Copy code")).to_have_count(1)
     tab.locator(".message.assistant").get_by_role("button", name="Copy message").click()
     tab.wait_for_selector(".foot [aria-label=Copied]")
     assert tab.evaluate("navigator.clipboard.readText()") == text
@@ -431,9 +441,13 @@ def test_long_answer_leaves_its_finished_part_alone(tab: Any, script: Script) ->
             }).observe(document.querySelector("#messages"), { childList: true, subtree: true });
         }"""
     )
-    script.say(*answer([paragraph] * 400, pause=0.001))
-    ask(tab, "Go on")
-    assert tab.locator(".markdown p").count() == 400
+    gates = [script.gate() for _ in range(40)]
+    script.say(*answer([piece for gate in gates for piece in (paragraph * 10, gate)]))
+    send(tab, "Go on")
+    for n, gate in enumerate(gates):
+        expect(tab.locator(".markdown p")).to_have_count(10 * (n + 1))
+        gate.set()
+    wait_answered(tab)
     assert tab.evaluate("window.added") < 400 * 12
 
 
@@ -454,20 +468,33 @@ def test_screen_readers_hear_the_answer_by_blocks(tab: Any, script: Script) -> N
     assert tab.evaluate("window.heard") == [
         "The answer begins.", "One.", "twothree", "Four.", "The answer is complete.",
     ]  # fmt: skip
-    assert tab.get_attribute("#announcer", "aria-live") == "polite"
+    expect(tab.locator("#announcer")).to_have_attribute("aria-live", "polite")
 
 
 def test_scrolling_up_is_left_alone(tab: Any, script: Script) -> None:
-    script.say(*answer(["A line.\n\n"] * 120, pause=0.01))
+    gate = script.gate()
+    script.say(*answer(["A line.\n\n" * 60, gate, "A line.\n\n" * 60]))
     send(tab, "Go on")
-    tab.wait_for_function("() => document.querySelectorAll('.markdown p').length > 40")
-    at_end = "(e) => e.scrollHeight - e.scrollTop - e.clientHeight < 60"
-    assert tab.locator("#thread").evaluate(at_end)
-    tab.locator("#thread").hover()
+    thread, lines = tab.locator("#thread"), tab.locator(".markdown p")
+    expect(lines).to_have_count(60)
+    wait_at_end(tab)
+    top = thread.evaluate("(e) => e.scrollTop") - 400
+    thread.hover()
     tab.mouse.wheel(0, -400)
     tab.wait_for_selector("#to-end:visible")
-    top = tab.locator("#thread").evaluate("(e) => e.scrollTop")
+    expect(thread).to_have_js_property("scrollTop", top)
+    gate.set()
     wait_answered(tab)
-    assert tab.locator("#thread").evaluate("(e) => e.scrollTop") == top
+    expect(lines).to_have_count(120)
+    expect(thread).to_have_js_property("scrollTop", top)
     tab.click("#to-end")
-    assert tab.locator("#thread").evaluate(at_end)
+    wait_at_end(tab)
+
+
+def wait_at_end(tab: Any) -> None:
+    tab.wait_for_function(
+        """() => {
+            const { scrollHeight, scrollTop, clientHeight } = document.querySelector("#thread");
+            return scrollHeight - scrollTop - clientHeight < 60;
+        }"""
+    )

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterable
-from itertools import cycle
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, cycle
 from typing import Any
 
 import pytest
-from acts import answers, ask, last_answer, send, wait_answered, wait_stored
-from serving import MODEL, Running, running
+from acts import (
+    answers,
+    ask,
+    expect,
+    expect_answers,
+    last_answer,
+    send,
+    wait_answered,
+    wait_ended,
+    wait_focused,
+    wait_stored,
+)
+from serving import MODEL, PATIENCE_S, Running, running
 
 from zinc.engine import flight
 from zinc.engine.sampling import Sampled
 from zinc.tokenizer import Tokenizer
 
 OpenTab = Callable[..., Any]
+BEGINNING = "word after word, " * 10  # which is shown before the gate
 
 
 def greedy(tab: Any, max_tokens: int) -> None:
@@ -27,21 +39,29 @@ def greedy(tab: Any, max_tokens: int) -> None:
     tab.keyboard.press("Escape")
 
 
-def dictate(monkeypatch: pytest.MonkeyPatch, ids: Iterable[int], pause_s: float = 0) -> None:
-    """Makes the engine draw these tokens, one a `pause_s`, whatever the model says."""
+def dictate(monkeypatch: pytest.MonkeyPatch, ids: Iterable[int]) -> None:
+    """Makes the engine draw these tokens, whatever the model says."""
     rest = iter(ids)
 
     def sample_rows(samplers: Any, logits: Any, masks: Any) -> list[Sampled]:
-        time.sleep(pause_s)
         return [Sampled(next(rest)) for _ in samplers]
 
     monkeypatch.setattr(flight, "sample_rows", sample_rows)
 
 
-def go_on(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the engine write words without end."""
+@pytest.fixture
+def gate(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Makes the engine write words: some, and behind the gate that a test opens, without end."""
+    gate = threading.Event()
     ids = tokenizer_of(server).encode("word after word, ", add_special=False)
-    dictate(monkeypatch, cycle(ids), pause_s=0.02)
+
+    def behind_the_gate() -> Iterator[int]:
+        assert gate.wait(PATIENCE_S), "nobody has opened the gate"
+        yield from cycle(ids)
+
+    dictate(monkeypatch, chain(ids * 20, behind_the_gate()))
+    yield gate
+    gate.set()
 
 
 def tokenizer_of(server: Running) -> Tokenizer:
@@ -65,82 +85,73 @@ def test_conversation(chat: Any, server: Running) -> None:
         body = {"messages": said, "temperature": 0, "max_tokens": 24}
         message = server.post("/v1/chat/completions", body).json["choices"][0]["message"]
         said.append({"role": "assistant", "content": message["content"]})
-    expected = [said[1]["content"].strip(), said[3]["content"].strip()]
-    assert all(expected)
-    assert [re.sub(r"\s+", " ", text) for text in answers(chat)] == [
-        re.sub(r"\s+", " ", text) for text in expected
-    ]
-    assert chat.title() == "Hello! Who are you? – zinc"
-    assert chat.locator("#models select").input_value() == MODEL
-    stats = chat.locator(".stats").last.inner_text()
-    assert re.search(r"[\d,.]+ tokens/s · \d+ tokens", stats)
-    assert "about" not in stats
-    assert re.fullmatch(r"[\d,]+ of [\d,]+ tokens", chat.locator(".context").inner_text())
+    assert said[1]["content"]
+    assert said[3]["content"]
+    expect_answers(chat, said[1]["content"], said[3]["content"])
+    expect(chat).to_have_title("Hello! Who are you? – zinc")
+    expect(chat.locator("#models select")).to_have_value(MODEL)
+    stats = chat.locator(".stats").last
+    expect(stats).to_have_text(re.compile(r"[\d,.]+ tokens/s · \d+ tokens"))
+    expect(stats).not_to_contain_text("about")
+    expect(chat.locator(".context")).to_have_text(re.compile(r"^[\d,]+ of [\d,]+ tokens$"))
 
 
-def test_stop_in_mid_stream(chat: Any, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on(server, monkeypatch)
+def test_stop_in_mid_stream(chat: Any, server: Running, gate: threading.Event) -> None:
     send(chat, "Tell me about a fox.")
-    chat.wait_for_function(
-        "() => document.querySelector('.message.assistant .markdown')?.textContent.length > 40"
-    )
+    expect(answers(chat)).to_contain_text(BEGINNING)
     chat.click("#stop")
     wait_answered(chat)
+    gate.set()
     server.wait_idle()  # the engine has let go of it
     text = last_answer(chat)
-    assert len(text) > 40
-    assert "Stopped." in chat.locator(".note").inner_text()
-    assert "about" in chat.locator(".stats").last.inner_text()
-    wait_stored(chat, "stopped")
+    assert text.startswith(BEGINNING)
+    expect(chat.locator(".note")).to_contain_text("Stopped.")
+    expect(chat.locator(".stats").last).to_contain_text("about")
+    wait_ended(chat, 1)
     chat.reload()
-    chat.wait_for_selector(".message.assistant .markdown p")
-    assert last_answer(chat) == text
+    expect_answers(chat, text)
 
 
 def test_a_stopped_answer_is_continued(chat: Any) -> None:
     greedy(chat, 8)
     text = ask(chat, "Tell me a story about a fox.")
-    assert "limit" in chat.locator(".note").inner_text()
+    expect(chat.locator(".note")).to_contain_text("limit")
     chat.get_by_role("button", name="Continue").click()
     wait_answered(chat)
     assert last_answer(chat).startswith(text)
     assert len(last_answer(chat)) > len(text)
-    assert len(answers(chat)) == 1
+    expect(answers(chat)).to_have_count(1)
 
 
 def test_reload_keeps_conversations(chat: Any) -> None:
     greedy(chat, 16)
     first = ask(chat, "Hello!")
     chat.click("#new-chat")
-    assert answers(chat) == []
+    expect(answers(chat)).to_have_count(0)
     greedy(chat, 16)
     second = ask(chat, "What is the capital of France?")
-    wait_stored(chat, second.split("\n")[0][:20])
+    wait_ended(chat, 2)
     chat.reload()
-    chat.wait_for_selector(".message.assistant .markdown p")
-    assert answers(chat) == [second]
+    expect_answers(chat, second)
     chat.get_by_role("button", name="Hello!", exact=True).click()
-    assert answers(chat) == [first]
+    expect_answers(chat, first)
     chat.go_back()
-    assert answers(chat) == [second]
+    expect_answers(chat, second)
     # Settings are part of it.
     chat.click("#open-settings")
-    assert chat.input_value('input[name="max_tokens"]') == "16"
+    expect(chat.locator('input[name="max_tokens"]')).to_have_value("16")
 
 
 def test_reload_in_mid_stream_keeps_what_came(
-    chat: Any, server: Running, monkeypatch: pytest.MonkeyPatch
+    chat: Any, server: Running, gate: threading.Event
 ) -> None:
-    go_on(server, monkeypatch)
     send(chat, "Tell me about a fox.")
-    chat.wait_for_function(
-        "() => document.querySelector('.message.assistant .markdown')?.textContent.length > 200"
-    )
+    expect(answers(chat)).to_contain_text(BEGINNING)
     wait_stored(chat, "word after word")
     chat.reload()
-    chat.wait_for_selector(".message.assistant .markdown p")
-    assert len(last_answer(chat)) > 20
-    assert "Stopped." in chat.locator(".note").inner_text()
+    expect(answers(chat)).to_contain_text("word after word")
+    expect(chat.locator(".note")).to_contain_text("Stopped.")
+    gate.set()
     server.wait_idle()
 
 
@@ -150,20 +161,20 @@ def test_regenerate_edit_and_branch(chat: Any) -> None:
     second = ask(chat, "What is two plus two?")
     chat.get_by_role("button", name="Answer again").last.click()
     wait_answered(chat)
-    assert answers(chat) == [first, second]  # greedy says it again
-    assert chat.locator(".versions").inner_text() == "2/2"
+    expect_answers(chat, first, second)  # greedy says it again
+    expect(chat.locator(".versions")).to_have_text("2/2")
     # Another first question begins a branch.
     chat.locator(".message.user").first.hover()
     chat.locator(".message.user").first.get_by_role("button", name="Edit").click()
     chat.get_by_label("Edit the message").fill("Goodbye!")
     chat.keyboard.press("Enter")
     wait_answered(chat)
-    assert len(answers(chat)) == 1
-    assert chat.locator(".message.user .plain").all_inner_texts() == ["Goodbye!"]
+    expect(answers(chat)).to_have_count(1)
+    expect(chat.locator(".message.user .plain")).to_have_text(["Goodbye!"])
     # The old one is there still, with what followed.
     chat.get_by_role("button", name="Earlier version").first.click()
-    assert answers(chat) == [first, second]
-    assert chat.locator(".message.user .plain").first.inner_text() == "Hello!"
+    expect_answers(chat, first, second)
+    expect(chat.locator(".message.user .plain").first).to_have_text("Hello!")
 
 
 def test_emoji_and_chinese_split_across_tokens_arrive_whole(
@@ -199,55 +210,60 @@ def is_whole(piece: bytes) -> bool:
 
 def test_keyboard_only(chat: Any) -> None:
     """A conversation, its settings, an edit and another conversation, without a pointer."""
-    press, focused = chat.keyboard.press, "document.activeElement"
-    assert chat.evaluate(f"{focused}.id") == "prompt"
+    press = chat.keyboard.press
+
+    def move(key: str, name: str, wanted: str) -> None:
+        """Presses a key until what has the focus is what is wanted."""
+        for _ in range(100):
+            if chat.evaluate(f"document.activeElement.{name}") == wanted:
+                return
+            press(key)
+        pytest.fail(f"{key} does not lead to {wanted}")
+
+    wait_focused(chat, "id", "prompt")
     press("Control+,")
     chat.wait_for_selector("#settings[open]")
-    while chat.evaluate(f"{focused}.name") != "temperature":
-        press("Tab")
+    move("Tab", "name", "temperature")
     chat.keyboard.type("0")
-    while chat.evaluate(f"{focused}.name") != "max_tokens":
-        press("Tab")
+    move("Tab", "name", "max_tokens")
     chat.keyboard.type("10")
     press("Escape")
-    assert chat.evaluate(f"{focused}.id") == "prompt"
+    wait_focused(chat, "id", "prompt")
     chat.keyboard.type("Hello!")
     press("Shift+Enter")
     chat.keyboard.type("Who are you?")
     press("Enter")
     chat.wait_for_selector(".message.assistant")
     wait_answered(chat)
-    assert chat.locator(".message.user .plain").inner_text() == "Hello!\nWho are you?"
+    said = chat.locator(".message.user .plain")
+    expect(said).to_have_js_property("innerText", "Hello!\nWho are you?")
     press("ArrowUp")
-    assert chat.evaluate(f"{focused}.value") == "Hello!\nWho are you?"
+    wait_focused(chat, "value", "Hello!\nWho are you?")
     press("Control+a")
     chat.keyboard.type("Good morning!")
     press("Enter")
     wait_answered(chat)
-    assert chat.locator(".versions").first.inner_text() == "2/2"
-    while chat.evaluate(f"{focused}.ariaLabel") != "Earlier version":
-        press("Shift+Tab")
+    expect(chat.locator(".versions").first).to_have_text("2/2")
+    move("Shift+Tab", "ariaLabel", "Earlier version")
     press("Enter")
-    assert chat.locator(".versions").first.inner_text() == "1/2"
+    expect(chat.locator(".versions").first).to_have_text("1/2")
     press("Control+Shift+O")
-    assert chat.evaluate(f"{focused}.id") == "prompt"
-    assert answers(chat) == []
+    wait_focused(chat, "id", "prompt")
+    expect(answers(chat)).to_have_count(0)
     press("Control+k")
-    assert chat.evaluate(f"{focused}.id") == "search"
+    wait_focused(chat, "id", "search")
     chat.keyboard.type("who are")
     press("Enter")
-    assert chat.locator(".message.user .plain").inner_text() == "Hello!\nWho are you?"
+    expect(said).to_have_js_property("innerText", "Hello!\nWho are you?")
 
 
-def test_escape_stops_the_answer(
-    chat: Any, server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on(server, monkeypatch)
+def test_escape_stops_the_answer(chat: Any, server: Running, gate: threading.Event) -> None:
     send(chat, "Tell me about a fox.")
-    chat.wait_for_selector(".message.assistant .markdown p")
+    expect(answers(chat)).to_contain_text("word")
     chat.keyboard.press("Escape")
     wait_answered(chat)
-    assert "Stopped." in chat.locator(".note").inner_text()
+    expect(chat.locator(".note")).to_contain_text("Stopped.")
+    gate.set()
     server.wait_idle()
 
 
@@ -268,20 +284,17 @@ def test_reasoning_is_folded_and_timed(chat: Any, server: Running) -> None:
     message = server.post("/v1/chat/completions", body).json["choices"][0]["message"]
     expected = message["reasoning_content"].strip()
     assert expected
-    assert details.get_attribute("open") is None
+    expect(details).to_have_js_property("open", False)
     summary = details.locator("summary")
-    assert re.fullmatch(r"Thought for [\d.]+ (ms|s)|Thoughts", summary.inner_text())
+    expect(summary).to_have_text(re.compile(r"^(Thought for \d.*s|Thoughts)$"))
     summary.click()
-    chat.wait_for_selector(".thought p")
-    shown = re.sub(r"\s+", " ", details.locator(".thought").inner_text())
-    assert shown == re.sub(r"\s+", " ", expected)
+    expect(details.locator(".thought")).to_have_text(expected, use_inner_text=True)
 
 
 def test_context_that_is_too_small_is_told(chat: Any) -> None:
     send(chat, "word " * 40_000)
-    chat.wait_for_selector(".note.error")
-    assert re.search(r"prompt has \d+ tokens", chat.locator(".note.error").inner_text())
-    chat.get_by_role("button", name="Try again").is_visible()
+    expect(chat.locator(".note.error")).to_have_text(re.compile(r"prompt has \d+ tokens"))
+    expect(chat.get_by_role("button", name="Try again")).to_be_visible()
 
 
 def test_server_with_a_key_asks_for_it(open_tab: OpenTab) -> None:

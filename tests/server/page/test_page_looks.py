@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from acts import ask
+from acts import ask, expect
 from scripted import Script, answer
 
 OpenTab = Callable[..., Any]
@@ -44,18 +44,20 @@ def test_phone_width(open_tab: OpenTab, script: Script) -> None:
     )
     assert beyond == []
     # The conversations lie over the page and go away again.
-    assert not tab.locator("#sidebar").is_visible()
+    sidebar, main = tab.locator("#sidebar"), tab.locator("#main")
+    expect(sidebar).not_to_be_visible()
     tab.tap("#show-sidebar")
-    assert tab.locator("#sidebar").is_visible()
-    assert tab.evaluate("document.querySelector('#main').inert")
+    expect(sidebar).to_be_visible()
+    expect(main).to_have_js_property("inert", True)
     tab.tap("#conversations .open")
     tab.keyboard.press("Escape")
-    assert not tab.locator("#sidebar").is_visible()
-    assert not tab.evaluate("document.querySelector('#main').inert")
+    expect(sidebar).not_to_be_visible()
+    expect(main).to_have_js_property("inert", False)
     # A touch target is at least 36 pixels high.
     for name in ("#show-sidebar", "#send", "#open-settings", "#theme"):
         assert tab.locator(name).bounding_box()["height"] >= 36
     tab.tap("#open-settings")
+    tab.wait_for_selector("#settings[open]")
     assert not tab.evaluate(overflow)
 
 
@@ -71,20 +73,23 @@ def test_wide_formulas_scroll_on_their_own(open_tab: OpenTab, script: Script) ->
 
 
 def test_dark_mode(open_tab: OpenTab, script: Script) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(253, 253, 252)", "rgb(24, 24, 27)"
     tab = open_tab(script.url, color_scheme="dark")
-    assert tab.evaluate(ground) == dark  # as the system has it
+
+    def expect_ground(colour: str) -> None:
+        expect(tab.locator("body")).to_have_css("background-color", colour)
+
+    expect_ground(dark)  # as the system has it
     tab.click("#theme")
-    assert tab.get_attribute("#theme", "aria-label") == "Theme: light"
-    assert tab.evaluate(ground) == light
+    expect(tab.locator("#theme")).to_have_attribute("aria-label", "Theme: light")
+    expect_ground(light)
     tab.reload()
-    assert tab.evaluate(ground) == light
+    expect_ground(light)
     tab.click("#theme")
     tab.emulate_media(color_scheme="light")
-    assert tab.evaluate(ground) == dark
+    expect_ground(dark)
     tab.click("#theme")
-    assert tab.evaluate(ground) == light
+    expect_ground(light)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -127,6 +132,7 @@ def test_every_control_has_a_name(open_tab: OpenTab, script: Script) -> None:
     tab.keyboard.press("Enter")
     tab.wait_for_selector("form.results")
     tab.click("#open-settings")
+    tab.wait_for_selector("#settings[open]")
     nameless = tab.evaluate(
         """() => [...document.querySelectorAll(
                 "button, input, select, textarea, a, [tabindex='0']")]
@@ -144,4 +150,4 @@ def test_headings_lead_through_the_conversation(open_tab: OpenTab, script: Scrip
     script.say(*answer("# Answer\n\ntext"))
     ask(tab, "Hi")
     found = tab.locator("#main").get_by_role("heading")
-    assert [each.inner_text() for each in found.all()] == ["Hi", "You", "Assistant", "Answer"]
+    expect(found).to_have_text(["Hi", "You", "Assistant", "Answer"])

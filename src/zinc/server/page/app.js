@@ -311,8 +311,8 @@ export class App {
   }
 
   async changedElsewhere(id) {
-    if (this.generations.has(id)) return;
     const conversation = await this.store.get(id);
+    if (this.generations.has(id)) return; // what is being written here is newer
     if (conversation) this.conversations.set(id, conversation);
     else this.conversations.delete(id);
     if (this.current.id === id) {

@@ -80,17 +80,18 @@ async function start() {
   const showByWidth = () => showSidebar(!isNarrow.matches && preferences.get("sidebar", true));
   showByWidth();
   isNarrow.addEventListener("change", showByWidth);
+  // Before the store is open, which may take a while: these need nothing of it.
+  byId("theme").addEventListener("click", nextTheme);
+  byId("show-sidebar").addEventListener("click", () => toggleSidebar(true));
+  byId("hide-sidebar").addEventListener("click", () => toggleSidebar(false));
+  byId("scrim").addEventListener("click", () => toggleSidebar(false));
   const app = new App(await Store.open(), preferences);
   app.onOpen = () => {
     if (isNarrow.matches) showSidebar(false);
   };
-  byId("theme").addEventListener("click", nextTheme);
   byId("new-chat").addEventListener("click", () => app.newChat());
   byId("new-chat-short").addEventListener("click", () => app.newChat());
   byId("open-settings").addEventListener("click", () => app.openSettings());
-  byId("show-sidebar").addEventListener("click", () => toggleSidebar(true));
-  byId("hide-sidebar").addEventListener("click", () => toggleSidebar(false));
-  byId("scrim").addEventListener("click", () => toggleSidebar(false));
   document.addEventListener("keydown", (event) => onKey(app, event));
   await app.start();
   app.composer.focus();
