@@ -20,7 +20,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,9 +28,10 @@ import make_model
 from zinc.backends.api import Plan
 from zinc.backends.vulkan import VulkanKernels
 from zinc.backends.vulkan.device import candidates, library
-from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
+from zinc.backends.vulkan.dispatch import Bucket, Features, Shader
 from zinc.backends.vulkan.explain import Explanation, explain, open_explaining
 from zinc.backends.vulkan.prebuild import Nowhere
+from zinc.backends.vulkan.schedule import all_lowered
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.errors import DeviceError
 from zinc.formats.gguf import GGUFFile
@@ -85,9 +85,9 @@ def shaders(wanted: Wanted, features: Features) -> dict[Shader, tuple[str, str]]
     found: dict[Shader, tuple[str, str]] = {}
     for model in wanted.models:
         plan = plan_of(model)
-        for step, launch in product(wanted.steps, plan.launches):
-            if BUCKETS[step].rows(launch.dim):
-                for dispatch in LOWERINGS[launch.kernel](launch, at, BUCKETS[step]):
+        for step in wanted.steps:
+            for dispatches in all_lowered(plan.launches, at, BUCKETS[step]):
+                for dispatch in dispatches:
                     if dispatch.shader.name in wanted.kernels or not wanted.kernels:
                         found.setdefault(dispatch.shader, (model, step))
     return found

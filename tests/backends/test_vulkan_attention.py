@@ -21,15 +21,23 @@ TOKENS = 160
 HEADS = 6
 
 
-def case_of(state: KVState, *, sinks: bool = False, softcap: float = 0.0) -> Case:
-    """Norm, RoPE, cache write and attention, as a model has them."""
+def case_of(
+    state: KVState, *, sinks: bool = False, softcap: float = 0.0, norms: bool = False
+) -> Case:
+    """RoPE, cache write and attention, as a model has them; `norms`: each head is normalised, and
+    RoPE rotates some of its dimensions, neighbours together."""
     case = Case("attention", TOKENS)
     g, head_dim = case.graph, state.head_dim
     q, k = case.rows(HEADS * head_dim), case.rows(state.n_heads * head_dim)
-    table = g.rope_table(case.rope_frequencies(head_dim))
-    k = g.rope(k, table, head_dim=head_dim, neox=True)
-    q = g.rope(q, table, head_dim=head_dim, neox=True)
-    g.kv_store(k, None if state.v_from_k else case.rows(state.n_heads * state.head_dim_v), state)
+    v = None if state.v_from_k else case.rows(state.n_heads * state.head_dim_v)
+    table = g.rope_table(case.rope_frequencies(head_dim - 20 if norms else head_dim))
+    if norms:
+        q, k = (g.rms_norm(x, case.vector(head_dim), eps=1e-6, group=head_dim) for x in (q, k))
+        assert v is not None
+        v = g.rms_norm(v, None, eps=1e-6, group=state.head_dim_v)
+    k = g.rope(k, table, head_dim=head_dim, neox=not norms)
+    q = g.rope(q, table, head_dim=head_dim, neox=not norms)
+    g.kv_store(k, v, state)
     sink = case.vector(HEADS) if sinks else None
     return case.returns(g.attention(q, state, sink, scale=head_dim**-0.5, softcap=softcap))
 
@@ -72,6 +80,7 @@ CASES = {
     "wide-group": (KVState("kv", 1, 128, 128), "q8_0", {"sinks": True}),
     "wide-heads": (KVState("kv", 1, 256, 256, window=300), "f16", {}),
     "odd-matrices": (KVState("kv", 2, 80, 48), "f16", {}),
+    "normed": (KVState("kv", 2, 96, 64), "q8_0", {"norms": True}),
     "latent": (KVState("kv", 1, 96, 64, v_from_k=True), "q8_0", {}),
     "window": (KVState("kv", 3, 32, 32, window=50), "f16", {"sinks": True, "softcap": 15.0}),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +17,9 @@ from zinc.backends import api, vulkan
 from zinc.backends.api import CacheLayout
 from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
 from zinc.backends.vulkan.commands import Commands, Recorder
-from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, Features, Shader
+from zinc.backends.vulkan.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, Shader
 from zinc.backends.vulkan.memory import Buffer, Kind, Memory, Pool, Staging
-from zinc.backends.vulkan.schedule import levels, lowered, waits
+from zinc.backends.vulkan.schedule import accesses, levels, lowered, schedule, waits
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import PORTABILITY, DeviceLostError, Library, check
 from zinc.cli import roofline
@@ -28,8 +28,8 @@ from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.cases import Case
-from zinc.ops.graph import KVState, RecurrentState
-from zinc.ops.registry import Phase
+from zinc.ops.graph import Act, Dim, KVState, RecurrentState
+from zinc.ops.registry import Cost, Phase
 from zinc.plan.planner import make_plan
 
 needs_device = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
@@ -82,6 +82,64 @@ def test_a_launch_waits_for_whoever_made_what_it_reads(name):
             if isinstance(x, KVState) and launch.kernel == "rope_store":
                 stored[x.name] = i
         made |= {ref.id: i for ref in launch.outputs}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gptoss", "qwen35moe", "gemma4e"])
+@pytest.mark.parametrize("matrix", [False, True])
+def test_attention_of_one_token_takes_its_heads_as_the_projections_made_them(name, matrix):
+    plan = plan_of(name)
+    features = Features(32, cooperative_matrix=matrix, compute_units=132, shared_bytes=49152)
+    rows = {Dim.TOKENS: 1, Dim.OUTPUTS: 1, Dim.SEQUENCES: 1, Dim.CONSTANT: 1}
+
+    def made(bucket, invariant=False):
+        at = prebuild.Nowhere(replace(features, batch_invariant=invariant), "f16", 64)
+        return schedule(plan, waits(plan), at, bucket)
+
+    stores = [i for i, x in enumerate(plan.launches) if x.kernel == "rope_store"]
+    deep, few = Bucket(1, 1, 1, 1 << 14), Bucket(1, 1, 1, 256)
+    for levels_of, left in ((made(deep), True), (made(few), False), (made(deep, True), False)):
+        found = {i for level in levels_of for i, _ in level}
+        alone = [i for i in stores if i in found]
+        joined = set(stores) - found
+        assert bool(joined) is left
+        # Those whose keys are few or another layer's are for themselves still.
+        kept = [
+            i for i in stores
+            if plan.launches[i].inputs[6] is None or plan.launches[i].inputs[6].window
+        ]  # fmt: skip
+        assert not left or set(alone) <= set(kept)
+        for level in levels_of:
+            touched = [
+                [
+                    access
+                    for k in ((i - 1, i) if i - 1 in joined else (i,))
+                    for access in accesses(plan.launches[k], rows)
+                ]
+                for i in {i for i, _ in level}
+            ]
+            for a, b in combinations(touched, 2):
+                assert not any(x.conflicts(y) for x in a for y in b)
+
+
+def test_whoever_waits_for_a_launch_waits_for_the_one_that_does_its_work(monkeypatch):
+    x, y, z = (api.Ref(i, Dim.TOKENS, 4, Act.F32, 4096 * i, 16) for i in range(3))
+    launches = [
+        api.Launch(kernel, Dim.TOKENS, (source,), (target,), (), Cost(), "")
+        for kernel, source, target in (("first", x, y), ("second", y, z), ("third", None, x))
+    ]
+    plan = api.Plan(tuple(launches), x, 3 * 4096, 1, 1)
+    dispatch = Dispatch(Shader("none"), b"", (1, 1, 1))
+    for launch in launches:
+        monkeypatch.setitem(LOWERINGS, launch.kernel, lambda *_: [dispatch])
+    at = prebuild.Nowhere(Features(32), "f16", 64)
+
+    def found():
+        made = schedule(plan, waits(plan), at, Bucket(1, 1, 1, 256))
+        return [[i for i, _ in level] for level in made]
+
+    assert found() == [[0], [1, 2]]
+    monkeypatch.setitem(JOINT, ("first", "second"), lambda *_: [dispatch])
+    assert found() == [[1], [2]], "the second reads what the third writes"
 
 
 def test_launches_that_share_nothing_share_a_level():

@@ -82,6 +82,7 @@ def _cases() -> Iterator[Case]:
     yield _attention_case(Case("few", 13, sequences=(9, 1, 3)), 6, 2, 48, True, sinks=True)
     # Runs of keys that are joined; so many heads, or so wide, that a GPU may take them as matrices.
     yield _attention_case(Case("deep", 3, sequences=(1, 2), cached=300), 6, 2, 64, True)
+    yield _attention_case(Case("deep-one", 1, cached=310), 8, 2, 128, True)
     yield _attention_case(Case("deep-group", 2, cached=300), 8, 1, 128, True, window=280)
     yield _attention_case(Case("deep-heads", 1, cached=300), 8, 1, 256, False, sinks=True)
     yield _attention_case(Case("later", 40, cached=100), 4, 2, 64, True)

@@ -29,7 +29,7 @@ from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, DeviceWeight
 from zinc.backends.vulkan.memory import Memory, Pool, Slice, Staging
 from zinc.backends.vulkan.prebuild import Nowhere
 from zinc.backends.vulkan.program import VulkanProgram, bucket_of
-from zinc.backends.vulkan.schedule import lowered, schedule, waits
+from zinc.backends.vulkan.schedule import all_lowered, schedule, waits
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.progress import ProgressBar
 from zinc.ops.graph import Act, State, Weight
@@ -120,8 +120,8 @@ class VulkanBackend(VulkanKernels):
         wanted = [
             dispatch.shader
             for plan, step in steps
-            for launch in plan.launches
-            for dispatch in lowered(launch, at, bucket_of(plan, step))
+            for dispatches in all_lowered(plan.launches, at, bucket_of(plan, step))
+            for dispatch in dispatches
         ]
         self.pipelines.prepare(wanted, ProgressBar("compiling kernels"))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 from zinc.backends.api import Launch, Plan, Ref
@@ -76,7 +77,7 @@ class Bucket:
         logits: bool = True,
     ) -> Bucket:
         """Powers of two that hold a step of the plan."""
-        return cls(
+        return _bucket(
             min(_bound(tokens), plan.max_tokens),
             min(_bound(outputs), plan.max_outputs),
             min(_bound(sequences), plan.max_tokens),
@@ -88,6 +89,9 @@ class Bucket:
     def rows(self, dim: Dim) -> int:
         counts = {Dim.TOKENS: self.tokens, Dim.OUTPUTS: self.outputs, Dim.SEQUENCES: self.sequences}
         return counts.get(dim, 1)
+
+
+_bucket = lru_cache(maxsize=256)(Bucket)  # each step asks for one
 
 
 def _bound(n: int) -> int:
@@ -173,6 +177,9 @@ class Addresses(Protocol):
 
 Lowering: TypeAlias = Callable[[Launch, Addresses, Bucket], list[Dispatch]]
 LOWERINGS: dict[str, Lowering] = {}
+# Of a launch that does the work of the one before it too; None in a bucket where it does not.
+JointLowering: TypeAlias = Callable[[Launch, Launch, Addresses, Bucket], list[Dispatch] | None]
+JOINT: dict[tuple[str, str], JointLowering] = {}
 
 
 def lowers(kernel: str) -> Callable[[Lowering], Lowering]:
@@ -180,6 +187,17 @@ def lowers(kernel: str) -> Callable[[Lowering], Lowering]:
 
     def register(lowering: Lowering) -> Lowering:
         LOWERINGS[kernel] = lowering
+        return lowering
+
+    return register
+
+
+def lowers_both(first: str, second: str) -> Callable[[JointLowering], JointLowering]:
+    """Registers the decorated lowering for `second` right behind `first`, whose outputs it alone
+    reads."""
+
+    def register(lowering: JointLowering) -> JointLowering:
+        JOINT[first, second] = lowering
         return lowering
 
     return register

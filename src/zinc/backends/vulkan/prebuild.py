@@ -11,12 +11,11 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 from zinc.backends.api import Launch, Plan, Ref
 from zinc.backends.vulkan.dispatch import (
-    LOWERINGS,
     SMALLEST_KEYS,
     Bucket,
     DeviceKV,
@@ -28,6 +27,7 @@ from zinc.backends.vulkan.kv_layout import DTYPES, key_block_bytes, value_block_
 from zinc.backends.vulkan.limits import DOT, READ
 from zinc.backends.vulkan.memory import ALIGNMENT, rounded
 from zinc.backends.vulkan.operands import Ring
+from zinc.backends.vulkan.schedule import all_lowered
 from zinc.backends.vulkan.shaders import for_device, spirv
 from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
 
@@ -92,13 +92,16 @@ def shaders(
 ) -> set[Shader]:
     """What the plan runs in those steps, as it is compiled for a device with these features."""
     at = Nowhere(features, kv_dtype, block_tokens)
-    alike = {_likeness(launch): launch for launch in plan.launches}
+    alike = {
+        (_likeness(first), _likeness(second)): (first, second)
+        for first, second in pairwise((*plan.launches, plan.launches[0]))
+    }
     return {
         for_device(dispatch.shader, features)
         for bucket in steps
-        for launch in alike.values()
-        if bucket.rows(launch.dim)
-        for dispatch in LOWERINGS[launch.kernel](launch, at, bucket)
+        for pair in alike.values()
+        for dispatches in all_lowered(pair, at, bucket)
+        for dispatch in dispatches
     }
 
 

@@ -9,12 +9,13 @@ of the arena, and states of layers as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from zinc.backends.api import Launch, Plan, Ref
 from zinc.backends.vulkan.dispatch import (
+    JOINT,
     LOWERINGS,
     MAX_GROUPS,
     MAX_PUSH_BYTES,
@@ -115,6 +116,20 @@ def lowered(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             f"{launch.kernel}: {error}",
             "choose another backend with --backend",
         ) from error
+    return _checked(launch, dispatches)
+
+
+def lowered_both(
+    first: Launch, second: Launch, at: Addresses, bucket: Bucket
+) -> list[Dispatch] | None:
+    """What the second of two neighbours becomes where it does the work of the first too."""
+    joint = JOINT.get((first.kernel, second.kernel))
+    dispatches = joint(first, second, at, bucket) if joint and bucket.rows(second.dim) else None
+    return None if dispatches is None else _checked(second, dispatches)
+
+
+def _checked(launch: Launch, dispatches: list[Dispatch]) -> list[Dispatch]:
+    """Those that have workgroups."""
     for dispatch in dispatches:
         assert len(dispatch.push) <= MAX_PUSH_BYTES, f"{launch.kernel} pushes too much"
         if max(dispatch.groups) > MAX_GROUPS:
@@ -127,6 +142,17 @@ def lowered(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     return [d for d in dispatches if min(d.groups) > 0]
 
 
+def all_lowered(
+    launches: Iterable[Launch], at: Addresses, bucket: Bucket
+) -> Iterator[list[Dispatch]]:
+    """What launches become, each by itself and each with the one before it."""
+    before = None
+    for launch in launches:
+        yield lowered(launch, at, bucket)
+        yield (before and lowered_both(before, launch, at, bucket)) or []
+        before = launch
+
+
 def schedule(
     plan: Plan, before: Sequence[tuple[int, ...]], at: Placed, bucket: Bucket
 ) -> list[list[tuple[int, Dispatch]]]:
@@ -134,14 +160,21 @@ def schedule(
 
     before: as `waits` gives it.
     """
-    made, after = [], []
+    made: list[list[Dispatch]] = []
+    after: list[tuple[int, ...]] = []
+    left: set[int] = set()  # launches whose work the next one does
     ring: list[tuple[int, int, int]] = []  # scratch of earlier launches: launch, start, end
     for i, launch in enumerate(plan.launches):
         at.taken.clear()
-        made.append(lowered(launch, at, bucket))
+        both = lowered_both(plan.launches[i - 1], launch, at, bucket) if i else None
+        if both is not None:
+            made[-1] = []
+            left.add(i - 1)
+        made.append(lowered(launch, at, bucket) if both is None else both)
         taken = list(at.taken)
         same = {j for j, a, b in ring for start, end in taken if a < end and start < b}
-        after.append(tuple({*before[i], *same}))
+        waited = {*before[i], *same}
+        after.append(tuple(waited | {j + 1 for j in waited & left if j + 1 < i}))
         ring = [x for x in ring if not any(a <= x[1] and x[2] <= b for a, b in taken)]
         ring += [(i, start, end) for start, end in taken]
     depth = [sum(1 for k, d in enumerate(ds) if k == 0 or d.waits) for ds in made]

@@ -15,6 +15,7 @@ from zinc.backends.vulkan.dispatch import (
     Dispatch,
     Shader,
     lowers,
+    lowers_both,
 )
 from zinc.backends.vulkan.lower.elementwise import Op, elementwise
 from zinc.backends.vulkan.lower.operands import (
@@ -24,6 +25,7 @@ from zinc.backends.vulkan.lower.operands import (
     is_q8,
     operand,
     power_of_two,
+    ref_or_null,
     vector_or_null,
 )
 from zinc.core.errors import UnsupportedError
@@ -67,7 +69,7 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     state, (y,) = operand(launch, 1, KVState), launch.outputs
     _check(state, at.kv(state))
     if y.act is Act.F32 or state.head_dim_v % 32 == 0:
-        return _attend(launch, at, bucket, y, at.ref(y))
+        return _attend(launch, at, bucket, at.ref(y))
     # Blocks of 32 columns go across heads: rows in float32 first.
     stride = 4 * y.cols
     plain = at.scratch(bucket.tokens * stride)
@@ -75,8 +77,59 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     copied = replace(launch, kernel="quantize", inputs=(rows,), outputs=(y,))
     copy = elementwise(Op.COPY, copied, at, bucket, a_at=plain)
     return [
-        *_attend(launch, at, bucket, rows, plain),
+        *_attend(replace(launch, outputs=(rows,)), at, bucket, plain),
         *(replace(dispatch, waits=True) for dispatch in copy),
+    ]
+
+
+@lowers_both("rope_store", "attention")
+def prepared_attention(
+    heads: Launch, launch: Launch, at: Addresses, bucket: Bucket
+) -> list[Dispatch] | None:
+    """One token after many keys: workgroups prepare the heads that they need, so that a step has a
+    level less and the first keys are on their way meanwhile."""
+    q, k, v, table, q_norm, k_norm, state = heads.inputs
+    (y,), n_heads = launch.outputs, int(launch.attributes["n_heads"])
+    if bucket.tokens > 1 or not isinstance(state, KVState) or state != launch.inputs[1]:
+        return None
+    if at.features.batch_invariant:
+        return None
+    if y.act is not Act.F32 and state.head_dim_v % 32:
+        return None
+    _check(state, at.kv(state))
+    cut, attrs = _few_cut(state, n_heads, at, bucket), heads.attributes
+    if cut.splits == 1:
+        return None
+    rows = [x for x in (q, k, v) if isinstance(x, Ref)]
+    shader = _few_shader(
+        launch,
+        at,
+        cut,
+        in_vectors(at, *rows),
+        ("NEOX", int(attrs["neox"])),
+        ("PREPARES", 1),
+        ("ROPE_DIMS", int(attrs["rope_dims"])),
+        ("WIDTH", max(state.head_dim, state.head_dim_v)),
+    )
+    partial = at.scratch(cut.splits * _partial_bytes(state, n_heads))
+    cache = at.kv(state)
+    push = struct.pack(
+        "<10Q",
+        at.step,
+        *(ref_or_null(at, x)[0] for x in (q, k, v, table)),
+        vector_or_null(at, q_norm),
+        vector_or_null(at, k_norm),
+        cache.keys,
+        cache.keys if state.v_from_k else cache.values,
+        partial,
+    )
+    push += _shape(cache, state, n_heads, bucket)
+    push += struct.pack("<2I2f", state.window, cut.splits, *_scale_and_cap(launch))
+    push += struct.pack("<fI", float(attrs["eps"]), int(attrs["v_norm"]))
+    parts = ceil_div(n_heads // state.n_heads, cut.each)
+    return [
+        Dispatch(shader, push, (cut.splits, state.n_heads * parts, 1)),
+        _merge(launch, at, bucket, cut.splits, partial, at.ref(y)),
     ]
 
 
@@ -92,33 +145,18 @@ def _check(state: KVState, cache: DeviceKV) -> None:
     assert tokens == power_of_two(tokens), "blocks have a power of two of positions"
 
 
-def _attend(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
+def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
     if bucket.tokens <= FEW_TOKENS or at.features.batch_invariant:
-        return _few(launch, at, bucket, y, y_at)
-    return _tiles(launch, at, bucket, y, y_at)
+        return _few(launch, at, bucket, y_at)
+    return _tiles(launch, at, bucket, y_at)
 
 
-def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
-    q, state, sinks = operand(launch, 0, Ref), operand(launch, 1, KVState), launch.inputs[2]
+def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
+    q, state, (y,) = operand(launch, 0, Ref), operand(launch, 1, KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
-    vectors = _vectors(state, n_heads, at, bucket)
-    fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.each + 1
-    cut = _matrices(state, n_heads, at, bucket, fewest) or vectors
+    cut = _few_cut(state, n_heads, at, bucket)
     splits = cut.splits
-    common = (("HEAD_DIM_V", state.head_dim_v), ("Q8", is_q8(y)))
-    shader = Shader(
-        cut.kernel,
-        (
-            *common,
-            *cut.defines,
-            ("EACH", cut.each),
-            ("HEAD_DIM", state.head_dim),
-            ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
-            ("SOFTCAP", _is_capped(launch)),
-            ("VECTORS", in_vectors(at, q)),
-            ("V_FROM_K", int(state.v_from_k)),
-        ),
-    )
+    shader = _few_shader(launch, at, cut, in_vectors(at, q), ("PREPARES", 0))
     row_bytes = _partial_bytes(state, n_heads)
     partial = at.scratch(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     push = struct.pack("<7Q", *_pointers(launch, at, state, y_at), partial)
@@ -127,16 +165,52 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> li
     parts = ceil_div(n_heads // state.n_heads, cut.each)
     dispatches = [Dispatch(shader, push, (splits, state.n_heads * parts, bucket.tokens))]
     if splits > 1:
-        fours = state.head_dim_v // 4
-        merge_parts = max(1, 256 // fours)
-        merge = Shader(
-            "attention_merge", (*common, ("PARTS", merge_parts), ("SOFTCAP", 0), ("VECTORS", 1))
-        )
-        sinks_at = vector_or_null(at, sinks)
-        push = struct.pack("<4Q2I", at.step, sinks_at, y_at, partial, y.stride, n_heads)
-        push += struct.pack("<2I", splits, dim_code(Dim.TOKENS, bucket))
-        dispatches.append(Dispatch(merge, push, (n_heads, bucket.tokens, 1), waits=True))
+        dispatches.append(_merge(launch, at, bucket, splits, partial, y_at))
     return dispatches
+
+
+def _few_shader(
+    launch: Launch, at: Addresses, cut: _Cut, vectors: int, *defines: tuple[str, int]
+) -> Shader:
+    state, (y,) = operand(launch, 1, KVState), launch.outputs
+    return Shader(
+        cut.kernel,
+        (
+            *cut.defines,
+            *defines,
+            ("EACH", cut.each),
+            ("HEAD_DIM", state.head_dim),
+            ("HEAD_DIM_V", state.head_dim_v),
+            ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
+            ("Q8", is_q8(y)),
+            ("SOFTCAP", _is_capped(launch)),
+            ("VECTORS", vectors),
+            ("V_FROM_K", int(state.v_from_k)),
+        ),
+    )
+
+
+def _merge(
+    launch: Launch, at: Addresses, bucket: Bucket, splits: int, partial: int, y_at: int
+) -> Dispatch:
+    """Joins the partial sums of so many runs of keys."""
+    state, (y,) = operand(launch, 1, KVState), launch.outputs
+    n_heads = int(launch.attributes["n_heads"])
+    parts = max(1, 256 // (state.head_dim_v // 4))
+    shader = Shader(
+        "attention_merge",
+        (
+            ("HEAD_DIM_V", state.head_dim_v),
+            ("PARTS", parts),
+            ("Q8", is_q8(y)),
+            ("SOFTCAP", 0),
+            ("VECTORS", 1),
+        ),
+    )
+    sinks = vector_or_null(at, launch.inputs[2])
+    push = struct.pack("<4Q2I", at.step, sinks, y_at, partial, y.stride, n_heads)
+    push += struct.pack("<2I", splits, dim_code(Dim.TOKENS, bucket))
+    return Dispatch(shader, push, (n_heads, bucket.tokens, 1), waits=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +222,12 @@ class _Cut:
     each: int
     splits: int
     defines: tuple[tuple[str, int], ...]
+
+
+def _few_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cut:
+    vectors = _vectors(state, n_heads, at, bucket)
+    fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.each + 1
+    return _matrices(state, n_heads, at, bucket, fewest) or vectors
 
 
 def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cut:
@@ -183,7 +263,10 @@ def _matrices(
     each = ceil_div(repeats, parts)
     tile = max(TILE_KEYS * (max(dims) // 8 + 1), columns * (state.head_dim_v // 4 + 1))
     scored = columns * (4 * (TILE_KEYS + 4) + 2 * (TILE_KEYS + 8) + 4) + 8 * each
-    waves = min(MATRIX_WAVES, power_of_two(MATRIX_BYTES // (16 * tile + scored) + 1) // 2)
+    own = 2 * sum(dims)  # the token's key and value, where workgroups prepare heads
+    waves = min(MATRIX_WAVES, power_of_two((MATRIX_BYTES - own) // (16 * tile + scored) + 1) // 2)
+    head = features.subgroup * ceil_div(max(dims), 4 * features.subgroup)
+    tiles = max(waves * tile, columns * (state.head_dim // 8 + 1) + head * (each + 2))
     if (
         not features.cooperative_matrix
         or features.batch_invariant
@@ -191,7 +274,7 @@ def _matrices(
         or any(dim % 16 for dim in dims)
         or max(dims) > (MAX_MATRIX_DIM if features.narrow_matrix else MAX_WIDE_DIM)
         or cache.block_tokens < TILE_KEYS
-        or waves * (16 * tile + scored) > features.shared_bytes
+        or 16 * tiles + waves * scored + own > features.shared_bytes
         or _visible_keys(state, bucket) <= SHALLOW_KEYS
     ):
         return None
@@ -207,8 +290,8 @@ def _partial_bytes(state: KVState, n_heads: int) -> int:
     return n_heads * (4 * state.head_dim_v + 16)
 
 
-def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y: Ref, y_at: int) -> list[Dispatch]:
-    q, state = operand(launch, 0, Ref), operand(launch, 1, KVState)
+def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
+    q, state, (y,) = operand(launch, 0, Ref), operand(launch, 1, KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
     own: tuple[tuple[str, int], ...] = ()
     if _has_matrices(state, at, MATRIX_ROWS, MATRIX_KEYS):

@@ -10,7 +10,6 @@ from zinc.backends.vulkan.lower.operands import (
     ceil_div,
     in_vectors,
     operand,
-    power_of_two,
     ref_or_none,
     ref_or_null,
     vector_or_null,
@@ -18,7 +17,6 @@ from zinc.backends.vulkan.lower.operands import (
 from zinc.ops.graph import Constant, KVState
 
 TABLE_THREADS = 32
-MAX_THREADS = 128
 
 
 @lowers("rope_table")
@@ -108,7 +106,6 @@ def _heads(
             ("KV_Q8", int(cache.dtype == "q8_0")),
             ("NEOX", neox),
             ("ROPE_DIMS", rope_dims),
-            ("THREADS", min(MAX_THREADS, max(32, power_of_two(ceil_div(width, 4))))),
             ("VECTORS", in_vectors(at, *refs, out)),
             ("WIDTH", width),
         ),
