@@ -47,6 +47,7 @@ MIN_UNITS = 16
 # so many tokens within this memory.
 INVARIANT_SPLITS = 16
 INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
+MAX_PREPARED_DIM = 256  # of a head: a subgroup that prepares wider ones runs out of registers
 # Few queries as matrices: each subgroup has a tile of keys, then of their values.
 MATRIX_HEADS = 2  # of a KV head: so many are faster with narrow matrices than by vectors
 TILE_KEYS = 16
@@ -92,7 +93,7 @@ def prepared_attention(
     (y,), n_heads = launch.outputs, int(launch.attributes["n_heads"])
     if bucket.tokens > 1 or not isinstance(state, KVState) or state != launch.inputs[1]:
         return None
-    if at.features.batch_invariant:
+    if at.features.batch_invariant or max(state.head_dim, state.head_dim_v) > MAX_PREPARED_DIM:
         return None
     if y.act is not Act.F32 and state.head_dim_v % 32:
         return None
