@@ -16,6 +16,7 @@ from serving import MODEL, PATIENCE_S, Brake, Running, running, wait_for
 
 import zinc.llm
 from zinc import LLM
+from zinc.engine.engine import Engine
 from zinc.engine.sequence import Sequence
 from zinc.server import main
 
@@ -155,7 +156,6 @@ def test_breakers_are_found_beside_the_engine(
         return found(*args)
 
     monkeypatch.setattr(zinc.llm, "breaker_sequences", noting)
-    (model,) = server.call(lambda: server.application.pool.loaded)
     dry = {"dry_multiplier": 0.8, "max_tokens": 2}
     for i, (path, more) in enumerate(
         [
@@ -167,9 +167,9 @@ def test_breakers_are_found_beside_the_engine(
         breakers = [f"breaker {i}"]
         with monkeypatch.context() as patch:
             given: list[Any] = []
-            submit = model.llm.engine.submit
+            submit = Engine.submit
             patch.setattr(
-                model.llm.engine,
+                Engine,
                 "submit",
                 lambda *args, submit=submit, given=given, **options: (
                     given.append(options["dry_breakers"]) or submit(*args, **options)
@@ -240,23 +240,21 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
 def test_a_failed_step_fails_its_requests_and_not_the_server(
-    server: Running, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+    server: Running,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
 ) -> None:
-    (model,) = server.call(lambda: server.application.pool.loaded)
-    engine = model.llm.engine
-    step, calls = engine.step, []
+    step, calls = Engine.step, []
 
-    def fail() -> object:
+    def fail(engine: Engine) -> list[Sequence]:
         calls.append(1)
         if len(calls) == 5:
             raise kind("the secret cause")
-        return step()
+        return step(engine)
 
-    engine.step = fail
-    try:
-        answer = server.post("/v1/chat/completions", fields(0, stream=True))
-    finally:
-        engine.step = step
+    monkeypatch.setattr(Engine, "step", fail)
+    answer = server.post("/v1/chat/completions", fields(0, stream=True))
     assert answer.status == 200
     assert answer.events[-1]["error"]["type"] == "server_error"
     assert b"secret" not in answer.body
@@ -270,7 +268,7 @@ def test_a_bug_in_a_command_does_not_end_the_engine(
 ) -> None:
     """Else every request after it would wait for ever."""
     (model,) = server.call(lambda: server.application.pool.loaded)
-    cancel, calls = model.llm.engine.cancel, []
+    cancel, calls = Engine.cancel, []
 
     def broken(*args: Any) -> None:
         calls.append(args)
@@ -278,7 +276,7 @@ def test_a_bug_in_a_command_does_not_end_the_engine(
             raise ValueError("a bug")
         cancel(*args)
 
-    monkeypatch.setattr(model.llm.engine, "cancel", broken)
+    monkeypatch.setattr(Engine, "cancel", broken)
     brake.hold(BEGINNING)
     with open_stream(server):
         pass
@@ -286,8 +284,8 @@ def test_a_bug_in_a_command_does_not_end_the_engine(
     brake.release()
     wait_for(lambda: calls)
     assert server.post("/v1/chat/completions", fields(1)).status == 200
-    for sequence, *_ in calls:
-        model.runner._commands.put(lambda sequence=sequence: cancel(sequence))
+    for engine, sequence, *_ in calls:
+        model.runner._commands.put(lambda e=engine, s=sequence: cancel(e, s))
 
 
 def test_shutdown_lets_short_answers_end(brake: Brake):
