@@ -29,7 +29,7 @@ run: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	# A process that crashes fails its test and is not replaced: pytest-xdist would wait for ever.
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --max-worker-restart 0
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

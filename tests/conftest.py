@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+# Tests run side by side: threads of numpy's that wait for each other take their processors. It is
+# read when numpy is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import effort
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -13,5 +20,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every",
         action="store_true",
-        help="also kernels that differ from others only in the format of their weights",
+        help="also cases that run the same code as others, at length, and many more examples",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    effort.EVERY = config.getoption("--every")
+    config.addinivalue_line("markers", "every: runs the same code as other cases, so by --every")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if effort.EVERY:
+        return
+    left_out = [item for item in items if item.get_closest_marker("every")]
+    items[:] = [item for item in items if not item.get_closest_marker("every")]
+    config.hook.pytest_deselected(items=left_out)

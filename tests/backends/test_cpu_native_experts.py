@@ -41,7 +41,6 @@ class Launches:
     def __init__(self, level: str, n_tokens: int, threads: int = 2) -> None:
         self.n, self._end = n_tokens, 0
         self.program = _cpu.Program(_cpu.Pool(threads), level, 1 << 23)
-        self.program.bytes_view(0, 1 << 23)[:] = 0xFF
 
     def rows(self, act: str, cols: int, runs: int = 1, count: int | None = None) -> Spec:
         """`count` rows (by default one a token); a row of several runs has a row for each."""
@@ -50,6 +49,7 @@ class Launches:
             stride = max(stride, runs * _cpu.row_bytes(act, cols // runs))
         offset, n = self._end, self.n if count is None else count
         self._end += n * stride
+        self.program.bytes_view(offset, n * stride)[:] = 0xFF
         return act, cols, offset, 0 if count == 1 else stride
 
     def given(self, values: Floats) -> Spec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ops.test_ops import run
+from ops.running import run
 from present import computing
 
 from zinc.backends import api

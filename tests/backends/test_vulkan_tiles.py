@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from ops.test_ops import run
+from ops.running import run
 from present import computing
 
 from zinc.backends import api

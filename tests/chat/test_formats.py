@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 from answers import BY_NAME, TOOLS, Case, answer, parse, pieces
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -372,7 +373,7 @@ def test_character_by_character(name):
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_split(data):
     case = CASES[data.draw(st.sampled_from(sorted(CASES)))]
     end = data.draw(st.integers(0, len(case.text)))  # truncated anywhere, too

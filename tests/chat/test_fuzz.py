@@ -5,6 +5,7 @@ import re
 
 import pytest
 from answers import BY_NAME, TOOLS, answer, parse
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ def is_subsequence(text, whole):
 
 
 @given(broken_answers(), st.booleans(), st.data())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 def test_nothing_is_lost_or_invented(broken, with_tools, data):
     format, parts = broken
     markers = BY_NAME[format].markers
@@ -82,7 +83,7 @@ def test_nothing_is_lost_or_invented(broken, with_tools, data):
 
 
 @given(broken_answers())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_calls_are_well_formed(broken):
     format, parts = broken
     index, is_open = -1, False
@@ -112,7 +113,7 @@ def test_calls_are_well_formed(broken):
 
 
 @given(broken_answers(), st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_any_split_of_anything(broken, data):
     format, parts = broken
     text = "".join(parts)
@@ -121,11 +122,14 @@ def test_any_split_of_anything(broken, data):
 
 
 @given(st.sampled_from(sorted(BY_NAME)), st.text())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_text(format, text):
     result = answer(format, [text], tools=None)
     assert result.content == text  # no random text holds a whole marker
     assert not result.reasoning
+
+
+LONG = examples(24_000)
 
 
 @pytest.mark.parametrize("format", sorted(BY_NAME))
@@ -147,7 +151,7 @@ def test_any_text(format, text):
 )
 def test_long_and_deep(format, unit):
     for before in ("", *BY_NAME[format].calls, *BY_NAME[format].channels):
-        text = before + unit * (20_000 // len(unit))
+        text = before + unit * (LONG // len(unit))
         assert is_subsequence(shown(parse(format, [text])), text)
 
 

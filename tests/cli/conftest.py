@@ -12,11 +12,18 @@ from pathlib import Path
 import pytest
 
 from zinc.backends import api
+from zinc.cli import roofline
 from zinc.cli.main import main
 from zinc.core.errors import ZincError
 from zinc.quant.blocks import GGMLType
 
 DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture(autouse=True)
+def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of the machine are measured, but how large they are says nothing."""
+    monkeypatch.setattr(roofline, "BUFFER_BYTES", 1 << 24)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def few_cases(monkeypatch):
-    """One in a dozen of the cases, so that they take seconds."""
-    few = parity.every_case()[::12]
+    """One in thirty of the cases, so that they take seconds."""
+    few = parity.every_case()[::30]
     monkeypatch.setattr(parity, "every_case", lambda: few)
     return few
 

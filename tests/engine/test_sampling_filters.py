@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,13 +76,13 @@ def check_smallest_prefix(kept, order, probability, p, min_keep):
 
 
 @given(any_vocabulary, any_k)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_largest_is_the_head_of_a_full_sort(logits, k):
     assert largest(logits, k).tolist() == ranked(logits)[:k]
 
 
 @given(any_vocabulary, any_k.filter(bool))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_top_k(logits, k):
     kept = truncation.top_k(Candidates(logits), k)
     assert kept.ordered
@@ -90,7 +91,7 @@ def test_top_k(logits, k):
 
 
 @given(any_vocabulary, st.floats(0, 0.99), st.integers(0, 400))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_top_p(logits, p, min_keep):
     kept = ids(truncation.top_p(Candidates(logits), p, min_keep))
     order = ranked(logits)
@@ -99,7 +100,7 @@ def test_top_p(logits, p, min_keep):
 
 
 @given(any_vocabulary, st.floats(1e-6, 1), st.integers(0, 400))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_min_p(logits, p, min_keep):
     kept = ids(truncation.min_p(Candidates(logits), p, min_keep))
     threshold = np.float32(logits.max()) + np.float32(math.log(p))
@@ -110,7 +111,7 @@ def test_min_p(logits, p, min_keep):
 
 
 @given(any_vocabulary, st.floats(0, 0.99), st.integers(0, 400))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_typical_p(logits, p, min_keep):
     kept = ids(truncation.typical_p(Candidates(logits), p, min_keep))
     probability = probabilities(logits)
@@ -129,7 +130,7 @@ def test_typical_p(logits, p, min_keep):
 
 
 @given(any_vocabulary, st.floats(0.01, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_top_n_sigma(logits, n):
     kept = set(ids(truncation.top_n_sigma(Candidates(logits), n)))
     finite = logits[logits != LOW].astype(np.float64)
@@ -141,7 +142,7 @@ def test_top_n_sigma(logits, n):
 
 
 @given(any_vocabulary, st.floats(0.01, 0.5), st.integers(0, 5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_xtc(logits, threshold, min_keep):
     kept = ids(truncation.xtc(Candidates(logits), threshold, min_keep))
     probability = probabilities(logits)
@@ -155,7 +156,7 @@ def test_xtc(logits, threshold, min_keep):
 
 
 @given(any_vocabulary, st.integers(1, 64))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_filters_agree_on_ordered_and_unordered_candidates(logits, k):
     top = Candidates(logits).top(k)
     by_id = top.take(np.argsort(top.ids), ordered=False)

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,7 +112,7 @@ breaker_sets = st.lists(
 
 
 @given(histories, histories, st.integers(0, 4), st.sampled_from([-1, 1, 4, 7, 20]), breaker_sets)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_dry_follows_its_definition(prompt, answer, allowed, last_n, breakers):
     dry = Dry(1.0, 1.75, allowed, last_n, breakers)
     dry.accept(prompt)

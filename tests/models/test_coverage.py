@@ -15,12 +15,11 @@ from models.harness import FIXTURES, expected, fixture_names
 
 from zinc.backends import api
 from zinc.cli import support
-from zinc.cli.parity import is_for
+from zinc.cli.parity import every_case, is_for
 from zinc.core.errors import ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architectures, load
 from zinc.models.spec import ModelSpec
-from zinc.ops import OPS
 from zinc.ops.graph import KVState, RecurrentState
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
@@ -126,8 +125,8 @@ def test_fixtures_have_every_kind_of_state() -> None:
 
 def test_every_kernel_that_an_architecture_needs_has_a_case() -> None:
     cpu, launched = api.kernels("cpu"), set()
-    for op in OPS.values():
-        for case in op.cases() if is_for(cpu, op) else ():
+    for op, case in every_case():
+        if is_for(cpu, op):
             plan = make_plan(case.graph, cpu, max_tokens=case.n_tokens, max_outputs=8)
             launched |= {launch.kernel for launch in plan.launches}
     needed = {kernel for arch in support.collect().architectures for kernel in arch.kernels}
@@ -137,7 +136,7 @@ def test_every_kernel_that_an_architecture_needs_has_a_case() -> None:
 @pytest.mark.parametrize("op", ["linear", "embed", "moe_glu", "moe_down"])
 def test_every_block_format_of_the_cpu_has_a_case(op: str) -> None:
     cpu, tested = api.kernels("cpu"), set()
-    for case in OPS[op].cases():
+    for case in (case for of, case in every_case() if of.name == op):
         tested |= {weight.type for weight in case.weights if not weight.is_vector}
     claimed = set()
     for type in GGMLType:

@@ -15,9 +15,12 @@ NAMES = fixture_names()
 TOLERANCE = {"ref": 1e-5}
 OTHERS = 2e-3
 
-pytestmark = [
-    pytest.mark.parametrize("name", NAMES),
-    pytest.mark.parametrize("backend", BACKENDS),
+pytestmark = pytest.mark.parametrize("name", NAMES)
+everywhere = pytest.mark.parametrize("backend", BACKENDS)
+CHUNKS = [
+    pytest.param(backend, size, marks=() if backend == "cpu" else pytest.mark.every)
+    for backend in BACKENDS
+    for size in (1, 7, 16)
 ]
 
 
@@ -32,18 +35,30 @@ def check(backend: str, got: np.ndarray, want: np.ndarray) -> None:
     assert (got.argmax(axis=1) == want.argmax(axis=1))[clear].all()
 
 
+@everywhere
 def test_whole_prompt(name: str, backend: str) -> None:
     ids, logits = expected(name)
     check(backend, Runner(FIXTURES / f"{name}.gguf", backend).feed((0, ids))[0], logits)
 
 
-@pytest.mark.parametrize("size", [1, 7, 16])
+@pytest.mark.parametrize(("backend", "size"), CHUNKS)
 def test_chunks(name: str, backend: str, size: int) -> None:
     ids, logits = expected(name)
     runner = Runner(FIXTURES / f"{name}.gguf", backend)
     check(backend, runner.feed_in_chunks(ids, size), logits)
 
 
+@everywhere
+def test_chunks_of_many_sizes(name: str, backend: str) -> None:
+    """Singles at the start and across the end of a block, and after chunks small and large."""
+    ids, logits = expected(name)
+    runner = Runner(FIXTURES / f"{name}.gguf", backend)
+    sizes = [1, 1, 16, 7, *[1] * 8, len(ids) - 34, 1]
+    cuts = np.split(ids, np.cumsum(sizes)[:-1])
+    check(backend, np.concatenate([runner.feed((0, part))[0] for part in cuts]), logits)
+
+
+@everywhere
 def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
     ids, logits = expected(name)
     other = ids[::-1][:33].copy()
@@ -67,6 +82,7 @@ def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
     check(backend, np.concatenate(theirs), alone)
 
 
+@everywhere
 def test_fused_plan_equals_the_graph(name: str, backend: str) -> None:
     if backend != "ref":
         pytest.skip("unfused graphs run on ref only")

@@ -3,6 +3,7 @@ shares the step: from the convolution and the delta rule through products, atten
 
 from __future__ import annotations
 
+import effort
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from zinc.core.errors import DeviceError, RequestError
 FAMILIES = ["gemma3", "gptoss", "deepseek2", "qwen35moe"]
 HYBRIDS = ["qwen35", "qwen35moe", "qwen3next"]
 IDS = np.random.default_rng(11).integers(512, size=80).astype(np.int32)
+SOME = IDS[:40]
 
 
 @pytest.mark.skipif("cpu" not in computing(), reason="the CPU backend is not built")
@@ -47,17 +49,21 @@ def test_the_batch_invariant_mode_gives_the_same_bits_in_every_step(
     def runner() -> Runner:
         return Runner(path, backend, n_sequences=3, batch_invariant=True)
 
-    whole = runner().feed((0, IDS))[0]
-    for size in (1, 7, 16):
-        got = runner().feed_in_chunks(IDS, size)
-        np.testing.assert_array_equal(got, whole, err_msg=f"in chunks of {size}")
+    whole = runner().feed((0, SOME))[0]
+    for size, n in ((16, 32), (7, 40), *[(1, 0)] * effort.EVERY):  # so many, and singles
+        alone = runner()
+        parts = [alone.feed_in_chunks(SOME[:n], size)] if n else []
+        parts += [alone.feed((0, SOME[i : i + 1]))[0] for i in range(n, len(SOME))]
+        np.testing.assert_array_equal(
+            np.concatenate(parts), whole, err_msg=f"in chunks of {size} and singles"
+        )
     ragged = runner()
     # (tokens of the prompt, of a second sequence, of a third) in each step
-    cuts = [(3, 0, 5), (1, 1, 1), (10, 30, 1), (1, 2, 0), (20, 1, 1), (1, 1, 30), (44, 9, 0)]
+    cuts = [(3, 0, 5), (1, 1, 1), (10, 22, 1), (1, 2, 0), (14, 1, 1), (1, 1, 22), (10, 9, 0)]
     at = [0, 0, 0]
-    parts: list[Logits] = []
+    parts = []
     for lengths in cuts:
-        step = [(s, IDS[at[s] : at[s] + n]) for s, n in enumerate(lengths) if n]
+        step = [(s, SOME[at[s] : at[s] + n]) for s, n in enumerate(lengths) if n]
         parts.append(ragged.feed(*step)[0])
         at = [a + n for a, n in zip(at, lengths, strict=True)]
     np.testing.assert_array_equal(np.concatenate(parts), whole, err_msg="in ragged batches")

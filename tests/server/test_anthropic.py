@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 from serving import MODEL, Running
 
 from zinc import LLM, SamplingParams
+
+if TYPE_CHECKING:  # it takes two seconds, of which those who run other tests need none
+    import anthropic
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SUM = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]
@@ -29,6 +31,8 @@ THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 @pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as found:
         yield found
 
@@ -230,7 +234,9 @@ def test_what_claude_code_sends_is_answered(server: Running):
     ],
 )
 def test_what_is_refused_names_its_field(client, fields, word):
-    with pytest.raises(anthropic.BadRequestError) as caught:
+    from anthropic import BadRequestError
+
+    with pytest.raises(BadRequestError) as caught:
         create(client, **{"messages": HELLO, **fields})
     body = caught.value.body
     assert body["type"] == "error"
@@ -239,7 +245,9 @@ def test_what_is_refused_names_its_field(client, fields, word):
 
 
 def test_other_errors_have_anthropics_envelope(client, server: Running):
-    with pytest.raises(anthropic.NotFoundError) as caught:
+    from anthropic import NotFoundError
+
+    with pytest.raises(NotFoundError) as caught:
         create(client, model="claude-none")
     assert caught.value.body["error"]["type"] == "not_found_error"
     assert server.post("/v1/messages", b"{").json["type"] == "error"

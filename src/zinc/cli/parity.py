@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,7 @@ def compare(
             yield Check(name, i, launch.kernel, launch.label, k, error, tolerance, kernels)
 
 
+@cache
 def every_case() -> list[tuple[Op, Case]]:
     """What the op registry generates."""
     return [(op, case) for op in OPS.values() for case in op.cases()]

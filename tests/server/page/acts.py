@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from serving import PATIENCE_S, wait_for
@@ -55,9 +54,22 @@ def wait_focused(tab: Any, name: str, wanted: str) -> None:
 
 
 def stop_clock(tab: Any) -> None:
-    """Stops the time of the page: what it shows for a moment is there until `tab.clock.run_for`."""
-    tab.clock.install()
-    tab.clock.pause_at(datetime.now(UTC) + timedelta(seconds=1))
+    """Lets no time pass for the page: what it shows for a moment stays until `let_time_pass`."""
+    tab.evaluate(
+        """() => {
+            const begin = window.setTimeout;
+            const waiting = [];
+            window.setTimeout = (...given) => waiting.push(given);
+            window.letTimePass = () => {
+                window.setTimeout = begin;
+                for (const given of waiting) begin(...given);
+            };
+        }"""
+    )
+
+
+def let_time_pass(tab: Any) -> None:
+    tab.evaluate("letTimePass()")
 
 
 STORED = """() => new Promise((resolve, reject) => {

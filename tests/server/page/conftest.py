@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -34,31 +35,74 @@ def browser() -> Iterator[Any]:
 def lab(browser: Any) -> Iterator[Any]:
     """One page for tests that call its modules and leave it as it is."""
     with scripted() as script:
-        found = browser.new_page()
+        found = new_tab(browser)
         found.goto(script.url)
         yield found
         found.close()
 
 
+def new_tab(browser: Any, **options: Any) -> Any:
+    """A page in a profile of its own."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(1000 * PATIENCE_S)
+    return context.new_page()
+
+
+@dataclass
+class Kept:
+    """A page that tests take in turn: each new one is a new process, and that takes a second."""
+
+    tab: Any
+    problems: list[str] = field(default_factory=list)
+
+    def clean(self) -> None:
+        """Leaves nothing of a test on the page, or of what the browser has stored for it."""
+        for other in self.tab.context.pages:
+            if other is not self.tab:
+                other.close()
+        if self.tab.url != "about:blank":
+            origin = self.tab.evaluate("() => { sessionStorage.clear(); return location.origin; }")
+            self.tab.goto("about:blank")
+            session = self.tab.context.new_cdp_session(self.tab)
+            session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+            session.detach()
+        self.problems.clear()
+
+
+@pytest.fixture(scope="module")
+def kept(browser: Any) -> Iterator[Kept]:
+    found = Kept(new_tab(browser))
+    watch(found.tab, found.problems)
+    yield found
+    found.tab.context.close()
+
+
 @pytest.fixture
-def open_tab(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page in a fresh profile. A script error or a broken policy fails the test."""
+def open_tab(browser: Any, kept: Kept) -> Iterator[Callable[..., Any]]:
+    """Opens a page in a profile without anything in it; each has its own.
+
+    A script error or a broken policy fails the test.
+    """
     problems: list[str] = []
+    opened: list[Any] = []
     with ExitStack() as stack:
 
         def open_tab(url: str, wait: bool = True, **options: Any) -> Any:
-            context = browser.new_context(**options)
-            stack.callback(context.close)
-            context.set_default_timeout(1000 * PATIENCE_S)
-            tab = context.new_page()
-            watch(tab, problems)
+            if options or kept.tab in opened:
+                tab = new_tab(browser, **options)
+                stack.callback(tab.context.close)
+                watch(tab, problems)
+            else:
+                tab = kept.tab
+                stack.callback(kept.clean)
+            opened.append(tab)
             tab.goto(url)
             if wait:  # for the models
                 tab.wait_for_selector("#models option", state="attached")
             return tab
 
         yield open_tab
-        assert not problems
+        assert problems + kept.problems == []
 
 
 def watch(tab: Any, problems: list[str]) -> None:

@@ -14,6 +14,7 @@ from acts import (
     ask,
     expect,
     expect_answers,
+    let_time_pass,
     send,
     stop_clock,
     wait_answered,
@@ -197,7 +198,7 @@ def import_file(tab: Any, file: Any, told: str) -> None:
     tab.click("#open-settings")
     tab.set_input_files("#settings input[type=file]", file)
     expect(tab.locator(".toast")).to_contain_text(told)
-    tab.clock.resume()
+    let_time_pass(tab)
 
 
 def test_tool_calls_are_shown_and_answered(tab: Any, script: Script) -> None:
@@ -423,8 +424,9 @@ def test_copying_code_and_messages(open_tab: OpenTab, script: Script) -> None:
     tab.get_by_role("button", name="Copy code").click()
     tab.wait_for_selector("[aria-label=Copied]")
     assert tab.evaluate("navigator.clipboard.readText()") == "make\n\ttest"
-    tab.clock.run_for(2000)
+    let_time_pass(tab)
     expect(tab.get_by_role("button", name="Copy code")).to_have_count(1)
+    stop_clock(tab)
     tab.locator(".message.assistant").get_by_role("button", name="Copy message").click()
     tab.wait_for_selector(".foot [aria-label=Copied]")
     assert tab.evaluate("navigator.clipboard.readText()") == text

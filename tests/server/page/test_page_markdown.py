@@ -130,7 +130,19 @@ def test_formulas(lab: Any, tex: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "tex", ["}", "{", "a^", "a_1_2", r"\frac{a}", r"\left(a", r"\begin{pmatrix}a", r"\x", "a&b"]
+    "tex",
+    [
+        "}",
+        "{",
+        "a^",
+        "a_1_2",
+        r"\frac{a}",
+        r"\left(a",
+        r"\begin{pmatrix}a",
+        r"\x",
+        "a&b",
+        "a" * 4001,
+    ],
 )
 def test_what_is_no_formula_stays_as_it_was_written(lab: Any, tex: str) -> None:
     found = lab.evaluate(RENDER, f"$${tex}$$")

@@ -6,6 +6,7 @@
 // Nodes: {tag, text} or {tag, children}, both with `attributes`.
 
 const MAX_DEPTH = 40;
+const MAX_CHARACTERS = 4000; // browsers take a time that grows with the square of a row
 const TOKEN = /\\(?:[A-Za-z]+\*?|[^])|\d+(?:\.\d+)?|[^]/uy;
 const SPACE = /\s*/y;
 
@@ -65,8 +66,9 @@ const MATRICES = {
 const IGNORED = new Set(`displaystyle textstyle scriptstyle limits nolimits nonumber notag !
   big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr hfill`.split(/\s+/));
 
-/** The nodes of a formula, or null when it holds what is not known here. */
+/** The nodes of a formula, or null when it is too long or holds what is not known here. */
 export function parseTex(text) {
+  if (text.length > MAX_CHARACTERS) return null;
   try {
     const parser = new TexParser(text);
     const nodes = parser.row(() => parser.at >= text.length);

@@ -1,0 +1,18 @@
+"""Runs a case of an op on a backend."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zinc.backends.api import Backend
+from zinc.cli.parity import CASE_BLOCK_TOKENS, bind_case
+from zinc.ops.cases import Case
+from zinc.plan.planner import make_plan
+
+
+def run(backend: Backend, case: Case) -> np.ndarray:
+    assert case.graph.output is not None
+    n = case.max_tokens
+    plan = make_plan(case.graph, backend, max_tokens=n, max_outputs=n)
+    step = case.step(CASE_BLOCK_TOKENS)
+    return np.array(bind_case(backend, case, plan, step).step(step))
