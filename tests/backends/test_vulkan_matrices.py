@@ -1,0 +1,85 @@
+"""Attention by subgroups that multiply matrices, on devices that cannot: there the matrices are
+others, made of shuffles (cooperative.slang), and the kernels are the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ops.running import run
+from present import absent
+
+from zinc.backends import api, vulkan
+from zinc.backends.vulkan import VulkanBackend, shaders
+from zinc.backends.vulkan.dispatch import Shader
+from zinc.cli.parity import case_tolerance, every_case
+from zinc.ops import OPS
+from zinc.ops.attention import _attention_case
+from zinc.ops.cases import Case
+
+pytestmark = [
+    pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", "")),
+    pytest.mark.skipif(shaders.compiler() is None, reason="needs a Slang compiler"),
+]
+
+MANY, FEW = "attention_matrices", "attention_few_matrices"
+# By case of the op: the kernels of matrices that run it.
+KERNELS = {
+    "8x1x16": {MANY},
+    "6x2x48": {MANY},
+    "window": {MANY},
+    "sinks": {MANY},
+    "later": {MANY},
+    "deep-narrow": {MANY, FEW},  # the prompt that comes before is many queries
+    "deep": {MANY, FEW},
+    "deep-one": {MANY, FEW},
+    "deep-group": {MANY, FEW},
+}
+SOON = ("8x1x16", "deep-narrow")  # compiled
+CASES = {case.name: case for op, case in every_case() if op is OPS["attention"]}
+CASES["deep-narrow"] = _attention_case(
+    Case("deep-narrow", 3, sequences=(1, 2), cached=300), 6, 2, 16, True
+)
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]:
+    """One that takes its device to have matrices of 16 x 16 and of 16 x 8."""
+    folder = tmp_path_factory.mktemp("kernels")
+    shutil.copytree(shaders.KERNELS, folder, dirs_exist_ok=True)
+    assert (folder / "cooperative.slang").is_file()
+    shutil.copy(Path(__file__).parent / "cooperative.slang", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shaders, "KERNELS", folder)
+        patch.setattr(shaders, "_source", shaders.source)
+        patch.setattr(vulkan, "_shared", vulkan._shared.__wrapped__)
+        found = api.create("vulkan")
+        if found.features.subgroup != 8:
+            pytest.skip("needs subgroups of 8, as lavapipe has them")
+        found.features = replace(
+            found.features, cooperative_matrix=True, narrow_matrix=True, shared_bytes=65536
+        )
+        yield found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.every) for n in KERNELS]
+)
+def test_attention_by_matrices_agrees_with_reference(
+    backend: VulkanBackend, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, used = backend.pipelines.prepare, list[Shader]()
+
+    def noting(shaders, progress=None):
+        used.extend(shaders)
+        prepare(used, progress)
+
+    monkeypatch.setattr(backend.pipelines, "prepare", noting)
+    op, case = OPS["attention"], CASES[name]
+    got, want = run(backend, case), run(api.create("ref"), case)
+    assert {shader.name for shader in used if "matrices" in shader.name} == KERNELS[name]
+    assert np.linalg.norm(got - want) <= case_tolerance(op, case) * np.linalg.norm(want)
