@@ -54,7 +54,7 @@ def test_a_sequence_changes_frequencies_when_it_outgrows_the_context(name, backe
         (generated,) = finish(llm, sequence)
         assert sequence.extended
         assert sequence.n_preempted == 0
-        check(llm, prompt(56), generated, 1e-5 if backend == "ref" else 5e-3)
+        check(llm, prompt(56), generated, 0.0 if backend == "ref" else 5e-3)
         llm.engine.pool.check()
 
 

@@ -196,7 +196,7 @@ def test_a_large_vocabulary_is_opened_without_reading_it(tmp_path):
     with GGUFFile.open(path) as file:
         taken_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert taken_bytes < 100_000
+        assert taken_bytes < 50_000
         tokens = file.array("tokenizer.ggml.tokens")
         assert tokens[49_999] == "token49999"
         assert file.array("tokenizer.ggml.merges").to_list()[-1] == "to ken49999"
