@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import on_backends
 from fake import END, KINDS, alone, shifted
 from present import computing
 from test_engine import check_idle, engine, finish, greedy, prompt
@@ -83,15 +84,9 @@ def test_what_cannot_be_is_refused(shift, max_tokens, message):
         SamplingParams(context_shift=-2)
 
 
-def on(backend, family):
-    """What is done is the same on each; some are slow."""
-    is_quick = backend == "cpu" or family == "qwen35"
-    return pytest.param(family, backend, marks=() if is_quick else pytest.mark.every)
-
-
 @pytest.mark.parametrize(
     ("family", "backend"),
-    [on(b, f) for f in ("qwen3", "gemma3", "qwen35") for b in ("ref", *computing())],
+    on_backends(("qwen3", "gemma3", "qwen35"), ("ref", *computing()), everywhere=["qwen35"]),
 )
 def test_a_model_goes_on_as_from_a_prompt_of_what_is_kept(family, backend):
     """Against prompts of the kept text, run with nothing cached; more than a shift."""

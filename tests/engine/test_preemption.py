@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import on_backends
 from fake import KINDS, alone
 from present import computing
 from test_engine import check_idle, engine, finish, greedy, prompt
@@ -88,14 +89,10 @@ def test_the_cheaper_way_is_taken():
     assert rates.swap_pays(1000, 400_000_000)
 
 
-def on(backend, family):
-    """A hybrid has blocks and states to copy; windows are blocks too."""
-    is_quick = backend == "cpu" or family == "qwen35"
-    return pytest.param(family, backend, marks=() if is_quick else pytest.mark.every)
-
-
+# A hybrid has blocks and states to copy; windows are blocks too.
 @pytest.mark.parametrize(
-    ("family", "backend"), [on(b, f) for f in ("gemma3", "qwen35") for b in ("ref", *computing())]
+    ("family", "backend"),
+    on_backends(("gemma3", "qwen35"), ("ref", *computing()), everywhere=["qwen35"]),
 )
 def test_a_model_goes_on_from_its_copy(family, backend, monkeypatch, copying):
     monkeypatch.setattr(loader, "choose_pool", lambda *args: 256)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import on_backends
 from present import computing
 
 from zinc import LLM, SamplingParams
@@ -27,12 +28,6 @@ TRAINED_HYBRID = MODELS / "zinc-demo-moe-48m-q8_0.gguf"
 QUICK = [name for name in computing() if name != "vulkan"]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 FAMILIES = ("qwen3", "gemma3", "gptoss", "qwen35", "qwen3next", "deepseek2")
-
-
-def on(backend, family):
-    """Windows and states are what a backend has code of its own for; some are slow."""
-    both = backend == "cpu" or family in ("gemma3", "qwen35")
-    return pytest.param(family, backend, marks=() if both else pytest.mark.every)
 
 
 def prompt(llm, n, seed):
@@ -61,7 +56,8 @@ def three_turns(llm):
 
 
 @pytest.mark.parametrize(
-    ("family", "backend"), [on(b, f) for f in FAMILIES for b in ("ref", *computing())]
+    ("family", "backend"),
+    on_backends(FAMILIES, ("ref", *computing()), everywhere=("gemma3", "qwen35")),
 )
 def test_later_turns_run_only_what_is_new(family, backend):
     cached, plain = run_both(FIXTURES / f"{family}.gguf", backend, three_turns, batch_tokens=96)
