@@ -62,17 +62,19 @@ template <class Micro>
     }
 }
 
-// What is read after a tile, and whether that or what soon follows lies behind it in memory.
+// What is read after a tile, and whether their lines are asked for with pages in turn: if that or what soon
+// follows lies behind it in memory, and rows are so few that reading is what takes the time.
 struct Following {
     const std::byte* tile;
-    bool behind;
+    bool in_turn;
 };
-inline bool reads_on(const TileMatmul& a, int r, int64_t bytes) {
-    return !a.next[r] || (a.next[r] > a.tile[r] && a.next[r] <= a.tile[r] + 2 * bytes);
+inline bool in_turn_pays(const TileMatmul& a, int r, int64_t bytes) {
+    const bool reads_on = !a.next[r] || (a.next[r] > a.tile[r] && a.next[r] <= a.tile[r] + 2 * bytes);
+    return wants_pages_in_turn && reads_on && a.n < 4;
 }
 // Of tile r, in a product that takes one tile after the other.
 inline Following following(const TileMatmul& a, int r, int64_t bytes) {
-    return {r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0], reads_on(a, r, bytes)};
+    return {r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0], in_turn_pays(a, r, bytes)};
 }
 
 // Asks for weights some way ahead of their use, on into the tile that will be read after this one: the
@@ -83,7 +85,7 @@ public:
     Ahead(const std::byte* tile, int64_t bytes, Following next, int64_t n_steps)
         : tile_(tile),
           next_((next.tile ? next.tile : tile + bytes) - bytes),
-          in_turn_(wants_pages_in_turn && next.behind),
+          in_turn_(next.in_turn),
           bytes_(bytes),
           step_(bytes / n_steps),
           at_(in_turn_            ? 0
@@ -121,7 +123,7 @@ public:
 
 private:
     static Ahead of(const TileMatmul& a, int r, int64_t bytes, int64_t n_steps) {
-        return {a.tile[r], bytes, {a.next[r], reads_on(a, r, bytes)}, n_steps};
+        return {a.tile[r], bytes, {a.next[r], in_turn_pays(a, r, bytes)}, n_steps};
     }
     int n_tiles_;
     Ahead ahead_[2];
@@ -196,8 +198,13 @@ template <class Dot, int kGroups, int kTiles, int kRows, class Weights>
             repeat<kTiles>(
                 [&](int r) __attribute__((always_inline)) { w[r] = u(r, std::integral_constant<int, g>()); });
             repeat<kRows>([&](int t) __attribute__((always_inline)) {
-                const int32_t four = load32(q[t] + k + 4 * g);
-                repeat<kTiles>([&](int r) __attribute__((always_inline)) { dot[r][t].add(w[r], four); });
+                const int8_t* four = q[t] + k + 4 * g;
+                if constexpr (kTiles == 1 && requires { dot[0][t].add(w[0], four); }) {
+                    dot[0][t].add(w[0], four);
+                } else {
+                    const int32_t x = load32(four);
+                    repeat<kTiles>([&](int r) __attribute__((always_inline)) { dot[r][t].add(w[r], x); });
+                }
             });
         });
         repeat<kTiles>([&](int r) __attribute__((always_inline)) {

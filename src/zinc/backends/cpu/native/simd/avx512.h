@@ -178,6 +178,13 @@ inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {
 inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
 }
+// The same with four s8 in memory: GCC would load and repeat them in an instruction of its own.
+inline I32x16 dot4(I32x16 acc, U8x64 w, const int8_t* four) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0"
+        : "+v"(acc.v)
+        : "v"(w.v), "m"(*reinterpret_cast<const int8_t (*)[4]>(four)));
+    return acc;
+}
 
 // Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned
 // weights; 8 means the full range in the level's own storage (kOffset8). Here all widths are one instruction.
@@ -185,6 +192,7 @@ struct Dot {
     static constexpr int kRun = 64;
     I32x16 acc = I32x16::zero();
     void add(U8x64 w, int32_t four) { acc = dot4(acc, w, four); }
+    void add(U8x64 w, const int8_t* four) { acc = dot4(acc, w, four); }
     I32x16 total() const { return acc; }
 };
 template <int kBits>
