@@ -259,6 +259,27 @@ def test_a_row_is_the_same_in_any_company(pool: _cpu.Pool, level: str, name: str
             np.testing.assert_array_equal(together, alone[:n])
 
 
+@pytest.mark.parametrize("bits", [0xFF, 0x7F, 0x80])
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_the_largest_sums_are_exact(pool: _cpu.Pool, level: str, name: str, bits: int) -> None:
+    rng = np.random.default_rng(8)
+    data = random_rows(rng, name, 16, 512)
+    blocks = data.reshape(16, -1, block_of(name)[1])
+    kept = blocks.copy()
+    blocks[:] = bits
+    for at in SCALES[name]:
+        blocks[..., at : at + 2] = kept[..., at : at + 2]
+    weights = pack(pool, level, name, data, 512)
+    x = rng.uniform(0.8, 1, (33, 512)).astype(np.float32)
+    x[16:] *= rng.choice(np.float32([-1, 1]), (17, 512))
+    together, x_seen = run_linear(pool, level, name, weights, x)
+    for n in (1, 5, 8):
+        few, _ = run_linear(pool, level, name, weights, x[:n])
+        np.testing.assert_array_equal(few, together[:n])
+    w = dequantize(name, data).astype(np.float64)
+    assert (np.abs(together - x_seen @ w.T) / (np.abs(x_seen) @ np.abs(w).T)).max() < 2e-6
+
+
 @pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_levels_agree(pool: _cpu.Pool, name: str) -> None:
     rng = np.random.default_rng(6)

@@ -25,7 +25,8 @@ void read_scales(const uint8_t* s, Source& out) {
 }
 
 struct Q2_K {
-    static constexpr int kType = 10, kSourceBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kOffset = 0;
+    static constexpr int kType = 10, kSourceBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kOffset = 0,
+                         kMostScale = 15;
     static constexpr bool kMins = true;
     static constexpr Scales kScales = Scales::nibbles;
     static constexpr const char* kName = "Q2_K";
@@ -61,7 +62,8 @@ struct Q3_K {
 };
 
 struct Q4_K {
-    static constexpr int kType = 12, kSourceBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kOffset = 0;
+    static constexpr int kType = 12, kSourceBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kOffset = 0,
+                         kMostScale = 63;
     static constexpr bool kMins = true;
     static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q4_K";

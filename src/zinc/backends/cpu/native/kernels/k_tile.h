@@ -32,7 +32,7 @@ struct Source {
 //   kType, kName, kSourceBytes, read(block, source) or, with kCodebook bytes of points, read(block, codebook,
 //   source); kSub values a sub-block, of kLow + kHigh bits, scaled as kScales says; kMins or an kOffset;
 //   and where they are wanted: kTable and kDotBits (planes.h), kFactor (of d), scale(s) and offset(s), the
-//   factors of u and of -1 that a stored scale s stands for.
+//   factors of u and of -1 that a stored scale s stands for, kMostScale, the largest scale (few).
 // Sizes and fields of a snippet's block in a tile.
 template <class F>
 struct Tile {
@@ -161,9 +161,9 @@ void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
 
 // The float operations of a block, in the one order there is.
 template <bool kMins>
-[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 dmin, I32x16 sum, I32x16 mins,
+[[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 dmin, F32x16 sum, I32x16 mins,
                                                float dx) {
-    F32x16 value = d * to_f32(sum);
+    F32x16 value = d * sum;
     if constexpr (kMins) value = fma(F32x16::zero() - dmin, to_f32(mins), value);
     return fma(F32x16::set1(dx), value, acc);
 }
@@ -202,7 +202,7 @@ void micro(const Panel* panels, ActRows x, const Q8Row& row, int64_t b, float* o
         repeat<kRows>([&](int t) {
             const float dx = load_float(x[t] + row.d + b * 4);
             if constexpr (!kMins) sum[r][t] = sum[r][t] + mins[r][t];
-            acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, dmin, sum[r][t], mins[r][t], dx);
+            acc.v[r][t] = add_block<kMins>(acc.v[r][t], d, dmin, to_f32(sum[r][t]), mins[r][t], dx);
         });
     });
     acc.store(out);
@@ -219,6 +219,20 @@ template <class Dot, int kSub, bool kMins>
     });
 }
 
+// Whether a few rows scale the sums of sub-blocks in floats: two operations where integers take an addition
+// and a product that is two itself on Intel's processors. Those of half a block are exact, and the sum of
+// both halves is rounded as that of integers is. Values stay where they are in their byte, with a smaller
+// scale.
+template <class F>
+constexpr bool scales_in_floats() {
+    if constexpr (kDotsOfBytes && F::kMins && F::kHigh == 0 && requires { F::kMostScale; }) {
+        constexpr int64_t kMost = (1 << F::kLow) - 1;
+        static_assert(kMost * 127 * F::kMostScale * 128 < 1 << 24);
+        return true;
+    }
+    return false;
+}
+
 // A few rows against one tile: each block is unpacked in registers and never stored. Sums of blocks before
 // lie in `out`: registers are wanted for those of the block.
 template <class F, int kRows>
@@ -232,11 +246,18 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
     const int8_t* q[kRows];
     repeat<kRows>([&](int t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
     repeat<kRows>([&](int t) { F32x16::zero().store(out + t * kOutStride); });
+    constexpr bool kFloats = scales_in_floats<F>();
+    using Sum = std::conditional_t<kFloats, F32x16, I32x16>;
     for (int64_t b = 0; b < head.blocks; ++b, block += T::kBlockBytes) {
-        I32x16 sum[kRows], mins[kRows];
-        repeat<kRows>([&](int t) { sum[t] = mins[t] = I32x16::zero(); });
+        Sum sum[kRows];
+        I32x16 mins[kRows];
+        F32x16 half_block[kRows];
+        repeat<kRows>([&](int t) { sum[t] = Sum::zero(), mins[t] = I32x16::zero(); });
         constexpr int kChunkPairs = 32 / F::kSub;
         for (int c = 0; c < 4; ++c) {
+            if constexpr (kFloats) {
+                if (c == 2) repeat<kRows>([&](int t) { half_block[t] = sum[t], sum[t] = Sum::zero(); });
+            }
             const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
             ahead.step();
             unroll<kChunkPairs>([&](auto i) {
@@ -246,14 +267,24 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
                     constexpr int first = (i * 2 + half) * (F::kSub / 4);
                     I32x16 dot[1][kRows];
                     repeat<kRows>([&](int t) { dot[0][t] = I32x16::zero(); });
-                    const auto weights = [&](int, auto g) { return T::template get<first + g>(chunk); };
+                    const auto weights = [&](int, auto g) {
+                        if constexpr (kFloats) return T::Chunk::Low::template raw<first + g>(chunk);
+                        return T::template get<first + g>(chunk);
+                    };
                     dots<typename T::Dot, F::kSub / 4>(weights, q, b * 256 + c * 64 + first * 4, dot);
                     const I32x16 s = half == 0 ? scale.even() : scale.odd();
-                    repeat<kRows>([&](int t) { sum[t] = sum[t] + dot[0][t] * s; });
+                    if constexpr (kFloats) {
+                        const F32x16 factor =
+                            to_f32(s) * F32x16::set1(1.0f / (1 << T::Chunk::Low::template bit<first>()));
+                        repeat<kRows>([&](int t) { sum[t] = fma(to_f32(dot[0][t]), factor, sum[t]); });
+                    } else {
+                        repeat<kRows>([&](int t) { sum[t] = sum[t] + dot[0][t] * s; });
+                    }
                 });
                 repeat<kRows>([&](int t) {
-                    auto& into = F::kMins ? mins[t] : sum[t];
-                    into = dot2(into, min, load32(x[t] + sums + (b * T::kPairs + pair) * 4));
+                    const int32_t two = load32(x[t] + sums + (b * T::kPairs + pair) * 4);
+                    if constexpr (F::kMins) mins[t] = dot2(mins[t], min, two);
+                    if constexpr (!F::kMins) sum[t] = dot2(sum[t], min, two);
                 });
             });
         }
@@ -261,7 +292,10 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
         repeat<kRows>([&](int t) {
             float* to = out + t * kOutStride;
             const F32x16 acc = F32x16::load(to);
-            add_block<F::kMins>(acc, d, dmin, sum[t], mins[t], load_float(x[t] + row.d + b * 4)).store(to);
+            F32x16 whole;
+            if constexpr (kFloats) whole = half_block[t] + sum[t];
+            if constexpr (!kFloats) whole = to_f32(sum[t]);
+            add_block<F::kMins>(acc, d, dmin, whole, mins[t], load_float(x[t] + row.d + b * 4)).store(to);
         });
     }
 }

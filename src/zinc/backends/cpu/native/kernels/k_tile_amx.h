@@ -104,7 +104,7 @@ template <int kSub, bool kMins, int kTiles>
                     mins = dot2(mins, min[r][pair], load32(pairs + i * stride + pair * 4));
                 });
                 float* to = out + i * kOutStride + r * 16;
-                add_block<kMins>(F32x16::load(to), scale[r], dmin[r], sum, mins,
+                add_block<kMins>(F32x16::load(to), scale[r], dmin[r], to_f32(sum), mins,
                                  load_float(factor + i * stride))
                     .store(to);
             };
@@ -201,7 +201,7 @@ template <class F>
             if constexpr (!F::kMins) sum = mins;
             float* to = out + t * kOutStride;
             const F32x16 acc = b == 0 ? F32x16::zero() : F32x16::load(to);
-            add_block<F::kMins>(acc, d, dmin, sum, mins, load_float(x[t] + row.d + b * 4)).store(to);
+            add_block<F::kMins>(acc, d, dmin, to_f32(sum), mins, load_float(x[t] + row.d + b * 4)).store(to);
         }
     };
     unroll<4>([&](auto part) { unpack<F, part * 4>(block, 0, weights[0]); });

@@ -27,13 +27,22 @@ struct Plane {
     // Group g with its values in bits [at, at + kBits) of each byte.
     template <int g, int at>
     static U8x64 get(const std::byte* plane) {
-        constexpr int from = g / kVectors * kBits;
+        constexpr int from = bit<g>();
         const U8x64 raw = U8x64::load(plane + g % kVectors * 64);
         if constexpr (kBits == 8) return raw;
         const U8x64 mask = U8x64::set1(static_cast<uint8_t>(((1 << kBits) - 1) << at));
         if constexpr (from > at) return shr<from - at>(raw) & mask;
         if constexpr (from < at) return shl<at - from>(raw) & mask;
         return raw & mask;
+    }
+    // Group g with its values in the bits where they are, from bit<g> on.
+    template <int g>
+    static constexpr int bit() {
+        return g / kVectors * kBits;
+    }
+    template <int g>
+    static U8x64 raw(const std::byte* plane) {
+        return get<g, bit<g>()>(plane);
     }
     // Four values of a row, already masked. The plane was zero.
     static void put(std::byte* plane, int g, int row, uint32_t four) {

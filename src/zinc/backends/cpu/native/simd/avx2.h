@@ -10,9 +10,10 @@
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kVectorRegisters = 8;  // sixteen-lane values that fit in registers
-inline constexpr int kOffset8 = 0;          // 8-bit weights are stored as s8
-inline constexpr int kDotOffset = 0;        // dot4 takes u8 as they are
+inline constexpr int kVectorRegisters = 8;   // sixteen-lane values that fit in registers
+inline constexpr int kOffset8 = 0;           // 8-bit weights are stored as s8
+inline constexpr int kDotOffset = 0;         // dot4 takes u8 as they are
+inline constexpr bool kDotsOfBytes = false;  // unsigned weights may have all eight bits
 
 struct I32x16 {
     __m256i a, b;

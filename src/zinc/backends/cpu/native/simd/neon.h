@@ -6,9 +6,10 @@
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kVectorRegisters = 8;  // sixteen-lane values that fit in registers
-inline constexpr int kOffset8 = 0;          // 8-bit weights are stored as s8
-inline constexpr int kDotOffset = 128;      // dot4 takes u8 as s8 + kDotOffset
+inline constexpr int kVectorRegisters = 8;   // sixteen-lane values that fit in registers
+inline constexpr int kOffset8 = 0;           // 8-bit weights are stored as s8
+inline constexpr int kDotOffset = 128;       // dot4 takes u8 as s8 + kDotOffset
+inline constexpr bool kDotsOfBytes = false;  // unsigned weights may have all eight bits
 
 // f for each of the four registers.
 template <class T, class F>
