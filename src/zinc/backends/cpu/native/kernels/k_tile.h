@@ -239,7 +239,7 @@ template <class F, int kRows>
 void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* out) {
     using T = Tile<F>;
     const TileHead head = T::head(cols);
-    Ahead ahead(tile, T::bytes(cols), next, head.blocks * 4);
+    Ahead ahead(tile, T::bytes(cols), next, head.blocks * T::kPairs);
     const Q8Row row(Act::q8_256, cols);
     const int64_t sums = F::kSub == 16 ? row.sum16 : row.sum;
     const std::byte* block = tile + T::blocks_at(head);
@@ -259,8 +259,8 @@ void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* 
                 if (c == 2) repeat<kRows>([&](int t) { half_block[t] = sum[t], sum[t] = Sum::zero(); });
             }
             const std::byte* chunk = block + T::kChunks + c * T::Chunk::kBytes;
-            ahead.step();
             unroll<kChunkPairs>([&](auto i) {
+                ahead.step();
                 const int pair = c * kChunkPairs + i;
                 const I16x32 scale = T::scales(block, pair), min = T::mins(block, pair);
                 unroll<2>([&](auto half) {
