@@ -26,7 +26,7 @@ from zinc.server import pool as pool_module
 from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.errors import ApiError
 from zinc.server.pool import file_bytes
-from zinc.server.runner import Observer
+from zinc.server.runner import Observer, Runner
 
 ALICE, BOB = ModelSource("alice", None), ModelSource("bob", EMBEDDED_MODEL)
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "temperature": 0}
@@ -256,6 +256,30 @@ def test_a_model_that_cannot_be_closed_does_not_keep_others_loaded(
         assert server.post("/v1/chat/completions", HELLO).status == 200
     assert len(broken) == 1
     close(broken[0])
+
+
+def test_a_server_that_stops_frees_a_model_that_is_being_unloaded(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    end, close = Runner.close, LLM.close
+    ending, go = threading.Event(), threading.Event()
+    closed: list[LLM] = []
+
+    async def slow_end(runner: Runner) -> None:
+        ending.set()
+        assert await asyncio.to_thread(go.wait, PATIENCE_S)
+        await end(runner)
+
+    def counted_close(llm: LLM) -> None:
+        closed.append(llm)
+        close(llm)
+
+    monkeypatch.setattr(Runner, "close", slow_end)
+    monkeypatch.setattr(LLM, "close", counted_close)
+    with running(ttl_s=0.2):
+        assert ending.wait(PATIENCE_S)
+        threading.Timer(0.3, go.set).start()
+    assert len(closed) == 1
 
 
 def test_a_file_that_is_no_model(tmp_path: Path):

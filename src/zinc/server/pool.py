@@ -98,6 +98,7 @@ class Entry:
         self.progress = (0, 0)  # bytes done, bytes in all
         self.model: LoadedModel | None = None
         self.loading: asyncio.Task[None] | None = None
+        self.unloading: asyncio.Task[None] | None = None
         self.users = 0
         self.last_used = time.monotonic()
         self.created = int(self.path.stat().st_mtime)
@@ -289,6 +290,8 @@ class ModelPool:
 
     async def _load_alone(self, entry: Entry) -> None:
         """Loads a model; the caller holds `_loading`."""
+        if unloading := [e.unloading for e in self.entries.values() if e.unloading is not None]:
+            await asyncio.wait(unloading)  # their memory is not free yet
         await self._make_room(entry)
         entry.error, entry.progress = "", (0, 0)
         started = time.perf_counter()
@@ -362,13 +365,20 @@ class ModelPool:
                     await self._changed.wait()
 
     async def _unload(self, entry: Entry) -> None:
-        model, entry.model = entry.model, None
-        if model is None:
-            return
-        entry.state = State.UNLOADED
-        await model.runner.close()
-        await asyncio.to_thread(model.llm.close)
-        log.info("%s is unloaded", entry.source.name)
+        """Frees a loaded model, to the end also when the one who waits for it is cancelled."""
+        if entry.model is not None:
+            entry.unloading = asyncio.create_task(self._free(entry, entry.model))
+            entry.model, entry.state = None, State.UNLOADED
+        if entry.unloading is not None:
+            await asyncio.shield(entry.unloading)
+
+    async def _free(self, entry: Entry, model: LoadedModel) -> None:
+        try:
+            await model.runner.close()
+            await asyncio.to_thread(model.llm.close)
+            log.info("%s is unloaded", entry.source.name)
+        finally:
+            entry.unloading = None
 
     async def _unload_idle(self, ttl_s: float) -> None:
         while True:
