@@ -332,7 +332,7 @@ template <class Dot, int kSub, bool kMins>
 
 // A few rows against one tile: each block is unpacked in registers and never stored.
 template <class F, int kRows>
-void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* out) {
+[[gnu::noinline]] void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* out) {
     using T = BlockTile<F>;
     constexpr int kGroups = T::kSub / 4;
     const T tiles(cols);

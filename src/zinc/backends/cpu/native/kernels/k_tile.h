@@ -236,7 +236,7 @@ constexpr bool scales_in_floats() {
 // A few rows against one tile: each block is unpacked in registers and never stored. Sums of blocks before
 // lie in `out`: registers are wanted for those of the block.
 template <class F, int kRows>
-void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* out) {
+[[gnu::noinline]] void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* out) {
     using T = Tile<F>;
     const TileHead head = T::head(cols);
     Ahead ahead(tile, T::bytes(cols), next, head.blocks * T::kPairs);
