@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from backends.overlay import copied_kernels
 from ops.running import run
 from present import absent
 
-from zinc.backends import api, vulkan
+from zinc.backends import api
 from zinc.backends.vulkan import VulkanBackend, shaders
 from zinc.backends.vulkan.dispatch import Shader
 from zinc.cli.parity import case_tolerance, every_case
@@ -50,13 +51,10 @@ CASES["deep-narrow"] = _attention_case(
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]:
     """One that takes its device to have matrices of 16 x 16 and of 16 x 8."""
     folder = tmp_path_factory.mktemp("kernels")
-    shutil.copytree(shaders.KERNELS, folder, dirs_exist_ok=True)
-    assert (folder / "cooperative.slang").is_file()
-    shutil.copy(Path(__file__).parent / "cooperative.slang", folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shaders, "KERNELS", folder)
-        patch.setattr(shaders, "_source", shaders.source)
-        patch.setattr(vulkan, "_shared", vulkan._shared.__wrapped__)
+        copied_kernels(folder, patch)
+        assert (folder / "cooperative.slang").is_file()
+        shutil.copy(Path(__file__).parent / "cooperative.slang", folder)
         found = api.create("vulkan")
         if found.features.subgroup != 8:
             pytest.skip("needs subgroups of 8, as lavapipe has them")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
+from backends.overlay import copied_kernels
 from present import computing
 
 from zinc.backends import api, vulkan
@@ -73,13 +73,10 @@ def test_a_kernel_that_is_compiled_wrongly_is_named(
 ):
     """One line of the source is another, as if a compiler had got it wrong."""
     folder = tmp_path / "kernels"
-    shutil.copytree(shaders.KERNELS, folder)
+    copied_kernels(folder, monkeypatch)
     text = (folder / f"{file}.slang").read_text()
     assert right in text
     (folder / f"{file}.slang").write_text(text.replace(right, wrong))
-    monkeypatch.setattr(shaders, "KERNELS", folder)
-    monkeypatch.setattr(shaders, "_source", shaders.source)
-    monkeypatch.setattr(vulkan, "_shared", vulkan._shared.__wrapped__)
     monkeypatch.setenv("ZINC_CACHE", str(tmp_path / "cache"))
     named = [(op, c) for op, c in parity.every_case() if (op.name, c.name) == (kernel, case)]
     monkeypatch.setattr(parity, "every_case", lambda: named)

@@ -68,13 +68,10 @@ struct Following {
     const std::byte* tile;
     bool in_turn;
 };
-inline bool in_turn_pays(const TileMatmul& a, int r, int64_t bytes) {
-    const bool reads_on = !a.next[r] || (a.next[r] > a.tile[r] && a.next[r] <= a.tile[r] + 2 * bytes);
-    return wants_pages_in_turn && reads_on && a.n < 4;
-}
 // Of tile r, in a product that takes one tile after the other.
 inline Following following(const TileMatmul& a, int r, int64_t bytes) {
-    return {r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0], in_turn_pays(a, r, bytes)};
+    const bool reads_on = !a.next[r] || (a.next[r] > a.tile[r] && a.next[r] <= a.tile[r] + 2 * bytes);
+    return {r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0], wants_pages_in_turn && reads_on && a.n < 4};
 }
 
 // Asks for weights some way ahead of their use, on into the tile that will be read after this one: the
@@ -123,7 +120,7 @@ public:
 
 private:
     static Ahead of(const TileMatmul& a, int r, int64_t bytes, int64_t n_steps) {
-        return {a.tile[r], bytes, {a.next[r], in_turn_pays(a, r, bytes)}, n_steps};
+        return {a.tile[r], bytes, {a.next[r], false}, n_steps};
     }
     int n_tiles_;
     Ahead ahead_[2];
