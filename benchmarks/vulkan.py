@@ -38,6 +38,7 @@ from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 
 REPETITIONS = 3
+DECODE_REPETITIONS = 9  # of tokens enough for a fifth of a second
 PROFILE_RUNS = 5
 DRAWN_BY = ("host", "device, in step", "device")
 
@@ -62,7 +63,7 @@ def decode(bench: Bench, bound: loading.Bound, n: int, depth: int) -> dict[str, 
     for step in steps[:4]:
         bound.program.step(step)
     rates, host = [], []
-    for _ in range(REPETITIONS):
+    for _ in range(DECODE_REPETITIONS):
         waited, start = bound.program.work.waited_s, time.perf_counter()
         for step in steps:
             bound.program.step(step)

@@ -34,13 +34,24 @@ MAX_RECORDINGS = 64
 IN_FLIGHT = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of an output as the host reads them, and the buffer that they are copied to."""
+
+    values: FloatArray
+    buffer: Buffer | None = None
+
+
+NO_ROWS = Rows(np.empty((0, 0), np.float32))
+
+
 @dataclass(slots=True)
 class Recording:
     """A recorded step, where its rows arrive, and how long it took lately."""
 
     commands: Commands
-    logits: Buffer | None
-    tokens: Buffer | None
+    logits: Rows
+    tokens: Rows
     seconds: float = 0.0
 
 
@@ -71,13 +82,11 @@ class Running:
 
     def tokens(self) -> FloatArray:
         self.wait()
-        drawn = self._program.plan.drawn
-        assert drawn is not None
-        return _rows(self._recording.tokens, drawn, self._rows)
+        return self._recording.tokens.values[: self._rows]
 
     def logits(self) -> FloatArray:
         self.wait()
-        return _rows(self._recording.logits, self._program.plan.output, self._rows)
+        return self._recording.logits.values[: self._rows]
 
 
 class VulkanProgram:
@@ -158,7 +167,7 @@ class VulkanProgram:
         self._parts.move_to_end(bucket)
         if (first, last) not in found:
             commands = self._levels(self._schedule(bucket, first, last)).finish()
-            found[first, last] = Recording(commands, None, None)
+            found[first, last] = Recording(commands, NO_ROWS, NO_ROWS)
         if len(self._parts) > MAX_RECORDINGS:
             self._parts.popitem(last=False)
         Running(self, found[first, last], 0).wait()
@@ -267,16 +276,18 @@ class VulkanProgram:
 
     def _download(
         self, recorder: Recorder, ref: Ref | None, bucket: Bucket, slot: int, wanted: bool
-    ) -> Buffer | None:
+    ) -> Rows:
         """Has the rows of an output copied to where the host reads them."""
         if ref is None or not wanted:
-            return None
+            return Rows(np.empty((0, ref.cols if ref else 0), np.float32))
         size = bucket.outputs * ref.stride
         buffer = self._downloads.get((ref, slot))
         if buffer is None or buffer.size < size:
             buffer = self._downloads[ref, slot] = self._memory.buffer(size, Kind.DOWNLOAD)
         recorder.read_back(self._arena, ref.offset, buffer, size)
-        return buffer
+        assert buffer.bytes is not None
+        rows = buffer.bytes[:size].reshape(bucket.outputs, ref.stride)
+        return Rows(rows[:, : 4 * ref.cols].view(np.float32), buffer)
 
 
 def bucket_of(plan: Plan, step: Step, logits: bool = True) -> Bucket:
@@ -289,15 +300,6 @@ def bucket_of(plan: Plan, step: Step, logits: bool = True) -> Bucket:
         draws=step.draws is not None,
         logits=logits,
     )
-
-
-def _rows(buffer: Buffer | None, ref: Ref, n: int) -> FloatArray:
-    """The first rows of an output that was copied to the host."""
-    if not n or buffer is None:
-        return np.empty((0, ref.cols), np.float32)
-    assert buffer.bytes is not None
-    rows = buffer.bytes[: n * ref.stride].reshape(n, ref.stride)
-    return rows[:, : 4 * ref.cols].view(np.float32)
 
 
 def _decode_q8_rows(data: npt.NDArray[np.uint8], ref: Ref) -> FloatArray:

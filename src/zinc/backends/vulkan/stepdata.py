@@ -57,7 +57,7 @@ class StepData:
             *(step.output_rows, step.seq_start, step.state_slot),
         )
         counts = tuple(map(len, arrays))
-        self._rows[: sum(counts)] = np.concatenate(arrays)
+        np.concatenate(arrays, out=self._rows[: sum(counts)])
         if step.draws is not None:
             self._draws[: len(step.output_rows)] = step.draws
         tables = [(table.shape, table.tobytes()) for table in step.tables]
