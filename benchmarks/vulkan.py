@@ -38,7 +38,7 @@ from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 
 REPETITIONS = 3
-DECODE_REPETITIONS = 9  # of tokens enough for a fifth of a second
+DECODE_REPETITIONS = 9  # each takes a fifth of a second, and one in three is off by a percent
 PROFILE_RUNS = 5
 DRAWN_BY = ("host", "device, in step", "device")
 

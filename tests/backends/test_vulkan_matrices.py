@@ -39,12 +39,22 @@ KERNELS = {
     "deep": {MANY, FEW},
     "deep-one": {MANY, FEW},
     "deep-group": {MANY, FEW},
+    "turns": {MANY, FEW},
+    "turns-of-one-run": {MANY, FEW},
+    "turns-of-wide-heads": {MANY, FEW},
 }
-SOON = ("8x1x16", "deep-narrow")  # compiled
+SOON = ("8x1x16", "deep-narrow", "turns", "turns-of-one-run")  # compiled
 CASES = {case.name: case for op, case in every_case() if op is OPS["attention"]}
 CASES["deep-narrow"] = _attention_case(
     Case("deep-narrow", 3, sequences=(1, 2), cached=300), 6, 2, 16, True
 )
+# Subgroups make several turns, some one more than others: 8 KV heads have two runs of keys, 16 one.
+for _name, _heads, _kv, _dim in (
+    ("turns", 16, 8, 16),
+    ("turns-of-one-run", 32, 16, 16),
+    ("turns-of-wide-heads", 16, 8, 144),
+):
+    CASES[_name] = _attention_case(Case(_name, 1, cached=300), _heads, _kv, _dim, True)
 
 
 @pytest.fixture(scope="module")

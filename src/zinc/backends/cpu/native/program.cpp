@@ -219,7 +219,8 @@ double read_bandwidth(Pool& pool, int64_t bytes, int reps) {
 
 double int8_peak(Pool& pool, const Level& level) {
     double best = 0;
-    for (int rep = 0; rep < 30; ++rep) {  // some 50 ms: at first threads that wake up may share a processor
+    const int64_t end = now_ns() + 50'000'000;  // threads that wake up may share a processor for some ms
+    for (int rep = 0; rep < 5 || now_ns() < end; ++rep) {
         std::atomic<int64_t> done{0};
         const int64_t start = now_ns();
         pool.for_chunks(pool.size() * 16, [&](int, Scratch&) { done += level.int8_peak(4000); });
