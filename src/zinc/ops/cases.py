@@ -46,8 +46,8 @@ class Case:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def rows(self, cols: int, scale: float = 1.0) -> Value:
-        """Random rows [tokens, cols]."""
-        return self.graph.embed(self.matrix(self.n_tokens, cols, scale=scale))
+        """Random rows [tokens, cols], others for each token of a step and of those before it."""
+        return self.graph.embed(self.matrix(self.n_tokens + self._n_cached, cols, scale=scale))
 
     def matrix(
         self, rows: int, cols: int, type: GGMLType = GGMLType.F32, scale: float = 1.0
@@ -113,17 +113,21 @@ class Case:
     @property
     def max_tokens(self) -> int:
         """Of its steps."""
-        return max(self.n_tokens, self.cached * max(1, len(self.sequences)))
+        return max(self.n_tokens, self._n_cached)
+
+    @property
+    def _n_cached(self) -> int:
+        return self.cached * max(1, len(self.sequences))
 
     def step(self, block_tokens: int) -> Step:
         """All tokens at once: `sequences` lists how many tokens each sequence has."""
-        return self._step(self._lengths, self.cached, block_tokens)
+        return self._step(self._lengths, self.cached, 0, block_tokens)
 
     def before(self, block_tokens: int) -> Step | None:
         """The step that puts the tokens of `cached` into the cache."""
         if not self.cached:
             return None
-        return self._step([self.cached] * len(self._lengths), 0, block_tokens)
+        return self._step([self.cached] * len(self._lengths), 0, self.n_tokens, block_tokens)
 
     @property
     def _lengths(self) -> Sequence[int]:
@@ -131,7 +135,7 @@ class Case:
         assert sum(lengths) == self.n_tokens
         return lengths
 
-    def _step(self, lengths: Sequence[int], first: int, block_tokens: int) -> Step:
+    def _step(self, lengths: Sequence[int], first: int, first_id: int, block_tokens: int) -> Step:
         n_tokens, n_sequences = sum(lengths), len(lengths)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         n_blocks = max(-(-(self.cached + n) // block_tokens) for n in self._lengths)
@@ -139,7 +143,7 @@ class Case:
         every = np.arange(n_tokens, dtype=np.int32)
         positions = np.concatenate([first + np.arange(n) for n in lengths])
         return Step(
-            ids=every % self.n_tokens,
+            ids=first_id + every,
             positions=positions.astype(np.int32),
             sequence=np.repeat(np.arange(n_sequences, dtype=np.int32), lengths),
             output_rows=every,
