@@ -158,7 +158,8 @@ def post_when_ready(url: str) -> None:
     post(f"{url}/v1/chat/completions", {"messages": messages, "max_tokens": 4, "ignore_eos": True})
 
 
-def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running) -> str:
+def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running) -> list[str]:
+    """The log's lines of three requests; the request before them may be logged among them."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     before = {
@@ -168,25 +169,31 @@ def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running)
     log.set_up(json_lines)
     try:
         secret = {"messages": [{"role": "user", "content": "xylophone"}], "max_tokens": 2}
-        server.post("/v1/chat/completions", secret)
-        server.post("/v1/chat/completions", {**secret, "xylophone_field": 1})
-        server.get("/v1/models/%0aforged%20line")
-        wait_for(lambda: stream.getvalue().count("\n") >= 3)  # written after the answer is sent
+        answers = [
+            server.post("/v1/chat/completions", secret),
+            server.post("/v1/chat/completions", {**secret, "xylophone_field": 1}),
+            server.get("/v1/models/%0aforged%20line"),
+        ]
+        ids = [answer.headers["x-request-id"] for answer in answers]
+        # A line is written after its answer is sent.
+        wait_for(lambda: all(each in stream.getvalue() for each in ids))
     finally:
         for name, (handlers, propagate) in before.items():
             logging.getLogger(name).handlers[:] = handlers
             logging.getLogger(name).propagate = propagate
-    return stream.getvalue()
+    lines = stream.getvalue().splitlines()
+    assert all("req_" in line for line in lines)  # a request is one line
+    return [line for line in lines if any(each in line for each in ids)]
 
 
 def test_the_log_has_no_contents(server: Running, monkeypatch: pytest.MonkeyPatch):
-    text = lines_of(False, monkeypatch, server).splitlines()
+    text = lines_of(False, monkeypatch, server)
     assert len(text) == 3
     assert "POST /v1/chat/completions 200" in text[0]
     assert "completion_tokens=2" in text[0]
     assert "error=unknown_parameter" in text[1]
     assert not any("xylophone" in line for line in text)
-    rows = [json.loads(line) for line in lines_of(True, monkeypatch, server).splitlines()]
+    rows = [json.loads(line) for line in lines_of(True, monkeypatch, server)]
     assert [row["status"] for row in rows] == [200, 400, 404]
     assert all(row["id"].startswith("req_") and row["time"].endswith("Z") for row in rows)
 
