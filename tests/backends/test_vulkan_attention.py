@@ -18,17 +18,21 @@ pytestmark = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulka
 
 ROOM = 640  # positions of a sequence
 TOKENS = 160
-HEADS = 6
 
 
 def case_of(
-    state: KVState, *, sinks: bool = False, softcap: float = 0.0, norms: bool = False
+    state: KVState,
+    *,
+    heads: int = 6,
+    sinks: bool = False,
+    softcap: float = 0.0,
+    norms: bool = False,
 ) -> Case:
     """RoPE, cache write and attention, as a model has them; `norms`: each head is normalised, and
     RoPE rotates some of its dimensions, neighbours together."""
     case = Case("attention", TOKENS)
     g, head_dim = case.graph, state.head_dim
-    q, k = case.rows(HEADS * head_dim), case.rows(state.n_heads * head_dim)
+    q, k = case.rows(heads * head_dim), case.rows(state.n_heads * head_dim)
     v = None if state.v_from_k else case.rows(state.n_heads * state.head_dim_v)
     table = g.rope_table(case.rope_frequencies(head_dim - 20 if norms else head_dim))
     if norms:
@@ -38,7 +42,7 @@ def case_of(
     k = g.rope(k, table, head_dim=head_dim, neox=not norms)
     q = g.rope(q, table, head_dim=head_dim, neox=not norms)
     g.kv_store(k, v, state)
-    sink = case.vector(HEADS) if sinks else None
+    sink = case.vector(heads) if sinks else None
     return case.returns(g.attention(q, state, sink, scale=head_dim**-0.5, softcap=softcap))
 
 
@@ -79,6 +83,8 @@ CASES = {
     "narrow-values": (KVState("kv", 1, 96, 64), "q8_0", {}),
     "wide-group": (KVState("kv", 1, 128, 128), "q8_0", {"sinks": True}),
     "wide-heads": (KVState("kv", 1, 256, 256, window=300), "f16", {}),
+    # Runs of keys are long on a large GPU too: its subgroups make several turns.
+    "turns": (KVState("kv", 64, 16, 16), "f16", {"heads": 128}),
     "odd-matrices": (KVState("kv", 2, 80, 48), "f16", {}),
     "normed": (KVState("kv", 2, 96, 64), "q8_0", {"norms": True}),
     "latent": (KVState("kv", 1, 96, 64, v_from_k=True), "q8_0", {}),
