@@ -47,7 +47,7 @@ def run_zinc(model: str, args: argparse.Namespace) -> dict[str, Any]:
         "--depth", str(args.depth), "--kv-dtype", args.kv_dtype, "--streams", str(args.streams),
     ]  # fmt: skip
     level = {env.LEVEL.name: args.level} if args.level else {}
-    result: dict[str, Any] = json.loads(run(command, level).strip().splitlines()[-1])
+    result: dict[str, Any] = json.loads(run(command, level))
     result["model"] = Path(model).name  # a report says nothing of where files lie
     return result
 

@@ -58,7 +58,7 @@ def run_zinc(model: str, args: argparse.Namespace) -> float:
         "--decode", str(args.decode), "--threads", str(args.threads),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["decode_tokens_per_s"])
+    return float(json.loads(done.stdout)["decode_tokens_per_s"])
 
 
 def run_llama(model: str, args: argparse.Namespace) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +121,12 @@ class Runner:
 
     def feed(self, *parts: tuple[int, Ids]) -> list[Logits]:
         """One step of (sequence, ids) parts; returns the logits of each part's tokens."""
+        lengths = [len(part) for _, part in parts]
+        logits = self.feed_for(range(sum(lengths)), *parts)
+        return np.split(logits, np.cumsum(lengths)[:-1])
+
+    def feed_for(self, rows: Sequence[int], *parts: tuple[int, Ids]) -> Logits:
+        """The same step; the logits of these rows of it."""
         ids = np.concatenate([part for _, part in parts]).astype(np.int32)
         lengths = [len(part) for _, part in parts]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -131,7 +136,7 @@ class Runner:
             ids=ids,
             positions=np.concatenate(positions).astype(np.int32),
             sequence=np.repeat(np.arange(len(parts)), lengths).astype(np.int32),
-            output_rows=np.arange(len(ids), dtype=np.int32),
+            output_rows=np.array(rows, np.int32),
             seq_start=starts,
             state_slot=np.array(sequences, np.int32),
             tables=tuple(self._table(window, sequences) for window in self.windows),
@@ -139,7 +144,7 @@ class Runner:
         logits = np.array(self.program.step(step))
         for s, part in parts:
             self.lengths[s] += len(part)
-        return [logits[a:b] for a, b in pairwise(starts)]
+        return logits
 
     def _table(self, window: int, sequences: Sequence[int]) -> Ids:
         table = self.blocks[list(sequences)].copy()

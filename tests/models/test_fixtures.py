@@ -83,6 +83,19 @@ def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
 
 
 @everywhere
+def test_some_rows_are_outputs(name: str, backend: str) -> None:
+    """A chunk of a prompt has none, its end one, a check of drafted tokens several."""
+    ids, logits = expected(name)
+    runner = Runner(FIXTURES / f"{name}.gguf", backend)
+    first, second = len(ids) - 24, len(ids) - 12
+    assert len(runner.feed_for([], (0, ids[:first]))) == 0
+    got = [runner.feed_for([11], (0, ids[first:second]))]
+    got.append(runner.feed_for([8, 0, 9], (0, ids[second:-1])))
+    got.append(runner.feed_for([0], (0, ids[-1:])))
+    check(backend, np.concatenate(got), logits[[second - 1, -4, second, -3, -1]])
+
+
+@everywhere
 def test_fused_plan_equals_the_graph(name: str, backend: str) -> None:
     if backend != "ref":
         pytest.skip("unfused graphs run on ref only")

@@ -74,9 +74,9 @@ class Launch:
 
     @property
     def phase(self) -> Phase:
-        """The part of a step that it belongs to: products and norms have what their rows are."""
+        """The part of a step that it belongs to: products and norms have what they are part of."""
         phase = OPS[self.kernel].phase
-        return Phase.HEAD if self.dim is Dim.OUTPUTS and phase is Phase.DENSE else phase
+        return Phase.HEAD if self.label == "head" and phase is Phase.DENSE else phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,9 @@ class Cache(Protocol):
 
 
 # Ops whose kernels store 8-bit rows on every device; some can do more.
-ROUNDING = frozenset({"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu"})
+ROUNDING = frozenset(
+    {"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu", "select_rows"}
+)
 
 
 # Ops that a backend may leave to the host; models do not need them.

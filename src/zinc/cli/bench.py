@@ -2,8 +2,7 @@
 
 Prefill and decode are measured apart: the token that a prompt yields is not counted as decode, and
 a whole round of both runs first, unmeasured. Steps carry random token ids and nothing is sampled
-but in a profile, so a figure depends on the model's shape alone. With --json the last line of
-stdout is one object.
+but in a profile, so a figure depends on the model's shape alone. With --json stdout is one object.
 """
 
 from __future__ import annotations
@@ -73,19 +72,16 @@ def run(args: argparse.Namespace) -> int:
         report["model"], report["model_bytes"] = str(file.path), file.n_bytes
         for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
             report[f"{name}_step"] = bench.counts(shape)
-        print(_text(report, limits))
+        if not args.json:
+            print(_text(report, limits))
         if args.profile:
             for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
                 profile = bench.profile(shape, args.reps)
                 phases, kernels = profile.by_phase(limits), profile.by_kernel(limits)
                 report[f"{name}_phases"], report[f"{name}_profile"] = phases, kernels
                 report[f"{name}_phases_percent_of_step"] = profile.percent_of_step
-                print(
-                    f"\n{name}, a step of {shape.tokens} after {shape.depth} tokens: "
-                    f"{1e3 * sum(profile.seconds):.3f} ms in launches, "
-                    f"{profile.percent_of_step:.0f}% of the {1e3 * profile.step_s:.3f} ms it takes"
-                )
-                print(f"{_profile_text('phase', phases)}\n\n{_profile_text('kernel', kernels)}")
+                if not args.json:
+                    print(f"\n{name}, {_profile_report(profile, phases, kernels)}")
     if args.json:
         print(json.dumps(report))
     return 0
@@ -375,6 +371,18 @@ def _step_text(report: dict[str, Any], name: str) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}%"
+
+
+def _profile_report(
+    profile: Profile, phases: list[dict[str, Any]], kernels: list[dict[str, Any]]
+) -> str:
+    shape = profile.shape
+    return (
+        f"a step of {shape.tokens} after {shape.depth} tokens: "
+        f"{1e3 * sum(profile.seconds):.3f} ms in launches, "
+        f"{profile.percent_of_step:.0f}% of the {1e3 * profile.step_s:.3f} ms it takes\n"
+        f"{_profile_text('phase', phases)}\n\n{_profile_text('kernel', kernels)}"
+    )
 
 
 def _profile_text(title: str, rows: list[dict[str, Any]]) -> str:

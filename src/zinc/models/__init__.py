@@ -10,13 +10,15 @@ from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.context import RopeScaling, specs
 from zinc.models.nextn import check_nextn
+from zinc.models.selection import select_early
 from zinc.models.spec import ModelSpec
 from zinc.models.weights import Weights
 from zinc.ops.graph import Graph
 
 # What model files share, and what is done with all of them.
 _SHARED = {
-    "blocks", "context", "delta_net", "latent", "moe", "nextn", "probe", "rope", "spec", "weights",
+    "blocks", "context", "delta_net", "latent", "moe", "nextn", "probe", "rope", "selection",
+    "spec", "weights",
 }  # fmt: skip
 
 
@@ -83,6 +85,7 @@ def load(
             f"it counts {n_experts} experts, and the {arch} models that zinc runs have none",
             "use another model, or a newer zinc",
         )
+    select_early(graph)
     return spec, graph
 
 

@@ -129,6 +129,8 @@ def build(g: Graph, spec: Gemma4Spec, w: Weights) -> None:
         layer = w.layer(i)
         if a.kv_layer is not None:
             layer.ignore("attn_k", "attn_v", "attn_k_norm")
+        if inputs is not None:
+            given = g.columns(inputs, i * spec.per_layer, spec.per_layer)
         h = norm(g, spec, layer, x, "attn_norm")
         h = attention(g, spec, a, layer, ropes, h, f"blk.{i}")
         x = g.add(norm(g, spec, layer, h, "post_attention_norm"), x)
@@ -138,7 +140,6 @@ def build(g: Graph, spec: Gemma4Spec, w: Weights) -> None:
             h = g.add(experts(g, spec, layer, x), h)
         x = g.add(norm(g, spec, layer, h, "post_ffw_norm"), x)
         if inputs is not None:
-            given = g.columns(inputs, i * spec.per_layer, spec.per_layer)
             x = g.add(layer_input(g, spec, layer, x, given), x)
         if layer.has("layer_output_scale"):
             x = g.scale(x, layer.scalar("layer_output_scale"))

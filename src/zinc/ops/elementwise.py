@@ -12,7 +12,7 @@ from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.graph import FloatArray, Node, Weight
 from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
 from zinc.ops.step import Step
-from zinc.quant.blocks import BLOCKS, row_bytes
+from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -130,6 +130,11 @@ def softcap(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatAr
 def _select_cases() -> Iterator[Case]:
     case = Case("select")
     yield case.returns(case.graph.select_rows(case.rows(48)))
+    # In front of a product it makes the rows that the product reads.
+    for type in (GGMLType.Q8_0, GGMLType.Q4_K):
+        case = Case(f"select-{type.name.lower()}")
+        x = case.graph.select_rows(case.rows(512))
+        yield case.returns(case.graph.linear(x, case.matrix(24, 512, type)))
 
 
 @op(cost=elementwise_cost, cases=_select_cases)

@@ -51,7 +51,7 @@ def head_linear(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Flo
     x, weight = inputs
     n_heads, cols = int(attrs["n_heads"]), weight.shape[-1]
     y = np.einsum("thc,hrc->thr", x.reshape(-1, n_heads, cols), weight.reshape(n_heads, -1, cols))
-    return [y.reshape(len(x), -1).astype(np.float32)]
+    return [y.reshape(len(x), n_heads * y.shape[2]).astype(np.float32)]
 
 
 def _concat_cases() -> Iterator[Case]:

@@ -89,7 +89,7 @@ def route(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArra
         scores = sigmoid(scores)
     choice = scores if bias is None else scores + bias
     if n_groups > 1:
-        groups = choice.reshape(len(choice), n_groups, -1)
+        groups = choice.reshape(len(choice), n_groups, choice.shape[1] // n_groups)
         totals = np.sort(groups, axis=2)[:, :, -int(attrs["group_top"]) :].sum(axis=2)
         masked = np.full_like(groups, -np.inf)
         rows = np.arange(len(choice))[:, None]

@@ -55,7 +55,7 @@ class Cost:
 
 
 class Phase(StrEnum):
-    """Parts of a step that its time is told by. `HEAD` is what only output rows go through."""
+    """Parts of a step that its time is told by. `HEAD` is what makes logits of rows."""
 
     ATTENTION = "attention"
     GDN = "GDN"

@@ -219,7 +219,7 @@ double read_bandwidth(Pool& pool, int64_t bytes, int reps) {
 
 double int8_peak(Pool& pool, const Level& level) {
     double best = 0;
-    const int64_t end = now_ns() + 50'000'000;  // threads that wake up may share a processor for some ms
+    const int64_t end = now_ns() + 200'000'000;  // threads that wake up may share a processor at first
     for (int rep = 0; rep < 5 || now_ns() < end; ++rep) {
         std::atomic<int64_t> done{0};
         const int64_t start = now_ns();

@@ -1,6 +1,4 @@
-// add, scale, softcap and select_rows: one pass over rows of f32.
-#include <cstring>
-
+// add, scale, softcap and select_rows: one pass over rows of f32, which select_rows may quantise.
 #include "math.h"
 #include "rows.h"
 
@@ -60,16 +58,22 @@ void run_softcap(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     });
 }
 
-// in: x [tokens]; out: y [outputs], y[r] = x[output_rows[r]]
+// in: x f32 [tokens]; out: y [outputs], y[r] = x[output_rows[r]], f32 or q8
 void prepare_select_rows(Launch& l, const Attrs&) {
-    require_floats(l, 1);
+    require_operands(l, 1, 1);
+    require_rows(l, l.in[0], "x", Act::f32, l.out[0].cols);
+    require_output(l, l.out[0], "y", l.in[0].cols);
     require(l, l.dim == Dim::outputs, "has one row an output");
 }
 
+Grid selected(const Launch& l, const Batch& batch) { return Grid(l.rows(batch), l.out[0].cols, true); }
+
+int select_chunks(const Launch& l, const Batch& batch, int) { return selected(l, batch).chunks(); }
+
 void run_select_rows(const Launch& l, const Batch& batch, int chunk, Scratch&) {
-    grid(l, batch).each(chunk, [&](int r, int first, int last) {
-        const float* x = l.in[0].row(batch.output_rows[r]);
-        std::memcpy(l.out[0].row(r) + first, x + first, static_cast<size_t>(last - first) * sizeof(float));
+    const Operand& y = l.out[0];
+    selected(l, batch).each(chunk, [&](int r, int, int cols) {
+        quantize_row(l.in[0].row(batch.output_rows[r]), cols, y.act, y.row<std::byte>(r));
     });
 }
 
@@ -78,6 +82,6 @@ void run_select_rows(const Launch& l, const Batch& batch, int chunk, Scratch&) {
 const Kernel add_kernel{"add", prepare_add, chunks, run_add};
 const Kernel scale_kernel{"scale", prepare_scale, chunks, run_scale};
 const Kernel softcap_kernel{"softcap", prepare_softcap, chunks, run_softcap};
-const Kernel select_rows_kernel{"select_rows", prepare_select_rows, chunks, run_select_rows};
+const Kernel select_rows_kernel{"select_rows", prepare_select_rows, select_chunks, run_select_rows};
 
 }  // namespace zinc::ZINC_LEVEL

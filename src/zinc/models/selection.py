@@ -1,0 +1,74 @@
+"""Rows that no output needs are not computed: the selection of output rows moves to the front.
+
+A model file selects them before its head. What comes after the last attention works on each row
+for itself, so selecting what that part reads gives the same logits, and a prompt of which one row
+is an output goes through it with one row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zinc.ops.graph import Dim, Graph, Value
+
+# Ops that make a row of each output from the same row of each input. What `group_experts` makes is
+# in another order, but that of the rows which the experts of its users read.
+ROW_WISE = frozenset(
+    {
+        "add",
+        "columns",
+        "concat_heads",
+        "gate",
+        "gated_norm",
+        "glu",
+        "group_experts",
+        "head_linear",
+        "linear",
+        "moe_down",
+        "moe_glu",
+        "rms_norm",
+        "route",
+        "scale",
+        "softcap",
+    }
+)
+# Values that are selected: what attention made and what it is added to. Each is a launch, which a
+# decoded token has for nothing.
+MOST_SELECTED = 2
+
+
+def select_early(graph: Graph) -> None:
+    """Moves the selection of `graph` as far to the front as row-wise ops and MOST_SELECTED allow.
+
+    The graph selects its output rows once.
+    """
+    nodes = graph.nodes
+    (at,) = (i for i, node in enumerate(nodes) if node.op == "select_rows")
+    (x,), (selected,) = nodes[at].inputs, nodes[at].outputs
+    assert isinstance(x, Value)
+    read, best = {x.id: x}, (at, {x.id: x})
+    for i in reversed(range(at)):
+        node = nodes[i]
+        if node.op not in ROW_WISE:
+            break
+        for made in node.outputs:
+            read.pop(made.id, None)
+        read |= {v.id: v for v in node.inputs if isinstance(v, Value)}
+        if len(read) <= MOST_SELECTED:
+            best = i, dict(read)
+    first, read = best
+    graph.nodes, moved = nodes[:first], {}
+    graph.at(nodes[first].label)
+    for id, value in read.items():
+        moved[id] = graph.select_rows(value)
+    for node in nodes[first:at]:
+        for value in node.outputs:
+            is_row = value.dim is Dim.TOKENS
+            moved[value.id] = replace(value, dim=Dim.OUTPUTS) if is_row else value
+    moved[selected.id] = moved[x.id]
+    for node in (*nodes[first:at], *nodes[at + 1 :]):
+        inputs = tuple(moved.get(v.id, v) if isinstance(v, Value) else v for v in node.inputs)
+        outputs = tuple(moved.get(v.id, v) for v in node.outputs)
+        graph.nodes.append(replace(node, inputs=inputs, outputs=outputs))
+    if graph.output is not None:
+        graph.output = moved.get(graph.output.id, graph.output)

@@ -1,0 +1,74 @@
+"""Output rows are selected as early as they can be, and no logit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from models.harness import FIXTURES, fixture_names
+
+from zinc.backends import api
+from zinc.cli.parity import CASE_BLOCK_TOKENS, bind_case, every_case
+from zinc.formats.gguf import GGUFFile
+from zinc.models import load
+from zinc.models.selection import MOST_SELECTED, ROW_WISE, select_early
+from zinc.ops.cases import Case
+from zinc.ops.graph import Dim, Graph
+from zinc.plan.planner import make_plan
+
+# The order of slots is that of other rows when some are left out.
+LEFT_OUT = ("sample", "select_rows", "group_experts")
+CASES = [(op.name, case) for op, case in every_case() if op.name not in LEFT_OUT]
+
+
+def selected_early(graph: Graph) -> Graph:
+    found = copy(graph)
+    found.nodes = list(graph.nodes)
+    select_early(found)
+    return found
+
+
+def run(case: Case, graph: Graph, rows: Sequence[int]) -> np.ndarray:
+    """The rows of the case's step, by the reference."""
+    backend, n = api.create("ref"), case.max_tokens
+    plan = make_plan(graph, backend, max_tokens=n, max_outputs=n, fuse=False)
+    step = replace(case.step(CASE_BLOCK_TOKENS), output_rows=np.array(rows, np.int32))
+    return np.array(bind_case(backend, case, plan, step).step(step))
+
+
+@pytest.mark.parametrize(("op", "case"), CASES, ids=[f"{op}-{case.name}" for op, case in CASES])
+def test_ops_make_the_same_rows_of_selected_rows(op: str, case: Case) -> None:
+    rows = [case.n_tokens - 1, *range(0, case.n_tokens - 1, 3)]
+    want = run(case, case.graph, rows)
+    early = selected_early(case.graph)
+    np.testing.assert_allclose(run(case, early, rows), want, rtol=1e-5, atol=1e-5)
+    assert moved_ops(early) <= ROW_WISE
+
+
+def moved_ops(graph: Graph) -> set[str]:
+    """Ops of the graph that make rows of outputs, but the selection."""
+    made = {n.op for n in graph.nodes if any(v.dim is Dim.OUTPUTS for v in n.outputs)}
+    return made - {"select_rows"}
+
+
+def test_every_row_wise_op_is_among_those_moved() -> None:
+    assert set().union(*(moved_ops(selected_early(case.graph)) for _, case in CASES)) == ROW_WISE
+
+
+@pytest.mark.parametrize("name", fixture_names())
+def test_models_have_output_rows_alone_behind_their_last_attention(name: str) -> None:
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        spec, graph = load(file)
+    ops = [node.op for node in graph.nodes]
+    last = max(i for i, op in enumerate(ops) if op == "attention")
+    selections = [i for i, op in enumerate(ops) if op == "select_rows"]
+    assert last < selections[0]
+    assert len(selections) <= MOST_SELECTED
+    assert selections == list(range(selections[0], selections[-1] + 1))
+    behind = graph.nodes[selections[-1] + 1 :]
+    assert {v.dim for node in behind for v in node.outputs} <= {Dim.OUTPUTS, Dim.CONSTANT}
+    labels = {node.label for node in behind if node.op in ("linear", "moe_down")}
+    assert labels == {f"blk.{spec.n_layers - 1}", "head"}
