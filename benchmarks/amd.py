@@ -3,7 +3,7 @@
     python benchmarks/amd.py docs/amd.md [--families rdna4 ...] [--shapes qwen3-8b ...]
 
 It needs Mesa's RADV and no AMD GPU: RADV_FORCE_FAMILY makes RADV compile for one that is not there.
-Kernels are those that a plan of each shape runs for one token, a few and a prompt. Files of two
+Kernels are those that a plan of each shape runs for one token, a few and a prompt. Files of four
 layers are made on the spot: kernels depend on the sizes of a layer, not on how many there are.
 """
 
@@ -57,10 +57,10 @@ COMPUTE_UNITS = 64  # the driver has no number of them for a GPU that is not the
 
 @cache
 def plan_of(name: str) -> Plan:
-    """The plan of two layers of a shape with a small vocabulary."""
+    """The plan of four layers of a shape with a small vocabulary. The last has few rows in all."""
     shape = make_model.SHAPES[name]
     delta = replace(shape.delta, interval=2) if shape.delta else None
-    shape = replace(shape, layers=2, vocab=4096, delta=delta)
+    shape = replace(shape, layers=4, vocab=4096, delta=delta)
     mix = "mxfp4" if name.startswith("gptoss") else "q4_k_m"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"

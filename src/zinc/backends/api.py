@@ -292,9 +292,7 @@ class Cache(Protocol):
 
 
 # Ops whose kernels store 8-bit rows on every device; some can do more.
-ROUNDING = frozenset(
-    {"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu", "select_rows"}
-)
+ROUNDING = frozenset({"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu"})
 
 
 # Ops that a backend may leave to the host; models do not need them.

@@ -130,10 +130,11 @@ def softcap(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatAr
 def _select_cases() -> Iterator[Case]:
     case = Case("select")
     yield case.returns(case.graph.select_rows(case.rows(48)))
-    # In front of a product it makes the rows that the product reads.
+    # In front of a product it copies the rows that the product reads.
     for type in (GGMLType.Q8_0, GGMLType.Q4_K):
         case = Case(f"select-{type.name.lower()}")
-        x = case.graph.select_rows(case.rows(512))
+        x = case.graph.rms_norm(case.rows(512), None, eps=1e-6)
+        x = case.graph.select_rows(x)
         yield case.returns(case.graph.linear(x, case.matrix(24, 512, type)))
 
 

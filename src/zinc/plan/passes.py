@@ -7,7 +7,7 @@ and a test holds them equal. A pass looks at structure only, never at the name o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
@@ -234,17 +234,26 @@ def choose_activations(
     """Gives every linear its rows in the format its kernel reads.
 
     The producer writes that format itself when it can and nobody needs the rows in float32;
-    otherwise a quantize node follows it. Raises UnsupportedError for a product of several weights
-    that read their rows in different formats.
+    otherwise a quantize node follows it. A selection of rows copies them as they are. Raises
+    UnsupportedError for a product of several weights that read their rows in different formats.
     """
+    made, used = producers(nodes), uses(nodes, output)
     wanted: dict[int, Counter[Act]] = {}
-    for node in nodes:
+    copied: dict[int, Act] = {}  # by id of what a selection reads
+    if output is not None:
+        wanted[output.id] = Counter([Act.F32])
+    for node in reversed(nodes):
+        if node.op == "select_rows":
+            (x,), (out,) = node.inputs, node.outputs
+            assert isinstance(x, Value)
+            acts, source = wanted.get(out.id, Counter()), made.get(x.id)
+            if len(acts) == 1 and used[x.id] == 1 and source is not None:
+                act = next(iter(acts))
+                copied[x.id] = act if _can_store(source, act, stores) else Act.F32
         for value in node.inputs:
             if isinstance(value, Value):
-                act = _wants(node, value, activation)
+                act = _wants(node, value, activation, copied)
                 wanted.setdefault(value.id, Counter())[act] += 1
-    if output is not None:
-        wanted.setdefault(output.id, Counter())[Act.F32] += 1
 
     stored: dict[tuple[int, Act], Value] = {}
     result: list[Node] = []
@@ -253,7 +262,8 @@ def choose_activations(
         casts: list[Node] = []
         for value in node.outputs:
             acts = wanted.get(value.id, Counter())
-            if len(acts) == 1 and _can_store(node, (only := next(iter(acts))), stores):
+            only = next(iter(acts)) if len(acts) == 1 else None
+            if only is not None and _makes(node, only, stores, copied):
                 out = replace(value, act=only)
                 outputs.append(out)
                 stored[value.id, only] = out
@@ -267,7 +277,7 @@ def choose_activations(
                     stored[value.id, act] = out
                     casts.append(Node("quantize", (value,), (out,), label=node.label))
         inputs = tuple(
-            stored[v.id, _wants(node, v, activation)] if isinstance(v, Value) else v
+            stored[v.id, _wants(node, v, activation, copied)] if isinstance(v, Value) else v
             for v in node.inputs
         )
         result.append(replace(node, inputs=inputs, outputs=tuple(outputs)))
@@ -275,7 +285,9 @@ def choose_activations(
     return result
 
 
-def _wants(node: Node, value: Value, activation: ActivationOf) -> Act:
+def _wants(node: Node, value: Value, activation: ActivationOf, copied: Mapping[int, Act]) -> Act:
+    if node.op == "select_rows":
+        return copied.get(value.id, Act.F32)
     if node.op not in READS_ROWS or node.op in ROUNDS_ITSELF or value != node.inputs[0]:
         return Act.F32
     first, *others = (w for w in node.inputs if isinstance(w, Weight) and not w.is_vector)
@@ -289,6 +301,12 @@ def _wants(node: Node, value: Value, activation: ActivationOf) -> Act:
                 "use a file in which both have one quantisation, or --backend ref",
             )
     return act
+
+
+def _makes(node: Node, act: Act, stores: Stores, copied: Mapping[int, Act]) -> bool:
+    if node.op == "select_rows" and isinstance(node.inputs[0], Value):
+        return act is copied.get(node.inputs[0].id, Act.F32)
+    return _can_store(node, act, stores)
 
 
 def _can_store(node: Node, act: Act, stores: Stores) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from enum import IntEnum
 
 from zinc.backends.api import Launch, Ref
@@ -16,6 +17,8 @@ from zinc.backends.vulkan.lower.operands import (
     ref_or_none,
     ref_or_null,
 )
+from zinc.backends.vulkan.packing import row_bytes
+from zinc.ops.graph import Act
 
 THREADS = 64
 
@@ -119,4 +122,8 @@ def gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("select_rows")
 def select_rows(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return elementwise(Op.SELECT, launch, at, bucket)
+    """Rows of 8-bit blocks are copied as the float32 numbers that their bytes would be."""
+    x, (y,) = operand(launch, 0, Ref), launch.outputs
+    if is_q8(y):
+        x, y = (replace(ref, act=Act.F32, cols=row_bytes(ref.act, ref.cols) // 4) for ref in (x, y))
+    return elementwise(Op.SELECT, replace(launch, inputs=(x,), outputs=(y,)), at, bucket)

@@ -1,4 +1,6 @@
-// add, scale, softcap and select_rows: one pass over rows of f32, which select_rows may quantise.
+// add, scale and softcap: one pass over rows of f32. select_rows: copies of rows.
+#include <cstring>
+
 #include "math.h"
 #include "rows.h"
 
@@ -58,22 +60,23 @@ void run_softcap(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     });
 }
 
-// in: x f32 [tokens]; out: y [outputs], y[r] = x[output_rows[r]], f32 or q8
+// in: x [tokens]; out: y [outputs], y[r] = x[output_rows[r]], stored alike
 void prepare_select_rows(Launch& l, const Attrs&) {
     require_operands(l, 1, 1);
-    require_rows(l, l.in[0], "x", Act::f32, l.out[0].cols);
+    require_rows(l, l.in[0], "x", l.out[0].act, l.out[0].cols);
     require_output(l, l.out[0], "y", l.in[0].cols);
     require(l, l.dim == Dim::outputs, "has one row an output");
 }
 
-Grid selected(const Launch& l, const Batch& batch) { return Grid(l.rows(batch), l.out[0].cols, true); }
-
-int select_chunks(const Launch& l, const Batch& batch, int) { return selected(l, batch).chunks(); }
+int select_chunks(const Launch& l, const Batch& batch, int) {
+    return Grid(l.rows(batch), l.out[0].cols, true).chunks();
+}
 
 void run_select_rows(const Launch& l, const Batch& batch, int chunk, Scratch&) {
-    const Operand& y = l.out[0];
-    selected(l, batch).each(chunk, [&](int r, int, int cols) {
-        quantize_row(l.in[0].row(batch.output_rows[r]), cols, y.act, y.row<std::byte>(r));
+    const Operand &x = l.in[0], &y = l.out[0];
+    const auto bytes = static_cast<size_t>(y.act == Act::f32 ? int64_t{y.cols} * 4 : row_bytes(y.act, y.cols));
+    Grid(l.rows(batch), y.cols, true).each(chunk, [&](int r, int, int) {
+        std::memcpy(y.row<std::byte>(r), x.row<std::byte>(batch.output_rows[r]), bytes);
     });
 }
 
