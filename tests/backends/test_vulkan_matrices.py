@@ -1,5 +1,5 @@
-"""Attention by subgroups that multiply matrices, on devices that cannot: there the matrices are
-others, made of shuffles (cooperative.slang), and the kernels are the same."""
+"""Attention and products by subgroups that multiply matrices, on devices that cannot: there the
+matrices are others, made of shuffles (cooperative.slang), and the kernels are the same."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from zinc.cli.parity import case_tolerance, every_case
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
 from zinc.ops.cases import Case
+from zinc.ops.registry import Op
+from zinc.quant.blocks import GGMLType
 
 pytestmark = [
     pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", "")),
@@ -74,20 +76,61 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]
         yield found
 
 
+@pytest.fixture
+def used(backend: VulkanBackend, monkeypatch: pytest.MonkeyPatch) -> list[Shader]:
+    """What the backend has compiled or taken from before, filled as it does."""
+    prepare, found = backend.pipelines.prepare, list[Shader]()
+
+    def noting(shaders, progress=None):
+        found.extend(shaders)
+        prepare(found, progress)
+
+    monkeypatch.setattr(backend.pipelines, "prepare", noting)
+    return found
+
+
+def check(backend: VulkanBackend, op: Op, case: Case) -> None:
+    got, want = run(backend, case), run(api.create("ref"), case)
+    assert np.linalg.norm(got - want) <= case_tolerance(op, case) * np.linalg.norm(want)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.every) for n in KERNELS]
 )
 def test_attention_by_matrices_agrees_with_reference(
-    backend: VulkanBackend, name: str, monkeypatch: pytest.MonkeyPatch
+    backend: VulkanBackend, used: list[Shader], name: str
 ) -> None:
-    prepare, used = backend.pipelines.prepare, list[Shader]()
-
-    def noting(shaders, progress=None):
-        used.extend(shaders)
-        prepare(used, progress)
-
-    monkeypatch.setattr(backend.pipelines, "prepare", noting)
-    op, case = OPS["attention"], CASES[name]
-    got, want = run(backend, case), run(api.create("ref"), case)
+    check(backend, OPS["attention"], CASES[name])
     assert {shader.name for shader in used if "matrices" in shader.name} == KERNELS[name]
-    assert np.linalg.norm(got - want) <= case_tolerance(op, case) * np.linalg.norm(want)
+
+
+def products(used: list[Shader]) -> set[str]:
+    """Kernels of products by matrices."""
+    return {shader.name for shader in used if ("MATRICES", 1) in shader.defines}
+
+
+# Steps of 64 columns, the last of which is half one; fewer rows than a tile has.
+@pytest.mark.every
+@pytest.mark.parametrize("type", [GGMLType.Q8_0, GGMLType.Q5_1])
+def test_products_by_matrices_agree_with_reference(
+    backend: VulkanBackend, used: list[Shader], type: GGMLType
+) -> None:
+    case = Case("many", 24)
+    weight = case.matrix(72, 288, type, 288**-0.5)
+    check(backend, OPS["linear"], case.returns(case.graph.linear(case.rows(288), weight)))
+    assert products(used) == {"gemm"}
+
+
+@pytest.mark.every
+def test_experts_by_matrices_agree_with_reference(
+    backend: VulkanBackend, used: list[Shader]
+) -> None:
+    case = Case("experts", 40)
+    g, x = case.graph, case.rows(160)
+    routes = g.route(case.rows(4), None, top_k=2, scoring=0, renormalise=True)
+    order, starts = g.group_experts(routes, n_experts=4)
+    gate, up = (case.experts(4, 64, 160, GGMLType.Q8_0, 160**-0.5) for _ in range(2))
+    h = g.moe_glu(x, order, starts, gate, up, act=0)
+    down = case.experts(4, 40, 64, GGMLType.Q8_0, 64**-0.5)
+    check(backend, OPS["moe_down"], case.returns(g.moe_down(h, order, starts, routes, down)))
+    assert products(used) == {"gemm"}

@@ -33,7 +33,7 @@ ROW_WISE = frozenset(
     }
 )
 # Values that are selected: what attention made and what it is added to. Each is a launch, which a
-# decoded token has for nothing.
+# decoded token has for nothing. Slots in order of expert count rows of the step and cannot be.
 MOST_SELECTED = 2
 
 
@@ -54,7 +54,8 @@ def select_early(graph: Graph) -> None:
         for made in node.outputs:
             read.pop(made.id, None)
         read |= {v.id: v for v in node.inputs if isinstance(v, Value)}
-        if len(read) <= MOST_SELECTED:
+        has_rows = all(v.dim is Dim.TOKENS for v in read.values())
+        if len(read) <= MOST_SELECTED and has_rows:
             best = i, dict(read)
     first, read = best
     graph.nodes, moved = nodes[:first], {}
@@ -63,8 +64,8 @@ def select_early(graph: Graph) -> None:
         moved[id] = graph.select_rows(value)
     for node in nodes[first:at]:
         for value in node.outputs:
-            is_row = value.dim is Dim.TOKENS
-            moved[value.id] = replace(value, dim=Dim.OUTPUTS) if is_row else value
+            if value.dim is Dim.TOKENS:
+                moved[value.id] = replace(value, dim=Dim.OUTPUTS)
     moved[selected.id] = moved[x.id]
     for node in (*nodes[first:at], *nodes[at + 1 :]):
         inputs = tuple(moved.get(v.id, v) if isinstance(v, Value) else v for v in node.inputs)
