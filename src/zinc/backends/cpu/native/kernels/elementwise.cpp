@@ -74,7 +74,8 @@ int select_chunks(const Launch& l, const Batch& batch, int) {
 
 void run_select_rows(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     const Operand &x = l.in[0], &y = l.out[0];
-    const auto bytes = static_cast<size_t>(y.act == Act::f32 ? int64_t{y.cols} * 4 : row_bytes(y.act, y.cols));
+    const auto bytes =
+        static_cast<size_t>(y.act == Act::f32 ? int64_t{y.cols} * 4 : row_bytes(y.act, y.cols));
     Grid(l.rows(batch), y.cols, true).each(chunk, [&](int r, int, int) {
         std::memcpy(y.row<std::byte>(r), x.row<std::byte>(batch.output_rows[r]), bytes);
     });
