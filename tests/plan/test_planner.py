@@ -13,7 +13,7 @@ from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.cases import Case
-from zinc.ops.graph import Dim
+from zinc.ops.graph import Act, Dim
 from zinc.ops.step import Step
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
@@ -73,6 +73,17 @@ def test_experts_that_read_rows_differently_are_refused() -> None:
         make_plan(case.graph, api.create("cpu"), max_tokens=8, max_outputs=8)
     assert "Q4_K weights read rows as q8_256 and Q8_0 weights as q8_32" in str(error.value)
     make_plan(case.graph, api.create("ref"), max_tokens=8, max_outputs=8)
+
+
+def test_selected_rows_are_copied_in_the_format_that_is_read() -> None:
+    case = Case("selected")
+    g = case.graph
+    x = g.select_rows(g.rms_norm(case.rows(64), None, eps=1e-6))
+    case.returns(g.linear(x, case.matrix(32, 64, GGMLType.Q8_0)))
+    plan = make_plan(case.graph, api.create("cpu"), max_tokens=8, max_outputs=8)
+    stored = [(launch.kernel, launch.outputs[0].act) for launch in plan.launches]
+    assert stored[1:3] == [("rms_norm", Act.Q8_32), ("select_rows", Act.Q8_32)]
+    assert len(stored) == 4, "nothing is quantised by itself"
 
 
 def overlapping(a: Ref, b: Ref, plan: Plan) -> bool:
