@@ -217,6 +217,13 @@ struct TileMatmul {
     float* out = nullptr;  // [n][kOutStride]
     // The tiles that will be read after these, in their places; null: what lies behind them.
     const std::byte* next[2] = {};
+    // What the caller does next with each of the n rows: that many lines of 64 bytes, which a format may ask
+    // for ahead.
+    struct Soon {
+        ActRows rows;
+        int lines = 0;
+    };
+    Soon soon[2] = {};
 };
 inline constexpr int kOutStride = 2 * kTileRows;
 

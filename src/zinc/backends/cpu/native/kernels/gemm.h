@@ -126,6 +126,28 @@ private:
     Ahead ahead_[2];
 };
 
+// What the caller does next with the rows of such a product, asked for in the last quarter of its steps: all
+// at once after it they would be waited for, while memory has little to do beside a product of many rows.
+class AheadOfRows {
+public:
+    AheadOfRows(const TileMatmul& a, int64_t n_steps)
+        : a_(a), steps_left_(n_steps), rows_a_step_(static_cast<int>((a.n * 4 + n_steps - 1) / n_steps)) {}
+    void step() {
+        if (--steps_left_ * rows_a_step_ <= a_.n - row_) bring();
+    }
+
+private:
+    // Not inlined: the products around step() want the registers.
+    [[gnu::noinline]] void bring() {
+        for (const int end = row_ + rows_a_step_ < a_.n ? row_ + rows_a_step_ : a_.n; row_ < end; ++row_)
+            for (const auto& soon : a_.soon)
+                for (int i = 0; i < soon.lines; ++i) __builtin_prefetch(soon.rows[row_] + i * 64, 0, 2);
+    }
+    const TileMatmul& a_;
+    int64_t steps_left_;
+    int rows_a_step_, row_ = 0;
+};
+
 // Register blocks into which for_blocks cuts the rows and tiles of a product.
 inline int register_blocks(const TileMatmul& a) {
     const int row_blocks = (a.n + kTokenBlock - 1) / kTokenBlock;

@@ -210,10 +210,12 @@ void micro(const Panel* panels, ActRows x, const Q8Row& row, int64_t b, float* o
 
 // By what the panels have in common, not by format, so that formats share the code.
 template <class Dot, int kSub, bool kMins>
-[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b, AheadOfPanels& ahead) {
+[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b, AheadOfPanels& ahead,
+                                AheadOfRows& soon) {
     const Q8Row row(Act::q8_256, a.cols);
     for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
         ahead.step();
+        soon.step();
         micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, a.x + t, row, b,
                                                a.out + t * kOutStride + tile * 16);
     });
@@ -313,11 +315,13 @@ template <class F>
 void matmul(const TileMatmul& a) {
     if (matmul_few<F>(a)) return;
     const TileHead head = Tile<F>::head(a.cols);
-    AheadOfPanels ahead(a, Tile<F>::bytes(a.cols), head.blocks * register_blocks(a));
+    const int64_t n_steps = head.blocks * register_blocks(a);
+    AheadOfPanels ahead(a, Tile<F>::bytes(a.cols), n_steps);
+    AheadOfRows soon(a, n_steps);
     Panel panels[2];
     for (int64_t b = 0; b < head.blocks; ++b) {
         for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, panels[r]);
-        multiply<typename Tile<F>::Dot, F::kSub, F::kMins>(panels, a, b, ahead);
+        multiply<typename Tile<F>::Dot, F::kSub, F::kMins>(panels, a, b, ahead, soon);
     }
 }
 

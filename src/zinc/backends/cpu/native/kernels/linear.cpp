@@ -3,6 +3,7 @@
 #include "linear.h"
 
 #include "../simd.h"
+#include "rows.h"
 #include "table.h"
 
 namespace zinc::ZINC_LEVEL {
@@ -67,19 +68,23 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
             product.tile[1] = w.tile(0, tile + 1);
             product.n_tiles = 2;
         }
+        const int64_t row = tile * kTileRows;
+        const Operand &y = l.out[static_cast<size_t>(part)], &r = residual(l, part);
+        product.soon[0] = soon(y, first, row, product.n_tiles);
+        if (r && r.data != y.data) product.soon[1] = soon(r, first, row, product.n_tiles);
         w.format->matmul(product);
 
-        const float* added = bias(l, part) ? bias(l, part).tensor->vector() : nullptr;
-        const Operand &y = l.out[static_cast<size_t>(part)], &r = residual(l, part);
-        for (int i = 0; i < product.n_tiles; ++i) {
-            const int64_t row = (tile + i) * kTileRows;
-            const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, w.rows - row));
-            for (int t = 0; t < n; ++t) {
-                F32x16 v = F32x16::load(sums + t * kOutStride + i * kTileRows);
-                if (added) v = v + F32x16::load_n(added + row, lanes);
-                if (r) v = v + F32x16::load_n(r.row(first + t) + row, lanes);
-                v.store_n(y.row(first + t) + row, lanes);
-            }
+        const int lanes = static_cast<int>(std::min<int64_t>(product.n_tiles * kTileRows, w.rows - row));
+        const float* added = bias(l, part) ? bias(l, part).tensor->vector() + row : nullptr;
+        for (int t = 0; t < n; ++t) {
+            const float *from = sums + t * kOutStride, *rest = r ? r.row(first + t) + row : nullptr;
+            float* to = y.row(first + t) + row;
+            for_lanes(0, lanes, [&](int i, auto count) {
+                F32x16 v = F32x16::load(from + i);
+                if (added) v = v + load(added + i, count);
+                if (rest) v = v + load(rest + i, count);
+                store(v, to + i, count);
+            });
         }
     });
 }

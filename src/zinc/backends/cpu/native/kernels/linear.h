@@ -63,6 +63,11 @@ inline void require_weight(const Launch& l, const Operand& w, const Operand& x, 
 // The sums of a product of n rows, [n][kOutStride] in the thread's scratch.
 inline float* sums_of(Scratch& scratch, int n) { return scratch.get(static_cast<size_t>(n) * kOutStride); }
 
+// Rows of floats from `first` on, `tiles` tiles from column `col` on, for TileMatmul::soon.
+inline TileMatmul::Soon soon(const Operand& x, int first, int64_t col, int tiles) {
+    return {{reinterpret_cast<const std::byte*>(x.row(first) + col), x.stride}, tiles};
+}
+
 inline ActRows rows_from(const Operand& x, int first) { return {x.row<std::byte>(first), x.stride}; }
 
 inline int64_t tiles_of(const PackedTensor& t) { return (t.rows + kTileRows - 1) / kTileRows; }

@@ -37,6 +37,7 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     const auto& p = l.as<Glu>();
     grid(l, b).each(chunk, [&](int tile, int first, int n) {
         float* sums = sums_of(scratch, n);
+        const int64_t row = int64_t{tile} * kTileRows;
         const ActRows x = rows_from(l.in[0], first);
         if (gate.format == up.format) {
             gate.format->matmul({{gate.tile(0, tile), up.tile(0, tile)},
@@ -45,19 +46,24 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
                                  x,
                                  n,
                                  sums,
-                                 {gate.tile(0, tile + 1), up.tile(0, tile + 1)}});
+                                 {gate.tile(0, tile + 1), up.tile(0, tile + 1)},
+                                 {soon(l.out[0], first, row, 1), {}}});
         } else {
             gate.format->matmul({{gate.tile(0, tile), nullptr}, 1, gate.cols, x, n, sums});
             up.format->matmul({{up.tile(0, tile), nullptr}, 1, up.cols, x, n, sums + kTileRows});
         }
-        const int64_t row = int64_t{tile} * kTileRows;
         const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, gate.rows - row));
+        const float* gate_bias = l.in[3] ? l.in[3].tensor->vector() + row : nullptr;
+        const float* up_bias = l.in[4] ? l.in[4].tensor->vector() + row : nullptr;
         for (int t = 0; t < n; ++t) {
-            F32x16 g = F32x16::load(sums + t * kOutStride),
-                   u = F32x16::load(sums + t * kOutStride + kTileRows);
-            if (l.in[3]) g = g + F32x16::load_n(l.in[3].tensor->vector() + row, lanes);
-            if (l.in[4]) u = u + F32x16::load_n(l.in[4].tensor->vector() + row, lanes);
-            glu(p, g, u).store_n(l.out[0].row(first + t) + row, lanes);
+            const float* from = sums + t * kOutStride;
+            float* to = l.out[0].row(first + t) + row;
+            for_lanes(0, lanes, [&](int, auto count) {
+                F32x16 g = F32x16::load(from), u = F32x16::load(from + kTileRows);
+                if (gate_bias) g = g + load(gate_bias, count);
+                if (up_bias) u = u + load(up_bias, count);
+                store(glu(p, g, u), to, count);
+            });
         }
     });
 }
