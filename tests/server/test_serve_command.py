@@ -125,7 +125,17 @@ def post(url: str, body: dict[str, Any]) -> Any:
         return json.loads(answer.read())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("text", ["", "\n  \n\t\n"])
+def test_a_key_file_without_keys_is_refused(text, tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text(text)
+    with pytest.raises(RequestError, match="has no keys"):
+        config("--api-key-file", str(keys))
+    with pytest.raises(RequestError, match="has no keys"):
+        config("--api-key", "one", "--api-key-file", str(keys))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_it_cleanly(number):
     process, url = start(f"demo={EMBEDDED_MODEL}", "--log-json")
     try:

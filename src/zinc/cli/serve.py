@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zinc.cli import usage
-from zinc.core.errors import UnsupportedError
+from zinc.core.errors import RequestError, UnsupportedError
 
 if TYPE_CHECKING:
     from zinc.server.config import ModelSource, ServerConfig
@@ -148,8 +148,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
 
     keys = list(args.api_key)
     if args.api_key_file is not None:
-        lines = text.read_file(args.api_key_file).splitlines()
-        keys += [line.strip() for line in lines if line.strip()]
+        keys += _keys_in(text.read_file(args.api_key_file), args.api_key_file)
     return ServerConfig(
         models=tuple(_source(each) for each in args.models) or (_embedded(args),),
         load=LoadOptions(
@@ -183,6 +182,18 @@ def config(args: argparse.Namespace) -> ServerConfig:
         grace_s=args.grace,
         json_log=args.log_json,
     )
+
+
+def _keys_in(text: str, name: str) -> list[str]:
+    """Return the API keys of a key file, one a line. Raises RequestError when it has none."""
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys:
+        raise RequestError(
+            f"the key file {name} has no keys",
+            "without a key the server would be open to everybody who can connect",
+            "write one key a line, or leave out --api-key-file",
+        )
+    return keys
 
 
 def _source(text: str) -> ModelSource:

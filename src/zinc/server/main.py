@@ -20,10 +20,13 @@ from zinc.core.errors import RequestError
 from zinc.server import log
 from zinc.server.app import Application
 from zinc.server.config import ServerConfig
-from zinc.server.connection import Connection
+from zinc.server.connection import AcceptFailures, Connection, connections_allowed
 from zinc.server.errors import ApiError
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP comes when the terminal of the server is closed; Windows does not have it.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_BACKLOG = 512  # connections that the system holds until they are accepted
 _TELL_S = 3.0  # for error events to reach clients, after the grace
 
 
@@ -44,13 +47,15 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=64 << 10,
                 http=Connection,
                 ws="none",
-                limit_concurrency=config.max_connections + 1,
+                limit_concurrency=connections_allowed(config.max_connections) + 1,
+                backlog=_BACKLOG,
             )
         )
         self._application = application
         self._on_start = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(AcceptFailures())
         await super().startup(sockets)
         if self.started:
             self._on_start()
@@ -69,11 +74,13 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """As uvicorn's, but a signal that was obeyed is not raised again: the exit is clean."""
+        """Stop on a signal and, unlike uvicorn, do not raise it again: the exit status is 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        # `nohup` has SIGHUP ignored, and means it.
+        heard = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self.handle_exit) for number in heard}
         try:
             yield
         finally:
@@ -100,7 +107,7 @@ def bind(config: ServerConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(512)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise RequestError(
