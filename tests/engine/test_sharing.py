@@ -22,6 +22,23 @@ def test_the_same_prompt_eight_times_is_run_once(kind, clients):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_prompts_of_two_namespaces_share_nothing(kind):
+    """Neither while they run together nor afterwards: each namespace runs the prompt once."""
+    e = engine(kind, n_blocks=400, slots=16)
+    ids = prompt(150)
+    together = [e.submit(ids, greedy(5), ENDS, namespace=each) for each in (b"a", b"", b"a", b"b")]
+    finish(e, *together)
+    assert [s.n_cached for s in together] == [0, 0, 149, 0]
+    later = []
+    for namespace in (b"b", b"c"):
+        later.append(e.submit(ids, greedy(5), ENDS, namespace=namespace))
+        finish(e, later[-1])
+    assert [s.n_cached for s in later] == [149, 0]
+    assert {tuple(s.ids) for s in (*together, *later)} == {tuple(alone(kind, ids, 5, ENDS))}
+    check_idle(e)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_common_beginning_is_run_once(kind):
     """Agents with one system prompt; the others go on as soon as that has run."""
     e = engine(kind, n_blocks=400, slots=16)

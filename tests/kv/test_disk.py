@@ -50,9 +50,9 @@ def new_pool(n_blocks=40, n_slots=8, recurrent=True):
     return CachePool(groups, BLOCK, n_slots, memory, 16, recurrent=recurrent, state_bytes=SIZE)
 
 
-def run(pool, ids):
+def run(pool, ids, namespace=b""):
     """A sequence whose every block and state says what it is of."""
-    holding, n = pool.attach(key_of(ids), len(ids) - 1)
+    holding, n = pool.attach(key_of(ids), len(ids) - 1, namespace)
     pool.grow(holding, len(ids))
     for group, table in enumerate(holding.tables):
         for i, block in enumerate(table):
@@ -132,6 +132,23 @@ def test_what_was_kept_is_found_again(saved):
     assert n_tokens == N_TOKENS
     for ids in CONVERSATIONS:
         assert pool.prospect(key_of([*ids, 99]), len(ids)).n_cached == len(ids)
+
+
+def test_a_namespace_is_found_again_and_by_nobody_else(tmp_path):
+    pool = new_pool(n_blocks=80, n_slots=20)
+    disk = DiskCache(tmp_path, "key", pool)
+    for namespace, ids in zip([b"a", b"b", b"a", b""], CONVERSATIONS, strict=True):
+        run(pool, ids, namespace)
+    disk.close()
+    pool, n_tokens = read(tmp_path, new_pool(n_blocks=80, n_slots=20))
+    assert n_tokens == sum(map(len, CONVERSATIONS)) - 4  # two begin with one block
+    for namespace in (b"", b"a", b"b"):
+        found = [
+            pool.prospect(key_of([*ids, 99]), len(ids), namespace).n_cached == len(ids)
+            for ids in CONVERSATIONS
+        ]
+        assert found == [each == namespace for each in (b"a", b"b", b"a", b"")]
+    assert pool.prospect(key_of([1, 2, 3, 4, 5]), 5).n_cached == 0
 
 
 def test_it_is_readable_by_its_owner_alone(saved):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ class Keeper:
         self.windows = windows
         self.tree = PrefixTree(self.allocators, self.slots, windows, BLOCK, **options)
 
-    def put(self, ids, state=False, last=None):
+    def put(self, ids, state=False, last=None, namespace=b""):
         """Puts a sequence in; `last` is how many blocks of a window group it still holds."""
         n = -(-len(ids) // BLOCK)
         tables = [a.acquire(n) for a in self.allocators]
@@ -29,7 +30,7 @@ class Keeper:
             if window and last is not None:
                 allocator.release(table[: n - last])
                 table[: n - last] = [-1] * (n - last)
-        node, offset = self.tree.insert(key_of(ids), tables)
+        node, offset = self.tree.insert(key_of(ids), tables, namespace=namespace)
         if state:
             slot = self.slots.acquire()
             if not self.tree.put_state(node, offset, slot):
@@ -46,8 +47,8 @@ class Keeper:
             allocator.check()
             assert allocator.n_held == 0
 
-    def find(self, ids, limit=1000):
-        return self.tree.find(key_of(ids), limit).n_tokens
+    def find(self, ids, limit=1000, namespace=b""):
+        return self.tree.find(key_of(ids), limit, namespace).n_tokens
 
 
 def n_common(a, b):
@@ -211,3 +212,30 @@ def test_a_text_that_grows_is_walked_from_where_it_was(monkeypatch):
     keeper.allocators[0].release(other[0])
     keeper.check()
     assert keeper.find(ids) == 200
+
+
+NAMESPACES = st.sampled_from([b"", b"a", b"b"])
+
+
+@settings(max_examples=examples(200))
+@given(st.lists(st.tuples(NAMESPACES, IDS, st.booleans()), max_size=12), NAMESPACES, IDS)
+def test_a_namespace_is_a_tree_of_its_own(texts, namespace, wanted):
+    """Whatever others put in, before or after, a prefix is as long as in a tree without them."""
+    together, alone = (Keeper(recurrent=True) for _ in range(2))
+    for whose, ids, state in texts:
+        if ids:
+            together.put(ids, state, namespace=whose)
+            if whose == namespace:
+                alone.put(ids, state)
+    assert together.find(wanted, namespace=namespace) == alone.find(wanted)
+
+
+def test_a_namespace_without_prefixes_leaves_nothing_behind():
+    keeper = Keeper()
+    for i in range(20):
+        keeper.put([1, 2, 3, 4, 5], namespace=b"%d" % i)
+    assert keeper.find([1, 2, 3, 4, 5], namespace=b"19") == 5
+    keeper.tree.clear()
+    keeper.check()
+    assert keeper.find([1, 2, 3, 4, 5], namespace=b"19") == 0
+    assert len(keeper.tree) == len(keeper.tree._roots) == 0

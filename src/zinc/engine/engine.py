@@ -129,6 +129,7 @@ class Engine:
         dry_breakers: Collection[Seq[int]] = (),
         *,
         client: str = "",
+        namespace: bytes = b"",
         priority: int = 0,
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
@@ -137,7 +138,8 @@ class Engine:
     ) -> Sequence:
         """Queues a prompt.
 
-        Requests of higher priority go first, and clients share what prompts get equally.
+        Requests of higher priority go first, and clients share what prompts get equally. A prompt
+        finds in the prefix cache what requests of the same `namespace` left there, and only that.
         checkpoints: positions in the prompt at which another one may depart from it, beside those
         that the engine finds itself. readout: what takes the rows of the prompt; after one of
         hidden states there is no answer. Raises RequestError when it cannot run, and QueueFullError
@@ -160,6 +162,7 @@ class Engine:
             sampler=sampler,
             end_tokens=frozenset(end_tokens),
             client=client,
+            namespace=namespace,
             priority=priority,
             constraint=constraint,
             thinking=None if thinking is None else ThinkingTracker(thinking),

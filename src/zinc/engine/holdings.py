@@ -72,7 +72,7 @@ class Holdings:
         """Tokens that a waiting sequence would begin with, and the idle blocks that takes."""
         generation = self.pool.generation
         if s.prospect is None or s.prospect[0] != generation:
-            s.prospect = generation, self.pool.prospect(s.key, len(s.ids) - 1)
+            s.prospect = generation, self.pool.prospect(s.key, len(s.ids) - 1, s.namespace)
         return s.prospect[1].n_cached, s.prospect[1].pins
 
     def attach(self, s: Sequence) -> None:
@@ -82,10 +82,11 @@ class Holdings:
         """
         swapped = s.swapped
         if swapped is None or self._prospect(s)[0] >= swapped.n_tokens:
-            s.holding, s.n_run = self.pool.attach(s.key, len(s.ids) - 1)
+            s.holding, s.n_run = self.pool.attach(s.key, len(s.ids) - 1, s.namespace)
         else:
             begin = time.perf_counter()
-            s.holding, s.n_run = self.pool.swap_in(swapped), swapped.n_tokens
+            s.holding = self.pool.swap_in(swapped, s.namespace)
+            s.n_run = swapped.n_tokens
             self.rates.copied(swapped.n_bytes, time.perf_counter() - begin)
             self.pool.commit(s.holding, s.key_to(s.n_run))
         s.swapped = None

@@ -49,7 +49,8 @@ class Sequence:
 
     extended: whether it is longer than the plain context, so that its keys are rotated with other
     frequencies. holding: its part of the cache, None while it waits. swapped: what was copied of
-    that while it makes room for others. n_cached: prompt tokens that came from the prefix cache
+    that while it makes room for others. namespace: whose prefixes in the cache it begins with and
+    leaves behind. n_cached: prompt tokens that came from the prefix cache
     when it began. key: the ids as the prefix cache wants them, until all have run. shares: tokens
     that others, by id, will have in the cache for it. marks: where its recurrent state is to be
     copied. n_read: prompt tokens whose rows `readout` has got. error: why it ended with
@@ -63,6 +64,7 @@ class Sequence:
     sampler: Sampler
     end_tokens: frozenset[int]
     client: str = ""
+    namespace: bytes = b""
     priority: int = 0
     constraint: Constraint | None = None
     thinking: ThinkingTracker | None = None

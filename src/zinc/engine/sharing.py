@@ -50,7 +50,7 @@ def _waits(
     recurrent: bool,
 ) -> bool:
     for leader in leaders:
-        if leader.priority < s.priority:
+        if leader.priority < s.priority or leader.namespace != s.namespace:
             continue
         shared = s.shares.get(leader.id)
         if shared is None:

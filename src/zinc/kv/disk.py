@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zinc.core.errors import DeviceError
 from zinc.kv import piece
-from zinc.kv.node import TOKEN_BYTES, Node
+from zinc.kv.node import ROOT, TOKEN_BYTES, Node
 from zinc.kv.piece import BLOCK, STATE, Head, piece_name
 from zinc.kv.pool import CachePool
 from zinc.kv.recovery import File, Recovery, block_views
@@ -107,6 +107,7 @@ class DiskCache:
         if node not in pool.tree:
             return 0
         parent, taken = _digest(node.parent), 0
+        is_first = node.depth == 1
         groups = tuple(g for g, block in enumerate(node.blocks) if block >= 0)
         name = piece_name(parent, node.tokens, BLOCK)
         known = self._files.get(name)
@@ -114,7 +115,7 @@ class DiskCache:
             self._files.move_to_end(name)
             used.append(name)
         else:
-            head = Head(self.key, parent, node.tokens, groups)
+            head = Head(self.key, parent, node.tokens, groups, is_first=is_first)
             taken += self._put(head, block_views(pool, groups, node.blocks))
             self._replace_tails(parent, node.tokens, is_tail)
         for offset, slot in sorted(node.states.items()):
@@ -124,7 +125,7 @@ class DiskCache:
                 self._files.move_to_end(name)
                 used.append(name)
             else:
-                head = Head(self.key, parent, tokens, is_state=True)
+                head = Head(self.key, parent, tokens, is_state=True, is_first=is_first)
                 taken += self._put(head, pool.copier.state_views(slot))
         return taken
 
@@ -224,7 +225,7 @@ def _digest(node: Node | None) -> bytes:
     while node is not None and node.parent is not None and not node.digest:
         path.append(node)
         node = node.parent
-    digest = (node.digest if node is not None else b"") or piece.ROOT
+    digest = (node.digest if node is not None else b"") or ROOT
     for below in reversed(path):
         digest = below.digest = piece.chain(digest, below.tokens)
     return digest

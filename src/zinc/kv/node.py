@@ -6,6 +6,7 @@ what shares most with a text stands beside the place that it would have.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 TOKEN_BYTES = 4
+# Names the empty text, of requests without a namespace.
+ROOT = bytes(16)
+
+
+def root_digest(namespace: bytes) -> bytes:
+    """Return what names the empty text of a namespace.
+
+    Prompts of different namespaces share nothing in the prefix cache, in memory or on disk.
+    """
+    if not namespace:
+        return ROOT
+    return hashlib.blake2b(namespace, digest_size=len(ROOT), person=b"zinc namespace").digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +36,7 @@ class Node:
     blocks: one a group, -1 where none is kept; depth: blocks from the root to its end. children:
     by their tokens; order: these tokens, sorted, so that those that begin alike are neighbours.
     states: slot of the recurrent state behind so many tokens of the node (1 to its length). digest:
-    names the text up to its end, once zinc.kv.disk has asked for it.
+    names the text up to its end, once zinc.kv.disk has asked for it; that of a root always.
     """
 
     tokens: bytes

@@ -25,10 +25,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-MAGIC = b"zinc cache piece 1\n"
+from zinc.kv.node import ROOT
+
+MAGIC = b"zinc cache piece 2\n"
 TEMPORARY = "tmp-"
 BLOCK, STATE = ".kv", ".state"
-ROOT = bytes(16)
 _LENGTHS = struct.Struct("<II")
 MAX_HEAD_BYTES = 1 << 16
 
@@ -42,7 +43,8 @@ class Head:
     """What a piece is: `tokens` (int32 ids as bytes) behind the text that `parent` names.
 
     groups: those of whose layers it has a block, ascending (a text whose window has passed by may
-    have none). is_state: a recurrent state instead. crc: of the data.
+    have none). is_state: a recurrent state instead. is_first: whether a text begins with it;
+    `parent` then names the namespace. crc: of the data.
     """
 
     key: str
@@ -50,6 +52,7 @@ class Head:
     tokens: bytes
     groups: tuple[int, ...] = ()
     is_state: bool = False
+    is_first: bool = False
     crc: int = 0
 
     @property
@@ -75,6 +78,7 @@ def write(folder: Path, key: str, piece: Head, data: bytes) -> None:
             "tokens": base64.b64encode(piece.tokens).decode(),
             "groups": piece.groups,
             "state": piece.is_state,
+            "first": piece.is_first,
             "crc": zlib.crc32(data),
         },
         separators=(",", ":"),
@@ -110,6 +114,7 @@ def read_head(file: BufferedReader, key: str) -> Head:
             base64.b64decode(fields["tokens"], validate=True),
             tuple(int(g) for g in fields["groups"]),
             bool(fields["state"]),
+            bool(fields["first"]),
             int(fields["crc"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -39,12 +39,14 @@ class Group:
 class Holding:
     """What one sequence holds: a block table for each group (-1 where a window has left) and a
     state slot. `n_trimmed` counts the entries of each table that have been given back. `kept` is
-    the last whole block that the prefix cache was given of it."""
+    the last whole block that the prefix cache was given of it. `namespace` is whose prefixes it
+    begins with and leaves behind."""
 
     tables: list[list[int]]
     slot: int
     n_trimmed: list[int]
     kept: Node | None = None
+    namespace: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,27 +152,28 @@ class CachePool:
         """Changes when what `prospect` says may change."""
         return self.tree.generation
 
-    def prospect(self, key: bytes, limit: int) -> Prospect:
+    def prospect(self, key: bytes, limit: int, namespace: bytes = b"") -> Prospect:
         """What `attach` would find, without taking it."""
         if not self.prefix_cache:
             return Prospect(0, (0,) * len(self.groups))
-        match = self.tree.find(key, limit)
+        match = self.tree.find(key, limit, namespace)
         pins = []
         for group, allocator in enumerate(self.allocators):
             blocks = [node.blocks[group] for node in self._shared(match, group)]
             pins.append(sum(1 for b in blocks if b >= 0 and allocator.is_idle(b)))
         return Prospect(match.n_tokens, tuple(pins))
 
-    def attach(self, key: bytes, limit: int) -> tuple[Holding, int]:
-        """A holding that begins with the longest cached prefix of at most `limit` tokens.
+    def attach(self, key: bytes, limit: int, namespace: bytes = b"") -> tuple[Holding, int]:
+        """A holding that begins with the longest prefix of at most `limit` tokens that is cached in
+        the namespace.
 
         Returns it and how many tokens it has. Raises MemoryLimitError when no slot is left.
         """
-        match = self.tree.find(key, limit) if self.prefix_cache else Match(0)
+        match = self.tree.find(key, limit, namespace) if self.prefix_cache else Match(0)
         self.tree.touch(match)
         slot = self._slot_for(match)
         n_full, n_tail = divmod(match.n_tokens, self.block_tokens)
-        holding = Holding([], slot, [0] * len(self.groups))
+        holding = Holding([], slot, [0] * len(self.groups), namespace=namespace)
         for group, allocator in enumerate(self.allocators):
             shared = {id(node): node for node in self._shared(match, group)}
             path = match.path[:n_full]
@@ -183,7 +186,7 @@ class CachePool:
                 self._copy_tail(holding, match)
             except MemoryLimitError:  # the tail is run again
                 self.release(holding)
-                return self.attach(key, n_full * self.block_tokens)
+                return self.attach(key, n_full * self.block_tokens, namespace)
             except BaseException:  # the device failed: what is held goes back
                 self.release(holding)
                 raise
@@ -270,11 +273,12 @@ class CachePool:
         slot = holding.slot if self.recurrent else None
         return copy_out(self.copier, tables, holding.n_trimmed, n_tokens, slot)
 
-    def swap_in(self, swapped: Swapped) -> Holding:
+    def swap_in(self, swapped: Swapped, namespace: bytes = b"") -> Holding:
         """A holding like the one that was copied. Raises MemoryLimitError, or what the device
         raises, taking none."""
         slot = self._slot_for(Match(0))
-        holding = Holding([[] for _ in self.groups], slot, list(swapped.n_trimmed))
+        n_trimmed = list(swapped.n_trimmed)
+        holding = Holding([[] for _ in self.groups], slot, n_trimmed, namespace=namespace)
         try:
             for group, (count, blocks) in enumerate(
                 zip(swapped.n_blocks, swapped.blocks, strict=True)
@@ -317,7 +321,7 @@ class CachePool:
 
     def _keep(self, holding: Holding, key: bytes) -> tuple[Node, int]:
         """Puts what a sequence holds into the tree; returns where it ends there."""
-        node, offset = self.tree.insert(key, holding.tables, holding.kept)
+        node, offset = self.tree.insert(key, holding.tables, holding.kept, holding.namespace)
         holding.kept = node if offset == self.block_tokens else node.parent
         return node, offset
 

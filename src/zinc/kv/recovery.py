@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from zinc.core.errors import MemoryLimitError
 from zinc.kv import piece
-from zinc.kv.node import TOKEN_BYTES, Node
+from zinc.kv.node import ROOT, TOKEN_BYTES, Node
 from zinc.kv.piece import BLOCK, STATE, DamagedError, Head
 from zinc.kv.pool import CachePool
 
@@ -50,11 +50,12 @@ class Recovery:
         """The files that are there to stay, least recently used first, and the tokens restored."""
         found = self._index()
         restored: dict[bytes, Node] = {}
-        n_tokens = 0
+        n_tokens, pool = 0, self._pool
         for name in self._choose(found):
             head = found[name].head
-            parent = restored.get(head.parent)
-            if parent is None and head.parent != piece.ROOT:
+            is_first = head.is_first
+            parent = pool.tree.root(head.parent) if is_first else restored.get(head.parent)
+            if parent is None:
                 continue  # it was damaged
             try:
                 with (self._folder / name).open("rb") as file:
@@ -104,7 +105,7 @@ class Recovery:
         count, rest = divmod(len(head.tokens), TOKEN_BYTES)
         fits = (
             head.name == name
-            and len(head.parent) == len(piece.ROOT)
+            and len(head.parent) == len(ROOT)
             and rest == 0
             and 0 < count <= pool.block_tokens
             and head.groups == tuple(sorted(set(head.groups) & set(range(len(pool.groups)))))
@@ -120,21 +121,21 @@ class Recovery:
 
     def _connected(self, found: dict[str, File]) -> dict[str, File]:
         """Those that can be reached from the beginning of a text."""
-        reached: dict[bytes, bool] = {piece.ROOT: True}
+        reached: dict[bytes, bool] = {}
 
-        def reaches(digest: bytes) -> bool:
+        def reaches(head: Head) -> bool:
             path = []
-            while digest not in reached:
-                path.append(digest)
-                above = found.get(digest.hex() + BLOCK)
+            while not head.is_first and head.parent not in reached:
+                path.append(head.parent)
+                above = found.get(head.parent.hex() + BLOCK)
                 if above is None:
                     break
-                digest = above.head.parent
-            answer = reached.get(digest, False)
+                head = above.head
+            answer = head.is_first or reached.get(head.parent, False)
             reached.update(dict.fromkeys(path, answer))
             return answer
 
-        kept = {name: file for name, file in found.items() if reaches(file.head.parent)}
+        kept = {name: file for name, file in found.items() if reaches(file.head)}
         for name in found.keys() - kept.keys():
             self._remove(name)
         return kept
@@ -152,10 +153,10 @@ class Recovery:
             at = name
             while at not in chosen:
                 path.append(at)
-                parent = found[at].head.parent
-                if parent == piece.ROOT:
+                head = found[at].head
+                if head.is_first:
                     break
-                at = parent.hex() + BLOCK
+                at = head.parent.hex() + BLOCK
             wants = Counter(g for n in path for g in found[n].head.groups)
             states = sum(found[n].head.is_state for n in path)
             size = sum(found[n].size for n in path)
@@ -178,14 +179,14 @@ class Recovery:
     def _place(name: str, found: dict[str, File], placed: dict[str, None]) -> None:
         """Puts a file behind its parents."""
         path = [name]
-        while (parent := found[path[-1]].head.parent) != piece.ROOT:
-            above = parent.hex() + BLOCK
+        while not (head := found[path[-1]].head).is_first:
+            above = head.parent.hex() + BLOCK
             if above in placed:
                 break
             path.append(above)
         placed.update(dict.fromkeys(reversed(path)))
 
-    def _restore(self, file: BufferedReader, head: Head, parent: Node | None) -> Node | None:
+    def _restore(self, file: BufferedReader, head: Head, parent: Node) -> Node | None:
         """Reads a block into memory of its own. Raises MemoryLimitError when there is none."""
         pool = self._pool
         blocks = [-1] * len(pool.groups)
@@ -202,7 +203,7 @@ class Recovery:
                 if block >= 0:
                     allocator.release([block])
 
-    def _restore_state(self, file: BufferedReader, head: Head, parent: Node | None) -> None:
+    def _restore_state(self, file: BufferedReader, head: Head, parent: Node) -> None:
         pool = self._pool
         node = pool.tree.child(parent, head.tokens)
         if node is None or pool.slots.n_free < 2:

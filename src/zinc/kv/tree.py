@@ -8,6 +8,9 @@ blocks never change and are shared; the tail of a conversation may be found by s
 copies it. A group of sliding-window layers has blocks only where the window lay when a sequence
 was put in; a recurrent layer has its state only at checkpoints. What a match may use is therefore
 the longest prefix for which everything is there. Least recently used leaves go first.
+
+Each namespace has a root of its own, so a prompt never finds what another namespace ran. Blocks and
+slots are shared by all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zinc.kv.blocks import BlockAllocator
-from zinc.kv.node import TOKEN_BYTES, Node
+from zinc.kv.node import ROOT, TOKEN_BYTES, Node, root_digest
 from zinc.kv.slots import SlotAllocator
 
 
@@ -57,7 +60,7 @@ class PrefixTree:
         self._width = block_tokens * TOKEN_BYTES
         self._block_bytes = tuple(block_bytes) or (0,) * len(windows)
         self._state_bytes, self._limit_bytes = state_bytes, limit_bytes
-        self._root = Node(b"", None, [])
+        self._roots: dict[bytes, Node] = {}  # by digest; those that have children
         self._nodes: dict[Node, None] = {}
         self._states: dict[int, tuple[Node, int]] = {}  # least recently used first
         self._clock = 0
@@ -90,11 +93,18 @@ class PrefixTree:
 
     # -- looking up -----------------------------------------------------------------------------
 
-    def find(self, key: bytes, limit: int) -> Match:
-        """The longest usable prefix of a key (int32 ids as bytes), of at most `limit` tokens."""
+    def root(self, digest: bytes = ROOT) -> Node:
+        """Return the root that `digest` names; it stays in the tree while it has children."""
+        return self._roots.get(digest) or Node(b"", None, [], digest=digest)
+
+    def find(self, key: bytes, limit: int, namespace: bytes = b"") -> Match:
+        """Return the longest usable prefix of a key (int32 ids as bytes) in a namespace.
+
+        It has at most `limit` tokens.
+        """
         key = key[: limit * TOKEN_BYTES]
         path: list[Node] = []
-        node = self._root
+        node = root = self.root(root_digest(namespace))
         for at in range(0, len(key) - self._width + 1, self._width):
             child = node.children.get(key[at : at + self._width])
             if child is None:
@@ -111,7 +121,7 @@ class PrefixTree:
             ):
                 break
             rest = key[depth * self._width : (depth + 1) * self._width]
-            for child, n in self._branches(path[depth - 1] if depth else self._root, rest):
+            for child, n in self._branches(path[depth - 1] if depth else root, rest):
                 if start + n > best.n_tokens:
                     match = self._longest([*path[:depth], child], start + n)
                     best = max(best, match, key=lambda m: m.n_tokens)
@@ -174,7 +184,11 @@ class PrefixTree:
     # -- putting in -----------------------------------------------------------------------------
 
     def insert(
-        self, key: bytes, tables: Sequence[list[int]], after: Node | None = None
+        self,
+        key: bytes,
+        tables: Sequence[list[int]],
+        after: Node | None = None,
+        namespace: bytes = b"",
     ) -> tuple[Node, int]:
         """Keeps the blocks of a prefix; returns the node it ends in, and how many tokens into it.
 
@@ -185,7 +199,10 @@ class PrefixTree:
         """
         self._clock += 1
         self.generation += 1
-        node = after if after is not None and after in self._nodes else self._root
+        if after is not None and after in self._nodes:
+            node = after
+        else:
+            node = self.root(root_digest(namespace))
         offset = self.block_tokens if node.depth else 0
         for i in range(node.depth, -(-len(key) // self._width)):
             tokens = key[i * self._width : (i + 1) * self._width]
@@ -207,9 +224,9 @@ class PrefixTree:
         self.shrink()
         return node, offset
 
-    def child(self, parent: Node | None, tokens: bytes) -> Node | None:
-        """The node behind a parent (None: at the beginning) that has all of `tokens`."""
-        return self._child(parent or self._root, tokens)
+    def child(self, parent: Node, tokens: bytes) -> Node | None:
+        """Return the node behind a parent, which may be a root, that has all of `tokens`."""
+        return self._child(parent, tokens)
 
     def _child(self, node: Node, tokens: bytes) -> Node | None:
         """The child that has all of `tokens`; shorter tails of the same text end in it."""
@@ -225,6 +242,8 @@ class PrefixTree:
                 self._move_state(slot, node, offset)
             self._remove(tail)
         parent.add(node)
+        if parent.parent is None:
+            self._roots[parent.digest] = parent
         self._merge(node, blocks)
         return node
 
@@ -244,12 +263,11 @@ class PrefixTree:
                 self._allocators[group].release([mine])
                 table[i] = kept
 
-    def restore(self, parent: Node | None, tokens: bytes, blocks: Sequence[int]) -> Node | None:
+    def restore(self, parent: Node, tokens: bytes, blocks: Sequence[int]) -> Node | None:
         """Puts in a node as it was, with blocks (-1 for none) that the caller holds.
 
         Returns None, keeping nothing, when the text is there already.
         """
-        parent = parent or self._root
         if not 0 < len(tokens) <= self._width or self._child(parent, tokens) is not None:
             return None
         self._clock += 1
@@ -312,7 +330,7 @@ class PrefixTree:
         while not node.children and not node.states and max(node.blocks, default=0) < 0:
             parent = node.parent
             self._remove(node)
-            if parent is None or parent is self._root:
+            if parent is None or parent.parent is None:
                 return
             node = parent
 
@@ -351,7 +369,7 @@ class PrefixTree:
             _, _, node = heapq.heappop(heap)
             parent = node.parent
             yield node
-            if parent and parent is not self._root and self._is_leaf(parent):
+            if parent and parent.parent is not None and self._is_leaf(parent):
                 order += 1
                 heapq.heappush(heap, (parent.used, order, parent))
 
@@ -369,6 +387,8 @@ class PrefixTree:
             self._drop_state(slot)
         assert node.parent is not None
         node.parent.remove(node)
+        if node.parent.parent is None and not node.parent.children:
+            del self._roots[node.parent.digest]
         del self._nodes[node]
         self.generation += 1
 
@@ -401,7 +421,7 @@ class PrefixTree:
 
     def walk(self, visit: Callable[[Node, bytes], None]) -> None:
         """Calls `visit` with every node and the key up to its end, parents first."""
-        stack = [(child, child.tokens) for child in self._root.children.values()]
+        stack = [(c, c.tokens) for root in self._roots.values() for c in root.children.values()]
         while stack:
             node, key = stack.pop()
             visit(node, key)
@@ -426,6 +446,7 @@ class PrefixTree:
 
         self.walk(visit)
         assert seen.keys() == self._nodes.keys(), "a node is lost"
+        assert all(root.children for root in self._roots.values()), "a root is left over"
         assert sum(len(n.states) for n in seen) == len(self._states), "a checkpoint is lost"
         for allocator, blocks in zip(self._allocators, kept, strict=True):
             assert blocks == {b for b in range(allocator.n_blocks) if allocator.is_kept(b)}
