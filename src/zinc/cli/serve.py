@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "again (default: a sixteenth of what is left)",
     )
     cache.add_argument("--no-prefix-cache", action="store_true", help="run every prompt anew")
+    cache.add_argument(
+        "--share-cache",
+        action="store_true",
+        help="share it between API keys, which lets one client find out what another has sent "
+        "(default: each key has its own)",
+    )
     network = parser.add_argument_group("network")
     network.add_argument(
         "--host", default="127.0.0.1", help="address to serve on (default: %(default)s)"
@@ -173,6 +179,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
         origins=tuple(args.cors_origin),
         hosts=tuple(args.allow_host),
         allow_public=args.allow_public,
+        share_cache=args.share_cache,
         ignore_unknown_fields=args.ignore_unknown_fields,
         max_waiting=args.max_waiting,
         max_body_bytes=args.max_body,

@@ -152,8 +152,7 @@ class Access:
         return parts.netloc.lower() == host.lower() != "" or is_loopback(name)
 
     def _knows_key(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = key_in(headers)
         # A comparison in constant time, so that its duration tells nothing of the key.
         return any(hmac.compare_digest(given.encode(), key) for key in self._keys)
 
@@ -170,6 +169,12 @@ class Access:
             await send(message)
 
         return with_headers
+
+
+def key_in(headers: Headers) -> str:
+    """Return the API key that a request carries, or "" if it carries none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _host_name(host: str) -> str:

@@ -28,7 +28,16 @@ from zinc.server.body import Json
 from zinc.server.errors import context_exceeded, invalid, unsupported
 from zinc.server.fields import Constraint, constraints, with_seed
 from zinc.server.pool import LoadedModel
-from zinc.server.runner import NO_TELEMETRY, End, Generation, Job, Progress, Telemetry
+from zinc.server.runner import (
+    ANYBODY,
+    NO_TELEMETRY,
+    Client,
+    End,
+    Generation,
+    Job,
+    Progress,
+    Telemetry,
+)
 from zinc.server.service import Service, Shape, answer, client_of
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.specials import SHIELD
@@ -158,13 +167,15 @@ async def answer_chat(
     shape: Shape,
 ) -> Response:
     """The response to a conversation, by the model of that name; see `service.answer`."""
-    client = client_of(request)
+    client = client_of(service, request)
     return await answer(
         service, request, name, lambda model: start(model, asked, client), whole, events, shape
     )
 
 
-async def start(model: LoadedModel, request: ChatRequest, client: str = "") -> list[ChatAnswer]:
+async def start(
+    model: LoadedModel, request: ChatRequest, client: Client = ANYBODY
+) -> list[ChatAnswer]:
     """Queues the answers that a request asks for.
 
     Raises ApiError: 400 for what cannot be done, context_length_exceeded, 429 when busy.

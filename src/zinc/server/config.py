@@ -53,7 +53,9 @@ class ServerConfig:
     it, beside those on this machine; "*" is every page. hosts: names in the Host header that are
     accepted beside loopback names, when no key is set. grace_s: how long running answers may take
     to end once the server is asked to stop. allow_public: serve a public address without a key.
-    max_connections: clients that may be connected at a time. ignore_unknown_fields: pass over
+    share_cache: let requests with different keys begin with each other's cached prefixes; a client
+    can then learn whether another one has sent a text. max_connections: clients that may be
+    connected at a time. ignore_unknown_fields: pass over
     fields no API defines, where the default is to refuse them.
     """
 
@@ -66,6 +68,7 @@ class ServerConfig:
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     allow_public: bool = False
+    share_cache: bool = False
     ignore_unknown_fields: bool = False
     max_waiting: int = 64
     max_body_bytes: int = 32 << 20

@@ -27,7 +27,7 @@ from zinc.server.fields import QueueFields
 from zinc.server.http import encode_json, record, stop, unless_disconnected
 from zinc.server.openai_shapes import NeutralFields
 from zinc.server.pool import LoadedModel
-from zinc.server.runner import End, Job, PlainReader
+from zinc.server.runner import Client, End, Job, PlainReader
 from zinc.server.service import Service, account, client_of, read_fields
 
 MAX_INPUTS = 2048  # OpenAI's own limit
@@ -126,7 +126,7 @@ async def _answer(
         record(request).model = model.name
         check(model)
         ids = await asyncio.to_thread(encode, model)
-        work = _embed_all(model, ids, client_of(request), priority or 0)
+        work = _embed_all(model, ids, client_of(service, request), priority or 0)
         found = await unless_disconnected(request, work)
         account(request, [("stop", timings) for _, timings in found])
         tokens = sum(timings.prompt_tokens for _, timings in found)
@@ -148,7 +148,7 @@ def _encode_all(
 
 
 async def _embed_all(
-    model: LoadedModel, prompts: list[list[int]], client: str, priority: int
+    model: LoadedModel, prompts: list[list[int]], client: Client, priority: int
 ) -> list[tuple[Pooled, Timings]]:
     gate = asyncio.Semaphore(AT_A_TIME)
     reader = partial(PlainReader, model.tokenizer, ())

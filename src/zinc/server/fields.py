@@ -106,6 +106,12 @@ class QueueFields(Fields):
     priority: int | None = Field(
         None, ge=-100, le=100, description="requests of higher priority go first (default: 0)"
     )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="cached prefixes are shared only between requests with the same salt",
+    )
 
 
 class JsonSchemaFormat(Fields):

@@ -184,7 +184,7 @@ async def _complete(
 
     async def begin(model: LoadedModel) -> list[Generation]:
         jobs = await asyncio.to_thread(jobs_of, model)
-        return model.runner.submit(jobs, client_of(request))
+        return model.runner.submit(jobs, client_of(service, request))
 
     async def whole(model: LoadedModel, answers: Sequence[Generation]) -> Any:
         results: list[Any] = []
@@ -451,6 +451,11 @@ async def slots(service: Service, request: Request) -> Response:
     """Running and waiting sequences. What is said in them is not shown."""
     async with service.pool.use(request.query_params.get("model")) as model:
         live = list(model.runner.live)
+        name = client_of(service, request).name
+
+        def mine(generation: Generation) -> bool:
+            return not service.config.api_keys or generation.client.name == name
+
         total = model.llm.engine.max_sequences
         if "fail_on_no_slot" in request.query_params and len(live) >= total:
             raise ApiError(503, "no slot is free", f"{len(live)} sequences run or wait")
@@ -462,7 +467,8 @@ async def slots(service: Service, request: Request) -> Response:
                 "is_processing": True,
                 "is_waiting": not each.running,
                 "n_prompt_tokens": each.n_prompt,
-                "params": settings(each.job.params, model),
+                # Stop strings and biases tell of what was asked, so other keys do not see them.
+                **({"params": settings(each.job.params, model)} if mine(each) else {}),
                 "next_token": {
                     "has_next_token": True,
                     "n_remain": -1

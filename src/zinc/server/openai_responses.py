@@ -47,7 +47,7 @@ from zinc.server.openai_shapes import (
 from zinc.server.pool import LoadedModel
 from zinc.server.response_items import Data, OutputItems
 from zinc.server.response_tools import ResponseTool, ResponseTools, function_name, text_arguments
-from zinc.server.service import Service, Shape, account, read_fields
+from zinc.server.service import Service, Shape, account, owner_of, read_fields
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -128,7 +128,7 @@ _INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 async def create_response(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ResponseFields)
     items = input_items(fields.input)
-    conversation = [*_previous(service, fields), *item_messages(items)]
+    conversation = [*_previous(service, request, fields), *item_messages(items)]
     tools = ResponseTools(fields.tools)
     asked = to_request(fields, conversation, tools)
     shared = _shared(fields, asked, tools)
@@ -137,7 +137,8 @@ async def create_response(service: Service, request: Request) -> Response:
         account(request, [(end.reason, end.timings)])
         whole = output.response(_usage(end), end.reason == "length")
         if fields.store is not False:
-            service.store.put(whole, items, [*conversation, *item_messages(output.items)])
+            messages = [*conversation, *item_messages(output.items)]
+            service.store.put(whole, items, messages, owner_of(service, request))
         return whole
 
     def output_of(model: LoadedModel) -> OutputItems:
@@ -182,32 +183,34 @@ def _told(output: OutputItems, piece: Piece, with_timings: bool | None) -> list[
 async def count_tokens(service: Service, request: Request) -> Response:
     """How long the prompt of a response would be."""
     fields = await read_fields(service, request, ResponseFields)
-    messages = [*_previous(service, fields), *item_messages(input_items(fields.input))]
+    messages = [*_previous(service, request, fields), *item_messages(input_items(fields.input))]
     asked = to_request(fields, messages, ResponseTools(fields.tools))
     async with service.pool.use(fields.model) as model:
         prompt = await asyncio.to_thread(render, model, asked)
     return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
-def _previous(service: Service, fields: ResponseFields) -> list[dict[str, Any]]:
+def _previous(service: Service, request: Request, fields: ResponseFields) -> list[dict[str, Any]]:
     """The conversation that a response goes on with."""
     if fields.previous_response_id is None:
         return []
-    return service.store.get(fields.previous_response_id, "previous_response_id").messages
+    owner = owner_of(service, request)
+    return service.store.get(fields.previous_response_id, owner, "previous_response_id").messages
 
 
 async def get_response(service: Service, request: Request) -> Response:
-    return JSONAnswer(service.store.get(request.path_params["id"]).response)
+    id, owner = request.path_params["id"], owner_of(service, request)
+    return JSONAnswer(service.store.get(id, owner).response)
 
 
 async def delete_response(service: Service, request: Request) -> Response:
     id = request.path_params["id"]
-    service.store.delete(id)
+    service.store.delete(id, owner_of(service, request))
     return JSONAnswer({"id": id, "object": "response", "deleted": True})
 
 
 async def get_input_items(service: Service, request: Request) -> Response:
-    items = service.store.get(request.path_params["id"]).input
+    items = service.store.get(request.path_params["id"], owner_of(service, request)).input
     ids = [str(item.get("id", "")) for item in items]
     return JSONAnswer(
         {

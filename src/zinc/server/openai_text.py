@@ -159,7 +159,7 @@ async def completions(service: Service, request: Request) -> Response:
             jobs_of, model, texts, params, n, constraint, scored, fields.priority or 0, told,
             fields.suffix or "",
         )  # fmt: skip
-        return model.runner.submit(jobs, client_of(request))
+        return model.runner.submit(jobs, client_of(service, request))
 
     def echo_of(model: LoadedModel, index: int) -> str:
         text = texts[index // n]

@@ -85,6 +85,21 @@ NO_TELEMETRY = Telemetry()
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """Whose request it is.
+
+    Clients of different `name` get equal shares of the engine. The prefix cache is shared within a
+    `namespace` only.
+    """
+
+    name: str = ""
+    namespace: bytes = b""
+
+
+ANYBODY = Client()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One sequence to run, and how its tokens are read.
 
@@ -153,7 +168,7 @@ class Generation:
     A job may ask for `Progress` before its tokens. Iterating raises ApiError when it fails.
     """
 
-    def __init__(self, runner: Runner, job: Job, client: str) -> None:
+    def __init__(self, runner: Runner, job: Job, client: Client) -> None:
         self.job = job
         self.client = client
         self.submitted = time.perf_counter()
@@ -250,7 +265,7 @@ class Runner:
     def capacity(self) -> int:
         return self.llm.engine.max_sequences + self.max_waiting
 
-    def submit(self, jobs: Sequence[Job], client: str = "") -> list[Generation]:
+    def submit(self, jobs: Sequence[Job], client: Client = ANYBODY) -> list[Generation]:
         """Queues the jobs of one request, all or none. Clients get equal shares of the engine.
 
         Raises ApiError: 429 when the queue is full, 503 when the server is going down.
@@ -360,7 +375,8 @@ class Runner:
                 job.params,
                 end_tokens=self.llm.tokenizer.eog_ids,
                 dry_breakers=job.dry_breakers,
-                client=generation.client,
+                client=generation.client.name,
+                namespace=generation.client.namespace,
                 priority=job.priority,
                 constraint=job.constraint,
                 thinking=job.thinking,

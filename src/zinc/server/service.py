@@ -7,6 +7,7 @@ work, and either streams it or waits for it, and gives everything back when the 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,14 +17,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.engine.sequence import Timings
+from zinc.server.access import key_in
 from zinc.server.body import Fields, parse, read_json
 from zinc.server.config import ServerConfig
 from zinc.server.errors import ApiError
-from zinc.server.fields import SamplingFields
+from zinc.server.fields import QueueFields, SamplingFields
 from zinc.server.http import EventStream, JSONAnswer, record, unless_disconnected
 from zinc.server.log import report_failure
 from zinc.server.metrics import ServerMetrics
 from zinc.server.pool import LoadedModel, ModelPool
+from zinc.server.runner import Client
 from zinc.server.store import ResponseStore
 
 Model = TypeVar("Model", bound=Fields)
@@ -62,12 +65,15 @@ class Shape:
 
 
 async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
-    """The request's body, checked. Raises ApiError.
+    """Return the request's body, checked. Raises ApiError.
 
-    Sampling that it does not give is the server's (`--temp`), else what the model's file says.
+    Sampling that it does not give is the server's (`--temp`), else what the model's file says. Its
+    `cache_salt` is kept in the request's state for `client_of`.
     """
     body = await read_json(request, service.config.max_body_bytes)
     fields = parse(kind, body, ignore_unknown=service.config.ignore_unknown_fields)
+    if isinstance(fields, QueueFields):
+        request.state.cache_salt = fields.cache_salt
     if isinstance(fields, SamplingFields):
         defaults = await service.sampling_of(getattr(fields, "model", None))
         for name, value in defaults.items():
@@ -76,10 +82,26 @@ async def read_fields(service: Service, request: Request, kind: type[Model]) -> 
     return fields
 
 
-def client_of(request: Request) -> str:
-    """Who asks, for a fair share: the holder of a key, or else an address."""
+def owner_of(service: Service, request: Request) -> str:
+    """Return the API key of a request: what it stores belongs to that key. "" without keys."""
+    return key_in(request.headers) if service.config.api_keys else ""
+
+
+def client_of(service: Service, request: Request) -> Client:
+    """Return whose request it is. Its fields have been read.
+
+    The name is the key or else the address it came with. The namespace is of the key, unless the
+    server shares its cache, and of the request's `cache_salt`.
+    """
     key = request.headers.get("authorization") or request.headers.get("x-api-key")
-    return key or (request.client.host if request.client else "")
+    name = key or (request.client.host if request.client else "")
+    owner = "" if service.config.share_cache else owner_of(service, request)
+    salt: str = getattr(request.state, "cache_salt", None) or ""
+    if not owner and not salt:
+        return Client(name)
+    parts = [part.encode("utf-8", "surrogatepass") for part in (owner, salt)]
+    whole = b"%d:" % len(parts[0]) + b"".join(parts)  # no two pairs give the same bytes
+    return Client(name, hashlib.blake2b(whole, digest_size=32).digest())
 
 
 async def answer(
