@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from serving import WEATHER, Running, running
 
+from zinc.cli import serve
+from zinc.cli.main import build_parser
 from zinc.core.errors import RequestError
 from zinc.server import body
 from zinc.server.app import ENDPOINTS
@@ -71,6 +73,14 @@ def test_foreign_names_of_this_machine(server: Running):
         assert server.get("/health", headers={"Host": host}).status == 200
 
 
+@pytest.mark.parametrize("name", ["host.docker.internal", "host.containers.internal"])
+def test_containers_may_call_this_machine(server: Running, name: str):
+    host = f"{name}:{server.port}"
+    assert server.post("/v1/chat/completions", HELLO, headers={"Host": host}).status == 200
+    page = {"Host": host, "Origin": f"http://{host}"}
+    assert server.post("/v1/chat/completions", HELLO, headers=page).status == 200
+
+
 def test_foreign_pages(server: Running):
     for origin in ("https://evil.example", "null", "http://localhost.evil.example"):
         found = server.post("/v1/chat/completions", HELLO, headers={"Origin": origin})
@@ -88,6 +98,43 @@ def test_foreign_pages(server: Running):
     found = server.request("OPTIONS", "/v1/chat/completions", headers=preflight)
     assert found.status == 200
     assert found.headers["access-control-allow-headers"] == "authorization, content-type"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "vscode-webview://0a1b2c3d4e5f", "vscode-file://vscode-app", "app://obsidian.md",
+        "file://", "tauri://localhost", "http://tauri.localhost",
+    ],
+)  # fmt: skip
+def test_apps_may_call(server: Running, origin: str):
+    found = server.post("/v1/chat/completions", HELLO, headers={"Origin": origin})
+    assert found.status == 200
+    assert found.headers["access-control-allow-origin"] == origin
+
+
+EXTENSION = "chrome-extension://abcdefghijklmnop"
+
+
+def test_browser_extensions_may_not_call_unless_they_are_allowed(server: Running):
+    for origin in (EXTENSION, "moz-extension://0a1b", "safari-web-extension://0A1B"):
+        found = server.post("/v1/chat/completions", HELLO, headers={"Origin": origin})
+        assert found.status == 403
+        assert f"--allow-origin {origin}" in found.json["error"]["message"]
+
+
+@pytest.mark.parametrize("allowed", [EXTENSION, "chrome-extension://*", "*"])
+def test_an_extension_that_is_allowed(allowed: str):
+    with running(origins=(allowed,)) as server:
+        for origin, status in ((EXTENSION, 200), ("moz-extension://0a1b", 403)):
+            found = server.post("/v1/chat/completions", HELLO, headers={"Origin": origin})
+            assert found.status == (200 if allowed == "*" else status)
+
+
+def test_both_names_of_the_option_allow_an_origin():
+    for option in ("--allow-origin", "--cors-origin"):
+        args = build_parser().parse_args(["serve", option, EXTENSION])
+        assert serve.config(args).origins == (EXTENSION,)
 
 
 def test_pages_that_are_allowed():

@@ -75,11 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve an address that others can reach without a key",
     )
     network.add_argument(
+        "--allow-origin",
         "--cors-origin",
+        dest="allow_origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="a web page that may call the server; * is any (default: pages of this machine)",
+        help="a web page or browser extension that may call the server; SCHEME://* is all of a "
+        "scheme, * is any (default: pages of this machine, and apps such as VS Code)",
     )
     network.add_argument(
         "--allow-host",
@@ -129,6 +132,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pass over fields of requests that no API defines, instead of refusing them",
     )
     parser.add_argument(
+        "--strict-model-names",
+        action="store_true",
+        help="answer 404 for a model name that is not served, also when one model is served "
+        "(default: one model answers for any name)",
+    )
+    parser.add_argument(
         "--log-json", action="store_true", help="log requests as JSON, one object a line"
     )
 
@@ -176,11 +185,12 @@ def config(args: argparse.Namespace) -> ServerConfig:
         host=args.host,
         port=args.port,
         api_keys=tuple(keys),
-        origins=tuple(args.cors_origin),
+        origins=tuple(args.allow_origin),
         hosts=tuple(args.allow_host),
         allow_public=args.allow_public,
         share_cache=args.share_cache,
         ignore_unknown_fields=args.ignore_unknown_fields,
+        strict_model_names=args.strict_model_names,
         max_waiting=args.max_waiting,
         max_body_bytes=args.max_body,
         max_connections=args.max_connections,

@@ -1,7 +1,8 @@
 """Who may call: keys, names of this host, and web pages. Plain ASGI, around every endpoint.
 
 A browser lets any page send simple requests to 127.0.0.1, so a request that carries an Origin is
-answered only when that page is this server's own, of this machine, or one that was allowed.
+answered only when that page is this server's own, of this machine, of an app (an editor's panel),
+or one that was allowed. The origin "null" is not an app's: any page gets it from a sandboxed frame.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zinc.server.config import ServerConfig, is_loopback
+from zinc.server.dialect import error_body
 from zinc.server.errors import ApiError
 from zinc.server.http import RECORD, JSONAnswer, Record
 from zinc.server.log import log_request, report_failure
 from zinc.server.metrics import ServerMetrics
+
+APP_SCHEMES = ("app", "file", "tauri", "vscode-file", "vscode-webview")
+"""Schemes of origins that pages of the web cannot have: apps such as VS Code and Obsidian do."""
+
+HOST_NAMES = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
+"""Names by which containers call this machine. Under .internal nobody else can have one."""
 
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _PREFLIGHT_S = 600
@@ -93,8 +101,7 @@ class Access:
         error = self._refusal(scope, headers, origin)
         if error is not None:
             report_failure(scope[RECORD], error)
-            body = error.anthropic() if scope["path"].startswith("/v1/messages") else error.openai()
-            answer = JSONAnswer(body, error.status, error.headers)
+            answer = JSONAnswer(error_body(error, scope), error.status, error.headers)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             answer = JSONAnswer({}, 200)
             answer.headers["Access-Control-Allow-Methods"] = _METHODS
@@ -122,7 +129,7 @@ class Access:
                 403,
                 "this page may not call the server",
                 "its origin is not allowed",
-                "start the server with --cors-origin ORIGIN",
+                f"start the server with --allow-origin {origin[:200]}",
             )
         if scope["method"] == "OPTIONS" or not self._keys or self._is_public(scope["path"]):
             return None
@@ -139,16 +146,17 @@ class Access:
 
     def _knows_host(self, host: str) -> bool:
         name = _host_name(host)
-        return is_loopback(name) or name in self._hosts
+        return is_loopback(name) or name in HOST_NAMES or name in self._hosts
 
     def _knows_origin(self, origin: str, host: str) -> bool:
-        if "*" in self._origins or origin.lower() in self._origins:
-            return True
         try:
             parts = urlsplit(origin)
             name = parts.hostname or ""
         except ValueError:
             return False
+        allowed = ("*", origin.lower(), f"{parts.scheme}://*")
+        if not self._origins.isdisjoint(allowed) or parts.scheme in APP_SCHEMES:
+            return True
         return parts.netloc.lower() == host.lower() != "" or is_loopback(name)
 
     def _knows_key(self, headers: Headers) -> bool:

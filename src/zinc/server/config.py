@@ -49,14 +49,16 @@ class ServerConfig:
     requests that do not give them. max_waiting: requests of a model that may
     wait beside those that run. ttl_s: an idle model is unloaded after so long (None: never).
     memory_budget_bytes: what loaded models may take together (None: what fits). api_keys: any of
-    them opens the API; empty, it is open to whoever can connect. origins: web pages that may call
-    it, beside those on this machine; "*" is every page. hosts: names in the Host header that are
+    them opens the API; empty, it is open to whoever can connect. origins: web pages and browser
+    extensions that may call it, beside pages of this machine and apps; "SCHEME://*" is every page
+    of a scheme, "*" every page. hosts: names in the Host header that are
     accepted beside loopback names, when no key is set. grace_s: how long running answers may take
     to end once the server is asked to stop. allow_public: serve a public address without a key.
     share_cache: let requests with different keys begin with each other's cached prefixes; a client
     can then learn whether another one has sent a text. max_connections: clients that may be
-    connected at a time. ignore_unknown_fields: pass over
-    fields no API defines, where the default is to refuse them.
+    connected at a time. ignore_unknown_fields: pass over fields no API defines, where the default
+    is to refuse them. strict_model_names: answer 404 for another name also when one model is
+    served, where the default is to answer with that model.
     """
 
     models: tuple[ModelSource, ...]
@@ -70,6 +72,7 @@ class ServerConfig:
     allow_public: bool = False
     share_cache: bool = False
     ignore_unknown_fields: bool = False
+    strict_model_names: bool = False
     max_waiting: int = 64
     max_body_bytes: int = 32 << 20
     max_connections: int = 512
