@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API.
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API; and its form of /v1/models.
 
 https://platform.claude.com/docs/en/api/messages. Requests become OpenAI's shape, which is what chat
 templates were written for: tool_result blocks become messages of the role "tool", tool_use blocks
@@ -11,6 +11,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,13 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.chat.events import Answer, CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from zinc.server.anthropic_tools import AnthropicTool, functions
 from zinc.server.body import Fields, FirstError, parse_json
 from zinc.server.chat import ChatAnswer, ChatRequest, Finished, answer_chat, render
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.fields import Constraint, QueueFields, SamplingFields, StopField, sampling_params
 from zinc.server.http import JSONAnswer, event
 from zinc.server.openai_shapes import named_tool, refuse
-from zinc.server.pool import LoadedModel
+from zinc.server.pool import Entry, LoadedModel
 from zinc.server.service import Service, Shape, account, read_fields
 
 ANTHROPIC = Shape(
@@ -54,13 +56,6 @@ Blocks = Annotated[list[Block], FirstError()]
 class AnthropicMessage(Fields):
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
-
-
-class AnthropicTool(Fields):
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    type: str | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
 
 
 class ToolChoice(Fields):
@@ -120,6 +115,8 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 # The edit that changes nothing, which Claude Code asks for.
 _KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
 _LEVELS = {"xhigh": "high", "max": "high"}
+_TOOL_USE = "toolu_"
+_MODELS_A_PAGE, _MAX_MODELS_A_PAGE = 20, 1000
 
 
 async def create_message(service: Service, request: Request) -> Response:
@@ -181,6 +178,53 @@ async def count_tokens(service: Service, request: Request) -> Response:
     return JSONAnswer({"input_tokens": len(prompt.ids)})
 
 
+async def list_models(service: Service, request: Request) -> Response:
+    """List the models in Anthropic's form: a page of them, after or before one of them."""
+    query = request.query_params
+    names = list(service.pool.entries)
+    text = query.get("limit") or str(_MODELS_A_PAGE)
+    limit = int(text) if text.isdecimal() and len(text) < 5 else 0
+    if not 1 <= limit <= _MAX_MODELS_A_PAGE:
+        why = f"it must lie between 1 and {_MAX_MODELS_A_PAGE}"
+        raise invalid("limit", f"limit is {text[:20]!r}", why)
+    before, after = query.get("before_id"), query.get("after_id")
+    for param, name in (("before_id", before), ("after_id", after)):
+        if name and name not in names:
+            raise invalid(param, f"{param} names no model of this server")
+    if before:
+        left = names[: names.index(before)]
+        page = left[-limit:]
+    else:
+        left = names[names.index(after) + 1 :] if after else names
+        page = left[:limit]
+    return JSONAnswer(
+        {
+            "data": [_model_info(service.pool.entries[name]) for name in page],
+            "first_id": page[0] if page else None,
+            "last_id": page[-1] if page else None,
+            "has_more": len(left) > len(page),
+        }
+    )
+
+
+async def get_model(service: Service, request: Request) -> Response:
+    """Describe one model in Anthropic's form. Raises ApiError 404."""
+    return JSONAnswer(_model_info(service.pool.named(request.path_params["name"])))
+
+
+def _model_info(entry: Entry) -> dict[str, Any]:
+    context = None if entry.model is None else entry.model.context
+    return {
+        "type": "model",
+        "id": entry.source.name,
+        "display_name": entry.source.name,
+        "created_at": datetime.fromtimestamp(entry.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": context,
+        "max_tokens": context,
+    }
+
+
 def to_request(fields: PromptFields, sampling: MessagesFields | None) -> ChatRequest:
     """The request in OpenAI's shape. Raises ApiError."""
     refuse(fields, _REFUSED)
@@ -192,7 +236,7 @@ def to_request(fields: PromptFields, sampling: MessagesFields | None) -> ChatReq
         messages.append({"role": "system", "content": _texts(fields.system, "system")})
     for i, message in enumerate(fields.messages):
         messages += _messages(message, f"messages[{i}]")
-    tools = [_tool(tool, i) for i, tool in enumerate(fields.tools or [])] or None
+    tools = functions(fields.tools)
     choice = fields.tool_choice
     forced: list[dict[str, Any]] = []
     if choice is not None and choice.type in ("any", "tool"):
@@ -243,20 +287,6 @@ def _constraint(config: OutputConfig | None) -> Constraint | None:
     return Constraint("json_schema", config.format["schema"], "output_config.format")
 
 
-def _tool(tool: AnthropicTool, index: int) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise unsupported(f"tools[{index}]", f"tools of type {tool.type!r} do not run here")
-    if tool.input_schema is None:
-        param = f"tools[{index}].input_schema"
-        raise invalid(param, f"{param} is missing")
-    # In the order that models have mostly seen.
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema
-    return {"type": "function", "function": function}
-
-
 def _texts(content: str | Sequence[Block], param: str) -> str:
     if isinstance(content, str):
         return content
@@ -290,7 +320,8 @@ def _messages(message: AnthropicMessage, param: str) -> list[dict[str, Any]]:
             case "tool_use", "assistant" if block.name and block.input is not None:
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = {"name": block.name, "arguments": arguments}
-                calls.append({"id": block.id or "", "type": "function", "function": function})
+                id = _own_id(block.id)
+                calls.append({"id": id, "type": "function", "function": function})
             case "tool_result", "user":
                 results.append(_tool_result(block, where))
             case _:
@@ -321,7 +352,17 @@ def _tool_result(block: Block, where: str) -> dict[str, Any]:
         raise unsupported(f"{where}.content", "only text can be a result", "send text")
     if block.is_error:
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text}
+    return {"role": "tool", "tool_call_id": _own_id(block.tool_use_id), "content": text}
+
+
+def tool_use_id(id: str) -> str:
+    """Return the id of a call as Anthropic's API spells ids."""
+    return _TOOL_USE + id.removeprefix("call_")
+
+
+def _own_id(id: str | None) -> str:
+    """Return the id that the model gave to a call; templates may show it to the model again."""
+    return (id or "").removeprefix(_TOOL_USE)
 
 
 def _blocks(found: Answer) -> list[dict[str, Any]]:
@@ -332,7 +373,12 @@ def _blocks(found: Answer) -> list[dict[str, Any]]:
     if found.content or not (found.calls or found.reasoning):
         blocks.append({"type": "text", "text": found.content})
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        {
+            "type": "tool_use",
+            "id": tool_use_id(call.id),
+            "name": call.name,
+            "input": _input(call.arguments),
+        }
         for call in found.calls
     ]
 
@@ -379,7 +425,9 @@ class BlockEvents:
                 opened = self._open("thinking", empty)
                 return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
             case CallStart(_, id, name):
-                block: dict[str, Any] = {"type": "tool_use", "id": id, "name": name, "input": {}}
+                block: dict[str, Any] = {
+                    "type": "tool_use", "id": tool_use_id(id), "name": name, "input": {}
+                }  # fmt: skip
                 return [*self._end(), *self._open("tool_use", block)]
             case CallArguments(_, text):
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]

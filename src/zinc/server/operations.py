@@ -5,7 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.server import anthropic
 from zinc.server.body import Fields
+from zinc.server.dialect import speaks_anthropic
 from zinc.server.errors import ApiError
 from zinc.server.http import JSONAnswer
 from zinc.server.metrics import CONTENT_TYPE
@@ -43,25 +45,30 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
+    """List the models, in the form of the API that the client speaks."""
+    if speaks_anthropic(request.scope):
+        return await anthropic.list_models(service, request)
     rows = [entry.describe() for entry in service.pool.entries.values()]
     return JSONAnswer({"object": "list", "data": rows})
 
 
 async def model(service: Service, request: Request) -> Response:
-    return JSONAnswer(service.pool.entry(request.path_params["name"]).describe())
+    if speaks_anthropic(request.scope):
+        return await anthropic.get_model(service, request)
+    return JSONAnswer(service.pool.named(request.path_params["name"]).describe())
 
 
 async def load_model(service: Service, request: Request) -> Response:
     """Loads a model now, so that the first request need not wait for it."""
     fields = await read_fields(service, request, ModelFields)
-    async with service.pool.use(fields.model):
+    async with service.pool.use(service.pool.named(fields.model).source.name):
         pass
     return JSONAnswer({"success": True})
 
 
 async def unload_model(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ModelFields)
-    entry = service.pool.entry(fields.model)
+    entry = service.pool.named(fields.model)
     if entry.model is not None and not await service.pool.unload(entry):
         raise ApiError(
             409, f"the model {fields.model!r} is in use", "", "try again later", param="model"

@@ -173,9 +173,17 @@ class ModelPool:
             self._janitor = asyncio.create_task(self._unload_idle(self.config.ttl_s))
 
     def entry(self, name: str | None) -> Entry:
-        """The model that a request names. Raises ApiError 404."""
-        if not name:
+        """Return the model that answers a request for `name`.
+
+        A server with one model answers for any name unless `strict_model_names` is set: clients
+        ask for the model they were written for. Raises ApiError 404.
+        """
+        if not name or (len(self.entries) == 1 and not self.config.strict_model_names):
             return self.default
+        return self.named(name)
+
+    def named(self, name: str) -> Entry:
+        """Return the model of exactly this name. Raises ApiError 404."""
         try:
             return self.entries[name]
         except KeyError:
