@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import MODEL, Running
+from serving import MODEL, Running, running
 
 from zinc import LLM, SamplingParams
+from zinc.server.anthropic import MessagesFields, to_request, tool_use_id
+from zinc.server.anthropic_tools import AnthropicTool, functions
+from zinc.server.config import ModelSource
 
 if TYPE_CHECKING:  # it takes two seconds, of which those who run other tests need none
     import anthropic
@@ -137,11 +141,13 @@ def test_tools(client):
     assert found.stop_reason == "tool_use"
     (use,) = found.content
     assert (use.type, use.name, use.input) == ("tool_use", "get_weather", {"city": "Paris"})
-    assert use.id
+    assert re.fullmatch(r"toolu_[A-Za-z0-9]{24}", use.id)
+    assert re.fullmatch(r"msg_[a-f0-9]{32}", found.id)
     with client.messages.stream(**arguments(ASK, {"tools": [WEATHER]})) as stream:
         final = stream.get_final_message()
     assert final.stop_reason == "tool_use"
     assert final.content[0].input == {"city": "Paris"}
+    assert final.content[0].id.startswith("toolu_")
     for content in ("21 degrees", [{"type": "text", "text": "21 degrees"}]):
         result = {"type": "tool_result", "tool_use_id": use.id, "content": content}
         messages = [
@@ -152,6 +158,148 @@ def test_tools(client):
         assert create(client, messages, tools=[WEATHER]).content[0].text
     none = create(client, ASK, tools=[WEATHER], tool_choice={"type": "none"})
     assert none.stop_reason == "end_turn"
+
+
+BASH = {"type": "bash_20250124", "name": "bash"}
+EDITOR = {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
+OLD_EDITOR = {"type": "text_editor_20250124", "name": "str_replace_editor"}
+MEMORY = {"type": "memory_20250818", "name": "memory"}
+COMPUTER = {
+    "type": "computer_20251124", "name": "computer", "display_width_px": 1024,
+    "display_height_px": 768, "enable_zoom": True,
+}  # fmt: skip
+
+
+def test_client_tools_are_shown_with_their_documented_input():
+    tools = [AnthropicTool(**t) for t in (BASH, EDITOR, OLD_EDITOR, MEMORY, COMPUTER)]
+    shown = [tool["function"] for tool in functions(tools) or []]
+    bash, editor, old, memory, computer = ({**f["parameters"]["properties"]} for f in shown)
+    assert [f["name"] for f in shown] == [t.name for t in tools]
+    assert set(bash) == {"command", "restart"}
+    texts = {"path", "file_text", "old_str", "new_str", "insert_line", "view_range"}
+    assert set(editor) == {"command", "insert_text"} | texts
+    assert editor["command"]["enum"] == ["view", "create", "str_replace", "insert"]
+    assert set(old) == {"command"} | texts
+    assert "undo_edit" in old["command"]["enum"]
+    assert set(memory) == {"command", "insert_text", "old_path", "new_path"} | texts
+    assert {"delete", "rename"} <= set(memory["command"]["enum"])
+    assert {"screenshot", "scroll", "zoom"} <= set(computer["action"]["enum"])
+    assert {"coordinate", "text", "duration", "region"} <= set(computer)
+    assert "1024 x 768" in shown[4]["description"]
+    for function in shown:
+        assert function["description"]
+
+
+def test_memory_has_the_members_of_the_clients_own_commands():
+    from anthropic.types import beta
+
+    kinds = ("View", "Create", "StrReplace", "Insert", "Delete", "Rename")
+    commands = [getattr(beta, f"BetaMemoryTool20250818{kind}Command") for kind in kinds]
+    (memory,) = functions([AnthropicTool(**MEMORY)]) or []
+    properties = memory["function"]["parameters"]["properties"]
+    assert set(properties) == {name for each in commands for name in each.model_fields}
+    names = [each.model_fields["command"].annotation.__args__[0] for each in commands]
+    assert properties["command"]["enum"] == names
+
+
+@pytest.mark.parametrize("tool", [BASH, EDITOR, OLD_EDITOR, MEMORY, COMPUTER])
+def test_client_tools_are_called(client, tool: dict[str, Any]):
+    choice = {"type": "tool", "name": tool["name"]}
+    found = create(client, tools=[tool], tool_choice=choice, max_tokens=300)
+    (use,) = found.content
+    assert (use.type, use.name) == ("tool_use", tool["name"])
+    known = functions([AnthropicTool(**tool)]) or []
+    assert set(use.input) <= set(known[0]["function"]["parameters"]["properties"])
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "done"}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": found.content},
+        {"role": "user", "content": [result]},
+    ]
+    assert create(client, messages, tools=[tool]).content
+
+
+def test_tools_that_run_elsewhere_are_passed_over(client):
+    others = [
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+        {"type": "web_fetch_20250910", "name": "web_fetch"},
+        {"type": "code_execution_20250825", "name": "code_execution"},
+        {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+    ]
+    found = create(client, ASK, tools=[*others, WEATHER])
+    assert n_input(found.usage) == n_input(create(client, ASK, tools=[WEATHER]).usage)
+    assert found.content[0].name == "get_weather"
+    assert create(client, tools=others).content[0].text == create(client).content[0].text
+
+
+def test_ids_of_calls_reach_the_template_as_the_model_gave_them(server: Running):
+    """Some formats have ids of their own, which a template shows to the model again."""
+    use = {"type": "tool_use", "id": "toolu_abc123XYZ", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_abc123XYZ", "content": "x"}
+    fields = MessagesFields(
+        max_tokens=1,
+        messages=[
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ],
+    )
+    _, call, answer = to_request(fields, fields).messages
+    assert call["tool_calls"][0]["id"] == answer["tool_call_id"] == "abc123XYZ"
+    assert tool_use_id("abc123XYZ") == "toolu_abc123XYZ"
+
+
+def test_a_form_and_tools_at_once(client):
+    schema = {"type": "object", "properties": {"n": {"enum": [5, 6]}}, "required": ["n"],
+              "additionalProperties": False}  # fmt: skip
+    config = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    found = create(client, ASK, tools=[WEATHER], extra_body=config)
+    assert found.content[0].input == {"city": "Paris"}
+    found = create(client, tools=[WEATHER], extra_body=config)
+    assert json.loads(found.content[0].text)["n"] in (5, 6)
+
+
+def test_models_in_anthropics_form(client, server: Running, llm: LLM):
+    page = client.models.list()
+    (found,) = page.data
+    assert (found.type, found.id, found.display_name) == ("model", MODEL, MODEL)
+    assert found.created_at.year >= 2024
+    assert found.max_input_tokens == llm.context
+    assert (page.first_id, page.last_id, page.has_more) == (MODEL, MODEL, False)
+    assert client.models.retrieve(MODEL).id == MODEL
+    assert [model.id for model in client.models.list(limit=1)] == [MODEL]
+    plain = server.get("/v1/models").json
+    assert (plain["object"], plain["data"][0]["object"]) == ("list", "model")
+
+
+def test_pages_of_models():
+    import anthropic
+
+    names = [f"model-{i}" for i in range(5)]
+    sources = tuple(ModelSource(name, None) for name in names)
+    with running(models=sources) as server, anthropic.Anthropic(
+        base_url=server.url, api_key="none", max_retries=0
+    ) as client:  # fmt: skip
+        assert [model.id for model in client.models.list(limit=2)] == names
+        page = client.models.list(limit=2, before_id="model-3")
+        assert ([m.id for m in page.data], page.has_more) == (["model-1", "model-2"], True)
+        page = client.models.list(limit=3, after_id="model-2")
+        assert ([m.id for m in page.data], page.has_more) == (["model-3", "model-4"], False)
+        for query in ({"limit": 0}, {"limit": 5000}, {"after_id": "none"}):
+            with pytest.raises(anthropic.BadRequestError) as caught:
+                client.models.list(**query)
+            assert caught.value.body["error"]["type"] == "invalid_request_error"
+
+
+def test_a_missing_key_in_anthropics_envelope():
+    import anthropic
+
+    with running(api_keys=("secret",)) as server, anthropic.Anthropic(
+        base_url=server.url, api_key="wrong", max_retries=0
+    ) as client:  # fmt: skip
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            client.models.list()
+        assert caught.value.body["error"]["type"] == "authentication_error"
 
 
 def test_calls_can_be_demanded(client):
@@ -221,7 +369,17 @@ def test_what_claude_code_sends_is_answered(server: Running):
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "none"}, "tools": [WEATHER]}, "tool_choice"),
         ({"extra_body": {"output_config": {"format": {"type": "xml"}}}}, "output_config.format"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
+        ({"tools": [{"type": "computer_toolset_20260801"}]}, "computer_toolset"),
+        ({"tools": [{"type": "bash", "name": "bash"}]}, "tools[0]"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        (
+            {
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+                "tool_choice": {"type": "any"},
+            },
+            "tool_choice",
+        ),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"extra_body": {"top_p": 3}}, "top_p"),
@@ -248,7 +406,7 @@ def test_other_errors_have_anthropics_envelope(client, server: Running):
     from anthropic import NotFoundError
 
     with pytest.raises(NotFoundError) as caught:
-        create(client, model="claude-none")
+        client.models.retrieve("claude-none")
     assert caught.value.body["error"]["type"] == "not_found_error"
     assert server.post("/v1/messages", b"{").json["type"] == "error"
     assert server.get("/v1/messages").status == 405

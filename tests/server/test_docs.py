@@ -58,7 +58,7 @@ def test_other_fields_are_fields_of_some_endpoint():
         for name, field in endpoint.operation.fields.model_fields.items()
     }
     values = {"required", "float", "base64", "reasoning_content", "llguidance", "pattern", "format"}
-    values |= {"prompt_progress", "timings", "infill"}
+    values |= {"prompt_progress", "timings", "infill", "allowed_tools"}
     named = set(re.findall(r"`([a-z_]+)`", section("Fields"))) - values
     assert named <= known
 

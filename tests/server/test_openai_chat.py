@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from serving import MODEL, TIME, WEATHER, Running
+from serving import MODEL, TIME, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams
+from zinc.server.config import ModelSource
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SUM = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]
@@ -332,6 +333,78 @@ def test_a_call_can_be_demanded(client):
         assert not found.message.content
 
 
+def test_allowed_tools(client):
+    """The model is shown the allowed tools alone, and a call that is demanded is one of them."""
+    reference = {"type": "function", "function": {"name": "get_time"}}
+    for mode in ("required", "auto"):
+        allowed = {"mode": mode, "tools": [reference]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        found = create(client, ASK, tools=[WEATHER, TIME], tool_choice=choice)
+        alone = create(client, ASK, tools=[TIME], tool_choice=mode)
+        assert found.usage.prompt_tokens == alone.usage.prompt_tokens
+        made = [
+            [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+            for message in (found.choices[0].message, alone.choices[0].message)
+        ]
+        assert made[0] == made[1]
+        if mode == "required":
+            assert {name for name, _ in made[0]} == {"get_time"}
+
+
+SHELL = {"type": "custom", "custom": {"name": "shell", "description": "Runs a command"}}
+
+
+def test_custom_tools_take_text(client):
+    grammar = {"syntax": "regex", "definition": ".+"}
+    shell = {**SHELL["custom"], "format": {"type": "grammar", "grammar": grammar}}
+    for choice in ("required", {"type": "custom", "custom": {"name": "shell"}}):
+        fields = {"tools": [{"type": "custom", "custom": shell}], "tool_choice": choice}
+        found = create(client, ASK, **fields).choices[0]
+        assert found.finish_reason == "tool_calls"
+        (call,) = found.message.tool_calls
+        assert (call.type, call.custom.name) == ("custom", "shell")
+        assert call.custom.input
+        assert not call.custom.input.startswith("{")
+        told: list[Any] = []
+        for chunk in create(client, ASK, stream=True, **fields):
+            told += chunk.choices[0].delta.tool_calls or []
+        assert [each.type for each in told] == ["custom", None]
+        assert (told[0].id is not None, told[0].custom["name"]) == (True, "shell")
+        assert told[1].custom == {"input": call.custom.input}
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+    ]
+    assert create(client, messages, tools=[SHELL]).choices[0].message.content
+
+
+def test_functions_and_custom_tools_together(client):
+    found = create(client, ASK, tools=[SHELL, WEATHER]).choices[0]
+    (call,) = found.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "get_weather")
+
+
+def test_a_form_and_tools_at_once(client):
+    schema = {"type": "object", "properties": {"n": {"enum": [5, 6, 7]}}, "required": ["n"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    found = create(client, ASK, tools=[WEATHER], response_format=form).choices[0]
+    assert found.finish_reason == "tool_calls"
+    assert json.loads(found.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+    found = create(client, HELLO, tools=[WEATHER], response_format=form).choices[0]
+    assert found.finish_reason == "stop"
+    assert json.loads(found.message.content)["n"] in (5, 6, 7)
+    found = create(client, HELLO, tools=[WEATHER], tool_choice="required", response_format=form)
+    assert found.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("verbosity", ["low", "medium", "high"])
+def test_verbosity_is_accepted(client, verbosity):
+    found = create(client, verbosity=verbosity).choices[0].message.content
+    assert found == create(client).choices[0].message.content
+
+
 def test_one_call_at_a_time(client):
     found = create(client, ASK, tools=[WEATHER], parallel_tool_calls=False).choices[0]
     assert len(found.message.tool_calls) == 1
@@ -397,6 +470,11 @@ def refused(client: openai.OpenAI, *args: Any, **fields: Any) -> openai.APIStatu
         ({"tool_choice": "sometimes", "tools": [WEATHER]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "none"}}, "tools": [WEATHER]},
          "tool_choice"),
+        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].custom"),
+        ({"tools": [{"type": "function", "custom": {"name": "f"}}]}, "tools[0].function"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+         "messages[1].tool_calls[0].function"),
         ({"response_format": {"type": "json_schema", "json_schema": {
             "name": "x", "schema": {"type": "string", "pattern": "("}}}}, "response_format"),
         ({"extra_body": {"grammar": "start: ("}}, "grammar"),
@@ -436,11 +514,31 @@ def test_a_prompt_longer_than_the_context(client, llm: LLM):
     assert str(error.body["n_prompt_tokens"]) in error.message
 
 
-def test_an_unknown_model(client):
-    error = refused(client, model="gpt-none")
-    assert isinstance(error, openai.NotFoundError)
-    assert error.code == "model_not_found"
-    assert MODEL in error.message
+def test_one_model_answers_for_any_name(client):
+    found = create(client, model="gpt-5-mini")
+    assert found.model == MODEL
+    assert found.choices[0].message.content == create(client).choices[0].message.content
+    chunks = list(create(client, model="gpt-5-mini", stream=True))
+    assert {chunk.model for chunk in chunks} == {MODEL}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"strict_model_names": True}, [MODEL]),
+        ({"models": (ModelSource("alice", None), ModelSource("bob", None))}, ["alice", "bob"]),
+    ],
+)
+def test_an_unknown_model_is_not_found(settings, named):
+    with (
+        running(**settings) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        error = refused(client, model="gpt-none")
+        assert isinstance(error, openai.NotFoundError)
+        assert error.code == "model_not_found"
+        assert all(name in error.message for name in named)
+        assert create(client, model=named[-1], max_tokens=1).model == named[-1]
 
 
 def test_models(client):

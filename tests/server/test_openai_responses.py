@@ -11,6 +11,7 @@ import pytest
 from serving import MODEL, WEATHER, Running
 
 from zinc import LLM, SamplingParams
+from zinc.server.chat import shorter
 
 SUM = "Tom has 3 apples and buys 4 more. How many apples has he?"
 ASK = "What is the weather in Paris?"
@@ -210,6 +211,115 @@ def test_json_by_a_schema_and_demanded_calls(client):
     assert (call.type, call.name) == ("function_call", "get_weather")
 
 
+def test_allowed_tools(client):
+    """Of the tools of a request the model is shown, and may call, the allowed ones alone."""
+    other = {**TOOL, "name": "get_time", "description": "Get the current time in a city"}
+    names = {"type": "allowed_tools", "tools": [{"type": "function", "name": "get_time"},
+             {"type": "web_search"}]}  # fmt: skip
+    found = create(client, ASK, tools=[TOOL, other], tool_choice={**names, "mode": "required"})
+    assert {item.name for item in found.output} == {"get_time"}
+    found = create(client, ASK, tools=[TOOL, other], tool_choice={**names, "mode": "auto"})
+    alone = create(client, ASK, tools=[other])
+    assert found.usage.input_tokens == alone.usage.input_tokens
+    assert [item.type for item in found.output] == [item.type for item in alone.output]
+    assert [tool.name for tool in found.tools] == ["get_weather", "get_time"]
+
+
+NUMBER = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+FORM = {"format": {"type": "json_schema", "name": "number", "schema": NUMBER}}
+
+
+def test_a_form_and_tools_at_once(client):
+    """The answer is a call or has the form; a call that is demanded goes before the form."""
+    (call,) = create(client, ASK, tools=[TOOL], text=FORM).output
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    assert json.loads(call.arguments) == {"city": "Paris"}
+    (message,) = create(client, "Hello", tools=[TOOL], text=FORM).output
+    assert message.type == "message"
+    assert set(json.loads(message.content[0].text)) == {"n"}
+    named = {"type": "function", "name": "get_weather"}
+    (call,) = create(client, "Hello", tools=[TOOL], text=FORM, tool_choice=named).output
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    none = create(client, ASK, tools=[TOOL], text=FORM, tool_choice="none")
+    assert set(json.loads(none.output_text)) == {"n"}
+
+
+@pytest.mark.parametrize("verbosity", ["low", "medium", "high"])
+def test_verbosity_is_accepted(client, verbosity: str):
+    found = create(client, text={"verbosity": verbosity})
+    assert found.output_text == create(client).output_text
+    assert found.text.verbosity == verbosity
+
+
+def test_truncation_leaves_out_the_oldest_turns(client, llm: LLM):
+    long = "word " * 1500
+    items: list[Any] = [{"role": "system", "content": "You are a pirate."}]
+    for i in range(8):
+        items += [
+            {"role": "user", "content": f"{i} {long}"},
+            {"role": "assistant", "content": "Yes."},
+        ]
+    items.append({"role": "user", "content": "Hello"})
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, items, max_output_tokens=20)
+    assert caught.value.code == "context_length_exceeded"
+    found = create(client, items, truncation="auto", max_output_tokens=20)
+    assert found.truncation == "auto"
+    kept = next(
+        n
+        for n in range(1, len(items), 2)
+        if len(llm.render([items[0], *items[n:]])) <= llm.context - 20
+    )
+    by_hand = create(client, [items[0], *items[kept:]], max_output_tokens=20)
+    assert found.usage.input_tokens == by_hand.usage.input_tokens
+    assert found.output_text == by_hand.output_text
+    counted = client.responses.input_tokens.count(
+        model=MODEL, input=items, truncation="auto", extra_body={"max_output_tokens": 20}
+    )
+    assert counted.input_tokens == found.usage.input_tokens
+    short = create(client, items[-1:], truncation="auto")
+    assert short.output_text == create(client, items[-1:]).output_text
+
+
+def test_truncation_leaves_out_the_oldest_calls_of_one_turn():
+    call = {"role": "assistant", "content": "", "tool_calls": [{}]}
+    result = {"role": "tool", "content": "x"}
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        *[call, result] * 3,
+    ]
+    kept = [[m["content"] for m in each] for each in shorter(messages)]
+    assert kept == [
+        ["s", "a", "b", "c", "", "x", "", "x", "", "x"],
+        ["s", "c", "", "x", "", "x", "", "x"],
+        ["s", "c", "", "x", "", "x"],
+        ["s", "c", "", "x"],
+    ]
+
+
+def test_a_question_that_does_not_fit_alone_is_refused(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, "word " * 9000, truncation="auto")
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_complete_response_cannot_be_cancelled(client):
+    found = create(client, max_output_tokens=2)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.cancel(found.id)
+    assert "complete" in caught.value.message
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel("resp_none")
+
+
 def test_length_makes_it_incomplete(client):
     found = create(client, max_output_tokens=3)
     assert found.status == "incomplete"
@@ -232,7 +342,26 @@ def test_logprobs(client):
     [
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "sometimes"}, "truncation"),
+        ({"text": {"verbosity": "shouting"}}, "text.verbosity"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "none"}],
+                },
+            },
+            "tool_choice",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "allowed_tools", "mode": "often", "tools": []},
+            },
+            "tool_choice",
+        ),
         ({"input": []}, "input"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),

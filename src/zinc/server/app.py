@@ -29,7 +29,9 @@ from zinc.server import (
 from zinc.server.access import Access, RequestLog
 from zinc.server.body import Fields
 from zinc.server.config import ServerConfig
+from zinc.server.dialect import error_body
 from zinc.server.errors import ApiError, from_exception
+from zinc.server.foreign_fields import SOURCES, as_sent
 from zinc.server.http import JSONAnswer, record
 from zinc.server.log import report_failure
 from zinc.server.metrics import ServerMetrics
@@ -118,10 +120,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         method="DELETE",
     ),
     _get(
+        f"{_RESPONSE}/cancel", openai_responses.cancel_response, "Refuse to cancel a response",
+        "OpenAI", method="POST",
+    ),
+    _get(
         f"{_RESPONSE}/input_items", openai_responses.get_input_items,
         "The input of a stored response", "OpenAI",
     ),
-    _get("/v1/models", operations.models, "The models and their state", "OpenAI", "/models"),
+    _get(
+        "/v1/models", operations.models, "The models and their state", "OpenAI", "/models",
+        query=("limit", "before_id", "after_id"),
+    ),
     _get("/v1/models/{name:path}", operations.model, "One model", "OpenAI"),
     _post(
         "/v1/messages", anthropic.create_message, anthropic.MessagesFields,
@@ -227,7 +236,8 @@ class Application:
                 return Response(status_code=499)
             except Exception as error:
                 report_failure(record(request), error)
-                return _error_answer(from_exception(error), request.url.path)
+                told = as_sent(from_exception(error), request.scope.get(SOURCES, {}))
+                return _error_answer(told, request)
 
         return handle
 
@@ -256,9 +266,8 @@ async def _docs(request: Request) -> Response:
     return HTMLResponse(openapi.page(OPERATIONS))
 
 
-def _error_answer(error: ApiError, path: str) -> Response:
-    body: dict[str, Any] = error.anthropic() if path.startswith("/v1/messages") else error.openai()
-    return JSONAnswer(body, error.status, error.headers)
+def _error_answer(error: ApiError, request: Request) -> Response:
+    return JSONAnswer(error_body(error, request.scope), error.status, error.headers)
 
 
 # Endpoints that clients know from elsewhere: why there is none, and what to use.
@@ -302,4 +311,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if status == 404 and (absent := _not_there(request.url.path)):
         found = ApiError(status, what, *absent)
     report_failure(record(request), found)
-    return _error_answer(found, request.url.path)
+    return _error_answer(found, request)

@@ -7,8 +7,9 @@ produce when they cut text in the middle of an emoji, become U+FFFD, since no UT
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
@@ -88,8 +89,24 @@ def parse_json(body: bytes) -> Json:
     return value
 
 
-def parse(kind: type[Model], value: Json, *, ignore_unknown: bool = False) -> Model:
-    """`value` as a request of that kind. Raises ApiError 400 that names the field at fault."""
+def own_names(kind: type[Fields]) -> set[str]:
+    """Return the names that the fields of `kind` have in JSON."""
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like `name`, or None when no name is like it."""
+    found = difflib.get_close_matches(name[:80], list(known), 1, 0.75)
+    return found[0] if found else None
+
+
+def parse(
+    kind: type[Model], value: Json, *, ignore_unknown: bool = False, known: Iterable[str] = ()
+) -> Model:
+    """Return `value` as a request of that kind. Raises ApiError 400 that names the field at fault.
+
+    known: further names that the error for an unknown field may suggest.
+    """
     if not isinstance(value, dict):
         raise invalid(None, "the body is not a JSON object", f"it is {_json_kind(value)}")
     try:
@@ -100,11 +117,15 @@ def parse(kind: type[Model], value: Json, *, ignore_unknown: bool = False) -> Mo
         raise invalid(None, "the request is nested too deep") from None
     unknown = next(iter(request.model_extra or {}), None)
     if unknown is not None and not ignore_unknown:
+        near = nearest(unknown, [*own_names(kind), *known])
+        advice = (
+            "leave it out" if near is None else f"did you mean {near!r}? Leave it out otherwise"
+        )
         raise ApiError(
             400,
             f"there is no field {unknown[:80]!r}",
-            "this API does not define it",
-            "leave it out, or start the server with --ignore-unknown-fields",
+            "no API defines it",
+            f"{advice}, or start the server with --ignore-unknown-fields",
             param=unknown[:80],
             code="unknown_parameter",
         )

@@ -8,8 +8,8 @@ The APIs translate their messages into OpenAI's shape before, and the events int
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -25,7 +25,7 @@ from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Timings
 from zinc.server import forced_calls
 from zinc.server.body import Json
-from zinc.server.errors import context_exceeded, invalid, unsupported
+from zinc.server.errors import ApiError, context_exceeded, invalid, unsupported
 from zinc.server.fields import Constraint, constraints, with_seed
 from zinc.server.pool import LoadedModel
 from zinc.server.runner import (
@@ -49,7 +49,8 @@ class ChatRequest:
 
     With `forced_tools` an answer is a call of one of them. A last message of the assistant is the
     beginning of the answer. With `one_call` an answer ends after its first call. `thinking_budget`
-    bounds the reasoning, in tokens. `param` names the field that holds the messages, for errors.
+    bounds the reasoning, in tokens. With `truncate` the oldest turns are left out when the prompt
+    does not fit. `param` names the field that holds the messages, for errors.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -63,6 +64,7 @@ class ChatRequest:
     thinking_budget: int | None = None
     priority: int = 0
     telemetry: Telemetry = NO_TELEMETRY
+    truncate: bool = False
     param: str = "messages"
 
 
@@ -181,7 +183,7 @@ async def start(
     Raises ApiError: 400 for what cannot be done, context_length_exceeded, 429 when busy.
     """
     model.runner.check_room(request.n)
-    prompt = await asyncio.to_thread(render, model, request)
+    prompt = await asyncio.to_thread(prompt_of, model, request)
     if len(prompt.ids) >= model.context:
         raise context_exceeded(len(prompt.ids), model.context, request.param)
     limit = request.thinking_budget
@@ -215,18 +217,23 @@ async def start(
 
 
 def _constraint(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> Constraint | None:
-    """What the answers are held to: the request's own constraint, or a call that it demands."""
-    if not request.forced_tools:
-        return request.constraint
-    if request.constraint is not None:
-        raise invalid(
-            request.constraint.param,
-            f"{request.constraint.param} and tool_choice contradict each other",
-            "an answer is a call or has the form that is asked for",
-        )
-    several = not request.one_call and len(request.forced_tools) == len(request.tools or ())
-    source = forced_calls.grammar(format, model.tokenizer, request.forced_tools, several)
-    return Constraint("grammar", source, "tool_choice")
+    """Return what the answers are held to, or None.
+
+    A demanded call goes before the form of the answer, which text has and calls have not. With
+    tools and a JSON form the answer is calls or JSON, as the model chooses.
+    """
+    form = request.constraint
+    if request.forced_tools:
+        several = not request.one_call and len(request.forced_tools) == len(request.tools or ())
+        source = forced_calls.grammar(format, model.tokenizer, request.forced_tools, several)
+        return Constraint("grammar", source, "tool_choice")
+    if form is None or not request.tools or form.kind not in ("json_object", "json_schema"):
+        return form
+    schema = {"type": "object"} if form.kind == "json_object" else form.source
+    source = forced_calls.calls_or_json(
+        format, model.tokenizer, request.tools, not request.one_call, schema, form.param
+    )
+    return Constraint("grammar", source, form.param)
 
 
 def _thinking(
@@ -244,6 +251,56 @@ def _thinking(
     inside = bool(prompt.opened)
     opens = constrained and not inside
     return Thinking(start, end, inside, request.thinking_budget, opens)
+
+
+def prompt_of(model: LoadedModel, request: ChatRequest) -> Prompt:
+    """Return the prompt of a conversation, cut to the context if the request asks for it.
+
+    The oldest turns go first, then the oldest calls of the last turn; system messages and the last
+    question stay. Raises ApiError, TemplateError.
+    """
+    if not request.truncate:
+        return render(model, request)
+    answer = request.params.max_tokens or 1
+    room = model.context - min(answer, model.context // 2)
+    attempts = list(shorter(request.messages))
+
+    def attempt(n: int) -> Prompt | None:
+        """Return the prompt of the `n`th attempt, or None when it is too long."""
+        try:
+            prompt = render(model, replace(request, messages=attempts[n]))
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return None
+        return prompt if len(prompt.ids) <= room else None
+
+    found = attempt(0)
+    low, high = 1, len(attempts)
+    while found is None and low < high:
+        middle = (low + high) // 2
+        if attempt(middle) is None:
+            low = middle + 1
+        else:
+            high = middle
+    if found is None and low < len(attempts):
+        found = attempt(low)
+    return found or render(model, replace(request, messages=attempts[-1]))
+
+
+def shorter(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield the messages, and then without more and more of their oldest turns."""
+    yield messages
+    roles = [message["role"] for message in messages]
+    n_system = next((i for i, r in enumerate(roles) if r not in ("system", "developer")), 0)
+    system = messages[:n_system]
+    questions = [i for i, role in enumerate(roles) if role == "user" and i > n_system]
+    for start in questions:
+        yield [*system, *messages[start:]]
+    last = questions[-1] if questions else n_system
+    calls = [i for i, role in enumerate(roles) if role == "assistant" and i > last]
+    for start in calls[1:]:
+        yield [*system, messages[last], *messages[start:]]
 
 
 def render(model: LoadedModel, request: ChatRequest) -> Prompt:

@@ -69,10 +69,11 @@ class SamplingFields(Fields):
 
 
 class ConstraintFields(Fields):
-    """llama.cpp's fields for the shape of the output."""
+    """Fields of llama.cpp and SGLang for the form of the answer."""
 
     grammar: str | None = None
     json_schema: Any = None
+    regex: str | None = Field(None, description="the whole answer matches it")
 
 
 class LlamaFields(Fields):
@@ -159,6 +160,8 @@ def constraint_of(
         found.append(Constraint("json_schema", extra.json_schema, "json_schema"))
     if extra is not None and extra.grammar:
         found.append(Constraint("grammar", extra.grammar, "grammar"))
+    if extra is not None and extra.regex:
+        found.append(Constraint("regex", extra.regex, "regex"))
     if len(found) > 1:
         raise invalid(
             found[1].param,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zinc.chat.format import ChatFormat
-from zinc.server.errors import unsupported
+from zinc.engine.structured import JSON_WHITESPACE
+from zinc.server.errors import invalid, unsupported
 from zinc.server.forced_values import GemmaValues, Marks, literal, text_or_json
 from zinc.tokenizer import Tokenizer
 
@@ -60,17 +61,54 @@ class Form:
 
 
 def grammar(format: ChatFormat, tokenizer: Tokenizer, tools: Sequence[Tool], several: bool) -> str:
-    """A grammar of one call of one of the tools, or of `several`.
+    """Return a grammar of one call of one of the tools, or of `several`.
 
     Raises ApiError for a format that has no calls.
     """
+    return _calls("start", format, tokenizer, tools, several, "tool_choice")
+
+
+def calls_or_json(
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    tools: Sequence[Tool],
+    several: bool,
+    schema: Any,
+    param: str,
+) -> str:
+    """Return a grammar of calls of the tools, or of JSON by a schema.
+
+    schema: as data or as text. param: names the field with the schema, for errors. Raises ApiError.
+    """
+    try:
+        data = json.loads(schema) if isinstance(schema, str) else schema
+    except ValueError as error:
+        raise invalid(param, f"{param} is not a JSON schema", str(error)) from None
+    if not isinstance(data, Mapping):
+        raise invalid(param, f"{param} is not a JSON schema", "it must be an object")
+    rules = _calls("calls", format, tokenizer, tools, several, param)
+    form = json.dumps({**data, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}})
+    return f"start: calls | form\nform: %json {form}\n{rules}"
+
+
+def _calls(
+    start: str,
+    format: ChatFormat,
+    tokenizer: Tokenizer,
+    tools: Sequence[Tool],
+    several: bool,
+    param: str,
+) -> str:
+    """Return the rules of calls, of which the first is named `start`."""
     marks = Marks(tokenizer)
     make = _FORMS.get(format.name)
     if make is None:
         raise unsupported(
-            "tool_choice",
+            param,
             f"calls cannot be forced in this model's format ({format.name})",
-            'use "auto", and say in the prompt which tool to call',
+            'use "auto", and say in the prompt which tool to call'
+            if param == "tool_choice"
+            else "leave it or the tools out",
         )
     form = make(marks)
     rules: list[str] = []
@@ -81,8 +119,8 @@ def grammar(format: ChatFormat, tokenizer: Tokenizer, tools: Sequence[Tool], sev
     if several and form.between is not None:
         more = f"({form.between} call){{0,{MAX_CALLS - 1}}}"
     one = " | ".join(f"call_{i}" for i in range(len(tools)))
-    start = " ".join(part for part in ("start:", form.before, "call", more, form.after) if part)
-    return "\n".join([start, f"call: {one}", *rules])
+    first = " ".join(part for part in (f"{start}:", form.before, "call", more, form.after) if part)
+    return "\n".join([first, f"call: {one}", *rules])
 
 
 Tool = Mapping[str, Any]

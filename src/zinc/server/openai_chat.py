@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.chat.events import CallArguments, CallStart, Content, Reasoning
+from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from zinc.engine.sampling import Sampled
 from zinc.server.body import FirstError
 from zinc.server.chat import (
@@ -57,6 +57,7 @@ from zinc.server.openai_shapes import (
     Usage,
     chat_logprobs,
     check_count,
+    custom_names,
     plain_messages,
     plain_tools,
     progress_members,
@@ -66,10 +67,12 @@ from zinc.server.openai_shapes import (
     tool_use,
 )
 from zinc.server.pool import LoadedModel
+from zinc.server.response_tools import text_of
 from zinc.server.service import Service, account, read_fields
 
 FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 # What templates that know levels of effort know.
 _LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
@@ -84,6 +87,7 @@ class ThinkingFields(SamplingFields):
         None, description="variables for the chat template"
     )
     reasoning_format: str | None = None
+    verbosity: Verbosity | None = Field(None, description="a variable for the chat template")
 
 
 class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
@@ -110,7 +114,9 @@ class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, Q
     audio: dict[str, Any] | None = None
     functions: list[Any] | None = None
     function_call: Any = None
-    verbosity: str | None = None
+    include_reasoning: bool | None = Field(
+        None, description="false leaves reasoning_content out of the answer"
+    )
     web_search_options: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
 
@@ -120,7 +126,6 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "audio": (None, "only text can be generated"),
     "functions": ([], "it was replaced by tools"),
     "function_call": (None, "it was replaced by tool_choice"),
-    "verbosity": ("medium", "models have no such setting"),
     "web_search_options": (None, "this server searches nothing"),
     "moderation": (None, "this server moderates nothing"),
     "reasoning_format": ("auto", "reasoning comes in reasoning_content"),
@@ -137,6 +142,8 @@ def template_arguments(fields: ThinkingFields) -> dict[str, Any]:
             arguments["reasoning_effort"] = _LEVELS.get(effort, effort)
     if fields.enable_thinking is not None:
         arguments["enable_thinking"] = fields.enable_thinking
+    if fields.verbosity is not None:
+        arguments["verbosity"] = fields.verbosity
     given = fields.chat_template_kwargs or {}
     for name in given:
         if name in ("messages", "tools", "add_generation_prompt") or not name.isidentifier():
@@ -147,8 +154,10 @@ def template_arguments(fields: ThinkingFields) -> dict[str, Any]:
 
 def to_request(fields: ChatFields) -> ChatRequest:
     """What the engine is asked. Raises ApiError."""
-    if fields.reasoning_format == "deepseek":
+    if fields.reasoning_format in ("deepseek", "parsed"):
         fields.reasoning_format = None
+    elif fields.reasoning_format == "hidden":
+        fields.reasoning_format, fields.include_reasoning = None, False
     refuse(fields, _REFUSED)
     if fields.top_logprobs and not fields.logprobs:
         raise invalid("top_logprobs", "top_logprobs is given without logprobs", "", "set logprobs")
@@ -197,6 +206,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
         "created": int(time.time()),
         "system_fingerprint": FINGERPRINT,
     }
+    custom = custom_names(fields.tools)
+    hides_reasoning = fields.include_reasoning is False
 
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         found = [await each.collect() for each in answers]
@@ -206,7 +217,10 @@ async def chat_completions(service: Service, request: Request) -> Response:
             **head,
             "object": "chat.completion",
             "model": model.name,
-            "choices": [_choice(model, asked, i, each) for i, each in enumerate(found)],
+            "choices": [
+                _choice(model, asked, i, each, custom, hides_reasoning)
+                for i, each in enumerate(found)
+            ],
             "usage": _usage(ends).openai(),
             "timings": timings_object(ends[0].timings),
         }
@@ -233,6 +247,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
         for index in range(len(answers)):
             yield chunk(index, {"role": "assistant", "content": ""})
         ends: list[Finished] = []
+        deltas = [Deltas(custom, hides_reasoning) for _ in answers]
         async for index, item in merge([aiter(each) for each in answers]):
             if isinstance(item, Finished):
                 ends.append(item)
@@ -240,7 +255,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
                 yield chunk(index, {}, finish=FINISH[item.reason], timings=timings)
             elif item.progress is not None:
                 yield chunk(index, {}, **progress_members(item.progress, fields.timings_per_token))
-            elif (delta := _delta(item)) is not None:
+            elif (delta := deltas[index].of(item)) is not None:
                 yield chunk(index, delta, item.tokens, **timings_member(item.timings))
         account(request, [(end.reason, end.timings) for end in ends])
         if with_usage:
@@ -257,20 +272,43 @@ def _usage(ends: Sequence[Finished]) -> Usage:
     return Usage.of([end.timings for end in ends], sum(end.reasoning_tokens for end in ends))
 
 
-def _delta(piece: Piece) -> dict[str, Any] | None:
-    match piece.event:
-        case Content(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning_content": text}
-        case CallStart(index, id, name):
-            function = {"name": name, "arguments": ""}
-            call = {"index": index, "id": id, "type": "function", "function": function}
-            return {"tool_calls": [call]}
-        case CallArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-        case _:
-            return None
+class Deltas:
+    """Turns the events of one answer into deltas of its chunks.
+
+    custom: names of custom tools, whose input is told once it is whole.
+    """
+
+    def __init__(self, custom: frozenset[str], hides_reasoning: bool) -> None:
+        self._custom = custom
+        self._hides_reasoning = hides_reasoning
+        self._inputs: dict[int, str] = {}  # arguments so far of calls of custom tools
+
+    def of(self, piece: Piece) -> dict[str, Any] | None:
+        """Return the delta of a piece, or None when it has none."""
+        match piece.event:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return None if self._hides_reasoning else {"reasoning_content": text}
+            case CallStart(index, id, name) if name in self._custom:
+                self._inputs[index] = ""
+                tool = {"name": name, "input": ""}
+                call = {"index": index, "id": id, "type": "custom", "custom": tool}
+                return {"tool_calls": [call]}
+            case CallStart(index, id, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": id, "type": "function", "function": function}
+                return {"tool_calls": [call]}
+            case CallArguments(index, text) if index in self._inputs:
+                self._inputs[index] += text
+                return None
+            case CallArguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case CallEnd(index) if index in self._inputs:
+                text = text_of(self._inputs[index])
+                return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
+            case _:
+                return None
 
 
 def _logprobs(
@@ -281,10 +319,26 @@ def _logprobs(
     return {"content": chat_logprobs(model.tokenizer, tokens), "refusal": None}
 
 
-def _choice(model: LoadedModel, asked: ChatRequest, index: int, found: Collected) -> dict[str, Any]:
+def _choice(
+    model: LoadedModel,
+    asked: ChatRequest,
+    index: int,
+    found: Collected,
+    custom: frozenset[str],
+    hides_reasoning: bool,
+) -> dict[str, Any]:
+    message = found.answer.message()
+    if hides_reasoning:
+        message.pop("reasoning_content", None)
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        if function["name"] in custom:
+            del call["function"]
+            text = text_of(function["arguments"])
+            call |= {"type": "custom", "custom": {"name": function["name"], "input": text}}
     return {
         "index": index,
-        "message": {**found.answer.message(), "refusal": None},
+        "message": {**message, "refusal": None},
         "logprobs": _logprobs(model, asked, found.tokens),
         "finish_reason": FINISH[found.finished.reason],
     }

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.server.body import Fields, FirstError
-from zinc.server.chat import ChatAnswer, ChatRequest, Finished, Piece, answer_chat, render
+from zinc.server.chat import ChatAnswer, ChatRequest, Finished, Piece, answer_chat, prompt_of
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.fields import (
     MAX_TOP_LOGPROBS,
@@ -26,7 +26,6 @@ from zinc.server.fields import (
     ConstraintFields,
     LlamaFields,
     QueueFields,
-    SamplingFields,
     StopField,
     Strings,
     constraint_of,
@@ -34,7 +33,7 @@ from zinc.server.fields import (
     telemetry_of,
 )
 from zinc.server.http import JSONAnswer, event
-from zinc.server.openai_chat import Effort
+from zinc.server.openai_chat import Effort, ThinkingFields, Verbosity, template_arguments
 from zinc.server.openai_shapes import (
     NeutralFields,
     StreamOptions,
@@ -67,7 +66,11 @@ RESPONSES = Shape(error_event=_error_event)
 
 
 class Reasoning(Fields):
+    """OpenAI's `reasoning`, with the members that OpenRouter adds."""
+
     effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: int | None = Field(None, ge=0, description="tokens of reasoning at most")
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -79,10 +82,10 @@ class TextFormat(Fields):
 
 class TextConfig(Fields):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
 
 
-class ResponseFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
+class ResponseFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
     """A response."""
 
     input: str | Annotated[list[dict[str, Any]], FirstError()]
@@ -103,7 +106,6 @@ class ResponseFields(SamplingFields, ConstraintFields, LlamaFields, NeutralField
     truncation: str | None = None
     max_tool_calls: int | None = Field(None, description="bounds tools that run here: none do")
     stop: StopField = None
-    chat_template_kwargs: dict[str, Any] | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
@@ -119,7 +121,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "context_management": ([], "a conversation is taken as it is sent"),
     "moderation": (None, "this server moderates nothing"),
     "image": (None, "only text can be generated"),
-    "truncation": ("disabled", "nothing is cut out of a conversation"),
+    "reasoning_format": ("auto", "reasoning comes in items of its own"),
 }
 # Reasoning is sent in the clear, so there is nothing that would have to be included encrypted.
 _INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
@@ -186,7 +188,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     messages = [*_previous(service, request, fields), *item_messages(input_items(fields.input))]
     asked = to_request(fields, messages, ResponseTools(fields.tools))
     async with service.pool.use(fields.model) as model:
-        prompt = await asyncio.to_thread(render, model, asked)
+        prompt = await asyncio.to_thread(prompt_of, model, asked)
     return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
@@ -209,6 +211,22 @@ async def delete_response(service: Service, request: Request) -> Response:
     return JSONAnswer({"id": id, "object": "response", "deleted": True})
 
 
+async def cancel_response(service: Service, request: Request) -> Response:
+    """Refuse, as OpenAI does for a response that was not made in the background.
+
+    Raises ApiError: 404 for an unknown response, else 400.
+    """
+    service.store.get(request.path_params["id"])
+    raise ApiError(
+        400,
+        "the response cannot be cancelled",
+        "it was made while the client waited, and is complete",
+        "close the connection to end an answer early",
+        code="invalid_value",
+        param="id",
+    )
+
+
 async def get_input_items(service: Service, request: Request) -> Response:
     items = service.store.get(request.path_params["id"], owner_of(service, request)).input
     ids = [str(item.get("id", "")) for item in items]
@@ -226,8 +244,19 @@ async def get_input_items(service: Service, request: Request) -> Response:
 def to_request(
     fields: ResponseFields, messages: Sequence[Mapping[str, Any]], tools: ResponseTools
 ) -> ChatRequest:
-    """What the engine is asked. Raises ApiError."""
+    """Return what the engine is asked. Raises ApiError."""
     refuse(fields, _REFUSED)
+    if fields.truncation not in (None, "auto", "disabled"):
+        raise invalid("truncation", "truncation is not valid", "it is auto or disabled")
+    if fields.reasoning is not None:
+        given = fields.reasoning
+        fields.reasoning_effort = given.effort or fields.reasoning_effort
+        if given.enabled is not None:
+            fields.enable_thinking = given.enabled
+        if given.max_tokens is not None:
+            fields.thinking_budget = given.max_tokens
+    if fields.text is not None and fields.text.verbosity is not None:
+        fields.verbosity = fields.text.verbosity
     for name in fields.include or []:
         if name not in _INCLUDES:
             raise unsupported("include", f"{name[:60]!r} is nothing that this server has")
@@ -239,15 +268,6 @@ def to_request(
         stop=fields.stop,
         logprobs=(fields.top_logprobs or 0) if with_logprobs else None,
     )
-    arguments: dict[str, Any] = {}
-    effort = fields.reasoning.effort if fields.reasoning else None
-    if effort is not None:
-        arguments = {"enable_thinking": effort != "none"}
-        if effort != "none":
-            levels = {"minimal": "low", "xhigh": "high", "max": "high"}
-            arguments["reasoning_effort"] = levels.get(effort, effort)
-    if fields.text is not None and fields.text.verbosity not in (None, "medium"):
-        raise unsupported("text.verbosity", "models have no such setting")
     system = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
     use = tool_use(fields.tool_choice, tools.functions or None)
     return ChatRequest(
@@ -258,8 +278,10 @@ def to_request(
         one_call=fields.parallel_tool_calls is False,
         priority=fields.priority or 0,
         telemetry=telemetry_of(fields, fields.stream),
-        template_args={**arguments, **(fields.chat_template_kwargs or {})},
+        template_args=template_arguments(fields),
         constraint=_constraint(fields),
+        thinking_budget=fields.thinking_budget,
+        truncate=fields.truncation == "auto",
         param="input",
     )
 
@@ -359,12 +381,12 @@ def _shared(fields: ResponseFields, asked: ChatRequest, tools: ResponseTools) ->
         },
         "store": fields.store is not False,
         "temperature": asked.params.temperature,
-        "text": {"format": format},
+        "text": {"format": format, "verbosity": fields.verbosity or "medium"},
         "tool_choice": fields.tool_choice or "auto",
         "tools": tools.offered,
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": asked.params.top_p,
-        "truncation": "disabled",
+        "truncation": fields.truncation or "disabled",
         "user": fields.user,
     }
 

@@ -15,6 +15,7 @@ from zinc.server.body import Fields, FirstError
 from zinc.server.errors import invalid, unsupported
 from zinc.server.fields import finite_logprob
 from zinc.server.http import event
+from zinc.server.response_tools import function_name, text_arguments, text_function
 from zinc.server.runner import Progress
 from zinc.server.service import Shape
 from zinc.tokenizer import Tokenizer
@@ -37,10 +38,18 @@ class FunctionCall(Fields):
     arguments: str | dict[str, Any] = ""
 
 
+class CustomCall(Fields):
+    name: str
+    input: str = ""
+
+
 class ToolCall(Fields):
+    """A call of a function, or of a custom tool, which takes text."""
+
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
 Content = str | Annotated[list[ContentPart], FirstError()] | None
@@ -67,9 +76,18 @@ class Function(Fields):
     strict: bool | None = None
 
 
+class Custom(Fields):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class Tool(Fields):
-    type: Literal["function"]
-    function: Function
+    """A function, or a custom tool, which takes text."""
+
+    type: Literal["function", "custom"]
+    function: Function | None = None
+    custom: Custom | None = None
 
 
 class StreamOptions(Fields):
@@ -102,19 +120,55 @@ def refuse(fields: Fields, reasons: Mapping[str, tuple[Any, str]]) -> None:
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as they are, without members that are null; the prompt's maker reads parts."""
+    """Return the messages without members that are null; calls of custom tools become functions'.
+
+    Raises ApiError for a message without content and a call without its tool.
+    """
     plain = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         if message.content is None and message.role != "assistant":
             raise invalid(f"{where}.content", f"{where}.content is missing")
-        plain.append(message.model_dump(exclude_none=True))
+        row = message.model_dump(exclude_none=True)
+        if message.tool_calls is not None:
+            row["tool_calls"] = [
+                _plain_call(call, f"{where}.tool_calls[{j}]")
+                for j, call in enumerate(message.tool_calls)
+            ]
+        plain.append(row)
     return plain
 
 
+def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
+    if call.custom is not None and call.type == "custom":
+        function = {"name": call.custom.name, "arguments": text_arguments(call.custom.input)}
+        return {"id": call.id, "type": "function", "function": function}
+    if call.function is None:
+        raise invalid(f"{where}.{call.type}", f"{where}.{call.type} is missing")
+    return call.model_dump(exclude_none=True)
+
+
 def plain_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
-    """The tools as the client sent them, for the chat template. None when there are none."""
-    return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
+    """Return the tools as functions for the chat template, or None when there are none.
+
+    Raises ApiError for a tool that has not what its type says.
+    """
+    return [_plain_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())] or None
+
+
+def _plain_tool(tool: Tool, where: str) -> dict[str, Any]:
+    if tool.type == "custom" and tool.custom is not None:
+        custom = tool.custom
+        function = text_function(custom.name, custom.description, custom.format)
+        return {"type": "function", "function": function}
+    if tool.type == "function" and tool.function is not None:
+        return tool.model_dump(exclude_unset=True)
+    raise invalid(f"{where}.{tool.type}", f"{where}.{tool.type} is missing")
+
+
+def custom_names(tools: Sequence[Tool] | None) -> frozenset[str]:
+    """Return the names of the custom tools, whose calls carry text."""
+    return frozenset(t.custom.name for t in tools or () if t.type == "custom" and t.custom)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +180,63 @@ class ToolUse:
 
 
 def tool_use(choice: object, tools: list[dict[str, Any]] | None) -> ToolUse:
-    """What OpenAI's `tool_choice` makes of the tools. Raises ApiError when it is not valid."""
+    """Apply OpenAI's `tool_choice` to the tools. Raises ApiError when it is not valid.
+
+    Of `allowed_tools` the model is shown the allowed ones alone.
+    """
     if choice is None or choice == "auto":
         return ToolUse(tools, [])
     if choice == "none":
         return ToolUse(None, [])
+    kind = choice.get("type") if isinstance(choice, Mapping) else choice
+    if isinstance(choice, Mapping) and kind == "allowed_tools":
+        allowed, mode = _allowed_tools(choice, tools)
+        return ToolUse(allowed or None, allowed if mode == "required" else [])
     if not tools:
         raise invalid("tool_choice", "tool_choice asks for a call", "the request has no tools")
     if choice == "required":
         return ToolUse(tools, tools)
-    if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "custom"):
+    if isinstance(choice, Mapping) and kind in ("function", "custom"):
+        return ToolUse(tools, named_tool(tool_name(choice), tools))
+    raise invalid(
+        "tool_choice",
+        "tool_choice is not valid",
+        'it must be "auto", "none", "required" or an object that names functions',
+    )
+
+
+def _allowed_tools(
+    choice: Mapping[str, Any], tools: list[dict[str, Any]] | None
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the tools that `allowed_tools` names, in the order of the request, and its mode."""
+    inner = choice.get("allowed_tools", choice)  # the responses API has no inner object
+    mode = inner.get("mode") if isinstance(inner, Mapping) else None
+    listed = inner.get("tools") if isinstance(inner, Mapping) else None
+    if mode not in ("auto", "required") or not isinstance(listed, list):
         raise invalid(
             "tool_choice",
             "tool_choice is not valid",
-            'it must be "auto", "none", "required" or an object that names a function',
+            "allowed_tools has a mode, auto or required, and a list of tools",
         )
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
-    return ToolUse(tools, named_tool(name, tools))
+    names = set()
+    for entry in listed:
+        if not isinstance(entry, Mapping):
+            raise invalid("tool_choice", "tool_choice is not valid", "a tool is an object")
+        if entry.get("type") in ("function", "custom"):  # others run on OpenAI's servers
+            (found,) = named_tool(tool_name(entry), tools)
+            names.add(found["function"]["name"])
+    allowed = [tool for tool in tools or () if tool["function"]["name"] in names]
+    if mode == "required" and not allowed:
+        raise invalid("tool_choice", "tool_choice asks for a call", "it allows no tool")
+    return allowed, mode
+
+
+def tool_name(entry: Mapping[str, Any]) -> object:
+    """Return the name in a reference to a tool, in the shape of the chat or the responses API."""
+    inner = entry.get(str(entry.get("type")))
+    if isinstance(inner, Mapping):
+        return inner.get("name")
+    return function_name(entry) if "name" in entry else None
 
 
 def named_tool(name: object, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -51,16 +51,17 @@ class ResponseTools:
         if tool.type not in ("function", "custom"):
             raise unsupported(where, f"tools of type {tool.type[:40]!r} do not run here")
         name = _required(tool.name, where)
-        function = tool.model_dump(
+        function: dict[str, Any] = {"name": name}
+        function |= tool.model_dump(
             include={"description", "parameters", "strict"}, exclude_none=True
         )
         if tool.type == "custom":
-            function = _text_function(tool)
+            function = text_function(name, tool.description, tool.format)
         kind = "custom_tool_call" if tool.type == "custom" else "function_call"
         members = {"type": kind, "name": name, **({"namespace": namespace} if namespace else {})}
         full = function_name(members)
         self._members[full] = members
-        self.functions.append({"type": "function", "function": {"name": full, **function}})
+        self.functions.append({"type": "function", "function": {**function, "name": full}})
 
 
 def function_name(item: Mapping[str, Any]) -> str:
@@ -85,13 +86,21 @@ def text_of(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def _text_function(tool: ResponseTool) -> dict[str, Any]:
+def text_function(
+    name: str, description: str | None, format: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the function with one string that a custom tool is to the model.
+
+    format: of the chat API or the responses API; the model is told a grammar and not held to it.
+    """
     text: dict[str, Any] = {"type": "string"}
-    form = tool.format or {}
+    form = format or {}
     if form.get("type") == "grammar":
+        form = form["grammar"] if isinstance(form.get("grammar"), Mapping) else form
         text["description"] = f"Text of this {form.get('syntax')} grammar: {form.get('definition')}"
     return {
-        "description": tool.description or "",
+        "name": name,
+        "description": description or "",
         "parameters": {"type": "object", "properties": {"input": text}, "required": ["input"]},
     }
 

@@ -10,13 +10,14 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.engine.sequence import Timings
+from zinc.server import foreign_fields
 from zinc.server.access import key_in
 from zinc.server.body import Fields, parse, read_json
 from zinc.server.config import ServerConfig
@@ -41,15 +42,19 @@ Work = TypeVar("Work", bound=Cancellable)
 
 @dataclass(frozen=True, slots=True)
 class Service:
+    """ignored_fields: names of fields that were ignored, and logged, so far."""
+
     config: ServerConfig
     pool: ModelPool
     metrics: ServerMetrics
     store: ResponseStore
+    ignored_fields: set[str] = field(default_factory=set)
 
     async def sampling_of(self, name: str | None) -> dict[str, Any]:
-        """Arguments of SamplingParams for requests to a model that do not give them."""
-        entry = self.pool.entries.get(name) if name else self.pool.default
-        if entry is None:  # which the request hears from whoever looks for the model
+        """Return arguments of SamplingParams for requests to the model `name` that lack them."""
+        try:
+            entry = self.pool.entry(name)
+        except ApiError:  # raised again where the model is borrowed
             return {}
         is_loaded = entry.model is not None
         of_file = entry.sampling() if is_loaded else await asyncio.to_thread(entry.sampling)
@@ -67,11 +72,19 @@ class Shape:
 async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
     """Return the request's body, checked. Raises ApiError.
 
-    Sampling that it does not give is the server's (`--temp`), else what the model's file says. Its
-    `cache_salt` is kept in the request's state for `client_of`.
+    Fields of other servers are mapped first; the request keeps what they were called for its
+    errors. Sampling that the body does not give is the server's (`--temp`), else what the model's
+    file says. Its `cache_salt` is kept in the request's state for `client_of`.
     """
     body = await read_json(request, service.config.max_body_bytes)
-    fields = parse(kind, body, ignore_unknown=service.config.ignore_unknown_fields)
+    body, sources = foreign_fields.adopt(kind, body, service.ignored_fields)
+    request.scope[foreign_fields.SOURCES] = sources
+    fields = parse(
+        kind,
+        body,
+        ignore_unknown=service.config.ignore_unknown_fields,
+        known=foreign_fields.TABLE,
+    )
     if isinstance(fields, QueueFields):
         request.state.cache_salt = fields.cache_salt
     if isinstance(fields, SamplingFields):
