@@ -48,6 +48,7 @@ class Script:
         ]
     )
     key: str | None = None
+    params: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.8, "top_k": 40})
     asked: list[dict[str, Any]] = field(default_factory=list)
     gates: list[Gate] = field(default_factory=list)
     gone: threading.Event = field(default_factory=threading.Event)
@@ -116,15 +117,15 @@ def answer(
 
 
 @contextmanager
-def scripted() -> Iterator[Script]:
-    """Such a server on a free port."""
+def scripted(port: int = 0) -> Iterator[Script]:
+    """Such a server on a free port, or on this one."""
     script = Script()
 
     class Handler(_Handler):
         pass
 
     Handler.script = script
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     script.url = f"http://127.0.0.1:{server.server_address[1]}/"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -156,8 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/v1/models":
             self._send_json(200, {"object": "list", "data": self.script.models})
         elif path == "/props":
-            params = {"temperature": 0.8, "top_k": 40}
-            self._send_json(200, {"default_generation_settings": {"params": params}})
+            self._send_json(200, {"default_generation_settings": {"params": self.script.params}})
         else:
             self._send_failure(Failure(404, "there is no such thing"))
 

@@ -20,8 +20,8 @@ from acts import (
     wait_answered,
     wait_stored,
 )
-from scripted import Failure, Part, Script, answer, chunk
-from serving import PATIENCE_S
+from scripted import Failure, Part, Script, answer, chunk, scripted
+from serving import PATIENCE_S, wait_for
 
 OpenTab = Callable[..., Any]
 
@@ -337,6 +337,96 @@ def test_model_is_picked_and_kept(tab: Any, script: Script) -> None:
     assert script.asked[0]["model"] == "other"
     tab.reload()
     expect(tab.locator("#models select")).to_have_value("other")
+
+
+def test_dot_tells_that_the_server_died(open_tab: OpenTab) -> None:
+    with scripted() as script:
+        tab = open_tab(script.url)
+        port = int(script.url.rstrip("/").rpartition(":")[2])
+        dot, state = tab.locator("#models .dot"), tab.locator("#models .state")
+        expect(dot).to_have_attribute("data-state", "loaded")
+    expect(dot).to_have_attribute("data-state", "offline")  # nothing was sent: the page looked
+    expect(state).to_have_text("not reachable")
+    expect(tab.locator("#banner")).to_have_text("The server cannot be reached.")
+    with scripted(port):
+        expect(dot).to_have_attribute("data-state", "loaded")
+        expect(state).to_have_text("")
+        expect(tab.locator("#banner")).to_be_hidden()
+
+
+def test_dot_tells_that_a_request_found_no_server(open_tab: OpenTab) -> None:
+    with scripted() as script:
+        tab = open_tab(script.url)
+    ask(tab, "Hello")
+    expect(tab.locator(".note.error")).to_contain_text("cannot be reached")
+    expect(tab.locator("#models .dot")).to_have_attribute("data-state", "offline")
+
+
+def test_picker_shows_a_model_that_answers_as_ready(tab: Any, script: Script) -> None:
+    """As soon as its first token comes, though the server's list still says otherwise."""
+    script.models.append({"id": "other", "state": "unloaded", "meta": {}})
+    tab.reload()
+    tab.wait_for_selector("#models option", state="attached")
+    tab.select_option("#models select", "other")
+    dot = tab.locator("#models .dot")
+    expect(dot).to_have_attribute("data-state", "unloaded")
+    states: Any = tab.evaluate_handle(
+        """() => {
+            const seen = [], dot = document.querySelector("#models .dot");
+            new MutationObserver(() => seen.push(dot.dataset.state)).observe(
+                dot, { attributes: true });
+            return seen;
+        }"""
+    )
+    gate = script.gate()
+    parts = [part.replace(b'"demo"', b'"other"') if isinstance(part, bytes) else part
+             for part in answer(["Ok", gate, "."])]  # fmt: skip
+    script.say(*parts)
+    send(tab, "Hi")
+    expect(tab.locator(".message.assistant .markdown")).to_have_text("Ok")
+    wait_for(lambda: "loaded" in states.json_value())
+    script.models[1]["state"] = "loaded"
+    gate.set()
+    wait_answered(tab)
+    expect(dot).to_have_attribute("data-state", "loaded")
+    expect(tab.locator("#models option").nth(1)).to_have_text("other")
+
+
+def test_seed_shows_that_it_is_random(tab: Any, script: Script) -> None:
+    tab.click("#open-settings")
+    seed = tab.locator('input[name="seed"]')
+    for told, shown in ((0xFFFFFFFF, "random"), (-1, "random"), (None, "random"), (42, "42")):
+        script.params["seed"] = told
+        tab.reload()
+        tab.wait_for_selector("#models option", state="attached")
+        tab.click("#open-settings")
+        expect(seed).to_have_attribute("placeholder", shown)
+        assert seed.evaluate("(e) => e.scrollWidth <= e.clientWidth")
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("Tell me a story about a mouse.", "Tell me a story about a mouse"),
+        ("Tell me more…", "Tell me more"),
+        ("What is 1.5 / 2?", "What is 1.5 2"),
+        ("../../etc/passwd", "etc passwd"),
+        ("你好!用中文介绍", "你好 用中文介绍"),
+        ("x " * 60, "x " * 29 + "x"),
+        ("?!...", ""),
+    ],
+)
+def test_names_of_files_are_clean(lab: Any, title: str, name: str) -> None:
+    script = "async (title) => (await import('./page/format.js')).fileName(title)"
+    assert lab.evaluate(script, title) == name
+
+
+def test_export_of_one_conversation_is_named_after_it(tab: Any, script: Script) -> None:
+    script.say(*answer("Ok."))
+    ask(tab, "Tell me about a mouse…")
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Export Tell me about a mouse…").click(force=True)
+    assert download.value.suggested_filename == "Tell me about a mouse.json"
 
 
 def test_search_rename_delete_and_undo(tab: Any, script: Script) -> None:

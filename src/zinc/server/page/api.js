@@ -3,6 +3,8 @@
 
 import { eventData } from "./events.js";
 
+const POLL_TIMEOUT_MS = 10_000; // for answers that a server has at hand
+
 /** A failure with a sentence for the user. `status` is 0 when the server could not be reached. */
 export class ApiError extends Error {
   constructor(status, message, code = null, retryAfterS = null) {
@@ -59,7 +61,12 @@ export class Api {
   }
 
   async json(path) {
-    return (await this.fetch(path)).json();
+    const response = await this.fetch(path, { signal: AbortSignal.timeout(POLL_TIMEOUT_MS) });
+    try {
+      return await response.json();
+    } catch {
+      throw new ApiError(0, "The connection to the server broke off.");
+    }
   }
 
   async fetch(path, options = {}) {

@@ -3,6 +3,7 @@
 // All changes go through here: act on a conversation, `draw` it, save it.
 
 import { Api } from "./api.js";
+import { fileName } from "./format.js";
 import { Generation } from "./generation.js";
 import { Models } from "./models.js";
 import { readTools, requestFields } from "./sampling.js";
@@ -125,7 +126,7 @@ export class App {
 
   drawModel(path = shownPath(this.current)) {
     const name = this.modelName;
-    this.picker.show(this.models.rows, name);
+    this.picker.show(this.models.rows, name, this.models.error);
     const used = path.findLast((node) => node.stats?.contextTokens)?.stats.contextTokens ?? null;
     this.usage.show(used, this.models.contextOf(name));
   }
@@ -264,6 +265,7 @@ export class App {
     const draw = () => this.drawGrowing(conversation);
     const changed = () => {
       draw();
+      if (generation.chunks === 1) this.models.answers(node.model);
       this.saveSoon(conversation);
     };
     const generation = new Generation(this.api, node, body, changed, draw);
@@ -272,6 +274,7 @@ export class App {
     this.draw();
     this.save(conversation);
     await generation.run();
+    if (node.error) this.models.failed(node.error);
     this.generations.delete(conversation.id);
     this.models.watch(this.generations.size > 0);
     conversation.updated = Date.now();
@@ -379,7 +382,7 @@ function download(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   const link = document.createElement("a");
   link.href = url;
-  link.download = `${name.replace(/[^\p{L}\p{N} ._-]+/gu, "").trim() || "conversation"}.json`;
+  link.download = `${fileName(name) || "conversation"}.json`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

@@ -1,5 +1,7 @@
 // Numbers and times as people read them, in the language of the browser.
 
+const FILE_NAME_LENGTH = 60;
+
 const whole = new Intl.NumberFormat();
 const short = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 3 });
 
@@ -40,4 +42,15 @@ export function period(time, now = Date.now()) {
   if (time >= midnight - day) return "Yesterday";
   if (time >= midnight - 6 * day) return "Last 7 days";
   return new Date(time).toLocaleDateString(undefined, { month: "long", year: "numeric" });
+}
+
+/**
+ * A title as the name of a file, without its ending: letters, digits, single spaces, "-" and "_",
+ * and dots between them. "" when nothing of the title is left.
+ */
+export function fileName(title) {
+  const plain = title.replace(/[^\p{L}\p{M}\p{N} ._-]+/gu, " ").replace(/\s+/g, " ");
+  const words = plain.replace(/\.{2,}/g, ".").replace(/^[ ._-]+|[ ._-]+$/g, "");
+  if (words.length <= FILE_NAME_LENGTH) return words;
+  return words.slice(0, FILE_NAME_LENGTH).replace(/ [^ ]*$/, "").replace(/[ ._-]+$/, "");
 }

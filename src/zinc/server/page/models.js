@@ -1,8 +1,8 @@
-// What the page knows of the server's models: asked for often while one is being loaded, and rarely
-// otherwise.
+// What the page knows of the server's models. It polls every few seconds while the page is visible,
+// so that it notices a server that went away, and more often while a model is being loaded.
 
 const WATCH_MS = 700;
-const REST_MS = 20_000;
+const REST_MS = 5_000;
 
 export class Models {
   /**
@@ -13,6 +13,7 @@ export class Models {
     this.api = api;
     this.changed = changed;
     this.rows = [];
+    this.error = null; // of the last look
     this.known = new Map(); // default sampling parameters by model
     this.watched = false;
     this.timer = 0;
@@ -41,6 +42,20 @@ export class Models {
     this.look();
   }
 
+  /** Notes that a model answers: it is loaded, whatever the last look has seen. */
+  answers(name) {
+    const row = this.row(name);
+    if (!row || row.state === "loaded") return;
+    row.state = "loaded";
+    this.changed(this.error);
+    this.look();
+  }
+
+  /** Notes that a request failed: a server that cannot be reached has no model that is ready. */
+  failed(error) {
+    if (error.status === 0) this.look();
+  }
+
   /** Asks the server, and again after a while. */
   async look() {
     clearTimeout(this.timer);
@@ -52,11 +67,20 @@ export class Models {
       error = problem;
     }
     if (turn !== this.turn) return; // a later look is on its way
+    this.error = error;
     const busy = this.rows.some(({ state }) => state === "loading");
     const unsettled = this.watched && this.rows.some(({ state }) => state && state !== "loaded");
     const soon = busy || unsettled || error?.status === 0;
-    this.timer = setTimeout(() => this.look(), soon ? WATCH_MS : REST_MS);
+    // Without its key there is nothing to look at: the page asks for it, and then looks again.
+    if (error?.status !== 401) {
+      this.timer = setTimeout(() => this.rested(), soon ? WATCH_MS : REST_MS);
+    }
     this.changed(error);
+  }
+
+  /** Looks again, unless nobody can see it: a page that becomes visible looks at once. */
+  rested() {
+    if (!document.hidden || this.watched) this.look();
   }
 
   /** Default sampling parameters of a model; {} while it is not loaded. */

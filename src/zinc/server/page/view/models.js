@@ -1,4 +1,5 @@
-// The model picker: which models the server has, and whether the chosen one is ready.
+// The model picker: which models the server has, whether the chosen one is ready, and whether the
+// server can be reached at all.
 
 import { make } from "../dom.js";
 import { percent } from "../format.js";
@@ -20,8 +21,8 @@ export class ModelPicker {
     document.getElementById("models").append(this.dot, this.select, this.state);
   }
 
-  /** Shows rows of /v1/models, with `name` chosen. */
-  show(rows, name) {
+  /** Shows rows of /v1/models, with `name` chosen. `error`: why the last look at them failed. */
+  show(rows, name, error) {
     const options = rows.map((row) => {
       const more = row.state === "loaded" || !row.state ? "" : ` (${describe(row)})`;
       return make("option", { value: row.id }, row.id + more);
@@ -34,11 +35,13 @@ export class ModelPicker {
     this.select.value = name ?? "";
     this.select.disabled = rows.length === 0;
     const row = rows.find((each) => each.id === name);
-    const state = row?.state ?? (row ? "loaded" : "unloaded");
+    const known = row?.state ?? (row ? "loaded" : "unloaded");
+    const state = error ? (error.status === 0 ? "offline" : "unknown") : known;
     this.dot.dataset.state = state;
-    const text = row && state !== "loaded" ? describe(row) : "";
+    const told = { loaded: "", offline: "not reachable", unknown: "" };
+    const text = told[state] ?? (row ? describe(row) : "");
     if (this.state.textContent !== text) this.state.textContent = text;
-    this.state.title = row?.error ?? "";
+    this.state.title = error?.message ?? row?.error ?? "";
   }
 }
 

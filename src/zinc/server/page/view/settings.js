@@ -3,7 +3,8 @@
 import { iconButton, make } from "../dom.js";
 import { readTools, SAMPLING } from "../sampling.js";
 
-const THINKING = [["", "As the model does"], ["on", "On"], ["off", "Off"]];
+const THINKING = [["", "Model default"], ["on", "On"], ["off", "Off"]];
+const RANDOM_SEED = 0xffffffff; // how llama.cpp's API spells a new seed for each answer
 const KEYS = [
   ["Enter", "send"],
   ["Shift+Enter", "new line"],
@@ -82,7 +83,7 @@ export class SettingsSheet {
   number(name, min, max, step, otherwise) {
     const input = make("input", { type: "number", min, max, step, inputmode: "decimal" });
     input.name = name;
-    input.placeholder = typeof otherwise === "number" && otherwise >= 0 ? round(otherwise) : "auto";
+    input.placeholder = placeholder(name, otherwise);
     const value = this.conversation.settings[name];
     if (typeof value === "number") input.value = String(value);
     input.addEventListener("input", () => {
@@ -172,6 +173,13 @@ function section(title, ...children) {
 
 function span(text, tip = "") {
   return make("span", { class: "label" }, text, tip ? make("small", {}, tip) : null);
+}
+
+/** What an empty field means: the server's own value where it is a number. */
+function placeholder(name, otherwise) {
+  const isSet = typeof otherwise === "number" && otherwise >= 0;
+  if (name === "seed") return isSet && otherwise < RANDOM_SEED ? String(otherwise) : "random";
+  return isSet ? round(otherwise) : "auto";
 }
 
 function round(value) {
