@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -107,7 +108,8 @@ def test_json_by_a_schema(server: Running):
 def test_response_fields(server: Running):
     wanted = ["content", "generation_settings/n_predict", "none/such"]
     found = server.post("/completion", {**FIELDS, "response_fields": wanted}).json
-    assert set(found) == {"content", "n_predict"}
+    assert set(found) == {"content", "generation_settings/n_predict"}
+    assert found["generation_settings/n_predict"] == 16
 
 
 def test_a_time_limit_ends_the_answer(server: Running):
@@ -300,6 +302,16 @@ def test_props_and_slots(server: Running, llm: LLM):
     assert server.get("/slots?model=any").status == 200
 
 
+def test_a_prompt_that_exceeds_the_context_has_llama_cpps_error(server: Running, llm: LLM):
+    prompt = "word " * 9000
+    for path in ("/completion", "/v1/completions"):
+        error = server.post(path, {"prompt": prompt}).json["error"]
+        assert error["type"] == "exceed_context_size_error"
+        assert error["code"] == "context_length_exceeded"
+        assert error["n_ctx"] == llm.context < error["n_prompt_tokens"]
+        assert "exceeds the available context size" in error["message"]
+
+
 def test_health(server: Running):
     for path in ("/health", "/v1/health"):
         assert server.get(path).json == {"status": "ok"}
@@ -321,6 +333,7 @@ def test_metrics(server: Running):
     assert value("zinc_requests_running") == 0
     found = server.get("/metrics")
     assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 0 <= time.time() - int(found.headers["process-start-time-unix"]) < 1e5
     for line in found.body.decode().splitlines():
         assert re.fullmatch(
             r"# (HELP|TYPE) (zinc_|llamacpp:)\w+ .+"

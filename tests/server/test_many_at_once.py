@@ -37,7 +37,7 @@ def content(server: Running, i: int) -> str:
     answer = server.post("/v1/chat/completions", fields(i, stream=True))
     assert answer.status == 200
     assert answer.events[-1] == "[DONE]"
-    return "".join(e["choices"][0]["delta"].get("content", "") for e in answer.events[:-1])
+    return "".join(e["choices"][0]["delta"].get("content") or "" for e in answer.events[:-1])
 
 
 BEGINNING = 8  # steps, with which an answer has begun

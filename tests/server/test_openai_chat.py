@@ -51,6 +51,7 @@ def test_a_stream_adds_up_to_the_answer(client):
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content is None
     assert {c.object for c in chunks} == {"chat.completion.chunk"}
     assert len({c.id for c in chunks}) == 1
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"

@@ -117,6 +117,44 @@ def test_a_stored_response_is_continued(client):
         client.responses.retrieve(forgotten.id)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"max_output_tokens": 3},
+        {"input": SUM, "reasoning": {"effort": "high"}},
+        {"input": ASK, "tools": [TOOL]},
+        {"top_logprobs": 2},
+    ],
+    ids=["text", "cut", "reasoning", "call", "logprobs"],
+)
+def test_a_stored_response_is_streamed_again(client, fields):
+    first = list(create(client, stream=True, **fields))
+    stored = first[-1].response
+    again = list(client.responses.retrieve(stored.id, stream=True))
+    assert [e.sequence_number for e in again] == list(range(len(again)))
+    kinds = [list(dict.fromkeys(e.type for e in run)) for run in (first, again)]
+    assert kinds[0] == kinds[1]
+    for kind in ("response.output_text.delta", "response.reasoning_text.delta"):
+        texts = ["".join(e.delta for e in run if e.type == kind) for run in (first, again)]
+        assert texts[0] == texts[1]
+    assert again[-1].response == stored
+    ends = [
+        [e.model_dump(exclude={"sequence_number"}) for e in run if e.type.endswith(".done")]
+        for run in (first, again)
+    ]
+    assert ends[0] == ends[1]
+    rest = list(client.responses.retrieve(stored.id, stream=True, starting_after=3))
+    assert rest == again[4:]
+
+
+def test_a_replay_starts_at_a_number(server: Running, client):
+    id = create(client).id
+    found = server.get(f"/v1/responses/{id}?stream=true&starting_after=x")
+    assert (found.status, found.json["error"]["param"]) == (400, "starting_after")
+    assert server.get("/v1/responses/resp_none?stream=true").status == 404
+
+
 def test_reasoning(client):
     found = create(client, SUM, reasoning={"effort": "high"})
     reasoning, message = found.output

@@ -23,7 +23,14 @@ from zinc.server.anthropic_tools import AnthropicTool, functions
 from zinc.server.body import Fields, FirstError, parse_json
 from zinc.server.chat import ChatAnswer, ChatRequest, Finished, answer_chat, render
 from zinc.server.errors import ApiError, invalid, unsupported
-from zinc.server.fields import Constraint, QueueFields, SamplingFields, StopField, sampling_params
+from zinc.server.fields import (
+    Constraint,
+    PingInterval,
+    QueueFields,
+    SamplingFields,
+    StopField,
+    sampling_params,
+)
 from zinc.server.http import JSONAnswer, event
 from zinc.server.openai_shapes import named_tool, refuse
 from zinc.server.pool import Entry, LoadedModel
@@ -31,7 +38,7 @@ from zinc.server.service import Service, Shape, account, read_fields
 
 ANTHROPIC = Shape(
     error_event=lambda error: event(error.anthropic(), "error"),
-    keep_alive=event({"type": "ping"}, "ping"),
+    ping=event({"type": "ping"}, "ping"),
 )
 
 
@@ -107,6 +114,7 @@ class MessagesFields(PromptFields, SamplingFields, QueueFields):
     speed: str | None = None
     diagnostics: dict[str, Any] | None = None
     container: Any = None
+    sse_ping_interval: PingInterval = None
 
 
 _REFUSED: dict[str, tuple[Any, str]] = {
@@ -153,6 +161,7 @@ async def create_message(service: Service, request: Request) -> Response:
             "usage": usage,
         }
         yield event({"type": "message_start", "message": message}, "message_start")
+        yield ANTHROPIC.ping
         blocks = BlockEvents()
         async for item in answers[0]:
             if not isinstance(item, Finished):
@@ -167,7 +176,9 @@ async def create_message(service: Service, request: Request) -> Response:
         yield event({"type": "message_stop"}, "message_stop")
 
     streamed = events if fields.stream else None
-    return await answer_chat(service, request, fields.model, asked, whole, streamed, ANTHROPIC)
+    return await answer_chat(
+        service, request, fields.model, asked, whole, streamed, ANTHROPIC, fields.sse_ping_interval
+    )
 
 
 async def count_tokens(service: Service, request: Request) -> Response:

@@ -114,7 +114,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         openai_responses.ResponseFields, "Count the tokens of a response's prompt", "OpenAI",
         "/responses/input_tokens",
     ),
-    _get(_RESPONSE, openai_responses.get_response, "A stored response", "OpenAI"),
+    _get(
+        _RESPONSE, openai_responses.get_response, "A stored response", "OpenAI",
+        query=("stream", "starting_after"),
+    ),
     _get(
         _RESPONSE, openai_responses.delete_response, "Forget a stored response", "OpenAI",
         method="DELETE",

@@ -167,12 +167,15 @@ async def answer_chat(
     whole: Callable[[LoadedModel, Sequence[ChatAnswer]], Awaitable[Any]],
     events: Callable[[LoadedModel, Sequence[ChatAnswer]], AsyncGenerator[bytes]] | None,
     shape: Shape,
+    ping_interval_s: float | None = None,
 ) -> Response:
-    """The response to a conversation, by the model of that name; see `service.answer`."""
+    """Return the response to a conversation, by the model called `name`; see `service.answer`."""
     client = client_of(service, request)
-    return await answer(
-        service, request, name, lambda model: start(model, asked, client), whole, events, shape
-    )
+
+    async def begin(model: LoadedModel) -> list[ChatAnswer]:
+        return await start(model, asked, client)
+
+    return await answer(service, request, name, begin, whole, events, shape, ping_interval_s)
 
 
 async def start(

@@ -49,7 +49,8 @@ ANTHROPIC_TYPES = {
 class ApiError(ZincError):
     """A request that is answered with `status`; `param` names the field that is at fault.
 
-    `details` are further members of the error object, `headers` go into the response.
+    `kind` is the type in OpenAI's envelope (None: the one of the status). `details` are further
+    members of the error object, `headers` go into the response.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ApiError(ZincError):
         hint: str = "",
         *,
         code: str | None = None,
+        kind: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
         details: Mapping[str, Any] | None = None,
@@ -67,6 +69,7 @@ class ApiError(ZincError):
         super().__init__(what, why, hint)
         self.status = status
         self.code = code
+        self.kind = kind or OPENAI_TYPES.get(status, "server_error")
         self.param = param
         self.headers = dict(headers or {})
         self.details = dict(details or {})
@@ -75,7 +78,7 @@ class ApiError(ZincError):
         return {
             "error": {
                 "message": self.message,
-                "type": OPENAI_TYPES.get(self.status, "server_error"),
+                "type": self.kind,
                 "param": self.param,
                 "code": self.code,
                 **self.details,
@@ -105,12 +108,19 @@ def unsupported(param: str, why: str, hint: str = "") -> ApiError:
 
 
 def context_exceeded(n_prompt: int, context: int, param: str | None) -> ApiError:
+    """Return the error for a prompt of `n_prompt` tokens that does not fit in `context` tokens.
+
+    Clients shorten the conversation and try again when they recognise this error: by OpenAI's
+    code, by llama.cpp's type or by the words "exceeds the available context size" and, in Claude
+    Code, "prompt is too long".
+    """
     return ApiError(
         400,
-        f"the prompt has {n_prompt} tokens and the context of this model holds {context}",
-        "prompt and answer share it",
+        "the prompt is too long",
+        f"with {n_prompt} tokens it exceeds the available context size of {context} tokens",
         "shorten the prompt, or serve the model with a larger --context",
         code="context_length_exceeded",
+        kind="exceed_context_size_error",
         param=param,
         details={"n_prompt_tokens": n_prompt, "n_ctx": context},
     )

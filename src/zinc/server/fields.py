@@ -30,6 +30,15 @@ _RANDOM_SEEDS = (-1, 0xFFFFFFFF)  # what llama.cpp's clients send for "a new one
 Tokens = Annotated[list[int], FirstError()]
 Strings = Annotated[list[str], FirstError()]
 StopField = str | Annotated[Strings, Field(max_length=64)] | None
+PingInterval = Annotated[
+    int | None,
+    Field(
+        ge=-1,
+        le=2**31 - 1,
+        description="seconds of silence after which a stream sends a ping; 0 or -1: never "
+        "(default: 30)",
+    ),
+]
 # The numbers are checked by `biases`, which stops at the first that is wrong.
 BiasField = dict[str, Any] | None
 
@@ -91,7 +100,7 @@ class LlamaFields(Fields):
     n_keep: int | None = Field(None, description="a prompt that is too long is refused")
     n_cache_reuse: int | None = None
     t_max_prompt_ms: int | None = Field(None, description="prompts run to their end")
-    sse_ping_interval: int | None = None
+    sse_ping_interval: PingInterval = None
 
 
 def telemetry_of(fields: LlamaFields, streamed: bool | None) -> Telemetry:

@@ -22,7 +22,7 @@ from zinc.server.errors import ApiError, from_exception
 
 T = TypeVar("T")
 
-KEEP_ALIVE_S = 10.0
+PING_INTERVAL_S = 30.0  # llama.cpp's default
 SEND_TIMEOUT_S = 120.0
 RECORD = "zinc.record"
 
@@ -67,10 +67,11 @@ def event(data: Json, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come; `close` is awaited at the end, however it comes.
+    """Sends the events of `events`, then awaits `close`, also after an error or a disconnect.
 
-    on_error: the event that tells of a failure after the stream has begun. keep_alive: sent when
-    nothing else was for a while, so that nobody on the way takes the connection for dead.
+    `on_error` returns the event that reports a failure after the stream has begun. `ping` is sent
+    after each `ping_interval_s` seconds without an event (0 or less: never), so that clients and
+    proxies with a read timeout keep the connection while a long prompt is processed.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class EventStream(Response):
         *,
         close: Callable[[], Awaitable[Any]],
         on_error: Callable[[ApiError], bytes],
-        keep_alive: bytes = b": keep-alive\n\n",
+        ping: bytes = b": ping\n\n",
+        ping_interval_s: float = PING_INTERVAL_S,
         report: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         super().__init__(
@@ -90,7 +92,8 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._on_error = on_error
-        self._keep_alive = keep_alive
+        self._ping = ping
+        self._ping_interval_s = ping_interval_s
         self._report = report
         self._last_write = 0.0
 
@@ -108,7 +111,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        pauses = asyncio.create_task(self._fill_pauses(write))
+        pings = asyncio.create_task(self._send_pings(write))
         try:
             async with aclosing(self._events) as events:
                 async for chunk in events:
@@ -119,17 +122,19 @@ class EventStream(Response):
             self._report(error)
             await write(self._on_error(from_exception(error)))
         finally:
-            await stop([pauses])
+            await stop([pings])
         await write(b"", more=False)
 
-    async def _fill_pauses(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        self._last_write = asyncio.get_running_loop().time()
-        while True:
-            silent_s = asyncio.get_running_loop().time() - self._last_write
-            if silent_s >= KEEP_ALIVE_S:
-                await write(self._keep_alive)
+    async def _send_pings(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write a ping whenever nothing was written for the interval."""
+        clock = asyncio.get_running_loop().time
+        self._last_write = clock()
+        while self._ping_interval_s > 0:
+            silent_s = clock() - self._last_write
+            if silent_s >= self._ping_interval_s:
+                await write(self._ping)
             else:
-                await asyncio.sleep(KEEP_ALIVE_S - silent_s)
+                await asyncio.sleep(self._ping_interval_s - silent_s)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -212,7 +212,9 @@ async def _complete(
         account(request, [(end.reason, end.timings) for end in ends])
 
     streamed = events if fields.stream else None
-    return await answer(service, request, fields.model, begin, whole, streamed, OPENAI)
+    return await answer(
+        service, request, fields.model, begin, whole, streamed, OPENAI, fields.sse_ping_interval
+    )
 
 
 class _Result:
@@ -307,14 +309,14 @@ def settings(params: SamplingParams, model: LoadedModel) -> dict[str, Any]:
 
 
 def _selected(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The members that are asked for; a path `a/b` takes `b` out of `a`."""
+    """Return the members of `found` called `names`; the name `a/b` stands for member b of a."""
     selected: dict[str, Any] = {}
     for name in names:
         value: Any = found
         for part in name.split("/"):
             value = value.get(part) if isinstance(value, Mapping) else None
         if value is not None:
-            selected[name.rpartition("/")[2]] = value
+            selected[name] = value
     return selected
 
 

@@ -7,6 +7,7 @@ a lock. https://prometheus.io/docs/instrumenting/exposition_formats/
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
@@ -87,6 +88,8 @@ class ServerMetrics:
     """The metrics of a server; gauges are set when they are read."""
 
     def __init__(self) -> None:
+        self.started_unix_s = int(time.time())
+
         def counter(name: str, help: str, *labels: str) -> Family:
             return Family("counter", f"zinc_{name}", help, labels)
 

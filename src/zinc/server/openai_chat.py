@@ -245,7 +245,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
             return event({**shared, "choices": [choice], **more})
 
         for index in range(len(answers)):
-            yield chunk(index, {"role": "assistant", "content": ""})
+            yield chunk(index, {"role": "assistant", "content": None})
         ends: list[Finished] = []
         deltas = [Deltas(custom, hides_reasoning) for _ in answers]
         async for index, item in merge([aiter(each) for each in answers]):
@@ -265,7 +265,9 @@ async def chat_completions(service: Service, request: Request) -> Response:
         yield DONE
 
     streamed = events if fields.stream else None
-    return await answer_chat(service, request, fields.model, asked, whole, streamed, OPENAI)
+    return await answer_chat(
+        service, request, fields.model, asked, whole, streamed, OPENAI, fields.sse_ping_interval
+    )
 
 
 def _usage(ends: Sequence[Finished]) -> Usage:

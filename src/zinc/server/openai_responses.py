@@ -44,7 +44,7 @@ from zinc.server.openai_shapes import (
     tool_use,
 )
 from zinc.server.pool import LoadedModel
-from zinc.server.response_items import Data, OutputItems
+from zinc.server.response_items import Data, OutputItems, Replay
 from zinc.server.response_tools import ResponseTool, ResponseTools, function_name, text_arguments
 from zinc.server.service import Service, Shape, account, owner_of, read_fields
 
@@ -172,7 +172,9 @@ async def create_response(service: Service, request: Request) -> Response:
             yield event(last, last["type"])
 
     streamed = events if fields.stream else None
-    return await answer_chat(service, request, fields.model, asked, whole, streamed, RESPONSES)
+    return await answer_chat(
+        service, request, fields.model, asked, whole, streamed, RESPONSES, fields.sse_ping_interval
+    )
 
 
 def _told(output: OutputItems, piece: Piece, with_timings: bool | None) -> list[Data]:
@@ -201,8 +203,21 @@ def _previous(service: Service, request: Request, fields: ResponseFields) -> lis
 
 
 async def get_response(service: Service, request: Request) -> Response:
+    """Return a stored response; with `stream=true` its events, after number `starting_after`."""
     id, owner = request.path_params["id"], owner_of(service, request)
-    return JSONAnswer(service.store.get(id, owner).response)
+    found = service.store.get(id, owner).response
+    query = request.query_params
+    if query.get("stream", "false").lower() != "true":
+        return JSONAnswer(found)
+    after = query.get("starting_after", "-1")
+    if not after.removeprefix("-").isdecimal() or len(after) > 18:
+        raise invalid("starting_after", "starting_after is not valid", "it must be a whole number")
+    events = [
+        event(data, data["type"])
+        for data in Replay(found).events()
+        if data["sequence_number"] > int(after)
+    ]
+    return Response(b"".join(events), media_type="text/event-stream")
 
 
 async def delete_response(service: Service, request: Request) -> Response:

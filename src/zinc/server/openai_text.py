@@ -227,7 +227,9 @@ async def completions(service: Service, request: Request) -> Response:
         yield DONE
 
     streamed = events if fields.stream else None
-    return await answer(service, request, fields.model, begin, whole, streamed, OPENAI)
+    return await answer(
+        service, request, fields.model, begin, whole, streamed, OPENAI, fields.sse_ping_interval
+    )
 
 
 @dataclass(frozen=True, slots=True)

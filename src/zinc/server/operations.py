@@ -22,7 +22,7 @@ class ModelFields(Fields):
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 when the first model can answer or be loaded; 503 while the server starts or stops."""
+    """Return 200 if the first model is loaded or can be; raise ApiError 503 otherwise."""
     entry = service.pool.default
     if service.pool.closing is not None:
         raise service.pool.closing
@@ -41,7 +41,8 @@ async def metrics(service: Service, request: Request) -> Response:
         m.loaded.set(entry.model is not None, name)
         if entry.model is not None:
             m.describe(name, entry.model.runner.load, entry.model.llm.memory)
-    return Response(m.render(), media_type=CONTENT_TYPE)
+    headers = {"Process-Start-Time-Unix": str(m.started_unix_s)}  # as llama.cpp's server has it
+    return Response(m.render(), headers=headers, media_type=CONTENT_TYPE)
 
 
 async def models(service: Service, request: Request) -> Response:

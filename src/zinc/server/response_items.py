@@ -12,7 +12,7 @@ from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoni
 from zinc.engine.sampling import Sampled
 from zinc.server.chat import Piece
 from zinc.server.openai_shapes import chat_logprobs
-from zinc.server.response_tools import ResponseTools, text_of
+from zinc.server.response_tools import ResponseTools, text_arguments, text_of
 from zinc.tokenizer import Tokenizer
 
 Data = dict[str, Any]
@@ -26,24 +26,15 @@ _PREFIXES = {
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and what they carry
 
 
-class OutputItems:
-    """Push pieces of an answer, get events; `items` are the items so far.
+class ItemEvents:
+    """Numbers the events of a response; `items` are the items so far.
 
-    `shared` are the members of the response that do not change, `tools` say what a call becomes.
+    `shared` are the members of the response that do not change.
     """
 
-    def __init__(
-        self,
-        shared: Mapping[str, Any],
-        tokenizer: Tokenizer,
-        logprobs: bool,
-        tools: ResponseTools,
-    ) -> None:
+    def __init__(self, shared: Mapping[str, Any]) -> None:
         self.items: list[Data] = []
         self._shared = dict(shared)
-        self._tokenizer = tokenizer
-        self._logprobs = logprobs
-        self._tools = tools
         self._arguments = ""  # of the last call
         self._numbers = itertools.count()
         self._open: str | None = None
@@ -54,50 +45,6 @@ class OutputItems:
 
     def in_progress(self) -> Data:
         return self._event("response.in_progress", response=self._object("in_progress"))
-
-    def push(self, piece: Piece) -> list[Data]:
-        match piece.event:
-            case Content(text):
-                opened = self._begin("message")
-                logprobs = self._token_logprobs(piece.tokens)
-                part = self._part
-                part["text"] += text
-                part["logprobs"] += logprobs
-                delta = self._at("response.output_text.delta", delta=text, logprobs=logprobs)
-                return [*opened, {**delta, "content_index": 0}]
-            case Reasoning(text):
-                opened = self._begin("reasoning")
-                self._part["text"] += text
-                delta = self._at("response.reasoning_text.delta", delta=text)
-                return [*opened, {**delta, "content_index": 0}]
-            case CallStart(_, id, name):
-                called = self._tools.item_of(name)
-                self._arguments = ""
-                rest = {key: value for key, value in called.items() if key != "type"}
-                return [*self._end(), *self._begin(called["type"], call_id=id, **rest)]
-            case CallArguments(_, text):
-                self._arguments += text
-                if self._open == "custom_tool_call":
-                    return []  # its input is known once they are whole
-                self.items[-1]["arguments"] = self._arguments
-                return [self._at("response.function_call_arguments.delta", delta=text)]
-            case CallEnd(_, complete):
-                return self._end("completed" if complete else "incomplete")
-
-    def close(self, cut: bool) -> list[Data]:
-        """The end of the last item; an answer has at least one, if an empty one."""
-        opened = [] if self.items else self._begin("message")
-        return [*opened, *self._end("incomplete" if cut else "completed")]
-
-    def response(self, usage: Mapping[str, Any], cut: bool) -> Data:
-        """The finished response."""
-        details = {"reason": "max_output_tokens"} if cut else None
-        return {
-            **self._object("incomplete" if cut else "completed"),
-            "completed_at": int(time.time()),
-            "incomplete_details": details,
-            "usage": dict(usage),
-        }
 
     def last(self, status: str, response: Data) -> Data:
         return self._event(f"response.{status}", response=response)
@@ -117,11 +64,32 @@ class OutputItems:
         part: Data = self.items[-1]["content"][0]
         return part
 
+    def _add_text(self, text: str, logprobs: list[Data]) -> Data:
+        """Append text to the open message and return its event."""
+        part = self._part
+        part["text"] += text
+        part["logprobs"] += logprobs
+        delta = self._at("response.output_text.delta", delta=text, logprobs=logprobs)
+        return {**delta, "content_index": 0}
+
+    def _add_reasoning(self, text: str) -> Data:
+        """Append text to the open reasoning item and return its event."""
+        self._part["text"] += text
+        return {**self._at("response.reasoning_text.delta", delta=text), "content_index": 0}
+
+    def _add_arguments(self, text: str) -> list[Data]:
+        """Append text to the arguments of the open call and return the events of it."""
+        self._arguments += text
+        if self._open == "custom_tool_call":
+            return []  # the input of a custom tool is known once its arguments are complete
+        self.items[-1]["arguments"] = self._arguments
+        return [self._at("response.function_call_arguments.delta", delta=text)]
+
     def _begin(self, kind: str, **members: str) -> list[Data]:
         if self._open == kind and kind not in _CALLS:
             return []
         ended = self._end()
-        self._open = kind
+        self._open, self._arguments = kind, ""
         item: Data = {
             "id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}",
             "type": kind,
@@ -182,9 +150,6 @@ class OutputItems:
     def _index(self) -> int:
         return len(self.items) - 1
 
-    def _token_logprobs(self, tokens: Sequence[Sampled]) -> list[Data]:
-        return chat_logprobs(self._tokenizer, tokens) if self._logprobs else []
-
     def _event(self, kind: str, **members: object) -> Data:
         return {"type": kind, "sequence_number": next(self._numbers), **members}
 
@@ -193,8 +158,91 @@ class OutputItems:
         return self._event(kind, **place, **members)
 
 
+class OutputItems(ItemEvents):
+    """Turns the pieces of an answer into events and items.
+
+    `tools` say what a call becomes; with `logprobs`, text has those of its tokens.
+    """
+
+    def __init__(
+        self,
+        shared: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        logprobs: bool,
+        tools: ResponseTools,
+    ) -> None:
+        super().__init__(shared)
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._tools = tools
+
+    def push(self, piece: Piece) -> list[Data]:
+        match piece.event:
+            case Content(text):
+                opened = self._begin("message")
+                return [*opened, self._add_text(text, self._token_logprobs(piece.tokens))]
+            case Reasoning(text):
+                return [*self._begin("reasoning"), self._add_reasoning(text)]
+            case CallStart(_, id, name):
+                called = self._tools.item_of(name)
+                rest = {key: value for key, value in called.items() if key != "type"}
+                return [*self._end(), *self._begin(called["type"], call_id=id, **rest)]
+            case CallArguments(_, text):
+                return self._add_arguments(text)
+            case CallEnd(_, complete):
+                return self._end("completed" if complete else "incomplete")
+
+    def close(self, cut: bool) -> list[Data]:
+        """End the last item and return its events; an answer has at least one item."""
+        opened = [] if self.items else self._begin("message")
+        return [*opened, *self._end("incomplete" if cut else "completed")]
+
+    def response(self, usage: Mapping[str, Any], cut: bool) -> Data:
+        """Return the finished response."""
+        details = {"reason": "max_output_tokens"} if cut else None
+        return {
+            **self._object("incomplete" if cut else "completed"),
+            "completed_at": int(time.time()),
+            "incomplete_details": details,
+            "usage": dict(usage),
+        }
+
+    def _token_logprobs(self, tokens: Sequence[Sampled]) -> list[Data]:
+        return chat_logprobs(self._tokenizer, tokens) if self._logprobs else []
+
+
+class Replay(ItemEvents):
+    """The events of a finished response, with the text of each item in one delta."""
+
+    def __init__(self, response: Mapping[str, Any]) -> None:
+        super().__init__({k: v for k, v in response.items() if k != "completed_at"})
+        self._response = response
+
+    def events(self) -> list[Data]:
+        """Return the events from response.created to response.completed or incomplete."""
+        found = self.begin()
+        for item in self._response["output"]:
+            found += self._repeat(item)
+        return [*found, self.last(self._response["status"], dict(self._response))]
+
+    def _repeat(self, item: Data) -> list[Data]:
+        kind = item["type"]
+        known = {"type", "status", "role", "summary", "content", _CALLS.get(kind)}
+        events = self._begin(kind, **{k: v for k, v in item.items() if k not in known})
+        if kind == "message":
+            part = item["content"][0]
+            events.append(self._add_text(part["text"], part["logprobs"]))
+        elif kind == "reasoning":
+            events.append(self._add_reasoning(item["content"][0]["text"]))
+        elif kind == "custom_tool_call":
+            events += self._add_arguments(text_arguments(item["input"]))
+        else:
+            events += self._add_arguments(item["arguments"])
+        return [*events, *self._end(item["status"])]
+
+
 def _snapshot(value: Data) -> Data:
-    """A copy that later growth does not reach."""
+    """Return a copy that does not change when the item grows."""
     copied = dict(value)
     if isinstance(copied.get("content"), list):
         copied["content"] = [dict(part) for part in copied["content"]]

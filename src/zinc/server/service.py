@@ -23,7 +23,13 @@ from zinc.server.body import Fields, parse, read_json
 from zinc.server.config import ServerConfig
 from zinc.server.errors import ApiError
 from zinc.server.fields import QueueFields, SamplingFields
-from zinc.server.http import EventStream, JSONAnswer, record, unless_disconnected
+from zinc.server.http import (
+    PING_INTERVAL_S,
+    EventStream,
+    JSONAnswer,
+    record,
+    unless_disconnected,
+)
 from zinc.server.log import report_failure
 from zinc.server.metrics import ServerMetrics
 from zinc.server.pool import LoadedModel, ModelPool
@@ -63,10 +69,10 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How an API spells what goes wrong in a stream, and that it is still alive."""
+    """The events of an API's streams that report an error, and that the server is still alive."""
 
     error_event: Callable[[ApiError], bytes]
-    keep_alive: bytes = b": keep-alive\n\n"
+    ping: bytes = b": ping\n\n"
 
 
 async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
@@ -125,8 +131,14 @@ async def answer(
     whole: Callable[[LoadedModel, Sequence[Work]], Awaitable[Any]],
     events: Callable[[LoadedModel, Sequence[Work]], AsyncGenerator[bytes]] | None,
     shape: Shape,
+    ping_interval_s: float | None = None,
 ) -> Response:
-    """The response to a request: streamed when `events` is given. Raises ApiError before that."""
+    """Return the response to a request, streamed if `events` is given.
+
+    `begin` starts the work of a request with the model called `name`; `whole` makes one answer of
+    it, `events` a stream of events with a ping after `ping_interval_s` seconds of silence (None:
+    the server's default). Raises ApiError for failures before the response begins.
+    """
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(service.pool.use(name))
         noted = record(request)
@@ -140,7 +152,8 @@ async def answer(
             events(model, work),
             close=stack.pop_all().aclose,
             on_error=shape.error_event,
-            keep_alive=shape.keep_alive,
+            ping=shape.ping,
+            ping_interval_s=PING_INTERVAL_S if ping_interval_s is None else ping_interval_s,
             report=lambda error: report_failure(noted, error),
         )
 
