@@ -480,3 +480,57 @@ def test_a_row_that_cannot_be_drawn_from_fails_alone():
         for each, kind in zip(found, kinds, strict=True):
             assert each.token == 7 if kind is int else isinstance(each, kind)
     assert sample_rows([], logits[:0], []) == []
+
+
+# -- probabilities after sampling
+
+
+def test_probabilities_after_sampling_are_those_of_the_draw():
+    logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.03, 0.02], np.float32))
+    params = SamplingParams(
+        seed=6,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.3,
+        temperature=1.0,
+        logprobs=10,
+        post_sampling_probs=True,
+    )
+    expected = {0: 0.4 / 0.85, 1: 0.3 / 0.85, 2: 0.15 / 0.85}
+    sampler = Sampler(params, 6)
+    for _ in range(20):
+        found = sampler.sample(logits)
+        top = {token: math.exp(logprob) for token, logprob in found.top_logprobs}
+        assert list(top) == [0, 1, 2]
+        assert top == pytest.approx(expected)
+        assert found.logprob == dict(found.top_logprobs)[found.token]
+
+
+def test_probabilities_after_sampling_change_no_token():
+    rng = np.random.default_rng(8)
+    for seed in range(40):
+        logits = rng.normal(0, 3, 300).astype(np.float32)
+        settings_ = {
+            "seed": seed,
+            "temperature": float(rng.choice([0.0, 0.7, 1.3])),
+            "top_k": int(rng.choice([0, 5, 40])),
+            "mirostat": int(rng.choice([0, 2])),
+            "xtc_probability": float(rng.choice([0, 0.5])),
+        }
+        plain = Sampler(SamplingParams(**settings_), 300)
+        asked = Sampler(SamplingParams(**settings_, logprobs=3, post_sampling_probs=True), 300)
+        for _ in range(5):
+            found = asked.sample(logits)
+            assert found.token == plain.sample(logits).token
+            assert len(found.top_logprobs) <= 3
+            assert found.logprob is not None
+            assert sum(math.exp(p) for _, p in found.top_logprobs) <= 1 + 1e-6
+
+
+def test_a_token_without_alternatives_has_probability_one():
+    logits = np.array([1.0, 2.0, 1000.0, 3.0], np.float32)
+    for settings_ in ({"temperature": 0.0}, {"temperature": 1.0, "min_p": 0.0, "top_p": 1.0}):
+        params = SamplingParams(logprobs=4, post_sampling_probs=True, **settings_)
+        found = Sampler(params, 4).sample(logits)
+        assert (found.token, found.logprob) == (2, 0)
+        assert found.top_logprobs == ((2, 0.0),)

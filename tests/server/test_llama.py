@@ -99,6 +99,29 @@ def test_probabilities(server: Running):
     assert "".join(row["token"] for row in rows) == found["content"]
 
 
+def test_probabilities_after_sampling(server: Running):
+    sampled = {**FIELDS, "temperature": 1.5, "top_k": 8, "seed": 3, "n_predict": 12}
+    plain = server.post("/completion", sampled).json["content"]
+    asked = {**sampled, "n_probs": 10, "post_sampling_probs": True}
+    found = server.post("/completion", asked).json
+    assert found["content"] == plain
+    assert found["generation_settings"]["post_sampling_probs"] is True
+    rows = found["completion_probabilities"]
+    assert any(len(row["top_probs"]) > 1 for row in rows)
+    for row in rows:
+        assert set(row) == {"id", "token", "prob", "bytes", "top_probs"}
+        top = {each["id"]: each["prob"] for each in row["top_probs"]}
+        assert top[row["id"]] == row["prob"] > 0
+        assert sum(top.values()) == pytest.approx(1)
+        assert list(top.values()) == sorted(top.values(), reverse=True)
+    greedy = server.post("/completion", {**asked, "temperature": 0}).json
+    for row in greedy["completion_probabilities"]:
+        assert [each["prob"] for each in row["top_probs"]] == [row["prob"]] == [1.0]
+    events = server.post("/completion", {**asked, "stream": True}).events
+    streamed = [row for e in events for row in e.get("completion_probabilities", [])]
+    assert streamed == rows
+
+
 def test_json_by_a_schema(server: Running):
     schema = {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 3}
     found = server.post("/completion", {**FIELDS, "json_schema": schema, "n_predict": 80}).json
@@ -129,7 +152,7 @@ def test_a_time_limit_ends_the_answer(server: Running):
         ({"json_schema": 5}, "json_schema"),
         ({"grammar": 'root ::= "x"', "json_schema": {}}, "grammar"),
         ({"lora": [{"id": 0}]}, "lora"),
-        ({"post_sampling_probs": True}, "post_sampling_probs"),
+        ({"post_sampling_probs": 1}, "post_sampling_probs"),
         ({"n_indent": -1}, "n_indent"),
         ({"dynatemp_range": 0.5}, "dynatemp_range"),
         ({"logit_bias": [[1]]}, "logit_bias"),

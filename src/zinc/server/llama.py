@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -84,14 +85,15 @@ class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
     )
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
-    post_sampling_probs: bool | None = None
+    post_sampling_probs: bool | None = Field(
+        None, description="`n_probs` reports the probabilities that tokens were drawn with"
+    )
     lora: list[Any] | None = None
     image_data: list[Any] | None = None
 
 
 _REFUSED: dict[str, tuple[Any, str]] = {
     "dynatemp_range": (0.0, "the temperature does not change on its own"),
-    "post_sampling_probs": (False, "probabilities are the model's own, before sampling"),
     "lora": ([], "adapters are not supported"),
     "image_data": ([], "only text is understood"),
 }
@@ -161,6 +163,7 @@ async def _complete(
             logprobs=fields.n_probs or None,
             logit_bias=_biases(fields.logit_bias, model.tokenizer),
         )
+        params = replace(params, post_sampling_probs=bool(fields.post_sampling_probs))
         reader = partial(IndentReader, model.tokenizer, params.stop, fields.n_indent or 0)
         deadline = (fields.t_max_predict_ms or 0) / 1000
         found = ids_of(model)
@@ -279,12 +282,15 @@ class _Result:
         return _selected(found, wanted_fields) if wanted_fields else found
 
     def _probabilities(self, tokens: Sequence[Sampled]) -> list[dict[str, Any]]:
-        def one(token: int, logprob: float | None) -> dict[str, Any]:
-            return {"id": token, **token_logprob(self._model.tokenizer, token, logprob)}
+        drawn = bool(self._fields.post_sampling_probs)
 
+        def one(token: int, logprob: float | None) -> dict[str, Any]:
+            found = {"id": token, **token_logprob(self._model.tokenizer, token, logprob)}
+            return found | {"prob": math.exp(found.pop("logprob"))} if drawn else found
+
+        top = "top_probs" if drawn else "top_logprobs"
         return [
-            {**one(s.token, s.logprob), "top_logprobs": [one(t, p) for t, p in s.top_logprobs]}
-            for s in tokens
+            {**one(s.token, s.logprob), top: [one(t, p) for t, p in s.top_logprobs]} for s in tokens
         ]
 
 

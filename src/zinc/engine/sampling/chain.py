@@ -44,10 +44,11 @@ class _Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A drawn token. Natural logarithms of the model's own probabilities, before any sampler.
+    """A drawn token, with natural logarithms of probabilities.
 
-    `logprob` is None unless the request asked for logprobs; `top_logprobs` holds (token, logprob)
-    of as many most likely tokens as it asked for, most likely first.
+    They are the model's own, before any sampler, or with `post_sampling_probs` those that the
+    token was drawn with. `logprob` is None unless the request asked for logprobs; `top_logprobs`
+    holds (token, logprob) of as many most likely tokens as it asked for, most likely first.
     """
 
     token: int
@@ -74,6 +75,7 @@ class Sampler:
     ) -> None:
         self.params = params
         self.n_vocab = n_vocab
+        self._keeps_drawn = params.logprobs is not None and params.post_sampling_probs
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         banned = dict.fromkeys(end_tokens, -np.inf) if params.ignore_eos else {}
         biases = {**params.logit_bias, **banned}
@@ -91,7 +93,8 @@ class Sampler:
         self._is_plain = params.greedy and params.logprobs is None and not rewrites
         self._lowered = frozenset(biases)
         active = [n for n, step in zip(params.samplers, steps, strict=True) if step is not None]
-        self._short = Short.of(params, active)
+        # The common chain keeps no distribution; samplers one by one draw the same tokens.
+        self._short = None if self._keeps_drawn else Short.of(params, active)
         as_is = not (biases or self._followers or params.logprobs is not None)
         self._on_device = as_is and (self._is_plain or _is_small(self._short))
         self._restart()
@@ -118,14 +121,25 @@ class Sampler:
                 candidates = self._begin(logits, allowed)
                 for step in self._steps:
                     candidates = step(candidates)
+                if self.params.mirostat:
+                    candidates = truncation.surprise_cut(candidates, self._mu)
                 token = self._draw(candidates)
+                return self.report(logits, token, candidates)
             return self.report(logits, token)
 
-    def report(self, logits: Floats, token: int) -> Sampled:
-        """A token with the logprobs that the request asked for."""
-        if self.params.logprobs is None:
+    def report(self, logits: Floats, token: int, drawn_from: Candidates | None = None) -> Sampled:
+        """Return a token with the logprobs that the request asked for.
+
+        `drawn_from` are the candidates after all samplers; None if there was no other.
+        """
+        top = self.params.logprobs
+        if top is None:
             return Sampled(token)
-        return log_probabilities(logits, token, self.params.logprobs)
+        if not self._keeps_drawn:
+            return log_probabilities(logits, token, top)
+        if drawn_from is None:
+            return Sampled(token, 0.0, ((token, 0.0),)[:top])
+        return drawn_probabilities(drawn_from, token, top)
 
     def draw(self) -> Draw | None:
         """How a program draws the next token itself, in the order of DRAW (zinc.ops.step).
@@ -285,7 +299,6 @@ class Sampler:
             position, _ = _draw(candidates, self._random)
             return candidates.token(position)
         # Mirostat 2 (Basu et al. 2021, arXiv:2007.14966): mu follows the surprise aimed at.
-        candidates = truncation.surprise_cut(candidates, self._mu)
         position, probability = _draw(candidates, self._random)
         error_bits = -math.log2(probability) - self.params.mirostat_tau
         self._mu -= self.params.mirostat_eta * error_bits
@@ -300,6 +313,24 @@ def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
         token,
         float(logits[token]) - log_total,
         tuple((int(i), float(logits[i]) - log_total) for i in largest(logits, top)),
+    )
+
+
+def drawn_probabilities(candidates: Candidates, token: int, top: int) -> Sampled:
+    """Return `token` and the `top` most likely of the candidates that it was drawn from.
+
+    Candidates whose weight underflows to 0 cannot be drawn and are left out.
+    """
+    weights = candidates.weights()
+    total = math.log(weights.sum(dtype=np.float64))
+
+    def logprob(position: int) -> float:
+        return math.log(weights[position]) - total
+
+    drawn = token if candidates.ids is None else int((candidates.ids == token).argmax())
+    likeliest = [int(at) for at in candidates.ranking(top) if weights[at] > 0]
+    return Sampled(
+        token, logprob(drawn), tuple((candidates.token(at), logprob(at)) for at in likeliest)
     )
 
 

@@ -93,7 +93,9 @@ class SamplingParams:
     penalties, dry and temperature of it run; mirostat replaces the truncation. `repeat_last_n`
     and `dry_penalty_last_n` count tokens of prompt and answer; -1 looks at all of them.
     `logit_bias` is added to the logits first; -inf bans a token. `logprobs` = n asks for the
-    log-probability of the drawn token and of the n most likely ones. `seed` None draws a new one.
+    log-probability of the drawn token and of the n most likely ones: the model's own, or with
+    `post_sampling_probs` those after all samplers, of at most n tokens that could be drawn. `seed`
+    None draws a new one.
     `context_shift` = n lets an answer of `max_tokens` go on past the context, with the first n
     tokens (-1: the prompt) and the latest of the others; None ends it there.
     """
@@ -124,6 +126,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    post_sampling_probs: bool = False
     context_shift: int | None = None
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     min_keep: int = 0
@@ -136,8 +139,9 @@ class SamplingParams:
                 _check_number(name, getattr(self, name), allowed)
         if self.mirostat not in (0, 2) or isinstance(self.mirostat, bool):
             raise _refused("mirostat", self.mirostat, "0 (off) or 2")
-        if not isinstance(self.ignore_eos, bool):
-            raise _refused("ignore_eos", self.ignore_eos, "true or false")
+        for name in ("ignore_eos", "post_sampling_probs"):
+            if not isinstance(getattr(self, name), bool):
+                raise _refused(name, getattr(self, name), "true or false")
         for name in ("stop", "dry_sequence_breakers", "samplers"):
             object.__setattr__(self, name, _strings(name, getattr(self, name)))
         if sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:
