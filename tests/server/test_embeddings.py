@@ -98,10 +98,34 @@ def test_llama_cpps_shape(server: Running, llm: LLM):
     np.testing.assert_allclose(found[0]["embedding"][0], rows[0], rtol=1e-5)
 
 
+def test_prompts_may_be_objects(server: Running):
+    parts = [{"type": "text", "text": TEXTS[0][:5]}, {"type": "text", "text": TEXTS[0][5:]}]
+    inputs = [TEXTS[0], {"prompt_string": TEXTS[0]}, {"content": parts}]
+    rows = [e["embedding"] for e in server.post("/v1/embeddings", {"input": inputs}).json["data"]]
+    assert rows[0] == rows[1] == rows[2]
+    for one in inputs:
+        found = server.post("/v1/embeddings", {"input": one}).json["data"]
+        np.testing.assert_allclose(found[0]["embedding"], rows[0], rtol=1e-5, atol=1e-7)
+
+
+def test_an_empty_text_has_the_embedding_of_its_first_token(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+):
+    assert server.application.pool is not None
+    tokenizer = server.application.pool.loaded[0].tokenizer
+    monkeypatch.setattr(tokenizer, "bos_id", 7)
+    monkeypatch.setattr(tokenizer, "add_bos", True)
+    found = server.post("/v1/embeddings", {"input": ["", [7]]}).json["data"]
+    assert found[0]["embedding"] == found[1]["embedding"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({}, "input"),
+        ({"input": {"content": "x"}}, "input.content"),
+        ({"input": ["x", {"content": [{"type": "text", "text": 1}]}]}, "input[1].content[0]"),
+        ({"input": {"content": [{"type": "image_url"}]}}, "input.content[0]"),
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
         ({"input": ["x", ""]}, "input[1]"),

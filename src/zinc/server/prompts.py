@@ -1,7 +1,9 @@
-"""Prompts that are no conversation: one or several, each of them text or token ids.
+"""Prompts that are not conversations: one or several, each of them text or token ids.
 
-OpenAI's endpoints take text as what a user typed, so that no control token is found in it;
-llama.cpp's parse them, and take text and ids mixed in one prompt.
+Text of OpenAI's endpoints is what a user typed, so no control token is parsed in it. llama.cpp's
+endpoints parse them. A prompt may also mix text and ids, or be one of llama.cpp's objects:
+
+    {"prompt_string": "text"}    {"content": [{"type": "text", "text": "some "}, ...]}
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ Prompt = str | list[Any] | dict[str, Any]
 
 
 def several(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
-    """The prompts of a field that holds one or, in a list without ids, many. Raises ApiError.
+    """Return the prompts in the field `param`: one, or at most `most` in a list without ids.
 
-    A prompt may be llama.cpp's object {"prompt_string": text}.
+    Raises ApiError for a value that is none of these.
     """
     if isinstance(prompt, dict):
         return [_text_of(prompt, param)]
@@ -30,13 +32,30 @@ def several(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
 
 
 def _text_of(prompt: Any, param: str) -> str | list[Any]:
+    """Return the text or token ids of one prompt, which may be an object."""
     if isinstance(prompt, dict):
         if prompt.get("multimodal_data"):
             raise invalid(param, f"{param} has multimodal_data", "only text is understood")
+        if "content" in prompt:
+            return _joined(prompt["content"], f"{param}.content")
         prompt = prompt.get("prompt_string")
     if not isinstance(prompt, str | list):
         raise invalid(param, f"{param} is not valid", "it must be text or token ids")
     return prompt
+
+
+def _joined(parts: Any, param: str) -> str:
+    """Return the text of content parts as one string."""
+    if not isinstance(parts, list):
+        raise invalid(param, f"{param} is not valid", "it must be a list of parts")
+    texts = []
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if kind == "text" else None
+        if not isinstance(text, str):
+            raise invalid(f"{param}[{i}]", f"{param}[{i}] is not valid", "only text is understood")
+        texts.append(text)
+    return "".join(texts)
 
 
 def encode(
@@ -47,9 +66,10 @@ def encode(
     parse_special: bool = False,
     room: int = 1,
 ) -> list[int]:
-    """Token ids of one prompt that leaves `room` tokens of the context. Raises ApiError.
+    """Return the token ids of one prompt. Raises ApiError unless `room` tokens are left for more.
 
-    Of text and ids mixed, BOS is added to text at the start only.
+    `parse_special` finds control tokens in text. When text and ids are mixed, only a text at the
+    start gets a BOS.
     """
     tokenizer = model.tokenizer
     ids: list[int] = []
