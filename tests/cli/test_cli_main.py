@@ -224,15 +224,32 @@ def test_a_message_stays_on_one_line(zinc):
         "Check the path.\n"  # fmt: skip
 
 
-def test_a_reader_that_goes_away_is_no_error(fixture_model):
-    script = f"{sys.executable} -m zinc inspect --json '{fixture_model}' | head -c 10"
-    done = python(
-        "-c",
-        "import subprocess, sys; sys.exit(subprocess.call(['bash', '-c', sys.argv[1]]))",
-        f"set -o pipefail; {script}; exit ${{PIPESTATUS[0]}}",
+def status_before_head(command: str, n_bytes: int) -> subprocess.CompletedProcess[str]:
+    """Run `zinc COMMAND | head -c N_BYTES`; the status is that of zinc."""
+    script = f"{sys.executable} -m zinc {command} | head -c {n_bytes}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
+
+
+def test_a_reader_that_goes_away_is_no_error(fixture_model):
+    done = status_before_head(f"inspect --json '{fixture_model}'", 10)
     assert done.stderr == ""
     assert done.returncode in (0, 141)  # 0: all of it fitted into the pipe
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run 'Tell me a long story'", "chat <<< $'Tell me a long story\nTell me another'"],
+)
+def test_a_reader_that_goes_away_ends_an_answer_quietly(command):
+    done = status_before_head(command, 5)
+    assert len(done.stdout) == 5
+    assert [line for line in done.stderr.splitlines() if "embedded" not in line] == []
+    assert done.returncode in (0, 141)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -98,9 +98,11 @@ def show(
         if parser:
             write(parser.finish())
     finally:
-        printer.end()
-        if isinstance(chunks, Generator):
-            chunks.close()  # the engine stops working on what nobody reads
+        try:
+            printer.end()  # raises BrokenPipeError when the reader has gone
+        finally:
+            if isinstance(chunks, Generator):
+                chunks.close()  # cancels the request while the engine still exists
     answer.text = "".join(parts)
     return answer
 
