@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from zinc.chat.events import Content, Event, Reasoning
-from zinc.core.progress import is_plain
+from zinc.core.terminal import is_plain, write_control
 
 if TYPE_CHECKING:
     from zinc.chat.parser import AnswerParser
@@ -45,7 +45,7 @@ class Printer:
         if stream is None:
             return
         if is_reasoning and not self._reasoning:
-            stream.write(DIM if self._dim else "")
+            write_control(stream, DIM if self._dim else "")
         elif self._reasoning and not is_reasoning:
             self.end_reasoning()
         self._reasoning = is_reasoning
@@ -55,7 +55,8 @@ class Printer:
 
     def end_reasoning(self) -> None:
         if self._reasoning and self._aside is not None:
-            self._aside.write((RESET if self._dim else "") + ("" if self._ends_line else "\n"))
+            write_control(self._aside, RESET if self._dim else "")
+            self._aside.write("" if self._ends_line else "\n")
             self._aside.flush()
         self._reasoning = False
 

@@ -14,7 +14,7 @@ from zinc.cli import usage
 from zinc.cli.interrupt import Interrupt
 from zinc.cli.lineinput import LineInput
 from zinc.core.errors import RequestError, ZincError
-from zinc.core.progress import is_plain
+from zinc.core.terminal import is_plain
 
 if TYPE_CHECKING:
     from zinc.engine.sampling import SamplingParams

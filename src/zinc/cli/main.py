@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from zinc import __version__
+from zinc.cli.streams import standard_streams
 from zinc.cli.usage import UsageError
 from zinc.core import env
 from zinc.core.errors import ZincError
@@ -83,9 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         _say_unknown(args.command, unknown)
         return USAGE
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a model may say what the terminal cannot show
+    with standard_streams():
+        return _run_guarded(args)
+
+
+def _run_guarded(args: argparse.Namespace) -> int:
+    """Run a command; output that cannot be written ends it quietly or with one line."""
     try:
         try:
             return _run(args)
@@ -96,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         _discard_output()
-        # Writing is what has no file name: commands name the files that they open.
+        # Commands name the files that they open; an error without a name is one of the output.
         where = error.filename or "cannot write the output"
         return _fail(f"{where}: {error.strerror or error}.")
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         messages.insert(0, {"role": "system", "content": system})
 
     from zinc.cli import answer, loading
-    from zinc.core.progress import is_plain
+    from zinc.core.terminal import is_plain
 
     loading.sampling_params(args)  # what is out of range is told before anything is loaded
     with loading.open_llm(args) as llm:

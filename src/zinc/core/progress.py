@@ -1,33 +1,26 @@
-"""A progress line on a terminal, for work that takes longer than a glance.
+"""A progress line on a terminal, for work that takes more than two seconds.
 
-Nothing is drawn in the first seconds, when the stream is not a terminal, or when NO_COLOR is set
-(https://no-color.org); the line is erased when the work is done, so what follows starts clean.
+Nothing is drawn when the stream is plain (`terminal.is_plain`). The line is erased when the work is
+done, so the next output starts on an empty line.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from zinc.core.terminal import is_plain, write_control
+
+ERASE_LINE = "\r\x1b[K"
 _REDRAW_S = 0.1
 _BAR_COLUMNS = 24
 
 
-def is_plain(stream: TextIO) -> bool:
-    """Whether `stream` takes no escape sequences: no terminal, a dumb one, or NO_COLOR is set."""
-    return (
-        not stream.isatty()
-        or bool(os.environ.get("NO_COLOR"))
-        or os.environ.get("TERM", "") == "dumb"
-    )
-
-
 class ProgressBar:
-    """Call it with (done, total); it draws once `delay_s` seconds have passed."""
+    """A progress bar named `label`, called with (done, total); drawn after `delay_s` seconds."""
 
     def __init__(
         self,
@@ -57,13 +50,14 @@ class ProgressBar:
         if 0 < share < 1:
             line += f" {elapsed * (1 - share) / share:.0f} s left"
         columns = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r\x1b[K{line[:columns]}")
+        write_control(self._stream, ERASE_LINE)
+        self._stream.write(line[:columns])
         self._stream.flush()
         self._drawn = True
 
     def close(self) -> None:
         if self._drawn:
-            self._stream.write("\r\x1b[K")
+            write_control(self._stream, ERASE_LINE)
             self._stream.flush()
             self._drawn = False
 
