@@ -109,12 +109,75 @@ def test_wrong_usage_ends_with_2(zinc, argv):
             "zinc run: error: there is nothing to ask: no PROMPT is given, and stdin is empty\n",
         ),
         (["run", "a", "b"], "zinc run: error: a PROMPT of several words needs quotes around it\n"),
-        (["run", "a", "-x", "b"], "there is no option -x; `zinc run --help` lists all\n"),
-        (["chat", "a", "b"], "'b' is one argument too many; `zinc chat --help` lists all\n"),
+        (
+            ["run", "a", "-x", "b"],
+            "zinc run: error: there is no option -x. See `zinc run --help`.\n",
+        ),
+        (["chat", "a", "b"], "'b' is one argument too many. See `zinc chat --help`.\n"),
+        (
+            ["run", "a", "-n"],
+            "argument -n/--max-tokens: expected one argument. See `zinc run --help`.\n",
+        ),
+        (["runn", "a"], "there is no command 'runn'; did you mean run? See `zinc --help`.\n"),
+        (["frobnicate"], "there is no command 'frobnicate'. See `zinc --help`.\n"),
     ],
 )
 def test_wrong_usage_says_what_to_do(zinc, argv, said):
     assert zinc(*argv).err.endswith(said)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["frobnicate"],
+        ["run", "a", "-n"],
+        ["run", "a", "--kv-dtype", "f8"],
+        ["perplexity"],
+        ["serve", "--port", "x"],
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_help(zinc, argv):
+    err = zinc(*argv).err
+    assert err.count("\n") == 1
+    assert re.search(r"See `zinc( \w+)? --help`\.\n$", err)
+
+
+@pytest.mark.parametrize(
+    ("argv", "option", "near"),
+    [
+        (["bench", "-n", "5"], "-n", ""),
+        (["run", "a", "-ctk", "q8_0"], "-ctk", "--kv-dtype"),
+        (["run", "-hf", "someone/model"], "-hf", ""),
+        (["run", "a", "-mmodel.gguf"], "-mmodel.gguf", ""),
+        (["run", "a", "-ng", "5"], "-ng", ""),
+        (["run", "a", "--max-token", "5"], "--max-token", "--max-tokens"),
+        (["run", "a", "--ctx-size=5"], "--ctx-size", "--context"),
+        (["run", "a", "--temprature", "1"], "--temprature", "--temperature"),
+        (["bench", "--ctx-size", "5"], "--ctx-size", ""),
+        (["serve", "--n-predict", "5"], "--n-predict", ""),
+    ],
+)
+def test_an_option_is_never_read_as_another_one(zinc, argv, option, near):
+    result = zinc(*argv)
+    suggestion = f"; did you mean {near}?" if near else "."
+    assert result.status == 2
+    assert f"there is no option {option}{suggestion} See" in result.err
+
+
+def test_no_command_takes_a_prefix_of_its_options():
+    choices = build_parser()._subparsers._group_actions[0].choices
+    for parser in choices.values():
+        known = parser._option_string_actions
+        prefixes = {name[:n] for name in known for n in range(2, len(name))} - {"--", *known}
+        for prefix in prefixes:
+            assert parser._get_option_tuples(prefix) == [], (parser.prog, prefix)
+
+
+def test_a_number_may_follow_its_letter():
+    parse = build_parser("run").parse_args
+    for argv in (["-n5", "-t2", "-c64"], ["-n", "5", "-t=2", "--context=64"]):
+        args = parse(["run", "hi", *argv])
+        assert (args.max_tokens, args.threads, args.context) == (5, 2, 64)
 
 
 def test_a_model_in_the_place_of_the_prompt_is_told(zinc, fixture_model):

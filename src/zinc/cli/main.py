@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from zinc import __version__
+from zinc.cli.parser import Parser, nearest, usage_error
 from zinc.cli.streams import standard_streams
 from zinc.cli.usage import UsageError
 from zinc.core import env
@@ -48,43 +49,54 @@ def command(name: str) -> Command:
     return cast(Command, importlib.import_module(f"zinc.cli.{name}"))
 
 
-def build_parser(selected: str | None = None) -> argparse.ArgumentParser:
-    """The parser with the arguments of one command, or of all; other modules stay unimported."""
-    parser = argparse.ArgumentParser(
+def build_parser(selected: str | None = None) -> Parser:
+    """Return the parser, with the arguments of the command `selected`, or of all commands.
+
+    Modules of other commands are not imported.
+    """
+    parser = Parser(
         prog="zinc",
         description="Run GGUF language models on the hardware you own.",
         epilog="`zinc COMMAND --help` explains a command. "
         "Without a model, commands use the small one that comes with zinc.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"zinc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         text = f"{summary[0].upper()}{summary[1:]}."
-        sub = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
+        sub = commands.add_parser(name, help=summary, description=text)
+        sub.set_defaults(parser=sub)
         if selected in (None, name):
             command(name).add_arguments(sub)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit status; never raises for what a user can cause."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    # `selected` may be no command at all; the parser then says so without importing any.
-    parser = build_parser(argv[0] if argv else "")
+    """Run a command line and return its exit status; never raise what a user can cause."""
+    with standard_streams():
+        return _main(sys.argv[1:] if argv is None else list(argv))
+
+
+def _main(argv: list[str]) -> int:
     if not argv:
-        parser.print_help(sys.stderr)
+        build_parser("").print_help(sys.stderr)
         print("\nzinc: error: name a COMMAND", file=sys.stderr)
         return USAGE
+    if argv[0] not in COMMANDS and not argv[0].startswith("-"):
+        near = nearest(argv[0], COMMANDS)
+        what = f"there is no command {argv[0]!r}" + (f"; did you mean {near}?" if near else "")
+        sys.stderr.write(usage_error("zinc", what, see_help=True))
+        return USAGE
+    # `selected` may be no command at all; the parser then says so without importing any.
+    parser = build_parser(argv[0])
     try:
         args, unknown = parser.parse_known_args(argv)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else USAGE
     if unknown:
-        _say_unknown(args.command, unknown)
+        sys.stderr.write(args.parser.unknown(unknown))
         return USAGE
-    with standard_streams():
-        return _run_guarded(args)
+    return _run_guarded(args)
 
 
 def _run_guarded(args: argparse.Namespace) -> int:
@@ -115,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
         _start_log(env.LOG.get())
         return command(args.command).run(args)
     except UsageError as error:
-        print(f"zinc {args.command}: error: {error}", file=sys.stderr)
+        sys.stderr.write(usage_error(f"zinc {args.command}", str(error)))
         return USAGE
     except ZincError as error:
         return _fail(str(error))

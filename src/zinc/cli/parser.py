@@ -1,0 +1,86 @@
+"""The argument parser: option names are exact, and each error is one line.
+
+argparse reads `-n 5` as `-ngl 5` and `-ctk q8_0` as `-c tk`. Here an option has to be written out;
+the only shortening is a number behind a letter (`-n5`). An unknown name gets a suggestion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+_LETTER_AND_NUMBER = re.compile(r"-[A-Za-z]-?[0-9.]+")
+
+# Options of llama.cpp and Ollama that have another name here.
+_OTHER_NAMES = {
+    "--cache-type-k": "--kv-dtype",
+    "--cache-type-v": "--kv-dtype",
+    "--ctx-size": "--context",
+    "--n-cpu-moe": "--cpu-moe",
+    "--n-gpu-layers": "--gpu-layers",
+    "--n-predict": "--max-tokens",
+    "--num-predict": "--max-tokens",
+    "--predict": "--max-tokens",
+    "--repetition-penalty": "--repeat-penalty",
+    "--system-prompt": "--system",
+    "-ctk": "--kv-dtype",
+    "-ctv": "--kv-dtype",
+    "-dev": "--device",
+    "-ncmoe": "--cpu-moe",
+    "-s": "--seed",
+    "-sys": "--system",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` without prefix matching."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+        self.color = False  # from Python 3.14 on, help has escape sequences otherwise
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, usage_error(self.prog, message, see_help=True))
+
+    def unknown(self, arguments: list[str]) -> str:
+        """Return the error for arguments that this parser does not take."""
+        option = next((text for text in arguments if text.startswith("-")), None)
+        if option is None:
+            message = f"{arguments[0]!r} is one argument too many"
+        else:
+            name = option.partition("=")[0]
+            near = self._near(name)
+            message = f"there is no option {name}" + (f"; did you mean {near}?" if near else "")
+        return usage_error(self.prog, message, see_help=True)
+
+    def _near(self, name: str) -> str:
+        """Return the option that `name` is likely to mean, or nothing."""
+        known = self._option_string_actions
+        if name in _OTHER_NAMES:
+            return _OTHER_NAMES[name] if _OTHER_NAMES[name] in known else ""
+        long = [option for option in known if option.startswith("--")]
+        return nearest(name, long) if name.startswith("--") else ""
+
+    # argparse has no public way to turn prefixes of single-dash options off.
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        if not _LETTER_AND_NUMBER.fullmatch(option_string):
+            return []
+        found = super()._get_option_tuples(option_string)
+        return [entry for entry in found if entry[1] == option_string[:2]]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that begins with `name` or is most like it, or nothing."""
+    known = list(known)
+    begun = [each for each in known if each.startswith(name)]
+    return next(iter(begun or difflib.get_close_matches(name, known, 1, 0.7)), "")
+
+
+def usage_error(prog: str, message: str, *, see_help: bool = False) -> str:
+    """Return the line on stderr for wrong usage of the command `prog`."""
+    end = "" if message.endswith("?") else "."
+    hint = f"{end} See `{prog} --help`." if see_help else ""
+    return f"{prog}: error: {message}{hint}\n"
