@@ -180,13 +180,6 @@ def test_a_number_may_follow_its_letter():
         assert (args.max_tokens, args.threads, args.context) == (5, 2, 64)
 
 
-def test_a_model_in_the_place_of_the_prompt_is_told(zinc, fixture_model):
-    for rest in ([], ["Hello"]):
-        result = zinc("run", fixture_model, *rest)
-        assert result.status == 2
-        assert "is a model: name it with -m" in result.err
-
-
 def test_a_name_that_is_no_file_is_not_downloaded(zinc):
     result = zinc("run", "-m", "Qwen/Qwen3-0.6B-GGUF", "Hello")
     assert "models are .gguf files on this machine" in result.err.lower()

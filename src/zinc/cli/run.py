@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from zinc.cli import text, usage
+from zinc.cli import prompt, usage
 from zinc.cli.usage import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "prompt",
-        metavar="PROMPT",
-        nargs="*",
-        help="what to ask; - reads stdin, which is also read where neither PROMPT nor FILE is "
-        "given and it is no terminal",
-    )
-    parser.add_argument(
-        "-f",
-        "--file",
-        metavar="FILE",
-        help="read the prompt, or with a PROMPT what belongs to it, from a file; - is stdin",
-    )
+    prompt.add_arguments(parser)
     usage.add_model_option(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
@@ -44,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    prompt = _prompt(args)
     if args.raw and (args.system, args.think, args.chat_template) != (None, None, None):
         what = "--system, --think and --chat-template have no effect"
         raise UsageError(f"--raw uses no chat template, so {what}")
     if args.special and not args.raw:
         raise UsageError("--special needs --raw: in a chat, control tokens come from the template")
-    messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
+    given = prompt.read(args)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": given}]
     if args.system is not None:
         system = usage.text_argument(args.system, "the system prompt")
         messages.insert(0, {"role": "system", "content": system})
@@ -66,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         watched = args.think or not is_plain(sys.stderr)
         printer = answer.Printer(sys.stdout, sys.stderr if watched else None)
         if args.raw:
-            ids = llm.tokenizer.encode(prompt, parse_special=args.special)
+            ids = llm.tokenizer.encode(given, parse_special=args.special)
             chunks, parser = llm.stream(ids, params), None
         else:
             chunks = llm.stream(messages, params, **template_args)
@@ -76,30 +63,3 @@ def run(args: argparse.Namespace) -> int:
     if args.stats:
         answer.report(result.timings)
     return 0
-
-
-def _prompt(args: argparse.Namespace) -> str:
-    given = args.prompt[0] if args.prompt else None
-    if given is not None and given.endswith(".gguf") and Path(given).exists():
-        raise UsageError(f"{given} is a model: name it with -m, and say what to ask")
-    if len(args.prompt) > 1:
-        raise UsageError("a PROMPT of several words needs quotes around it")
-    if given == "-" and args.file is not None:
-        raise UsageError("- and --file are two places to read the prompt from: give one")
-    if given is not None and given != "-":
-        prompt = usage.text_argument(given, "the prompt")
-        if args.file is None:
-            return prompt
-        return prompt + ("" if args.raw else "\n\n") + _content(args.file, args.raw)
-    if given is None and args.file is None and sys.stdin.isatty():
-        raise UsageError("there is nothing to ask: give a PROMPT, or --file FILE")
-    prompt = _content(args.file or "-", args.raw)
-    if given is None and args.file is None and not prompt:
-        raise UsageError("there is nothing to ask: no PROMPT is given, and stdin is empty")
-    return prompt
-
-
-def _content(file: str, raw: bool) -> str:
-    content = text.read_file(file)
-    # The newline that ends a text file is not part of a question; --raw takes every character.
-    return content if raw else content.removesuffix("\n")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import select
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import IO
 
 from zinc.core.terminal import TerminalOutput
+
+PATIENCE_S = 3.0
 
 
 @contextmanager
@@ -36,3 +40,29 @@ def standard_streams() -> Iterator[None]:
 def _replace(stack: ExitStack, name: str, stream: IO[str]) -> None:
     stack.callback(setattr, sys, name, getattr(sys, name))
     setattr(sys, name, stream)
+
+
+def has_piped_input() -> bool:
+    """Return whether standard input is a pipe, a socket or a file.
+
+    A terminal and a device such as /dev/null are none of these, nor is a closed stdin.
+    """
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except OSError:  # a stream in memory
+        return not sys.stdin.isatty()
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
+
+
+def wait_for_input() -> None:
+    """Wait for standard input; say so on stderr when nothing comes for PATIENCE_S seconds.
+
+    A process may inherit a pipe that nobody writes to, and would appear to hang.
+    """
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], PATIENCE_S)
+    except (OSError, ValueError):  # a stream in memory, or a system that cannot wait for this kind
+        return
+    if not ready and not sys.stdin.isatty():
+        hint = "`< /dev/null` starts without it"
+        print(f"zinc: waiting for text on standard input; {hint}", file=sys.stderr)

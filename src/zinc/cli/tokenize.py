@@ -7,6 +7,7 @@ import json
 import sys
 
 from zinc.cli import text, usage
+from zinc.cli.prompt import names_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.text.endswith(".gguf") and names_model(args.text):
+        raise usage.UsageError(f"{args.text} is written like a model: name it with -m")
     given = text.read_stdin() if args.text == "-" else usage.text_argument(args.text, "the text")
 
     from zinc.tokenizer import Tokenizer

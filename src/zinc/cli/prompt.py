@@ -1,0 +1,99 @@
+"""The prompt of `zinc run`: from the command line, a file, standard input, or two of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from zinc.cli import streams, text, usage
+from zinc.cli.usage import UsageError
+from zinc.core.errors import RequestError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompt",
+        metavar="[MODEL] PROMPT",
+        nargs="*",
+        help="prompt text, to which text from a pipe is added; - reads all of it from stdin. "
+        "A name in front of it that ends in .gguf or has a / and no blanks is the model",
+    )
+    parser.add_argument(
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="read the prompt from a file, or add the file to PROMPT; - is stdin",
+    )
+
+
+def read(args: argparse.Namespace) -> str:
+    """Return the prompt; a model in front of it becomes `args.model`.
+
+    A file or a pipe follows PROMPT after a blank line, with --raw at once. Raises UsageError, and
+    RequestError when text cannot be read.
+    """
+    words = list(args.prompt)
+    if words and names_model(words[0]):
+        args.model = _model(words.pop(0), args.model)
+    if len(words) > 1:
+        raise UsageError("a PROMPT of several words needs quotes around it")
+    given = words[0] if words else None
+    if given == "-" and args.file is not None:
+        raise UsageError("- and --file are two places to read the prompt from: give one")
+    if given is None or given == "-":
+        return _whole(args, required=given is None and args.file is None)
+    prompt = usage.text_argument(given, "the prompt")
+    if args.file is not None:
+        content = _content(args.file, args.raw)
+    elif streams.has_piped_input():
+        content = _content("-", args.raw)
+    else:
+        return prompt
+    return prompt + ("\n\n" if content and not args.raw else "") + content
+
+
+def names_model(word: str) -> bool:
+    """Return whether `word` is written like a model: it ends in .gguf or has a path separator.
+
+    Text with blanks or newlines never is.
+    """
+    separators = {os.sep, os.altsep} - {None}
+    is_path = word.lower().endswith(".gguf") or any(each in word for each in separators if each)
+    return is_path and not any(map(str.isspace, word))
+
+
+def _model(word: str, option: str | None) -> str:
+    """Return the model named by the first argument. Raises UsageError, RequestError."""
+    if option is not None:
+        raise UsageError(
+            f"{word} is written like a model and -m names {option}: give one "
+            "(a blank in it makes it a prompt)"
+        )
+    if not Path(word).expanduser().exists():
+        raise RequestError(
+            f"cannot open {word}",
+            "there is no such file",
+            "check the path (a blank in it makes it a prompt)",
+        )
+    return word
+
+
+def _whole(args: argparse.Namespace, *, required: bool) -> str:
+    """Return a prompt that is all in a file or in standard input."""
+    model = "" if args.model is None else f" for {args.model}"
+    if required and sys.stdin.isatty():
+        raise UsageError(f"there is nothing to ask{model}: give a PROMPT, or --file FILE")
+    content = _content(args.file or "-", args.raw)
+    if required and not content:
+        raise UsageError(f"there is nothing to ask{model}: no PROMPT is given, and stdin is empty")
+    return content
+
+
+def _content(file: str, raw: bool) -> str:
+    """Return a file's text; without `raw` the newline that ends a text file is left out."""
+    if file == "-":
+        streams.wait_for_input()
+    content = text.read_file(file)
+    return content if raw else content.removesuffix("\n")

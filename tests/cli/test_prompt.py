@@ -1,0 +1,188 @@
+"""Where `zinc run` takes its prompt and its model from."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import socket
+import sys
+import threading
+
+import pytest
+
+from zinc.cli import prompt, streams
+from zinc.cli.main import build_parser
+from zinc.cli.usage import UsageError
+from zinc.core.errors import RequestError
+from zinc.engine.loader import EMBEDDED_MODEL
+
+
+def read(*argv: object) -> tuple[str | None, str]:
+    """The model and the prompt of `zinc run ARGUMENTS`."""
+    args = build_parser("run").parse_args(["run", *map(str, argv)])
+    text = prompt.read(args)
+    return args.model, text
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Replace standard input by `text` in memory, or by a file descriptor."""
+
+    def replace(source: str | int) -> None:
+        if isinstance(source, int):
+            binary = io.BufferedReader(io.FileIO(source, closefd=False))
+        else:
+            binary = io.BytesIO(source.encode())
+        stream = io.TextIOWrapper(binary, encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stream)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("argv", "piped", "expected"),
+    [
+        (["Summarise:"], "notes\n", "Summarise:\n\nnotes"),
+        (["Summarise:"], "a\n\nb\n\n", "Summarise:\n\na\n\nb\n"),
+        (["Summarise:", "--raw"], "notes\n", "Summarise:notes\n"),
+        (["Summarise:", "-f", "-"], "notes\n", "Summarise:\n\nnotes"),
+        (["Summarise:"], "", "Summarise:"),
+        (["Summarise:"], "\n", "Summarise:"),
+        (["-"], "notes\n", "notes"),
+        (["-f", "-"], "notes\n", "notes"),
+        ([], "notes\n", "notes"),
+    ],
+)
+def test_piped_text_follows_the_prompt(stdin, argv, piped, expected):
+    stdin(piped)
+    assert read(*argv) == (None, expected)
+
+
+def test_a_named_file_is_read_and_stdin_is_not(stdin, tmp_path):
+    path = tmp_path / "notes"
+    path.write_text("from the file\n")
+    stdin("from the pipe")
+    assert read("Summarise:", "-f", path) == (None, "Summarise:\n\nfrom the file")
+    assert sys.stdin.read() == "from the pipe"
+
+
+def test_a_pipe_a_file_and_a_socket_are_read(stdin, tmp_path):
+    path = tmp_path / "notes"
+    path.write_text("notes\n")
+    reader, writer = os.pipe()
+    one, other = socket.socketpair()
+    os.write(writer, b"notes\n")
+    os.close(writer)
+    one.sendall(b"notes\n")
+    one.close()
+    with open(path, "rb") as file, other:
+        for descriptor in (reader, file.fileno(), other.fileno()):
+            stdin(descriptor)
+            assert read("Summarise:") == (None, "Summarise:\n\nnotes")
+    os.close(reader)
+
+
+def test_a_terminal_and_a_device_are_not_read(stdin):
+    master, slave = pty.openpty()
+    with open(os.devnull, "rb") as null:
+        for descriptor in (slave, null.fileno()):
+            stdin(descriptor)
+            assert read("Summarise:") == (None, "Summarise:")
+    os.close(master)
+    os.close(slave)
+
+
+def test_a_pipe_that_stays_silent_is_told(stdin, monkeypatch, capsys):
+    monkeypatch.setattr(streams, "PATIENCE_S", 0.01)
+    reader, writer = os.pipe()
+    stdin(reader)
+    timer = threading.Timer(0.3, os.close, [writer])
+    timer.start()
+    assert read("Hello") == (None, "Hello")
+    timer.join()
+    os.close(reader)
+    assert "waiting for text on standard input; `< /dev/null` starts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("model.gguf", True),
+        ("MODEL.GGUF", True),
+        ("./model", True),
+        ("someone/model", True),
+        ("~/model", True),
+        ("/", True),
+        ("hello", False),
+        ("and / or", False),
+        ("is it a/b or c/d?", False),
+        ("line\na/b", False),
+        ("what is a .gguf", False),
+        ("a/b ", False),
+        ("", False),
+    ],
+)
+def test_what_is_written_like_a_model(word, expected):
+    assert prompt.names_model(word) is expected
+
+
+def test_a_model_may_stand_in_front_of_the_prompt(stdin, fixture_model):
+    stdin("")
+    model = str(fixture_model)
+    assert read(model, "Hello") == (model, "Hello")
+    stdin("notes\n")
+    assert read(model) == (model, "notes")
+
+
+def test_a_model_in_front_of_the_prompt_runs(zinc, backend):
+    options = ("--temperature", "0", "--max-tokens", "8", "--backend", backend)
+    named = zinc("run", EMBEDDED_MODEL, "Hello!", *options)
+    assert (named.status, named.err) == (0, "")
+    assert named.out == zinc("run", "Hello!", *options).out
+
+
+@pytest.mark.parametrize("word", ["none.gguf", "some/model", "~/none", "and/or"])
+@pytest.mark.parametrize("rest", [[], ["Hello"]])
+def test_a_model_file_that_is_missing_is_named(zinc, word, rest):
+    result = zinc("run", word, *rest)
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith(f"zinc: cannot open {word}: there is no such file.")
+
+
+def test_a_model_is_named_once(stdin, fixture_model):
+    stdin("")
+    with pytest.raises(UsageError, match="-m names other"):
+        read(fixture_model, "Hello", "-m", "other")
+
+
+def test_a_model_alone_leaves_nothing_to_ask(stdin, fixture_model):
+    stdin("")
+    with pytest.raises(UsageError, match=r"nothing to ask for .*: no PROMPT is given"):
+        read(fixture_model)
+
+
+def test_a_text_file_in_the_place_of_the_model_is_told(zinc, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("notes")
+    result = zinc("run", path, "Summarise")
+    assert result.status == 1
+    assert str(path) in result.err
+
+
+def test_several_words_need_quotes(stdin):
+    stdin("")
+    with pytest.raises(UsageError, match="quotes"):
+        read("two", "words")
+
+
+def test_a_prompt_file_that_is_missing_is_named(stdin):
+    stdin("")
+    with pytest.raises(RequestError, match="cannot read none"):
+        read("Hello", "-f", "none")
+
+
+def test_tokenize_does_not_take_a_model_for_text(zinc):
+    result = zinc("tokenize", "model.gguf")
+    assert result.status == 2
+    assert "name it with -m" in result.err
