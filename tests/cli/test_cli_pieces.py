@@ -1,9 +1,8 @@
-"""The parts under the commands: progress, reasoning, text, input lines, costs."""
+"""The parts under the commands: progress, reasoning, text, costs."""
 
 from __future__ import annotations
 
 import io
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ from zinc.chat.tools import detect
 from zinc.cli import text
 from zinc.cli.answer import DIM, RESET, Printer, show
 from zinc.cli.cost import StepShape
-from zinc.cli.lineinput import LineInput
 from zinc.core.progress import ProgressBar, is_plain
 from zinc.ops.graph import Dim
 from zinc.ops.registry import Cost
@@ -147,27 +145,6 @@ def test_tables_line_up():
     lines = text.table(("name", "n |"), [("a", 5), ("long", 1234)]).splitlines()
     assert lines == ["name      n", "a         5", "long  1,234"]
     assert text.table(("name", "n |"), []) == "name  n"
-
-
-def lines_of(monkeypatch, data: bytes) -> list[str | None]:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
-    found: list[str | None] = []
-    with LineInput() as lines:
-        assert not lines.interactive
-        while not found or found[-1] is not None:
-            found.append(lines.read())
-    return found
-
-
-def test_lines_continue_after_a_backslash(monkeypatch):
-    assert lines_of(monkeypatch, b"one\\\ntwo\nthree\r\n") == ["one\ntwo", "three", None]
-    assert lines_of(monkeypatch, b"cut\\\n") == ["cut", None]
-    assert lines_of(monkeypatch, b"") == [None]
-
-
-def test_a_line_that_is_no_text_is_left_out(monkeypatch, capsys):
-    assert lines_of(monkeypatch, b"a\xff\nb\n") == ["b", None]
-    assert "not UTF-8" in capsys.readouterr().err
 
 
 @given(

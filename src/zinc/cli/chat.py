@@ -26,7 +26,8 @@ HELP = """\
 /system [TEXT]    show or set the system prompt, and forget the conversation
 /save FILE        write the conversation to FILE: JSON if it ends in .json, else text
 /exit             leave (as Ctrl-D does)
-End a line with \\ to go on in the next one. Ctrl-C stops an answer."""
+A pasted block is one message. \"\"\" opens and closes a message of several lines; a line that ends
+in \\ goes on in the next one. Ctrl-C stops an answer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +76,11 @@ class Chat:
         self.messages: list[dict[str, str]] = []
 
     def take(self, line: str) -> bool:
-        """Does what a line asks for; False when it asks to leave."""
+        """Run a command or answer a message; return False when the user leaves."""
+        # A pasted block may begin with a /; the only command that takes several lines is /system.
+        is_command = line.startswith("/") and ("\n" not in line or line.startswith("/system "))
         try:
-            if line.startswith("/"):
+            if is_command:
                 return self._command(*line.partition(" ")[::2])
             if line.strip():
                 self.say(usage.text_argument(line, "the message"))

@@ -1,29 +1,36 @@
-"""Lines from the user: editing and history on a terminal, plain lines from anything else."""
+"""Messages from the user: editing, paste and history on a terminal, lines from anything else."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
+import select
 import sys
 from pathlib import Path
+from types import ModuleType
 
-HISTORY_LINES = 1000
+HISTORY_ENTRIES = 1000
 PROMPT, MORE = "> ", "  "
+QUOTE = '"""'
+# Without bracketed paste, lines that are already there after this time belong to one paste.
+PASTE_S = 0.02
 
 
 class LineInput:
-    """Reads one message at a time; a line that ends in a backslash goes on in the next.
+    """Reads one message at a time.
 
-    History is kept in $XDG_STATE_HOME/zinc/history (default ~/.local/state), readable by its owner
-    only, and read and written only when the input is a terminal.
+    A message is a line, a pasted block, lines that end in a backslash and the one after them, or
+    all between two triple quotes. On a terminal, history is kept in $XDG_STATE_HOME/zinc/history
+    (default ~/.local/state), readable by its owner only; an entry is a whole message.
     """
 
     def __init__(self) -> None:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
-        self._history = _history_path() if self.interactive else None
+        self._readline = _import_readline() if self.interactive else None
+        self._brackets_paste = self._readline is not None and _bracket_paste(self._readline)
 
     def read(self) -> str | None:
-        """The next message, or None at the end of the input."""
+        """Return the next message, or None at the end of the input."""
         lines: list[str] = []
         while True:
             try:
@@ -31,7 +38,7 @@ class LineInput:
             except EOFError:
                 if self.interactive:
                     print()
-                return "\n".join(lines) if lines else None
+                return _unfinished(lines)
             except KeyboardInterrupt:
                 if not self.interactive:
                     raise
@@ -41,37 +48,123 @@ class LineInput:
             except UnicodeDecodeError:
                 print("zinc: that line is not UTF-8 text, so it is left out.", file=sys.stderr)
                 continue
-            if not line.endswith("\\"):
-                return "\n".join([*lines, line])
-            lines.append(line[:-1])
+            lines.append(line)
+            typed = "\n".join(lines)
+            if typed.startswith(QUOTE):
+                message = unquoted(typed)
+                if message is None:
+                    continue
+            elif line.endswith("\\"):
+                lines[-1] = line[:-1]
+                continue
+            else:
+                message = typed
+            self._remember(typed)
+            return message
 
     def _line(self, prompt: str) -> str:
-        if self.interactive:
-            return input(prompt)
-        data = sys.stdin.buffer.readline()
-        if not data:
-            raise EOFError
-        return data.decode().rstrip("\r\n")
+        """Return a line, or a pasted block, as it was typed. Raises EOFError."""
+        if not self.interactive:
+            data = sys.stdin.buffer.readline()
+            if not data:
+                raise EOFError
+            return data.decode().rstrip("\r\n")
+        lines = [input(prompt)]
+        while not self._brackets_paste and select.select([sys.stdin], [], [], PASTE_S)[0]:
+            try:
+                lines.append(input(MORE))
+            except EOFError:
+                break
+        return "\n".join(lines)
+
+    def _remember(self, typed: str) -> None:
+        if self._readline is None or not typed.strip():
+            return
+        n = self._readline.get_current_history_length()
+        if n == 0 or self._readline.get_history_item(n) != typed:
+            self._readline.add_history(typed)
 
     def __enter__(self) -> LineInput:
-        if self._history is not None:
-            with contextlib.suppress(ImportError, OSError):
-                import readline
-
-                readline.set_history_length(HISTORY_LINES)
-                readline.read_history_file(self._history)
+        if self._readline is not None:
+            self._readline.set_auto_history(False)  # it would add lines, not messages
+            self._readline.clear_history()
+            for entry in read_history(_history_path()):
+                self._readline.add_history(entry)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._history is None:
-            return
-        # A conversation is not lost because its history has nowhere to go.
-        with contextlib.suppress(ImportError, OSError):
-            import readline
+        if self._readline is not None:
+            n = self._readline.get_current_history_length()
+            found = (self._readline.get_history_item(i + 1) for i in range(n))
+            write_history(_history_path(), [entry for entry in found if entry])
 
-            self._history.parent.mkdir(parents=True, exist_ok=True)
-            self._history.touch(mode=0o600)
-            readline.write_history_file(self._history)
+
+def unquoted(text: str) -> str | None:
+    """Return the text between triple quotes, or None when they do not open and close `text`.
+
+    A newline behind the first quotes and one in front of the last ones are left out.
+    """
+    end = text.rstrip()
+    if not end.startswith(QUOTE) or not end.endswith(QUOTE) or len(end) < 2 * len(QUOTE):
+        return None
+    return end[len(QUOTE) : -len(QUOTE)].removeprefix("\n").removesuffix("\n")
+
+
+def _unfinished(lines: list[str]) -> str | None:
+    """Return the message that the end of the input cuts off, if there is one."""
+    text = "\n".join(lines)
+    quoted = unquoted(text + QUOTE)
+    return (text if quoted is None else quoted) if lines else None
+
+
+def read_history(path: Path) -> list[str]:
+    """Return the entries of a history file, oldest first; none when it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return []
+    escapes = {r"\n": "\n", r"\\": "\\"}
+    return [
+        re.sub(r"\\[n\\]", lambda match: escapes[match[0]], line)
+        for line in lines[:-1][-HISTORY_ENTRIES:]
+    ]
+
+
+def write_history(path: Path, entries: list[str]) -> None:
+    """Write a history file, one entry a line: newlines and backslashes are escaped.
+
+    An error is ignored: a conversation does not depend on its history.
+    """
+    lines = (
+        entry.replace("\\", r"\\").replace("\n", r"\n") for entry in entries[-HISTORY_ENTRIES:]
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError:
+        pass
+
+
+def _import_readline() -> ModuleType | None:
+    """Return the module `readline`, if this Python has it."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    return readline
+
+
+def _bracket_paste(readline: ModuleType) -> bool:
+    """Turn bracketed paste on, which Python turns off; return whether the terminal has it.
+
+    libedit does not know it, nor does a dumb terminal.
+    """
+    if "libedit" in (readline.__doc__ or "") or os.environ.get("TERM", "dumb") == "dumb":
+        return False
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    return True
 
 
 def _history_path() -> Path:
