@@ -18,6 +18,7 @@ from zinc import LLM
 from zinc.chat.template import ChatTemplate
 from zinc.cli import chat as chat_command
 from zinc.cli import loading
+from zinc.cli.window import Window
 from zinc.llm import Chunk
 
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
@@ -232,8 +233,8 @@ def test_chat_takes_its_model_in_either_place(zinc, backend, fixture_model):
 def test_chat_remembers_and_forgets(backend, llm, capsys):
     from zinc import SamplingParams
 
-    chat = chat_command.Chat(llm, SamplingParams(temperature=0, max_tokens=6), {}, stats=False)
-    chat.set_system("Be kind.")
+    params = SamplingParams(temperature=0, max_tokens=6)
+    chat = chat_command.Chat(llm, params, {}, system="Be kind.")
     assert chat.take("Hello!")
     assert chat.take("Who are you?")
     assert [m["role"] for m in chat.messages] == [
@@ -251,12 +252,71 @@ def test_chat_remembers_and_forgets(backend, llm, capsys):
 def test_a_message_that_is_too_long_is_left_out(llm, capsys):
     from zinc import SamplingParams
 
-    chat = chat_command.Chat(llm, SamplingParams(temperature=0, max_tokens=4), {}, stats=False)
-    chat.take("word " * 1000)
-    assert "zinc: the prompt is too long" in capsys.readouterr().err
-    assert chat.messages == []
+    chat = chat_command.Chat(llm, SamplingParams(temperature=0, max_tokens=4), {})
+    for system, n in (("", ""), ("Be kind.", " with the system prompt")):
+        chat.take(f"/system {system}")
+        chat.take("word " * 1000)
+        err = capsys.readouterr().err
+        assert re.search(
+            rf"^zinc: the message is too long: it has [\d,]+ tokens{n}, and the context holds 512 "
+            r"with the answer\. Shorten it, or start again with a larger --context\.$",
+            err,
+        )
+        assert err.count("\n") == 1
+        chat.take("Hello!")
+    assert len(chat.messages) == 3
+
+
+def test_a_full_context_leaves_the_oldest_turns_out(llm, capsys, tmp_path):
+    from zinc import SamplingParams
+
+    chat = chat_command.Chat(
+        llm, SamplingParams(temperature=0, max_tokens=4), {}, system="Be kind."
+    )
+    seen: list[list[str]] = []
+    fit = Window.fit
+
+    def watch(self, system, messages):
+        sent, ids = fit(self, system, messages)
+        seen.append([m["content"] for m in sent])
+        return sent, ids
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Window, "fit", watch)
+        for i in range(12):
+            assert chat.take(f"{i} " + "word " * 60)
+    err = capsys.readouterr().err
+    asked = [m["content"] for m in chat.messages if m["role"] == "user"]
+    assert [int(text.split()[0]) for text in asked] == list(range(12))
+    notes = re.findall(
+        r"^zinc: the context of 512 tokens is full, so the model does not see the first "
+        r"(?:(\d+) turns|turn) of this conversation\.$",
+        err,
+        re.MULTILINE,
+    )
+    assert err.count("\n") == len(notes) >= 2
+    assert [int(n or 1) for n in notes] == sorted({int(n or 1) for n in notes})
+    for view in seen:
+        assert view[0] == "Be kind."
+        assert view[1] in asked
+    assert seen[-1][1] == asked[int(notes[-1] or 1)]
+    assert seen[-1][-1] == asked[-1]
+    # Room is made for several turns at a time.
+    assert len(notes) <= 5
+    chat.take("/clear")
     chat.take("Hello!")
-    assert len(chat.messages) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_an_answer_that_fills_the_context_says_so(llm, capsys):
+    from zinc import SamplingParams
+
+    chat = chat_command.Chat(llm, SamplingParams(temperature=0, ignore_eos=True), {})
+    chat.take("word " * 470)
+    assert capsys.readouterr().err == "(stopped where the context ends)\n"
+    chat.take("Hello!")  # and the conversation goes on
+    assert "does not see the first turn" in capsys.readouterr().err
+    assert len(chat.messages) == 4
 
 
 # -- chat on a terminal -------------------------------------------------------------------------

@@ -30,6 +30,12 @@ class Answer:
     finish_reason: str | None
     timings: Timings | None
 
+    def fills(self, context: int) -> bool:
+        """Return whether prompt and answer end at the end of `context` tokens."""
+        t = self.timings
+        n_tokens = 0 if t is None else t.prompt_tokens + t.generated_tokens
+        return self.finish_reason == "length" and n_tokens >= context
+
 
 class Printer:
     """Writes an answer as it comes; reasoning goes to `aside`, or nowhere when that is None."""

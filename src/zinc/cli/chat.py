@@ -1,7 +1,7 @@
 """`zinc chat`: a conversation in the terminal, with line editing and history.
 
-Ctrl-C stops the answer and keeps what was said so far; Ctrl-D or /exit leaves. Input that does not
-come from a terminal is read line by line without prompts, so a script can drive it.
+Ctrl-C stops the answer and keeps its text so far; Ctrl-D or /exit leaves. Input from a pipe or a
+file is read line by line without prompts, so a script can drive it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zinc.cli import usage
 from zinc.cli.interrupt import Interrupt
 from zinc.cli.lineinput import LineInput
+from zinc.cli.window import Message, Window, system_message
 from zinc.core.errors import RequestError, ZincError
 from zinc.core.terminal import is_plain
 
@@ -27,7 +28,8 @@ HELP = """\
 /save FILE        write the conversation to FILE: JSON if it ends in .json, else text
 /exit             leave (as Ctrl-D does)
 A pasted block is one message. \"\"\" opens and closes a message of several lines; a line that ends
-in \\ goes on in the next one. Ctrl-C stops an answer."""
+in \\ goes on in the next one. Ctrl-C stops an answer. When the context is full, the model does not
+see the oldest turns, and a note says how many."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     with loading.open_llm(args) as llm, LineInput() as lines:
         params = loading.sampling_params(args, llm)
         llm.template  # a model without one is told before anybody writes  # noqa: B018
-        chat = Chat(llm, params, usage.template_arguments(args), args.stats)
-        chat.set_system(system or "")
+        template_args = usage.template_arguments(args)
+        chat = Chat(llm, params, template_args, system=system or "", stats=args.stats)
         if lines.interactive:
             print("Write something; /help lists what else there is, Ctrl-D leaves.")
         while (line := lines.read()) is not None:
@@ -62,18 +64,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """The conversation so far, and what each line of input does to it."""
+    """A conversation, and the commands that change it."""
 
     def __init__(
         self,
         llm: LLM,
         params: SamplingParams,
         template_args: dict[str, Any],
-        stats: bool,
+        *,
+        system: str = "",
+        stats: bool = False,
     ) -> None:
         self._llm, self._params = llm, params
         self._template_args, self._stats = template_args, stats
-        self.messages: list[dict[str, str]] = []
+        self._restart(system)
 
     def take(self, line: str) -> bool:
         """Run a command or answer a message; return False when the user leaves."""
@@ -89,16 +93,17 @@ class Chat:
         return True
 
     def say(self, message: str) -> None:
-        """Adds a turn of the user and streams the model's. An error leaves the turn out."""
+        """Add a turn of the user and stream the model's. An error leaves the turn out."""
         from zinc.cli import answer
 
-        messages = [*self.messages, {"role": "user", "content": message}]
-        prompt = self._llm.template.render(messages, **self._template_args)
+        turn = {"role": "user", "content": message}
+        sent, ids = self._window.fit(self.system, [*self._turns, turn])
+        prompt = self._llm.template.render(sent, **self._template_args)
         # Reasoning can be told from the answer on a terminal only, where it is dim.
         printer = answer.Printer(sys.stdout, None if is_plain(sys.stdout) else sys.stdout)
         try:
             with Interrupt() as interrupt:
-                chunks = self._llm.stream(messages, self._params, **self._template_args)
+                chunks = self._llm.stream(ids, self._params)
                 parser = answer.parser_for(self._llm.template, prompt)
                 result = answer.show(chunks, printer, parser, interrupt.requested)
         except KeyboardInterrupt:  # pressed twice
@@ -106,18 +111,22 @@ class Chat:
             return
         if interrupt.requested():
             print("(stopped)", file=sys.stderr)
+        elif result.fills(self._llm.context):
+            print("(stopped where the context ends)", file=sys.stderr)
         if result.text or not interrupt.requested():
-            self.messages = [*messages, {"role": "assistant", "content": result.text}]
+            self._turns += [turn, {"role": "assistant", "content": result.text}]
         if self._stats:
             answer.report(result.timings)
 
-    def set_system(self, text: str) -> None:
-        self.messages = [{"role": "system", "content": text}] if text else []
-
     @property
-    def system(self) -> str:
-        first = self.messages[:1]
-        return first[0]["content"] if first and first[0]["role"] == "system" else ""
+    def messages(self) -> list[dict[str, str]]:
+        """The whole conversation, with turns that the context does not hold."""
+        return [*system_message(self.system), *self._turns]
+
+    def _restart(self, system: str) -> None:
+        self.system = system
+        self._turns: list[Message] = []
+        self._window = Window(self._llm, self._params, self._template_args)
 
     def _command(self, name: str, argument: str) -> bool:
         argument = argument.strip()
@@ -125,9 +134,9 @@ class Chat:
             case "/help":
                 print(HELP)
             case "/clear":
-                self.set_system(self.system)
+                self._restart(self.system)
             case "/system" if argument:
-                self.set_system(usage.text_argument(argument, "the system prompt"))
+                self._restart(usage.text_argument(argument, "the system prompt"))
             case "/system":
                 print(self.system or "There is no system prompt.")
             case "/save" if argument:
