@@ -18,6 +18,7 @@ from zinc import LLM
 from zinc.chat.template import ChatTemplate
 from zinc.cli import chat as chat_command
 from zinc.cli import loading
+from zinc.cli.answer import note_think
 from zinc.cli.window import Window
 from zinc.llm import Chunk
 
@@ -128,8 +129,11 @@ def test_reasoning_never_goes_to_stdout(zinc, monkeypatch, options, shown):
         template = ChatTemplate("user: {{ messages[0].content }}\n<think>\n")
         sampling = MappingProxyType({})
 
-        def stream(self, messages, params, **template_args):
+        def render(self, messages, **template_args):
             asked.append(template_args)
+            return [1]
+
+        def stream(self, prompt, params):
             for text in ("h", "m</th", "ink>\n\nHel", "lo."):
                 yield Chunk(text, [1])
             yield Chunk("", [2], "stop", None)
@@ -139,7 +143,48 @@ def test_reasoning_never_goes_to_stdout(zinc, monkeypatch, options, shown):
     monkeypatch.setattr(loading, "open_llm", lambda args: reasoner)
     result = zinc("run", "Hi", *options)
     assert (result.status, result.out, result.err) == (0, "Hello.\n", shown)
-    assert asked == [{"enable_thinking": True} if options else {}]
+    assert asked == [{"enable_thinking": True, "thinking": True} if options else {}]
+
+
+QUESTION = "{{ messages[0].content }}"
+SWITCH = QUESTION + "{{ '<think>' if enable_thinking else '<think></think>' }}"
+ALWAYS = QUESTION + "<think>\n"
+OLD_TURNS = "{{ messages[0].content.split('</think>')[-1] }}"
+HARMONY = QUESTION + "<|channel|><|message|>analysis<|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("source", "think", "no_think"),
+    [
+        (QUESTION, "on", ""),
+        (SWITCH, "", ""),
+        (SWITCH.replace("enable_thinking", "thinking"), "", ""),
+        (ALWAYS, "", "off"),
+        (OLD_TURNS, "on", "off"),
+        (HARMONY, "", "off"),
+    ],
+)
+def test_a_choice_that_the_template_cannot_make_is_told(capsys, source, think, no_think):
+    template = ChatTemplate(source, name="model.gguf")
+    for choice, option, switch in ((True, "--think", think), (False, "--no-think", no_think)):
+        note_think(template, choice)
+        expected = (
+            f"zinc: {option} has no effect: the chat template of model.gguf cannot turn "
+            f"reasoning {switch}.\n"
+        )
+        assert capsys.readouterr().err == (expected if switch else "")
+    note_think(template, None)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_think_without_reasoning_is_noted(zinc, backend, tmp_path, command):
+    path = tmp_path / "template.jinja"
+    path.write_text(QUESTION)
+    options = ("--think", "--chat-template", path, "--backend", backend, *GREEDY)
+    result = zinc(command, *(["Hi"] if command == "run" else []), *options, stdin=b"Hi\n")
+    assert result.status == 0
+    assert "--think has no effect" in result.err
 
 
 def test_tokenize_shows_ids_and_pieces(zinc, llm):

@@ -92,7 +92,7 @@ class Speaker(nullcontext[object]):
     def render(self, messages, **template_args) -> list[int]:
         return [1]
 
-    def stream(self, prompt, params, **template_args) -> Iterator[Chunk]:
+    def stream(self, prompt, params) -> Iterator[Chunk]:
         yield Chunk(self._answer, [1])
         yield Chunk("", [2], "stop", None)
 
@@ -131,7 +131,7 @@ def test_a_model_file_cannot_control_the_terminal(screen, hostile_file, command)
 
 
 def test_an_error_in_a_conversation_cannot_control_the_terminal(screen, monkeypatch):
-    def refuse(self, prompt, params, **template_args):
+    def refuse(self, prompt, params):
         raise RequestError("the template says \x1b[2J")
 
     monkeypatch.setattr(Speaker, "stream", refuse)
@@ -139,8 +139,10 @@ def test_an_error_in_a_conversation_cannot_control_the_terminal(screen, monkeypa
     assert "the template says ^[[2J" in screen.run("chat", stdin=b"hi\n")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", ["run hi", "chat"])
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [("run hi", "<&-"), ("run hi", ">&-"), ("run hi", "2>&-"), ("chat", "<&- >&- 2>&-")],
+)
 def test_closed_streams_are_no_error(command, closed):
     script = f"{sys.executable} -m zinc {command} --max-tokens 2 {closed}"
     done = subprocess.run(

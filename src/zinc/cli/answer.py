@@ -115,12 +115,37 @@ def show(
 
 
 def parser_for(template: ChatTemplate, prompt: str) -> AnswerParser:
-    """Tells reasoning from answer in what a model of this template writes after `prompt`."""
+    """Return a parser that tells reasoning from the answer of a model after `prompt`."""
     from zinc.chat.parser import AnswerParser
     from zinc.chat.tools import detect
 
     format = detect(template.source)
     return AnswerParser(format, opened=format.opened(prompt))
+
+
+def note_think(template: ChatTemplate, think: bool | None) -> None:
+    """Say on stderr when --think or --no-think (`think`) changes nothing with this template."""
+    from zinc.chat.reasoning import template_arguments
+    from zinc.chat.tools import detect
+
+    if think is None:
+        return
+    messages = [{"role": "user", "content": "Hello"}]
+    on, off = (template.render(messages, **template_arguments(wanted)) for wanted in (True, False))
+    format = detect(template.source)
+    marks = format.thinking
+    reasons = marks is not None and (
+        marks.anywhere or any(mark.strip() in template.source for mark in (marks.begin, marks.end))
+    )
+    always = marks is not None and (marks.anywhere or bool(format.opened(on)))
+    if on != off or (think and always) or not (think or reasons):
+        return
+    option, switch = ("--think", "on") if think else ("--no-think", "off")
+    print(
+        f"zinc: {option} has no effect: the chat template of {template.name} cannot turn reasoning "
+        f"{switch}.",
+        file=sys.stderr,
+    )
 
 
 def describe(timings: Timings) -> str:

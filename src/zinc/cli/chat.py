@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     system = args.system and usage.text_argument(args.system, "the system prompt")
 
-    from zinc.cli import loading
+    from zinc.cli import answer, loading
 
     loading.sampling_params(args)  # what is out of range is told before anything is loaded
     with loading.open_llm(args) as llm, LineInput() as lines:
         params = loading.sampling_params(args, llm)
-        llm.template  # a model without one is told before anybody writes  # noqa: B018
+        answer.note_think(llm.template, args.think)  # raises when there is no template
         template_args = usage.template_arguments(args)
         chat = Chat(llm, params, template_args, system=system or "", stats=args.stats)
         if lines.interactive:

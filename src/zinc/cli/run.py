@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
             ids = llm.tokenizer.encode(given, parse_special=args.special)
             chunks, parser = llm.stream(ids, params), None
         else:
-            chunks = llm.stream(messages, params, **template_args)
+            answer.note_think(llm.template, args.think)
+            chunks = llm.stream(llm.render(messages, **template_args), params)
             rendered = llm.template.render(messages, **template_args)
             parser = answer.parser_for(llm.template, rendered)
         result = answer.show(chunks, printer, parser)

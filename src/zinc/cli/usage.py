@@ -230,8 +230,10 @@ def chat_template(args: argparse.Namespace) -> str | None:
 
 
 def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Variables for the chat template."""
-    return {} if args.think is None else {"enable_thinking": args.think}
+    """Return the variables for the chat template that --think or --no-think sets."""
+    from zinc.chat import reasoning
+
+    return reasoning.template_arguments(args.think)
 
 
 def backend_name(args: argparse.Namespace) -> str:
