@@ -11,15 +11,25 @@ A thin layer of text over the engine: everything below it works on token ids.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
+from zinc.answers import (
+    Chunk,
+    Completion,
+    CompletionTask,
+    EmbeddingTask,
+    Request,
+    Stream,
+    StreamTask,
+)
 from zinc.backends import api
 from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
@@ -29,9 +39,9 @@ from zinc.engine.engine import Engine
 from zinc.engine.identity import cache_key
 from zinc.engine.loader import Memory
 from zinc.engine.readout import Pooled, Pooling, embedding
-from zinc.engine.sampling import Sampled, SamplingParams, breaker_sequences, recommended
-from zinc.engine.sequence import Sequence, Timings
+from zinc.engine.sampling import SamplingParams, breaker_sequences, recommended
 from zinc.engine.structured import Grammars, Kind
+from zinc.engine.worker import EngineWorker, closed_error
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load as load_architecture
 from zinc.models.context import RopeScaling
@@ -40,33 +50,23 @@ from zinc.ops.step import Step
 from zinc.plan.hidden import hidden_graph
 from zinc.plan.placement import Placement
 from zinc.plan.planner import make_plan
-from zinc.tokenizer import StreamDecoder, Tokenizer
+from zinc.tokenizer import Tokenizer
 
+__all__ = ["LLM", "Chunk", "Completion", "Stream"]
+
+T = TypeVar("T")
 Messages = Seq[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """An answer. `finish_reason` is "stop" (an end token or stop string), "length" or "cancelled".
+class _Loaded:
+    """What `close` frees: the weights and cache on a backend, and the engine that runs them."""
 
-    `logprobs` has one entry a token when the request asked for them.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    timings: Timings
-    logprobs: list[Sampled] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a streamed answer; the last one carries `finish_reason` and `timings`."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None = None
-    timings: Timings | None = None
+    placed: placing.Placed
+    cache: api.Cache
+    program: api.Program
+    engine: Engine
+    worker: EngineWorker
 
 
 class LLM:
@@ -88,9 +88,9 @@ class LLM:
     else the mean. chat_template: Jinja source in the place of the file's. progress: called with
     bytes done and bytes in all while weights are loaded.
 
-    Not thread-safe: one thread at a time may use it; prompts that are to share steps are given
-    together, or to a server. Raises a `ZincError` when the file is damaged or unsupported, or
-    memory is short.
+    Thread-safe: requests of several threads share steps, as do prompts that are given together.
+    After `close`, methods raise RequestError. Raises a `ZincError` when the file is damaged or
+    unsupported, or memory is short.
     """
 
     def __init__(
@@ -114,6 +114,8 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._chat_template = chat_template
+        self._loaded: _Loaded | None = None
+        self._lazy = threading.RLock()  # for what is built when it is first used
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
         self.spec, graph = load_architecture(self.file, rope=rope, context=context)
@@ -124,7 +126,7 @@ class LLM:
         said = self.file.metadata.get(f"{self.spec.arch}.pooling_type")
         self.pooling = Pooling.of_file(said) if pooling is None else Pooling.named(pooling)
         outputs = min(64, batch_tokens)
-        self.placed = placing.place(
+        placed = placing.place(
             loader.create_backend(backend, threads, options),
             lambda: loader.create_backend("cpu", threads, options),
             self.file,
@@ -133,23 +135,22 @@ class LLM:
             placing.Wanted(context, kv_dtype, batch_tokens, outputs),
             placement,
         )
-        self.backend = self.placed.backend
-        plans = [self._plan(g, batch_tokens, outputs, draws=True) for g in self._graphs]
+        chosen = placed.backend
+        plans = [_plan(chosen, g, batch_tokens, outputs, draws=True) for g in self._graphs]
         self.plan = plans[0]
         arena_bytes = sum(plan.arena_bytes for plan in plans)
         states = self.plan.states
-        self.kv_dtype = kv_dtype = loader.resolve_kv_dtype(kv_dtype, self.backend.name, states)
-        memories = placing.budgets(self.file, plans, self.backend)
+        self.kv_dtype = kv_dtype = loader.resolve_kv_dtype(kv_dtype, chosen.name, states)
+        memories = placing.budgets(self.file, plans, chosen)
         size = placing.choose_cache(self.spec, memories, kv_dtype, context, batch_tokens)
         self.context = size.context
-        loader.upload(self.file, self.plan, self.backend, progress)
+        loader.upload(self.file, self.plan, chosen, progress)
         layout = loader.cache_layout(states, size.tokens, kv_dtype, size.state_slots, batch_tokens)
-        self._cache = self.backend.allocate(states, layout)
-        programs = [self.backend.prepare(plan, self._cache) for plan in plans]
-        self.program = programs[0]
-        self.engine = Engine(
-            self.program,
-            self._cache,
+        cache = chosen.allocate(states, layout)
+        programs = [chosen.prepare(plan, cache) for plan in plans]
+        engine = Engine(
+            programs[0],
+            cache,
             self.spec.vocab,
             self.context,
             prefix_cache=prefix_cache,
@@ -161,17 +162,61 @@ class LLM:
         )
         self._scorers: dict[bool, api.Program] = {}
         if cache_dir is not None and prefix_cache:
-            key = cache_key(self.file.paths, plans, layout, self.backend)
-            self.engine.keep_on_disk(Path(cache_dir).expanduser(), key, cache_bytes)
-        self.memory = Memory(self.backend.weight_bytes, self._cache.n_bytes, arena_bytes)
+            key = cache_key(self.file.paths, plans, layout, chosen)
+            engine.keep_on_disk(Path(cache_dir).expanduser(), key, cache_bytes)
+        self.memory = Memory(chosen.weight_bytes, cache.n_bytes, arena_bytes)
+        self._loaded = _Loaded(placed, cache, programs[0], engine, EngineWorker(engine))
 
-    @cached_property
+    @property
+    def _open(self) -> _Loaded:
+        """The loaded model. Raises RequestError after `close`."""
+        if self._loaded is None:
+            raise closed_error()
+        return self._loaded
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, which one thread owns: run nothing on it while requests run."""
+        return self._open.engine
+
+    @property
+    def backend(self) -> api.Backend:
+        """The backend that runs the model."""
+        return self._open.placed.backend
+
+    @property
+    def placed(self) -> placing.Placed:
+        """Which part of the model is on which device."""
+        return self._open.placed
+
+    @property
+    def program(self) -> api.Program:
+        """The program of sequences up to the plain context."""
+        return self._open.program
+
+    @property
     def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, which goes on working after `close`.
+
+        Raises FormatError when the file's tokenizer is damaged.
+        """
+        built: Tokenizer | None = self.__dict__.get("_tokenizer")
+        return built or self._build("_tokenizer", self._make_tokenizer)
+
+    def _make_tokenizer(self) -> Tokenizer:
         metadata: Mapping[str, Any] = self.file.metadata
         if self._chat_template is not None:  # and none of those that a file may name beside it
             own = {"tokenizer.chat_template": self._chat_template, "tokenizer.chat_templates": []}
             metadata = {**metadata, **own}
         return Tokenizer.from_metadata(metadata, str(self.path))
+
+    def _build(self, name: str, make: Callable[[], T]) -> T:
+        """Return the attribute `name`; the first thread to ask makes it, once."""
+        _ = self._open
+        with self._lazy:
+            if name not in self.__dict__:
+                self.__dict__[name] = make()
+            return cast(T, self.__dict__[name])
 
     @cached_property
     def sampling(self) -> dict[str, Any]:
@@ -179,10 +224,10 @@ class LLM:
         them."""
         return recommended(self.file.metadata)
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate:
         """The model's chat template. Raises TemplateError when it has none."""
-        return ChatTemplate.from_tokenizer(self.tokenizer)
+        return self._build("_template", lambda: ChatTemplate.from_tokenizer(self.tokenizer))
 
     # -- generation -----------------------------------------------------------------------------
 
@@ -196,9 +241,9 @@ class LLM:
         """
         return self._grammars.constraint(kind, source)
 
-    @cached_property
+    @property
     def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self.spec.vocab)
+        return self._build("_grammar_maker", lambda: Grammars(self.tokenizer, self.spec.vocab))
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, and comes first
@@ -230,15 +275,9 @@ class LLM:
         """
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
             one = cast("str | Seq[int]", prompt)
-            return self._complete([self._submit(one, params, constraint, thinking)])[0]
+            return self._complete([self._request(one, params, constraint, thinking)])[0]
         prompts = cast("Seq[str | Seq[int]]", prompt)
-        answers: list[_Answer] = []
-        try:
-            answers.extend(self._submit(p, params) for p in prompts)
-            return self._complete(answers)
-        finally:
-            for answer in answers:
-                self.engine.cancel(answer.sequence)
+        return self._complete([self._request(each, params) for each in prompts])
 
     def chat(
         self,
@@ -256,7 +295,7 @@ class LLM:
         Raises TemplateError when the model has no template or the template refuses the messages.
         """
         ids = self.render(messages, tools=tools, **template_args)
-        return self._complete([self._submit(ids, params, constraint, thinking)])[0]
+        return self._complete([self._request(ids, params, constraint, thinking)])[0]
 
     def stream(
         self,
@@ -267,18 +306,19 @@ class LLM:
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
         **template_args: Any,
-    ) -> Iterator[Chunk]:
-        """Yields the answer as it grows; a list of messages is rendered by the model's template.
+    ) -> Stream:
+        """Return an iterator of the answer's chunks, which come as the answer grows.
 
-        A chunk without text comes after each step of a long prompt. Closing the iterator cancels
-        the request.
+        A list of messages is rendered by the model's template. A chunk without text comes after
+        each step of a long prompt. `close` of the iterator, or dropping it, cancels the request.
         """
         if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
             prompt = self.render(cast(Messages, prompt), tools=tools, **template_args)
         ids = cast("str | Seq[int]", prompt)
-        chunks = self._stream(self._submit(ids, params, constraint, thinking))
-        next(chunks)  # from here on closing it, or letting go of it, cancels the request
-        return chunks
+        task = StreamTask(self._request(ids, params, constraint, thinking), self.tokenizer)
+        worker = self._open.worker
+        worker.start(task)
+        return Stream(worker, task)
 
     def render(
         self,
@@ -290,24 +330,29 @@ class LLM:
         """Token ids of a conversation, up to where the answer begins."""
         return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
 
-    def _submit(
+    def _request(
         self,
         prompt: str | Seq[int],
         params: SamplingParams | None,
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
-    ) -> _Answer:
+    ) -> Request:
+        """Return `prompt` and its settings as the engine takes them."""
+        _ = self._open
         params = params or SamplingParams(**self.sampling)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        sequence = self.engine.submit(
-            ids,
+        return Request(
+            self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
             params,
-            end_tokens=self.tokenizer.eog_ids,
-            dry_breakers=self.dry_breakers(params),
-            constraint=constraint,
-            thinking=thinking,
+            self.tokenizer.eog_ids,
+            self.dry_breakers(params),
+            constraint,
+            thinking,
         )
-        return _Answer(sequence, StreamDecoder(self.tokenizer, params.stop))
+
+    def _complete(self, requests: list[Request]) -> list[Completion]:
+        task = CompletionTask(requests, self.tokenizer)
+        self._open.worker.run(task)
+        return task.completions()
 
     def dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """The DRY breakers of a request as token ids; a walk over the vocabulary the first time."""
@@ -315,46 +360,18 @@ class LLM:
             return ()
         return self._breaker_sequences(params.dry_sequence_breakers)
 
-    @cached_property
+    @property
     def _breaker_sequences(self) -> Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]:
+        return self._build("_breakers", self._make_breaker_sequences)
+
+    def _make_breaker_sequences(
+        self,
+    ) -> Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]:
         tokenizer = self.tokenizer
         vocabulary = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
         encode = partial(tokenizer.encode, add_special=False)
         # Bounded: clients of a server choose them.
         return lru_cache(16)(lambda breakers: breaker_sequences(breakers, vocabulary, encode))
-
-    def _stream(self, answer: _Answer) -> Iterator[Chunk]:
-        held: list[int] = []  # tokens whose text is not settled yet
-        try:
-            yield Chunk("", [])
-            while not answer.ended:
-                self.engine.step()
-                fresh, text = answer.take(self.engine)
-                if answer.sequence.error is not None:
-                    raise answer.sequence.error
-                held += fresh
-                if text or answer.ended or not fresh:
-                    ended = answer.ended
-                    timings = answer.sequence.timings() if ended else None
-                    yield Chunk(text, held, answer.finish_reason if ended else None, timings)
-                    held = []
-        finally:
-            self.engine.cancel(answer.sequence)
-            self.engine.settle()
-
-    def _complete(self, answers: list[_Answer]) -> list[Completion]:
-        try:
-            while not all(a.ended for a in answers):
-                self.engine.step()
-                for answer in answers:
-                    answer.take(self.engine)
-                    if answer.sequence.error is not None:
-                        raise answer.sequence.error
-        finally:
-            for answer in answers:
-                self.engine.cancel(answer.sequence)
-            self.engine.settle()
-        return [a.completion() for a in answers]
 
     # -- embeddings -----------------------------------------------------------------------------
 
@@ -379,34 +396,27 @@ class LLM:
                 "an embedding is one row for each of them",
                 "choose mean, cls or last",
             )
-        sequences: list[Sequence] = []
-        pools: list[Pooled] = []
-        try:
-            for text in [texts] if isinstance(texts, str) else texts:
-                ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-                pools.append(Pooled(how))
-                sequences.append(self.engine.submit(ids, _NO_ANSWER, readout=pools[-1]))
-            while any(s.finish_reason is None for s in sequences):
-                self.engine.step()
-            for s in sequences:
-                if s.error is not None:
-                    raise s.error
-        finally:
-            for s in sequences:
-                self.engine.cancel(s)
+        worker, tokenizer = self._open.worker, self.tokenizer
+        prompts = [
+            tokenizer.encode(text) if isinstance(text, str) else list(text)
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
+        pools = [Pooled(how) for _ in prompts]
+        worker.run(EmbeddingTask(prompts, pools))
         rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]
         return np.array(rows, np.float32).reshape(len(rows), dimensions or self.spec.hidden)
 
     def _prepare_hidden(self, extended: bool) -> api.Program:
         n = self.plan.max_tokens
-        plan = self._plan(hidden_graph(self._graphs[extended]), n, n)
-        return self.backend.prepare(plan, self._cache)
+        plan = _plan(self.backend, hidden_graph(self._graphs[extended]), n, n)
+        return self.backend.prepare(plan, self._open.cache)
 
     # -- scoring --------------------------------------------------------------------------------
 
     def logits(self, ids: Seq[int]) -> FloatArray:
         """Logits float32 [tokens, vocab] after each token of a prompt."""
-        return np.concatenate(list(self._score([list(ids)])), axis=0)
+        worker, prompt = self._open.worker, list(ids)
+        return worker.call(lambda engine: np.concatenate(list(self._score(engine, prompt))))
 
     def perplexity(
         self,
@@ -421,6 +431,7 @@ class LLM:
         window / 2 tokens before it. A tail shorter than a window is left out, as llama.cpp does.
         Raises RequestError when the text is shorter than one window.
         """
+        worker = self._open.worker
         ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
         if not 2 <= window <= self.context:
             raise RequestError(
@@ -438,79 +449,82 @@ class LLM:
         total, count = 0.0, 0
         for i in range(n_windows):
             part = ids[i * window : (i + 1) * window]
-            context = part if bos is None else [bos, *part[1:]]
-            row = 0
-            for logits in self._score([context]):
-                for r in range(max(row, window // 2), min(row + len(logits), window - 1)):
-                    x = logits[r - row].astype(np.float64)
-                    top = x.max()
-                    total += top + np.log(np.exp(x - top).sum()) - x[part[r + 1]]
-                    count += 1
-                row += len(logits)
+            if bos is not None:
+                part[0] = bos
+            nll, n = worker.call(partial(self._second_half, ids=part))
+            total, count = total + nll, count + n
             if progress is not None:
                 progress(i + 1, n_windows)
         return float(np.exp(total / count))
 
-    def _plan(
-        self, graph: Graph, max_tokens: int, max_outputs: int, *, draws: bool = False
-    ) -> api.Plan:
-        return make_plan(
-            graph, self.backend, max_tokens=max_tokens, max_outputs=max_outputs, draws=draws
-        )
+    def _second_half(self, engine: Engine, ids: list[int]) -> tuple[float, int]:
+        """Return the summed negative log-likelihood of the later half of `ids`, and its length."""
+        total, count, row = 0.0, 0, 0
+        for logits in self._score(engine, ids):
+            for r in range(max(row, len(ids) // 2), min(row + len(logits), len(ids) - 1)):
+                x = logits[r - row].astype(np.float64)
+                top = x.max()
+                total += top + np.log(np.exp(x - top).sum()) - x[ids[r + 1]]
+                count += 1
+            row += len(logits)
+        return total, count
 
-    def _scorer(self, n_tokens: int) -> api.Program:
-        """A program that returns logits of every row of such a sequence, beside those of the
-        engine."""
-        extended = n_tokens > self.engine.plain_context
+    def _scorer(self, extended: bool) -> api.Program:
+        """Return a program that gives logits of every row, beside those of the engine."""
         if extended not in self._scorers:
             n = self.plan.max_tokens
-            plan = self._plan(self._graphs[extended], n, n)
-            self._scorers[extended] = self.backend.prepare(plan, self._cache)
+            plan = _plan(self.backend, self._graphs[extended], n, n)
+            self._scorers[extended] = self.backend.prepare(plan, self._open.cache)
         return self._scorers[extended]
 
-    def _score(self, prompts: list[list[int]]) -> Iterator[FloatArray]:
-        """Logits of all tokens, a chunk at a time; valid until the next chunk."""
-        pool = self.engine.pool
-        for ids in prompts:
-            if not 0 < len(ids) <= self.context:
-                raise RequestError(
-                    f"cannot score {len(ids)} tokens",
-                    f"the context holds 1 to {self.context}",
-                    "score fewer tokens, or load with a larger context",
+    def _score(self, engine: Engine, ids: list[int]) -> Iterator[FloatArray]:
+        """Yield the logits after each of `ids`, a chunk of rows at a time, in the engine's thread.
+
+        The rows are valid until the next chunk. Raises RequestError.
+        """
+        if not 0 < len(ids) <= self.context:
+            raise RequestError(
+                f"cannot score {len(ids)} tokens",
+                f"the context holds 1 to {self.context}",
+                "score fewer tokens, or load with a larger context",
+            )
+        if not 0 <= min(ids) <= max(ids) < self.spec.vocab:
+            raise RequestError(
+                "cannot score the tokens",
+                f"an id lies outside the vocabulary of {self.spec.vocab}",
+            )
+        pool, program = engine.pool, self._scorer(len(ids) > engine.plain_context)
+        blocks = zip(pool.most(len(ids)), pool.available, strict=True)
+        if pool.available_slots == 0 or any(most > available for most, available in blocks):
+            engine.make_room()
+        with pool.borrow() as holding:
+            for at in range(0, len(ids), self.plan.max_tokens):
+                part = np.array(ids[at : at + self.plan.max_tokens], np.int32)
+                rows = np.arange(len(part), dtype=np.int32)
+                pool.trim(holding, at)
+                pool.grow(holding, at + len(part))
+                step = Step(
+                    ids=part,
+                    positions=rows + np.int32(at),
+                    sequence=np.zeros(len(part), np.int32),
+                    output_rows=rows,
+                    seq_start=np.array([0, len(part)], np.int32),
+                    state_slot=np.array([holding.slot], np.int32),
+                    tables=tuple(np.array([table], np.int32) for table in holding.tables),
                 )
-            if not 0 <= min(ids) <= max(ids) < self.spec.vocab:
-                raise RequestError(
-                    "cannot score the tokens",
-                    f"an id lies outside the vocabulary of {self.spec.vocab}",
-                )
-            with pool.borrow() as holding:
-                for at in range(0, len(ids), self.plan.max_tokens):
-                    part = np.array(ids[at : at + self.plan.max_tokens], np.int32)
-                    rows = np.arange(len(part), dtype=np.int32)
-                    pool.trim(holding, at)
-                    pool.grow(holding, at + len(part))
-                    step = Step(
-                        ids=part,
-                        positions=rows + np.int32(at),
-                        sequence=np.zeros(len(part), np.int32),
-                        output_rows=rows,
-                        seq_start=np.array([0, len(part)], np.int32),
-                        state_slot=np.array([holding.slot], np.int32),
-                        tables=tuple(np.array([table], np.int32) for table in holding.tables),
-                    )
-                    yield self._scorer(len(ids)).step(step).copy()
+                yield program.step(step).copy()
 
     def close(self) -> None:
-        """Frees the model's memory; the object is of no use afterwards.
+        """Free the model's memory; requests that still run end with an error.
 
-        What the prefix cache has is in `cache_dir` then, if there is one.
+        With `cache_dir` the prefix cache is on disk when this returns. Closing twice is allowed.
         """
+        loaded, self._loaded = self._loaded, None
         try:
-            if "engine" in self.__dict__:
-                self.engine.close()
+            if loaded is not None:
+                loaded.worker.close()
         finally:
-            for name in ("program", "engine", "_scorers", "_cache", "backend", "placed"):
-                self.__dict__.pop(name, None)
+            self._scorers.clear()
             self.file.close()
 
     def __enter__(self) -> LLM:
@@ -520,51 +534,7 @@ class LLM:
         self.close()
 
 
-_NO_ANSWER = SamplingParams(max_tokens=0)
-
-
-class _Answer:
-    """A sequence and its text so far."""
-
-    def __init__(self, sequence: Sequence, decoder: StreamDecoder) -> None:
-        self.sequence, self._decoder = sequence, decoder
-        self._text: list[str] = []
-        self._taken = 0
-        self._finished = False
-
-    @property
-    def ended(self) -> bool:
-        return self._finished
-
-    @property
-    def finish_reason(self) -> str:
-        return "stop" if self._decoder.stopped is not None else str(self.sequence.finish_reason)
-
-    def take(self, engine: Engine) -> tuple[list[int], str]:
-        """New tokens and the text they settled; a stop string ends the sequence."""
-        if self._finished:
-            return [], ""
-        fresh = [each.token for each in self.sequence.sampled[self._taken :]]
-        text = ""
-        for token in fresh:
-            if token in self.sequence.end_tokens and not self.sequence.sampler.params.ignore_eos:
-                break
-            text += self._decoder.push(token)
-        self._taken += len(fresh)
-        if self._decoder.stopped is not None:
-            engine.cancel(self.sequence, "stop")
-        if self.sequence.finish_reason is not None:
-            text += self._decoder.finish()
-            self._finished = True
-        self._text.append(text)
-        return fresh, text
-
-    def completion(self) -> Completion:
-        wants = self.sequence.sampler.params.logprobs is not None
-        return Completion(
-            text="".join(self._text),
-            token_ids=self.sequence.generated,
-            finish_reason=self.finish_reason,
-            timings=self.sequence.timings(),
-            logprobs=list(self.sequence.sampled) if wants else None,
-        )
+def _plan(
+    backend: api.Backend, graph: Graph, max_tokens: int, max_outputs: int, *, draws: bool = False
+) -> api.Plan:
+    return make_plan(graph, backend, max_tokens=max_tokens, max_outputs=max_outputs, draws=draws)

@@ -34,7 +34,7 @@ PROMPT_TOKENS_BESIDE_STREAMS = 128
 
 
 class Engine:
-    """Runs requests on a program. Not thread-safe: one thread submits and steps.
+    """Runs requests on a program. Not thread-safe: see `zinc.engine.worker`.
 
     context: bounds prompt plus answer of a request, in tokens. prefix_cache: keep what was run for
     requests that begin alike, in at most `cache_bytes` of the cache (None: what is not in use).
@@ -250,6 +250,18 @@ class Engine:
                     gained += self._score(s, counts[s.id])
         return sorted(gained, key=lambda s: s.id)
 
+    def make_room(self) -> None:
+        """Preempt every running sequence, so that the caller can use the cache between two steps.
+
+        The step in flight is finished first. The sequences go on with the next steps.
+        """
+        flight, self._flight = self._flight, None
+        if flight is not None and flight.live:
+            self._give_out(flight)
+        for s in list(self._sequences.values()):
+            if s.holding is not None:
+                self._preempt(s)
+
     # -- who has a part of the cache ------------------------------------------------------------
 
     def _seat(self, tokens: dict[int, int]) -> tuple[list[Sequence], dict[int, int]]:
@@ -324,6 +336,10 @@ class Engine:
     def _land(self, flight: Flight) -> list[Sequence]:
         """Queues the step behind a flight, then gives out the tokens of the flight."""
         self._flight = self._follow(flight)
+        return self._give_out(flight)
+
+    def _give_out(self, flight: Flight) -> list[Sequence]:
+        """Wait for `flight`, give its tokens to their sequences, and return those sequences."""
         try:
             flight.wait()
         except Exception as error:

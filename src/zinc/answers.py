@@ -1,0 +1,247 @@
+"""Answers as text: what `LLM` returns, and how tokens become it in the engine's thread.
+
+Stop strings end a sequence, so tokens are decoded where the engine steps and not by the caller.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from zinc.engine.constraint import Constraint, Thinking
+from zinc.engine.engine import Engine
+from zinc.engine.readout import Pooled
+from zinc.engine.sampling import Sampled, SamplingParams
+from zinc.engine.sequence import Sequence, Timings
+from zinc.engine.worker import EngineWorker, Task
+from zinc.tokenizer import StreamDecoder, Tokenizer
+
+_NO_ANSWER = SamplingParams(max_tokens=0)
+# Chunks that a stream may be ahead of its reader: the engine runs while the reader prints, and
+# stops soon when the reader does.
+_CHUNKS_AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer. `finish_reason` is "stop" (an end token or stop string), "length" or "cancelled".
+
+    `logprobs` has one entry a token when the request asked for them.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    timings: Timings
+    logprobs: list[Sampled] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer; the last one carries `finish_reason` and `timings`."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt as token ids, and what `Engine.submit` is told about its answer."""
+
+    ids: Seq[int]
+    params: SamplingParams
+    end_tokens: Collection[int]
+    dry_breakers: Collection[Seq[int]] = ()
+    constraint: Constraint | None = None
+    thinking: Thinking | None = None
+
+    def submit(self, engine: Engine) -> Sequence:
+        """Submit the prompt to `engine`. Raises RequestError."""
+        return engine.submit(
+            self.ids,
+            self.params,
+            end_tokens=self.end_tokens,
+            dry_breakers=self.dry_breakers,
+            constraint=self.constraint,
+            thinking=self.thinking,
+        )
+
+
+class Answer:
+    """The text of a sequence so far."""
+
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+        self.sequence = sequence
+        self._decoder = StreamDecoder(tokenizer, sequence.sampler.params.stop)
+        self._text: list[str] = []
+        self._taken = 0
+        self.ended = False
+
+    @property
+    def finish_reason(self) -> str:
+        return "stop" if self._decoder.stopped is not None else str(self.sequence.finish_reason)
+
+    def take(self, engine: Engine) -> tuple[list[int], str]:
+        """Return new tokens and the text they settled; a stop string ends the sequence.
+
+        Raises the sequence's error.
+        """
+        if self.ended:
+            return [], ""
+        fresh = [each.token for each in self.sequence.sampled[self._taken :]]
+        text = ""
+        for token in fresh:
+            if token in self.sequence.end_tokens and not self.sequence.sampler.params.ignore_eos:
+                break
+            text += self._decoder.push(token)
+        self._taken += len(fresh)
+        if self._decoder.stopped is not None:
+            engine.cancel(self.sequence, "stop")
+        if self.sequence.error is not None:
+            raise self.sequence.error
+        if self.sequence.finish_reason is not None:
+            text += self._decoder.finish()
+            self.ended = True
+        self._text.append(text)
+        return fresh, text
+
+    def completion(self) -> Completion:
+        """Return the whole answer; call it when it has ended."""
+        wants = self.sequence.sampler.params.logprobs is not None
+        return Completion(
+            text="".join(self._text),
+            token_ids=self.sequence.generated,
+            finish_reason=self.finish_reason,
+            timings=self.sequence.timings(),
+            logprobs=list(self.sequence.sampled) if wants else None,
+        )
+
+
+class CompletionTask(Task):
+    """Runs `requests` in one batch, for their whole answers."""
+
+    def __init__(self, requests: Seq[Request], tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._requests, self._tokenizer = requests, tokenizer
+        self._answers: list[Answer] = []
+
+    def submit(self, engine: Engine) -> None:
+        for request in self._requests:
+            self.sequences.append(request.submit(engine))
+        self._answers = [Answer(s, self._tokenizer) for s in self.sequences]
+
+    def collect(self, engine: Engine) -> bool:
+        for answer in self._answers:
+            answer.take(engine)
+        return all(answer.ended for answer in self._answers)
+
+    def completions(self) -> list[Completion]:
+        """Return the answers in the order of the requests; call it when they have ended."""
+        return [answer.completion() for answer in self._answers]
+
+
+class EmbeddingTask(Task):
+    """Runs prompts of token ids up to the final norm; `pools[i]` reads the rows of `prompts[i]`."""
+
+    def __init__(self, prompts: Seq[Seq[int]], pools: Seq[Pooled]) -> None:
+        super().__init__()
+        self._prompts, self._pools = prompts, pools
+
+    def submit(self, engine: Engine) -> None:
+        for ids, pool in zip(self._prompts, self._pools, strict=True):
+            self.sequences.append(engine.submit(ids, _NO_ANSWER, readout=pool))
+
+
+class StreamTask(Task):
+    """Runs a request and puts its answer into `chunks` as it grows; None ends it."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._request, self._tokenizer = request, tokenizer
+        self._answer: Answer | None = None
+        self._held: list[int] = []  # tokens whose text is not settled yet
+        self._last: Chunk | None = None
+        self._n_put = self._n_taken = 0
+        self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+
+    @property
+    def wants_step(self) -> bool:
+        return self._n_put - self._n_taken < _CHUNKS_AHEAD
+
+    def take(self) -> tuple[Chunk | None, bool]:
+        """Return the next chunk, waiting for it, and whether the engine may be waiting for that.
+
+        Called by the reader.
+        """
+        chunk = self.chunks.get()
+        if chunk is None:
+            self.chunks.put(None)  # for a second thread that reads
+            if self._error is not None:
+                raise self._error
+            return None, False
+        self._n_taken += 1
+        return chunk, self._n_put - self._n_taken >= _CHUNKS_AHEAD - 1
+
+    def submit(self, engine: Engine) -> None:
+        self.sequences.append(self._request.submit(engine))
+        self._answer = Answer(self.sequences[0], self._tokenizer)
+
+    def collect(self, engine: Engine) -> bool:
+        assert self._answer is not None
+        fresh, text = self._answer.take(engine)
+        self._held += fresh
+        if self._answer.ended:
+            timings = self._answer.sequence.timings()
+            self._last = Chunk(text, self._held, self._answer.finish_reason, timings)
+        elif text or not fresh:  # an empty one is a step of a long prompt
+            self._put(Chunk(text, self._held))
+            self._held = []
+        return self._answer.ended
+
+    def end(self, error: BaseException | None) -> None:
+        if self._last is not None and error is None:
+            self._put(self._last)
+        super().end(error)
+        self.chunks.put(None)
+
+    def _put(self, chunk: Chunk) -> None:
+        self._n_put += 1
+        self.chunks.put(chunk)
+
+
+class Stream(Iterator[Chunk]):
+    """An answer that grows: an iterator of chunks, which any thread may read.
+
+    `close`, or dropping the last reference, cancels the request. The engine is at most a few
+    chunks ahead of the reader, unless it steps for other requests.
+    """
+
+    def __init__(self, worker: EngineWorker, task: StreamTask) -> None:
+        self._worker, self._task = worker, task
+        self._closed = False
+
+    def __next__(self) -> Chunk:
+        if self._closed:
+            raise StopIteration
+        try:
+            chunk, may_wait = self._task.take()
+        except Exception:
+            self._closed = True  # an error is raised once, as by a generator
+            raise
+        if chunk is None:
+            raise StopIteration
+        if may_wait:
+            self._worker.wake()
+        return chunk
+
+    def close(self) -> None:
+        """Cancel the request and wait until its memory is free; nothing happens at its end."""
+        self._closed = True
+        self._worker.stop(self._task)
+
+    def __del__(self) -> None:
+        self._worker.cancel(self._task)

@@ -1,0 +1,317 @@
+"""One `LLM` in several threads: answers as in one thread, and nobody disturbs anybody else."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from effort import examples
+
+import zinc
+from zinc import LLM, SamplingParams
+from zinc.core.errors import RequestError
+from zinc.engine.engine import Engine
+
+SOURCE = str(Path(zinc.__file__).parent.parent)
+PATIENCE_S = 60
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+SEEDED = SamplingParams(seed=7, max_tokens=16)
+LONG = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
+PROMPTS = [f"{start} number {i}" for i in range(4) for start in ("A dog", "The ship", "Once upon")]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(backend="cpu", threads=2, context=512) as model:
+        yield model
+
+
+def wait_for(condition):
+    until = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.005)
+    assert condition()
+
+
+def answers(llm: LLM, first: int) -> list[object]:
+    """Whole, streamed and several answers, an embedding, logits and a perplexity."""
+    prompts = PROMPTS[first:] + PROMPTS[:first]
+    found: list[object] = [llm.generate(prompts[0], GREEDY).token_ids]
+    found.append(llm.generate(prompts[1], SEEDED).token_ids)
+    found.append([t for c in llm.stream(prompts[2], SEEDED) for t in c.token_ids])
+    found.append([a.text for a in llm.generate(prompts[3:5], GREEDY)])
+    found.append(llm.chat([{"role": "user", "content": prompts[5]}], GREEDY).text)
+    found.append(llm.embed(prompts[:2]).tobytes())
+    found.append(llm.logits(llm.tokenizer.encode(prompts[6])).tobytes())
+    found.append(llm.perplexity(" ".join(prompts), window=16))
+    return found
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.every)])
+def test_eight_threads_get_the_answers_of_one(llm, times):
+    want = [answers(llm, first) for first in range(8)]
+    for _ in range(times):
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda first: answers(llm, first), range(8))) == want
+    assert llm.engine.idle
+    llm.engine.pool.check()
+
+
+def test_requests_of_several_threads_share_steps(llm, monkeypatch):
+    sizes, step = [], Engine.step
+
+    def counted(engine):
+        gained = step(engine)
+        sizes.append(len(gained))
+        return gained
+
+    monkeypatch.setattr(Engine, "step", counted)
+    together = threading.Barrier(4)
+
+    def work(i: int) -> None:
+        together.wait()
+        llm.generate(PROMPTS[i], SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert max(sizes) == 4
+    assert len(sizes) < 4 * 64
+
+
+def test_scoring_takes_the_cache_from_those_who_run(monkeypatch):
+    """A window as long as the context, while eight answers hold all of the cache."""
+    full, go, preempted = threading.Event(), threading.Event(), []
+    step, preempt = Engine.step, Engine._preempt
+
+    def held(engine):
+        gained = step(engine)
+        if engine.pool.available == (0,):
+            full.set()
+            assert go.wait(PATIENCE_S)
+        return gained
+
+    def counted(engine, sequence):
+        preempted.append(sequence)
+        preempt(engine, sequence)
+
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = [f"{i} {'word ' * 50}" for i in range(8)]  # each grows to two blocks of sixteen
+    text = " ".join(PROMPTS * 3)
+    with LLM(backend="cpu", threads=2, context=128, prefix_cache=False) as llm:
+        want = [llm.generate(prompt, params).token_ids for prompt in prompts]
+        perplexity = llm.perplexity(text, window=128)
+        monkeypatch.setattr(Engine, "step", held)
+        monkeypatch.setattr(Engine, "_preempt", counted)
+        with ThreadPoolExecutor(2) as pool:
+            answers = pool.submit(llm.generate, prompts, params)
+            assert full.wait(PATIENCE_S)
+            score = pool.submit(llm.perplexity, text, window=128)
+            wait_for(lambda: not llm._open.worker._calls.empty())
+            go.set()
+            assert score.result(PATIENCE_S) == perplexity
+            assert [a.token_ids for a in answers.result(PATIENCE_S)] == want
+    assert len(preempted) == 8
+
+
+def test_a_request_that_fails_disturbs_no_other(llm):
+    want = llm.generate(PROMPTS[0], GREEDY).token_ids
+
+    def fail(_: int) -> None:
+        with pytest.raises(RequestError, match="outside the vocabulary"):
+            llm.generate([10**6], GREEDY)
+        with pytest.raises(RequestError, match="too long"):
+            llm.generate([5] * 5000, GREEDY)
+
+    with ThreadPoolExecutor(4) as pool:
+        failures = [pool.submit(fail, i) for i in range(8)]
+        assert llm.generate(PROMPTS[0], GREEDY).token_ids == want
+        for each in failures:
+            each.result(PATIENCE_S)
+    assert llm.engine.idle
+
+
+def test_a_bug_in_a_step_is_raised_and_the_model_goes_on(llm, monkeypatch):
+    with monkeypatch.context() as fault:
+        fault.setattr(Engine, "_step", lambda engine: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate("hi", GREEDY)
+        with pytest.raises(ZeroDivisionError):
+            list(llm.stream("hi", GREEDY))
+    assert llm.engine.idle
+    assert llm.generate("hi", GREEDY).token_ids
+
+
+def test_ctrl_c_in_the_main_thread_leaves_the_model_usable(llm):
+    want = llm.generate(PROMPTS[0], GREEDY).token_ids
+    long = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+    whole = llm.generate(PROMPTS[1], long).token_ids
+    for i in range(examples(12)):
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(llm.generate, PROMPTS[1], long)
+            timer = threading.Timer(0.007 * i, _thread.interrupt_main)
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+                timer.start()
+                while True:
+                    llm.generate("Once upon", LONG)
+            assert other.result(PATIENCE_S).token_ids == whole
+        assert llm.generate(PROMPTS[0], GREEDY).token_ids == want
+    wait_for(lambda: llm.engine.idle)
+    llm.engine.pool.check()
+
+
+def test_a_stream_that_is_dropped_by_the_garbage_collector_is_cancelled(llm):
+    """In a cycle, so that it is found in whatever thread the collector runs."""
+    cycle: list[object] = [llm.stream("Once upon a time", LONG)]
+    cycle.append(cycle)
+    next(cycle[0])
+    del cycle
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(gc.collect).result(PATIENCE_S)
+    wait_for(lambda: llm.engine.idle)
+
+
+def test_a_stream_is_read_and_closed_in_other_threads(llm):
+    want = llm.generate("Once upon a time", GREEDY).token_ids
+    stream = llm.stream("Once upon a time", GREEDY)
+    with ThreadPoolExecutor(1) as pool:
+        first = next(stream)
+        rest = pool.submit(list, stream).result(PATIENCE_S)
+    assert [t for c in [first, *rest] for t in c.token_ids] == want
+    stream = llm.stream("Once upon a time", LONG)
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(stream.close).result(PATIENCE_S)
+    assert llm.engine.idle
+    assert list(stream) == []
+
+
+def test_a_stream_that_nobody_reads_stops(llm):
+    stream = llm.stream("Once upon a time", LONG)
+    next(stream)
+    (sequence,) = llm.engine._sequences.values()
+    time.sleep(0.1)
+    n = sequence.n_generated
+    assert n < 20
+    time.sleep(0.1)
+    assert sequence.n_generated == n
+    stream.close()
+
+
+def test_close_ends_what_runs_with_an_error():
+    llm = LLM(backend="cpu", threads=2)
+    begun = threading.Barrier(4)
+
+    def use(i: int) -> str:
+        with pytest.raises(RequestError) as caught:  # noqa: PT012
+            begun.wait()
+            while True:
+                llm.generate(PROMPTS[i], LONG)
+        return str(caught.value)
+
+    stream = llm.stream("Once upon a time", LONG)
+    next(stream)
+    with ThreadPoolExecutor(3) as pool:
+        users = [pool.submit(use, i) for i in range(3)]
+        begun.wait()
+        wait_for(lambda: llm.engine.n_waiting == 0 and len(llm.engine._sequences) == 4)
+        llm.close()
+        errors = {each.result(PATIENCE_S) for each in users}
+    assert all(error.startswith("the model is closed") for error in errors)
+    with pytest.raises(RequestError, match="the model is closed"):
+        list(stream)
+    stream.close()
+
+
+def test_close_from_several_threads():
+    llm = LLM(backend="cpu", threads=2)
+    llm.generate("hi", GREEDY)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: llm.close(), range(4)))
+
+
+def test_a_model_that_is_let_go_of_is_freed_with_its_thread():
+    before = threading.active_count()
+    llm = LLM(backend="cpu", threads=2)
+    llm.generate("hi", GREEDY)
+    assert threading.active_count() == before + 1
+    freed = weakref.ref(llm)
+    del llm
+    wait_for(lambda: gc.collect() >= 0 and freed() is None)
+    wait_for(lambda: threading.active_count() == before)
+
+
+SCRIPT = """
+from zinc import LLM, SamplingParams
+llm = LLM(backend="cpu", threads=2)
+stream = llm.stream("Once upon a time", SamplingParams(max_tokens=3000, ignore_eos=True))
+print(next(stream).text is not None)
+"""
+
+
+def test_a_program_may_end_with_a_stream_half_read():
+    found = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=PATIENCE_S,
+        env={"PYTHONPATH": SOURCE}, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout, found.stderr) == (0, "True\n", "")
+
+
+def test_the_first_use_builds_what_all_threads_share_once():
+    with LLM(backend="cpu", threads=2) as llm, ThreadPoolExecutor(8) as pool:
+        assert len({id(each) for each in pool.map(lambda _: llm.tokenizer, range(8))}) == 1
+        assert len({id(each) for each in pool.map(lambda _: llm.template, range(8))}) == 1
+
+
+CALLS = {
+    "generate": lambda llm: llm.generate("hi"),
+    "generate several": lambda llm: llm.generate(["hi", "ho"]),
+    "chat": lambda llm: llm.chat([{"role": "user", "content": "hi"}]),
+    "stream": lambda llm: llm.stream("hi"),
+    "render": lambda llm: llm.render([{"role": "user", "content": "hi"}]),
+    "embed": lambda llm: llm.embed("hi"),
+    "logits": lambda llm: llm.logits([1, 2]),
+    "perplexity": lambda llm: llm.perplexity([1] * 600),
+    "constraint": lambda llm: llm.constraint("regex", "a+"),
+    "dry_breakers": lambda llm: llm.dry_breakers(SamplingParams(dry_multiplier=1)),
+    "template": lambda llm: llm.template,
+    "tokenizer": lambda llm: llm.tokenizer,
+    "engine": lambda llm: llm.engine,
+    "backend": lambda llm: llm.backend,
+    "program": lambda llm: llm.program,
+    "placed": lambda llm: llm.placed,
+}
+
+
+@pytest.mark.parametrize("was_used", [False, True])
+def test_every_use_of_a_closed_model_says_that_it_is_closed(was_used):
+    llm = LLM(backend="cpu", threads=2)
+    if was_used:
+        tokenizer = llm.tokenizer
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY)
+        assert np.isfinite(llm.logits([1, 2])).all()
+    llm.close()
+    llm.close()
+    for name, call in CALLS.items():
+        if was_used and name == "tokenizer":
+            continue  # it needs no engine: answers can still be decoded
+        with pytest.raises(RequestError, match="the model is closed"):
+            call(llm)
+    assert llm.context > 0
+    if was_used:
+        assert tokenizer.encode("hi")
+
+
+def test_a_with_block_closes_after_an_error():
+    with pytest.raises(KeyError), LLM(backend="cpu", threads=2) as llm:
+        raise KeyError
+    with pytest.raises(RequestError, match="the model is closed"):
+        llm.generate("hi")
