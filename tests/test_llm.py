@@ -217,3 +217,99 @@ def test_the_public_names_are_these():
     assert zinc.__all__ == names
     for name in names:
         assert getattr(zinc, name)
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda llm: llm.chat("hi"), RequestError, r"messages is a str: .*chat\(\[\{"),
+        (lambda llm: llm.chat(HELLO[0]), RequestError, "messages is a dict"),
+        (lambda llm: llm.stream(HELLO[0]), RequestError, "messages is a dict"),
+        (lambda llm: llm.chat(["hi"]), RequestError, r"messages\[0\] is a str"),
+        (lambda llm: llm.chat([{"content": "hi"}]), RequestError, r"messages\[0\] has no role"),
+        (
+            lambda llm: llm.chat([*HELLO, {"role": "usr", "content": "hi"}]),
+            RequestError,
+            r"messages\[1\] has the role 'usr': .*Write 'user'",
+        ),
+        (
+            lambda llm: llm.render([{"role": None, "content": "hi"}]),
+            RequestError,
+            "has the role None",
+        ),
+        (lambda llm: llm.generate(HELLO), RequestError, "a list of messages.*Call chat"),
+        (lambda llm: llm.generate(None), RequestError, "the prompt is None"),
+        (lambda llm: llm.generate(b"hi"), RequestError, "the prompt is a bytes"),
+        (lambda llm: llm.stream(["hi", "ho"]), RequestError, "a stream has one prompt"),
+        (
+            lambda llm: llm.generate("x", {"max_tokens": 5}),
+            RequestError,
+            r"params is a dict: .*SamplingParams\(max_tokens=5\), or .*keywords: max_tokens=5",
+        ),
+        (lambda llm: llm.generate("x", 5), RequestError, "params is an int"),
+        (lambda llm: llm.chat(HELLO, {"top_k": 5}), RequestError, "params is a dict"),
+        (lambda llm: llm.generate("x", max_token=5), TypeError, "did you mean 'max_tokens'"),
+        (lambda llm: llm.generate("x", enable_thinking=True), TypeError, "'enable_thinking'"),
+        (lambda llm: llm.chat(HELLO, max_token=5), TypeError, "did you mean 'max_tokens'"),
+        (lambda llm: llm.stream(HELLO, temprature=1), TypeError, "did you mean 'temperature'"),
+        (lambda llm: llm.stream("x", colour=1), TypeError, "'colour'"),
+        (lambda llm: llm.generate("x", top_p=3), RequestError, "top_p is 3"),
+        (lambda llm: llm.generate([5] * 5000), RequestError, "with a larger `context=`"),
+        (lambda llm: llm.logits([5] * 5000), RequestError, "with a larger `context=`"),
+        (lambda llm: llm.perplexity("hi"), RequestError, "a smaller `window=`"),
+    ],
+)
+def test_a_wrong_argument_is_told_in_words_of_python(llm, call, error, message):
+    with pytest.raises(error, match=message):
+        call(llm)
+    assert llm.engine.idle
+
+
+def test_fields_of_the_sampling_may_be_keywords(llm):
+    want = llm.generate("Once upon a time", GREEDY)
+    assert llm.generate("Once upon a time", temperature=0, max_tokens=24).text == want.text
+    assert llm.generate("Once upon a time", GREEDY, max_tokens=3).token_ids == want.token_ids[:3]
+    both = llm.generate(["Once upon a time", "A dog"], temperature=0, max_tokens=24)
+    assert both[0].text == want.text
+    chunks = llm.stream("Once upon a time", temperature=0, max_tokens=24)
+    assert "".join(c.text for c in chunks) == want.text
+    whole = llm.chat(HELLO, GREEDY, enable_thinking=False)
+    assert llm.chat(HELLO, temperature=0, max_tokens=24, enable_thinking=False).text == whole.text
+    chunks = llm.stream(HELLO, temperature=0, max_tokens=24, enable_thinking=False)
+    assert "".join(c.text for c in chunks) == whole.text
+    stop = want.text.split()[4]
+    assert llm.generate("Once upon a time", GREEDY, stop=stop).finish_reason == "stop"
+
+
+def test_ids_may_be_an_array(llm):
+    ids = llm.tokenizer.encode("Once upon a time")
+    assert llm.generate(np.array(ids), GREEDY).text == llm.generate(ids, GREEDY).text
+
+
+def test_a_role_that_the_template_names_is_taken():
+    source = (
+        "{% for m in messages %}{% if m.role == 'critic' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    with LLM(backend="ref", context=256, chat_template=source) as llm:
+        critic = [{"role": "critic", "content": "Hi"}, {"role": "ipython", "content": "x"}]
+        assert llm.render(critic) == llm.tokenizer.encode("Hi")
+        with pytest.raises(RequestError, match="'poet'"):
+            llm.render([{"role": "poet", "content": "Hi"}])
+
+
+def test_a_hint_names_options_to_those_who_started_a_command():
+    error = RequestError("no room", "", "choose {context=4096} or less, or {kv_dtype=q8_0}")
+    assert error.in_options() == "no room. Choose --context 4096 or less, or --kv-dtype q8_0."
+    assert str(error) == 'no room. Choose `context=4096` or less, or `kv_dtype="q8_0"`.'
+    error = RequestError("no {context}", "", "leave {gpu_layers} out, or try {rope_scaling=yarn}")
+    assert error.in_options() == "no {context}. Leave --gpu-layers out, or try --rope-scaling yarn."
+    assert "`Placement(gpu_layers=...)`" in str(error)
+    assert '`rope=RopeScaling("yarn")`' in str(error)
+
+
+def test_the_command_names_options(capsys):
+    assert main(["run", "word " * 400, "-c", "256"]) == 1
+    assert "with a larger --context" in capsys.readouterr().err

@@ -30,6 +30,13 @@ from zinc.answers import (
     Stream,
     StreamTask,
 )
+from zinc.arguments import (
+    check_messages,
+    is_conversation,
+    is_one_prompt,
+    sampling_params,
+    take_sampling,
+)
 from zinc.backends import api
 from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
@@ -246,18 +253,22 @@ class LLM:
         return self._build("_grammar_maker", lambda: Grammars(self.tokenizer, self.spec.vocab))
 
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, and comes first
+    def generate(  # a str is a sequence of str, and comes first
         self,
         prompt: str | Seq[int],
         params: SamplingParams | None = None,
         *,
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
+        **sampling: Any,
     ) -> Completion: ...
 
     @overload
     def generate(
-        self, prompt: Seq[str] | Seq[Seq[int]], params: SamplingParams | None = None
+        self,
+        prompt: Seq[str] | Seq[Seq[int]],
+        params: SamplingParams | None = None,
+        **sampling: Any,
     ) -> list[Completion]: ...
 
     def generate(
@@ -267,13 +278,17 @@ class LLM:
         *,
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
+        **sampling: Any,
     ) -> Completion | list[Completion]:
-        """Continues a prompt, or each of several prompts in one batch.
+        """Continue a prompt, or each of several prompts in one batch.
 
         A prompt is text (special tokens in it stay text, BOS is added where the model wants it) or
-        token ids as they are. A constraint (from `constraint`) belongs to one answer.
+        token ids as they are. `sampling` holds fields of SamplingParams, in place of `params` or
+        beside it: `generate(prompt, max_tokens=50)`. A constraint (from `constraint`) belongs to
+        one answer.
         """
-        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
+        params = sampling_params(params, sampling, self.sampling)
+        if is_one_prompt(prompt):
             one = cast("str | Seq[int]", prompt)
             return self._complete([self._request(one, params, constraint, thinking)])[0]
         prompts = cast("Seq[str | Seq[int]]", prompt)
@@ -287,14 +302,16 @@ class LLM:
         tools: Seq[Mapping[str, Any]] | None = None,
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
-        **template_args: Any,
+        **arguments: Any,
     ) -> Completion:
-        """Answers a conversation: messages with "role" and "content", rendered by the model's
-        template. `template_args` (`enable_thinking`, ...) are passed on to it.
+        """Answer a conversation: a list of messages with "role" and "content".
 
-        Raises TemplateError when the model has no template or the template refuses the messages.
+        `arguments` are fields of SamplingParams, in place of `params` or beside it, and arguments
+        of the model's template (`enable_thinking`, ...). Raises RequestError for a message that is
+        none, TemplateError when the model has no template or the template refuses the messages.
         """
-        ids = self.render(messages, tools=tools, **template_args)
+        params = sampling_params(params, take_sampling(arguments, self.template), self.sampling)
+        ids = self.render(messages, tools=tools, **arguments)
         return self._complete([self._request(ids, params, constraint, thinking)])[0]
 
     def stream(
@@ -305,15 +322,22 @@ class LLM:
         tools: Seq[Mapping[str, Any]] | None = None,
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
-        **template_args: Any,
+        **arguments: Any,
     ) -> Stream:
         """Return an iterator of the answer's chunks, which come as the answer grows.
 
-        A list of messages is rendered by the model's template. A chunk without text comes after
-        each step of a long prompt. `close` of the iterator, or dropping it, cancels the request.
+        A list of messages is rendered by the model's template; `arguments` are those of `chat`. A
+        chunk without text comes after each step of a long prompt. `close` of the iterator, or
+        dropping it, cancels the request.
         """
-        if not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            prompt = self.render(cast(Messages, prompt), tools=tools, **template_args)
+        template = self.template if is_conversation(prompt) else None
+        params = sampling_params(params, take_sampling(arguments, template), self.sampling)
+        if template is not None:
+            prompt = self.render(cast(Messages, prompt), tools=tools, **arguments)
+        elif not is_one_prompt(prompt):
+            raise RequestError(
+                "a stream has one prompt", "several were given", "call stream for each of them"
+            )
         ids = cast("str | Seq[int]", prompt)
         task = StreamTask(self._request(ids, params, constraint, thinking), self.tokenizer)
         worker = self._open.worker
@@ -327,19 +351,22 @@ class LLM:
         tools: Seq[Mapping[str, Any]] | None = None,
         **template_args: Any,
     ) -> list[int]:
-        """Token ids of a conversation, up to where the answer begins."""
+        """Return the token ids of a conversation, up to where the answer begins.
+
+        Raises RequestError for a message that is none.
+        """
+        check_messages(messages, self.template)
         return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
 
     def _request(
         self,
         prompt: str | Seq[int],
-        params: SamplingParams | None,
+        params: SamplingParams,
         constraint: Constraint | None = None,
         thinking: Thinking | None = None,
     ) -> Request:
         """Return `prompt` and its settings as the engine takes them."""
         _ = self._open
-        params = params or SamplingParams(**self.sampling)
         return Request(
             self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
             params,
@@ -443,7 +470,7 @@ class LLM:
             raise RequestError(
                 "the text is too short for a perplexity",
                 f"it has {len(ids)} tokens and a window takes {window}",
-                "use a longer text or a smaller --window",
+                "use a longer text or a smaller {window}",
             )
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         total, count = 0.0, 0
@@ -486,7 +513,7 @@ class LLM:
             raise RequestError(
                 f"cannot score {len(ids)} tokens",
                 f"the context holds 1 to {self.context}",
-                "score fewer tokens, or load with a larger context",
+                "score fewer tokens, or load the model with a larger {context}",
             )
         if not 0 <= min(ids) <= max(ids) < self.spec.vocab:
             raise RequestError(

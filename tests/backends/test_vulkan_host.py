@@ -494,7 +494,7 @@ def test_memory_that_runs_out_while_a_model_loads_is_given_back(monkeypatch):
         return allocate(*arguments) if left[0] > 0 else check(-2, "vkAllocateMemory")
 
     monkeypatch.setattr(opened.vk, "vkAllocateMemory", short)
-    with pytest.raises(MemoryLimitError, match="Use a smaller model, quantisation or --context"):
+    with pytest.raises(MemoryLimitError, match="Use a smaller model, quantisation or `context="):
         LLM(FIXTURES / "qwen3.gguf", backend="vulkan", context=128)
     left[0] = 1 << 20
     greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)

@@ -206,7 +206,7 @@ def test_model_without_a_template():
         "tokenizer.ggml.scores": [0.0] * 3,
     }
     tokenizer = Tokenizer.from_metadata(metadata, "base.gguf")
-    with pytest.raises(TemplateError, match=r"base\.gguf has no chat template.*--raw"):
+    with pytest.raises(TemplateError, match=r"base\.gguf has no chat template.*`chat_template="):
         ChatTemplate.from_tokenizer(tokenizer)
     metadata |= {
         "tokenizer.chat_template": "plain",

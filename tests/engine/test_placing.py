@@ -86,7 +86,7 @@ def test_bits_go_away_and_come_back_to_each_place() -> None:
         prefix_cache=False,
     ) as llm:
         llm.generate(list(range(3, 80)), GREEDY)
-        cache = llm._cache
+        cache = llm._open.cache
         for views, put, at in (
             (lambda i: cache.block_views(0, i), lambda i, v: cache.put_block(0, i, v), 3),
             (cache.state_views, cache.put_state, 1),
@@ -207,8 +207,8 @@ def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: 
     ("family", "placement", "says"),
     [
         ("qwen3", Placement(cpu_moe=1), "the model has no experts"),
-        ("qwen35moe", Placement(cpu_moe=-2), "--cpu-moe cannot be -2.*Choose one from 0 to {n}"),
-        ("qwen35moe", Placement(gpu_layers=-1), "--gpu-layers cannot be -1.*one from 0 to {n}"),
+        ("qwen35moe", Placement(cpu_moe=-2), "cpu_moe cannot be -2.*Choose one from 0 to {n}"),
+        ("qwen35moe", Placement(gpu_layers=-1), "gpu_layers cannot be -1.*one from 0 to {n}"),
     ],
 )
 def test_what_a_model_does_not_have_is_refused(
@@ -235,7 +235,7 @@ def test_more_layers_than_there_are_is_all_of_them() -> None:
 
 
 def test_the_cpu_alone_has_nothing_to_divide() -> None:
-    with pytest.raises(RequestError, match="Choose a device with --backend"):
+    with pytest.raises(RequestError, match="Choose a device with `backend="):
         LLM(FIXTURES / "qwen3.gguf", backend="cpu", placement=Placement(gpu_layers=1))
 
 

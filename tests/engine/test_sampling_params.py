@@ -51,7 +51,7 @@ def test_defaults_are_valid_and_draw():
         ("logprobs", -1),
         ("min_keep", -1),
         ("ignore_eos", 1),
-        ("stop", "word"),
+        ("stop", ""),
         ("stop", ("",)),
         ("stop", (b"bytes",)),
         ("stop", 3),
@@ -82,6 +82,7 @@ def test_sequences_become_tuples_and_biases_a_copy():
     params = SamplingParams(stop=["a", "b"], samplers=["top_k"], logit_bias=biases)
     biases[5] = 2
     assert params.stop == ("a", "b")
+    assert SamplingParams(stop="word").stop == ("word",)
     assert params.samplers == ("top_k",)
     assert params.logit_bias == {3: 1.0, 4: -math.inf}
 

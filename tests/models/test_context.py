@@ -159,12 +159,12 @@ def _file(path: Path, rope: RopeScaling) -> Callable[[], ModelSpec]:
         (
             _file(FIXTURES / "qwen3.gguf", RopeScaling("yarn")),
             RequestError,
-            "how far.*has no factor.*--rope-scale",
+            r"how far.*has no factor.*RopeScaling\(factor=",
         ),
         (
             _file(FIXTURES / "deepseek2v3.gguf", RopeScaling(factor=1.5)),
             RequestError,
-            "would reach.*it reaches.*--rope-always",
+            r"would reach.*it reaches.*RopeScaling\(always=True",
         ),
         (
             _file(FIXTURES / "phi3long.gguf", RopeScaling("yarn", 4.0)),

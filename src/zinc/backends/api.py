@@ -421,7 +421,7 @@ def create(
         raise DeviceError(
             f"the {name} backend has no batch-invariant mode",
             "its results may depend on what shares a step",
-            "leave --batch-invariant out, or choose another backend with --backend",
+            "leave {batch_invariant} out, or choose another backend with {backend}",
         )
     return backend
 

@@ -73,7 +73,7 @@ class ChatTemplate:
             raise TemplateError(
                 f"{tokenizer.path} has no chat template",
                 "it is a base model, or it was converted without one",
-                "give one with --chat-template, or continue plain text with `zinc run --raw`",
+                "give one with {chat_template}, or continue plain text with {raw}",
             )
         bos, eos = (
             "" if id is None else tokenizer.text_of(id)
@@ -146,7 +146,7 @@ class ChatTemplate:
         return f"ChatTemplate({self.name!r}, {len(self.source)} characters)"
 
 
-_OTHER_WAY = "change the messages, or use --raw to pass plain text"
+_OTHER_WAY = "change the messages, or continue plain text with {raw}"
 
 
 def _cause(error: Exception) -> str:

@@ -89,7 +89,7 @@ class Chat:
             if line.strip():
                 self.say(usage.text_argument(line, "the message"))
         except ZincError as error:
-            print(f"zinc: {error}", file=sys.stderr)
+            print(f"zinc: {error.in_options()}", file=sys.stderr)
         return True
 
     def say(self, message: str) -> None:

@@ -130,7 +130,7 @@ def _run(args: argparse.Namespace) -> int:
         sys.stderr.write(usage_error(f"zinc {args.command}", str(error)))
         return USAGE
     except ZincError as error:
-        return _fail(str(error))
+        return _fail(error.in_options())
     except MemoryError:
         return _fail("there is not enough memory. Use a smaller model or a smaller --context.")
     except KeyboardInterrupt:

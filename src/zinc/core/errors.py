@@ -1,18 +1,38 @@
 """Errors: what happened, why, and what to do next.
 
 Everything that a user can cause ends in one of these classes, each one sentence a part. The CLI
-prints `str(error)` and exits with 1; the server maps the class to a status. Anything else that
-escapes is a bug in zinc.
+prints `error.in_options()` and exits with 1; the server maps the class to a status. Anything else
+that escapes is a bug in zinc.
+
+A hint names a setting in braces, with a value or without one: "choose {context=4096} or less". The
+setting is `context=4096` for those who call zinc from Python and `--context 4096` for those who
+started a command.
 """
 
 from __future__ import annotations
+
+import re
+
+_SETTING = re.compile(r"\{([a-z_]+)(?:=([\w.-]+))?\}")
+# Settings that are no argument of `LLM` on their own.
+_WITHIN = {
+    "batch_invariant": 'options={{"batch_invariant": "true"}}',
+    "cpu_moe": "Placement(cpu_moe={})",
+    "device": 'options={{"device": {}}}',
+    "gpu_layers": "Placement(gpu_layers={})",
+    "raw": "generate(prompt)",
+    "rope_always": "RopeScaling(always=True)",
+    "rope_scale": "RopeScaling(factor={})",
+    "rope_scaling": "rope=RopeScaling({})",
+}
 
 
 class ZincError(Exception):
     """A failure that a user can act on.
 
     `what` says what failed, `why` gives the cause, `hint` the next step. Each is a clause without
-    a final full stop; the message joins those that are given.
+    a final full stop; the message joins those that are given. Settings in the hint stand in
+    braces, see above.
     """
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
@@ -23,8 +43,28 @@ class ZincError(Exception):
 
     @property
     def message(self) -> str:
+        """The sentences, with settings as arguments of Python."""
+        return self._join(_SETTING.sub(_argument, self.hint))
+
+    def in_options(self) -> str:
+        """Return the sentences with settings as options of the command line."""
+        return self._join(_SETTING.sub(_option, self.hint))
+
+    def _join(self, hint: str) -> str:
         head = f"{self.what}: {self.why}" if self.why else self.what
-        return f"{head}. {self.hint[0].upper()}{self.hint[1:]}." if self.hint else f"{head}."
+        return f"{head}. {hint[0].upper()}{hint[1:]}." if hint else f"{head}."
+
+
+def _argument(setting: re.Match[str]) -> str:
+    name, value = setting[1], setting[2]
+    quoted = "" if value is None else value if value.isdecimal() else f'"{value}"'
+    within = _WITHIN[name].format(quoted or "...") if name in _WITHIN else f"{name}={quoted}"
+    return f"`{within}`"
+
+
+def _option(setting: re.Match[str]) -> str:
+    option = "--" + setting[1].replace("_", "-")
+    return option if setting[2] is None else f"{option} {setting[2]}"
 
 
 class FormatError(ZincError):

@@ -35,7 +35,7 @@ class Limits:
             raise RequestError(
                 "the prompt is too long",
                 f"it has {len(ids)} tokens, and the context holds {self.longest} with the answer",
-                "shorten it, or load the model with a larger --context",
+                "shorten it, or load the model with a larger {context}",
             )
         if params.max_tokens is None:
             return room
@@ -51,5 +51,5 @@ class Limits:
             raise RequestError(
                 f"context_shift cannot keep {n_kept} tokens",
                 f"half of the context of {2 * most} has to be left for what comes later",
-                "keep fewer, or load the model with a larger --context",
+                "keep fewer, or load the model with a larger {context}",
             )

@@ -171,15 +171,15 @@ def choose_context(
         raise RequestError(
             f"a context of {wanted:,} tokens is not possible",
             f"the model was made for 1 to {spec.context:,}",
-            f"choose --context {spec.context} or less, or stretch it with --rope-scaling yarn",
+            f"choose {{context={spec.context}}} or less, or extend it with {{rope_scaling=yarn}}",
         )
     if wanted > fits:
         raise MemoryLimitError(
             f"a context of {wanted:,} tokens does not fit in memory",
             f"its keys and values need {needs_bytes(wanted) / 1e9:.1f} GB "
             f"and {max(0.0, room) / 1e9:.1f} GB are left beside the weights",
-            f"choose --context {max(1, fits)} or less"
-            + (", or --kv-dtype q8_0" if kv_dtype == "f16" else ""),
+            f"choose {{context={max(1, fits)}}} or less"
+            + (", or {kv_dtype=q8_0}" if kv_dtype == "f16" else ""),
         )
     return wanted
 

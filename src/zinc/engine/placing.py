@@ -131,9 +131,9 @@ def place(
     else:
         if device.name == "cpu":
             raise RequestError(
-                "--gpu-layers and --cpu-moe have nothing to divide",
-                "the model runs on the CPU",
-                "choose a device with --backend vulkan",
+                "the model cannot be divided between a device and the CPU",
+                "all of it runs on the CPU",
+                "choose a device with {backend=vulkan}, or leave {gpu_layers} and {cpu_moe} out",
             )
         placement.check(nodes, n_layers)
         why = "as asked"

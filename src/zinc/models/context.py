@@ -96,7 +96,7 @@ def specs(
         raise RequestError(
             f"the context would reach {scaled.context:,} tokens with this scaling",
             f"it reaches {until:,} without it",
-            "choose a larger --rope-scale, or --rope-always to scale every sequence",
+            "choose a larger {rope_scale}, or {rope_always} to scale every sequence",
         )
     return _joined(plain, scaled, until)
 
@@ -136,7 +136,7 @@ def _scaled(
             raise RequestError(
                 "it is not said how far the context is to reach",
                 f"{file.path} has no factor for it",
-                "give one with --rope-scale, or the tokens with --context",
+                "give one with {rope_scale}, or the tokens with {context}",
             )
         if context <= original and not asked.always:
             return None

@@ -298,7 +298,7 @@ def _wants(node: Node, value: Value, activation: ActivationOf, copied: Mapping[i
                 f"{first.name} and {other.name} cannot be multiplied together",
                 f"{first.type.name} weights read rows as {act} and {other.type.name} weights as "
                 f"{activation(other)}",
-                "use a file in which both have one quantisation, or --backend ref",
+                "use a file in which both have one quantisation, or {backend=ref}",
             )
     return act
 

@@ -32,10 +32,10 @@ class Placement:
 
     def check(self, nodes: Iterable[Node], n_layers: int) -> None:
         """Raises RequestError when a model of these nodes cannot be placed so."""
-        for option, number in (("--gpu-layers", self.gpu_layers or 0), ("--cpu-moe", self.cpu_moe)):
+        for name, number in (("gpu_layers", self.gpu_layers or 0), ("cpu_moe", self.cpu_moe)):
             if number < 0:
                 raise RequestError(
-                    f"{option} cannot be {number}",
+                    f"{name} cannot be {number}",
                     "it is a number of layers",
                     f"choose one from 0 to {n_layers}",
                 )
@@ -43,7 +43,7 @@ class Placement:
             raise RequestError(
                 f"the experts of {self.cpu_moe} layers cannot be on the CPU",
                 "the model has no experts",
-                "leave --cpu-moe out, or choose --gpu-layers",
+                "leave {cpu_moe} out, or choose {gpu_layers}",
             )
 
     def first_layer(self, n_layers: int) -> int:

@@ -128,7 +128,7 @@ def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
         raise UnsupportedError(
             f"the backend {backend.name} cannot run {node.label or 'this model'}",
             f"it has no kernel {node.op}",
-            "choose another backend with --backend",
+            "choose another backend with {backend}",
         )
 
     def operand(x: Input) -> Operand:

@@ -74,6 +74,11 @@ class ApiError(ZincError):
         self.headers = dict(headers or {})
         self.details = dict(details or {})
 
+    @property
+    def message(self) -> str:
+        """The sentences; settings are options, since a server is started by a command."""
+        return self.in_options()
+
     def openai(self) -> dict[str, Any]:
         return {
             "error": {

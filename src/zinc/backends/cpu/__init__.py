@@ -103,7 +103,7 @@ class CpuProgram:
                 raise UnsupportedError(
                     f"the CPU backend cannot run {launch.label or 'this model'}",
                     str(error),
-                    "choose another backend with --backend",
+                    "choose another backend with {backend}",
                 ) from error
 
     def step(self, step: Step) -> FloatArray:
@@ -201,7 +201,7 @@ class CpuKernels:
             raise UnsupportedError(
                 f"the CPU backend cannot run weights of type {type.name}",
                 f"level {self.level} has no kernel for them",
-                "use a file in another quantisation, or --backend ref",
+                "use a file in another quantisation, or {backend=ref}",
             )
         return Act(_cpu.activation(self.level, int(type)))
 
@@ -272,7 +272,7 @@ class CpuBackend(CpuKernels):
             raise MemoryLimitError(
                 "cannot allocate the cache",
                 f"{sum(layout.n_blocks) * layout.block_tokens:,} positions do not fit in memory",
-                "choose a smaller --context or --kv-dtype",
+                "choose a smaller {context} or {kv_dtype}",
             ) from error
 
     def prepare(self, plan: Plan, cache: Any) -> CpuProgram:

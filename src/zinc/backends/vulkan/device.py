@@ -128,7 +128,7 @@ def choose(wanted: str = "") -> Candidate:
         raise DeviceError(
             f"the Vulkan device {chosen.name} cannot run zinc",
             f"it lacks {', '.join(chosen.missing)}",
-            "update its driver, or choose another device with --device",
+            "update its driver, or choose another device with {device}",
         )
     return chosen
 

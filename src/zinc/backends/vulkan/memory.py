@@ -100,7 +100,7 @@ class Memory:
             raise MemoryLimitError(
                 f"a buffer of {size / 1e9:.1f} GB is more than the device allows in one piece",
                 f"its driver has a limit of {device.max_allocation / 1e9:.1f} GB",
-                "choose a smaller --context",
+                "choose a smaller {context}",
             )
         usage = vk.BUFFER_TRANSFER_SOURCE | vk.BUFFER_TRANSFER_TARGET
         usage |= vk.BUFFER_STORAGE | vk.BUFFER_ADDRESS

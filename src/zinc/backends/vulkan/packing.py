@@ -75,7 +75,7 @@ def activation(type: GGMLType) -> Act:
     raise UnsupportedError(
         f"the Vulkan backend cannot run weights of type {type.name}",
         "it has no kernel that decodes them",
-        "use a file in another quantisation, or --backend cpu",
+        "use a file in another quantisation, or {backend=cpu}",
     )
 
 

@@ -114,7 +114,7 @@ def lowered(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         raise UnsupportedError(
             f"the Vulkan backend cannot run {launch.label or 'this model'}",
             f"{launch.kernel}: {error}",
-            "choose another backend with --backend",
+            "choose another backend with {backend}",
         ) from error
     return _checked(launch, dispatches)
 
@@ -137,7 +137,7 @@ def _checked(launch: Launch, dispatches: list[Dispatch]) -> list[Dispatch]:
                 f"the Vulkan backend cannot run {launch.label or 'this model'}",
                 f"{launch.kernel} needs {max(dispatch.groups)} workgroups in one direction, and "
                 f"devices need not have more than {MAX_GROUPS}",
-                "choose another backend with --backend",
+                "choose another backend with {backend}",
             )
     return [d for d in dispatches if min(d.groups) > 0]
 

@@ -95,7 +95,7 @@ class SamplingParams:
     `logit_bias` is added to the logits first; -inf bans a token. `logprobs` = n asks for the
     log-probability of the drawn token and of the n most likely ones: the model's own, or with
     `post_sampling_probs` those after all samplers, of at most n tokens that could be drawn. `seed`
-    None draws a new one.
+    None draws a new one. `stop` is a string, or several, that end the answer and are not in it.
     `context_shift` = n lets an answer of `max_tokens` go on past the context, with the first n
     tokens (-1: the prompt) and the latest of the others; None ends it there.
     """
@@ -123,7 +123,7 @@ class SamplingParams:
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     post_sampling_probs: bool = False
@@ -142,6 +142,8 @@ class SamplingParams:
         for name in ("ignore_eos", "post_sampling_probs"):
             if not isinstance(getattr(self, name), bool):
                 raise _refused(name, getattr(self, name), "true or false")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "dry_sequence_breakers", "samplers"):
             object.__setattr__(self, name, _strings(name, getattr(self, name)))
         if sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:

@@ -139,7 +139,7 @@ def _check(state: KVState, cache: DeviceKV) -> None:
         raise UnsupportedError(
             f"the Vulkan backend has no attention for heads of {state.head_dim}",
             "heads must be multiples of 8 wide",
-            "choose another backend with --backend",
+            "choose another backend with {backend}",
         )
     tokens = cache.block_tokens
     assert tokens % AT_ONCE == 0, "a block has whole runs of the positions read at once"

@@ -48,7 +48,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         raise UnsupportedError(
             f"the Vulkan backend has no delta rule for keys of {k_dim}",
             "they must be a multiple of 16 wide",
-            "choose another backend with --backend",
+            "choose another backend with {backend}",
         )
     rows = 1 if bucket.tokens == 1 and not at.features.batch_invariant else DELTA_ROWS
     shared = rows * (8 * k_dim + 4 * DELTA_COLS + 8)  # keys and queries, values, gates
@@ -56,7 +56,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         raise UnsupportedError(
             f"this device has no room for the delta rule with keys of {k_dim}",
             f"it takes {shared} bytes of shared memory, and there are {at.features.shared_bytes}",
-            "choose another backend with --backend",
+            "choose another backend with {backend}",
         )
     shader = Shader(
         "delta_rule",

@@ -43,7 +43,7 @@ def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
         raise UnsupportedError(
             f"the Vulkan backend cannot sort by {n_experts} experts",
             f"{MAX_EXPERTS} are the most",
-            "choose another backend with --backend",
+            "choose another backend with {backend}",
         )
     push = struct.pack(
         "<4Q5I",

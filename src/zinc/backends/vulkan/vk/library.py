@@ -80,7 +80,7 @@ def check(result: int, call: str) -> int:
         raise MemoryLimitError(
             "the device has no memory left",
             why,
-            "use a smaller model, quantisation or --context, or close other programs that use it",
+            "use a smaller model, quantisation or {context}, or close other programs that use it",
         )
     if result == vk.OUT_OF_HOST_MEMORY:
         raise MemoryLimitError("the Vulkan driver has no memory left", why, "close other programs")

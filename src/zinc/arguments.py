@@ -1,0 +1,144 @@
+"""What the methods of `LLM` take: prompts, conversations and sampling, checked as Python arguments.
+
+Mistakes that would otherwise surface deep in a template or the engine are told in the caller's
+words: `chat("hi")`, a dict in place of `SamplingParams`, a role that is misspelt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from numbers import Integral
+from typing import Any, cast
+
+from zinc.chat.template import ChatTemplate
+from zinc.core.errors import RequestError
+from zinc.engine.sampling import SamplingParams
+
+SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
+# Those of the OpenAI API, then those of older APIs and of some models' templates.
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_OTHER_ROLES = ("function", "ipython", "model", "observation")
+
+
+def sampling_params(
+    params: object, given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> SamplingParams:
+    """Return `params`, or the `defaults`, with the fields in `given` replaced.
+
+    Raises RequestError for values out of range, and where `params` is no SamplingParams; TypeError
+    for a name in `given` that SamplingParams does not have.
+    """
+    if isinstance(params, Mapping):
+        written = ", ".join(f"{name}={value!r}" for name, value in params.items())
+        raise RequestError(
+            "params is a dict",
+            "sampling is described by SamplingParams",
+            f"write SamplingParams({written}), or pass the fields as keywords: {written}",
+        )
+    if not isinstance(params, SamplingParams | None):
+        raise RequestError(
+            f"params is {_a(params)}",
+            "sampling is described by SamplingParams",
+            "write SamplingParams(max_tokens=100), or pass the fields as keywords: max_tokens=100",
+        )
+    for name in given:
+        if name not in SAMPLING_FIELDS:
+            raise TypeError(f"unexpected keyword argument {name!r}{_nearest(name)}")
+    if params is None:
+        return SamplingParams(**{**defaults, **given})
+    return replace(params, **given) if given else params
+
+
+def take_sampling(arguments: dict[str, Any], template: ChatTemplate | None) -> dict[str, Any]:
+    """Remove the fields of SamplingParams from `arguments` and return them.
+
+    The rest goes to `template`, which ignores names that it does not use; None takes no arguments.
+    Raises TypeError for a name that is close to a field's and that the template does not use.
+    """
+    for name in arguments:
+        if name in SAMPLING_FIELDS or (template is not None and name in template.source):
+            continue
+        if template is None or _nearest(name):
+            raise TypeError(f"unexpected keyword argument {name!r}{_nearest(name)}")
+    return {name: arguments.pop(name) for name in list(arguments) if name in SAMPLING_FIELDS}
+
+
+def is_one_prompt(prompt: object) -> bool:
+    """Return whether `prompt` is a text or the ids of one, rather than several of them.
+
+    Raises RequestError where it is neither.
+    """
+    if isinstance(prompt, str):
+        return True
+    if isinstance(prompt, Mapping | bytes) or not hasattr(prompt, "__getitem__"):
+        raise RequestError(
+            f"the prompt is {_a(prompt)}", "it must be a str, a list of token ids, or several"
+        )
+    items = cast("Sequence[object]", prompt)
+    if len(items) > 0 and isinstance(items[0], Mapping):
+        raise RequestError(
+            "the prompt is a list of messages",
+            "generate continues text as it is",
+            "call chat(messages), or stream(messages)",
+        )
+    return len(items) > 0 and isinstance(items[0], Integral)
+
+
+def is_conversation(prompt: object) -> bool:
+    """Return whether `prompt` is meant as a list of messages."""
+    if isinstance(prompt, Mapping):
+        return True
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
+        return False
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def check_messages(messages: object, template: ChatTemplate) -> None:
+    """Check that `messages` is a list of messages whose roles are known, or named by `template`.
+
+    Raises RequestError.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages is {_a(messages)}",
+            "a conversation is a list of messages",
+            'write chat([{"role": "user", "content": "Hello"}]), or generate(text) for plain text',
+        )
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f"messages[{i}] is {_a(message)}",
+                'a message is a dict with a "role" and a "content"',
+            )
+        if "role" not in message:
+            raise RequestError(f"messages[{i}] has no role", f"roles are {', '.join(ROLES)}")
+        role = message["role"]
+        if role not in (*ROLES, *_OTHER_ROLES) and not _names(template, role):
+            near = get_close_matches(str(role), ROLES, 1)
+            raise RequestError(
+                f"messages[{i}] has the role {role!r}",
+                f"roles are {', '.join(ROLES)}",
+                f"write {near[0]!r}" if near else "",
+            )
+
+
+def _names(template: ChatTemplate, role: object) -> bool:
+    return isinstance(role, str) and bool(
+        re.search(rf"""(["']){re.escape(role)}\1""", template.source)
+    )
+
+
+def _nearest(name: str) -> str:
+    near = get_close_matches(name, sorted(SAMPLING_FIELDS), 1, 0.8)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _a(value: object) -> str:
+    """Return the kind of a value as an error names it."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
