@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from zinc.core.errors import DeviceError
-from zinc.kv import CachePool, Group, key_of
-from zinc.kv.disk import DiskCache
+from zinc.core.errors import DeviceError, RequestError
+from zinc.kv import CachePool, Group, key_of, piece
+from zinc.kv.disk import FIRST_PAUSE_S, LONGEST_PAUSE_S, DiskCache, check_folder
 
 BLOCK, SIZE = 4, 16
 
@@ -289,23 +291,146 @@ def test_a_folder_of_another_model_is_ignored_with_a_warning(saved, caplog):
     assert not list((saved / "other").iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [("/dev/null", "it is not a folder"), ("/dev/null/a", "it is not a folder"), ("/proc/a", "")],
+)
+def test_a_folder_that_cannot_be_written_is_refused(folder, why):
+    with pytest.raises(RequestError, match=f"cannot be kept in {folder}: {why}"):
+        check_folder(Path(folder))
+
+
+def test_a_folder_is_made_readable_by_its_owner_alone(tmp_path):
+    check_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o077 == 0
+    assert not list((tmp_path / "a" / "b").iterdir())
+    check_folder(tmp_path / "a" / "b")
+
+
+class FullDisk:
+    """Fails to write while `error` is set; counts the tries."""
+
+    def __init__(self, monkeypatch, number=errno.ENOSPC):
+        self.error = OSError(number, os.strerror(number))
+        self.n_tries = 0
+        self._write = piece.write
+        monkeypatch.setattr(piece, "write", self.write)
+
+    def write(self, *arguments):
+        self.n_tries += 1
+        if self.error is not None:
+            raise self.error
+        self._write(*arguments)
+
+
+def messages(caplog):
+    return [record.message for record in caplog.records]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
+def test_writing_goes_on_after_a_pause(tmp_path, caplog, monkeypatch, number):
+    now = 1000.0
+    full = FullDisk(monkeypatch, number)
     pool = new_pool()
-    disk = DiskCache(tmp_path / "file" / "cache", "key", pool)
+    disk = DiskCache(tmp_path, "key", pool, clock=lambda: now)
     for ids in CONVERSATIONS:
         run(pool, ids)
         disk.flush()
+    assert full.n_tries == 1
     assert not disk.behind
+    now += FIRST_PAUSE_S - 1
+    disk.flush()
+    assert full.n_tries == 1
+    now += 2
+    disk.flush()
+    assert full.n_tries == 2
+    now += FIRST_PAUSE_S + 1  # the second pause is twice as long
+    disk.flush()
+    assert full.n_tries == 2
+    assert len(messages(caplog)) == 1
+    assert "cannot be written" in messages(caplog)[0]
+
+    full.error = None
+    now += FIRST_PAUSE_S
+    disk.flush()
+    assert "again" in messages(caplog)[-1]
+    assert len(messages(caplog)) == 2
+    check_contents(pool)
+    assert read(tmp_path)[1] == N_TOKENS  # also what was kept before and during the pause
+    full.error = OSError(errno.ENOSPC, "full again")
+    run(pool, [50, 51, 52, 53, 54])
+    disk.flush()
+    assert len(messages(caplog)) == 3
+    full.error = None
+    now += FIRST_PAUSE_S + 1  # the pauses start short again
+    disk.flush()
+    assert read(tmp_path)[1] == N_TOKENS + 5
     disk.close()
-    assert [r.message for r in caplog.records if "is not written" in r.message] == [
-        caplog.records[0].message
-    ]
+
+
+def test_pauses_grow_to_a_limit(tmp_path, monkeypatch):
+    now = 0.0
+    full = FullDisk(monkeypatch)
+    pool = new_pool()
+    disk = DiskCache(tmp_path, "key", pool, clock=lambda: now)
+    run(pool, CONVERSATIONS[0])
+    tried_at = []
+    while now < 10 * LONGEST_PAUSE_S:
+        before = full.n_tries
+        disk.flush()
+        tried_at += [now] * (full.n_tries > before)
+        now += 5
+    pauses = np.diff(tried_at)
+    assert pauses[0] == FIRST_PAUSE_S
+    assert pauses[-1] == LONGEST_PAUSE_S
+    assert (np.diff(pauses) >= 0).all()
+    disk.close()
+
+
+def test_closing_tries_once_more(tmp_path, monkeypatch):
+    full = FullDisk(monkeypatch)
+    pool = new_pool()
+    disk = DiskCache(tmp_path, "key", pool, clock=lambda: 0.0)
+    for ids in CONVERSATIONS:
+        run(pool, ids)
+        disk.flush()
+    full.error = None
+    disk.close()
+    assert read(tmp_path)[1] == N_TOKENS
+
+
+def test_a_pause_keeps_no_more_than_the_tree(tmp_path, monkeypatch):
+    FullDisk(monkeypatch)
+    pool = new_pool(n_blocks=8)
+    disk = DiskCache(tmp_path, "key", pool, clock=lambda: 0.0)
+    for first in range(300):
+        run(pool, [first + 1] * 8)
+        disk.collect()
+    assert len(pool.tree.watch()) < 100
+    disk.close()
+
+
+def test_files_are_removed_during_a_pause(tmp_path, monkeypatch):
+    now = 0.0
+    full = FullDisk(monkeypatch)
+    full.error = None
+    pool = new_pool()
+    disk = DiskCache(tmp_path, "key", pool, 4 * BLOCKS_BYTES, clock=lambda: now)
+    run(pool, [1, 2])
+    disk.flush()
+    (old,) = files(tmp_path, ".kv")
+    full.error = OSError(errno.ENOSPC, "full")
+    run(pool, [1, 2, 3])  # takes the place of its beginning
+    disk.flush()
+    assert not old.exists()
+    disk.close()
 
 
 def test_a_device_that_cannot_be_read_is_one_warning(tmp_path, caplog, monkeypatch):
+    now = 0.0
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool)
+    disk = DiskCache(tmp_path, "key", pool, clock=lambda: now)
+    block_views = pool.copier.block_views
 
     def lost(group, block):
         raise DeviceError("the device is lost")
@@ -315,8 +440,12 @@ def test_a_device_that_cannot_be_read_is_one_warning(tmp_path, caplog, monkeypat
         run(pool, ids)
         disk.collect()
     assert not disk.behind
+    assert len(messages(caplog)) == 1
+    assert "the device is lost" in messages(caplog)[0]
+    monkeypatch.setattr(pool.copier, "block_views", block_views)
+    now += FIRST_PAUSE_S
     disk.close()
-    assert len([r for r in caplog.records if "is not written" in r.message]) == 1
+    assert read(tmp_path)[1] == N_TOKENS
 
 
 def test_states_that_a_model_does_not_have_are_refused(saved, caplog):

@@ -64,6 +64,15 @@ def test_options(tmp_path: Path):
     assert (found.host, found.json_log) == ("0.0.0.0", True)
 
 
+def test_a_cache_folder_that_cannot_be_written_is_an_error_at_start(tmp_path: Path):
+    with pytest.raises(RequestError, match="cannot be kept in /dev/null: it is not a folder"):
+        config("--cache-dir", "/dev/null")
+    with pytest.raises(RequestError, match="cannot be kept in /proc/zinc"):
+        config("--cache-dir", "/proc/zinc")
+    config("--cache-dir", str(tmp_path / "new" / "folder"))
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
 def test_the_embedded_model_is_named_on_stderr(capsys):
     (model,) = config().models
     assert model.path is None

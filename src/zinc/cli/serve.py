@@ -176,7 +176,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             prefix_cache=not args.no_prefix_cache,
             cache_bytes=args.cache_size,
             swap_bytes=args.swap_size,
-            cache_dir=args.cache_dir,
+            cache_dir=_cache_dir(args),
             pooling=args.pooling,
             chat_template=usage.chat_template(args),
             backend_options=usage.backend_options(args),
@@ -211,6 +211,16 @@ def _keys_in(text: str, name: str) -> list[str]:
             "write one key a line, or leave out --api-key-file",
         )
     return keys
+
+
+def _cache_dir(args: argparse.Namespace) -> str | None:
+    """Return the folder for the prefix cache. Raises RequestError when it cannot be written."""
+    from zinc.kv.disk import check_folder
+
+    folder: str | None = args.cache_dir
+    if folder is not None and not args.no_prefix_cache:
+        check_folder(Path(folder).expanduser())
+    return folder
 
 
 def _source(text: str) -> ModelSource:

@@ -9,17 +9,21 @@ never lies.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import tempfile
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from zinc.core.errors import DeviceError
+from zinc.core.errors import DeviceError, RequestError
 from zinc.kv import piece
 from zinc.kv.node import ROOT, TOKEN_BYTES, Node
 from zinc.kv.piece import BLOCK, STATE, Head, piece_name
@@ -32,18 +36,49 @@ log = logging.getLogger("zinc.cache")
 STEP_BYTES = 4 << 20
 # Copies that wait for the disk; with more of them the engine stops handing over.
 MAX_WAITING_BYTES = 64 << 20
+# After a failure nothing is written for a while: at first this long, then twice as long each time.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 600.0
+
+
+def check_folder(folder: Path) -> None:
+    """Create `folder` if it is missing; raises RequestError unless files can be written to it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        raise RequestError(
+            f"the prefix cache cannot be kept in {folder}",
+            "it is not a folder" if is_file else error.strerror or str(error),
+            "choose a folder that can be written, or run without one",
+        ) from error
+
+
+@dataclass(slots=True)
+class _Job:
+    """Work of the writer thread. `write`: the file that it writes, and the node of the tree."""
+
+    future: Future[Exception | None]
+    n_bytes: int = 0
+    write: tuple[str, Node] | None = None
 
 
 class DiskCache:
     """The files of one pool in `folder`/`key`; at most `limit_bytes` of them, the oldest go first.
 
     Not thread-safe: it belongs to the thread that runs the engine. Without a limit it keeps as much
-    as the pool can. A failure to write (no space, no permission) or to read what the device has is
-    a warning, and nothing more is written: the cache is a convenience.
+    as the pool can. After a failure to write (no space, no permission) or to read from the device
+    it warns once and pauses; then it writes what was missed, or pauses for longer.
     """
 
     def __init__(
-        self, folder: Path, key: str, pool: CachePool, limit_bytes: int | None = None
+        self,
+        folder: Path,
+        key: str,
+        pool: CachePool,
+        limit_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.key = folder / key, key
         self._pool = pool
@@ -52,10 +87,13 @@ class DiskCache:
         self._n_bytes = 0
         self._children: Counter[bytes] = Counter()  # files by the name of their parent
         self._tails: dict[bytes, dict[bytes, str]] = {}  # by parent and tokens
-        self._jobs: deque[tuple[Future[None], int]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._waiting_bytes = 0
         self._lost: deque[str] = deque()  # files that somebody else has removed
-        self._failed = False
+        self._clock = clock
+        self._error: Exception | None = None  # why nothing is written now; the writer sets it too
+        self._pause_s = 0.0  # the length of the latest pause; 0 after a write that succeeded
+        self._resume_at = 0.0
         self._writer = ThreadPoolExecutor(1, "zinc-cache")
         self._touched = pool.tree.watch()
 
@@ -63,40 +101,49 @@ class DiskCache:
 
     @property
     def behind(self) -> bool:
-        """Whether anything that was kept is not on disk yet."""
+        """Whether anything is to be written now, and not only when a pause is over."""
         self._settle()
-        return bool(self._touched or self._jobs) and not self._failed
+        is_paused = self._error is not None and self._clock() < self._resume_at
+        return bool(self._jobs or (self._touched and not is_paused))
 
     def collect(self, limit_bytes: int = STEP_BYTES) -> None:
-        """Hands over what the tree gained, parents first: about `limit_bytes` of it."""
+        """Hand over what the tree gained, parents first: about `limit_bytes` of it."""
         self._settle()
         while self._lost:  # to be written again when their text is used next
             self._drop(self._lost.popleft())
+        if self._error is not None and not self._resume():
+            self._forget_evicted()
+            return
         taken, used = 0, list[str]()
         while self._touched and taken < limit_bytes and self._waiting_bytes < MAX_WAITING_BYTES:
             node, _ = self._touched.popitem(last=False)
-            if not self._failed:
-                try:
-                    taken += self._take(node, used)
-                except (DeviceError, MemoryError) as error:
-                    self._fail(error)
+            try:
+                taken += self._take(node, used)
+            except (DeviceError, MemoryError) as error:
+                self._pause(error, [node])
+                break
         if used:
-            self._do(0, lambda: self._refresh(used))
+            self._do(lambda: self._refresh(used))
         self._forget()
 
     def wait(self) -> None:
-        """Waits for the oldest write that is under way, if there is one."""
+        """Wait for the oldest write that is under way, if there is one."""
         if self._jobs:
-            self._jobs[0][0].result()
+            self._jobs[0].future.result()
             self._settle()
 
     def flush(self) -> None:
-        """Writes everything that is not on disk yet."""
+        """Write everything that is not on disk yet, unless writing is paused."""
         while self.behind:
             self.collect()
             self.wait()
 
     def close(self) -> None:
+        """Write what is not on disk yet, also during a pause, and end the writer thread."""
+        while self._jobs:
+            self.wait()
+        self._resume_at = 0.0
+        self._resume()
         self.flush()
         self._writer.shutdown()
 
@@ -116,7 +163,7 @@ class DiskCache:
             used.append(name)
         else:
             head = Head(self.key, parent, node.tokens, groups, is_first=is_first)
-            taken += self._put(head, block_views(pool, groups, node.blocks))
+            taken += self._put(node, head, block_views(pool, groups, node.blocks))
             self._replace_tails(parent, node.tokens, is_tail)
         for offset, slot in sorted(node.states.items()):
             tokens = node.tokens[: offset * TOKEN_BYTES]
@@ -126,13 +173,18 @@ class DiskCache:
                 used.append(name)
             else:
                 head = Head(self.key, parent, tokens, is_state=True, is_first=is_first)
-                taken += self._put(head, pool.copier.state_views(slot))
+                taken += self._put(node, head, pool.copier.state_views(slot))
         return taken
 
-    def _put(self, head: Head, views: Iterable[npt.NDArray[np.uint8]]) -> int:
+    def _put(self, node: Node, head: Head, views: Iterable[npt.NDArray[np.uint8]]) -> int:
         data = b"".join(view.data for view in views)
         self._add(head, len(data))
-        self._do(len(data), lambda: piece.write(self.folder, self.key, head, data))
+
+        def write() -> None:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            piece.write(self.folder, self.key, head, data)
+
+        self._do(write, len(data), (head.name, node))
         return len(data)
 
     def _replace_tails(self, parent: bytes, tokens: bytes, is_tail: bool) -> None:
@@ -162,7 +214,7 @@ class DiskCache:
             self._tails[parent].pop(tokens, None)
             if not self._tails[parent]:
                 del self._tails[parent]
-        self._do(0, lambda: (self.folder / name).unlink(missing_ok=True))
+        self._do(lambda: self._remove(name), always=True)
 
     def _forget(self) -> None:
         """Drops the least recently used files until the rest is within the limit."""
@@ -174,40 +226,96 @@ class DiskCache:
         return name.endswith(BLOCK) and bytes.fromhex(name.removesuffix(BLOCK)) in self._children
 
     def _refresh(self, names: Iterable[str]) -> None:
-        """Their order on disk is that of their times, for whoever loads them."""
+        """Set the times of files to now: on disk, their order is that of their last use."""
         for name in names:
             try:
                 os.utime(self.folder / name)
             except FileNotFoundError:  # another process found it too old, or the folder is gone
                 self._lost.append(name)
 
-    def _do(self, n_bytes: int, job: Callable[[], None]) -> None:
-        self._waiting_bytes += n_bytes
-        self._jobs.append((self._writer.submit(self._try, job), n_bytes))
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(NotADirectoryError):
+            (self.folder / name).unlink(missing_ok=True)
 
-    def _try(self, job: Callable[[], None]) -> None:
-        if self._failed:
-            return
+    # -- the writer thread and its failures -----------------------------------------------------
+
+    def _do(
+        self,
+        job: Callable[[], None],
+        n_bytes: int = 0,
+        write: tuple[str, Node] | None = None,
+        *,
+        always: bool = False,
+    ) -> None:
+        """Have the writer run `job`; during a pause only if `always`, as that frees space."""
+        self._waiting_bytes += n_bytes
+        self._jobs.append(_Job(self._writer.submit(self._try, job, always), n_bytes, write))
+
+    def _try(self, job: Callable[[], None], always: bool) -> Exception | None:
+        if self._error is not None and not always:
+            return self._error
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             job()
         except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self._failed = True
-        log.warning("the prefix cache is not written to %s any more: %s", self.folder, error)
+            self._error = error  # so that the jobs behind it do not try as well
+            return error
+        return None
 
     def _settle(self) -> None:
-        while self._jobs and self._jobs[0][0].done():
-            job, n_bytes = self._jobs.popleft()
-            job.result()
-            self._waiting_bytes -= n_bytes
+        """Take note of the jobs that are done."""
+        failed: list[Node] = []
+        cause: Exception | None = None
+        while self._jobs and self._jobs[0].future.done():
+            job = self._jobs.popleft()
+            self._waiting_bytes -= job.n_bytes
+            error = job.future.result()
+            cause = cause or error
+            if job.write is None:
+                continue
+            name, node = job.write
+            if error is not None:
+                self._lost.append(name)
+                failed.append(node)
+            elif self._pause_s and self._error is None:
+                log.warning("the prefix cache is written to %s again", self.folder)
+                self._pause_s = 0.0
+        if cause is not None:
+            self._pause(cause, failed)
+
+    def _pause(self, error: Exception, nodes: list[Node]) -> None:
+        """Write nothing for a while, and `nodes` before anything else then."""
+        for node in reversed(nodes):
+            self._touched[node] = None
+            self._touched.move_to_end(node, last=False)
+        if self._resume_at > self._clock():
+            return  # of the jobs that were under way when the pause began
+        if not self._pause_s:
+            log.warning(
+                "the prefix cache cannot be written to %s now and is tried again later: %s",
+                self.folder,
+                error,
+            )
+        self._error = error
+        self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
+        self._resume_at = self._clock() + self._pause_s
+
+    def _resume(self) -> bool:
+        """End the pause if it is over and nothing of before is under way."""
+        if self._jobs or self._clock() < self._resume_at:
+            return False
+        self._error = None
+        return True
+
+    def _forget_evicted(self) -> None:
+        """Drop nodes that have left the tree, so that a long pause takes no memory."""
+        if len(self._touched) > 2 * len(self._pool.tree) + 64:
+            for node in [n for n in self._touched if n not in self._pool.tree]:
+                del self._touched[node]
 
     # -- reading --------------------------------------------------------------------------------
 
     def load(self) -> int:
-        """Restores what was written, as far as there is room; returns how many tokens."""
+        """Restore what was written, as far as there is room; return the number of tokens."""
         files, n_tokens = Recovery(self.folder, self.key, self._pool).run()
         for name, file in files.items():
             head = file.head

@@ -83,13 +83,17 @@ def write(folder: Path, key: str, piece: Head, data: bytes) -> None:
         },
         separators=(",", ":"),
     ).encode()
-    # Readable by its owner alone, as it is made.
-    number, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
+    start = MAGIC + _LENGTHS.pack(len(head), zlib.crc32(head)) + head
+    write_atomically(folder / piece.name, start, data)
+
+
+def write_atomically(path: Path, *parts: bytes) -> None:
+    """Write a file that only its owner can read; it appears whole or not at all. Raises OSError."""
+    number, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(number, "wb") as file:
-            file.write(MAGIC + _LENGTHS.pack(len(head), zlib.crc32(head)) + head)
-            file.write(data)
-        os.replace(temporary, folder / piece.name)
+            file.writelines(parts)
+        os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
