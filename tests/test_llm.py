@@ -135,7 +135,7 @@ def test_what_the_file_recommends_is_the_default(tmp_path, capsys):
             kind = None if isinstance(value, GGUFArray) else file.value_types.get(key)
             writer.add(key, value, kind)
         for name, tensor in file.tensors.items():
-            writer.add_tensor(name, tensor.data, tensor.type, tensor.shape)
+            writer.add_tensor(name, tensor.read(), tensor.type, tensor.shape)
     greedy, hot = SamplingParams(top_k=1, seed=1), SamplingParams(temperature=9, top_k=0, seed=1)
     prompt = [{"role": "user", "content": "Tell me a story."}]
     with LLM(path, backend="cpu", threads=2, context=256) as llm:

@@ -43,13 +43,14 @@ from zinc.core.errors import RequestError
 from zinc.engine import loader, placing
 from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.engine import Engine
-from zinc.engine.identity import cache_key
+from zinc.engine.identity import TensorDigests, cache_key
 from zinc.engine.loader import Memory
 from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.engine.sampling import SamplingParams, breaker_sequences, recommended
 from zinc.engine.structured import Grammars, Kind
 from zinc.engine.worker import EngineWorker, closed_error
 from zinc.formats.gguf import GGUFFile
+from zinc.kv.disk import check_folder
 from zinc.models import load as load_architecture
 from zinc.models.context import RopeScaling
 from zinc.ops.graph import FloatArray, Graph
@@ -123,6 +124,9 @@ class LLM:
         self._chat_template = chat_template
         self._loaded: _Loaded | None = None
         self._lazy = threading.RLock()  # for what is built when it is first used
+        folder = Path(cache_dir).expanduser() if cache_dir is not None and prefix_cache else None
+        if folder is not None:
+            check_folder(folder)
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
         self.spec, graph = load_architecture(self.file, rope=rope, context=context)
@@ -151,7 +155,8 @@ class LLM:
         memories = placing.budgets(self.file, plans, chosen)
         size = placing.choose_cache(self.spec, memories, kv_dtype, context, batch_tokens)
         self.context = size.context
-        loader.upload(self.file, self.plan, chosen, progress)
+        digests = None if folder is None else TensorDigests(self.file, folder)
+        loader.upload(self.file, self.plan, chosen, progress, digests)
         layout = loader.cache_layout(states, size.tokens, kv_dtype, size.state_slots, batch_tokens)
         cache = chosen.allocate(states, layout)
         programs = [chosen.prepare(plan, cache) for plan in plans]
@@ -168,9 +173,9 @@ class LLM:
             plain_context=self.spec.plain_context,
         )
         self._scorers: dict[bool, api.Program] = {}
-        if cache_dir is not None and prefix_cache:
-            key = cache_key(self.file.paths, plans, layout, chosen)
-            engine.keep_on_disk(Path(cache_dir).expanduser(), key, cache_bytes)
+        if folder is not None and digests is not None:
+            key = cache_key(digests.finish(), plans, layout, chosen)
+            engine.keep_on_disk(folder, key, cache_bytes)
         self.memory = Memory(chosen.weight_bytes, cache.n_bytes, arena_bytes)
         self._loaded = _Loaded(placed, cache, programs[0], engine, EngineWorker(engine))
 

@@ -222,6 +222,51 @@ def test_row_index_gathers_rows_and_planes_are_kept_apart(pool: _cpu.Pool, level
     np.testing.assert_array_equal(gathered.to_float32(), expected[index].reshape(2, 17, 256))
 
 
+@pytest.mark.parametrize(
+    ("planes", "rows", "ends"),
+    [(1, 40, (16, 40)), (3, 20, (16, 20, 40, 56, 60)), (2, 33, (33, 66)), (4, 5, (5, 15, 20))],
+)
+def test_a_tensor_is_packed_in_pieces(
+    pool: _cpu.Pool, level: str, planes: int, rows: int, ends: tuple[int, ...]
+) -> None:
+    name = "IQ2_XXS"
+    data = random_rows(np.random.default_rng(5), name, planes * rows, 512)
+    tensor = _cpu.allocate(level, ggml_type(name), planes, rows, 512)
+    tile = first = 0
+    for end in ends:
+        part = data[first:end].reshape(-1).copy()
+        tile = _cpu.pack_tiles(pool, tensor, tile, part, flat_digits(GGMLType[name]))
+        first = end
+    assert tile == planes * -(-rows // 16)
+    whole = pack(pool, level, name, data, 512, planes)
+    np.testing.assert_array_equal(tensor.to_float32(), whole.to_float32())
+
+
+def test_bad_pieces_of_a_tensor_are_refused(pool: _cpu.Pool, level: str) -> None:
+    q8_0 = ggml_type("Q8_0")
+    tensor = _cpu.allocate(level, q8_0, 2, 20, 32)
+    row = np.zeros(34, np.uint8)
+    with pytest.raises(ValueError, match="there is no tile 4"):
+        _cpu.pack_tiles(pool, tensor, 4, row)
+    with pytest.raises(ValueError, match="there is no tile -1"):
+        _cpu.pack_tiles(pool, tensor, -1, row)
+    with pytest.raises(ValueError, match="there are 41 rows, not 40"):
+        _cpu.pack_tiles(pool, tensor, 2, np.tile(row, 21))
+    with pytest.raises(ValueError, match="there are 0 rows"):
+        _cpu.pack_tiles(pool, tensor, 0, row[:0])
+    with pytest.raises(ValueError, match="end within a tile"):
+        _cpu.pack_tiles(pool, tensor, 0, np.tile(row, 19))
+    with pytest.raises(ValueError, match="not whole rows of 34 bytes"):
+        _cpu.pack_tiles(pool, tensor, 0, row[:-1])
+    with pytest.raises(ValueError, match="a vector has no tiles"):
+        _cpu.pack_tiles(pool, _cpu.pack_vector(np.ones(4, np.float32)), 0, row)
+    iq3 = _cpu.allocate(level, ggml_type("IQ3_S"), 1, 1, 256)
+    with pytest.raises(ValueError, match="needs a codebook"):
+        _cpu.pack_tiles(pool, iq3, 0, np.zeros(110, np.uint8))
+    with pytest.raises(ValueError, match="is not possible"):
+        _cpu.allocate(level, q8_0, 1 << 20, 1 << 40, 32)
+
+
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("n_tokens", [1, 2, 7, 33])
 def test_linear_is_the_product_of_what_was_decoded(

@@ -62,6 +62,11 @@ def array(kind: int, count: int, payload: bytes = b"") -> bytes:
 
 STRING, ARRAY, U32, BOOL = 8, 9, 4, 7
 
+
+def alignment_of(n: int) -> bytes:
+    return value("general.alignment", U32, struct.pack("<I", n))
+
+
 CORRUPT = {
     "empty": (b"", "it is empty"),
     "short": (b"GGUF", "the header needs 4 more"),
@@ -98,12 +103,26 @@ CORRUPT = {
         build([value("a", ARRAY, array(STRING, 1, struct.pack("<Q", 100)))]),
         "the array a needs",
     ),
-    "alignment 0": (build([value("general.alignment", U32, bytes(4))]), "no power of two"),
-    "alignment 24": (
-        build([value("general.alignment", U32, struct.pack("<I", 24))]),
-        "general.alignment is 24",
-    ),
+    "alignment 0": (build([alignment_of(0)]), "general.alignment is 0, and it must be a power"),
+    "alignment 24": (build([alignment_of(24)]), "general.alignment is 24, and it must be a power"),
+    "alignment too large": (build([alignment_of(1 << 17)]), "a power of two of at most 65536"),
     "alignment type": (build([value("general.alignment", STRING, string(b"x"))]), "'x'"),
+    "alignment of 64 bits": (
+        build([value("general.alignment", 10, struct.pack("<Q", 32))]),
+        "general.alignment is 32 of type UINT64",
+    ),
+    "alignment twice": (
+        build([alignment_of(32), alignment_of(64)]),
+        "metadata key general.alignment occurs twice",
+    ),
+    "alignment smaller than that of the tensors": (
+        build([alignment_of(16)], [entry(dims=(5,)), entry(b"u", (5,), offset=64)], 128),
+        "tensor u is at offset 64, and the tensors before it and the alignment of 16 put it at 32",
+    ),
+    "alignment larger than that of the tensors": (
+        build([alignment_of(64)], [entry(dims=(5,)), entry(b"u", (5,), offset=32)], 128),
+        "tensor u is at offset 32, .* put it at 64",
+    ),
     "tensor table cut": (build(entries=[entry()[:-8]], alignment=1), "claims 1 tensors|truncated"),
     "dims": (build(entries=[entry(dims=(1, 1, 1, 1, 1))]), "t has 5 dimensions"),
     "dims count": (build(entries=[string(b"t") + b"\xff" * 40]), "4294967295 dimensions"),
@@ -120,15 +139,22 @@ CORRUPT = {
         build(entries=[entry(dims=(32, 2))], n_data_bytes=200),
         "tensor t, the last in it, needs 56 more",
     ),
-    "offset beyond end": (build(entries=[entry(offset=1 << 40)], n_data_bytes=128), "needs"),
-    "offset misaligned": (build(entries=[entry(offset=8)], n_data_bytes=200), "offset 8, no mult"),
+    "offset beyond end": (
+        build(entries=[entry(offset=1 << 40)], n_data_bytes=128),
+        "tensor t is at offset 1099511627776",
+    ),
+    "offset misaligned": (build(entries=[entry(offset=8)], n_data_bytes=200), "is at offset 8"),
+    "gap": (
+        build(entries=[entry(b"a"), entry(b"b", offset=256)], n_data_bytes=512),
+        "tensor b is at offset 256, .* put it at 128",
+    ),
     "rows of part blocks": (
         build(entries=[entry(dims=(100,), kind=12)], n_data_bytes=200),
         "rows of 100 elements, and Q4_K stores blocks of 256",
     ),
     "overlap": (
         build(entries=[entry(b"a"), entry(b"b", offset=64)], n_data_bytes=256),
-        "tensors a and b overlap",
+        "tensor b is at offset 64, .* put it at 128",
     ),
     "tensor twice": (
         build(entries=[entry(b"a"), entry(b"a", offset=128)], n_data_bytes=256),
@@ -182,7 +208,7 @@ def test_what_is_built_here_is_valid(tmp_path):
     with GGUFFile.open(write(tmp_path, raw)) as file:
         assert file.int("a") == 0
         assert file.array("b")[0] == "x"
-        assert file.tensors["s"].shape == ()
+        assert file.tensors["s"].shape == (1,)
         assert file.tensors["t"].shape == (2, 32)
 
 

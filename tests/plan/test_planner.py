@@ -46,7 +46,7 @@ def test_the_fused_plan_computes_what_the_unfused_one_does(name):
         plan = make_plan(graph, backend, max_tokens=64, max_outputs=64, fuse=fuse)
         for w in plan.weights:
             t = file.tensors[w.name]
-            backend.upload(w, TensorData(t.type, tuple(t.shape), t.data))
+            backend.upload(w, TensorData(t.type, t.shape, t))
         cache = backend.allocate(plan.states, CacheLayout(64, (1,)))
         ids = np.load(FIXTURES / f"{name}.npz")["tokens"]
         logits.append(backend.prepare(plan, cache).step(prompt_step(ids, 1)))

@@ -148,13 +148,45 @@ class SplitPlan(Plan):
     schedule: tuple[Segment | Transfer, ...] = ()
 
 
+class ByteReader(Protocol):
+    """Bytes that are read when they are needed, such as those of a tensor in a file."""
+
+    @property
+    def n_bytes(self) -> int: ...
+
+    def read_into(self, target: npt.NDArray[np.uint8], start: int = 0) -> None:
+        """Fill `target` with the bytes from `start` on. Raises FormatError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TensorData:
-    """Bytes of a tensor as the file holds them."""
+    """A tensor as the file holds it. `source`: its bytes, or what reads them."""
 
     type: GGMLType
     shape: tuple[int, ...]
-    data: npt.NDArray[np.uint8]
+    source: npt.NDArray[np.uint8] | ByteReader
+
+    def read(self) -> npt.NDArray[np.uint8]:
+        """Return all bytes; raises FormatError when they cannot be read."""
+        if isinstance(self.source, np.ndarray):
+            return self.source
+        data = np.empty(self.source.n_bytes, np.uint8)
+        self.source.read_into(data)
+        return data
+
+    def read_part(
+        self, start: int, n_bytes: int, scratch: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.uint8]:
+        """Return `n_bytes` from `start` on, perhaps in `scratch`, which is at least as long.
+
+        Raises FormatError when they cannot be read.
+        """
+        if isinstance(self.source, np.ndarray):
+            return self.source[start : start + n_bytes]
+        part = scratch[:n_bytes]
+        self.source.read_into(part, start)
+        return part
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,44 +1,177 @@
-"""What makes cached keys and values belong to a model: the name of a file in a cache folder."""
+"""The key of a model's cached keys and values: the name of its folder in the prefix cache.
+
+The key covers the header and every byte of the tensors, so that no edit of a file, however small,
+finds keys and values of the file as it was. Tensors are hashed as they are read for loading.
+SHA-256 of an unchanged file is remembered in the cache folder beside the size, inode and times of
+the file, so only the first start pays for it.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
+import os
+import time
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from zinc import __version__
-from zinc.backends.api import Backend, CacheLayout, Plan
+from zinc.backends.api import Backend, ByteReader, CacheLayout, Plan
+from zinc.core.errors import FormatError
+from zinc.formats.gguf import GGUFFile, Tensor
+from zinc.formats.gguf_part import Part
+from zinc.kv.piece import write_atomically
 
-_HEAD_BYTES = 4 << 20
-_SAMPLE_BYTES = 64 << 10
-_SAMPLES = 32
+log = logging.getLogger("zinc.cache")
+
+# Two changes within a tick of the file system's clock leave the same times. A file that changed
+# this short a time ago is hashed again next time.
+SETTLED_NS = 2 * 10**9
+_CHUNK_BYTES = 8 << 20
 
 
-def cache_key(
-    paths: Iterable[Path], plans: Iterable[Plan], layout: CacheLayout, backend: Backend
-) -> str:
-    """Changes with the weights, the plans, the layout of the cache, the backend and zinc's version.
+class HashingReader:
+    """Reads a tensor and hashes its bytes, each once, in the order of the file.
 
-    Weights are known by the sizes of their files, their beginnings (metadata and tensor list) and
-    evenly spaced samples: reading all of a large model would take longer than the prompts saved.
+    The hash is computed in a thread of `hasher`, so that the caller can pack the bytes meanwhile.
     """
-    digest = hashlib.sha256()
-    for path in paths:
-        size = path.stat().st_size
-        digest.update(str(size).encode())
-        with path.open("rb") as file:
-            digest.update(file.read(_HEAD_BYTES))
-            for i in range(_SAMPLES):
-                file.seek(size * i // _SAMPLES)
-                digest.update(file.read(_SAMPLE_BYTES))
-    groups = sorted(layout.group_of.items())
+
+    def __init__(self, tensor: Tensor, hasher: ThreadPoolExecutor) -> None:
+        self._tensor, self._hasher = tensor, hasher
+        self._sha = hashlib.sha256()
+        self._n_hashed = 0
+        self._pending: Future[None] | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        return self._tensor.n_bytes
+
+    def read_into(self, target: npt.NDArray[np.uint8], start: int = 0) -> None:
+        """Fill `target` with the tensor's bytes from `start` on. Raises FormatError."""
+        self._settle()  # `target` may be the memory that is being hashed
+        self._tensor.read_into(target, start)
+        end = start + target.nbytes
+        if start <= self._n_hashed < end:
+            unseen = target[self._n_hashed - start :]
+            self._pending = self._hasher.submit(self._sha.update, unseen.data)
+            self._n_hashed = end
+
+    def finish(self) -> str:
+        """Return the hash of all bytes; those that nobody has read are read here."""
+        scratch = np.empty(min(_CHUNK_BYTES, self.n_bytes - self._n_hashed), np.uint8)
+        while self._n_hashed < self.n_bytes:
+            self.read_into(scratch[: self.n_bytes - self._n_hashed], self._n_hashed)
+        self._settle()
+        return self._sha.hexdigest()
+
+    def _settle(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+
+class TensorDigests:
+    """SHA-256 of the tensors of a file, remembered in `folder` for a file that did not change.
+
+    A backend reads tensors through `reader`; `finish` hashes what no backend has read.
+    """
+
+    def __init__(self, file: GGUFFile, folder: Path) -> None:
+        self._parts = [_PartDigests(part, folder) for part in file.parts]
+        self._of = {name: part for part in self._parts for name in part.part.tensors}
+        self._readers: dict[str, HashingReader] = {}
+        self._hasher = ThreadPoolExecutor(1, "zinc-hash")
+
+    def reader(self, tensor: Tensor) -> ByteReader:
+        """Return what reads `tensor`: the tensor itself if its hash is known."""
+        if tensor.name in self._of[tensor.name].known:
+            return tensor
+        if tensor.name not in self._readers:
+            self._readers[tensor.name] = HashingReader(tensor, self._hasher)
+        return self._readers[tensor.name]
+
+    def finish(self) -> str:
+        """Return the hash of headers and tensors, and remember the hashes of the tensors.
+
+        Raises FormatError when a file cannot be read or changed since it was opened.
+        """
+        digest = hashlib.sha256()
+        for part in self._parts:
+            digest.update(hashlib.sha256(part.part.header.data).digest())
+            for name, tensor in part.part.tensors.items():
+                if name not in part.known:
+                    reader = self._readers.pop(name, None) or HashingReader(tensor, self._hasher)
+                    part.known[name] = reader.finish()
+                digest.update(bytes.fromhex(part.known[name]))
+            part.remember()
+        self._hasher.shutdown()
+        return digest.hexdigest()
+
+
+class _PartDigests:
+    """SHA-256 of the tensors of one file by name; `known` has those that are hashed already."""
+
+    def __init__(self, part: Part, folder: Path) -> None:
+        self.part = part
+        name = hashlib.sha256(os.fsencode(part.path.absolute())).hexdigest()[:16]
+        self._record = folder / f"weights-{name}.json"
+        self._opened_ns = time.time_ns()
+        self.known = self._recall()
+
+    def _recall(self) -> dict[str, str]:
+        """Return the remembered hashes; none unless they are of this very state of the file."""
+        try:
+            record: Any = json.loads(self._record.read_bytes())
+            if tuple(record["stamp"]) == self.part.source.opened:
+                digests = {name: str(record["sha256"][name]) for name in self.part.tensors}
+                if all(len(bytes.fromhex(digest)) == 32 for digest in digests.values()):
+                    return digests
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("%s is ignored: %s", self._record, error)
+        return {}
+
+    def remember(self) -> None:
+        """Write the hashes to the cache folder. Raises FormatError when the file has changed."""
+        stamp = self.part.source.opened
+        if self.part.source.stamp() != stamp:
+            raise FormatError(
+                f"{self.part.path} changed while it was loaded",
+                "its size or times are not those that it was opened with",
+                "load it again when it is complete",
+            )
+        changed_ns = max(stamp.modified_ns, stamp.changed_ns)
+        if self._opened_ns - changed_ns < SETTLED_NS:
+            return
+        record = json.dumps({"stamp": stamp, "sha256": self.known}).encode()
+        try:
+            write_atomically(self._record, record)
+        except OSError as error:
+            log.warning("hashes of %s are not remembered: %s", self.part.path, error)
+
+
+def cache_key(weights: str, plans: Iterable[Plan], layout: CacheLayout, backend: Backend) -> str:
+    """Return the name of the folder for cached keys and values.
+
+    It changes with the hash of the weights (`TensorDigests.finish`), the plans, the layout of the
+    cache, the backend and zinc's version.
+    """
     parts = (
         __version__,
+        weights,
         *(plan.hash for plan in plans),
         layout.block_tokens,
         layout.kv_dtype,
-        groups,
+        sorted(layout.group_of.items()),
+        backend.name,
+        getattr(backend, "level", ""),
+        backend.batch_invariant,
     )
-    backend_parts = (backend.name, getattr(backend, "level", ""), backend.batch_invariant)
-    digest.update(repr((*parts, *backend_parts)).encode())
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -11,6 +11,7 @@ from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, Expecting, Plan
 from zinc.core.errors import FormatError, MemoryLimitError, RequestError
 from zinc.core.kv_types import BYTES_A_NUMBER, GROUP
+from zinc.engine.identity import TensorDigests
 from zinc.formats.gguf import GGUFFile
 from zinc.kv import Group, window_blocks
 from zinc.models.spec import ModelSpec
@@ -283,10 +284,13 @@ def upload(
     plan: Plan,
     backend: Backend,
     progress: Callable[[int, int], None] | None = None,
+    digests: TensorDigests | None = None,
 ) -> None:
-    """Hands every weight of the plan to the backend, the largest first.
+    """Hand every weight of `plan` to `backend`, the largest first.
 
-    A tensor is in memory twice while it is packed: the largest ones before the others are there.
+    A backend may read a tensor whole before it packs it: the largest ones do so while the others
+    are not in memory yet. `progress` is called with bytes done and bytes in all. `digests` hashes
+    the tensors as they are read. Raises FormatError when the file cannot be read.
     """
     tensors = [(w, file.tensors[w.tensor]) for w in plan.weights]
     tensors.sort(key=lambda pair: pair[1].n_bytes, reverse=True)
@@ -295,8 +299,8 @@ def upload(
     if isinstance(backend, Expecting):
         backend.expect([weight for weight, _ in tensors])
     for weight, tensor in tensors:
-        backend.upload(weight, tensor_data(weight, tensor))
-        tensor.release()
+        reader = tensor if digests is None else digests.reader(tensor)
+        backend.upload(weight, tensor_data(weight, tensor, reader))
         done += tensor.n_bytes
         if progress is not None:
             progress(done, total)

@@ -1,51 +1,34 @@
-"""A cursor over a mapped file that never reads, and never lets a caller allocate, past its end.
+"""A cursor over the header of a file: it never reads, or lets a caller allocate, past the end.
 
 Every read names what is read, so an error can say which field of the header the file lies about.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import stat
 import struct
 from pathlib import Path
 
 from zinc.core.errors import FormatError
-from zinc.formats.metadata import read_u64
+from zinc.formats.metadata import Header, read_u64
+from zinc.formats.source import REFETCH, Source
 
 MAX_NAME_BYTES = 65_535
-
-REFETCH = "download or convert the file again"
-
-
-def map_file(path: Path) -> mmap.mmap:
-    """Map a regular file for reading; raises FormatError where the system refuses."""
-    try:
-        with open(path, "rb", opener=_open_without_blocking) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise FormatError(f"cannot read {path}", "it is not a regular file")
-            if status.st_size == 0:
-                raise FormatError(f"{path} is truncated", "it is empty", REFETCH)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise FormatError(f"cannot read {path}", reason or str(error)) from error
-
-
-def _open_without_blocking(path: str, flags: int) -> int:
-    """A named pipe must not hang us before we can see that it is one."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+# Metadata and tensor table together. The largest vocabularies take 20 MB.
+MAX_HEADER_BYTES = 256 << 20
+_FIRST_READ_BYTES = 256 << 10
 
 
 class Cursor:
-    """Position `position` in `buffer`, the mapped file at `path`; FormatError beyond its end."""
+    """Position `position` in the file at `path`, whose beginning is read into `header` as needed.
+
+    Raises FormatError for a position beyond the end of the file or `MAX_HEADER_BYTES`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.buffer = map_file(path)
-        self.size = len(self.buffer)
+        self.source = Source(path)
+        self.size = self.source.size
+        self.header = Header()
         self.position = 0
 
     def corrupt(self, why: str) -> FormatError:
@@ -56,12 +39,24 @@ class Cursor:
         return FormatError(f"{self.path} is truncated or corrupt", why, REFETCH)
 
     def take(self, n_bytes: int, what: str) -> int:
-        """Move past `n_bytes` and return where they start."""
+        """Move past `n_bytes`, which are in `header` from then on, and return where they start."""
         start = self.position
-        if n_bytes > self.size - start:
-            raise self.truncated(what, start + n_bytes - self.size)
+        self.load(start + n_bytes, what)
         self.position = start + n_bytes
         return start
+
+    def load(self, end: int, what: str) -> None:
+        """Read the file into `header` up to `end` at least; `what` needs these bytes."""
+        data = self.header.data
+        if end <= len(data):
+            return
+        if end > self.size:
+            raise self.truncated(what, end - self.size)
+        if end > MAX_HEADER_BYTES:
+            raise self.corrupt(f"{what} ends behind byte {MAX_HEADER_BYTES} of the header")
+        # In growing steps, so that all of them together copy little more than the header.
+        end = min(self.size, max(end, 4 * len(data), _FIRST_READ_BYTES))
+        self.header.data = data + self.source.read(len(data), end - len(data), what)
 
     def u32(self, what: str) -> int:
         return int.from_bytes(self.raw(4, what), "little")
@@ -71,7 +66,7 @@ class Cursor:
 
     def raw(self, n_bytes: int, what: str) -> bytes:
         start = self.take(n_bytes, what)
-        return self.buffer[start : self.position]
+        return self.header.data[start : self.position]
 
     def string(self, what: str) -> bytes:
         """A length and that many bytes."""
@@ -97,19 +92,23 @@ class Cursor:
         return count
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Walk over the lengths; half a million strings take 40 ms.
+        """Walk over the lengths of `count` strings; half a million take 40 ms.
 
-        Lengths are unsigned, so a lying one moves the position past the end and the next read
-        fails: one check after the loop is enough.
+        Lengths are unsigned, so a wrong one moves the position past the end of the file and the
+        next read fails.
         """
         if count * 8 > self.size - self.position:
             raise self.truncated(what, self.position + count * 8 - self.size)
-        buffer, position = self.buffer, self.position
-        try:
-            for _ in range(count):
-                position += 8 + read_u64(buffer, position)[0]
-        except (struct.error, OverflowError):
-            position = max(position, self.size + 1)
-        if position > self.size:
-            raise self.truncated(what, position - self.size)
+        position, data = self.position, self.header.data
+        steps = iter(range(count))
+        while True:
+            try:
+                for _ in steps:
+                    position += 8 + read_u64(data, position)[0]
+                break
+            except (struct.error, OverflowError):  # not read yet, or beyond the end of the file
+                self.load(position + 8, what)
+                data = self.header.data
+                position += 8 + read_u64(data, position)[0]
+        self.load(position, what)
         self.position = position

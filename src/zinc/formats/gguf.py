@@ -1,4 +1,4 @@
-"""GGUF model files: metadata and zero-copy tensors, of one file or of a split model.
+"""GGUF model files: metadata and tensors, of one file or of a split model.
 
     with GGUFFile.open("model.gguf") as file:
         file.str("general.architecture"), file.tensors["output.weight"].to_float32()
@@ -30,6 +30,7 @@ class GGUFFile(MetadataAccess):
 
     def __init__(self, parts: list[Part]) -> None:
         first = parts[0]
+        self.parts = tuple(parts)
         self.path = first.path
         self.paths = tuple(part.path for part in parts)
         self.version = first.version
@@ -41,7 +42,7 @@ class GGUFFile(MetadataAccess):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
-        """Map a model file, and the other parts when it is one of a split model.
+        """Open a model file, and the other parts when it is one of a split model.
 
         Raises FormatError for a file that is missing, truncated, corrupt or no GGUF file, and
         UnsupportedError for a version, byte order or tensor type that zinc does not read.
@@ -52,15 +53,16 @@ class GGUFFile(MetadataAccess):
         return cls(_read_all_parts(part))
 
     def with_metadata(self, changes: Mapping[str, MetadataValue]) -> GGUFFile:
-        """The same file as though its metadata said otherwise; both share what is mapped."""
+        """Return the same file with `changes` to its metadata; both share the open file."""
         view = copy.copy(self)
         view.metadata = MappingProxyType({**self.metadata, **changes})
         return view
 
     def close(self) -> None:
-        """Let go of the file; it is unmapped as soon as no view of its data is left."""
+        """Drop metadata and tensors; the file is closed once no tensor of it is left."""
         self.metadata = MappingProxyType({})
         self.tensors = MappingProxyType({})
+        self.parts = ()
 
     def __enter__(self) -> GGUFFile:
         return self

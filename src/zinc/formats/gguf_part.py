@@ -1,18 +1,17 @@
-"""One GGUF file, mapped and checked: header, metadata, tensor table, tensor views.
+"""One GGUF file, read and checked: header, metadata, tensor table.
 
     magic "GGUF" | u32 version | u64 tensors | u64 keys | keys and values | tensor table | padding
     | tensor data, each tensor at a multiple of the alignment
 
 Every count, length, offset and product is checked against the size of the file before it is used,
 so a hostile header costs no more than reading it. Values of arrays are skipped, not decoded.
+Tensor data stays in the file until `Tensor.read`.
 Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zinc.core.errors import FormatError, UnsupportedError
-from zinc.formats.cursor import REFETCH, Cursor
-from zinc.formats.metadata import NUMBERS, GGUFArray, MetadataValue, ValueType
+from zinc.formats.cursor import Cursor
+from zinc.formats.metadata import NUMBERS, GGUFArray, Header, MetadataValue, ValueType
+from zinc.formats.source import REFETCH, Source
 from zinc.quant.blocks import BLOCKS, GGMLType
 from zinc.quant.decode import decode
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 16
 MAX_DIMS = 4
 
 # Far above any model (the largest have a few thousand): bounds the Python objects that a file can
@@ -46,44 +47,54 @@ _WITHDRAWN_TYPES = {4, 5, 31, 32, 33, 36, 37, 38}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """A tensor of a model file; `data` is a read-only view of the mapped file, not a copy."""
+    """A tensor of a model file: where its bytes are, and how to read them."""
 
     name: str
     shape: tuple[int, ...]
-    """Dimensions in numpy's order, (rows, columns) for a matrix: GGUF's own order reversed."""
+    """Dimensions in numpy's order, (rows, columns) for a matrix: GGUF's own order reversed. A
+    tensor without dimensions is a vector of one element."""
     type: GGMLType
-    data: NDArray[np.uint8]
+    n_bytes: int
     offset: int
-    """Where `data` starts in the file at `path`, in bytes."""
-    path: Path
+    """Where the bytes start in the file, counted from its beginning."""
+    source: Source
 
     @property
-    def n_bytes(self) -> int:
-        return self.data.nbytes
+    def path(self) -> Path:
+        """The file that holds the tensor: one of several where a model is split."""
+        return self.source.path
 
     @property
     def n_elements(self) -> int:
         return math.prod(self.shape)
 
-    def release(self) -> None:
-        """Give the memory of `data` back; the file is read again where it is touched again.
+    def read(self) -> NDArray[np.uint8]:
+        """Return all bytes of the tensor as a new array.
 
-        Pages of a mapped file count as this process's memory until then, which would double
-        the memory of a model while a backend copies it.
+        Raises FormatError when the file became shorter or cannot be read.
         """
-        mapped = self.data.base.obj if isinstance(self.data.base, memoryview) else None
-        if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_DONTNEED, start, self.offset + self.n_bytes - start)
+        data = np.empty(self.n_bytes, np.uint8)
+        self.read_into(data)
+        return data
+
+    def read_into(self, target: NDArray[np.uint8], start: int = 0) -> None:
+        """Fill the contiguous array `target` with the tensor's bytes from `start` on.
+
+        Raises FormatError when the file became shorter or cannot be read, and ValueError for bytes
+        that the tensor does not have.
+        """
+        if start < 0 or start + target.nbytes > self.n_bytes:
+            raise ValueError(f"bytes {start} to {start + target.nbytes} of {self.n_bytes}")
+        self.source.read_into(target, self.offset + start, f"tensor {self.name}")
 
     def to_float32(self) -> NDArray[np.float32]:
-        """The decoded values as a new array of `shape`."""
-        return decode(self.data, self.type, self.shape)
+        """Return the decoded values as a new array of `shape`; raises FormatError as `read`."""
+        return decode(self.read(), self.type, self.shape)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """What one file holds."""
+    """What one file holds. `header`: its bytes up to the end of the tensor table."""
 
     path: Path
     version: int
@@ -92,10 +103,12 @@ class Part:
     metadata: Mapping[str, MetadataValue]
     value_types: Mapping[str, ValueType]
     tensors: Mapping[str, Tensor]
+    header: Header
+    source: Source
 
 
 def read_part(path: Path) -> Part:
-    """Map and check a file.
+    """Read the header of a file and check it.
 
     Raises FormatError when it is no GGUF file, truncated or contradicts itself, UnsupportedError
     for a version, byte order or tensor type that zinc does not read.
@@ -137,12 +150,24 @@ class _Reader(Cursor):
                 raise self.corrupt(f"metadata key {key} occurs twice")
             types[key] = self._value_type(key)
             metadata[key] = self._value(key, types[key])
-        alignment = self._alignment(metadata)
+        alignment = self._alignment(metadata, types)
         tensors = self._tensors(n_tensors, alignment)
-        return Part(self.path, version, alignment, self.size, metadata, types, tensors)
+        self.header.data = self.header.data[: self.position]  # not what was read beyond it
+        return Part(
+            self.path,
+            version,
+            alignment,
+            self.size,
+            metadata,
+            types,
+            tensors,
+            self.header,
+            self.source,
+        )
 
     def _version(self) -> int:
-        head = self.buffer[:64]
+        self.load(min(64, self.size), "the header")
+        head = self.header.data[:64]
         if not head.startswith(MAGIC):
             raise FormatError(
                 f"{self.path} is not a GGUF file", _other_format(head), "give a .gguf file"
@@ -173,9 +198,10 @@ class _Reader(Cursor):
             return self._array(key, 1)
         dtype = NUMBERS[kind]
         start = self.take(dtype.itemsize, what)
-        if kind is ValueType.BOOL and self.buffer[start] > 1:
-            raise self.corrupt(f"{what} is a boolean with the value {self.buffer[start]}")
-        value: int | float | bool = np.frombuffer(self.buffer, dtype, 1, start)[0].item()
+        data = self.header.data
+        if kind is ValueType.BOOL and data[start] > 1:
+            raise self.corrupt(f"{what} is a boolean with the value {data[start]}")
+        value: int | float | bool = np.frombuffer(data, dtype, 1, start)[0].item()
         return value
 
     def _value_type(self, key: str) -> ValueType:
@@ -192,15 +218,15 @@ class _Reader(Cursor):
         start = self.position
         if element is ValueType.STRING:
             self.skip_strings(count, what)
-            return GGUFArray(self.buffer, element, start, count)
+            return GGUFArray(self.header, element, start, count)
         if element is ValueType.ARRAY:
             return self._nested_array(key, count, depth)
         self.take(count * NUMBERS[element].itemsize, what)
         if element is ValueType.BOOL and count:
-            flags = np.frombuffer(self.buffer, np.uint8, count, start)
+            flags = np.frombuffer(self.header.data, np.uint8, count, start)
             if flags.max() > 1:
                 raise self.corrupt(f"{what} holds a boolean with the value {flags.max()}")
-        return GGUFArray(self.buffer, element, start, count)
+        return GGUFArray(self.header, element, start, count)
 
     def _nested_array(self, key: str, count: int, depth: int) -> GGUFArray:
         self.n_nested += count
@@ -212,58 +238,61 @@ class _Reader(Cursor):
             )
         start = self.position
         children = [self._array(key, depth + 1) for _ in range(count)]
-        return GGUFArray(self.buffer, ValueType.ARRAY, start, count, children)
+        return GGUFArray(self.header, ValueType.ARRAY, start, count, children)
 
-    def _alignment(self, metadata: Mapping[str, MetadataValue]) -> int:
-        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if type(alignment) is int and alignment > 0 and not alignment & (alignment - 1):
-            return alignment
-        raise self.corrupt(f"general.alignment is {alignment!r}, which is no power of two")
+    def _alignment(
+        self, metadata: Mapping[str, MetadataValue], types: Mapping[str, ValueType]
+    ) -> int:
+        key = "general.alignment"
+        if key not in metadata:
+            return DEFAULT_ALIGNMENT
+        alignment = metadata[key]
+        if types[key] is not ValueType.UINT32 or not isinstance(alignment, int):
+            raise self.corrupt(f"{key} is {alignment!r} of type {types[key].name}, and not UINT32")
+        if alignment & (alignment - 1) or not 0 < alignment <= MAX_ALIGNMENT:
+            raise self.corrupt(
+                f"{key} is {alignment}, and it must be a power of two of at most {MAX_ALIGNMENT}"
+            )
+        return alignment
 
     # Tensors
 
     def _tensors(self, count: int, alignment: int) -> dict[str, Tensor]:
-        table = [self._tensor_entry(alignment) for _ in range(count)]
+        table = [self._tensor_entry() for _ in range(count)]
         data_start = -(-self.position // alignment) * alignment
-        spans = sorted((offset, offset + size, name) for name, _, _, offset, size in table)
-        for (_, end, name), (start, _, follower) in itertools.pairwise(spans):
-            if start < end:
-                raise self.corrupt(f"the data of tensors {name} and {follower} overlap")
-        if spans:
-            _, end, name = spans[-1]
-            n_missing = data_start + end - self.size
-            if n_missing > 0:
-                raise self.truncated(f"tensor {name}, the last in it,", n_missing)
         tensors: dict[str, Tensor] = {}
-        for name, shape, kind, offset, size in table:
+        offset = end = 0
+        for name, shape, kind, claimed, n_bytes in table:
             if name in tensors:
                 raise self.corrupt(f"tensor {name} occurs twice")
-            start = data_start + offset
-            data = np.frombuffer(self.buffer, np.uint8, size, start)
-            tensors[name] = Tensor(name, shape, kind, data, start, self.path)
+            if claimed != offset:
+                raise self.corrupt(
+                    f"tensor {name} is at offset {claimed}, and the tensors before it and the "
+                    f"alignment of {alignment} put it at {offset}"
+                )
+            tensors[name] = Tensor(name, shape, kind, n_bytes, data_start + offset, self.source)
+            end = data_start + offset + n_bytes
+            offset += -(-n_bytes // alignment) * alignment
+        if end > self.size:
+            raise self.truncated(f"tensor {name}, the last in it,", end - self.size)
         return tensors
 
-    def _tensor_entry(self, alignment: int) -> tuple[str, tuple[int, ...], GGMLType, int, int]:
-        """name, shape, type, offset in the data section, bytes."""
+    def _tensor_entry(self) -> tuple[str, tuple[int, ...], GGMLType, int, int]:
+        """Return name, shape, type, offset in the data section, and bytes of the next tensor."""
         name = self.name("tensor")
         what = f"the entry of tensor {name}"
         n_dims = self.u32(what)
         if n_dims > MAX_DIMS:
             raise self.corrupt(f"tensor {name} has {n_dims} dimensions, more than {MAX_DIMS}")
-        shape = tuple(self.u64(what) for _ in range(n_dims))[::-1]
+        shape = tuple(self.u64(what) for _ in range(n_dims))[::-1] or (1,)
         if 0 in shape:
             raise self.corrupt(f"tensor {name} has no elements: its shape is {shape}")
         kind = self._tensor_type(name, self.u32(what))
         offset = self.u64(what)
-        if offset % alignment:
-            raise self.corrupt(
-                f"tensor {name} is at offset {offset}, no multiple of the alignment {alignment}"
-            )
         layout = BLOCKS[kind]
-        n_columns = shape[-1] if shape else 1
-        if n_columns % layout.block_size:
+        if shape[-1] % layout.block_size:
             raise self.corrupt(
-                f"tensor {name} has rows of {n_columns} elements, and {layout.name} stores blocks "
+                f"tensor {name} has rows of {shape[-1]} elements, and {layout.name} stores blocks "
                 f"of {layout.block_size}"
             )
         return name, shape, kind, offset, math.prod(shape) // layout.block_size * layout.block_bytes

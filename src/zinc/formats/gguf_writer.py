@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from zinc.core.errors import FormatError, ModelError
 from zinc.formats.cursor import MAX_NAME_BYTES
-from zinc.formats.gguf_part import DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS
+from zinc.formats.gguf_part import DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_DIMS
 from zinc.formats.metadata import NUMBERS, GGUFArray, ValueType
 from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
 
@@ -53,9 +53,10 @@ class GGUFWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], alignment: int = DEFAULT_ALIGNMENT) -> None:
-        if alignment <= 0 or alignment & (alignment - 1):
+        if alignment & (alignment - 1) or not 0 < alignment <= MAX_ALIGNMENT:
             raise ModelError(
-                f"an alignment of {alignment} is not possible", "it is no power of two"
+                f"an alignment of {alignment} is not possible",
+                f"it must be a power of two of at most {MAX_ALIGNMENT}",
             )
         self.path = Path(path)
         self.alignment = alignment

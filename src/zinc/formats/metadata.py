@@ -1,7 +1,7 @@
 """Metadata values of a GGUF file: their types, lazily decoded arrays, and typed access by key.
 
 A tokenizer's arrays hold up to 250,000 strings each, and most commands never look at them. A
-`GGUFArray` is therefore a window on the mapped file that decodes what is asked for. Strings are
+`GGUFArray` is therefore a window on the header that decodes what is asked for. Strings are
 bytes in the file; they are text only for display, so bytes that are no UTF-8 become U+FFFD in
 text and stay available through `bytes_at` and `iter_bytes`.
 """
@@ -9,7 +9,6 @@ text and stay available through `bytes_at` and `iter_bytes`.
 from __future__ import annotations
 
 import builtins
-import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -21,7 +20,14 @@ from numpy.typing import NDArray
 
 from zinc.core.errors import ModelError
 
-Buffer: TypeAlias = bytes | mmap.mmap
+
+class Header:
+    """The beginning of a file; `data` is replaced by a longer copy while the file is parsed."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
 
 
 class ValueType(IntEnum):
@@ -61,24 +67,24 @@ read_u64 = struct.Struct("<Q").unpack_from
 
 
 class GGUFArray(Sequence[Any]):
-    """An array value: `count` elements of `element_type` that start at `start` in `buffer`.
+    """An array value: `count` elements of `element_type` that start at byte `start` of `header`.
 
-    The reader has checked that all of them lie in the file. Nested arrays are arrays of
+    The reader has checked that all of them lie in the header. Nested arrays are arrays of
     `GGUFArray`; `children` holds them, since their sizes differ.
     """
 
-    __slots__ = ("_buffer", "_children", "_count", "_offsets", "_start", "element_type")
+    __slots__ = ("_children", "_count", "_header", "_offsets", "_start", "element_type")
 
     def __init__(
         self,
-        buffer: Buffer,
+        header: Header,
         element_type: ValueType,
         start: int,
         count: int,
         children: Sequence[GGUFArray] = (),
     ) -> None:
         self.element_type = element_type
-        self._buffer = buffer
+        self._header = header
         self._start = start
         self._count = count
         self._children = children
@@ -115,34 +121,34 @@ class GGUFArray(Sequence[Any]):
         return list(self)
 
     def to_numpy(self) -> NDArray[Any]:
-        """A read-only view of the numbers in the mapped file; TypeError for other elements."""
+        """Return a read-only view of the numbers; raises TypeError for other elements."""
         dtype = NUMBERS.get(self.element_type)
         if dtype is None:
             raise TypeError(f"an array of {self.element_type.name} is not an array of numbers")
-        return np.frombuffer(self._buffer, dtype, self._count, self._start)
+        return np.frombuffer(self._header.data, dtype, self._count, self._start)
 
     def bytes_at(self, index: int) -> bytes:
         """The raw bytes of string `index`; the first call finds where each string starts."""
         self._require_strings()
         if self._offsets is None:
             self._offsets = list(self._iter_offsets())
-        start = self._offsets[index]
-        return self._buffer[start + 8 : start + 8 + read_u64(self._buffer, start)[0]]
+        start, data = self._offsets[index], self._header.data
+        return data[start + 8 : start + 8 + read_u64(data, start)[0]]
 
     def iter_bytes(self) -> Iterator[bytes]:
         """The raw bytes of every string, in order and without an index of them."""
         self._require_strings()
-        buffer, position = self._buffer, self._start
+        data, position = self._header.data, self._start
         for _ in range(self._count):
-            end = position + 8 + read_u64(buffer, position)[0]
-            yield buffer[position + 8 : end]
+            end = position + 8 + read_u64(data, position)[0]
+            yield data[position + 8 : end]
             position = end
 
     def _iter_offsets(self) -> Iterator[int]:
-        buffer, position = self._buffer, self._start
+        data, position = self._header.data, self._start
         for _ in range(self._count):
             yield position
-            position += 8 + read_u64(buffer, position)[0]
+            position += 8 + read_u64(data, position)[0]
 
     def _require_strings(self) -> None:
         if self.element_type is not ValueType.STRING:

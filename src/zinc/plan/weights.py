@@ -1,24 +1,31 @@
 """Bytes of a tensor as a graph's weight wants them, before a backend sees them.
 
-Almost always these are the bytes of the file, without a copy. A weight that must be stored the
-other way round is decoded and transposed here once: no block format can be transposed in place.
+Almost always these are the bytes of the file, which the backend reads. A weight that must be
+stored transposed is decoded and transposed here once: no block format can be transposed in place.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from zinc.backends.api import TensorData
+from zinc.backends.api import ByteReader, TensorData
 from zinc.formats.gguf import Tensor
 from zinc.ops.graph import FloatArray, Weight
+from zinc.quant.decode import decode
 from zinc.quant.encode import encode
 
 
-def tensor_data(weight: Weight, tensor: Tensor) -> TensorData:
-    """What to upload for `weight`, whose `tensor` is the one of that name in the file."""
+def tensor_data(weight: Weight, tensor: Tensor, reader: ByteReader | None = None) -> TensorData:
+    """Return what to upload for `weight`, whose bytes are those of `tensor` in the file.
+
+    `reader` reads them; by default `tensor` does. Raises FormatError when they cannot be read.
+    """
+    data = TensorData(tensor.type, tensor.shape, reader or tensor)
     if weight.transposed_rows is None:
-        return TensorData(tensor.type, weight.shape, tensor.data)
+        return replace(data, shape=weight.shape)
     planes, rows, cols = weight.shape
-    source = tensor.to_float32()[list(weight.transposed_rows)]
+    source = decode(data.read(), tensor.type, tensor.shape)[list(weight.transposed_rows)]
     turned: FloatArray = np.ascontiguousarray(source.reshape(planes, cols, rows).transpose(0, 2, 1))
     return TensorData(weight.type, weight.shape, encode(turned, weight.type).reshape(-1))

@@ -7,7 +7,7 @@ chosen here. Weights are repacked at load into the layout that mat-vec and GEMM 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -18,9 +18,13 @@ from zinc.backends.api import ROUNDING, CacheLayout, Operand, Plan, Ref, TensorD
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.ops.graph import Act, Constant, Dim, FloatArray, KVState, RecurrentState, State, Weight
 from zinc.ops.step import Step
-from zinc.quant.blocks import GGMLType
+from zinc.quant.blocks import GGMLType, row_bytes
 from zinc.quant.codebooks import flat_digits
 from zinc.quant.decode import decode
+
+TILE_ROWS = 16  # native/kernel.h
+# Bytes of a tensor that are in memory beside its packed form while it is loaded.
+CHUNK_BYTES = 8 << 20
 
 try:
     from zinc.backends.cpu import _cpu
@@ -233,30 +237,46 @@ class CpuBackend(CpuKernels):
     def upload(self, weight: Weight, data: TensorData) -> None:
         try:
             if weight.is_vector:
-                vector = decode(data.data, data.type, data.shape)
+                vector = decode(data.read(), data.type, data.shape)
                 self.weights[weight.name] = _cpu.pack_vector(vector)
-                return
-            rows_from = None
-            if weight.rows_from is not None:
-                planes = np.arange(weight.planes, dtype=np.int64) * weight.shape[-2]
-                rows_from = np.add.outer(planes, np.array(weight.rows_from, np.int64)).reshape(-1)
-            self.weights[weight.name] = _cpu.pack(
-                self.pool,
-                self.level,
-                int(data.type),
-                data.data,
-                weight.planes,
-                weight.rows,
-                weight.cols,
-                rows_from,
-                flat_digits(data.type),
-            )
+            elif weight.rows_from is None or _is_run(weight.rows_from):
+                self.weights[weight.name] = self._pack_chunks(weight, data)
+            else:
+                self.weights[weight.name] = self._pack_whole(weight, data, weight.rows_from)
         except MemoryError as error:
             raise MemoryLimitError(
                 f"cannot load the tensor {weight.name}",
                 "there is not enough memory for it",
                 "use a smaller model or quantisation",
             ) from error
+
+    def _pack_chunks(self, weight: Weight, data: TensorData) -> Any:
+        """Pack consecutive rows as they are read, so that the source is never in memory whole."""
+        tensor = _cpu.allocate(self.level, int(data.type), weight.planes, weight.rows, weight.cols)
+        codebook = flat_digits(data.type)
+        size = row_bytes(data.type, weight.cols)
+        chunks = list(_row_chunks(weight, max(TILE_ROWS, CHUNK_BYTES // size)))
+        scratch = np.empty(max(n_rows for _, n_rows in chunks) * size, np.uint8)
+        tile = 0
+        for first, n_rows in chunks:
+            part = data.read_part(first * size, n_rows * size, scratch)
+            tile = _cpu.pack_tiles(self.pool, tensor, tile, part, codebook)
+        return tensor
+
+    def _pack_whole(self, weight: Weight, data: TensorData, rows: Sequence[int]) -> Any:
+        """Pack the given rows of each plane."""
+        planes = np.arange(weight.planes, dtype=np.int64) * weight.shape[-2]
+        return _cpu.pack(
+            self.pool,
+            self.level,
+            int(data.type),
+            data.read(),
+            weight.planes,
+            weight.rows,
+            weight.cols,
+            np.add.outer(planes, np.array(rows, np.int64)).reshape(-1),
+            flat_digits(data.type),
+        )
 
     @property
     def weight_bytes(self) -> int:
@@ -277,6 +297,29 @@ class CpuBackend(CpuKernels):
 
     def prepare(self, plan: Plan, cache: Any) -> CpuProgram:
         return CpuProgram(plan, self, cache)
+
+
+def _is_run(rows: Sequence[int]) -> bool:
+    """Return whether the rows follow each other in the file."""
+    return isinstance(rows, range) and rows.step == 1
+
+
+def _row_chunks(weight: Weight, most_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row in the file and the count of rows of each chunk of a matrix.
+
+    A chunk has about `most_rows` rows. It ends with a tile: it is part of a plane, or whole planes.
+    """
+    stored, rows = weight.shape[-2], weight.rows
+    if rows == stored and rows <= most_rows:
+        step = most_rows // rows * rows
+        total = weight.planes * rows
+        yield from ((first, min(step, total - first)) for first in range(0, total, step))
+        return
+    step = most_rows // TILE_ROWS * TILE_ROWS
+    offset = weight.rows_from[0] if weight.rows_from else 0
+    for plane in range(weight.planes):
+        for first in range(0, rows, step):
+            yield plane * stored + offset + first, min(step, rows - first)
 
 
 def available_cores() -> int:

@@ -25,6 +25,23 @@ def packable(level: str, ggml_type: int) -> bool: ...
 def row_bytes(act: str, cols: int) -> int:
     """Stride of an activation row, a multiple of 64."""
 
+def allocate(level: str, ggml_type: int, planes: int, rows: int, cols: int) -> PackedTensor:
+    """Make a tensor for `pack_tiles` to fill. Raises ValueError."""
+
+def pack_tiles(
+    pool: Pool,
+    tensor: PackedTensor,
+    first_tile: int,
+    data: NDArray[np.uint8],
+    codebook: NDArray[np.uint8] | None = None,
+) -> int:
+    """Fill tiles of 16 rows from `first_tile` on with consecutive rows of a GGUF tensor.
+
+    The rows start with that tile and end with a tile; each plane ends with a tile of the rows that
+    are left. Returns the tile behind the last one that is filled. Raises ValueError. `codebook`: as
+    for `pack`.
+    """
+
 def pack(
     pool: Pool,
     level: str,

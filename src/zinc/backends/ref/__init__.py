@@ -162,7 +162,7 @@ class RefBackend:
         return None
 
     def upload(self, weight: Weight, data: TensorData) -> None:
-        array = decode(data.data, data.type, data.shape)
+        array = decode(data.read(), data.type, data.shape)
         if weight.rows_from is not None:
             array = np.take(array, weight.rows_from, axis=-2)
         self._weights[weight.name] = array

@@ -86,7 +86,7 @@ class VulkanBackend(VulkanKernels):
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         if weight.is_vector:
-            vector = decode(data.data, data.type, data.shape)
+            vector = decode(data.read(), data.type, data.shape)
             self.weights[weight.name] = None, self._place(vector.view(np.uint8).reshape(-1))
             return
         rows_from = None
@@ -94,7 +94,7 @@ class VulkanBackend(VulkanKernels):
             planes = np.arange(weight.planes, dtype=np.int64) * weight.shape[-2]
             rows_from = np.add.outer(planes, np.array(weight.rows_from, np.int64)).reshape(-1)
         packed = packing.pack(
-            data.type, data.data, weight.planes, weight.rows, weight.cols, rows_from
+            data.type, data.read(), weight.planes, weight.rows, weight.cols, rows_from
         )
         place = self._place(packed)
         resident = DeviceWeight(place.address, data.type, weight.planes, weight.rows, weight.cols)

@@ -195,6 +195,24 @@ NB_MODULE(_cpu, m) {
         });
 
     m.def(
+        "allocate",
+        [](const std::string& level, int type, int64_t planes, int64_t rows, int64_t cols) {
+            const WeightFormat& format = find_format(find_level(level), type);
+            nb::gil_scoped_release release;
+            return allocate(format, planes, rows, cols);
+        },
+        "level"_a, "ggml_type"_a, "planes"_a, "rows"_a, "cols"_a);
+    m.def(
+        "pack_tiles",
+        [](Pool& pool, PackedTensor& tensor, int64_t first_tile, Array<uint8_t, 1> data,
+           std::optional<Array<uint8_t, 1>> codebook) {
+            nb::gil_scoped_release release;
+            return pack_tiles(
+                pool, tensor, first_tile, {reinterpret_cast<const std::byte*>(data.data()), data.size()},
+                codebook ? std::span(codebook->data(), codebook->size()) : std::span<const uint8_t>());
+        },
+        "pool"_a, "tensor"_a, "first_tile"_a, "data"_a, "codebook"_a = nb::none());
+    m.def(
         "pack",
         [](Pool& pool, const std::string& level, int type, Array<uint8_t, 1> data, int64_t planes,
            int64_t rows, int64_t cols, std::optional<Array<int64_t, 1>> row_index,

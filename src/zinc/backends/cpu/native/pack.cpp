@@ -13,11 +13,52 @@ void require(bool ok, const std::string& text) {
 
 constexpr int kTilesPerChunk = 8;
 
+int64_t tiles_per_plane(const PackedTensor& t) { return (t.rows + kTileRows - 1) / kTileRows; }
+
+// Rows before a tile, over all planes.
+int64_t first_row(const PackedTensor& t, int64_t tile) {
+    const int64_t tiles = tiles_per_plane(t);
+    return tile / tiles * t.rows + tile % tiles * kTileRows;
+}
+
+// Source bytes of a row; checks that `data` are whole rows.
+int64_t source_row_bytes(const PackedTensor& t, std::span<const std::byte> data) {
+    const int64_t row = t.cols / t.format->block * t.format->source_bytes;
+    require(static_cast<int64_t>(data.size()) % row == 0,
+            "the data are not whole rows of " + std::to_string(row) + " bytes");
+    return row;
+}
+
+void check_codebook(const WeightFormat& format, std::span<const uint8_t> codebook) {
+    require(codebook.size() == static_cast<size_t>(format.codebook_bytes),
+            std::string(format.name) + " needs a codebook of " + std::to_string(format.codebook_bytes) +
+                " bytes, not " + std::to_string(codebook.size()));
+}
+
+// Packs tiles [first, last); `row_at(r)` is the source of row r over all planes.
+template <class RowAt>
+void fill(Pool& pool, PackedTensor& t, int64_t first, int64_t last, std::span<const uint8_t> codebook,
+          RowAt&& row_at) {
+    const int64_t tiles = tiles_per_plane(t);
+    const auto n_chunks = static_cast<int>((last - first + kTilesPerChunk - 1) / kTilesPerChunk);
+    pool.for_chunks(n_chunks, [&](int chunk, Scratch&) {
+        const int64_t begin = first + int64_t{chunk} * kTilesPerChunk;
+        for (int64_t i = begin; i < std::min<int64_t>(last, begin + kTilesPerChunk); ++i) {
+            const int64_t plane = i / tiles, tile = i % tiles;
+            const std::byte* sources[kTileRows];
+            for (int lane = 0; lane < kTileRows; ++lane) {
+                const int64_t r = tile * kTileRows + lane;
+                sources[lane] = r < t.rows ? row_at(plane * t.rows + r) : nullptr;
+            }
+            t.format->pack(sources, t.cols, codebook.data(),
+                           t.bytes.data + plane * t.plane_bytes + tile * t.tile_bytes);
+        }
+    });
+}
+
 }  // namespace
 
-PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::byte> data, int64_t planes,
-                  int64_t rows, int64_t cols, const int64_t* row_index, size_t n_index,
-                  std::span<const uint8_t> codebook) {
+PackedTensor allocate(const WeightFormat& format, int64_t planes, int64_t rows, int64_t cols) {
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
     require(planes >= 1 && rows >= 1 && cols >= 1 && planes <= kLimit && rows <= kLimit / planes &&
                 cols <= kLimit,
@@ -25,13 +66,44 @@ PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::b
                 std::to_string(cols) + " values is not possible");
     require(cols % format.block == 0, std::to_string(cols) + " columns are not whole blocks of " +
                                           std::to_string(format.block) + " as " + format.name + " needs");
-    require(codebook.size() == static_cast<size_t>(format.codebook_bytes),
-            std::string(format.name) + " needs a codebook of " + std::to_string(format.codebook_bytes) +
-                " bytes, not " + std::to_string(codebook.size()));
-    const int64_t row = cols / format.block * format.source_bytes;
-    const int64_t n_source = static_cast<int64_t>(data.size()) / row;
-    require(static_cast<int64_t>(data.size()) % row == 0,
-            "the data are not whole rows of " + std::to_string(row) + " bytes");
+    PackedTensor t;
+    t.format = &format;
+    t.planes = planes;
+    t.rows = rows;
+    t.cols = cols;
+    t.tile_bytes = format.tile_bytes(cols);
+    t.plane_bytes = tiles_per_plane(t) * t.tile_bytes;
+    t.bytes = Bytes::lasting(static_cast<size_t>(planes * t.plane_bytes));
+    return t;
+}
+
+int64_t tile_count(const PackedTensor& t) {
+    require(t.format != nullptr, "a vector has no tiles");
+    return t.planes * tiles_per_plane(t);
+}
+
+int64_t pack_tiles(Pool& pool, PackedTensor& t, int64_t first_tile, std::span<const std::byte> data,
+                   std::span<const uint8_t> codebook) {
+    require(first_tile >= 0 && first_tile < tile_count(t), "there is no tile " + std::to_string(first_tile));
+    check_codebook(*t.format, codebook);
+    const int64_t row = source_row_bytes(t, data);
+    const int64_t begin = first_row(t, first_tile), end = begin + static_cast<int64_t>(data.size()) / row;
+    require(end > begin && end <= t.planes * t.rows,
+            "there are " + std::to_string(end) + " rows, not " + std::to_string(t.planes * t.rows));
+    const int64_t tiles = tiles_per_plane(t), in_plane = end % t.rows;
+    require(in_plane % kTileRows == 0, "the data end within a tile");
+    const int64_t last_tile = end / t.rows * tiles + in_plane / kTileRows;
+    fill(pool, t, first_tile, last_tile, codebook,
+         [&](int64_t r) { return data.data() + (r - begin) * row; });
+    return last_tile;
+}
+
+PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::byte> data, int64_t planes,
+                  int64_t rows, int64_t cols, const int64_t* row_index, size_t n_index,
+                  std::span<const uint8_t> codebook) {
+    PackedTensor t = allocate(format, planes, rows, cols);
+    check_codebook(format, codebook);
+    const int64_t row = source_row_bytes(t, data), n_source = static_cast<int64_t>(data.size()) / row;
     require(row_index ? static_cast<int64_t>(n_index) == planes * rows : n_source == planes * rows,
             "there are " + std::to_string(row_index ? static_cast<int64_t>(n_index) : n_source) +
                 " rows, not " + std::to_string(planes * rows));
@@ -39,31 +111,8 @@ PackedTensor pack(Pool& pool, const WeightFormat& format, std::span<const std::b
         require(
             std::all_of(row_index, row_index + n_index, [&](int64_t r) { return r >= 0 && r < n_source; }),
             "row_index names a row that the data do not have");
-
-    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-    PackedTensor t;
-    t.format = &format;
-    t.planes = planes;
-    t.rows = rows;
-    t.cols = cols;
-    t.tile_bytes = format.tile_bytes(cols);
-    t.plane_bytes = tiles * t.tile_bytes;
-    t.bytes = Bytes::lasting(static_cast<size_t>(planes * t.plane_bytes));
-    const int64_t total = planes * tiles;
-    pool.for_chunks(static_cast<int>((total + kTilesPerChunk - 1) / kTilesPerChunk), [&](int chunk,
-                                                                                         Scratch&) {
-        const int64_t last = std::min<int64_t>(total, (int64_t{chunk} + 1) * kTilesPerChunk);
-        for (int64_t i = int64_t{chunk} * kTilesPerChunk; i < last; ++i) {
-            const int64_t plane = i / tiles, tile = i % tiles;
-            const std::byte* sources[kTileRows];
-            for (int lane = 0; lane < kTileRows; ++lane) {
-                const int64_t r = tile * kTileRows + lane, out = plane * rows + r;
-                sources[lane] = r < rows ? data.data() + (row_index ? row_index[out] : out) * row : nullptr;
-            }
-            format.pack(sources, cols, codebook.data(),
-                        t.bytes.data + plane * t.plane_bytes + tile * t.tile_bytes);
-        }
-    });
+    fill(pool, t, 0, tile_count(t), codebook,
+         [&](int64_t r) { return data.data() + (row_index ? row_index[r] : r) * row; });
     return t;
 }
 

@@ -1,0 +1,113 @@
+"""Model files that change under a process that reads them: an error, and never a signal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parents[1] / "data/fixtures"
+
+# Loads copies of argv[1] in the folder argv[2], each cut by a thread at a random time to a random
+# size, beside a model that serves all the while. Prints what became of each.
+CUT_BY_A_THREAD = """
+import json, os, random, shutil, sys, threading, time
+from zinc import LLM, SamplingParams
+from zinc.core.errors import FormatError
+from zinc.engine.loader import EMBEDDED_MODEL
+
+source, folder, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rng = random.Random(5)
+path, outcomes = os.path.join(folder, "model.gguf"), []
+params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+with LLM(source, context=64, threads=1) as other:
+    expected = other.generate([3, 4, 5], params).token_ids
+    size, started = os.path.getsize(source), time.perf_counter()
+    LLM(source, context=64, threads=1).close()
+    load_s = time.perf_counter() - started
+    for _ in range(n):
+        shutil.copy(source, path)
+        cut, delay = rng.choice((0, rng.randrange(size))), rng.uniform(0, 0.8 * load_s)
+        thread = threading.Timer(delay, os.truncate, (path, cut))
+        thread.start()
+        try:
+            llm = LLM(path, context=64, threads=1)
+        except FormatError as error:
+            outcomes.append(str(error))
+        else:
+            thread.join()
+            with llm:
+                assert llm.generate([3, 4, 5], params).token_ids == expected
+            outcomes.append("loaded")
+        thread.join()
+        assert other.generate([3, 4, 5], params).token_ids == expected
+print(json.dumps(outcomes))
+"""
+
+# Loads copies of argv[1], each cut right before one of the reads of tensors.
+CUT_BEFORE_A_READ = """
+import json, os, shutil, sys
+from zinc import LLM
+from zinc.core.errors import FormatError
+from zinc.formats.source import Source
+
+source, folder, backend = sys.argv[1:4]
+path, outcomes = os.path.join(folder, "model.gguf"), []
+read_into = Source.read_into
+n_reads = at = 0
+
+def cut_and_read(self, *arguments):
+    global n_reads
+    n_reads += 1
+    if n_reads == at:
+        os.truncate(path, 5000)
+    read_into(self, *arguments)
+
+Source.read_into = cut_and_read
+shutil.copy(source, path)
+LLM(path, backend=backend, context=64, threads=1, cache_dir=folder).close()
+for at in range(1, n_reads + 1):
+    n_reads = 0
+    shutil.copy(source, path)
+    try:
+        LLM(path, backend=backend, context=64, threads=1, cache_dir=folder).close()
+        outcomes.append("loaded")
+    except FormatError as error:
+        outcomes.append(str(error))
+print(json.dumps(outcomes))
+"""
+
+
+def run(program: str, *arguments: object) -> list[str]:
+    """Return what the program prints; fails when it ends by a signal or a traceback."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    outcomes: list[str] = json.loads(done.stdout)
+    return outcomes
+
+
+@pytest.mark.parametrize("family", ["qwen35moe", "deepseek2"])
+def test_a_file_cut_while_it_loads(family, tmp_path):
+    outcomes = run(CUT_BY_A_THREAD, FIXTURES / f"{family}.gguf", tmp_path, 25)
+    kinds = Counter("truncated" in text or "shorter" in text for text in outcomes)
+    assert kinds[True] > 3
+    assert kinds[False] == outcomes.count("loaded")
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("family", ["qwen35moe", "deepseek2", "gemma4e", "gptoss"])
+def test_many_files_cut_while_they_load(family, tmp_path):
+    outcomes = run(CUT_BY_A_THREAD, FIXTURES / f"{family}.gguf", tmp_path, 250)
+    assert all(x == "loaded" or "truncated" in x or "shorter" in x for x in outcomes)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_a_file_cut_before_any_read(backend, tmp_path):
+    outcomes = run(CUT_BEFORE_A_READ, FIXTURES / "deepseek2v3.gguf", tmp_path, backend)
+    assert len(outcomes) > 30
+    assert all("became shorter while it was read" in text for text in outcomes)
