@@ -142,6 +142,14 @@ def test_pages_that_are_allowed():
         for origin, status in (("https://chat.example", 200), ("https://other.example", 403)):
             found = server.post("/v1/chat/completions", HELLO, headers={"Origin": origin})
             assert found.status == status
+            preflight = {
+                "Origin": origin,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Private-Network": "true",
+            }
+            found = server.request("OPTIONS", "/v1/chat/completions", headers=preflight)
+            private = found.headers.get("access-control-allow-private-network")
+            assert (found.status, private) == (status, "true" if status == 200 else None)
 
 
 def test_large_bodies():

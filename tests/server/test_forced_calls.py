@@ -17,7 +17,7 @@ from zinc.chat.parser import AnswerParser
 from zinc.chat.tools import FORMATS
 from zinc.engine.structured import Grammars
 from zinc.server.errors import ApiError
-from zinc.server.forced_calls import grammar
+from zinc.server.forced_calls import calls_or_json, grammar
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import TokenKind
 
@@ -325,3 +325,64 @@ def test_formats_without_calls_refuse(llm: LLM):
     for name in ("plain", "thinking-only"):
         with pytest.raises(ApiError, match="cannot be forced"):
             grammar(BY_NAME[name], llm.tokenizer, [WEATHER], several=False)
+
+
+NUMBER = {"type": "object", "properties": {"n": {"enum": [5, 6]}}, "required": ["n"]}
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_an_answer_is_calls_or_json(tokenizer_of, name):
+    tokenizer = tokenizer_of(name)
+    tools = [WEATHER, TIME]
+    source = calls_or_json(BY_NAME[name], tokenizer, tools, False, NUMBER, "response_format")
+    call, _ = CALLS[name]
+    if name == "mistral" and tokenizer.id_of("[ARGS]") in tokenizer.special_ids:
+        call = '[TOOL_CALLS]get_time[ARGS]{"city": "Rome"}'
+    assert follows(tokenizer, source, call)
+    head = FINAL if name == "harmony" else ""
+    for value in ('{"n": 5}', '{"n":6}'):
+        assert follows(tokenizer, source, head + value)
+        parser = AnswerParser(BY_NAME[name], tools)
+        answer = Answer.of(parser.push(head + value) + parser.finish())
+        assert (answer.content, answer.calls) == (value, [])
+    for wrong in ("Hello", head + '{"n": 7}', head + "{}", call[:-1], head + f'{{"n": 5}}{call}'):
+        assert not follows(tokenizer, source, wrong), wrong
+
+
+@pytest.mark.parametrize("name", ["llama", "hermes"])
+def test_schemas_of_calls_and_answers_keep_their_own_definitions(llm: LLM, name: str):
+    tool = function("f", "Does")
+    tool["function"]["parameters"] = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/kind"}},
+        "required": ["x"],
+        "additionalProperties": False,
+        "$defs": {"kind": {"enum": ["small"]}},
+    }
+    answer = {
+        "type": "object",
+        "properties": {"name": {"$ref": "#/$defs/kind"}, "next": {"$ref": "#"}},
+        "required": ["name"],
+        "additionalProperties": False,
+        "$defs": {"kind": {"enum": ["large"]}},
+    }
+    source = calls_or_json(BY_NAME[name], llm.tokenizer, [tool], False, answer, "response_format")
+    begin, end = ("<tool_call>\n", "\n</tool_call>") if name == "hermes" else ("", "")
+    member = "arguments" if name == "hermes" else "parameters"
+
+    def call(kind: str) -> str:
+        return f'{begin}{{"name": "f", "{member}": {{"x": "{kind}"}}}}{end}'
+
+    assert follows(llm.tokenizer, source, call("small"))
+    assert not follows(llm.tokenizer, source, call("large"))
+    assert follows(llm.tokenizer, source, '{"name": "large"}')
+    assert follows(llm.tokenizer, source, '{"name": "large", "next": {"name": "large"}}')
+    assert not follows(llm.tokenizer, source, '{"name": "small"}')
+
+
+@pytest.mark.parametrize("schema", ["{", "[]", 5, True])
+def test_a_form_that_is_no_schema_is_refused(llm: LLM, schema: Any):
+    with pytest.raises(ApiError, match="response_format") as caught:
+        calls_or_json(BY_NAME["hermes"], llm.tokenizer, [WEATHER], False, schema, "response_format")
+    assert caught.value.param == "response_format"

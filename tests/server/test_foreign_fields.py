@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import WEATHER, Running
+from serving import LOAD, WEATHER, Running, running
 
 from zinc.server import foreign_fields
 from zinc.server.app import ENDPOINTS
@@ -305,6 +306,23 @@ def test_what_cannot_be_honoured_names_the_field_that_was_sent(
         found = refused(server, fields)
     assert found["param"] == param
     assert found["message"]
+
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def test_a_budget_without_reasoning_names_the_field_that_was_sent():
+    with running(load=replace(LOAD, chat_template=PLAIN)) as server:
+        for path, fields, param in (
+            ("/v1/chat/completions", {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+            ("/v1/chat/completions", {"thinking_budget": 5}, "thinking_budget"),
+            ("/v1/responses", {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
+        ):
+            assert refused(server, fields, path)["param"] == param
+        thinking = {"type": "enabled", "budget_tokens": 5}
+        error = refused(server, {"thinking": thinking}, "/v1/messages")
+        assert "thinking.budget_tokens is not supported" in error["message"]
+        assert chat(server, reasoning={"enabled": False})["choices"]
 
 
 def test_an_endpoint_without_the_setting_says_so(server: Running):

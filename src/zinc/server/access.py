@@ -108,6 +108,9 @@ class Access:
             asked = headers.get("access-control-request-headers", "*")
             answer.headers["Access-Control-Allow-Headers"] = asked
             answer.headers["Access-Control-Max-Age"] = str(_PREFLIGHT_S)
+            if headers.get("access-control-request-private-network") == "true":
+                # https://wicg.github.io/private-network-access: a page of the web calls localhost.
+                answer.headers["Access-Control-Allow-Private-Network"] = "true"
         else:
             await self._app(scope, receive, self._allowing(origin, send))
             return

@@ -50,7 +50,8 @@ class ChatRequest:
     With `forced_tools` an answer is a call of one of them. A last message of the assistant is the
     beginning of the answer. With `one_call` an answer ends after its first call. `thinking_budget`
     bounds the reasoning, in tokens. With `truncate` the oldest turns are left out when the prompt
-    does not fit. `param` names the field that holds the messages, for errors.
+    does not fit. `param` and `budget_param` name the fields that hold the messages and the budget,
+    for errors.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -66,6 +67,7 @@ class ChatRequest:
     telemetry: Telemetry = NO_TELEMETRY
     truncate: bool = False
     param: str = "messages"
+    budget_param: str = "thinking_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ async def start(
         raise context_exceeded(len(prompt.ids), model.context, request.param)
     limit = request.thinking_budget
     if limit is not None and prompt.format.thinking is None:
-        raise unsupported("a thinking budget", "this model's format has no marked reasoning")
+        raise unsupported(request.budget_param, "this model's format has no marked reasoning")
 
     def reader() -> TokenParser:
         return TokenParser(
@@ -223,14 +225,15 @@ def _constraint(model: LoadedModel, request: ChatRequest, format: ChatFormat) ->
     """Return what the answers are held to, or None.
 
     A demanded call goes before the form of the answer, which text has and calls have not. With
-    tools and a JSON form the answer is calls or JSON, as the model chooses.
+    tools and a JSON form the answer is calls or JSON, as the model chooses. Raises ApiError.
     """
     form = request.constraint
     if request.forced_tools:
         several = not request.one_call and len(request.forced_tools) == len(request.tools or ())
         source = forced_calls.grammar(format, model.tokenizer, request.forced_tools, several)
         return Constraint("grammar", source, "tool_choice")
-    if form is None or not request.tools or form.kind not in ("json_object", "json_schema"):
+    is_json = form is not None and form.kind in ("json_object", "json_schema")
+    if form is None or not is_json or not request.tools or not format.has_calls:
         return form
     schema = {"type": "object"} if form.kind == "json_object" else form.source
     source = forced_calls.calls_or_json(

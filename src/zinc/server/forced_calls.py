@@ -51,13 +51,16 @@ Writer = Callable[[Call, Marks], list[str]]
 class Form:
     """How calls are written: the rules of one, and what stands before, between and after several.
 
-    With `between` None an answer has one call.
+    With `between` None an answer has one call. `answer` stands before an answer that is no call.
+    `member` is the name of the arguments where a call is a JSON object without a marker.
     """
 
     write: Writer
     between: str | None = None
     before: str = ""
     after: str = ""
+    answer: str = ""
+    member: str | None = None
 
 
 def grammar(format: ChatFormat, tokenizer: Tokenizer, tools: Sequence[Tool], several: bool) -> str:
@@ -65,7 +68,8 @@ def grammar(format: ChatFormat, tokenizer: Tokenizer, tools: Sequence[Tool], sev
 
     Raises ApiError for a format that has no calls.
     """
-    return _calls("start", format, tokenizer, tools, several, "tool_choice")
+    marks = Marks(tokenizer)
+    return "\n".join(_calls("start", _form(format, marks), marks, tools, several))
 
 
 def calls_or_json(
@@ -76,7 +80,7 @@ def calls_or_json(
     schema: Any,
     param: str,
 ) -> str:
-    """Return a grammar of calls of the tools, or of JSON by a schema.
+    """Return a grammar of calls of the tools, or of an answer in JSON by a schema.
 
     schema: as data or as text. param: names the field with the schema, for errors. Raises ApiError.
     """
@@ -86,31 +90,70 @@ def calls_or_json(
         raise invalid(param, f"{param} is not a JSON schema", str(error)) from None
     if not isinstance(data, Mapping):
         raise invalid(param, f"{param} is not a JSON schema", "it must be an object")
-    rules = _calls("calls", format, tokenizer, tools, several, param)
-    form = json.dumps({**data, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}})
-    return f"start: calls | form\nform: %json {form}\n{rules}"
-
-
-def _calls(
-    start: str,
-    format: ChatFormat,
-    tokenizer: Tokenizer,
-    tools: Sequence[Tool],
-    several: bool,
-    param: str,
-) -> str:
-    """Return the rules of calls, of which the first is named `start`."""
     marks = Marks(tokenizer)
+    form = _form(format, marks)
+    if form.member is not None:
+        # Calls without a marker begin like any JSON object: one schema has to tell them apart.
+        calls = [_call_schema(tool, form.member) for tool in tools]
+        return f"start: %json {_spaced(one_of([*calls, data]))}"
+    answer = f"answer: {form.answer} value".replace("  ", " ")
+    rules = ["start: calls | answer", answer, f"value: %json {_spaced(data)}"]
+    return "\n".join([*rules, *_calls("calls", form, marks, tools, several)])
+
+
+def one_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a schema that holds where one of the schemas does, each with its own definitions."""
+    names = [f"schema_{i}" for i in range(len(schemas))]
+    definitions = {
+        name: _moved(schema, f"#/$defs/{name}") for name, schema in zip(names, schemas, strict=True)
+    }
+    return {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": definitions}
+
+
+def _moved(value: Any, root: str) -> Any:
+    """Return a schema whose references to its own root "#" point to the new root."""
+    if isinstance(value, list):
+        return [_moved(item, root) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    moved = {key: _moved(item, root) for key, item in value.items()}
+    target = value.get("$ref")
+    if isinstance(target, str) and target.startswith("#"):
+        moved["$ref"] = root + target[1:]
+    return moved
+
+
+def _call_schema(tool: Tool, arguments: str) -> dict[str, Any]:
+    """Return the schema of a call as a JSON object with the members "name" and `arguments`."""
+    function = tool["function"]
+    parameters = {"type": "object", **(function.get("parameters") or {})}
+    inner = _moved(parameters, f"#/properties/{arguments}")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, arguments: inner},
+        "required": ["name", arguments],
+        "additionalProperties": False,
+    }
+
+
+def _spaced(schema: Mapping[str, Any]) -> str:
+    """Return a schema as text, with the white space that answers in JSON may have."""
+    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}})
+
+
+def _form(format: ChatFormat, marks: Marks) -> Form:
     make = _FORMS.get(format.name)
     if make is None:
         raise unsupported(
-            param,
+            "tool_choice",
             f"calls cannot be forced in this model's format ({format.name})",
-            'use "auto", and say in the prompt which tool to call'
-            if param == "tool_choice"
-            else "leave it or the tools out",
+            'use "auto", and say in the prompt which tool to call',
         )
-    form = make(marks)
+    return make(marks)
+
+
+def _calls(start: str, form: Form, marks: Marks, tools: Sequence[Tool], several: bool) -> list[str]:
+    """Return the rules of calls, of which the first is named `start`."""
     rules: list[str] = []
     for i, tool in enumerate(tools):
         function = tool["function"]
@@ -120,7 +163,7 @@ def _calls(
         more = f"({form.between} call){{0,{MAX_CALLS - 1}}}"
     one = " | ".join(f"call_{i}" for i in range(len(tools)))
     first = " ".join(part for part in (f"{start}:", form.before, "call", more, form.after) if part)
-    return "\n".join([first, f"call: {one}", *rules])
+    return [first, f"call: {one}", *rules]
 
 
 Tool = Mapping[str, Any]
@@ -187,7 +230,9 @@ def _harmony(marks: Marks) -> Form:
         head += [marks("<|constrain|>"), literal("json"), marks("<|message|>")]
         return [call.rule(*head, "args", marks("<|call|>")), call.arguments]
 
-    return Form(write, before=f"({marks('<|start|>')} {literal('assistant')})?")
+    begin = f"({marks('<|start|>')} {literal('assistant')})?"
+    final = f"{marks('<|channel|>')} {literal('final')} {marks('<|message|>')}"
+    return Form(write, before=begin, answer=f"{begin} {final}")
 
 
 def _qwen_tags(call: Call, marks: Marks) -> list[str]:
@@ -244,8 +289,8 @@ _FORMS: Mapping[str, Callable[[Marks], Form]] = {
     "hermes": _plainly(_hermes, literal("\n")),
     "qwen-tags": _plainly(_qwen_tags, literal("\n")),
     "glm": _plainly(_glm, literal("\n")),
-    "llama": _plainly(_json("parameters")),
-    "gemma3": _plainly(_json("parameters")),
+    "llama": lambda marks: Form(_json("parameters"), member="parameters"),
+    "gemma3": lambda marks: Form(_json("parameters"), member="parameters"),
     "gemma4": _plainly(_gemma4, ""),
     "mistral": _mistral,
     "deepseek": _deepseek(fenced=True),
