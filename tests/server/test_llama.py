@@ -7,10 +7,11 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from serving import MODEL, WEATHER, Running
+from serving import LOAD, MODEL, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams, __version__
 from zinc.server import llama
@@ -51,6 +52,24 @@ def test_completion(server: Running, llm: LLM):
     assert body["timings"]["predicted_n"] == 16
     with_tokens = server.post("/completion", {**FIELDS, "return_tokens": True}).json
     assert with_tokens["tokens"] == alone.token_ids
+
+
+def test_an_answer_that_fills_the_context_is_truncated():
+    with running(load=replace(LOAD, context=64)) as server:
+        for limit, truncated in ((8, False), (-1, True)):
+            fields = {"prompt": PROMPT, "ignore_eos": True, "n_predict": limit}
+            found = server.post("/completion", fields).json
+            n_used = found["tokens_evaluated"] + found["tokens_predicted"]
+            assert (n_used == 64, found["truncated"]) == (truncated, truncated)
+
+
+def test_speeds_count_from_the_second_token(server: Running):
+    one = server.post("/completion", {**FIELDS, "n_predict": 1}).json["timings"]
+    assert (one["predicted_n"], one["predicted_per_token_ms"]) == (1, 0)
+    several = server.post("/completion", FIELDS).json["timings"]
+    per_token_ms = several["predicted_ms"] / 15
+    assert several["predicted_per_token_ms"] == pytest.approx(per_token_ms)
+    assert several["predicted_per_second"] == pytest.approx(1000 / per_token_ms)
 
 
 def test_completion_streamed(server: Running):

@@ -258,6 +258,7 @@ class _Result:
         t, params = end.timings, self._generation.job.params
         kind = "word" if end.stop is not None else {"stop": "eos"}.get(end.reason, "limit")
         wanted = self._fields.return_tokens and not streamed
+        n_used = t.prompt_tokens + t.generated_tokens
         found: dict[str, Any] = {
             "index": self._index,
             "content": "" if streamed else self._text,
@@ -270,7 +271,7 @@ class _Result:
             "generation_settings": settings(params, self._model),
             "prompt": self._model.tokenizer.decode(self._generation.job.ids, skip_special=False),
             "has_new_line": "\n" in self._text,
-            "truncated": t.shifted_tokens > 0,
+            "truncated": t.shifted_tokens > 0 or n_used >= self._model.context,
             "stop_type": kind,
             "stopping_word": end.stop or "",
             "tokens_cached": t.cached_tokens,

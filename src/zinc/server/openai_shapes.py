@@ -20,7 +20,7 @@ from zinc.server.runner import Progress
 from zinc.server.service import Shape
 from zinc.tokenizer import Tokenizer
 
-FINGERPRINT = f"zinc-{__version__}"
+FINGERPRINT = f"build-zinc-{__version__}"  # clients of llama.cpp expect its b for "build"
 DONE = b"data: [DONE]\n\n"
 
 OPENAI = Shape(error_event=lambda error: event(error.openai()))
@@ -276,19 +276,24 @@ class Usage:
 
 
 def timings_object(t: Timings) -> dict[str, Any]:
-    """Speeds under the names of llama.cpp's server."""
+    """Return times and speeds under the names of llama.cpp's server.
+
+    The first token of an answer comes with the last step of its prompt, so its decode speed counts
+    from the second token on.
+    """
+    n_steps = t.generated_tokens - 1
     run = t.prompt_tokens - t.cached_tokens
     prompt_ms, predicted_ms = t.prompt_seconds * 1000, t.generate_seconds * 1000
     return {
         "cache_n": t.cached_tokens,
         "prompt_n": run,
-        "prompt_ms": round(prompt_ms, 3),
-        "prompt_per_token_ms": round(prompt_ms / max(run, 1), 3),
-        "prompt_per_second": round(t.prompt_tokens_per_s, 3),
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / max(run, 1),
+        "prompt_per_second": t.prompt_tokens_per_s,
         "predicted_n": t.generated_tokens,
-        "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_token_ms": round(predicted_ms / max(t.generated_tokens - 1, 1), 3),
-        "predicted_per_second": round(t.generated_tokens_per_s, 3),
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / n_steps if n_steps > 0 else 0.0,
+        "predicted_per_second": t.generated_tokens_per_s,
         "shifted_n": t.shifted_tokens,
     }
 
