@@ -120,6 +120,7 @@ def as_sent(error: ApiError, sources: Mapping[str, str]) -> ApiError:
         error.why,
         error.hint,
         code=error.code,
+        kind=error.kind,
         param=source,
         headers=error.headers,
         details=error.details,
