@@ -17,12 +17,13 @@ from present import computing
 from zinc.backends import api
 from zinc.backends.null import NullBackend
 from zinc.backends.ref import RefBackend, RefProgram
+from zinc.cli import bench_text, loading
 from zinc.cli import check as check_command
-from zinc.cli import loading
-from zinc.cli.bench import Bench
+from zinc.cli.bench import Bench, Profile
+from zinc.cli.cost import StepShape
 from zinc.cli.parity import SCALE_BLOCK, relative_error, storage_error
 from zinc.cli.text import size
-from zinc.engine import loader
+from zinc.engine import loader, placing
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
@@ -72,6 +73,30 @@ def test_inspect_says_what_a_run_would_take(zinc, fixture_model):
     assert memory["weights_bytes"] == used
 
 
+def test_inspect_begins_with_a_summary(zinc):
+    with GGUFFile.open(EMBEDDED_MODEL) as file:
+        spec, _ = load(file)
+        n_bytes = sum(t.n_bytes for t in file.tensors.values())
+        n_elements = sum(t.n_elements for t in file.tensors.values())
+    lines = zinc("inspect").out.splitlines()
+    found = {line[2:13].strip(): line[13:] for line in lines[1 : lines.index("")]}
+    assert list(found) == ["name", "model", "weights", "context", "chat", "supported"]
+    assert found["name"] == "zinc demo 30M"
+    assert found["model"].startswith(f"qwen3, {n_elements / 1e6:.1f} M parameters, 8 layers of ")
+    assert f"vocabulary of {spec.vocab:,}" in found["model"]
+    assert found["weights"].startswith(f"{n_bytes / 1e6:.1f} MB, {8 * n_bytes / n_elements:.1f} b")
+    assert "Q4_K" in found["weights"]
+    assert found["context"] == f"{spec.context:,} tokens"
+    assert found["chat"] == "chat template, reasoning, tool calls"
+    assert found["supported"] == "yes"
+
+
+def test_the_summary_names_experts_and_a_missing_template(zinc, fixture_model):
+    out = zinc("inspect", fixture_model.with_stem("qwen35moe")).out
+    assert "4 experts of which 2 run" in out
+    assert "no chat template: a base model" in out
+
+
 def test_windows_are_counted_as_windows(zinc, fixture_model, tmp_path):
     """As they are allocated: a load may hold more contexts than one, and never less."""
     longer = {"gemma3.context_length": 1 << 16}
@@ -102,6 +127,7 @@ def test_inspect_shows_a_file_that_cannot_run(zinc, tmp_path):
     assert result.status == 0
     assert "beads" in result.out
     assert "zinc cannot run this file" in result.out
+    assert re.search(r"^  supported  no: .*'abacus'", result.out, re.MULTILINE)
     assert "'abacus'" in result.out
     assert "\x1b" not in result.out
     found = json.loads(zinc("inspect", path, "--json").out, parse_constant=pytest.fail)
@@ -232,6 +258,46 @@ def test_plan_says_what_does_not_fit_on_the_device(zinc, fixture_model, monkeypa
     assert host["launches"] > 0
 
 
+def available(monkeypatch, n_bytes: float) -> None:
+    """Have as much memory free as leaves `n_bytes` for a model."""
+    free = int(n_bytes / (1 - loader.MEMORY_RESERVE)) + 1
+    monkeypatch.setattr(loader, "available_memory_bytes", lambda backend=None: free)
+
+
+def test_plan_says_whether_the_model_fits(zinc, fixture_model, monkeypatch):
+    plan = ("plan", fixture_model, "--backend", "ref", "--context")
+    found = json.loads(zinc(*plan, 4096, "--json").out)
+    needed = sum(found[key] for key in ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes"))
+    assert found["memories"][0]["needed_bytes"] == needed
+    for room, context in ((needed, 4096), (needed - 1, 4096 - loader.BLOCK_TOKENS)):
+        available(monkeypatch, room)
+        result = zinc(*plan, 4096, "--json")
+        found = json.loads(result.out)
+        assert result.status == 0
+        assert found["fits"] is (room == needed)
+        assert found["fitting_context_tokens"] == context
+        text = zinc(*plan, 4096).out
+        said = "fits in memory: needs" if found["fits"] else "DOES NOT FIT in memory: needs"
+        assert f"{said} {size(needed)}, {size(room)} are available" in text
+        assert ("a context of 4,032 tokens fits instead of 4,096" in text) is not found["fits"]
+        # A run agrees.
+        with GGUFFile.open(fixture_model) as file:
+            spec, graph = load(file)
+            backend = api.create("ref")
+            made = make_plan(graph, backend, max_tokens=512, max_outputs=1, draws=True)
+            memories = placing.budgets(file, [made], backend)
+            chosen = placing.choose_cache(spec, memories, "f16", None, made.max_tokens)
+        assert chosen.context == context
+
+
+def test_plan_of_a_model_whose_weights_do_not_fit(zinc, fixture_model, monkeypatch):
+    available(monkeypatch, 1000)
+    result = zinc("plan", fixture_model, "--backend", "ref")
+    assert result.status == 0
+    assert "DOES NOT FIT in memory: needs " in result.out
+    assert "no context fits: use a smaller model or quantisation" in result.out
+
+
 def test_verify_and_bench_run_a_divided_model(zinc, fixture_model):
     divided = (fixture_model, "--backend", "ref", "--gpu-layers", 3)
     checked = json.loads(zinc("verify", *divided, "--tokens", 8, "--json").out)
@@ -296,6 +362,26 @@ def test_bench_without_json_prints_a_table(zinc, fixture_model):
     result = zinc("bench", fixture_model, "--prefill", "8", "--decode", "0", "--backend", "ref")
     assert re.search(r"^prefill 8 +[\d,.]+ ", result.out, re.MULTILINE)
     assert "\ndecode" not in result.out
+
+
+def test_bench_explains_what_is_above_a_limit():
+    def row(percent: float) -> dict[str, object]:
+        return {
+            "phase": "head", "kernel": "linear", "launches": 1, "seconds": 1e-3, "percent": 100.0,
+            "bytes": 1000, "percent_of_bandwidth": percent,
+        }  # fmt: skip
+
+    def text(percent: float, step_s: float) -> str:
+        measured = Profile(StepShape(1, 1, 0), [], [1e-3], step_s)
+        return bench_text.profile(measured, [row(percent)], [row(percent)])
+
+    above, below = text(412, 2e-3), text(99, 0.5e-3)
+    assert re.search(r"412%\*$", above, re.MULTILINE)
+    assert above.splitlines()[-1] == bench_text.ABOVE
+    assert "50% of the 2.000 ms it takes" in above
+    assert "*" not in below
+    assert "1.000 ms in launches, 0.500 ms when they are not timed one by one" in below
+    assert not re.search(r"\b[1-9]\d\d+%", below.replace("100.0%", ""))
 
 
 def test_bench_measures_prefill_and_decode_apart(fixture_model):

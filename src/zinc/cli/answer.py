@@ -123,6 +123,16 @@ def parser_for(template: ChatTemplate, prompt: str) -> AnswerParser:
     return AnswerParser(format, opened=format.opened(prompt))
 
 
+def has_reasoning(template_source: str) -> bool:
+    """Return whether a chat template has marks around reasoning."""
+    from zinc.chat.tools import detect
+
+    marks = detect(template_source).thinking
+    return marks is not None and (
+        marks.anywhere or any(mark.strip() in template_source for mark in (marks.begin, marks.end))
+    )
+
+
 def note_think(template: ChatTemplate, think: bool | None) -> None:
     """Say on stderr when --think or --no-think (`think`) changes nothing with this template."""
     from zinc.chat.reasoning import template_arguments
@@ -133,12 +143,8 @@ def note_think(template: ChatTemplate, think: bool | None) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     on, off = (template.render(messages, **template_arguments(wanted)) for wanted in (True, False))
     format = detect(template.source)
-    marks = format.thinking
-    reasons = marks is not None and (
-        marks.anywhere or any(mark.strip() in template.source for mark in (marks.begin, marks.end))
-    )
-    always = marks is not None and (marks.anywhere or bool(format.opened(on)))
-    if on != off or (think and always) or not (think or reasons):
+    always = format.thinking is not None and (format.thinking.anywhere or bool(format.opened(on)))
+    if on != off or (think and always) or not (think or has_reasoning(template.source)):
         return
     option, switch = ("--think", "on") if think else ("--no-think", "off")
     print(

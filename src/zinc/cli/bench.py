@@ -17,8 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zinc import __version__
-from zinc.cli import usage
-from zinc.cli.text import table
+from zinc.cli import bench_text, usage
 
 if TYPE_CHECKING:
     from zinc.backends.api import Launch, Plan, Work
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
             report[f"{name}_step"] = bench.counts(shape)
         if not args.json:
-            print(_text(report, limits))
+            print(bench_text.summary(report, limits))
         if args.profile:
             for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
                 profile = bench.profile(shape, args.reps)
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 report[f"{name}_phases"], report[f"{name}_profile"] = phases, kernels
                 report[f"{name}_phases_percent_of_step"] = profile.percent_of_step
                 if not args.json:
-                    print(f"\n{name}, {_profile_report(profile, phases, kernels)}")
+                    print(f"\n{name}, {bench_text.profile(profile, phases, kernels)}")
     if args.json:
         print(json.dumps(report))
     return 0
@@ -318,84 +317,3 @@ def _report(
             100 * flops / limits.int8_ops_per_s if limits and flops else None
         )
     return report
-
-
-def _text(report: dict[str, Any], limits: Roofline | None) -> str:
-    rows = []
-    for name in ("prefill", "decode"):
-        rates = report[f"{name}_reps_tokens_per_s"]
-        if not rates:
-            continue
-        n = report[f"{name}_tokens"]
-        at = f" @ {report['depth']}" if name == "decode" and report["depth"] else ""
-        if name == "decode" and report["streams"] > 1:
-            at += f" x {report['streams']} streams"
-        rows.append(
-            (
-                f"{name} {n}{at}",
-                report[f"{name}_tokens_per_s"],
-                f"{min(rates):,.2f} to {max(rates):,.2f}",
-                report[f"{name}_gb_per_s"],
-                _percent(report[f"{name}_percent_of_bandwidth"]),
-                report[f"{name}_gops"],
-                _percent(report[f"{name}_percent_of_int8_peak"]),
-            )
-        )
-    header = ("", "tokens/s |", "all reps |", "GB/s |", "of read |", "GOPS |", "of int8 |")
-    lines = [
-        f"{report['model']} ({report['model_bytes'] / 1e6:,.1f} MB)",
-        f"{report['cpu_model']}, {report['description']}, KV {report['kv_dtype']}",
-    ]
-    if limits is not None:
-        lines.append(
-            f"measured limits: reads {report['bandwidth_gb_per_s']:,.1f} GB/s, "
-            f"computes {report['int8_peak_gops']:,.0f} int8 GOPS"
-        )
-    lines += ["", table(header, rows)]
-    names = [name for name in ("prefill", "decode") if report.get(f"{name}_step")]
-    lines += [_step_text(report, name) for name in names]
-    if any((report[f"{name}_percent_of_bandwidth"] or 0) > 100 for name in ("prefill", "decode")):
-        lines.append("above 100% of read: the weights fit into the processor's caches")
-    return "\n".join(lines)
-
-
-def _step_text(report: dict[str, Any], name: str) -> str:
-    from zinc.cli.plan import barrier_text
-
-    n = report[f"{name}_submissions_per_step"]
-    return (
-        f"a {name} step: {n:g} submission{'s' * (n != 1)}, {barrier_text(report[f'{name}_step'])}, "
-        f"{report[f'{name}_host_us_per_step']:,.0f} us of host"
-    )
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
-
-
-def _profile_report(
-    profile: Profile, phases: list[dict[str, Any]], kernels: list[dict[str, Any]]
-) -> str:
-    shape = profile.shape
-    return (
-        f"a step of {shape.tokens} after {shape.depth} tokens: "
-        f"{1e3 * sum(profile.seconds):.3f} ms in launches, "
-        f"{profile.percent_of_step:.0f}% of the {1e3 * profile.step_s:.3f} ms it takes\n"
-        f"{_profile_text('phase', phases)}\n\n{_profile_text('kernel', kernels)}"
-    )
-
-
-def _profile_text(title: str, rows: list[dict[str, Any]]) -> str:
-    cells = [
-        (
-            row[title],
-            row["launches"],
-            f"{row['seconds'] * 1e3:.3f}",
-            f"{row['percent']:.1f}%",
-            f"{row['bytes'] / 1e6:,.2f}",
-            row["bytes"] / 1e9 / row["seconds"] if row["seconds"] else 0.0,
-            _percent(row["percent_of_bandwidth"]),
-        )
-        for row in rows
-    ]
-    return table((title, "launches |", "ms |", "of all |", "MB |", "GB/s |", "of read |"), cells)

@@ -11,13 +11,14 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from zinc.cli import usage
+from zinc.cli import summary, usage
 from zinc.cli.text import plain, size, table
 from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
     from zinc.formats.gguf import GGUFFile, MetadataValue
     from zinc.models.spec import ModelSpec
+    from zinc.ops.graph import Graph
 
 SHOWN_ELEMENTS = 4
 SHOWN_CHARACTERS = 72
@@ -58,7 +59,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         ],
         "types": {name: {"tensors": n, "bytes": size} for name, n, size in _types(file)},
         "parameters": sum(tensor.n_elements for tensor in file.tensors.values()),
-        "memory": _memory(file),
+        "memory": _memory(file, _load(file)),
     }
 
 
@@ -66,9 +67,11 @@ def report(file: GGUFFile) -> str:
     """The report for people."""
     n_parameters = sum(tensor.n_elements for tensor in file.tensors.values())
     parts = f" in {len(file.paths)} files" if len(file.paths) > 1 else ""
+    loaded = _load(file)
     lines = [
         f"{file.path}: GGUF {file.version}, {size(file.n_bytes)}{parts}, "
         f"{n_parameters:,} parameters",
+        *summary.lines(file, loaded if isinstance(loaded, ZincError) else loaded[0], _types(file)),
         "",
         "metadata",
     ]
@@ -89,9 +92,9 @@ def report(file: GGUFFile) -> str:
     types = [(name, n, size(n_bytes)) for name, n, n_bytes in _types(file)]
     lines += ["", table(("tensor", "type", "shape", "size |"), tensors)]
     lines += ["", table(("type", "tensors |", "size |"), types), "", "memory"]
-    memory = _memory(file)
+    memory = _memory(file, loaded)
     if "error" in memory:
-        return "\n".join([*lines, f"  zinc cannot run this file: {memory['error']}"])
+        return "\n".join([*lines, f"  zinc cannot run this file: {plain(memory['error'], 500)}"])
     context = memory["context_tokens"]
     lines += [
         f"  weights   {size(memory['weights_bytes'])}",
@@ -130,16 +133,24 @@ def _types(file: GGUFFile) -> list[tuple[str, int, int]]:
     return [(name, n_tensors[name], total) for name, total in n_bytes.most_common()]
 
 
-def _memory(file: GGUFFile) -> dict[str, Any]:
-    """What a run would take, or why there can be none. A backend's repacking may add a little."""
+def _load(file: GGUFFile) -> tuple[ModelSpec, Graph] | ZincError:
+    """Return the model, or why zinc cannot run it."""
     from zinc import models
+
+    try:
+        return models.load(file)
+    except ZincError as error:
+        return error
+
+
+def _memory(file: GGUFFile, loaded: tuple[ModelSpec, Graph] | ZincError) -> dict[str, Any]:
+    """Return what a run takes; a backend's repacking may add a little. An error stands alone."""
     from zinc.engine.loader import context_bytes, state_bytes_per_sequence
     from zinc.ops.graph import KVState, RecurrentState, Weight
 
-    try:
-        spec, graph = models.load(file)
-    except ZincError as error:
-        return {"error": str(error)}
+    if isinstance(loaded, ZincError):
+        return {"error": str(loaded)}
+    spec, graph = loaded
     inputs = [x for node in graph.nodes for x in node.inputs]
     states = tuple(dict.fromkeys(x for x in inputs if isinstance(x, (KVState, RecurrentState))))
     weights = {x.tensor for x in inputs if isinstance(x, Weight)}

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     from zinc import models
     from zinc.backends.api import Split, SplitPlan
-    from zinc.cli import loading, placement
+    from zinc.cli import fit, loading, placement
     from zinc.cli.cost import StepShape
     from zinc.cli.inspect import nextn_memory
     from zinc.engine.loader import resolve_kv_dtype
@@ -69,10 +69,12 @@ def run(args: argparse.Namespace) -> int:
         barriers = barrier_report(counts, spec.n_layers)
         memory = _memory(plan, args.context or spec.context, kv_dtype)
         memory |= nextn_memory(file, spec)
+        context = memory["context_tokens"]
+        fitting = fit.report(file, spec, plan, backend, kv_dtype, context)
         split: dict[str, Any] = {}
         if isinstance(plan, SplitPlan) and isinstance(backend, Split):
             names = [each.name for each in backend.places]
-            split = placement.report(plan, names, shape, memory["context_tokens"])
+            split = placement.report(plan, names, shape, context)
         if args.dot:
             print(dot(plan))
         elif args.json:
@@ -83,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
                     **describe(plan, shape),
                     **barriers,
                     **memory,
+                    **fitting,
                     **split,
                 },
                 sys.stdout,
@@ -98,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
                 print(placement.text(split))
             if counts is not None:
                 print(f"on the device: {barrier_text(barriers)}")
+            print(fit.text(fitting, context))
     return 0
 
 

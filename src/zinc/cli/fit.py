@@ -1,0 +1,76 @@
+"""Whether a model and its cache fit in memory, as `zinc plan` reports it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zinc.backends.api import Backend, Plan, Split
+from zinc.cli.text import size
+from zinc.core.errors import MemoryLimitError
+from zinc.engine import loader, placing
+from zinc.formats.gguf import GGUFFile
+from zinc.models.spec import ModelSpec
+
+
+def report(
+    file: GGUFFile, spec: ModelSpec, plan: Plan, backend: Backend, kv_dtype: str, context: int
+) -> dict[str, Any]:
+    """Return, for each memory of `backend`, what one sequence of `context` tokens needs, as JSON.
+
+    needed_bytes: weights, arena, recurrent state, keys and values. available_bytes: free memory
+    less the part that zinc leaves to others. fitting_context_tokens: the longest context, up to the
+    model's own, for which there is room; 0 when the weights alone are too large.
+    """
+    memories = placing.budgets(file, [plan], backend)
+    names = [backend.name]
+    if isinstance(backend, Split) and len(memories) > 1:
+        names = [each.name for each in backend.places]
+    entries, contexts = [], []
+    for name, memory in zip(names, memories, strict=True):
+        taken = memory.taken + loader.state_bytes_per_sequence(memory.states)
+        cache = loader.context_bytes(memory.states, context, kv_dtype, plan.max_tokens)
+        available = int(memory.available * (1 - loader.MEMORY_RESERVE))
+        entries.append(
+            {
+                "backend": name,
+                "needed_bytes": taken + cache,
+                "available_bytes": available,
+                "fits": taken + cache <= available,
+            }
+        )
+        try:
+            fitting = loader.choose_context(
+                spec, memory.states, kv_dtype, None, memory.available, taken, plan.max_tokens
+            )
+        except MemoryLimitError:
+            fitting = 0
+        contexts.append(fitting)
+    return {
+        "fits": all(entry["fits"] for entry in entries),
+        "fitting_context_tokens": min(contexts),
+        "memories": entries,
+    }
+
+
+def text(found: dict[str, Any], context: int) -> str:
+    """Return the report for people, one line for each memory."""
+    several = len(found["memories"]) > 1
+    lines = []
+    for memory in found["memories"]:
+        where = f" on {memory['backend']}" if several else ""
+        needed, available = size(memory["needed_bytes"]), size(memory["available_bytes"])
+        if memory["fits"]:
+            lines.append(f"fits in memory{where}: needs {needed}, {available} are available")
+        else:
+            lines.append(
+                f"DOES NOT FIT in memory{where}: needs {needed}, {available} are available"
+            )
+    if not found["fits"]:
+        fitting = found["fitting_context_tokens"]
+        lines.append(
+            f"a context of {fitting:,} tokens fits instead of {context:,}; "
+            "a run without --context takes that"
+            if fitting
+            else "no context fits: use a smaller model or quantisation"
+        )
+    return "\n".join(lines)
