@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 import unicodedata
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -23,8 +24,11 @@ from hypothesis import strategies as st
 from zinc.chat.template import ChatTemplate
 from zinc.cli import loading
 from zinc.cli.main import main
+from zinc.core import progress
 from zinc.core.errors import RequestError
+from zinc.core.progress import ProgressBar, stepper
 from zinc.core.terminal import visible
+from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.llm import Chunk
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -46,6 +50,9 @@ def test_no_control_character_is_left_and_all_other_text_is_unchanged(text):
         assert shown == text
 
 
+END = b"end of the output"
+
+
 class Screen:
     """A pseudo-terminal in the place of stdout and stderr."""
 
@@ -54,17 +61,24 @@ class Screen:
 
     def run(self, *argv: object, stdin: bytes = b"") -> str:
         """Run a command; return what the terminal received, without carriage returns."""
+        received: list[bytes] = []
+        reader = threading.Thread(target=self._read, args=[received])
+        reader.start()  # a full terminal would block the command
         terminal = partial(open, self._slave, "w", encoding="utf-8", closefd=False)
         with pytest.MonkeyPatch.context() as patch, terminal() as out, terminal() as err:
+            patch.setenv("TERM", "xterm")
+            patch.delenv("NO_COLOR", raising=False)
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
             patch.setattr(sys, "stdout", out)
             patch.setattr(sys, "stderr", err)
             main([str(a) for a in argv])
-        os.write(self._slave, b"end of the output")
-        seen = b""
-        while not seen.endswith(b"end of the output"):
-            seen += os.read(self._master, 4096)
-        return seen.removesuffix(b"end of the output").decode().replace("\r", "")
+        os.write(self._slave, END)
+        reader.join()
+        return b"".join(received).removesuffix(END).decode().replace("\r", "")
+
+    def _read(self, received: list[bytes]) -> None:
+        while not b"".join(received[-2:]).endswith(END):
+            received.append(os.read(self._master, 4096))
 
     def close(self) -> None:
         os.close(self._master)
@@ -154,3 +168,46 @@ def test_closed_streams_are_no_error(command, closed):
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+WORK = {
+    "verify": (["--tokens", "4"], ["comparing launches"]),
+    "bench": (
+        ["--prefill", "4", "--decode", "2", "--reps", "2", "--profile"],
+        ["measuring memory", "measuring [", "profiling prefill", "profiling decode"],
+    ),
+    "perplexity": (["--window", "8"], ["scoring"]),
+}
+
+
+@pytest.mark.parametrize("command", WORK)
+def test_work_shows_its_progress_and_leaves_a_clean_screen(
+    screen, zinc, monkeypatch, tmp_path, fixture_model, command
+):
+    options, labels = WORK[command]
+    arguments = [fixture_model]
+    if command == "perplexity":
+        (tmp_path / "text").write_text("some words and some more " * 8)
+        arguments = [EMBEDDED_MODEL, tmp_path / "text"]
+    arguments += [*options, "--backend", "ref"]
+    monkeypatch.setitem(ProgressBar.__init__.__kwdefaults__, "delay_s", 0.0)
+    monkeypatch.setattr(progress, "_REDRAW_S", 0.0)
+    seen = screen.run(command, *arguments)
+    for label in labels:
+        assert f"\x1b[K{label}" in seen
+    assert "100%" in seen
+    left = "".join(line.split("\x1b[K")[-1] + "\n" for line in seen.splitlines())
+    assert not any(f"{label} [" in left for label in labels)
+    piped = zinc(command, *arguments)
+    assert piped.err == ""
+    first_words = [sorted(line.split(" ")[0] for line in x.splitlines()) for x in (left, piped.out)]
+    assert first_words[0] == first_words[1]
+
+
+def test_steps_are_told_from_the_start():
+    seen: list[tuple[int, int]] = []
+    tick = stepper(lambda done, total: seen.append((done, total)), 2)
+    tick()
+    tick()
+    assert seen == [(0, 2), (1, 2), (2, 2)]
+    stepper(None, 2)()

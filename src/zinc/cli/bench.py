@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from zinc import __version__
 from zinc.cli import bench_text, usage
+from zinc.core.progress import ProgressBar, stepper
 
 if TYPE_CHECKING:
     from zinc.backends.api import Launch, Plan, Work
@@ -64,9 +65,12 @@ def run(args: argparse.Namespace) -> int:
             file, backend, context, args.kv_dtype,
             max_outputs=args.streams, n_sequences=args.streams,
         )  # fmt: skip
-        limits = roofline.measure(backend)
+        limits = roofline.measure_visibly(backend)
         bench = Bench(bound)
-        prefill_s, decode_s = bench.measure(args.prefill, args.decode, args.depth, args.reps)
+        with ProgressBar("measuring", delay_s=0) as progress:
+            prefill_s, decode_s = bench.measure(
+                args.prefill, args.decode, args.depth, args.reps, progress
+            )
         report = _report(args, bench, prefill_s, decode_s, limits)
         report["model"], report["model_bytes"] = str(file.path), file.n_bytes
         for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
@@ -75,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
             print(bench_text.summary(report, limits))
         if args.profile:
             for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
-                profile = bench.profile(shape, args.reps)
+                with ProgressBar(f"profiling {name}", delay_s=0) as progress:
+                    profile = bench.profile(shape, args.reps, progress)
                 phases, kernels = profile.by_phase(limits), profile.by_kernel(limits)
                 report[f"{name}_phases"], report[f"{name}_profile"] = phases, kernels
                 report[f"{name}_phases_percent_of_step"] = profile.percent_of_step
@@ -128,22 +133,35 @@ class Bench:
         self._ids: list[int] = rng.integers(bound.spec.vocab, size=bound.context).tolist()
 
     def measure(
-        self, prefill: int, decode: int, depth: int, reps: int
+        self,
+        prefill: int,
+        decode: int,
+        depth: int,
+        reps: int,
+        progress: Callable[[int, int], None] | None = None,
     ) -> tuple[Rate | None, Rate | None]:
-        """Interleaved repetitions of a prefill from an empty cache and a decode at `depth`."""
+        """Return the speeds of `prefill` tokens in an empty cache and of `decode` ones at `depth`.
+
+        Each runs `reps` times, in turns. `progress` is told between runs, never in a timed one.
+        """
+        n_fills = self._bound.n_sequences if depth and decode else 0
+        tick = stepper(progress, n_fills + (reps + 1) * (bool(prefill) + bool(decode)))
         prefill_s: list[tuple[float, Work]] = []
         decode_s: list[tuple[float, Work]] = []
         if depth and decode:
             for sequence in range(self._bound.n_sequences):
                 self._prefill(depth, sequence)
+                tick()
         for rep in range(reps + 1):  # the first is the warm-up
             if prefill:
                 # It writes the same keys as the fill to `depth`: the ids are the same.
                 took = self._prefill(prefill)
                 prefill_s += [took] * (rep > 0)
+                tick()
             if decode:
                 took = self._run(self._decode_shapes(decode, depth))
                 decode_s += [took] * (rep > 0)
+                tick()
         return (
             self._rate(prefill_s, self._prefill_shapes(prefill)) if prefill else None,
             self._rate(decode_s, self._decode_shapes(decode, depth)) if decode else None,
@@ -215,10 +233,12 @@ class Bench:
             [work for _, work in runs],
         )
 
-    def profile(self, shape: StepShape, reps: int) -> Profile:
-        """Medians of a step that is timed launch by launch, and of one that is not.
+    def profile(
+        self, shape: StepShape, reps: int, progress: Callable[[int, int], None] | None = None
+    ) -> Profile:
+        """Return the medians of a step that is timed launch by launch, and of one that is not.
 
-        It draws a token of each row, where the backend does that.
+        The step samples a token of each row if the backend has a kernel for that.
         """
         from zinc.ops.sampling import draws_of
 
@@ -226,11 +246,13 @@ class Bench:
         if self._bound.plan.drawn is not None:
             step = replace(step, draws=draws_of([COMMON_CHAIN] * len(step.output_rows)))
         runs, whole = [], []
+        tick = stepper(progress, reps + 1)
         for _ in range(reps + 1):
             runs.append(program.profile(step))
             start = time.perf_counter()
             program.step(step)
             whole.append(time.perf_counter() - start)
+            tick()
         seconds = [statistics.median(times) for times in zip(*runs[1:], strict=True)]
         plan: Plan = self._bound.plan
         return Profile(shape, plan.launches, seconds, statistics.median(whole[1:]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.backends.api import Backend
+from zinc.core.progress import ProgressBar
 
 # Far past any last-level cache, so that memory is what is measured.
 BUFFER_BYTES = 1 << 29
@@ -38,6 +39,13 @@ def measure(backend: Backend) -> Roofline | None:
         bytes_per_s=_cpu.bandwidth(backend.pool, BUFFER_BYTES, REPETITIONS) * 1e9,
         int8_ops_per_s=_cpu.int8_peak(backend.pool, backend.level) * 1e9,
     )
+
+
+def measure_visibly(backend: Backend) -> Roofline | None:
+    """As `measure`, with a line on a terminal while it runs."""
+    with ProgressBar("measuring memory and arithmetic", delay_s=0) as progress:
+        progress(0, 0)
+        return measure(backend)
 
 
 def _vulkan(backend: Backend) -> Roofline | None:

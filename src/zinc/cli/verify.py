@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zinc.cli import usage
 from zinc.cli.text import table
+from zinc.core.progress import ProgressBar
 
 if TYPE_CHECKING:
     from zinc.backends.api import Launch
@@ -63,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
         report |= {"backend": backend.name, "description": backend.describe()}
         bound = loading.bind(file, backend, context, args.kv_dtype, max_outputs=args.tokens)
         reference = loading.bind(file, api.create("ref"), context, bound.kv_dtype, plan=bound.plan)
-        checks = list(compare_layers(bound, reference, args.tokens))
-        logits = compare_logits(bound, reference, args.tokens)
+        with ProgressBar("comparing launches") as progress:
+            checks = list(compare_layers(bound, reference, args.tokens, progress))
+            logits = compare_logits(bound, reference, args.tokens)
         departed = next((check for check in checks if check.departs), None)
         if args.json:
             report |= {
@@ -127,15 +129,28 @@ def _steps(bound: Bound, n_tokens: int) -> Iterator[tuple[str, Step]]:
         yield name, replace(step, draws=draws[:n_drawn] if n_drawn else None)
 
 
-def compare_layers(bound: Bound, reference: Bound, n_tokens: int) -> Iterator[Check]:
-    """The checks of all launches, in a prompt and in decode."""
+def compare_layers(
+    bound: Bound,
+    reference: Bound,
+    n_tokens: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Check]:
+    """Yield the checks of all launches, in a prompt of `n_tokens` and in decode.
+
+    `progress` counts a step more, for the comparison of logits behind it.
+    """
     from zinc.cli.parity import compare, launch_tolerance
 
     def allowed(launch: Launch) -> float:
         return launch_tolerance(launch, bound.kv_dtype)
 
-    for name, step in _steps(bound, n_tokens):
-        yield from compare(name, bound.program, reference.program, step, allowed)
+    n_launches = len(bound.plan.launches)
+    total = (DECODE_STEPS + 2) * n_launches
+    for i, (name, step) in enumerate(_steps(bound, n_tokens)):
+        for check in compare(name, bound.program, reference.program, step, allowed):
+            yield check
+            if progress is not None:
+                progress(i * n_launches + check.index + 1, total)
 
 
 def compare_logits(bound: Bound, reference: Bound, n_tokens: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A progress line on a terminal, for work that takes more than two seconds.
+"""A progress line on a terminal, for work that takes a while.
 
 Nothing is drawn when the stream is plain (`terminal.is_plain`). The line is erased when the work is
 done, so the next output starts on an empty line.
@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import TextIO
 
 from zinc.core.terminal import is_plain, write_control
@@ -40,20 +41,25 @@ class ProgressBar:
 
     def __call__(self, done: int, total: int) -> None:
         now = self._clock()
-        if not self._enabled or now < self._next_draw or total <= 0:
+        if not self._enabled or now < self._next_draw:
             return
         self._next_draw = now + _REDRAW_S
+        write_control(self._stream, ERASE_LINE)
+        self._stream.write(self._line(done, total, now)[: shutil.get_terminal_size().columns - 1])
+        self._stream.flush()
+        self._drawn = True
+
+    def _line(self, done: int, total: int, now: float) -> str:
+        """Return the text of the bar; of a `total` of 0, work of unknown size, the label alone."""
+        if total <= 0:
+            return f"{self._label} ..."
         share = min(1.0, max(0.0, done / total))
         full = round(share * _BAR_COLUMNS)
         line = f"{self._label} [{'#' * full}{'.' * (_BAR_COLUMNS - full)}] {share:4.0%}"
         elapsed = now - self._started
         if 0 < share < 1:
             line += f" {elapsed * (1 - share) / share:.0f} s left"
-        columns = shutil.get_terminal_size().columns - 1
-        write_control(self._stream, ERASE_LINE)
-        self._stream.write(line[:columns])
-        self._stream.flush()
-        self._drawn = True
+        return line
 
     def close(self) -> None:
         if self._drawn:
@@ -66,3 +72,18 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def stepper(progress: Callable[[int, int], None] | None, total: int) -> Callable[[], None]:
+    """Return a function that tells `progress` of one more step of `total` each time it is called.
+
+    The start is told at once, so that a bar is there while the first step runs.
+    """
+    done = count()
+
+    def step() -> None:
+        if progress is not None:
+            progress(next(done), total)
+
+    step()
+    return step
