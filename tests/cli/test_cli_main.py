@@ -363,6 +363,24 @@ def test_environment_variables(monkeypatch):
     assert declared == set(names)
 
 
+def test_every_variable_is_in_the_help_and_on_its_page(zinc):
+    page = SOURCE.parent / "docs" / "reference" / "environment.md"
+    assert page.read_text() == env.markdown(), (
+        f"{page} is out of date: python -m zinc.core.env > {page}"
+    )
+    text = zinc("--help").out
+    choices = build_parser()._subparsers._group_actions[0].choices
+    options = choices["run"]._option_string_actions
+    for variable in env.VARIABLES:
+        assert f"  {variable.name} " in text
+        assert f"| `{variable.name}` | {variable.doc} |" in env.markdown()
+        assert not variable.option or variable.option in options
+
+
+def test_the_page_of_variables_is_printed_by_its_module():
+    assert python("-m", "zinc.core.env").stdout == env.markdown()
+
+
 def test_no_other_module_reads_a_variable_of_ours():
     for path in SOURCE.rglob("*.py"):
         if path.name != "env.py":

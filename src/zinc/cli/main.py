@@ -57,8 +57,8 @@ def build_parser(selected: str | None = None) -> Parser:
     parser = Parser(
         prog="zinc",
         description="Run GGUF language models on the hardware you own.",
-        epilog="`zinc COMMAND --help` explains a command. "
-        "Without a model, commands use the small one that comes with zinc.",
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"zinc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -69,6 +69,15 @@ def build_parser(selected: str | None = None) -> Parser:
         if selected in (None, name):
             command(name).add_arguments(sub)
     return parser
+
+
+def _epilog() -> str:
+    variables = "\n".join(f"  {v.name.ljust(12)}  {v.doc}" for v in env.VARIABLES)
+    return (
+        "`zinc COMMAND --help` explains a command.\n"
+        "Without a model, commands use the small one that comes with zinc.\n\n"
+        f"environment variables, which options override:\n{variables}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
