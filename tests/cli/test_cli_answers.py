@@ -233,6 +233,10 @@ def test_perplexity_refuses_a_text_that_is_too_short(zinc, backend, llm, tmp_pat
     result = zinc("perplexity", llm.path, path, "--backend", backend)
     assert result.status == 1
     assert "the text is too short for a perplexity" in result.err
+    result = zinc("perplexity", llm.path, path, "--backend", backend, "--window", "99999")
+    assert result.status == 1
+    assert result.err.endswith("made for 1 to 4,096. Choose a smaller --window.\n")
+    assert zinc("perplexity", llm.path, path, "--window", "1").status == 2
 
 
 # -- chat from a pipe ---------------------------------------------------------------------------

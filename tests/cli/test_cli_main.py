@@ -237,14 +237,16 @@ def test_a_bad_model_file_is_one_line_on_stderr(zinc, tmp_path, fixture_model, n
         (["run", "a", "--system", "\udcff"], b"", "the system prompt is not UTF-8 text"),
         (["run", "--file", "/nonexistent/prompt"], b"", "cannot read /nonexistent/prompt"),
         (["run", "--file", "/"], b"", "cannot read /: "),
-        (["run", "a", "--temperature", "-1"], b"", "temperature is -1.0"),
-        (["run", "a", "--top-p", "nan"], b"", "top_p is nan"),
+        (["run", "a", "--temperature", "-1"], b"", "--temperature is -1.0"),
+        (["run", "a", "--top-p", "nan"], b"", "--top-p is nan"),
+        (["serve", "--repeat-penalty", "0", "--port", "0"], b"", "--repeat-penalty is 0.0: it"),
+        (["chat", "--top-k", "-3"], b"", "--top-k is -3: it must be"),
         (["run", "a", "--backend", "abacus"], b"", "there is no backend 'abacus'"),
         (["run", "a", "--context", "999999999", "--backend", "ref"], b"", "a context of"),
         (["run", "", "--raw", "--backend", "ref"], b"", "the prompt is empty"),
         (["run", "a b " * 9000, "--backend", "ref"], b"", "the prompt is too long"),
         (["run", "hi", "--context", "4", "--backend", "ref"], b"", "the prompt is too long"),
-        (["verify", "--tokens", "5000", "--backend", "ref"], b"", "cannot verify 5,000 tokens"),
+        (["verify", "--tokens", "5000", "--backend", "ref"], b"", "--tokens 5000 is too much"),
         (["bench", "--depth", "9999", "--backend", "ref"], b"", "a context of 10,127 tokens"),
     ],
 )
@@ -254,6 +256,9 @@ def test_bad_input_is_one_line_on_stderr(zinc, argv, stdin, expected):
     assert result.out == ""
     last = result.err.splitlines()[-1]
     assert last.startswith(f"zinc: {expected}")
+    choices = build_parser()._subparsers._group_actions[0].choices
+    known = choices[argv[0]]._option_string_actions
+    assert set(re.findall(r"(?<![\w-])--[a-z-]+", last)) <= set(known), "options it does not have"
     # All that may stand before it is the word on which model is used.
     assert all("embedded" in line for line in result.err.splitlines()[:-1])
 

@@ -59,7 +59,7 @@ def test_options(tmp_path: Path):
     assert found.load.swap_bytes == 2 << 20
     assert found.load.chat_template == keys.read_text()
     assert found.sampling == {"temperature": 0.5, "top_k": 7}
-    with pytest.raises(RequestError, match="top_p"):
+    with pytest.raises(RequestError, match="--top-p"):
         config("--top-p", "2")
     assert (found.host, found.json_log) == ("0.0.0.0", True)
 

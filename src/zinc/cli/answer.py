@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -108,8 +108,8 @@ def show(
         try:
             printer.end()  # raises BrokenPipeError when the reader has gone
         finally:
-            if isinstance(chunks, Generator):
-                chunks.close()  # cancels the request while the engine still exists
+            if (close := getattr(chunks, "close", None)) is not None:
+                close()  # cancels the request while the engine still exists
     answer.text = "".join(parts)
     return answer
 

@@ -61,10 +61,11 @@ def run(args: argparse.Namespace) -> int:
         context = max(args.prefill, args.depth + args.decode)
         wanted = Wanted(context * args.streams, args.kv_dtype, loading.BATCH_TOKENS, args.streams)
         backend = loading.place(args, backend, file, *models.load(file), wanted)
-        bound = loading.bind(
-            file, backend, context, args.kv_dtype,
-            max_outputs=args.streams, n_sequences=args.streams,
-        )  # fmt: skip
+        with loading.context_from("--prefill, --depth or --decode"):
+            bound = loading.bind(
+                file, backend, context, args.kv_dtype,
+                max_outputs=args.streams, n_sequences=args.streams,
+            )  # fmt: skip
         limits = roofline.measure_visibly(backend)
         bench = Bench(bound)
         with ProgressBar("measuring", delay_s=0) as progress:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from zinc import models
 from zinc.backends import api
 from zinc.cli import usage
+from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.core.progress import ProgressBar
 from zinc.engine import loader, placing
 from zinc.engine.sampling import SamplingParams
@@ -56,10 +58,31 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
 
 def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> SamplingParams:
-    """What the options say, else the model's file, else the defaults. Raises RequestError out of
-    range."""
+    """Return what the options say, else the model's file, else the defaults.
+
+    Raises RequestError, which names the option, when a value is out of range.
+    """
     given = {**(llm.sampling if llm else {}), **usage.sampler_arguments(args)}
-    return SamplingParams(max_tokens=args.max_tokens, **given)
+    try:
+        return SamplingParams(max_tokens=getattr(args, "max_tokens", None), **given)
+    except RequestError as error:
+        name, _, rest = error.what.partition(" ")
+        option = f"--{name.replace('_', '-')}" if name in given else name
+        raise RequestError(f"{option} {rest}", error.why, error.hint) from None
+
+
+@contextmanager
+def context_from(options: str) -> Iterator[None]:
+    """Name `options` as what to make smaller in an error about the context.
+
+    For commands that have no --context and choose one themselves.
+    """
+    try:
+        yield
+    except (RequestError, MemoryLimitError) as error:
+        if not error.what.startswith("a context of "):
+            raise
+        raise type(error)(error.what, error.why, f"choose a smaller {options}") from None
 
 
 def create_backend(args: argparse.Namespace) -> api.Backend:
@@ -153,9 +176,9 @@ def bind(
     max_outputs: int = 1,
     n_sequences: int = 1,
 ) -> Bound:
-    """Loads a model for steps of up to BATCH_TOKENS tokens; `plan` runs another backend's plan.
+    """Load a model for steps of up to BATCH_TOKENS tokens.
 
-    `context` is that of each sequence.
+    `context` is that of each sequence; `plan` is another backend's plan to run instead of its own.
     """
     spec, graph = models.load(file)
     if plan is None:

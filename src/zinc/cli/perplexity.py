@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="UTF-8 text; - reads stdin")
     parser.add_argument(
         "--window",
-        type=usage.count,
+        type=usage.at_least_two,
         default=512,
         metavar="TOKENS",
         help="tokens that are scored together (default: %(default)s)",
@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
 
     # One window is all that is ever in the cache.
     args.context = args.window
-    with loading.open_llm(args) as llm:
+    with loading.context_from("--window"):
+        llm = loading.open_llm(args)
+    with llm:
         ids = llm.tokenizer.encode(content)
         with ProgressBar("scoring") as progress:
             value = llm.perplexity(ids, args.window, progress)

@@ -158,9 +158,10 @@ def run(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> ServerConfig:
     """What the options say. Raises RequestError, FormatError."""
-    from zinc.cli import text
+    from zinc.cli import loading, text
     from zinc.server.config import LoadOptions, ServerConfig
 
+    loading.sampling_params(args)  # raises with the name of the option
     keys = list(args.api_key)
     if args.api_key_file is not None:
         keys += _keys_in(text.read_file(args.api_key_file), args.api_key_file)

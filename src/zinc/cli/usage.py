@@ -21,14 +21,19 @@ class UsageError(Exception):
     """Arguments that are each fine and do not go together; ends like an error of the parser."""
 
 
+def natural(text: str) -> int:
+    """Return a whole number from 0."""
+    return _whole(text, 0)
+
+
 def count(text: str) -> int:
-    """A whole number from 1."""
+    """Return a whole number from 1."""
     return _whole(text, 1)
 
 
-def natural(text: str) -> int:
-    """A whole number from 0."""
-    return _whole(text, 0)
+def at_least_two(text: str) -> int:
+    """Return a whole number from 2."""
+    return _whole(text, 2)
 
 
 def _whole(text: str, least: int) -> int:

@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.tokens > loading.BATCH_TOKENS:
         raise RequestError(
-            f"cannot verify {args.tokens:,} tokens",
-            f"the prompt is one step of at most {loading.BATCH_TOKENS}",
+            f"--tokens {args.tokens} is too much",
+            f"the prompt is one step of at most {loading.BATCH_TOKENS} tokens",
         )
     backend = loading.create_backend(args)
     report: dict[str, Any] = {"backend": backend.name, "description": backend.describe()}
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         wanted = Wanted(context, args.kv_dtype, loading.BATCH_TOKENS, args.tokens)
         backend = loading.place(args, backend, file, *models.load(file), wanted)
         report |= {"backend": backend.name, "description": backend.describe()}
-        bound = loading.bind(file, backend, context, args.kv_dtype, max_outputs=args.tokens)
+        with loading.context_from("--tokens"):
+            bound = loading.bind(file, backend, context, args.kv_dtype, max_outputs=args.tokens)
         reference = loading.bind(file, api.create("ref"), context, bound.kv_dtype, plan=bound.plan)
         with ProgressBar("comparing launches") as progress:
             checks = list(compare_layers(bound, reference, args.tokens, progress))
