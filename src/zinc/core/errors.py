@@ -87,6 +87,19 @@ class RequestError(ZincError):
     """A request is not valid: an argument out of range, or a prompt longer than the context."""
 
 
+class TextTooLongError(RequestError):
+    """A text has more tokens than may be made of it; `n_tokens` of them at least."""
+
+    def __init__(self, n_tokens: int, limit: int) -> None:
+        super().__init__(
+            "the text is too long",
+            f"it has at least {n_tokens} tokens, and there is room for {limit}",
+            "shorten it, or use a larger context",
+        )
+        self.n_tokens = n_tokens
+        self.limit = limit
+
+
 class QueueFullError(ZincError):
     """Too many requests are waiting already; a later try may find room."""
 

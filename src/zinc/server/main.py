@@ -23,9 +23,8 @@ from zinc.server.config import ServerConfig
 from zinc.server.connection import AcceptFailures, Connection, connections_allowed
 from zinc.server.errors import ApiError
 
-# SIGHUP comes when the terminal of the server is closed; Windows does not have it.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+_HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has no such signal
 _BACKLOG = 512  # connections that the system holds until they are accepted
 _TELL_S = 3.0  # for error events to reach clients, after the grace
 
@@ -78,9 +77,11 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # `nohup` has SIGHUP ignored, and means it.
-        heard = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self.handle_exit) for number in heard}
+        signals = list(_SIGNALS)
+        # `nohup` starts a process with SIGHUP ignored, so that it outlives its terminal.
+        if _HANG_UP is not None and signal.getsignal(_HANG_UP) is not signal.SIG_IGN:
+            signals.append(_HANG_UP)
+        before = {number: signal.signal(number, self.handle_exit) for number in signals}
         try:
             yield
         finally:

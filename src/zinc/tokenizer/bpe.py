@@ -7,15 +7,27 @@ slower at 250,000 tokens.
 
 from __future__ import annotations
 
+import threading
+
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from zinc.core.errors import ModelError
+from zinc.core.errors import ModelError, RequestError, TextTooLongError
+from zinc.core.native import is_panic
+from zinc.tokenizer.cuts import (
+    BETWEEN_LINES,
+    BETWEEN_WORDS,
+    CHUNK_CHARACTERS,
+    Cuts,
+    Neighbours,
+)
 from zinc.tokenizer.pretokenizers import PreTokenizer
 from zinc.tokenizer.vocabulary import Vocabulary
 
 SPACE = "▁"
 # Longer text is encoded as a batch of one: that alone lets other threads run meanwhile.
 LONG_CHARACTERS = 4096
+# A run that cannot be cut takes 160 bytes of memory a character, so it is bounded.
+_LONGEST_RUN = 1 << 20
 
 
 class BytePairEncoder:
@@ -35,14 +47,46 @@ class BytePairEncoder:
         if cut.byte_level:
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        # Without spaces between words, pre-tokens are lines: merges cross words.
+        neighbours = Neighbours(vocabulary.texts) if self._spaces else None
+        safe = BETWEEN_LINES if self._spaces else BETWEEN_WORDS
+        self._cuts = Cuts(safe, neighbours, _LONGEST_RUN)
+        self._one_run = threading.Lock()  # so that not every thread has one in memory
+        self.gives_every_character = self._missing is None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Return the ids of a text.
+
+        Raises TextTooLongError soon after there are more than `limit`, RequestError when the text
+        has a run of more than a million characters that cannot be cut.
+        """
         if self._spaces:
             text = text.replace(" ", SPACE)
         if len(text) <= LONG_CHARACTERS:
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        else:
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+            return self._encode(text)
+        ids: list[int] = []
+        for chunk in self._cuts.chunks(text):
+            if len(chunk) <= 2 * CHUNK_CHARACTERS:
+                ids += self._encode(chunk)
+            else:
+                with self._one_run:
+                    ids += self._encode(chunk)
+            if limit is not None and len(ids) > limit:
+                raise TextTooLongError(len(ids), limit)
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            if len(text) <= LONG_CHARACTERS:
+                encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            else:
+                (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise RequestError(
+                "the text cannot be tokenized", "the tokenizer library failed on it"
+            ) from error
         ids: list[int] = encoding.ids
         if self._missing is not None:
             ids = [id for id in ids if id != self._missing]
@@ -96,6 +140,17 @@ def _model(
 
     try:
         return build(pairs)
-    except Exception:  # the library raises bare Exception
-        # A merge names a token that is not there. It can never apply, so it is left out.
+    except BaseException as error:  # the library raises bare Exception, or panics
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+    # A merge names a token that is not there. It can never apply, so it is left out.
+    try:
         return build([p for p in pairs if p[0] in ids and p[1] in ids and p[0] + p[1] in ids])
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        raise ModelError(
+            f"{vocabulary.path} has a damaged tokenizer",
+            "the tokenizer library fails on its merges",
+            "download or convert the file again",
+        ) from error

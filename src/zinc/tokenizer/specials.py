@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from zinc.core.errors import TextTooLongError
+
 # An invisible break, put into a token's text to keep it text. A Unicode noncharacter: it is for
 # internal use and stands in no document.
 SHIELD = "\ufdd0"
 _BEGINNING = 4
+_FEW = 32
 _SPACE = " \t\n\v\f\r"
 
 
@@ -36,14 +39,32 @@ class SpecialTokens:
             token
             for beginning, tokens in self._groups.items()
             if beginning in text
-            for token in tokens
-            if token in text
+            for token in self._occurring(beginning, tokens, text)
         ]
         return sorted(present, key=lambda token: -len(token.encode()))
 
-    def split(self, text: str) -> list[str | int]:
-        """Cut `text` into pieces of plain text and token ids, in order. No piece is empty."""
+    def _occurring(self, beginning: str, tokens: list[str], text: str) -> list[str]:
+        """Return those of the tokens with a common beginning that occur in `text`, in order."""
+        if len(tokens) <= _FEW:
+            return [token for token in tokens if token in text]
+        # A search for each of thousands of tokens would go through a long text as often.
+        lengths = sorted({len(token) for token in tokens})
+        wanted, found = set(tokens), set[str]()
+        at = text.find(beginning)
+        while at >= 0 and wanted:
+            hits = {text[at : at + n] for n in lengths} & wanted
+            found |= hits
+            wanted -= hits
+            at = text.find(beginning, at + 1)
+        return [token for token in tokens if token in found]
+
+    def split(self, text: str, limit: int | None = None) -> list[str | int]:
+        """Cut `text` into pieces of plain text and token ids, in order. No piece is empty.
+
+        Raises TextTooLongError when there are more than `limit` token ids.
+        """
         pieces: list[str | int] = [text] if text else []
+        n_found = 0
         for token in self._present(text):
             id = self._ids[token]
             cut: list[str | int] = []
@@ -51,6 +72,10 @@ class SpecialTokens:
                 if isinstance(piece, int) or token not in piece:
                     cut.append(piece)
                     continue
+                if limit is not None:
+                    n_found += piece.count(token)
+                    if n_found > limit:
+                        raise TextTooLongError(n_found, limit)
                 head, *rest = piece.split(token)
                 if head:
                     cut.append(head)

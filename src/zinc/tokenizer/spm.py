@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from heapq import heapify, heappop, heappush
 
-from zinc.core.errors import ModelError
+from zinc.core.errors import ModelError, TextTooLongError
+from zinc.tokenizer.cuts import CHUNK_CHARACTERS, Cuts, Neighbours
 from zinc.tokenizer.vocabulary import Vocabulary
 
 SPACE = "▁"
@@ -19,6 +20,9 @@ _WORD = re.compile(f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+")
 _CROSSING = re.compile(f"[^{SPACE}\0](?={SPACE})")
 _REMEMBERED_WORDS = 1 << 16
 _LONGEST_REMEMBERED = 64
+# A word is merged with lists as long as itself; text without spaces is one, so it is cut first.
+_LONG_WORD = 1 << 10
+_LONGEST_RUN = 1 << 17
 
 
 class ScoreEncoder:
@@ -38,13 +42,37 @@ class ScoreEncoder:
         # Characters c such that some token holds `c▁`: no cut between those.
         self._crossing = frozenset(_CROSSING.findall("\0".join(vocabulary.texts)))
         self._remembered: dict[str, list[int]] = {}
+        self._neighbours = Neighbours(vocabulary.texts)
+        self._cuts = Cuts(self._border(), self._neighbours, _LONGEST_RUN)
+        self.gives_every_character = all(self._bytes)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Return the ids of a text.
+
+        Raises TextTooLongError soon after there are more than `limit`, RequestError when the text
+        has a run of more than 100,000 characters that cannot be cut.
+        """
+        text = text.replace(" ", SPACE)
+        if len(text) <= CHUNK_CHARACTERS:
+            return self._encode(text)
         ids: list[int] = []
-        for word in self._words(text.replace(" ", SPACE)):
+        for chunk in self._cuts.chunks(text):
+            ids += self._encode(chunk)
+            if limit is not None and len(ids) > limit:
+                raise TextTooLongError(len(ids), limit)
+        return ids
+
+    def _border(self) -> str:
+        """Return a pattern of the places where a word begins and no token crosses."""
+        crossing = "".join(map(re.escape, sorted(self._crossing)))
+        return f"(?<=[^{SPACE}{crossing}])(?={SPACE})"
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for word in self._words(text):
             known = self._remembered.get(word)
             if known is None:
-                known = self._merge(word)
+                known = self._merge(word) if len(word) <= _LONG_WORD else self._merge_long(word)
                 if len(word) <= _LONGEST_REMEMBERED:
                     if len(self._remembered) >= _REMEMBERED_WORDS:
                         self._remembered.clear()
@@ -63,6 +91,16 @@ class ScoreEncoder:
             else:
                 joined.append(word)
         return [word for word in joined if word]
+
+    def _merge_long(self, word: str) -> list[int]:
+        """Merge a word part by part, cut where no token spans."""
+        ids: list[int] = []
+        at = 0
+        while at < len(word):
+            end = self._neighbours.parted(word, at + 1, len(word)) or len(word)
+            ids += self._merge(word[at:end])
+            at = end
+        return ids
 
     def _merge(self, word: str) -> list[int]:
         """Merge one word. Symbols are a linked list in arrays; a merged one is left empty."""

@@ -9,10 +9,10 @@ only when special tokens are, since a user's text must not be able to forge a me
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from zinc.core.errors import RequestError, UnsupportedError
+from zinc.core.errors import RequestError, TextTooLongError, UnsupportedError
 from zinc.tokenizer.bpe import BytePairEncoder
 from zinc.tokenizer.fields import Fields
 from zinc.tokenizer.pretokenizers import PreTokenizer, pretokenizer
@@ -31,9 +31,14 @@ _CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
 class Encoder(Protocol):
-    """Text without special tokens → ids."""
+    """Text without special tokens → ids.
 
-    def encode(self, text: str) -> list[int]: ...
+    gives_every_character: whether no character of a text is left out of its tokens.
+    """
+
+    gives_every_character: bool
+
+    def encode(self, text: str, limit: int | None = None) -> list[int]: ...
 
 
 class Tokenizer:
@@ -64,6 +69,7 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
         self.path = vocabulary.path
         self.n_vocab = len(vocabulary)
+        self.longest_token_characters = max(map(len, vocabulary.texts))
         self.bos_id, self.eos_id, self.eot_id = roles.bos, roles.eos, roles.eot
         self.unk_id, self.pad_id = roles.unk, roles.pad
         self.eog_ids = roles.eog
@@ -123,15 +129,26 @@ class Tokenizer:
 
     # -- encoding -------------------------------------------------------------------------------
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`.
+    def encode(
+        self,
+        text: str,
+        add_special: bool = True,
+        parse_special: bool = False,
+        *,
+        limit: int | None = None,
+    ) -> list[int]:
+        """Return the token ids of `text`.
 
         `add_special` adds BOS and EOS where the model asks for them. `parse_special` also finds
         control tokens that are written out; leave it off for text that a user typed. Lone
         surrogates, which no UTF-8 text has, become U+FFFD.
+
+        Raises TextTooLongError when there are more than `limit` tokens, before it tokenizes a text
+        whose length alone says so. Raises RequestError for a text with a run of a million
+        characters (100,000 with SentencePiece) that no token ends in for certain, such as spaces.
         """
         specials = self._matched_all if parse_special else self._matched_always
-        ids = self._encode_pieces(specials.split(_well_formed(text)))
+        ids = self._encode_pieces(specials.split(_well_formed(text), limit), limit)
         if add_special:
             if self.add_bos and self.bos_id is not None:
                 ids.insert(0, self.bos_id)
@@ -143,20 +160,23 @@ class Tokenizer:
         """Mark `text` so that `encode_prompt` never finds a control token in it."""
         return self._control.shield(text)
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """Ids of a rendered chat prompt: control tokens are parsed, except in shielded text.
+    def encode_prompt(self, prompt: str, *, limit: int | None = None) -> list[int]:
+        """Return the ids of a rendered chat prompt.
 
-        BOS comes first exactly once if the model asks for it, whether or not the template wrote it;
-        EOS is never added, since the answer is still to come.
+        Control tokens are parsed, except in shielded text. BOS comes first exactly once if the
+        model asks for it, whether or not the template wrote it; EOS is never added, since the
+        answer is still to come. `limit` is that of `encode`.
         """
-        pieces = self._matched_all.split(_well_formed(prompt))
+        pieces = self._matched_all.split(_well_formed(prompt), limit)
         plain = (piece if isinstance(piece, int) else piece.replace(SHIELD, "") for piece in pieces)
-        ids = self._encode_pieces(piece for piece in plain if piece != "")
+        ids = self._encode_pieces([piece for piece in plain if piece != ""], limit)
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
 
-    def _encode_pieces(self, pieces: Iterable[str | int]) -> list[int]:
+    def _encode_pieces(self, pieces: Sequence[str | int], limit: int | None) -> list[int]:
+        if limit is not None:
+            self._check_length(pieces, limit)
         ids: list[int] = []
         after_special = True
         for piece in pieces:
@@ -165,9 +185,27 @@ class Tokenizer:
                 after_special = True
                 continue
             prefix = " " if self.add_space_prefix and after_special else ""
-            ids += self._encoder.encode(prefix + piece)
+            if limit is None:
+                ids += self._encoder.encode(prefix + piece)
+            else:
+                try:
+                    ids += self._encoder.encode(prefix + piece, limit - len(ids))
+                except TextTooLongError as error:
+                    raise TextTooLongError(len(ids) + error.n_tokens, limit) from None
             after_special = False
+        if limit is not None and len(ids) > limit:
+            raise TextTooLongError(len(ids), limit)
         return ids
+
+    def _check_length(self, pieces: Sequence[str | int], limit: int) -> None:
+        """Raise TextTooLongError if pieces have more than `limit` tokens however they are cut."""
+        if not self._encoder.gives_every_character:
+            return
+        n_characters = sum(len(piece) for piece in pieces if isinstance(piece, str))
+        n_special = sum(isinstance(piece, int) for piece in pieces)
+        n_tokens = n_special - (-n_characters // self.longest_token_characters)
+        if n_tokens > limit:
+            raise TextTooLongError(n_tokens, limit)
 
     # -- decoding -------------------------------------------------------------------------------
 

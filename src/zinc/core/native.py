@@ -1,0 +1,17 @@
+"""Panics of libraries written in Rust, as ordinary errors.
+
+A panic arrives as pyo3's PanicException, which derives from BaseException: `except Exception` does
+not see it, and a server would treat it as the end of the process. Code that calls such a library
+catches BaseException and asks `is_panic`.
+"""
+
+from __future__ import annotations
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether `error` is a panic of a Rust library.
+
+    Every extension module has a PanicException class of its own, so the name has to do.
+    """
+    kind = type(error)
+    return kind.__name__ == "PanicException" and kind.__module__ == "pyo3_runtime"
