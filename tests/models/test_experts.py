@@ -24,6 +24,7 @@ from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import ModelSpec, architectures, load
 from zinc.models.latent import LatentAttention
+from zinc.models.weights import block_of
 from zinc.ops.graph import Graph
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
@@ -108,6 +109,65 @@ def test_gating_that_no_key_names_follows_from_the_choice_bias(tmp_path: Path) -
         FIXTURES / "deepseek2v3.gguf", tmp_path / "m.gguf", drop=["deepseek2.expert_gating_func"]
     )
     assert_same_model(path, "deepseek2v3")
+
+
+def without_chosen_experts(name: str, folder: Path) -> tuple[Path, Path]:
+    """A fixture whose chosen experts add nothing, and one with its shared experts as dense layers.
+
+    The latter has no expert, and all keys that count and choose experts. Both compute the same: a
+    dense layer may have rows of zeros.
+    """
+    source = FIXTURES / f"{name}.gguf"
+    with GGUFFile.open(source) as file:
+        arch = file.str("general.architecture")
+        n_nextn = file.int(f"{arch}.nextn_predict_layers", default=0)
+        n_layers = file.int(f"{arch}.block_count") - n_nextn
+        width = file.int(f"{arch}.feed_forward_length")
+    silent: dict[str, np.ndarray | None] = {}
+    dense: dict[str, np.ndarray | None] = {}
+    for key, values in tensors(name).items():
+        if (block_of(key) or 0) >= n_layers:
+            silent[key] = dense[key] = None
+        elif "_exps." in key or "exp_probs" in key or "gate_inp" in key:
+            dense[key] = None
+            if "ffn_down_exps" in key:
+                silent[key] = np.zeros_like(values)
+        elif "_shexp." in key:
+            axis = 1 if "down" in key else 0
+            missing = [(0, width - n if i == axis else 0) for i, n in enumerate(values.shape)]
+            dense[key] = None
+            dense[key.replace("_shexp", "")] = np.pad(values, missing)
+    metadata, drop = {f"{arch}.block_count": n_layers}, [f"{arch}.nextn_predict_layers"]
+    return (
+        rewrite(source, folder / "silent.gguf", metadata=metadata, drop=drop, tensors=silent),
+        rewrite(
+            source,
+            folder / "dense.gguf",
+            metadata={**metadata, f"{arch}.leading_dense_block_count": n_layers},
+            drop=drop,
+            tensors=dense,
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", ["deepseek2v2", "deepseek2v3", "glm4moe"])
+def test_layers_may_all_be_dense(tmp_path: Path, name: str) -> None:
+    silent, dense = without_chosen_experts(name, tmp_path)
+    spec, _ = loaded(dense)
+    assert spec.experts is None
+    found = logits(dense, name)
+    np.testing.assert_allclose(found, logits(silent, name), rtol=0, atol=2e-5)
+    assert relative_error(found, expected(name)[1]) > 0.01
+
+
+@pytest.mark.parametrize("name", ["deepseek2v2", "deepseek2v3", "glm4moe"])
+def test_keys_of_experts_mean_nothing_to_dense_layers(tmp_path: Path, name: str) -> None:
+    _, dense = without_chosen_experts(name, tmp_path)
+    with GGUFFile.open(dense) as file:
+        keys = [key for key in file.metadata if ".expert_" in key]
+    assert len(keys) >= 7
+    plain = rewrite(dense, tmp_path / "plain.gguf", drop=keys)
+    np.testing.assert_array_equal(logits(dense, name), logits(plain, name))
 
 
 # -- Features that change the result --------------------------------------------------------------

@@ -79,7 +79,8 @@ def load(
     module.build(graph, spec, weights)
     weights.check(spec.n_layers, spec.n_nextn)
     n_experts = file.int(f"{arch}.expert_count", default=0)
-    if n_experts and not any(node.op == "route" for node in graph.nodes):
+    is_dense = spec.n_dense_layers == spec.n_layers
+    if n_experts and not is_dense and not any(node.op == "route" for node in graph.nodes):
         raise UnsupportedError(
             f"cannot load {file.path}",
             f"it counts {n_experts} experts, and the {arch} models that zinc runs have none",

@@ -13,14 +13,15 @@ from zinc.ops.graph import Graph
 
 def spec(file: GGUFFile) -> ModelSpec:
     base = dense_spec(file, "deepseek2", neox=False)
-    has_experts = file.int("deepseek2.expert_count", default=0) > 0
+    n_dense = leading_dense_layers(file, "deepseek2", base.n_layers)
+    has_experts = n_dense < base.n_layers and file.int("deepseek2.expert_count", default=0) > 0
     if has_experts:
         Metadata(file, "deepseek2").require("expert_weights_scale")
     return replace(
         base,
         attention=(latent_from(file, "deepseek2"),) * base.n_layers,
         experts=experts_from(file, "deepseek2") if has_experts else None,
-        n_dense_layers=leading_dense_layers(file, "deepseek2", base.n_layers),
+        n_dense_layers=n_dense,
     )
 
 

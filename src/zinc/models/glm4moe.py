@@ -12,19 +12,18 @@ from zinc.ops.moe import SIGMOID
 
 
 def spec(file: GGUFFile) -> ModelSpec:
-    Metadata(file, "glm4moe").require(
-        "rope.freq_base", "rope.dimension_count", "expert_weights_scale"
-    )
+    m = Metadata(file, "glm4moe")
+    m.require("rope.freq_base", "rope.dimension_count")
     # No key says whether the heads have norms; they have them in every layer or in none.
     qk_norm = any(name.endswith(".attn_q_norm.weight") for name in file.tensors)
     base = dense_spec(file, "glm4moe", neox=True, qk_norm=qk_norm)
-    gated = "glm4moe.expert_gating_func" in file.metadata
-    experts = experts_from(file, "glm4moe", scoring=None if gated else SIGMOID)
-    return replace(
-        base,
-        experts=experts,
-        n_dense_layers=leading_dense_layers(file, "glm4moe", base.n_layers),
-    )
+    n_dense = leading_dense_layers(file, "glm4moe", base.n_layers)
+    experts = None
+    if n_dense < base.n_layers:
+        m.require("expert_weights_scale")
+        gated = "glm4moe.expert_gating_func" in file.metadata
+        experts = experts_from(file, "glm4moe", scoring=None if gated else SIGMOID)
+    return replace(base, experts=experts, n_dense_layers=n_dense)
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:

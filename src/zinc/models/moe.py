@@ -120,7 +120,10 @@ def _shared_width(m: Metadata, ffn: int) -> int:
 
 
 def leading_dense_layers(file: GGUFFile, arch: str, n_layers: int) -> int:
-    """How many of the first layers have a plain feed-forward layer."""
+    """Return how many of the first layers are dense: they have a plain feed-forward layer.
+
+    A model whose layers are all dense has no experts, whatever its other keys say of them.
+    """
     count = Metadata(file, arch).optional_size("leading_dense_block_count", MAX_LAYERS)
     return min(count, n_layers)
 
