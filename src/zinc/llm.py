@@ -339,7 +339,7 @@ class LLM:
         params = sampling_params(params, take_sampling(arguments, template), self.sampling)
         if template is not None:
             prompt = self.render(cast(Messages, prompt), tools=tools, **arguments)
-        elif not is_one_prompt(prompt):
+        elif not is_one_prompt(prompt) and len(prompt) > 0:
             raise RequestError(
                 "a stream has one prompt", "several were given", "call stream for each of them"
             )

@@ -292,11 +292,56 @@ def test_a_file_that_is_no_model(tmp_path: Path):
         (row,) = [r for r in server.get("/v1/models").json["data"] if r["id"] == "bad"]
         assert row["state"] == "failed"
         assert server.post("/v1/chat/completions", HELLO).status == 200
-    with running(models=(ModelSource("bad", bad),), wait=False) as server:
-        wait_for(lambda: states(server) == {"bad": "failed"})
-        assert server.get("/health").status == 503
-    with pytest.raises(FormatError), running(models=(ModelSource("x", tmp_path / "none.gguf"),)):
+        assert "bad.gguf" in row["error"]
+        assert server.get("/health").status == 200
+        with (
+            pytest.raises(FormatError),
+            running(models=(ModelSource("x", tmp_path / "none.gguf"),)),
+        ):
+            pass
+    with running(models=(ModelSource("bad", bad), ALICE), wait=False) as server:
+        wait_for(lambda: states(server)["bad"] == "failed")
+        assert server.get("/health").status == 200  # another model can answer
+        found = server.post("/v1/chat/completions", HELLO)
+        assert found.json["error"]["code"] == "model_load_failed"
+        assert "bad.gguf" in found.json["error"]["message"]
+        assert server.post("/v1/chat/completions", {**HELLO, "model": "alice"}).status == 200
+
+
+def test_a_library_that_panics_while_a_model_loads(monkeypatch: pytest.MonkeyPatch):
+    """Panics of Rust are no Exception in Python."""
+
+    class PanicException(BaseException):
         pass
+
+    def panic(*_: Any) -> Any:
+        raise PanicException("index out of bounds")
+
+    with running(models=(ALICE, BOB)) as server:
+        with monkeypatch.context() as fault:
+            fault.setattr(pool_module, "load_llm", panic)
+            found = server.post("/v1/chat/completions", {**HELLO, "model": "bob"})
+        assert found.status == 500
+        assert found.json["error"]["code"] == "model_load_failed"
+        assert states(server)["bob"] == "failed"
+        assert server.post("/v1/chat/completions", {**HELLO, "model": "bob"}).status == 200
+
+
+def test_a_load_that_nobody_waits_for_stops_at_its_next_report(monkeypatch: pytest.MonkeyPatch):
+    reports = []
+
+    def endless(path: Path, options: Any, progress: Callable[[int, int], None]) -> Any:
+        while True:
+            progress(1, 4)
+            reports.append(time.monotonic())
+            time.sleep(0.01)
+
+    monkeypatch.setattr(pool_module, "load_llm", endless)
+    with running(wait=False) as server:
+        wait_for(lambda: reports)
+        assert server.get("/health").status == 503
+    assert server.application.pool is not None
+    assert server.application.pool.loads_end_within(PATIENCE_S)
 
 
 def test_a_file_that_is_taken_away_is_one_models_trouble(tmp_path: Path):

@@ -109,18 +109,101 @@ def test_failures_are_one_line(tmp_path: Path, capsys, monkeypatch: pytest.Monke
     assert "zinc[server]" in capsys.readouterr().err
 
 
+def damaged(folder: Path) -> Path:
+    """The embedded model with the end of its file missing."""
+    path = folder / "damaged.gguf"
+    path.write_bytes(EMBEDDED_MODEL.read_bytes()[:100_000])
+    return path
+
+
+@pytest.mark.parametrize("what", ["a damaged file", "a context above the trained length"])
+def test_a_model_that_cannot_be_loaded_ends_the_server(what, tmp_path: Path):
+    argv = [str(damaged(tmp_path))] if what == "a damaged file" else ["--context", "999999"]
+    process = begin(*argv)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (1, "")
+    assert "serving on" not in err
+    expected = (
+        r"zinc: .*damaged\.gguf.*"
+        if argv[0] != "--context"
+        else (
+            r"zinc: a context of 999,999 tokens is not possible: .* Choose --context \d+ or less.*"
+        )
+    )
+    assert re.fullmatch(expected, err.splitlines()[-1])
+    assert len([line for line in err.splitlines() if "embedded" not in line]) == 1
+
+
+def test_one_model_of_several_that_cannot_be_loaded(tmp_path: Path):
+    process, url = start(f"bad={damaged(tmp_path)}", f"demo={EMBEDDED_MODEL}")
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as answer:
+            rows = {row["id"]: row for row in json.loads(answer.read())["data"]}
+        assert rows["bad"]["state"] == "failed"
+        assert "damaged.gguf" in rows["bad"]["error"]
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        assert post(f"{url}/v1/chat/completions", body)["model"] == "demo"
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+
+
+SLOW = """
+import sys, time
+from zinc.cli.main import main
+from zinc.server import pool
+
+def slow(path, options, progress):
+    print("zinc: it loads", file=sys.stderr, flush=True)
+    while True:
+        time.sleep(0.05)
+        if STOPS:
+            progress(1, 2)
+
+pool.load_llm = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "stops"), [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)]
+)
+def test_a_signal_stops_it_while_it_loads(number, stops):
+    """Also when the load goes on without a word, as in the middle of a large tensor."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"STOPS = {stops}\n{SLOW}", "serve", "--port", "0"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        assert any("it loads" in line for line in process.stderr)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (0, "")
+    assert "serving on" not in err
+    assert "Traceback" not in err
+
+
 def test_a_port_in_use(server: Running, capsys):
     assert main(["serve", "--port", str(server.port)]) == 1
     assert "in use" in capsys.readouterr().err
 
 
-def start(*argv: str) -> tuple[subprocess.Popen[str], str]:
+def begin(*argv: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "zinc", "serve", "--port", "0", "--backend", LOAD.backend]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*command, *argv], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=environment,
     )  # fmt: skip
+
+
+def start(*argv: str) -> tuple[subprocess.Popen[str], str]:
+    process = begin(*argv)
     assert process.stderr is not None
     for line in process.stderr:
         if found := re.search(r"serving on (http://\S+)", line):
@@ -148,7 +231,10 @@ def test_a_key_file_without_keys_is_refused(text, tmp_path: Path):
 def test_a_signal_stops_it_cleanly(number):
     process, url = start(f"demo={EMBEDDED_MODEL}", "--log-json")
     try:
-        post_when_ready(url)
+        # The address is printed once the model is loaded: the first request is answered.
+        messages = [{"role": "user", "content": "xylophone"}]
+        body = {"messages": messages, "max_tokens": 4, "ignore_eos": True}
+        post(f"{url}/v1/chat/completions", body)
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_S)
     finally:
@@ -161,20 +247,6 @@ def test_a_signal_stops_it_cleanly(number):
     assert line["prompt_tokens"] > 5
     assert line["client"] == "127.0.0.1"
     assert "xylophone" not in err
-
-
-def post_when_ready(url: str) -> None:
-    def is_ready() -> bool:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return False
-        return True
-
-    wait_for(is_ready)
-    messages = [{"role": "user", "content": "xylophone"}]
-    post(f"{url}/v1/chat/completions", {"messages": messages, "max_tokens": 4, "ignore_eos": True})
 
 
 def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running) -> list[str]:

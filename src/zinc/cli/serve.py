@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -152,7 +153,13 @@ def run(args: argparse.Namespace) -> int:
         )
     from zinc.server.main import serve
 
-    serve(config(args), lambda url: print(f"zinc: serving on {url}", file=sys.stderr))
+    def loaded(url: str) -> None:
+        print(f"zinc: serving on {url}", file=sys.stderr, flush=True)
+
+    if not serve(config(args), loaded):
+        # A thread that comes back from native code while the interpreter ends would abort it.
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

@@ -1,7 +1,8 @@
 """Runs the application on uvicorn, and stops it: running answers end first, or are told.
 
-`serve` blocks until a signal comes. On the first one the server takes no more requests and gives
-those that run `grace_s`; what runs then ends with an error event. A second one does not wait.
+`serve` listens, loads the first model and then blocks until a signal comes. On the first signal the
+server takes no more requests and gives those that run `grace_s`; what runs then ends with an error
+event. A second one does not wait.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import FrameType
 
 import uvicorn
 
-from zinc.core.errors import RequestError
+from zinc.core.errors import RequestError, ZincError
 from zinc.server import log
 from zinc.server.app import Application
 from zinc.server.config import ServerConfig
@@ -27,12 +28,22 @@ _SIGNALS = [signal.SIGINT, signal.SIGTERM]
 _HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has no such signal
 _BACKLOG = 512  # connections that the system holds until they are accepted
 _TELL_S = 3.0  # for error events to reach clients, after the grace
+_LOAD_END_S = 1.0  # for a load that was cancelled to notice
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a shutdown that ends answers in time."""
+    """uvicorn's server, with a shutdown that ends answers in time.
 
-    def __init__(self, application: Application, started: Callable[[], None]) -> None:
+    listening: called once connections are accepted. loaded: called once the first model is loaded,
+    or another one may take its place. `failure` says why the server stopped by itself.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        listening: Callable[[], None] = lambda: None,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> None:
         config = application.config
         super().__init__(
             uvicorn.Config(
@@ -51,13 +62,27 @@ class Server(uvicorn.Server):
             )
         )
         self._application = application
-        self._on_start = started
+        self._listening, self._loaded = listening, loaded
+        self._start: asyncio.Task[None] | None = None
+        self.failure: ZincError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(AcceptFailures())
         await super().startup(sockets)
         if self.started:
-            self._on_start()
+            self._listening()
+            self._start = asyncio.create_task(self._wait_for_model())
+
+    async def _wait_for_model(self) -> None:
+        pool = self._application.pool
+        assert pool is not None
+        try:
+            await pool.until_started()
+        except ZincError as error:
+            self.failure, self.should_exit = error, True
+        else:
+            if pool.closing is None:
+                self._loaded()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         pool = self._application.pool
@@ -119,16 +144,22 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def serve(config: ServerConfig, started: Callable[[str], None] = lambda url: None) -> None:
-    """Serves until a signal. `started` is called with the address once requests are taken.
+def serve(config: ServerConfig, loaded: Callable[[str], None] = lambda url: None) -> bool:
+    """Serve until a signal comes; `loaded` is called with the address when the model is loaded.
 
-    Raises RequestError when the address cannot be used, FormatError for a file that is not there.
+    Until then connections are accepted, and requests answered with 503. Returns False when a model
+    is still being loaded in native code, which cannot be stopped. Raises RequestError when the
+    address cannot be used, FormatError for a file that is not there, and any ZincError that keeps
+    the only model from being loaded.
     """
     log.set_up(config.json_log)
     application = Application(config)
     listener = bind(config)
     port = listener.getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
-    server = Server(application, lambda: started(f"http://{host}:{port}"))
+    server = Server(application, loaded=lambda: loaded(f"http://{host}:{port}"))
     with listener:
         asyncio.run(server.serve(sockets=[listener]))
+    if server.failure is not None:
+        raise server.failure
+    return application.pool is None or application.pool.loads_end_within(_LOAD_END_S)

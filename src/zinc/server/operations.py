@@ -22,13 +22,13 @@ class ModelFields(Fields):
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Return 200 if the first model is loaded or can be; raise ApiError 503 otherwise."""
+    """Return 200 if a model is or can be loaded. Raises ApiError 503 at the start and the end."""
     entry = service.pool.default
     if service.pool.closing is not None:
         raise service.pool.closing
     if entry.state is State.LOADING:
         raise ApiError(503, "the model is being loaded", headers={"Retry-After": "1"})
-    if entry.state is State.FAILED:
+    if all(each.state is State.FAILED for each in service.pool.entries.values()):
         raise ApiError(503, "the model cannot be loaded", "the server's log has the cause")
     return JSONAnswer({"status": "ok"})
 

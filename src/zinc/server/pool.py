@@ -29,6 +29,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.llm import LLM
 from zinc.server.config import LoadOptions, ModelSource, ServerConfig
 from zinc.server.errors import ApiError
+from zinc.server.loading import LoadThread
 from zinc.server.runner import Observer, Runner
 from zinc.tokenizer import Tokenizer
 
@@ -94,10 +95,11 @@ class Entry:
         self.source = source
         self.path = resolve_model(source.path)
         self.state = State.UNLOADED
-        self.error = ""  # why it could not be loaded
+        self.failure: ZincError | None = None  # why it could not be loaded
         self.progress = (0, 0)  # bytes done, bytes in all
         self.model: LoadedModel | None = None
         self.loading: asyncio.Task[None] | None = None
+        self.thread: LoadThread | None = None  # which may go on when nobody waits for it
         self.unloading: asyncio.Task[None] | None = None
         self.users = 0
         self.last_used = time.monotonic()
@@ -127,8 +129,8 @@ class Entry:
         }
         if self.state is State.LOADING and self.progress[1]:
             row["progress"] = round(self.progress[0] / self.progress[1], 3)
-        if self.error:
-            row["error"] = self.error
+        if self.failure is not None:
+            row["error"] = self.failure.in_options()
         if self.model is not None:
             llm = self.model.llm
             meta.update(
@@ -156,6 +158,7 @@ class ModelPool:
         self._loading = asyncio.Lock()
         self._janitor: asyncio.Task[None] | None = None
         self._is_starting = False
+        self._first_load: asyncio.Task[None] | None = None
 
     @property
     def default(self) -> Entry:
@@ -166,11 +169,22 @@ class ModelPool:
         return [e.model for e in self.entries.values() if e.model is not None]
 
     def start(self) -> None:
-        """Begins to load the first model, in the background."""
+        """Begin to load the first model, in the background."""
         self._is_starting = True
-        self._begin_load(self.default).add_done_callback(self._started)
+        self._first_load = self._begin_load(self.default)
+        self._first_load.add_done_callback(self._started)
         if self.config.ttl_s is not None:
             self._janitor = asyncio.create_task(self._unload_idle(self.config.ttl_s))
+
+    async def until_started(self) -> None:
+        """Wait for the first model.
+
+        Raises ZincError when it is the only one and cannot be loaded: nothing can be served then.
+        """
+        assert self._first_load is not None
+        await asyncio.wait([self._first_load])
+        if self.default.failure is not None and len(self.entries) == 1:
+            raise self.default.failure
 
     def entry(self, name: str | None) -> Entry:
         """Return the model that answers a request for `name`.
@@ -233,6 +247,11 @@ class ModelPool:
         async with self._loading:
             for entry in self.entries.values():
                 await self._unload(entry)
+
+    def loads_end_within(self, seconds: float) -> bool:
+        """Wait for loads that were cancelled; return whether all of them have ended."""
+        threads = [entry.thread for entry in self.entries.values() if entry.thread is not None]
+        return all(thread.ends_within(seconds) for thread in threads)
 
     async def unload(self, entry: Entry) -> bool:
         """Unloads a model; False when somebody uses it."""
@@ -301,7 +320,7 @@ class ModelPool:
         if unloading := [e.unloading for e in self.entries.values() if e.unloading is not None]:
             await asyncio.wait(unloading)  # their memory is not free yet
         await self._make_room(entry)
-        entry.error, entry.progress = "", (0, 0)
+        entry.failure, entry.progress = None, (0, 0)
         started = time.perf_counter()
 
         bar = ProgressBar(f"loading {entry.source.name}")
@@ -310,31 +329,20 @@ class ModelPool:
             entry.progress = (done, total)
             bar(done, total)
 
-        task = asyncio.ensure_future(
-            asyncio.to_thread(load_llm, entry.path, self.config.load, progress)
-        )
-        task.add_done_callback(lambda _: bar.close())
         try:
-            # A thread cannot be stopped.
-            llm = await asyncio.shield(task)
-        except ZincError as error:
-            # Its message alone: the error itself would keep what was loaded by then.
-            entry.state, entry.error = State.FAILED, error.message
-            log.error("%s: %s", entry.source.name, error.message)
-            raise ApiError(
-                500,
-                f"the model {entry.source.name!r} cannot be loaded",
-                error.what if not error.why else f"{error.what}: {error.why}",
-                error.hint,
-                code="model_load_failed",
-            ) from None
-        except asyncio.CancelledError:
-            task.add_done_callback(_close_late)
+            entry.thread = LoadThread(load_llm, entry.path, self.config.load, progress)
+            llm = await entry.thread.result()
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception:
-            entry.state = State.FAILED
+        except ZincError as error:
+            raise self._failed(entry, error) from None
+        except BaseException as error:  # a bug, or a panic of a library
             log.exception("%s cannot be loaded", entry.source.name)
-            raise ApiError(500, f"the model {entry.source.name!r} cannot be loaded") from None
+            what = f"loading {entry.source.name} failed"
+            raise self._failed(entry, ZincError(what, type(error).__name__)) from None
+        finally:
+            bar.close()
+        entry.thread = None
         runner = Runner(llm, self.config.max_waiting, self._observer(entry.source.name))
         entry.model = LoadedModel(entry.source.name, llm, runner)
         entry.state = State.LOADED
@@ -351,6 +359,22 @@ class ModelPool:
         )
         if llm.placed.note:
             log.info("%s: %s", entry.source.name, llm.placed.note)
+
+    def _failed(self, entry: Entry, error: ZincError) -> ApiError:
+        """Note why a model cannot be loaded; return what its clients are told."""
+        # A copy: the error itself refers to what was loaded by then, as does the thread.
+        entry.thread = None
+        entry.failure = ZincError(error.what, error.why, error.hint)
+        entry.state = State.FAILED
+        if not self._is_starting or len(self.entries) > 1:  # else the server ends with this error
+            log.error("%s: %s", entry.source.name, error.in_options())
+        return ApiError(
+            500,
+            f"the model {entry.source.name!r} cannot be loaded",
+            error.what if not error.why else f"{error.what}: {error.why}",
+            error.hint,
+            code="model_load_failed",
+        )
 
     async def _make_room(self, entry: Entry, wait: bool = True) -> None:
         """Unloads idle models until `entry` fits the budget, or is alone; waits for busy ones."""
@@ -433,8 +457,3 @@ def file_bytes(path: Path) -> int:
 
 def _escape(text: str) -> str:
     return "".join(f"[{char}]" if char in "*?[" else char for char in text)
-
-
-def _close_late(task: asyncio.Future[LLM]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().close()
