@@ -38,6 +38,7 @@ from zinc.arguments import (
     take_sampling,
 )
 from zinc.backends import api
+from zinc.chat import renderer
 from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
 from zinc.engine import loader, placing
@@ -129,6 +130,8 @@ class LLM:
             check_folder(folder)
         self.path: Path = loader.resolve_model(model)
         self.file = GGUFFile.open(self.path)
+        if chat_template is not None or "tokenizer.chat_template" in self.file.metadata:
+            renderer.SHARED.start()  # it gets ready while weights are loaded
         self.spec, graph = load_architecture(self.file, rope=rope, context=context)
         self._graphs = [graph]
         if 0 < self.spec.plain_context < (context or self.spec.context):
@@ -358,7 +361,15 @@ class LLM:
     ) -> list[int]:
         """Return the token ids of a conversation, up to where the answer begins.
 
-        Raises RequestError for a message that is none.
+        `template_args` are variables for the template (`enable_thinking`, `reasoning_effort`,
+        `documents`, ...) and two switches: with `continue_final_message` the prompt ends inside of
+        the last message, which is the assistant's, and the answer continues it; with
+        `add_generation_prompt=False` it ends after the last message. Control tokens that are
+        spelled out in messages, tools or variables stay text.
+
+        Raises TemplateError when the model has no template or the template fails, RequestError for
+        a message that is none, switches that contradict each other, or variables that are not plain
+        data.
         """
         check_messages(messages, self.template)
         return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)

@@ -3,13 +3,14 @@
 import contextlib
 import json
 from datetime import datetime
+from enum import IntEnum
 from pathlib import Path
 
 import pytest
 
 import zinc
 from zinc.chat import ChatTemplate
-from zinc.core.errors import TemplateError
+from zinc.core.errors import RequestError, TemplateError
 from zinc.tokenizer import Tokenizer
 
 DEMO = Path(zinc.__file__).parent / "data" / "zinc-demo-30m-q4_k_m.gguf"
@@ -84,6 +85,129 @@ def test_strftime_now():
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
 
 
+@pytest.mark.parametrize(
+    ("source", "by_default"),
+    [
+        ("<think>\n{% if not enable_thinking %}</think>{% endif %}", True),  # R1, QwQ
+        ("{% if enable_thinking is true %}<think>{% endif %}", True),
+        ("{% if not (enable_thinking is defined and not enable_thinking) %}on{% endif %}", True),
+        ("{% if enable_thinking is defined and enable_thinking %}on{% endif %}", False),
+        (
+            "{% set enable_thinking = enable_thinking | default(false) %}{{ enable_thinking }}",
+            False,
+        ),
+        ("{% set enable_thinking = enable_thinking | default(true) %}{{ enable_thinking }}", True),
+        (
+            "{% if enable_thinking is not defined %}off{% else %}{{ enable_thinking }}{% endif %}",
+            None,
+        ),
+    ],
+)
+def test_thinking_is_on_unless_the_template_has_its_own_default(source, by_default):
+    on, off = (render(source, enable_thinking=choice) for choice in (True, False))
+    assert on != off
+    assert render(source) == {True: on, False: off, None: "off"}[by_default]
+
+
+def test_thinking_by_its_other_name_follows_a_choice():
+    source = "{{ thinking is defined }}{{ thinking }}"
+    assert render(source) == "False"
+    assert render(source, enable_thinking=True) == "TrueTrue"
+    assert render(source, enable_thinking=True, thinking=False) == "TrueFalse"
+
+
+def test_date_string_as_llama_reads_it():
+    source = (
+        "{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
+        "{{- 'Today Date: ' + date_string }}"
+    )
+    before = datetime.now()
+    text = render(source)
+    assert text in {f"Today Date: {d:%d %b %Y}" for d in (before, datetime.now())}
+    assert render(source, date_string="1 Jan 2000") == "Today Date: 1 Jan 2000"
+
+
+def test_functions_and_datetime_as_firefunction_reads_them():
+    source = "{{ '' + functions + '|' + (datetime | length | string) }}"
+    assert render(source) == "|20"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert render(source, tools=tools) == json.dumps(tools, indent=2) + "|20"
+    assert render(source, functions="own", datetime="now") == "own|3"
+
+
+def test_values_reach_the_template_as_they_are():
+    class Name(str):
+        __slots__ = ()
+
+    values = [(1, "a"), {2: "b", "a": None}, "\ud800", 2**70, float("inf"), True]
+    assert render("{{ v }}", v=values) == str(values)
+    assert render("{{ v }}", v=[Name("x"), IntEnum("E", ["A"]).A]) == "['x', 1]"
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), b"x", datetime(2000, 1, 1), [{"a": {1}}]])
+def test_only_plain_data_is_rendered(value):
+    with pytest.raises(RequestError, match="cannot be given a"):
+        render("{{ v }}", v=value)
+
+
+def test_circular_data():
+    value = []
+    value.append(value)
+    with pytest.raises(RequestError, match="nested too deeply"):
+        render("{{ v }}", v=value)
+
+
+@pytest.mark.parametrize("name", ["messages", "self", "bos_token", "a-b", "a b", "0"])
+def test_reserved_names(name):
+    with pytest.raises(RequestError, match=f"{name} cannot be set"):
+        ChatTemplate(CHATML).render(USER, **{name: 1})
+
+
+# -- messages that are continued ------------------------------------------------------------------
+
+BEGUN = [*USER, {"role": "assistant", "content": "Well, "}]
+
+
+def test_the_last_message_is_continued():
+    head = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    text = render(CHATML, BEGUN, continue_final_message=True)
+    assert text == head + "<think>\n\n</think>\n\nWell, "
+    again = render(CHATML, BEGUN, add_generation_prompt=False, continue_final_message=True)
+    assert again == text
+    source = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}A:"
+    assert render(source + "{% endif %}", BEGUN, continue_final_message=True) == "[Hi]A:Well, "
+
+
+def test_reasoning_that_the_template_opens_is_closed_before_the_text():
+    source = "{% if add_generation_prompt %}<think>\n{% endif %}"
+    text = render(source, BEGUN, continue_final_message=True)
+    assert text == "<think>\n</think>\n\nWell, "
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        (USER, "the last message must be the assistant's"),
+        ([], "the last message must be the assistant's"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "without calls"),
+    ],
+)
+def test_nothing_to_continue(messages, why):
+    with pytest.raises(RequestError, match=why):
+        render(CHATML, messages, continue_final_message=True)
+
+
+def test_a_format_that_continues_nothing():
+    harmony = "<|channel|><|message|>analysis"
+    with pytest.raises(RequestError, match="no way to continue"):
+        render(harmony, BEGUN, continue_final_message=True)
+
+
+def test_a_message_is_continued_or_a_new_one_begun():
+    with pytest.raises(RequestError, match="contradict"):
+        render(CHATML, BEGUN, add_generation_prompt=True, continue_final_message=True)
+
+
 def test_text_methods_and_filters():
     source = (
         "{{ t.split('</think>')[-1].lstrip('\\n') }}|{{ t.startswith('<') }}|{{ t | length }}"
@@ -122,12 +246,13 @@ def test_syntax_error_names_the_line():
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
         "{% for x in messages %}" * 30 + "{% endfor %}" * 30,
         "{{ undefined_function() }}",
-        "{{ x | tojson }}",
+        "{{ range | tojson }}",
+        "{{ '%c' % 'many' }}",
     ],
 )
 def test_failures_are_template_errors(source):
     with pytest.raises(TemplateError):
-        render(source, x={1, 2})
+        render(source)
 
 
 @pytest.mark.parametrize(
@@ -146,57 +271,6 @@ def test_unsafe_access(source):
     with contextlib.suppress(TemplateError):
         assert render(source) == ""
     assert USER == [{"role": "user", "content": "Hi"}]
-
-
-DOUBLING = "{% set ns = namespace(s='ab', l=[1]) %}{% for i in range(100) %}"
-EXPENSIVE = {
-    "string times": "{{ 'a' * 10000000000 }}",
-    "list times": "{{ [1] * 10000000000 }}",
-    "power": "{{ 10 ** 10000000 }}",
-    "squares": "{% set ns = namespace(n=3) %}{% for i in range(60) %}"
-    "{% set ns.n = ns.n * ns.n %}{% endfor %}",
-    "concatenation": DOUBLING + "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-    "addition": DOUBLING + "{% set ns.s = ns.s + ns.s %}{% endfor %}",
-    "lists": DOUBLING + "{% set ns.l = ns.l + ns.l %}{% endfor %}",
-    "capture": DOUBLING
-    + "{% set c %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = c %}{% endfor %}",
-    "join": DOUBLING + "{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}",
-    "join method": DOUBLING + "{% set ns.s = ''.join([ns.s, ns.s]) %}{% endfor %}",
-    "replace": DOUBLING + "{% set ns.s = ns.s | replace('a', ns.s) %}{% endfor %}",
-    "replace method": DOUBLING + "{% set ns.s = ns.s.replace('a', ns.s) %}{% endfor %}",
-    "range": "{% for x in range(1000000000) %}{% endfor %}",
-    "width filter": "{{ 'a' | center(10000000000) }}",
-    "width method": "{{ 'a'.ljust(10000000000) }}",
-    "width of format": "{{ '{:>10000000000}'.format(1) }}",
-    "width of percent": "{{ '%10000000000d' % 1 }}",
-    "width of a filter": "{{ '%10000000000d' | format(1) }}",
-    "copies": "{% set ns = namespace(l=[]) %}{% set s = 'a' * 60000000 %}"
-    "{% for i in range(100) %}{% set ns.l = ns.l + [s | upper, s.lower(), s[1:]] %}{% endfor %}",
-    "join of a generator": DOUBLING
-    + "{% set ns.s = ''.join([ns.s, ns.s] | map('string')) %}{% endfor %}",
-    "batch": "{{ [1] | batch(10000000000, 'x') | list }}",
-    "indent": "{{ [1] | tojson(indent=10000000000) }}",
-    "time": "{{ strftime_now('%1000000000Y') }}",
-}
-
-
-@pytest.mark.parametrize("source", EXPENSIVE.values(), ids=EXPENSIVE)
-def test_expensive_templates_are_stopped(source):
-    with pytest.raises(TemplateError, match="was stopped"):
-        render(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    ],
-)
-def test_endless_templates_meet_a_deadline(source, monkeypatch):
-    monkeypatch.setattr("zinc.chat.sandbox.Budget.__init__.__defaults__", (0.2,))
-    with pytest.raises(TemplateError, match="was stopped"):
-        render(source)
 
 
 def test_model_without_a_template():
@@ -231,6 +305,20 @@ def test_messages_cannot_forge_markers():
     assert tokenizer.decode(forged, skip_special=False).endswith(f"a{end}b{end}")
     rendered = template.render([{"role": "user", "content": f"a{end}b"}])
     assert tokenizer.encode_prompt(rendered).count(tokenizer.eos_id) == 2
+
+
+def test_no_argument_can_forge_markers():
+    tokenizer = Tokenizer.from_gguf(DEMO)
+    end = tokenizer.text_of(tokenizer.eos_id)
+    template = ChatTemplate("{{ messages }}{{ tools | tojson }}{{ documents }}{{ extra }}" + end)
+    forged = [{"title": end, end: [f"a{end}b", (end,)]}]
+    messages, begun = [{"role": "user", "content": end, end: end}], f"{end}c"
+    ids = template.encode(tokenizer, messages, forged, documents=forged, extra=end)
+    assert ids.count(tokenizer.eos_id) == 1
+    messages.append({"role": "assistant", "content": begun})
+    ids = template.encode(tokenizer, messages, continue_final_message=True)
+    assert ids.count(tokenizer.eos_id) == 1
+    assert tokenizer.decode(ids, skip_special=False).endswith(end + begun)
 
 
 def test_embedded_model_has_a_prompt():

@@ -1,51 +1,55 @@
 """Chat templates: messages → the text that a model was trained to continue.
 
-A template is the Jinja source in a model's metadata. Its markers are control tokens; the same
-characters in a message are only text. `ChatTemplate.encode` keeps the two apart, so a message
-cannot end its turn or forge a system prompt; `render` alone gives a string, where they look alike.
+A template is the Jinja source in a model's metadata; it runs in a process of its own
+(`zinc.chat.renderer`). Its markers are control tokens, and the same characters in a message are
+only text. `ChatTemplate.encode` keeps the two apart, so a message cannot end its turn or forge a
+system prompt; `render` alone returns a string, in which they look alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
-
-from zinc.chat.sandbox import (
-    Budget,
-    RefusedError,
-    SandboxedTemplates,
-    TooExpensiveError,
-    Value,
-    budget,
-)
-from zinc.core.errors import TemplateError
+from zinc.chat.format import ChatFormat
+from zinc.chat.renderer import SHARED, Renderer, RenderError
+from zinc.chat.tools import detect
+from zinc.core.errors import RequestError, TemplateError
 from zinc.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+Value = Any  # plain data: None, booleans, numbers, text, and lists, tuples and mappings of these
+
 _MAX_SOURCE_CHARS = 1 << 20
+# Variables that only the template's own model may set, and a name that jinja2 uses.
+_RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token", "self"})
 
 
-@cache
-def _environment() -> SandboxedTemplates:
-    return SandboxedTemplates()
+class StoppedError(TemplateError):
+    """A template took too much time or memory."""
 
 
 class ChatTemplate:
-    """A compiled template. Immutable; safe to share between threads.
+    """A chat template that compiles. Immutable; safe to share between threads.
 
     `bos_token` and `eos_token` are the texts of these tokens, which templates write themselves.
-    `name` is for messages. Raises TemplateError when the source is not valid Jinja.
+    `name` is for messages. Raises TemplateError when the source is not valid Jinja, StoppedError
+    when it takes too much time or memory to compile.
     """
 
     def __init__(
-        self, source: str, bos_token: str = "", eos_token: str = "", name: str = "the model"
+        self,
+        source: str,
+        bos_token: str = "",
+        eos_token: str = "",
+        name: str = "the model",
+        renderer: Renderer = SHARED,
     ) -> None:
         self.source = source
         self.name = name
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._renderer = renderer
         if len(source) > _MAX_SOURCE_CHARS:
             raise TemplateError(
                 f"the chat template of {name} has {len(source)} characters",
@@ -53,16 +57,13 @@ class ChatTemplate:
                 _OTHER_WAY,
             )
         try:
-            self._template = _environment().from_string(source)
-        except TemplateSyntaxError as error:
-            why = f"line {error.lineno}: {error.message}"
-            raise self._error("is not valid Jinja", why) from None
-        except Exception as error:  # nested too deep for jinja2 or for Python's compiler
-            raise self._error("cannot be compiled", _cause(error)) from None
+            renderer.check(source)
+        except RenderError as error:
+            raise self._error(error) from None
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, for_tools: bool = False) -> ChatTemplate:
-        """The template of a model; `for_tools` prefers the one for tools if there are several.
+        """Return the template of a model; `for_tools` prefers the one for tools if it has several.
 
         Raises TemplateError when the model has none.
         """
@@ -81,66 +82,154 @@ class ChatTemplate:
         )
         return cls(source, bos, eos, tokenizer.path)
 
+    @cached_property
+    def format(self) -> ChatFormat:
+        """The format of answers to this template's prompts."""
+        return detect(self.source)
+
     def render(
         self,
         messages: Sequence[Message],
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **arguments: Value,
     ) -> str:
-        """The prompt as text.
+        """Return the prompt as text.
 
-        `arguments` reach the template as they are (`enable_thinking`, `reasoning_effort`,
-        `documents`, ...); those that it does not know change nothing. Raises TemplateError when the
-        template refuses the messages, fails on them, or takes too much time or memory.
+        `add_generation_prompt` (default: true) begins the answer's turn. With
+        `continue_final_message` the prompt ends with the text of the last message, which is the
+        assistant's, so that an answer continues it. `arguments` are further variables for the
+        template (`enable_thinking`, `reasoning_effort`, `documents`, ...); a template ignores those
+        that it does not read. `enable_thinking` is true unless the template has another default.
+
+        Raises TemplateError when the template refuses the messages or fails on them, StoppedError
+        when it takes too much time or memory, RequestError for arguments that contradict each other
+        or are not plain data.
         """
-        variables: dict[str, Any] = {
-            **self._tokens,
-            "messages": messages,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            **arguments,
-        }
-        token = budget.set(Budget())
-        try:
-            return self._template.render(variables)
-        except RefusedError as error:
-            raise self._error("does not accept these messages", str(error)) from None
-        except TooExpensiveError as error:
-            raise self._error("was stopped", str(error)) from None
-        except SecurityError as error:
-            raise self._error("does what templates may not do", str(error)) from None
-        except UndefinedError as error:
-            raise self._error("failed on these messages", str(error)) from None
-        except Exception as error:  # whatever a stranger's code runs into
-            raise self._error("failed on these messages", _cause(error)) from None
-        finally:
-            budget.reset(token)
+        return self._prompt(
+            messages, tools, add_generation_prompt, continue_final_message, arguments, str
+        )
 
     def encode(
         self,
         tokenizer: Tokenizer,
         messages: Sequence[Message],
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **arguments: Value,
     ) -> list[int]:
-        """The prompt as token ids, BOS included where the model wants it.
+        """Return the prompt as token ids, BOS included where the model wants it.
 
-        Control tokens come from the template only: those spelled out in messages and tools stay
-        text. Raises TemplateError as `render` does.
+        Control tokens come from the template alone: in messages, tools and arguments their
+        characters stay text. Takes the arguments of `render` and raises its errors.
         """
-        prompt = self.render(
-            _shield(messages, tokenizer),
-            None if tools is None else _shield(tools, tokenizer),
+        prompt = self._prompt(
+            messages,
+            tools,
             add_generation_prompt,
-            **arguments,
+            continue_final_message,
+            arguments,
+            tokenizer.shield,
         )
         return tokenizer.encode_prompt(prompt)
 
-    def _error(self, what: str, why: str) -> TemplateError:
-        return TemplateError(f"the chat template of {self.name} {what}", why, _OTHER_WAY)
+    def render_shielded(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        arguments: Mapping[str, Value],
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the text that `encode` turns into ids; `arguments` may name any variable.
+
+        The characters of control tokens are shielded wherever the template did not write them.
+        Raises the errors of `render`.
+        """
+        variables = dict(arguments)
+        add = variables.pop("add_generation_prompt", None)
+        return self._prompt(
+            messages, tools, add, continue_final_message, variables, tokenizer.shield
+        )
+
+    def _prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool,
+        arguments: Mapping[str, Value],
+        shield: Callable[[str], str],
+    ) -> str:
+        for name in arguments:
+            if not is_variable(name):
+                raise RequestError(f"{name} cannot be set", "it is not a variable for templates")
+        begun = ""
+        if continue_final_message:
+            if add_generation_prompt:
+                raise RequestError(
+                    "continue_final_message and add_generation_prompt contradict each other",
+                    "a prompt ends inside of the last message or after it",
+                )
+            messages, begun = self._split(messages)
+            # An answer that has begun is past its reasoning.
+            arguments = {**arguments, "enable_thinking": False}
+        if "enable_thinking" in arguments:  # some families read it by another name
+            arguments = {"thinking": arguments["enable_thinking"], **arguments}
+        variables = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": continue_final_message or add_generation_prompt is not False,
+            **arguments,
+        }
+        try:
+            plain = {name: _plain(value, shield) for name, value in variables.items()}
+            text = self._renderer.render(self.source, {**self._tokens, **plain})
+        except RenderError as error:
+            raise self._error(error) from None
+        except _NotPlainError as error:
+            raise RequestError(
+                f"a chat template cannot be given {error}",
+                "its variables are plain data, as in JSON",
+                "convert it to dictionaries, lists, text and numbers",
+            ) from None
+        except (RecursionError, ValueError):  # the latter is marshal's
+            raise RequestError(
+                "the variables for the chat template are nested too deeply"
+            ) from None
+        return text + self._closed(text) + shield(begun) if continue_final_message else text
+
+    def _split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+        """Return the messages before the last, and the text of the last."""
+        last = messages[-1] if messages else {}
+        begun = last.get("content")
+        if last.get("role") != "assistant" or not isinstance(begun, str) or last.get("tool_calls"):
+            raise RequestError(
+                "there is no message to continue",
+                "the last message must be the assistant's, with text and without calls",
+            )
+        if self.format.header is not None:
+            raise RequestError(
+                "the last message cannot be continued",
+                f"the model's format ({self.format.name}) has no way to continue one",
+            )
+        return messages[:-1], begun
+
+    def _closed(self, prompt: str) -> str:
+        """Return what ends the reasoning that `prompt` has opened."""
+        thinking = self.format.thinking
+        if thinking is None or not self.format.opened(prompt):
+            return ""
+        return thinking.end + thinking.resume
+
+    def _error(self, error: RenderError) -> TemplateError:
+        kind = StoppedError if error.stopped else TemplateError
+        return kind(f"the chat template of {self.name} {error.what}", error.why, _OTHER_WAY)
 
     def __repr__(self) -> str:
         return f"ChatTemplate({self.name!r}, {len(self.source)} characters)"
@@ -149,17 +238,32 @@ class ChatTemplate:
 _OTHER_WAY = "change the messages, or continue plain text with {raw}"
 
 
-def _cause(error: Exception) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def is_variable(name: str) -> bool:
+    """Return whether a caller may set the template's variable `name`."""
+    return name.isidentifier() and name not in _RESERVED
 
 
-def _shield(value: Value, tokenizer: Tokenizer) -> Value:
-    """A copy in which every string is shielded; keys too, since templates print them."""
+class _NotPlainError(Exception):
+    """A value that is not plain data."""
+
+
+def _plain(value: Value, shield: Callable[[str], str]) -> Value:
+    """Return a copy of `value` made of built-in types, with every text shielded.
+
+    Keys are shielded too, since templates print them.
+    """
     if isinstance(value, str):
-        return tokenizer.shield(value)
+        return shield(str.__str__(value))
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, Mapping):
-        return {_shield(key, tokenizer): _shield(item, tokenizer) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shield(item, tokenizer) for item in value]
-    return value
+        return {_plain(key, shield): _plain(item, shield) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, shield) for item in value]
+    if isinstance(value, tuple):
+        return tuple([_plain(item, shield) for item in value])
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    raise _NotPlainError(f"a {type(value).__name__}")

@@ -7,11 +7,12 @@ ways to search for, but a rendering with known words shows what reached the prom
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.chat.template import ChatTemplate, Message
+from zinc.chat.template import ChatTemplate, Message, StoppedError
 from zinc.core.errors import TemplateError
 
 _USER: Message = {"role": "user", "content": "probe_question"}
@@ -25,6 +26,7 @@ _TOOLS: Sequence[Mapping[str, Any]] = [
         },
     }
 ]
+_MAX_SECONDS = 4.0  # for all renderings; each takes a few milliseconds at most
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -53,7 +55,10 @@ class TemplateTraits:
 
     @classmethod
     def of(cls, template: ChatTemplate) -> TemplateTraits:
-        """Try the template. Takes a dozen renderings of short conversations."""
+        """Find the traits of `template` by a dozen renderings of short conversations.
+
+        Raises StoppedError when these take too much time or memory.
+        """
         attempt = _Attempt(template)
         null = attempt.calls(None) or ""
         null_content = "probe_first" in null and "None" not in null
@@ -89,13 +94,23 @@ class _Attempt:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
+        self._until = time.monotonic() + _MAX_SECONDS
         self.content: str | None = ""
 
     def __call__(self, messages: Sequence[Message]) -> str | None:
         try:
-            return self._template.render(messages, tools=_TOOLS, enable_thinking=True)
+            text = self._template.render(messages, tools=_TOOLS, enable_thinking=True)
+        except StoppedError:
+            raise
         except TemplateError:
-            return None
+            text = None
+        if time.monotonic() > self._until:
+            raise StoppedError(
+                f"the chat template of {self._template.name} was stopped",
+                f"short conversations took it more than {_MAX_SECONDS:g} s",
+                "try another with --chat-template",
+            )
+        return text
 
     def calls(
         self,

@@ -1,0 +1,256 @@
+"""Processes that run chat templates, which are code from strangers (`zinc.chat.worker`).
+
+A few workers are kept warm and shared by all templates. A rendering that meets the deadline or a
+limit of memory costs its worker, which is replaced; other renderings go on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import marshal
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from zinc.chat.worker import READY, REPLY, REQUEST, STOPPED, TEXT
+from zinc.core.errors import ZincError
+
+DEADLINE_S = 2.0
+MEMORY_BYTES = 208 << 20  # beside some 20 MB of the process itself
+MAX_WORKERS = 4
+_SCRIPT = Path(__file__).absolute().with_name("worker.py")
+_START_S = 60.0  # for a worker's imports, on a machine that is busy
+_MAX_REPLY_BYTES = 1 << 30
+# The worker gets nothing else of the environment, where keys and tokens may be.
+_ENVIRONMENT = ("TZ", "TZDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+
+
+class RenderError(Exception):
+    """A template failed: `what` it did and `why`, as clauses. `stopped`: a limit ended it."""
+
+    def __init__(self, what: str, why: str, stopped: bool = False) -> None:
+        super().__init__(what, why)
+        self.what, self.why, self.stopped = what, why, stopped
+
+
+class Renderer:
+    """Renders templates in at most `max_workers` processes. Safe to share between threads.
+
+    A rendering may take `seconds`, and `memory_bytes` beside a multiple of the size of its
+    variables.
+    """
+
+    def __init__(
+        self,
+        seconds: float = DEADLINE_S,
+        memory_bytes: int = MEMORY_BYTES,
+        max_workers: int = MAX_WORKERS,
+    ) -> None:
+        self.seconds = seconds
+        self._memory_bytes, self._max_workers = memory_bytes, max_workers
+        self._reset()
+        _renderers.add(self)
+
+    def _reset(self) -> None:
+        self._idle: list[_Worker] = []
+        self._slots = threading.BoundedSemaphore(self._max_workers)
+
+    def start(self) -> None:
+        """Start a worker unless one is idle; the imports of a new one go on in the background.
+
+        A failure is reported by the first rendering.
+        """
+        if not self._idle:
+            with contextlib.suppress(ZincError):
+                self._idle.append(_Worker(self.seconds, self._memory_bytes))
+
+    def check(self, source: str) -> None:
+        """Compile `source`. Raises RenderError; ZincError when no worker can be started."""
+        self._ask(source, None)
+
+    def render(self, source: str, variables: Mapping[str, Any]) -> str:
+        """Return the text that the template `source` makes of `variables`.
+
+        The variables are plain data: None, booleans, numbers, text, and lists, tuples and
+        dictionaries of these. Raises RenderError when the template fails or is stopped, ZincError
+        when no worker can be started.
+        """
+        return self._ask(source, dict(variables))
+
+    def _ask(self, source: str, variables: dict[str, Any] | None) -> str:
+        request = marshal.dumps((source, variables))
+        with self._slots:
+            worker = self._take()
+            try:
+                text = worker.ask(request)
+            except RenderError as error:
+                if error.stopped:
+                    worker.close()
+                    self.start()
+                else:
+                    self._idle.append(worker)
+                raise
+            except BaseException:  # the reply may still come, and nobody else may read it
+                worker.close()
+                raise
+            self._idle.append(worker)
+            return text
+
+    def _take(self) -> _Worker:
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                worker = self._idle.pop()
+                if worker.is_alive:
+                    return worker
+                worker.close()
+        return _Worker(self.seconds, self._memory_bytes)
+
+    def close(self) -> None:
+        """End the workers that are idle. A later rendering starts a new one."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def forget(self) -> None:
+        """Leave the workers to the process that this one was forked from."""
+        for worker in self._idle:
+            worker.close_pipes()
+        self._reset()
+
+    def __enter__(self) -> Renderer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Worker:
+    """A process that renders one template at a time. Raises ZincError if it cannot be started."""
+
+    def __init__(self, seconds: float, memory_bytes: int) -> None:
+        self._seconds = seconds
+        self._is_ready = False
+        # -I and -S: nothing but the standard library and these folders can be imported.
+        command = [sys.executable, "-I", "-S", str(_SCRIPT), str(seconds), str(memory_bytes)]
+        try:
+            self._process = subprocess.Popen(
+                [*command, *_folder_of("jinja2"), *_folder_of("markupsafe")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                start_new_session=True,  # Ctrl-C on a terminal is for the parent
+            )
+        except (OSError, TypeError) as error:  # TypeError: there is no sys.executable
+            raise _cannot_start(str(error)) from None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: bytes) -> str:
+        """Return the reply to `request`.
+
+        Raises RenderError, with `stopped` when the worker cannot be used again, and ZincError when
+        it did not start.
+        """
+        if not self._is_ready:
+            with self._deadline(_START_S):
+                self._is_ready = self._read_reply() == (READY, b"")
+            if not self._is_ready:
+                raise _cannot_start(f"it ended with {self._end()}")
+        began = time.monotonic()
+        with self._deadline(self._seconds):
+            with contextlib.suppress(BrokenPipeError):  # then there is no reply either
+                self._stdin.write(REQUEST.pack(len(request)))
+                self._stdin.write(request)
+                self._stdin.flush()
+            reply = self._read_reply()
+        # The worker may be killed even if its reply came at the last moment.
+        if time.monotonic() - began >= self._seconds:
+            raise RenderError("was stopped", f"it ran for more than {self._seconds:g} s", True)
+        if reply is None:
+            raise RenderError("was stopped", f"its process ended with {self._end()}", True)
+        status, text = reply
+        if status == TEXT:
+            return text.decode("utf-8", "surrogatepass")
+        what, _, why = text.decode("utf-8", "replace").partition("\0")
+        raise RenderError(what, why, status == STOPPED)
+
+    def _read_reply(self) -> tuple[int, bytes] | None:
+        """Return status and text of a reply, None if the process ended instead."""
+        head = self._stdout.read(REPLY.size)
+        if len(head) < REPLY.size:
+            return None
+        status, size = REPLY.unpack(head)
+        text = self._stdout.read(min(size, _MAX_REPLY_BYTES))
+        return None if len(text) < size else (status, text)
+
+    @contextlib.contextmanager
+    def _deadline(self, seconds: float) -> Iterator[None]:
+        """Kill the process if the block takes longer; what waits for its pipes then goes on."""
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _end(self) -> str:
+        """Return how the process ended."""
+        self.close()
+        code = self._process.returncode
+        if code >= 0:
+            return f"status {code}"
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+        return f"signal {-code}"
+
+    def close(self) -> None:
+        """Kill the process and wait for its end."""
+        self._process.kill()
+        self._process.wait()
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        with contextlib.suppress(OSError):  # a request that could not be written
+            self._stdin.close()
+        self._stdout.close()
+
+
+def _folder_of(package: str) -> list[str]:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise _cannot_start(f"the package {package} is missing")
+    return [str(Path(spec.origin).absolute().parent.parent)]
+
+
+def _cannot_start(why: str) -> ZincError:
+    what = "the process that renders chat templates cannot be started"
+    return ZincError(what, why, "check that this Python can start processes and has jinja2")
+
+
+_renderers: weakref.WeakSet[Renderer] = weakref.WeakSet()
+SHARED = Renderer()
+
+
+def _for_each(work: str) -> None:
+    for renderer in list(_renderers):
+        getattr(renderer, work)()
+
+
+atexit.register(_for_each, "close")
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _for_each("forget"))

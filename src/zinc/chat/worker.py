@@ -1,0 +1,139 @@
+"""The process that runs chat templates, under limits of the operating system.
+
+`zinc.chat.renderer` starts this file as a script, kills it at a deadline, and talks to it over
+stdin and stdout:
+
+    ready    status, 0                 once, after the imports
+    request  size, marshal of (source, variables); with None for variables it is only compiled
+    reply    status, size, UTF-8 text  the prompt, or what failed and why, separated by NUL
+
+marshal keeps what JSON would change: tuples, keys that are numbers, lone surrogates. Only the
+parent's bytes are read with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import marshal
+import math
+import os
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+try:
+    import resource
+except ImportError:  # Windows, where the deadline alone limits a template
+    resource = None  # type: ignore[assignment]
+
+REQUEST = struct.Struct("<Q")
+REPLY = struct.Struct("<BQ")
+READY, TEXT, FAILED, STOPPED = range(4)
+
+# A prompt may have so many bytes, and as many again as some copies of the request.
+_PROMPT_BYTES, _PROMPT_COPIES = 4 << 20, 8
+# Copies of the request that a rendering may hold beside its memory; a character may take 4 bytes.
+_MEMORY_COPIES = 16
+_CAUSE_CHARS = 1000
+
+
+class Limits:
+    """The limits of this process: no new files, no processes, and little memory.
+
+    A rendering may allocate `memory_bytes` beside the memory that is in use already.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        used_bytes = _address_space_bytes()
+        self._memory_bytes = used_bytes + memory_bytes if used_bytes else None
+        for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_NOFILE"):
+            _limit(name, 0)
+
+    def allow(self, request_bytes: int, seconds: float) -> None:
+        """Set the limits of one request.
+
+        The limit on processor time ends a rendering whose parent was killed before its deadline.
+        """
+        if self._memory_bytes is not None:
+            _limit("RLIMIT_AS", self._memory_bytes + _MEMORY_COPIES * request_bytes)
+        _limit("RLIMIT_CPU", math.ceil(time.process_time() + seconds) + 1)
+
+
+def _limit(name: str, soft: int) -> None:
+    kind = getattr(resource, name, None)
+    if kind is None:
+        return
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses some
+        resource.setrlimit(kind, (soft, hard))
+
+
+def _address_space_bytes() -> int:
+    """Return the size of this process's address space, 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _load_sandbox(folders: list[str]) -> Any:
+    """Import sandbox.py from beside this file, and jinja2 from `folders`."""
+    sys.path += folders
+    spec = importlib.util.spec_from_file_location("sandbox", Path(__file__).with_name("sandbox.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(seconds: float, memory_bytes: int, folders: list[str]) -> None:
+    """Answer requests until stdin ends or a limit stopped a rendering."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # these are for the parent, whose exit ends stdin
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    sandbox = _load_sandbox(folders)
+    environment = sandbox.Sandbox()
+    # What is loaded at first use (time zone, code for errors) is loaded while files can be opened.
+    with contextlib.suppress(sandbox.TemplateFailure):
+        environment.prompt("{{ strftime_now('%c') }}{{ nothing.deeper }}", {})
+
+    def answer(request: bytes) -> tuple[int, bytes]:
+        try:
+            source, variables = marshal.loads(request)
+            if variables is None:
+                environment.check(source)
+                return TEXT, b""
+            text = environment.prompt(source, variables).encode("utf-8", "surrogatepass")
+        except sandbox.TemplateFailure as error:
+            return FAILED, f"{error.what}\0{error.why[:_CAUSE_CHARS]}".encode(errors="replace")
+        except MemoryError:
+            return STOPPED, b"was stopped\0it needs too much memory"
+        if len(text) > _PROMPT_BYTES + _PROMPT_COPIES * len(request):
+            return STOPPED, b"was stopped\0it made a prompt of %d bytes" % len(text)
+        return TEXT, text
+
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    limits = Limits(memory_bytes)
+    target.write(REPLY.pack(READY, 0))
+    target.flush()
+    while len(head := source.read(REQUEST.size)) == REQUEST.size:
+        (size,) = REQUEST.unpack(head)
+        limits.allow(size, seconds)
+        status, text = answer(source.read(size))
+        target.write(REPLY.pack(status, len(text)))
+        target.write(text)
+        target.flush()
+        if status == STOPPED:
+            break
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
