@@ -7,7 +7,6 @@ become calls, thinking blocks become `reasoning_content`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -21,7 +20,7 @@ from starlette.responses import Response
 from zinc.chat.events import Answer, CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from zinc.server.anthropic_tools import AnthropicTool, functions
 from zinc.server.body import Fields, FirstError, parse_json
-from zinc.server.chat import ChatAnswer, ChatRequest, Finished, answer_chat, render
+from zinc.server.chat import ChatAnswer, ChatRequest, Finished, answer_chat, rendered
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.fields import (
     Constraint,
@@ -185,7 +184,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, PromptFields)
     asked = to_request(fields, None)
     async with service.pool.use(fields.model) as model:
-        prompt = await asyncio.to_thread(render, model, asked)
+        prompt = await rendered(model, asked)
     return JSONAnswer({"input_tokens": len(prompt.ids)})
 
 

@@ -17,14 +17,14 @@ from starlette.responses import Response
 
 from zinc.chat.events import Answer, CallEnd, Content, Event
 from zinc.chat.format import ChatFormat
-from zinc.chat.messages import prepare, text_of
+from zinc.chat.messages import prepare
 from zinc.chat.parser import TokenParser
+from zinc.chat.template import is_variable
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine.constraint import Thinking
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Timings
 from zinc.server import forced_calls
-from zinc.server.body import Json
 from zinc.server.errors import ApiError, context_exceeded, invalid, unsupported
 from zinc.server.fields import Constraint, constraints, with_seed
 from zinc.server.pool import LoadedModel
@@ -39,7 +39,6 @@ from zinc.server.runner import (
     Telemetry,
 )
 from zinc.server.service import Service, Shape, answer, client_of
-from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.specials import SHIELD
 
 
@@ -188,7 +187,7 @@ async def start(
     Raises ApiError: 400 for what cannot be done, context_length_exceeded, 429 when busy.
     """
     model.runner.check_room(request.n)
-    prompt = await asyncio.to_thread(prompt_of, model, request)
+    prompt = await rendered(model, request)
     if len(prompt.ids) >= model.context:
         raise context_exceeded(len(prompt.ids), model.context, request.param)
     limit = request.thinking_budget
@@ -259,6 +258,16 @@ def _thinking(
     return Thinking(start, end, inside, request.thinking_budget, opens)
 
 
+async def rendered(model: LoadedModel, request: ChatRequest) -> Prompt:
+    """Return the prompt of a conversation; see `prompt_of`.
+
+    A model renders few prompts at a time, so a template that meets its deadline again and again
+    leaves threads and workers for other models.
+    """
+    async with model.rendering:
+        return await asyncio.to_thread(prompt_of, model, request)
+
+
 def prompt_of(model: LoadedModel, request: ChatRequest) -> Prompt:
     """Return the prompt of a conversation, cut to the context if the request asks for it.
 
@@ -310,60 +319,76 @@ def shorter(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[
 
 
 def render(model: LoadedModel, request: ChatRequest) -> Prompt:
-    """The prompt of a conversation. Raises ApiError, TemplateError."""
+    """Return the prompt of a conversation. Raises ApiError, TemplateError."""
+    arguments = _template_variables(request.template_args)
     style = model.chat_style(for_tools=bool(request.tools))
     tokenizer = model.tokenizer
     try:
-        messages, prefill = _split_prefill(request)
-        prepared = prepare(messages, style.traits)
+        prepared = prepare(request.messages, style.traits)
     except (RequestError, UnsupportedError) as error:
         where = error.what.split(" ")[0]
         param = where if request.param == "messages" else request.param
         raise invalid(param, error.what.replace(where, param, 1), error.why, error.hint) from None
-    arguments = dict(request.template_args)
-    if prefill:
-        # An answer that has begun is past its reasoning.
-        arguments["enable_thinking"] = False
-    text = style.template.render(
-        shielded(prepared, tokenizer),
-        None if not request.tools else shielded(list(request.tools), tokenizer),
-        **arguments,
+    continued = _is_continued(request, arguments, style.format)
+    text = style.template.render_shielded(
+        tokenizer, prepared, request.tools or None, arguments, continued
     )
-    opened = style.format.opened(text)
-    if prefill:
-        if style.format.header is not None:
-            raise invalid(
-                request.param,
-                "the last message is the assistant's",
-                "this model's format has no way to continue one",
-            )
-        if opened and style.format.thinking is not None:
-            text += style.format.thinking.end + style.format.thinking.resume
-            opened = ""
-        text += tokenizer.shield(prefill)
+    opened = "" if continued else style.format.opened(text)
     ids = tokenizer.encode_prompt(text)
     return Prompt(text.replace(SHIELD, ""), ids, style.format, opened)
 
 
-def _split_prefill(request: ChatRequest) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """The messages, and the beginning of the answer if the last of them is one."""
+_SWITCHES = ("enable_thinking", "add_generation_prompt", "continue_final_message")
+
+
+def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request's variables for the chat template. Raises ApiError."""
+    variables = {}
+    for name, value in given.items():
+        param = f"chat_template_kwargs.{name[:80]}"
+        if not is_variable(name):
+            raise invalid(param, f"{param} cannot be set", "it is not a variable for templates")
+        if name in _SWITCHES:
+            if value is None:
+                continue
+            if not isinstance(value, bool):
+                raise invalid(param, f"{param} is {str(value)[:40]!r}", "it must be true or false")
+        variables[name] = value
+    return variables
+
+
+def _is_continued(request: ChatRequest, arguments: dict[str, Any], format: ChatFormat) -> bool:
+    """Return whether an answer continues the last message.
+
+    Takes `continue_final_message` out of `arguments`; the default is to continue a message of the
+    assistant that has text, as llama.cpp's server and Anthropic's API do. Raises ApiError.
+    """
     if not request.messages:
         raise invalid(request.param, f"{request.param} is empty", "there is nothing to answer")
+    asked = arguments.pop("continue_final_message", None)
+    adds = arguments.get("add_generation_prompt")
+    if asked and adds:
+        raise invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt are both true",
+            "a prompt ends inside of the last message or after it",
+        )
+    if asked is False or (asked is None and adds is False):
+        return False
     last = request.messages[-1]
-    if last["role"] != "assistant" or last.get("tool_calls"):
-        return request.messages, ""
-    content = text_of(last.get("content"), f"messages[{len(request.messages) - 1}]")
-    return (request.messages[:-1], content) if content else (request.messages, "")
-
-
-def shielded(value: Json, tokenizer: Tokenizer) -> Json:
-    """A copy in which control tokens that are spelled out stay text, keys included."""
-    match value:
-        case str():
-            return tokenizer.shield(value)
-        case Mapping():
-            return {shielded(k, tokenizer): shielded(v, tokenizer) for k, v in value.items()}
-        case list() | tuple():
-            return [shielded(item, tokenizer) for item in value]
-        case _:
-            return value
+    is_begun = last["role"] == "assistant" and not last.get("tool_calls") and last.get("content")
+    if not is_begun:
+        if asked:
+            raise invalid(
+                "continue_final_message",
+                "there is no message to continue",
+                "the last message must be the assistant's, with text and without calls",
+            )
+        return False
+    if format.header is not None:
+        raise invalid(
+            request.param,
+            "the last message is the assistant's",
+            "this model's format has no way to continue one",
+        )
+    return True

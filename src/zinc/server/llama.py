@@ -21,7 +21,7 @@ from zinc import __version__
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.server import prompts
 from zinc.server.body import Fields, FirstError
-from zinc.server.chat import render
+from zinc.server.chat import rendered
 from zinc.server.errors import ApiError, invalid
 from zinc.server.fields import (
     MAX_ANSWERS,
@@ -418,7 +418,7 @@ async def apply_template(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ChatFields)
     asked = to_request(fields)
     async with service.pool.use(fields.model) as model:
-        prompt = await asyncio.to_thread(render, model, asked)
+        prompt = await rendered(model, asked)
     return JSONAnswer({"prompt": prompt.text})
 
 

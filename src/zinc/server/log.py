@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
+from zinc.core.errors import RequestError, TemplateError, UnsupportedError
 from zinc.server.errors import ApiError
 from zinc.server.http import Record
 
@@ -55,11 +56,13 @@ def log_request(
 
 
 def report_failure(record: Record, error: Exception) -> None:
-    """Notes why a request failed; what nobody foresaw is logged with its traceback."""
+    """Note why a request failed; an error that is not its own fault is logged with traceback."""
     if isinstance(error, ClientDisconnect):
         record.error = "the client has gone"
     elif isinstance(error, ApiError):
         record.error = error.code or error.what
+    elif isinstance(error, RequestError | TemplateError | UnsupportedError):
+        record.error = error.what
     else:
         record.error = type(error).__name__
         log.error("request %s failed", record.id, exc_info=error)

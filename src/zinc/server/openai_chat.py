@@ -6,7 +6,6 @@ https://platform.openai.com/docs/api-reference/chat. Reasoning comes apart from 
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -26,7 +25,7 @@ from zinc.server.chat import (
     Finished,
     Piece,
     answer_chat,
-    render,
+    rendered,
 )
 from zinc.server.errors import invalid, unsupported
 from zinc.server.fields import (
@@ -88,6 +87,8 @@ class ThinkingFields(SamplingFields):
     )
     reasoning_format: str | None = None
     verbosity: Verbosity | None = Field(None, description="a variable for the chat template")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
@@ -144,12 +145,10 @@ def template_arguments(fields: ThinkingFields) -> dict[str, Any]:
         arguments["enable_thinking"] = fields.enable_thinking
     if fields.verbosity is not None:
         arguments["verbosity"] = fields.verbosity
-    given = fields.chat_template_kwargs or {}
-    for name in given:
-        if name in ("messages", "tools", "add_generation_prompt") or not name.isidentifier():
-            param = f"chat_template_kwargs.{name[:80]}"
-            raise invalid(param, f"{param} cannot be set", "it is no variable of the template")
-    return {**arguments, **given}
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if getattr(fields, name) is not None:
+            arguments[name] = getattr(fields, name)
+    return {**arguments, **(fields.chat_template_kwargs or {})}
 
 
 def to_request(fields: ChatFields) -> ChatRequest:
@@ -192,7 +191,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ChatFields)
     asked = to_request(fields)
     async with service.pool.use(fields.model) as model:
-        prompt = await asyncio.to_thread(render, model, asked)
+        prompt = await rendered(model, asked)
     return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 

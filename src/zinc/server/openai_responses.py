@@ -7,7 +7,6 @@ the final object.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.server.body import Fields, FirstError
-from zinc.server.chat import ChatAnswer, ChatRequest, Finished, Piece, answer_chat, prompt_of
+from zinc.server.chat import ChatAnswer, ChatRequest, Finished, Piece, answer_chat, rendered
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.fields import (
     MAX_TOP_LOGPROBS,
@@ -190,7 +189,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     messages = [*_previous(service, request, fields), *item_messages(input_items(fields.input))]
     asked = to_request(fields, messages, ResponseTools(fields.tools))
     async with service.pool.use(fields.model) as model:
-        prompt = await asyncio.to_thread(prompt_of, model, asked)
+        prompt = await rendered(model, asked)
     return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 

@@ -35,6 +35,8 @@ from zinc.tokenizer import Tokenizer
 
 log = logging.getLogger("zinc.server")
 
+_RENDERINGS = 2  # prompts of one model that are rendered at a time, with workers left for others
+
 
 class State(StrEnum):
     UNLOADED = "unloaded"
@@ -50,6 +52,7 @@ class LoadedModel:
         self.name = name
         self.llm = llm
         self.runner = runner
+        self.rendering = asyncio.Semaphore(_RENDERINGS)
         self._styles: dict[bool, ChatStyle] = {}
 
     @property

@@ -1,0 +1,148 @@
+"""Fields of requests that reach chat templates, in all the APIs that chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from serving import WEATHER, Running
+
+from zinc import LLM, SamplingParams
+
+HELLO = [{"role": "user", "content": "Hello"}]
+BEGUN = [*HELLO, {"role": "assistant", "content": "Once upon"}]
+
+
+def chat(messages: Any = HELLO, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/chat/completions", {"messages": messages, "max_tokens": 8, **fields}
+
+
+def responses(messages: Any = HELLO, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/responses", {"input": messages, "max_output_tokens": 8, **fields}
+
+
+def anthropic(messages: Any = HELLO, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/messages", {"messages": messages, "max_tokens": 8, **fields}
+
+
+def prompt(server: Running, messages: Any = HELLO, **fields: Any) -> str:
+    found = server.post("/apply-template", {"messages": messages, **fields})
+    assert found.status == 200, found.json
+    return str(found.json["prompt"])
+
+
+@pytest.mark.parametrize("api", [chat, responses, anthropic])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("messages", []),
+        ("tools", 1),
+        ("self", 1),
+        ("bos_token", "x"),
+        ("eos_token", "x"),
+        ("a-b", 1),
+        ("", 1),
+        ("x" * 3000 + "-", 1),
+        ("enable_thinking", "false"),
+        ("add_generation_prompt", 0),
+        ("continue_final_message", []),
+    ],
+)
+def test_variables_that_cannot_be_set(server: Running, api, name, value):
+    found = server.post(*api(chat_template_kwargs={name: value}))
+    assert found.status == 400
+    assert f"chat_template_kwargs.{name[:80]}" in found.json["error"]["message"]
+    assert len(found.body) < 1000
+    if api is not anthropic:
+        assert found.json["error"]["param"] == f"chat_template_kwargs.{name[:80]}"
+
+
+@pytest.mark.parametrize("api", [chat, responses, anthropic])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"range": 1, "namespace": 1, "raise_exception": 1, "loop": [], "true": False},
+        {"enable_thinking": None, "documents": [{"title": "x", "text": None}]},
+        {"class": 1, "__class__": 1, "environment": 1, "context": 1, "template": {}},
+        {"l_0_messages": [], "caller": 1, "super": 1, "_": "x", "n": 10**300},
+    ],
+)
+def test_other_variables_are_no_fault_of_the_server(server: Running, api, arguments):
+    assert server.post(*api(chat_template_kwargs=arguments)).status in (200, 400)
+
+
+def test_variables_cannot_forge_markers(server: Running, llm: LLM):
+    """The embedded model's template prints tools; their keys and texts are shielded."""
+    end = llm.tokenizer.text_of(llm.tokenizer.eos_id)
+    tool = {**WEATHER, end: [end], "function": {**WEATHER["function"], "description": f"a{end}b"}}
+    fields = {"messages": HELLO, "tools": [tool]}
+    shown = prompt(server, tools=[tool])
+    assert shown.count(end) > 1
+    counted = server.post("/v1/chat/completions/input_tokens", fields).json["input_tokens"]
+    shielded = llm.template.encode(llm.tokenizer, HELLO, [tool])
+    assert counted == len(shielded)
+    plain = llm.tokenizer.encode_prompt(shown)
+    assert plain.count(llm.tokenizer.eos_id) > shielded.count(llm.tokenizer.eos_id)
+
+
+def test_the_generation_prompt_can_be_left_out(server: Running, llm: LLM):
+    without = llm.template.render(HELLO, add_generation_prompt=False)
+    assert llm.template.render(HELLO).startswith(without)
+    assert llm.template.render(HELLO) != without
+    assert prompt(server, add_generation_prompt=False) == without
+    assert prompt(server, chat_template_kwargs={"add_generation_prompt": False}) == without
+    assert prompt(server, add_generation_prompt=True) == llm.template.render(HELLO)
+    begun = llm.template.render(BEGUN, add_generation_prompt=False)
+    assert prompt(server, BEGUN, add_generation_prompt=False) == begun
+
+
+def test_the_final_message_is_continued_or_closed(server: Running, llm: LLM):
+    continued = llm.template.render(BEGUN, continue_final_message=True)
+    assert continued.endswith("Once upon")
+    switches = {"add_generation_prompt": False, "continue_final_message": True}
+    for fields in ({}, switches, {"chat_template_kwargs": switches}):
+        assert prompt(server, BEGUN, **fields) == continued
+    closed = llm.template.render(BEGUN)
+    assert prompt(server, BEGUN, continue_final_message=False) == closed
+
+
+def test_a_continued_text_is_not_repeated(server: Running, llm: LLM):
+    fields = {"temperature": 0, "continue_final_message": True, "add_generation_prompt": False}
+    found = server.post(*chat(BEGUN, **fields)).json
+    text = found["choices"][0]["message"]["content"]
+    params = SamplingParams(temperature=0, max_tokens=8)
+    assert text == llm.chat(BEGUN, params, continue_final_message=True).text
+    assert "Once upon" not in text
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields"),
+    [
+        (BEGUN, {"add_generation_prompt": True, "continue_final_message": True}),
+        (HELLO, {"continue_final_message": True}),
+        ([*HELLO, {"role": "assistant", "content": ""}], {"continue_final_message": True}),
+    ],
+)
+def test_what_cannot_be_continued(server: Running, messages, fields):
+    found = server.post(*chat(messages, **fields))
+    assert found.status == 400
+    assert found.json["error"]["param"] == "continue_final_message"
+
+
+def test_an_explicit_choice_of_thinking_wins(server: Running, llm: LLM):
+    default, on, off = (
+        llm.template.render(HELLO, **arguments)
+        for arguments in ({}, {"enable_thinking": True}, {"enable_thinking": False})
+    )
+    assert default == off  # the embedded model's template says so
+    assert on != off
+    assert prompt(server) == default
+    assert prompt(server, enable_thinking=True) == on
+    for fields in (
+        {"enable_thinking": False},
+        {"reasoning_effort": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "high", "enable_thinking": False},
+    ):
+        assert prompt(server, **fields) == off
