@@ -1,0 +1,48 @@
+"""Renders hostile templates one after the other, and a good one after each; prints a JSON object.
+
+A program of its own, so that its children are the workers alone: `peak_bytes` is the most memory
+that one of them had.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+
+from hostile_templates import TEMPLATES
+
+from zinc.chat.renderer import Renderer, RenderError
+
+GOOD = "{{ messages[0].content }}!"
+VARIABLES = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def attempt(renderer: Renderer, source: str) -> str:
+    try:
+        return renderer.render(source, VARIABLES)
+    except RenderError as error:
+        return f"{error.what}: {error.why}"
+
+
+def recovered(renderer: Renderer) -> bool:
+    """Whether a good template is rendered; on a busy machine it may meet the short deadline too."""
+    return any(attempt(renderer, GOOD) == "Hi!" for _ in range(9))
+
+
+def main(seconds: float) -> None:
+    cases = {}
+    with Renderer(seconds) as renderer:
+        renderer.render(GOOD, VARIABLES)
+        for name, source in TEMPLATES.items():
+            began = time.monotonic()
+            outcome = attempt(renderer, source)
+            took = time.monotonic() - began
+            cases[name] = {"outcome": outcome[:200], "s": took, "recovered": recovered(renderer)}
+    peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    print(json.dumps({"peak_bytes": peak_bytes, "cases": cases}))
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

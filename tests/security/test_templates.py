@@ -1,0 +1,110 @@
+"""Chat templates that attack: each is stopped in time and memory, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_templates import TEMPLATES
+
+from zinc.chat.renderer import DEADLINE_S
+
+pytest.importorskip("resource", reason="memory is limited and measured with it")
+FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+MEMORY_BYTES = 256 << 20
+BUSY_S = 60  # for what takes a moment, on a machine that has much else to do
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@cache
+def attack(seconds: float) -> dict[str, Any]:
+    """The outcome of every hostile template, each with a deadline of `seconds`."""
+    script = Path(__file__).with_name("attack_templates.py")
+    done = subprocess.run(
+        [sys.executable, script, str(seconds)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("seconds", [0.2, pytest.param(DEADLINE_S, marks=pytest.mark.every)])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_hostile_template_is_stopped(name: str, seconds: float) -> None:
+    case = attack(seconds)["cases"][name]
+    what, colon, why = case["outcome"].partition(": ")
+    assert colon, "it was rendered"
+    assert what in ("was stopped", "failed on these messages", "cannot be compiled")
+    assert "Errno" not in why
+    assert case["s"] < seconds + 10  # on a busy machine
+    assert case["recovered"]
+
+
+@pytest.mark.parametrize("seconds", [0.2, pytest.param(DEADLINE_S, marks=pytest.mark.every)])
+def test_hostile_templates_get_little_memory(seconds: float) -> None:
+    assert attack(seconds)["peak_bytes"] < MEMORY_BYTES
+
+
+def test_a_server_whose_template_freezes_stops_at_a_signal(tmp_path: Path) -> None:
+    template = tmp_path / "freezes.jinja"
+    template.write_text("{% set x = messages %}" + FOREVER)
+    command = [sys.executable, "-m", "zinc", "serve", "--port", "0", "--backend", "ref"]
+    with subprocess.Popen(
+        [*command, "--context", "256", "--chat-template", template],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    ) as server:
+        try:
+            assert server.stdout is not None
+            line = next(line for line in server.stdout if "http://" in line)
+            url = "http://" + line.split("http://")[1].split()[0].rstrip(".,")
+            wait_for_health(url)
+            body = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+            with ThreadPoolExecutor(4) as threads:
+                for _ in range(4):
+                    threads.submit(post, f"{url}/v1/chat/completions", body)
+                time.sleep(0.5)
+                assert post(f"{url}/tokenize", b'{"content": "Hi"}') == 200
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(BUSY_S) == 0
+            assert "Traceback" not in server.stdout.read()
+        finally:
+            server.kill()
+
+
+def wait_for_health(url: str) -> None:
+    until = time.monotonic() + BUSY_S
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=BUSY_S):
+                return
+        except OSError:
+            time.sleep(0.05)
+    pytest.fail("the server did not get ready")
+
+
+def post(url: str, body: bytes) -> int:
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=BUSY_S) as answer:
+        status: int = answer.status
+        return status
