@@ -137,6 +137,12 @@ def test_both_names_of_the_option_allow_an_origin():
         assert serve.config(args).origins == (EXTENSION,)
 
 
+def test_strict_model_names_are_an_option():
+    for options, strict in (([], False), (["--strict-model-names"], True)):
+        args = build_parser().parse_args(["serve", *options])
+        assert serve.config(args).strict_model_names is strict
+
+
 def test_pages_that_are_allowed():
     with running(origins=("https://chat.example",), api_keys=("k",)) as server:
         for origin, status in (("https://chat.example", 200), ("https://other.example", 403)):

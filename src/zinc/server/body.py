@@ -124,7 +124,7 @@ def parse(
         raise ApiError(
             400,
             f"there is no field {unknown[:80]!r}",
-            "no API defines it",
+            "this endpoint does not define it",
             f"{advice}, or start the server with --ignore-unknown-fields",
             param=unknown[:80],
             code="unknown_parameter",

@@ -441,9 +441,10 @@ TABLE: dict[str, ForeignField] = {
     ),
     **_ignored(
         "OpenRouter", "there is one provider, and no plugin",
-        "provider", "models", "route", "transforms", "plugins", "usage", "preset", "session_id",
+        "provider", "models", "route", "transforms", "plugins", "preset", "session_id",
         "trace",
     ),
+    **_ignored("OpenRouter", "answers tell their usage", "usage"),
     **_ignored(
         "vLLM", "it says how that server works, or how it prints special tokens",
         "skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens", "detokenize",
