@@ -295,14 +295,24 @@ class _Result:
         ]
 
 
+# Settings of samplers that this server does not have, at the values that switch them off.
+_OFF = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+}
+
+
 def settings(params: SamplingParams, model: LoadedModel) -> dict[str, Any]:
-    """Parameters under the names of llama.cpp's server."""
+    """Return the parameters under the names of llama.cpp's server."""
     banned = dict.fromkeys(model.tokenizer.eog_ids, -math.inf) if params.ignore_eos else {}
     renamed = {"max_tokens": "n_predict", "logprobs": "n_probs"}
     found: dict[str, Any] = {
         renamed.get(name, name): getattr(params, name) for name in SamplingParams.__slots__
     }
     found |= {
+        **_OFF,
         "n_ctx": model.context,
         "n_predict": -1 if params.max_tokens is None else params.max_tokens,
         "n_probs": params.logprobs or 0,
