@@ -61,6 +61,17 @@ def test_a_stream_adds_up_to_the_answer(client):
     assert sum(1 for c in chunks if c.choices and c.choices[0].delta.content) > 5
 
 
+def test_a_verbose_answer_has_its_prompt(client, server: Running):
+    prompt = server.post("/apply-template", {"messages": HELLO}).json["prompt"]
+    asked = {"messages": HELLO, "max_tokens": 4, "verbose": True}
+    assert server.post("/v1/chat/completions", asked).json["__verbose"] == {"prompt": prompt}
+    events = server.post("/v1/chat/completions", {**asked, "stream": True}).events
+    assert events[0]["__verbose"] == {"prompt": prompt}
+    assert not any("__verbose" in each for each in events[1:])
+    quiet = server.post("/v1/chat/completions", {**asked, "verbose": False}).json
+    assert "__verbose" not in quiet
+
+
 def test_a_stream_without_usage_has_none(client):
     assert all(c.usage is None for c in create(client, stream=True))
 

@@ -464,7 +464,7 @@ TABLE: dict[str, ForeignField] = {
         "grammar_triggers", "preserved_tokens", "generation_prompt", "thinking_forced_open",
         "reasoning_control", "reasoning_budget_message", "reasoning_budget_start_tag",
         "reasoning_budget_end_tag", "reasoning_budget_end_tags", "penalize_nl", "dynatemp_exponent",
-        "adaptive_target", "adaptive_decay", "verbose", "speculative.n_max", "speculative.n_min",
+        "adaptive_target", "adaptive_decay", "speculative.n_max", "speculative.n_min",
         "speculative.p_min", "speculative.type", "response_fields", "return_tokens",
         "t_max_predict_ms", "n_indent", "image_data",
     ),

@@ -120,6 +120,9 @@ class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, Q
     )
     web_search_options: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
+    verbose: bool | None = Field(
+        None, description="the answer, or the first chunk of a stream, has the prompt in __verbose"
+    )
 
 
 _REFUSED: dict[str, tuple[Any, str]] = {
@@ -208,6 +211,12 @@ async def chat_completions(service: Service, request: Request) -> Response:
     custom = custom_names(fields.tools)
     hides_reasoning = fields.include_reasoning is False
 
+    def verbose(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        if not fields.verbose:
+            return {}
+        prompt = model.tokenizer.decode(answers[0].generation.job.ids, skip_special=False)
+        return {"__verbose": {"prompt": prompt}}
+
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         found = [await each.collect() for each in answers]
         ends = [each.finished for each in found]
@@ -222,6 +231,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
             ],
             "usage": _usage(ends).openai(),
             "timings": timings_object(ends[0].timings),
+            **verbose(model, answers),
         }
 
     async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
@@ -244,7 +254,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
             return event({**shared, "choices": [choice], **more})
 
         for index in range(len(answers)):
-            yield chunk(index, {"role": "assistant", "content": None})
+            told = verbose(model, answers) if index == 0 else {}
+            yield chunk(index, {"role": "assistant", "content": None}, **told)
         ends: list[Finished] = []
         deltas = [Deltas(custom, hides_reasoning) for _ in answers]
         async for index, item in merge([aiter(each) for each in answers]):
