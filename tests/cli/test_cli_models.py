@@ -311,7 +311,7 @@ def test_verify_and_bench_run_a_divided_model(zinc, fixture_model):
     ("options", "says"),
     [
         (("--backend", "ref", "--cpu-moe", 1), "the model has no experts"),
-        (("--backend", "cpu", "--gpu-layers", 1), "the model runs on the CPU"),
+        (("--backend", "cpu", "--gpu-layers", 1), "all of it runs on the CPU"),
     ],
 )
 def test_a_placement_that_cannot_be_is_one_error(zinc, fixture_model, options, says):
