@@ -80,8 +80,8 @@ def test_a_server_whose_template_freezes_stops_at_a_signal(tmp_path: Path) -> No
             url = "http://" + line.split("http://")[1].split()[0].rstrip(".,")
             wait_for_health(url)
             body = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
-            with ThreadPoolExecutor(4) as threads:
-                for _ in range(4):
+            with ThreadPoolExecutor(2) as threads:
+                for _ in range(2):
                     threads.submit(post, f"{url}/v1/chat/completions", body)
                 time.sleep(0.5)
                 assert post(f"{url}/tokenize", b'{"content": "Hi"}') == 200

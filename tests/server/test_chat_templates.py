@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import WEATHER, Running
+from serving import LOAD, WEATHER, Running, running, wait_for
 
 from zinc import LLM, SamplingParams
+from zinc.chat.renderer import SHARED
+from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.formats.gguf import GGUFFile
+from zinc.formats.gguf_writer import GGUFWriter
+from zinc.formats.metadata import GGUFArray
+from zinc.server.config import ModelSource
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BEGUN = [*HELLO, {"role": "assistant", "content": "Once upon"}]
@@ -146,3 +154,38 @@ def test_an_explicit_choice_of_thinking_wins(server: Running, llm: LLM):
         {"reasoning_effort": "high", "enable_thinking": False},
     ):
         assert prompt(server, **fields) == off
+
+
+@pytest.fixture
+def freezing(tmp_path: Path) -> Path:
+    """The embedded model with a template that never ends."""
+    path = tmp_path / "freezing.gguf"
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with GGUFFile.open(EMBEDDED_MODEL) as file, GGUFWriter(path) as writer:
+        for key, value in {**file.metadata, "tokenizer.chat_template": endless}.items():
+            kind = None if isinstance(value, GGUFArray) else file.value_types.get(key)
+            writer.add(key, value, kind)
+        for name, tensor in file.tensors.items():
+            writer.add_tensor(name, tensor.data, tensor.type, tensor.shape)
+    return path
+
+
+def test_a_template_that_freezes_is_one_models_trouble(freezing: Path, monkeypatch):
+    """Its requests wait for each other, and those of other models do not wait for them."""
+    SHARED.close()
+    monkeypatch.setattr(SHARED, "seconds", 1.0)
+    models = (ModelSource("good", None), ModelSource("bad", freezing))
+    with running(models=models, load=LOAD) as server, ThreadPoolExecutor(4) as clients:
+        assert server.post("/tokenize", {"content": "Hi", "model": "bad"}).status == 200
+        assert server.post(*chat(model="good")).status == 200
+        attacks = [clients.submit(server.post, *chat(model="bad")) for _ in range(4)]
+        assert server.application.pool is not None
+        bad = server.application.pool.entries["bad"].model
+        assert bad is not None
+        wait_for(bad.rendering.locked)
+        assert server.post(*chat(model="good")).status == 200
+        assert not all(attack.done() for attack in attacks)
+        for attack in attacks:
+            assert attack.result().status == 400
+            assert "was stopped" in attack.result().json["error"]["message"]
+    SHARED.close()
