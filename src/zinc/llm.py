@@ -384,7 +384,7 @@ class LLM:
         """Return `prompt` and its settings as the engine takes them."""
         _ = self._open
         return Request(
-            self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt),
+            self._ids_of(prompt),
             params,
             self.tokenizer.eog_ids,
             self.dry_breakers(params),
@@ -396,6 +396,12 @@ class LLM:
         task = CompletionTask(requests, self.tokenizer)
         self._open.worker.run(task)
         return task.completions()
+
+    def _ids_of(self, text: str | Seq[int]) -> list[int]:
+        """Return token ids as they are, or those of a text. Raises TextTooLongError."""
+        if isinstance(text, str):
+            return self.tokenizer.encode(text, limit=self.context)
+        return list(text)
 
     def dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """The DRY breakers of a request as token ids; a walk over the vocabulary the first time."""
@@ -439,11 +445,8 @@ class LLM:
                 "an embedding is one row for each of them",
                 "choose mean, cls or last",
             )
-        worker, tokenizer = self._open.worker, self.tokenizer
-        prompts = [
-            tokenizer.encode(text) if isinstance(text, str) else list(text)
-            for text in ([texts] if isinstance(texts, str) else texts)
-        ]
+        worker = self._open.worker
+        prompts = [self._ids_of(text) for text in ([texts] if isinstance(texts, str) else texts)]
         pools = [Pooled(how) for _ in prompts]
         worker.run(EmbeddingTask(prompts, pools))
         rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]

@@ -9,12 +9,13 @@ import pytest
 from starlette.routing import Mount, Route
 
 from zinc.cli.main import build_parser
-from zinc.server import body, connection, embeddings, fields, openai_text
+from zinc.server import body, connection, embeddings, fields, openai_text, prompts
 from zinc.server.app import ENDPOINTS, Application
 from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.fields import SamplingFields
 from zinc.server.openapi import document
 from zinc.server.store import ResponseStore
+from zinc.tokenizer import bpe, spm
 
 TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 
@@ -84,6 +85,11 @@ def test_the_limits_are_those_of_the_code():
         f"`--max-connections`, {config.max_connections} |",
         f"`--max-body`, {config.max_body_bytes >> 20}M |",
         f"{body._MAX_DEPTH} levels",
+        f"{body.MAX_VALUES}; {body.MAX_MEMBERS} objects",
+        f"is over {body.FREE_BYTES >> 10} KiB |",
+        f"`--max-body-memory`, {config.body_memory_bytes >> 20}M",
+        f"counted | {prompts.MAX_COUNTED_TOKENS} |",
+        f"{bpe._LONGEST_RUN}; {spm._LONGEST_RUN} with SentencePiece",
         f"| {connection.PATIENCE_S:g} s |",
         f"| {body._BODY_TIMEOUT_S:g} s |",
         f"{fields.MAX_ANSWERS} answers",

@@ -102,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="largest request, as 500K or 32M (default: 32M)",
     )
+    limits.add_argument(
+        "--max-body-memory",
+        type=_size,
+        metavar="SIZE",
+        help="memory for the bodies of all requests together (default: 256M, or four times "
+        "--max-body if that is more)",
+    )
     connected = "clients that may be connected at a time"
     usage.add_number(limits, "--max-connections", usage.count, 512, connected)
     limits.add_argument(
@@ -201,6 +208,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
         strict_model_names=args.strict_model_names,
         max_waiting=args.max_waiting,
         max_body_bytes=args.max_body,
+        max_body_memory_bytes=args.max_body_memory,
         max_connections=args.max_connections,
         ttl_s=args.ttl,
         memory_budget_bytes=args.memory_budget,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from zinc.core.errors import RequestError, UnsupportedError
+from zinc.core.native import panics_refuse
 from zinc.engine.sampling.allowed import Words
 from zinc.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ class Grammars:
         self._n_vocab = n_vocab or tokenizer.n_vocab
         self._vocabulary: LLTokenizer | None = None
 
+    @panics_refuse("the answer cannot be held to this form")
     def constraint(
         self, kind: Kind, source: str | Mapping[str, Any] | bool | None = None
     ) -> GrammarConstraint:
@@ -89,12 +91,14 @@ class GrammarConstraint:
     def forced(self) -> Sequence[int]:
         return self._forced
 
+    @panics_refuse("the answer cannot be held to its form")
     def allows(self, token: int) -> bool:
         # The matcher would take other spellings of what is forced, which no mask allows.
         if self._forced:
             return token == self._forced[0]
         return self._matcher.validate_tokens([token]) == 1
 
+    @panics_refuse("the answer cannot be held to its form")
     def mask(self) -> Words:
         if not self._is_computed:
             self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
@@ -102,6 +106,7 @@ class GrammarConstraint:
             self._is_computed = True
         return self._words
 
+    @panics_refuse("the answer cannot be held to its form")
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)
         self._check(f"token {token} does not follow the grammar")

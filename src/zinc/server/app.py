@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
+from zinc.core.native import is_panic
 from zinc.server import (
     anthropic,
     embeddings,
@@ -27,7 +28,7 @@ from zinc.server import (
     page,
 )
 from zinc.server.access import Access, RequestLog
-from zinc.server.body import Fields
+from zinc.server.body import BodyMemory, Fields
 from zinc.server.config import ServerConfig
 from zinc.server.dialect import error_body
 from zinc.server.errors import ApiError, from_exception
@@ -202,7 +203,8 @@ class Application:
             lifespan=self._lifespan,
             exception_handlers={HTTPException: _http_error},
         )
-        app = Access(app, config, _is_public)
+        self.body_memory = BodyMemory(app, config.body_memory_bytes)
+        app = Access(self.body_memory, config, _is_public)
         self.asgi: ASGIApp = RequestLog(app, self.metrics, self._route_of)
 
     @asynccontextmanager
@@ -237,7 +239,9 @@ class Application:
             except ClientDisconnect as error:
                 report_failure(record(request), error)
                 return Response(status_code=499)
-            except Exception as error:
+            except BaseException as error:
+                if not (isinstance(error, Exception) or is_panic(error)):
+                    raise
                 report_failure(record(request), error)
                 told = as_sent(from_exception(error), request.scope.get(SOURCES, {}))
                 return _error_answer(told, request)

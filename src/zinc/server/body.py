@@ -1,5 +1,9 @@
 """Request bodies: bytes → JSON → a checked request, within limits, with the field named on failure.
 
+A body is bounded three times: its own size, the memory that all bodies take together
+(`BodyMemory`), and the values in its JSON, which are counted before they are made, since a value of
+three bytes becomes an object of seventy.
+
 JSON is read as RFC 8259 has it: no NaN, no Infinity. Lone surrogates, which JavaScript clients
 produce when they cut text in the middle of an emoji, become U+FFFD, since no UTF-8 can carry them.
 """
@@ -12,8 +16,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zinc.server.errors import ApiError, invalid
 
@@ -22,6 +28,13 @@ Json: TypeAlias = Any  # whatever a JSON text can hold
 _LARGE_BYTES = 1 << 20
 _BODY_TIMEOUT_S = 60.0
 _MAX_DEPTH = 100
+MAX_VALUES = 1 << 20
+MAX_MEMBERS = 1 << 17  # of objects, and the objects and arrays themselves
+VALUE_BYTES = 64  # of memory, about, beside the text of the body
+# Of each body, so many bytes do not count, so that a flood of large ones shuts out no small ones.
+FREE_BYTES = 1 << 16
+_COUNTED_BYTES = 1 << 20
+_LEASE = "zinc.body"
 
 
 class FirstError(FailFast):
@@ -44,8 +57,63 @@ class Fields(BaseModel):
 Model = TypeVar("Model", bound=Fields)
 
 
+class BodyMemory:
+    """Memory that the bodies of all requests share: at most `limit_bytes`.
+
+    An ASGI application around another one. What a request's body takes is given back when the
+    request has been answered. The first `FREE_BYTES` of each body are not counted.
+    """
+
+    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+        self._app, self._limit_bytes = app, limit_bytes
+        self.n_bytes = 0
+        self.parsing = asyncio.Lock()  # large bodies are parsed one at a time
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lease = scope[_LEASE] = Lease(self)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            lease.release()
+
+    def take(self, n_bytes: int) -> None:
+        """Count `n_bytes` more. Raises ApiError 503 when that is too much."""
+        if self.n_bytes + n_bytes > self._limit_bytes:
+            raise ApiError(
+                503,
+                "the server holds too many large requests",
+                f"their bodies take {self._limit_bytes} bytes together",
+                "try again later, or start the server with a larger --max-body-memory",
+                code="body_memory_exceeded",
+                # What is left of the body is not read.
+                headers={"Retry-After": "2", "Connection": "close"},
+            )
+        self.n_bytes += n_bytes
+
+
+class Lease:
+    """What the body of one request takes of a `BodyMemory`."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self.memory = memory
+        self._n_bytes = 0
+        self._counted = 0
+
+    def take(self, n_bytes: int) -> None:
+        """Add `n_bytes` to the body. Raises ApiError 503 when there is no room for them."""
+        more = max(0, self._n_bytes + n_bytes - FREE_BYTES) - self._counted
+        self.memory.take(more)
+        self._counted += more
+        self._n_bytes += n_bytes
+
+    def release(self) -> None:
+        self.memory.n_bytes -= self._counted
+        self._counted = self._n_bytes = 0
+
+
 async def read_json(request: Request, max_bytes: int) -> Json:
-    """The JSON value in a request's body. Raises ApiError 400, 408 or 413."""
+    """Return the JSON value in a request's body. Raises ApiError 400, 408, 413 or 503."""
+    lease: Lease = request.scope[_LEASE]
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -53,9 +121,10 @@ async def read_json(request: Request, max_bytes: int) -> Json:
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             async for part in request.stream():
-                body += part
-                if len(body) > max_bytes:
+                if len(body) + len(part) > max_bytes:
                     raise _too_large(max_bytes)
+                lease.take(len(part))
+                body += part
     except TimeoutError:
         why = f"it did not come within {_BODY_TIMEOUT_S:g} s"
         raise ApiError(
@@ -63,13 +132,56 @@ async def read_json(request: Request, max_bytes: int) -> Json:
         ) from None
     except ClientDisconnect:
         raise ApiError(400, "the body is incomplete", "the connection was closed") from None
-    if len(body) > _LARGE_BYTES:
-        return await asyncio.to_thread(parse_json, bytes(body))
-    return parse_json(bytes(body))
+    if len(body) <= _LARGE_BYTES:
+        lease.take(VALUE_BYTES * count_values(body))
+        return parse_json(body)
+    async with lease.memory.parsing:
+        lease.take(VALUE_BYTES * await asyncio.to_thread(count_values, body))
+        return await asyncio.to_thread(parse_json, body)
 
 
-def parse_json(body: bytes) -> Json:
-    """The value of a JSON text. Raises ApiError 400."""
+def count_values(body: bytes | bytearray) -> int:
+    """Return how many values a JSON text has, or more. Raises ApiError 413 for too many.
+
+    Values are counted by the commas and brackets before them, first in all of the text; only if
+    these are many, those in strings are told apart.
+    """
+    counts = [body.count(mark) for mark in _MARKS]
+    if VALUE_BYTES * sum(counts) > FREE_BYTES:
+        counts = [0] * len(_MARKS)
+        inside, at = False, 0
+        while at < len(body) and not _exceeds(counts):
+            part = bytes(body[at : at + _COUNTED_BYTES])
+            # An escape is not cut in two.
+            if (len(part) - len(part.rstrip(b"\\"))) % 2:
+                part = bytes(body[at : at + _COUNTED_BYTES + 1])
+            at += len(part)
+            part = part.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+            characters = np.frombuffer(part, np.uint8)
+            is_inside = np.logical_xor.accumulate(characters == ord('"')) ^ inside
+            inside = bool(is_inside[-1])
+            outside = characters[~is_inside].tobytes()
+            counts = [n + outside.count(m) for n, m in zip(counts, _MARKS, strict=True)]
+    if _exceeds(counts):
+        raise ApiError(
+            413,
+            "the request has too many values",
+            f"it may have {MAX_VALUES} values, and {MAX_MEMBERS} objects, members and arrays",
+            "send several requests",
+            code="request_too_large",
+        )
+    return sum(counts[:3]) + 1
+
+
+_MARKS = (b",", b"[", b"{", b":")
+
+
+def _exceeds(counts: Sequence[int]) -> bool:
+    return sum(counts[:3]) >= MAX_VALUES or sum(counts[1:]) > MAX_MEMBERS
+
+
+def parse_json(body: bytes | bytearray) -> Json:
+    """Return the value of a JSON text. Raises ApiError 400."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -20,14 +20,15 @@ from zinc.chat.format import ChatFormat
 from zinc.chat.messages import prepare
 from zinc.chat.parser import TokenParser
 from zinc.chat.template import is_variable
-from zinc.core.errors import RequestError, UnsupportedError
+from zinc.core.errors import RequestError, TextTooLongError, UnsupportedError
 from zinc.engine.constraint import Thinking
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Timings
 from zinc.server import forced_calls
-from zinc.server.errors import ApiError, context_exceeded, invalid, unsupported
+from zinc.server.errors import context_exceeded, invalid, unsupported
 from zinc.server.fields import Constraint, constraints, with_seed
 from zinc.server.pool import LoadedModel
+from zinc.server.prompts import MAX_COUNTED_TOKENS
 from zinc.server.runner import (
     ANYBODY,
     NO_TELEMETRY,
@@ -187,7 +188,12 @@ async def start(
     Raises ApiError: 400 for what cannot be done, context_length_exceeded, 429 when busy.
     """
     model.runner.check_room(request.n)
-    prompt = await rendered(model, request)
+    try:
+        prompt = await rendered(model, request, model.context)
+    except TextTooLongError as error:
+        raise context_exceeded(
+            error.n_tokens, model.context, request.param, at_least=True
+        ) from None
     if len(prompt.ids) >= model.context:
         raise context_exceeded(len(prompt.ids), model.context, request.param)
     limit = request.thinking_budget
@@ -258,24 +264,27 @@ def _thinking(
     return Thinking(start, end, inside, request.thinking_budget, opens)
 
 
-async def rendered(model: LoadedModel, request: ChatRequest) -> Prompt:
+async def rendered(
+    model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TOKENS
+) -> Prompt:
     """Return the prompt of a conversation; see `prompt_of`.
 
     A model renders few prompts at a time, so a template that meets its deadline again and again
     leaves threads and workers for other models.
     """
     async with model.rendering:
-        return await asyncio.to_thread(prompt_of, model, request)
+        return await asyncio.to_thread(prompt_of, model, request, limit)
 
 
-def prompt_of(model: LoadedModel, request: ChatRequest) -> Prompt:
+def prompt_of(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
     """Return the prompt of a conversation, cut to the context if the request asks for it.
 
     The oldest turns go first, then the oldest calls of the last turn; system messages and the last
-    question stay. Raises ApiError, TemplateError.
+    question stay. Raises ApiError, TemplateError, and TextTooLongError when the prompt has more
+    than `limit` tokens.
     """
     if not request.truncate:
-        return render(model, request)
+        return render(model, request, limit)
     answer = request.params.max_tokens or 1
     room = model.context - min(answer, model.context // 2)
     attempts = list(shorter(request.messages))
@@ -283,10 +292,8 @@ def prompt_of(model: LoadedModel, request: ChatRequest) -> Prompt:
     def attempt(n: int) -> Prompt | None:
         """Return the prompt of the `n`th attempt, or None when it is too long."""
         try:
-            prompt = render(model, replace(request, messages=attempts[n]))
-        except ApiError as error:
-            if error.code != "context_length_exceeded":
-                raise
+            prompt = render(model, replace(request, messages=attempts[n]), model.context)
+        except TextTooLongError:
             return None
         return prompt if len(prompt.ids) <= room else None
 
@@ -300,7 +307,7 @@ def prompt_of(model: LoadedModel, request: ChatRequest) -> Prompt:
             high = middle
     if found is None and low < len(attempts):
         found = attempt(low)
-    return found or render(model, replace(request, messages=attempts[-1]))
+    return found or render(model, replace(request, messages=attempts[-1]), limit)
 
 
 def shorter(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
@@ -318,8 +325,11 @@ def shorter(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[
         yield [*system, messages[last], *messages[start:]]
 
 
-def render(model: LoadedModel, request: ChatRequest) -> Prompt:
-    """Return the prompt of a conversation. Raises ApiError, TemplateError."""
+def render(model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TOKENS) -> Prompt:
+    """Return the prompt of a conversation.
+
+    Raises ApiError, TemplateError, and TextTooLongError when it has more than `limit` tokens.
+    """
     arguments = _template_variables(request.template_args)
     style = model.chat_style(for_tools=bool(request.tools))
     tokenizer = model.tokenizer
@@ -334,7 +344,7 @@ def render(model: LoadedModel, request: ChatRequest) -> Prompt:
         tokenizer, prepared, request.tools or None, arguments, continued
     )
     opened = "" if continued else style.format.opened(text)
-    ids = tokenizer.encode_prompt(text)
+    ids = tokenizer.encode_prompt(text, limit=limit)
     return Prompt(text.replace(SHIELD, ""), ids, style.format, opened)
 
 

@@ -56,9 +56,10 @@ class ServerConfig:
     to end once the server is asked to stop. allow_public: serve a public address without a key.
     share_cache: let requests with different keys begin with each other's cached prefixes; a client
     can then learn whether another one has sent a text. max_connections: clients that may be
-    connected at a time. ignore_unknown_fields: pass over fields no API defines, where the default
-    is to refuse them. strict_model_names: answer 404 for another name also when one model is
-    served, where the default is to answer with that model.
+    connected at a time. max_body_memory_bytes: what the bodies of all requests may take together
+    (None: 256 MiB, or four of the largest). ignore_unknown_fields: pass over fields no API defines,
+    where the default is to refuse them. strict_model_names: answer 404 for another name also when
+    one model is served, where the default is to answer with that model.
     """
 
     models: tuple[ModelSource, ...]
@@ -75,6 +76,7 @@ class ServerConfig:
     strict_model_names: bool = False
     max_waiting: int = 64
     max_body_bytes: int = 32 << 20
+    max_body_memory_bytes: int | None = None
     max_connections: int = 512
     ttl_s: float | None = None
     memory_budget_bytes: int | None = None
@@ -93,6 +95,12 @@ class ServerConfig:
                 "clients choose a model by its name",
                 "give one another name: NAME=FILE",
             )
+        if self.body_memory_bytes < self.max_body_bytes:
+            raise RequestError(
+                "--max-body-memory is less than --max-body",
+                "one request of the largest size has to fit",
+                "raise the one or lower the other",
+            )
         SamplingParams(**self.sampling)  # raises RequestError for what is out of range
         if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise RequestError(
@@ -106,6 +114,11 @@ class ServerConfig:
                 "everybody who can reach this machine could use it",
                 "set --api-key, or --allow-public if something else guards the address",
             )
+
+    @property
+    def body_memory_bytes(self) -> int:
+        """What the bodies of all requests may take together."""
+        return self.max_body_memory_bytes or max(256 << 20, 4 * self.max_body_bytes)
 
     @property
     def checks_host(self) -> bool:

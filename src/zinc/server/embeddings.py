@@ -141,10 +141,11 @@ def _encode_all(
 ) -> list[list[int]]:
     found = prompts.several(texts, param, MAX_INPUTS)
     names = [param] if len(found) == 1 else [f"{param}[{i}]" for i in range(len(found))]
-    return [
+    encoded = (
         prompts.encode(model, text, name, parse_special=parse_special, room=0)
         for text, name in zip(found, names, strict=True)
-    ]
+    )
+    return prompts.bounded(model, encoded, param)
 
 
 async def _embed_all(

@@ -112,17 +112,21 @@ def unsupported(param: str, why: str, hint: str = "") -> ApiError:
     )
 
 
-def context_exceeded(n_prompt: int, context: int, param: str | None) -> ApiError:
+def context_exceeded(
+    n_prompt: int, context: int, param: str | None, *, at_least: bool = False
+) -> ApiError:
     """Return the error for a prompt of `n_prompt` tokens that does not fit in `context` tokens.
 
     Clients shorten the conversation and try again when they recognise this error: by OpenAI's
     code, by llama.cpp's type or by the words "exceeds the available context size" and, in Claude
-    Code, "prompt is too long".
+    Code, "prompt is too long". at_least: `n_prompt` is a lower bound, of a text that was not
+    tokenized to its end.
     """
+    n_tokens = f"at least {n_prompt}" if at_least else str(n_prompt)
     return ApiError(
         400,
         "the prompt is too long",
-        f"with {n_prompt} tokens it exceeds the available context size of {context} tokens",
+        f"with {n_tokens} tokens it exceeds the available context size of {context} tokens",
         "shorten the prompt, or serve the model with a larger --context",
         code="context_length_exceeded",
         kind="exceed_context_size_error",

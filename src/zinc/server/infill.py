@@ -18,6 +18,9 @@ from zinc.server.runner import PlainReader, content_events
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import FillMarks
 
+# A text has fewer tokens than this many characters each; code has three to four.
+_TOKEN_CHARACTERS = 16
+
 
 class Chunk(Fields):
     """A piece of another file."""
@@ -53,8 +56,11 @@ def fill_prompt(
             code="unsupported_model",
             param=param,
         )
+    # More than a context holds is left out below, and need not be tokenized.
+    n_characters = model.context * _TOKEN_CHARACTERS
     before, behind, written = (
-        tokenizer.encode(text, add_special=False) for text in (prefix, suffix, begun)
+        tokenizer.encode(text, add_special=False)
+        for text in (prefix[-n_characters:], suffix[:n_characters], begun[:n_characters])
     )
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     room = model.context - max(answer, 1) - len(bos) - len(written) - 3
@@ -63,7 +69,7 @@ def fill_prompt(
     # The text before the gap says more about it than that behind it.
     n_behind = min(len(behind), max(room // 4, room - len(before)))
     n_before = min(len(before), room - n_behind)
-    around = _around(tokenizer, marks, extra)
+    around = _around(tokenizer, marks, extra, n_characters)
     n_around = min(len(around), room - n_before - n_behind)
     return [
         *bos,
@@ -77,12 +83,29 @@ def fill_prompt(
     ]
 
 
-def _around(tokenizer: Tokenizer, marks: FillMarks, extra: Sequence[Chunk]) -> list[int]:
-    """What goes before the text: other files, with their names where the model marks them."""
+def _latest(extra: Sequence[Chunk], n_characters: int) -> list[Chunk]:
+    """Return the last chunks that have `n_characters` of text together, the first of them cut."""
+    found: list[Chunk] = []
+    for chunk in reversed(extra):
+        if n_characters <= 0:
+            break
+        found.append(chunk.model_copy(update={"text": chunk.text[-n_characters:]}))
+        n_characters -= len(chunk.text) + len(chunk.filename or "") + 1
+    return found[::-1]
+
+
+def _around(
+    tokenizer: Tokenizer, marks: FillMarks, extra: Sequence[Chunk], n_characters: int
+) -> list[int]:
+    """Return what goes before the text: other files, with names if the model marks them.
+
+    Only the last `n_characters` of the files are used.
+    """
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False)
 
+    extra = _latest(extra, n_characters)
     if not extra:
         return []
     if marks.file is None:

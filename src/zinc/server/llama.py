@@ -60,6 +60,7 @@ from zinc.tokenizer import Tokenizer
 
 _ONE_MODEL = "the first one that the server has, unless it is named"
 _LISTED_TOKENS = 4096
+_BIASED = 4096  # tokens of one text in logit_bias
 
 
 class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
@@ -104,7 +105,8 @@ async def completion(service: Service, request: Request) -> Response:
 
     def ids_of(model: LoadedModel) -> list[list[int]]:
         found = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
-        return [prompts.encode(model, each, "prompt", parse_special=True) for each in found]
+        encoded = (prompts.encode(model, each, "prompt", parse_special=True) for each in found)
+        return prompts.bounded(model, encoded, "prompt")
 
     return await _complete(service, request, fields, ids_of)
 
@@ -350,7 +352,7 @@ def _biases(value: dict[str, Any] | list[Any] | None, tokenizer: Tokenizer) -> d
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise invalid("logit_bias", "logit_bias is not valid", "a bias is a number or false")
         if isinstance(key, str) and not (key.isascii() and key.isdecimal() and len(key) < 10):
-            tokens = tokenizer.encode(key, add_special=False, parse_special=True)
+            tokens = tokenizer.encode(key, add_special=False, parse_special=True, limit=_BIASED)
         elif isinstance(key, bool) or not isinstance(key, int | str):
             raise invalid("logit_bias", "logit_bias is not valid", "a key is a token id or text")
         else:
@@ -384,7 +386,11 @@ async def tokenize(service: Service, request: Request) -> Response:
     async with service.pool.use(fields.model) as model:
         tokenizer = model.tokenizer
         ids = await asyncio.to_thread(
-            tokenizer.encode, fields.content, fields.add_special, fields.parse_special
+            tokenizer.encode,
+            fields.content,
+            fields.add_special,
+            fields.parse_special,
+            limit=prompts.MAX_COUNTED_TOKENS,
         )
         # A part at a time: one large list of megabytes of JSON would hold up every stream.
         data = await asyncio.to_thread(

@@ -55,7 +55,7 @@ def log_request(
     _requests.info("request", extra={"fields": {k: v for k, v in fields.items() if v is not None}})
 
 
-def report_failure(record: Record, error: Exception) -> None:
+def report_failure(record: Record, error: BaseException) -> None:
     """Note why a request failed; an error that is not its own fault is logged with traceback."""
     if isinstance(error, ClientDisconnect):
         record.error = "the client has gone"

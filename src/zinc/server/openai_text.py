@@ -108,6 +108,12 @@ def jobs_of(
     held = iter(constraints(model, constraint, n * len(texts)))
     breakers = model.llm.dry_breakers(params)
     room = 0 if params.max_tokens == 0 else 1
+    encoded = (
+        fill_prompt(model, text, suffix, param="suffix", answer=max(params.max_tokens or 0, 0))
+        if suffix and isinstance(text, str)
+        else prompts.encode(model, text, "prompt", room=room)
+        for text in texts
+    )
     return [
         Job(
             ids,
@@ -119,12 +125,7 @@ def jobs_of(
             dry_breakers=breakers,
             telemetry=telemetry,
         )
-        for ids in [
-            fill_prompt(model, text, suffix, param="suffix", answer=max(params.max_tokens or 0, 0))
-            if suffix and isinstance(text, str)
-            else prompts.encode(model, text, "prompt", room=room)
-            for text in texts
-        ]
+        for ids in prompts.bounded(model, encoded, "prompt")
         for i in range(n)
     ]
 

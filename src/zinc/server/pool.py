@@ -21,7 +21,7 @@ from zinc.chat.format import ChatFormat
 from zinc.chat.template import ChatTemplate
 from zinc.chat.tools import detect
 from zinc.chat.traits import TemplateTraits
-from zinc.core.errors import ZincError
+from zinc.core.errors import FormatError, ModelError, UnsupportedError, ZincError
 from zinc.core.progress import ProgressBar
 from zinc.engine.loader import resolve_model
 from zinc.engine.sampling import recommended
@@ -99,6 +99,7 @@ class Entry:
         self.path = resolve_model(source.path)
         self.state = State.UNLOADED
         self.failure: ZincError | None = None  # why it could not be loaded
+        self._broken_version: tuple[int, int] | None = None
         self.progress = (0, 0)  # bytes done, bytes in all
         self.model: LoadedModel | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -108,6 +109,26 @@ class Entry:
         self.last_used = time.monotonic()
         self.created = int(self.path.stat().st_mtime)
         self.size_bytes = self.needed_bytes = file_bytes(self.path)
+
+    def fail(self, error: ZincError) -> None:
+        """Note why the file could not be loaded."""
+        self.state = State.FAILED
+        # A copy: the error itself refers to what was loaded by then.
+        self.failure = ZincError(error.what, error.why, error.hint)
+        is_lasting = isinstance(error, FormatError | ModelError | UnsupportedError)
+        self._broken_version = self._version() if is_lasting else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether loading failed because of the file, and the file has not changed since."""
+        return self.failure is not None and self._broken_version == self._version()
+
+    def _version(self) -> tuple[int, int]:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return (0, 0)
+        return found.st_mtime_ns, found.st_size
 
     def sampling(self) -> dict[str, Any]:
         """Arguments of SamplingParams that its file recommends; reads it if it is not loaded."""
@@ -295,6 +316,8 @@ class ModelPool:
                 code="model_loading",
                 headers={"Retry-After": "1"},
             )
+        if entry.loading is None and entry.is_broken:
+            raise _load_error(entry)
         loading = entry.loading or self._begin_load(entry)
         try:
             async with asyncio.timeout(self.config.load_wait_s):
@@ -342,7 +365,7 @@ class ModelPool:
         except BaseException as error:  # a bug, or a panic of a library
             log.exception("%s cannot be loaded", entry.source.name)
             what = f"loading {entry.source.name} failed"
-            raise self._failed(entry, ZincError(what, type(error).__name__)) from None
+            raise self._failed(entry, ModelError(what, type(error).__name__)) from None
         finally:
             bar.close()
         entry.thread = None
@@ -365,19 +388,11 @@ class ModelPool:
 
     def _failed(self, entry: Entry, error: ZincError) -> ApiError:
         """Note why a model cannot be loaded; return what its clients are told."""
-        # A copy: the error itself refers to what was loaded by then, as does the thread.
-        entry.thread = None
-        entry.failure = ZincError(error.what, error.why, error.hint)
-        entry.state = State.FAILED
+        entry.thread = None  # it refers to what was loaded by then
+        entry.fail(error)
         if not self._is_starting or len(self.entries) > 1:  # else the server ends with this error
             log.error("%s: %s", entry.source.name, error.in_options())
-        return ApiError(
-            500,
-            f"the model {entry.source.name!r} cannot be loaded",
-            error.what if not error.why else f"{error.what}: {error.why}",
-            error.hint,
-            code="model_load_failed",
-        )
+        return _load_error(entry)
 
     async def _make_room(self, entry: Entry, wait: bool = True) -> None:
         """Unloads idle models until `entry` fits the budget, or is alone; waits for busy ones."""
@@ -425,6 +440,19 @@ class ModelPool:
                         await self.unload(entry)
                     except Exception:  # of this model: others are still to be unloaded
                         log.exception("%s was not unloaded as it should be", entry.source.name)
+
+
+def _load_error(entry: Entry) -> ApiError:
+    """Return what clients are told of a model that could not be loaded."""
+    error = entry.failure
+    assert error is not None
+    return ApiError(
+        500,
+        f"the model {entry.source.name!r} cannot be loaded",
+        error.what if not error.why else f"{error.what}: {error.why}",
+        error.hint,
+        code="model_load_failed",
+    )
 
 
 def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], None]) -> LLM:

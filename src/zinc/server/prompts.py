@@ -8,11 +8,15 @@ endpoints parse them. A prompt may also mix text and ids, or be one of llama.cpp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from zinc.core.errors import TextTooLongError
 from zinc.server.errors import context_exceeded, invalid
 from zinc.server.pool import LoadedModel
+
+# Of requests that only count or list tokens, which need no context.
+MAX_COUNTED_TOKENS = 1 << 20
 
 Prompt = str | list[Any] | dict[str, Any]
 
@@ -58,6 +62,25 @@ def _joined(parts: Any, param: str) -> str:
     return "".join(texts)
 
 
+def bounded(model: LoadedModel, found: Iterable[list[int]], param: str) -> list[list[int]]:
+    """Return the prompts of one request, encoded one after the other.
+
+    Raises ApiError as soon as they have more than a million tokens together, or more than a
+    context if that is larger: as lists of ids they take 40 bytes of memory a token.
+    """
+    most = max(MAX_COUNTED_TOKENS, model.context)
+    prompts: list[list[int]] = []
+    n_tokens = 0
+    for ids in found:
+        n_tokens += len(ids)
+        if n_tokens > most:
+            raise invalid(
+                param, f"{param} has more than {most} tokens in all", "", "send several requests"
+            )
+        prompts.append(ids)
+    return prompts
+
+
 def encode(
     model: LoadedModel,
     prompt: str | Sequence[Any],
@@ -74,8 +97,16 @@ def encode(
     tokenizer = model.tokenizer
     ids: list[int] = []
     for at, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
+        if len(ids) > model.context:
+            raise context_exceeded(len(ids), model.context, param, at_least=True)
         if isinstance(part, str):
-            ids += tokenizer.encode(part, at == 0, parse_special)
+            try:
+                ids += tokenizer.encode(
+                    part, at == 0, parse_special, limit=model.context - len(ids)
+                )
+            except TextTooLongError as error:
+                n_tokens = len(ids) + error.n_tokens
+                raise context_exceeded(n_tokens, model.context, param, at_least=True) from None
         elif isinstance(part, int) and not isinstance(part, bool):
             ids.append(part)
         else:
