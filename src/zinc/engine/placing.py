@@ -132,7 +132,7 @@ def place(
         if device.name == "cpu":
             raise RequestError(
                 "the model cannot be divided between a device and the CPU",
-                "all of it runs on the CPU",
+                "the model runs on the CPU",
                 "choose a device with {backend=vulkan}, or leave {gpu_layers} and {cpu_moe} out",
             )
         placement.check(nodes, n_layers)

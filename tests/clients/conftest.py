@@ -1,0 +1,52 @@
+"""Conversations of client libraries with a running server; what is not installed is skipped.
+
+The libraries conflict with each other, so each is installed into a folder of its own and put on
+PYTHONPATH (CONTRIBUTING.md). Their own warnings are not errors here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server.serving import Running, running
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Running]:
+    with running() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test no answer is being made, and no block of the cache is held."""
+    yield
+    gc.collect()  # connections that a library leaves open are closed, and warned about, here
+    request.getfixturevalue("server").wait_idle()
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.Runner]:
+    """One event loop for a test, so that its client is closed in the loop that it ran in."""
+    with asyncio.Runner() as found:
+        yield found
+
+
+@pytest.fixture
+def url(server: Running, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of the OpenAI API; clients find no key or address in the environment."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return f"{server.url}/v1"

@@ -1,0 +1,12 @@
+"""Whether a client library is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+
+def needs(module: str, package: str) -> pytest.MarkDecorator:
+    """Return the mark of tests that import `module`, which PyPI's `package` has."""
+    return pytest.mark.skipif(find_spec(module) is None, reason=f"{package} is not installed")
