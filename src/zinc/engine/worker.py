@@ -143,7 +143,8 @@ class EngineWorker:
 
         Nothing happens when the task has ended. Takes no lock, so finalizers may call it.
         """
-        self._calls.put(lambda: self._cancel(task))
+        if not self._closed:  # a call that nobody takes would keep the engine alive
+            self._calls.put(lambda: self._cancel(task))
 
     def stop(self, task: Task) -> None:
         """Cancel a task that was started, and wait until its sequences have ended."""
