@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from serving import LOAD, WEATHER, Running, running
 
-from zinc.server import foreign_fields
+from zinc.server import foreign_table
 from zinc.server.app import ENDPOINTS
 from zinc.server.body import own_names
-from zinc.server.foreign_fields import TABLE
+from zinc.server.foreign_table import TABLE
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SUM = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]
@@ -86,6 +86,36 @@ def test_options_of_ollama(server: Running):
     assert found["usage"]["completion_tokens"] == 5
     word = text(chat(server)).split()[2]
     assert word not in text(chat(server, options={"stop": [word]}))
+
+
+def test_greedy_decoding_as_transformers_has_it(server: Running):
+    greedy = text(chat(server))
+    assert text(chat(server, temperature=1.7, seed=1, do_sample=False)) == greedy
+    drawn = text(chat(server, temperature=1.7, seed=1))
+    assert text(chat(server, temperature=1.7, seed=1, do_sample=True)) == drawn != greedy
+
+
+def test_usage_of_a_stream_as_openrouter_asks_for_it(server: Running):
+    body = {"messages": HELLO, "max_tokens": 3, "usage": {"include": True}}
+    events = server.post("/v1/chat/completions", {**body, "stream": True}).events
+    assert events[-2]["usage"]["completion_tokens"] == 3
+    assert server.post("/v1/chat/completions", body).json["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("name", ["extra_key", "prompt_cache_isolation_key"])
+def test_other_names_of_the_cache_salt(server: Running, name: str):
+    """Prompts under another salt share nothing of the prefix cache."""
+    story = {"messages": [{"role": "user", "content": f"{name} and a fox in a forest. " * 30}]}
+
+    def cached(**fields: Any) -> int:
+        usage = chat(server, **story, max_tokens=1, **fields)["usage"]
+        n: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return n
+
+    assert cached(**{name: "a"}) < 64
+    assert cached(**{name: "a"}) > 64
+    assert cached(cache_salt="a") > 64
+    assert cached(**{name: "b"}) < 64
 
 
 def test_seeds_and_stop_strings_under_other_names(server: Running):
@@ -294,6 +324,8 @@ def test_documents_reach_the_template(server: Running):
         ({"bad_words": ["x"]}, "bad_words"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"top_a": 0.2}, "top_a"),
+        ({"image_data": [{"data": "x", "id": 1}]}, "image_data"),
+        ({"n_indent": 4}, "n_indent"),
         ({"verbosity": "shouting"}, "verbosity"),
     ],
 )  # fmt: skip
@@ -417,8 +449,8 @@ def test_tools_and_neutral_fields_of_real_clients(server: Running):
 
 def test_the_documentation_has_the_table():
     page = PAGE.read_text()
-    command = "python -m zinc.server.foreign_fields docs/server.md"
-    assert foreign_fields.updated(page) == page, f"docs/server.md is out of date: {command}"
+    command = "python -m zinc.server.foreign_table docs/server.md"
+    assert foreign_table.updated(page) == page, f"docs/server.md is out of date: {command}"
     assert "`repetition_penalty`" in page
 
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.engine.sequence import Timings
-from zinc.server import foreign_fields
+from zinc.server import foreign_fields, foreign_table
 from zinc.server.access import key_in
 from zinc.server.body import Fields, parse, read_json
 from zinc.server.config import ServerConfig
@@ -83,13 +83,13 @@ async def read_fields(service: Service, request: Request, kind: type[Model]) -> 
     file says. Its `cache_salt` is kept in the request's state for `client_of`.
     """
     body = await read_json(request, service.config.max_body_bytes)
-    body, sources = foreign_fields.adopt(kind, body, service.ignored_fields)
+    body, sources = foreign_table.adopt(kind, body, service.ignored_fields)
     request.scope[foreign_fields.SOURCES] = sources
     fields = parse(
         kind,
         body,
         ignore_unknown=service.config.ignore_unknown_fields,
-        known=foreign_fields.TABLE,
+        known=foreign_table.TABLE,
     )
     if isinstance(fields, QueueFields):
         request.state.cache_salt = fields.cache_salt
