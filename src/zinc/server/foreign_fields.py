@@ -109,8 +109,8 @@ def renamed(servers: str, targets: str | Sequence[str]) -> ForeignField:
     def act(adoption: Adoption, name: str, value: Json) -> None:
         adoption.put(name, targets, value)
 
-    shown = targets if isinstance(targets, str) else targets[0]
-    return ForeignField(servers, "mapped", f"`{shown}`", act)
+    names = (targets,) if isinstance(targets, str) else targets
+    return ForeignField(servers, "mapped", " or ".join(f"`{name}`" for name in names), act)
 
 
 def neutral(servers: str, why: str, *values: Json) -> ForeignField:

@@ -118,6 +118,7 @@ TABLE: dict[str, ForeignField] = {
     "lora": neutral("llama.cpp", "adapters are not supported", []),
     "lora_path": neutral("SGLang", "adapters are not supported"),
     "dynatemp_range": neutral("llama.cpp", "the temperature does not change on its own", 0, 0.0),
+    "adaptive_target": neutral("llama.cpp", "there is no such sampler", -1, -1.0),
     "top_a": neutral("OpenRouter, KoboldCpp", "there is no such sampler", 0, 0.0),
     "tfs": neutral("KoboldCpp", "there is no such sampler", 1, 1.0),
     "tfs_z": neutral("llama.cpp", "there is no such sampler", 1, 1.0),
@@ -185,7 +186,7 @@ TABLE: dict[str, ForeignField] = {
         "grammar_triggers", "preserved_tokens", "generation_prompt", "thinking_forced_open",
         "reasoning_control", "reasoning_budget_message", "reasoning_budget_start_tag",
         "reasoning_budget_end_tag", "reasoning_budget_end_tags", "penalize_nl", "dynatemp_exponent",
-        "adaptive_target", "adaptive_decay", "speculative.n_max", "speculative.n_min",
+        "adaptive_decay", "speculative.n_max", "speculative.n_min",
         "speculative.p_min", "speculative.type",
 
     ),
@@ -253,27 +254,28 @@ _BEGIN, _END = "<!-- foreign fields: begin -->", "<!-- foreign fields: end -->"
 
 def markdown() -> str:
     """Return the table as it stands in docs/server.md."""
-    lines = ["| field | of | here |", "|---|---|---|"]
-    lines += [
-        f"| `{name}` | {row.servers} | {row.effect} |"
-        for name, row in TABLE.items()
-        if row.kind == "mapped"
-    ]
-    lines += ["", "Refused, with the field named, unless the value is null or changes nothing:", ""]
-    lines += ["| fields | of | because |", "|---|---|---|"]
-    lines += _grouped(name for name, row in TABLE.items() if row.kind == "neutral")
-    lines += ["", "Ignored, with one line in the log for each name:", ""]
-    lines += ["| fields | of | because |", "|---|---|---|"]
-    lines += _grouped(name for name, row in TABLE.items() if row.kind == "ignored")
-    return "\n".join(lines)
+    parts = []
+    for kind, text, column in (
+        ("mapped", "Mapped:", "here"),
+        ("neutral", "Refused, with the field named, unless null or without effect:", "because"),
+        ("ignored", "Ignored, with one line in the log for each name:", "because"),
+    ):
+        rows = _rows(name for name, row in TABLE.items() if row.kind == kind)
+        parts += [text, "", f"| fields | of | {column} |", "|---|---|---|", *rows, ""]
+    return "\n".join(parts[:-1])
 
 
-def _grouped(names: Iterable[str]) -> list[str]:
-    """Return table rows, one for all fields with the same servers and reason."""
-    groups: dict[tuple[str, str], list[str]] = {}
+def _rows(names: Iterable[str]) -> list[str]:
+    """Return rows of the documentation, one for all fields with the same effect."""
+    groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault((TABLE[name].servers, TABLE[name].effect), []).append(f"`{name}`")
-    return [f"| {', '.join(v)} | {servers} | {why} |" for (servers, why), v in groups.items()]
+        groups.setdefault(TABLE[name].effect, []).append(name)
+    rows = []
+    for effect, members in groups.items():
+        servers = dict.fromkeys(s for name in members for s in TABLE[name].servers.split(", "))
+        shown = ", ".join(f"`{name}`" for name in members)
+        rows.append(f"| {shown} | {', '.join(servers)} | {effect} |")
+    return rows
 
 
 def updated(page: str) -> str:
