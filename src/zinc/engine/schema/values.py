@@ -1,0 +1,198 @@
+"""Sets of JSON values, by JSON type: what a schema allows once its keywords are read.
+
+    Values = {"string": (Text(...), Literals(...)), "null": (Literals((None,)),)}
+
+A type that is missing is not allowed; several alternatives of a type are a union. Arrays and
+objects refer to subschemas by location, so a recursive schema stays finite: a conjunction of
+subschemas is a tuple of locations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from math import ceil, floor, lcm
+from typing import Any, TypeAlias
+
+from zinc.engine.schema.document import Located
+from zinc.engine.schema.numbers import Bound
+
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+Conjunction: TypeAlias = tuple[Located, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Literals:
+    """Values that are listed."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    low: Bound | None = None
+    high: Bound | None = None
+    integer: bool = False
+    multiple_of: Fraction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Strings: lengths in code points, ECMAScript patterns that are all found."""
+
+    least: int = 0
+    most: int | None = None
+    patterns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPart:
+    """The array keywords of one subschema; `rest` applies after `prefix`."""
+
+    prefix: tuple[Located, ...] = ()
+    rest: Located | None = None
+    least: int = 0
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectPart:
+    """The object keywords of one subschema; `rest` applies to keys that nothing else matches."""
+
+    properties: Mapping[str, Located] | None = None
+    patterns: tuple[tuple[str, Located], ...] = ()
+    rest: Located | None = None
+    names: Located | None = None
+    required: tuple[str, ...] = ()
+    least: int = 0
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    parts: tuple[ArrayPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    parts: tuple[ObjectPart, ...] = ()
+
+
+Alternative: TypeAlias = Literals | Number | Text | Array | Object
+Values: TypeAlias = Mapping[str, tuple[Alternative, ...]]
+
+NONE: Values = {}
+ANY: Values = {
+    "null": (Literals((None,)),),
+    "boolean": (Literals((False, True)),),
+    "number": (Number(),),
+    "string": (Text(),),
+    "array": (Array(),),
+    "object": (Object(),),
+}
+
+
+def type_of(value: object) -> str:
+    """Return the JSON type of a value; integers are numbers."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float() | Decimal():
+            return "number"
+        case str():
+            return "string"
+        case Mapping():
+            return "object"
+    return "array"
+
+
+def identity(value: object) -> str:
+    """Return a text that is the same for equal JSON values alone: 1 and 1.0, not 1 and true."""
+    match value:
+        case Mapping():
+            members = sorted((str(key), identity(each)) for key, each in value.items())
+            return "{" + ",".join(f"{json.dumps(key)}:{each}" for key, each in members) + "}"
+        case list() | tuple():
+            return "[" + ",".join(map(identity, value)) + "]"
+        case str() | None | bool():
+            return json.dumps(value)
+    return numeral(value)
+
+
+def numeral(value: Any) -> str:
+    """Return a number as JSON writes it, in plain decimals."""
+    return str(value) if isinstance(value, int) else format(value, "f")
+
+
+def merged_numbers(a: Number, b: Number) -> Number:
+    """Return the intersection of two sets of numbers."""
+    return Number(
+        _tighter(a.low, b.low, 1),
+        _tighter(a.high, b.high, -1),
+        a.integer or b.integer,
+        _common_multiple(a.multiple_of, b.multiple_of),
+    )
+
+
+def _tighter(a: Bound | None, b: Bound | None, sign: int) -> Bound | None:
+    if a is None or b is None:
+        return a or b
+    if a.value == b.value:
+        return a if a.is_open else b
+    return a if (a.value > b.value) == (sign > 0) else b
+
+
+def _common_multiple(a: Fraction | None, b: Fraction | None) -> Fraction | None:
+    if a is None or b is None:
+        return a or b
+    denominator = lcm(a.denominator, b.denominator)
+    return Fraction(lcm(int(a * denominator), int(b * denominator)), denominator)
+
+
+def integer_bounds(number: Number) -> tuple[int | None, int | None]:
+    """Return the smallest and largest integer of a range."""
+    least = most = None
+    if (low := number.low) is not None:
+        least = ceil(low.value)
+        least += low.is_open and low.value == least
+    if (high := number.high) is not None:
+        most = floor(high.value)
+        most -= high.is_open and high.value == most
+    return least, most
+
+
+def merged_texts(a: Text, b: Text) -> Text:
+    """Return the intersection of two sets of strings."""
+    patterns = (*a.patterns, *(each for each in b.patterns if each not in a.patterns))
+    return Text(max(a.least, b.least), smaller(a.most, b.most), patterns)
+
+
+def smaller(a: int | None, b: int | None) -> int | None:
+    """Return the smaller of two limits, where None is no limit."""
+    return b if a is None else a if b is None else min(a, b)
+
+
+def union(*several: Values) -> Values:
+    """Return the values that any of some sets has, each alternative once."""
+    found: dict[str, list[Alternative]] = {}
+    for values in several:
+        for kind, alternatives in values.items():
+            known = found.setdefault(kind, [])
+            known += [each for each in alternatives if each not in known]
+    return {kind: _listed_together(alternatives) for kind, alternatives in found.items()}
+
+
+def _listed_together(alternatives: list[Alternative]) -> tuple[Alternative, ...]:
+    """One set of literals in the place of several, without repetitions."""
+    literals = [each for each in alternatives if isinstance(each, Literals)]
+    if len(literals) < 2:
+        return tuple(alternatives)
+    values = {identity(value): value for each in literals for value in each.values}
+    others = [each for each in alternatives if not isinstance(each, Literals)]
+    return (replace(literals[0], values=tuple(values.values())), *others)
