@@ -48,7 +48,7 @@ def run(
     llm: LLM, params: SamplingParams, schema: dict[str, Any] | None = None
 ) -> tuple[float, int]:
     """Milliseconds of a token behind the first, and the steps that all of them took."""
-    constraint = None if schema is None else llm.constraint("json_schema", schema)
+    constraint = None if schema is None else llm.constraint("json_schema", schema).start()
     ids = llm.tokenizer.encode(PROMPT)  # a template is of no matter, and random weights have none
     engine = llm.engine
     sequence = engine.submit(ids, params, end_tokens=llm.tokenizer.eog_ids, constraint=constraint)

@@ -42,13 +42,13 @@ from zinc.chat import renderer
 from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
 from zinc.engine import loader, placing
-from zinc.engine.constraint import Constraint, Thinking
+from zinc.engine.constraint import Thinking
 from zinc.engine.engine import Engine
 from zinc.engine.identity import TensorDigests, cache_key
 from zinc.engine.loader import Memory
 from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.engine.sampling import SamplingParams, breaker_sequences, recommended
-from zinc.engine.structured import Grammars, Kind
+from zinc.engine.structured import ConstraintLike, Grammar, Grammars, Kind, started
 from zinc.engine.worker import EngineWorker, closed_error
 from zinc.formats.gguf import GGUFFile
 from zinc.kv.disk import check_folder
@@ -248,11 +248,11 @@ class LLM:
 
     def constraint(
         self, kind: Kind, source: str | Mapping[str, Any] | bool | None = None
-    ) -> Constraint:
-        """What one answer is held to: "json_schema", "json_object", "regex" or "grammar".
+    ) -> Grammar:
+        """Return a form for `constraint=`: "json_schema", "json_object", "regex" or "grammar".
 
-        Raises RequestError when `source` cannot be followed, UnsupportedError when the optional
-        dependency llguidance is missing.
+        It may be passed to any number of requests. Raises RequestError when `source` cannot be
+        followed, UnsupportedError when the optional dependency llguidance is missing.
         """
         return self._grammars.constraint(kind, source)
 
@@ -266,7 +266,7 @@ class LLM:
         prompt: str | Seq[int],
         params: SamplingParams | None = None,
         *,
-        constraint: Constraint | None = None,
+        constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
         **sampling: Any,
     ) -> Completion: ...
@@ -276,6 +276,9 @@ class LLM:
         self,
         prompt: Seq[str] | Seq[Seq[int]],
         params: SamplingParams | None = None,
+        *,
+        constraint: ConstraintLike = None,
+        thinking: Thinking | None = None,
         **sampling: Any,
     ) -> list[Completion]: ...
 
@@ -284,7 +287,7 @@ class LLM:
         prompt: str | Seq[int] | Seq[str] | Seq[Seq[int]],
         params: SamplingParams | None = None,
         *,
-        constraint: Constraint | None = None,
+        constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
         **sampling: Any,
     ) -> Completion | list[Completion]:
@@ -292,15 +295,22 @@ class LLM:
 
         A prompt is text (special tokens in it stay text, BOS is added where the model wants it) or
         token ids as they are. `sampling` holds fields of SamplingParams, in place of `params` or
-        beside it: `generate(prompt, max_tokens=50)`. A constraint (from `constraint`) belongs to
-        one answer.
+        beside it: `generate(prompt, max_tokens=50)`. constraint: what each answer is held to: a
+        JSON schema (a dict, its text or a Pydantic model class), or what the method `constraint`
+        returns.
         """
         params = sampling_params(params, sampling, self.sampling)
         if is_one_prompt(prompt):
             one = cast("str | Seq[int]", prompt)
             return self._complete([self._request(one, params, constraint, thinking)])[0]
         prompts = cast("Seq[str | Seq[int]]", prompt)
-        return self._complete([self._request(each, params) for each in prompts])
+        held = started(constraint, lambda: self._grammars, len(prompts))
+        return self._complete(
+            [
+                self._request(prompt, params, each, thinking)
+                for prompt, each in zip(prompts, held, strict=True)
+            ]
+        )
 
     def chat(
         self,
@@ -308,11 +318,13 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Seq[Mapping[str, Any]] | None = None,
-        constraint: Constraint | None = None,
+        constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
         **arguments: Any,
     ) -> Completion:
         """Answer a conversation: a list of messages with "role" and "content".
+
+        `constraint` is as in `generate`.
 
         `arguments` are fields of SamplingParams, in place of `params` or beside it, and arguments
         of the model's template (`enable_thinking`, ...). Raises RequestError for a message that is
@@ -328,7 +340,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Seq[Mapping[str, Any]] | None = None,
-        constraint: Constraint | None = None,
+        constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
         **arguments: Any,
     ) -> Stream:
@@ -378,7 +390,7 @@ class LLM:
         self,
         prompt: str | Seq[int],
         params: SamplingParams,
-        constraint: Constraint | None = None,
+        constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
     ) -> Request:
         """Return `prompt` and its settings as the engine takes them."""
@@ -388,7 +400,7 @@ class LLM:
             params,
             self.tokenizer.eog_ids,
             self.dry_breakers(params),
-            constraint,
+            started(constraint, lambda: self._grammars)[0],
             thinking,
         )
 

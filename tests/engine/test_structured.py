@@ -75,7 +75,7 @@ def test_json_is_valid_by_its_schema_every_time(llm):
                 ids,
                 params,
                 end_tokens=llm.tokenizer.eog_ids,
-                constraint=llm.constraint("json_schema", schema),
+                constraint=llm.constraint("json_schema", schema).start(),
             )
             for schema in schemas
         ]
@@ -118,7 +118,7 @@ def test_what_is_allowed_alone_is_what_the_mask_has(llm):
     rng, n = random.Random(3), llm.engine.n_vocab
     n_forced = 0
     for _ in range(12):
-        constraint = llm.constraint("json_schema", random_schema(rng))
+        constraint = llm.constraint("json_schema", random_schema(rng)).start()
         expected = ()
         for _ in range(8):
             forced = constraint.forced()
@@ -171,7 +171,7 @@ def test_short_cuts_change_no_token(llm, temperature):
                 # With a temperature a mask of one token still throws the dice.
                 (llm.constraint("json_schema", schema), {"logprobs": 0})
                 if temperature
-                else (MaskAlone(llm.constraint("json_schema", schema)), {}),
+                else (MaskAlone(llm.constraint("json_schema", schema).start()), {}),
             )
         )
         assert short.token_ids == masked.token_ids
@@ -184,7 +184,7 @@ def test_an_answer_that_leaves_no_choice_is_given_without_the_model(llm):
 
 
 def test_a_control_token_is_never_part_of_a_string(llm):
-    constraint = llm.constraint("json_schema", {"type": "string"})
+    constraint = llm.constraint("json_schema", {"type": "string"}).start()
     constraint.accept(llm.tokenizer.encode('"', add_special=False)[0])
     allowed = np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")
     assert allowed[: llm.tokenizer.n_vocab].sum() > 1000
@@ -196,10 +196,13 @@ def test_a_control_token_is_never_part_of_a_string(llm):
     [
         ("json_schema", '{"type": 3}', "type must be"),
         ("json_schema", "{", "Expecting property name"),
-        ("json_schema", {"type": "string", "format": "no-such"}, "Unknown format"),
+        ("json_schema", {"type": "string", "format": "no-such"}, "format 'no-such' is not known"),
         ("json_schema", [1], "a schema is an object"),
         ("json_schema", {"a": "x" * 2_000_000}, "characters"),
-        ("json_schema", {"$ref": "http://127.0.0.1/x"}, "not present"),
+        ("json_schema", {"$ref": "http://127.0.0.1/x"}, "refers outside the schema"),
+        ("json_schema", False, "cannot be followed: false allows no value"),
+        ("json_schema", {"items": [{}]}, "a list of schemas is prefixItems"),
+        ("json_schema", {"uniqueItems": True}, "uniqueItems is not supported"),
         ("regex", "(", "invalid regex"),
         ("regex", "", "not empty"),
         ("grammar", "root ::= missing", "missing"),

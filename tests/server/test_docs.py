@@ -58,8 +58,8 @@ def test_other_fields_are_fields_of_some_endpoint():
         if endpoint.operation.fields is not None
         for name, field in endpoint.operation.fields.model_fields.items()
     }
-    values = {"required", "float", "base64", "reasoning_content", "llguidance", "pattern", "format"}
-    values |= {"prompt_progress", "timings", "infill", "allowed_tools"}
+    values = {"required", "float", "base64", "reasoning_content", "llguidance", "strict"}
+    values |= {"prompt_progress", "timings", "infill", "allowed_tools", "invalid_tool_arguments"}
     named = set(re.findall(r"`([a-z_]+)`", section("Fields"))) - values
     assert named <= known
 

@@ -80,7 +80,7 @@ def tokenizer_of(request: pytest.FixtureRequest, llm: LLM) -> Callable[[str], To
 def follows(tokenizer: Tokenizer, source: str, text: str) -> bool:
     """Whether a grammar allows a text, token by token, and may end there."""
     n_vocab = -(-tokenizer.n_vocab // 32) * 32
-    constraint = Grammars(tokenizer, n_vocab).constraint("grammar", source)
+    constraint = Grammars(tokenizer, n_vocab).constraint("rules", source).start()
     end = tokenizer.eos_id
     assert end is not None
     for token in [*tokenizer.encode(text, add_special=False, parse_special=True), end]:
@@ -108,7 +108,7 @@ def test_every_format_with_calls_can_be_forced():
 @pytest.mark.parametrize("name", FORCED)
 def test_a_call_is_allowed_and_nothing_else(tokenizer_of, name):
     tokenizer = tokenizer_of(name)
-    source = grammar(BY_NAME[name], tokenizer, [WEATHER, TIME], several=False)
+    source = grammar(BY_NAME[name], tokenizer, [WEATHER, TIME], several=False).source
     call, between = CALLS[name]
     if name == "mistral" and tokenizer.id_of("[ARGS]") in tokenizer.special_ids:
         call = '[TOOL_CALLS]get_time[ARGS]{"city": "Rome"}'
@@ -138,7 +138,7 @@ SEVERAL = {
 
 @pytest.mark.parametrize("name", sorted(SEVERAL))
 def test_several_calls(llm: LLM, name):
-    source = grammar(BY_NAME[name], llm.tokenizer, [WEATHER, TIME], several=True)
+    source = grammar(BY_NAME[name], llm.tokenizer, [WEATHER, TIME], several=True).source
     assert follows(llm.tokenizer, source, SEVERAL[name])
     assert follows(llm.tokenizer, source, CALLS[name][0])
     found = calls_in(name, SEVERAL[name], [WEATHER, TIME])
@@ -146,14 +146,14 @@ def test_several_calls(llm: LLM, name):
 
 
 def test_harmony_may_have_reasoned_before(llm: LLM):
-    source = grammar(BY_NAME["harmony"], llm.tokenizer, [TIME], several=False)
+    source = grammar(BY_NAME["harmony"], llm.tokenizer, [TIME], several=False).source
     assert follows(llm.tokenizer, source, "<|start|>assistant" + CALLS["harmony"][0])
 
 
 @pytest.mark.parametrize("name", ["qwen-tags", "glm"])
 def test_values_in_tags(tokenizer_of, name):
     tokenizer = tokenizer_of(name)
-    source = grammar(BY_NAME[name], tokenizer, [MANY], several=False)
+    source = grammar(BY_NAME[name], tokenizer, [MANY], several=False).source
 
     def call(**values: Any) -> str:
         if name == "glm":
@@ -182,7 +182,7 @@ def test_values_that_refer_to_definitions(llm: LLM):
     tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
     tags = "<tool_call>\n<function=go>\n<parameter=at>\n{}\n</parameter>\n</function>\n</tool_call>"
     for name, text in (("qwen-tags", tags), ("gemma4", "<|tool_call>call:go{{at:{}}}<tool_call|>")):
-        source = grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+        source = grammar(BY_NAME[name], llm.tokenizer, [tool], several=False).source
         good, bad = ("{x:3}", "{x:3.5}") if name == "gemma4" else ('{"x": 3}', '{"x": 3.5}')
         assert follows(llm.tokenizer, source, text.format(good))
         assert not follows(llm.tokenizer, source, text.format(bad))
@@ -227,7 +227,7 @@ def test_values_of_gemma(llm: LLM, kind, schema, good, bad):
         "$defs": {"tree": tree},
     }  # fmt: skip
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    source = grammar(BY_NAME["gemma4"], tokenizer, [tool], several=False)
+    source = grammar(BY_NAME["gemma4"], tokenizer, [tool], several=False).source
     for value in good:
         text = f"<|tool_call>call:f{{value:{value}}}<tool_call|>"
         assert follows(tokenizer, source, text), value
@@ -243,11 +243,16 @@ TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"pattern": "^b+"}, ["b", "ba"], ["ab"]),
     ({"pattern": "b+$"}, ["b", "ab"], ["ba"]),
     ({"pattern": "^(ab|c)$"}, ["ab", "c"], ["abc", "cc"]),
+    ({"pattern": "(a$|^b)"}, ["a", "xa", "bx"], ["ax", "xb"]),
     ({"pattern": "^a$|^[b^$|(]x$|z"}, ["a", "bx", "$x", "yz!"], ["aa", "bxx", "c"]),
     ({"pattern": r"^\d{2}\/\w[$]\^$"}, ["12/a$^"], ["1/a$^", "12/ä$^"]),
     ({"pattern": "^[a-z]*$", "maxLength": 3}, ["", "abc"], ["ABC", "abcd"]),
     ({"const": "one"}, ["one"], ["two", ""]),
-    ({"format": "date"}, ["2024-02-28", "1999-12-31"], ["2024-13-01", "2024-04-31", "24-1-1"]),
+    (
+        {"format": "date"},
+        ["2024-02-29", "1999-12-31"],
+        ["2023-02-29", "2024-13-01", "2024-04-31", "24-1-1"],
+    ),
     ({"format": "time"}, ["23:59:59Z", "00:00:00.25+01:30"], ["24:00:00Z", "10:00:00"]),
     ({"format": "date-time"}, ["2024-01-31T10:00:00Z"], ["2024-01-31", "2024-01-31 10:00"]),
     ({"format": "email"}, ["a.b+c@x-y.org"], ["a@", "a b@c.org", "a..b@c.org"]),
@@ -272,7 +277,7 @@ def test_text_without_quotes_is_held_to_its_schema(tokenizer_of, name, schema, g
     call, _ = CALLS[name]
     tool = function("get_time", "Tells the time", city="")
     tool["function"]["parameters"]["properties"]["city"] = {"type": "string", **schema}
-    source = grammar(BY_NAME[name], tokenizer, [tool], several=False)
+    source = grammar(BY_NAME[name], tokenizer, [tool], several=False).source
     jsonschema.Draft202012Validator.check_schema(schema)
     # Its package knows times without a zone, which the standard does not.
     checker = jsonschema.FormatChecker() if schema.get("format") != "time" else None
@@ -286,39 +291,64 @@ def test_text_without_quotes_is_held_to_its_schema(tokenizer_of, name, schema, g
         assert not follows(tokenizer, source, call.replace("Rome", text)), text
 
 
-@pytest.mark.parametrize("name", ["qwen-tags", "glm", "gemma4"])
-@pytest.mark.parametrize(
-    "schema",
-    [{"format": "iri"}, {"pattern": "a(^b)"}, {"pattern": "a$b"}, {"pattern": "(a$|b)"}],
-)
-def test_text_that_cannot_be_held_is_refused(llm: LLM, name, schema):
+CANNOT = [
+    ("format", {"format": "iri"}),
+    ("pattern", {"pattern": "^(?=.*[0-9]).*$"}),
+    ("not", {"not": {"const": "Paris"}}),
+    ("if", {"if": {"const": "a"}, "then": {"maxLength": 3}}),
+]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-tags", "gemma4"])
+@pytest.mark.parametrize(("keyword", "schema"), CANNOT)
+def test_a_keyword_that_no_grammar_holds_is_left_out_unless_the_tool_is_strict(
+    llm: LLM, name, keyword, schema
+):
     tool = function("get_time", "Tells the time", city="")
     tool["function"]["parameters"]["properties"]["city"] = {"type": "string", **schema}
-    with pytest.raises(ApiError, match="cannot be held to the") as error:
+    found = grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+    assert found.dropped == {"get_time": (keyword,)}
+    assert follows(llm.tokenizer, found.source, CALLS[name][0])
+    tool["function"]["strict"] = True
+    with pytest.raises(ApiError, match=f"cannot be followed: {keyword} ") as error:
         grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
     assert (error.value.status, error.value.param) == (400, "tools")
 
 
-def test_a_pattern_that_nothing_can_hold_is_refused(server: Running):
-    tool = function("f", "Does", text="")
-    tool["function"]["parameters"]["properties"]["text"] = {"type": "string", "pattern": "(?=a)b"}
-    fields = {"messages": [{"role": "user", "content": "Do"}], "tools": [tool]}
-    found = server.post("/v1/chat/completions", {**fields, "tool_choice": "required"})
-    assert (found.status, found.json["error"]["param"]) == (400, "tool_choice")
+@pytest.mark.parametrize("name", ["qwen-tags", "glm", "gemma4"])
+@pytest.mark.parametrize("pattern", ["a(^b)", "a$b"])
+def test_a_pattern_that_nothing_matches_is_refused(llm: LLM, name, pattern):
+    tool = function("get_time", "Tells the time", city="")
+    tool["function"]["parameters"]["properties"]["city"] = {"type": "string", "pattern": pattern}
+    with pytest.raises(ApiError, match="no text is valid"):
+        grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
 
 
-def test_bounds_that_are_none_are_passed_over(llm: LLM):
-    properties = {
-        "a": {"type": "string", "minLength": "x", "maxLength": True},
-        "b": {"type": "array", "minItems": -1, "maxItems": 1e9},
-        "c": {"enum": []},
-        "d": {"type": "object", "properties": 5, "required": None},
-    }
-    tool = {"type": "function", "function": {
-        "name": "f", "parameters": {"type": "object", "properties": properties},
-    }}  # fmt: skip
-    source = grammar(BY_NAME["gemma4"], llm.tokenizer, [tool], several=False)
-    assert follows(llm.tokenizer, source, "<|tool_call>call:f{}<tool_call|>")
+@pytest.mark.parametrize("name", ["qwen-tags", "glm"])
+def test_text_that_may_be_null_stands_without_quotes(llm: LLM, name):
+    """As Python's `str | None` becomes a schema."""
+    tool = function("get_time", "Tells the time", city="")
+    optional = {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]}
+    tool["function"]["parameters"]["properties"]["city"] = optional
+    found = grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+    assert found.dropped == {}
+    call, _ = CALLS[name]
+    for text, value in (("Rome", "Rome"), ("12", "12"), ("null", None)):
+        assert follows(llm.tokenizer, found.source, call.replace("Rome", text))
+        assert calls_in(name, call.replace("Rome", text), [tool]) == [("get_time", {"city": value})]
+    assert not follows(llm.tokenizer, found.source, call.replace("Rome", "Constantinople"))
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-tags"])
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [({"type": "string", "minLength": "x"}, "minLength must be"), ({"type": 5}, "type must be")],
+)
+def test_a_schema_that_is_not_valid_is_refused(llm: LLM, name, schema, why):
+    tool = function("get_time", "Tells the time", city="")
+    tool["function"]["parameters"]["properties"]["city"] = schema
+    with pytest.raises(ApiError, match=f"tool 'get_time' cannot be followed: {why}"):
+        grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
 
 
 def test_formats_without_calls_refuse(llm: LLM):
@@ -386,3 +416,69 @@ def test_a_form_that_is_no_schema_is_refused(llm: LLM, schema: Any):
     with pytest.raises(ApiError, match="response_format") as caught:
         calls_or_json(BY_NAME["hermes"], llm.tokenizer, [WEATHER], False, schema, "response_format")
     assert caught.value.param == "response_format"
+
+
+def forced_call(server: Running, schema: Any, **fields: Any) -> Any:
+    tool = function("choose", "Chooses a city", city="")
+    tool["function"]["parameters"]["properties"]["city"] = schema
+    tool["function"]["parameters"]["additionalProperties"] = False
+    messages = [{"role": "user", "content": "Choose a city."}]
+    body = {"messages": messages, "tools": [tool], "tool_choice": "required", "seed": 1, **fields}
+    return server.post("/v1/chat/completions", body)
+
+
+NOT_ROME = {"enum": ["Rome", "Oslo", "Lima", "Bern"], "not": {"enum": ["Rome", "Lima"]}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        NOT_ROME,
+        {"type": "string", "pattern": "^(?!Rome)[A-Z][a-z]{2,8}$"},
+        {"type": "string", "format": "city", "maxLength": 20},
+        {"enum": ["Oslo", "Bern"], "if": {"const": "Oslo"}, "then": {"minLength": 2}},
+        {"type": "array", "items": {"enum": [1, 2, 3]}, "maxItems": 2, "uniqueItems": True},
+    ],
+)
+def test_arguments_are_checked_where_the_grammar_cannot_hold_them(server: Running, schema):
+    found = forced_call(server, schema)
+    assert found.status == 200, found.json
+    (call,) = found.json["choices"][0]["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    jsonschema.validate(arguments["city"], schema)
+
+
+def test_checked_calls_stream_once_they_are_whole(server: Running):
+    found = forced_call(server, NOT_ROME, stream=True)
+    chunks = [each for each in found.events if each != "[DONE]"]
+    deltas = [each["choices"][0]["delta"] for each in chunks if each["choices"]]
+    pieces = [call["function"] for d in deltas for call in d.get("tool_calls", ())]
+    assert [piece["name"] for piece in pieces if "name" in piece] == ["choose"]
+    arguments = json.loads("".join(piece.get("arguments", "") for piece in pieces))
+    assert arguments["city"] in ("Oslo", "Bern")
+
+
+def test_a_call_that_is_never_valid_is_an_error(server: Running):
+    found = forced_call(server, {"enum": ["Rome"], "not": {"const": "Rome", "minLength": 1}})
+    assert found.status == 500
+    error = found.json["error"]
+    assert error["code"] == "invalid_tool_arguments"
+    assert "3 attempts" in error["message"]
+    assert "['city'] does not follow not" in error["message"]
+
+
+@pytest.mark.every
+def test_a_schema_that_takes_forever_to_check_ends(server: Running):
+    found = forced_call(server, {"const": "a" * 40 + "b", "pattern": "^(?=(a+)+$)"})
+    assert found.status == 500
+    assert "could not be checked within" in found.json["error"]["message"]
+
+
+def test_a_strict_tool_refuses_what_no_grammar_holds(server: Running):
+    tool = function("choose", "Chooses", city="")
+    tool["function"]["parameters"]["properties"]["city"] = NOT_ROME
+    tool["function"]["strict"] = True
+    body = {"messages": [{"role": "user", "content": "Choose"}], "tools": [tool]}
+    found = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
+    assert (found.status, found.json["error"]["param"]) == (400, "tools")
+    assert "not is supported with whole types alone" in found.json["error"]["message"]

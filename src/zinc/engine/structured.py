@@ -1,64 +1,99 @@
 """Answers of a given form: JSON by a schema, a regular expression, a grammar, as token masks.
 
+    Grammars (of a model) -> Grammar (of a form, reusable) -> GrammarConstraint (of one answer)
+
 The parsing is llguidance's (https://github.com/guidance-ai/llguidance), an optional dependency that
-is imported when the first request asks for it. Whatever it cannot hold an answer to is refused
-before the request runs; nothing is ever let through unmasked.
+is imported when the first request asks for it. A form that cannot be followed exactly is refused
+before the request runs; no token is ever let through unmasked.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from zinc.core.errors import RequestError, UnsupportedError
-from zinc.core.native import panics_refuse
+from zinc.core.native import is_panic
+from zinc.engine import grammar_source
+from zinc.engine.constraint import Constraint
 from zinc.engine.sampling.allowed import Words
+from zinc.engine.schema.document import load
+from zinc.engine.schema.grammar import rules_of
 from zinc.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "grammar"]
+Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "grammar", "rules"]
+Source: TypeAlias = str | Mapping[str, Any] | bool | None
+T = TypeVar("T")
 
-# Between the parts of JSON: a space, or a line break and an indentation; never an endless blank,
-# which a small model may fall into.
-JSON_WHITESPACE = r"( |\n[ \t]{0,24})?"
 MAX_SOURCE_CHARACTERS = 1 << 20
 SHORT_CHARACTERS = 64
+N_COMPILED = 16  # grammars of a model that are kept
+MAX_COMPILED_CHARACTERS = 1 << 16
+
+# What a grammar may take. Fuel is about 50,000 a millisecond while a grammar is compiled, and
+# 14,000 a millisecond for a mask; a state of the lexer is 1 to 2 kB.
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 100_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
 
 
 class Grammars:
-    """Makes constraints for one model. Thread-safe; `n_vocab` is the length of a row of logits."""
+    """Compiles grammars for one model. Thread-safe; `n_vocab` is the length of a row of logits."""
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._n_vocab = n_vocab or tokenizer.n_vocab
         self._vocabulary: LLTokenizer | None = None
+        # The same form comes with many requests.
+        self._kept = lru_cache(N_COMPILED)(self._compile)
 
-    @panics_refuse("the answer cannot be held to this form")
-    def constraint(
-        self, kind: Kind, source: str | Mapping[str, Any] | bool | None = None
-    ) -> GrammarConstraint:
-        """A constraint for one sequence.
+    def constraint(self, kind: Kind, source: Source = None) -> Grammar:
+        """Return a form of answers, for any number of answers.
 
         source: a JSON schema (as text or data), a regular expression (of the whole answer), or a
-        grammar, in llguidance's Lark dialect or as GBNF; nothing for "json_object". Raises
-        RequestError when it cannot be understood or followed, UnsupportedError without llguidance.
+        grammar, in llguidance's Lark dialect or as GBNF; nothing for "json_object". "rules" is Lark
+        that zinc wrote itself, out of `zinc.engine.schema`. Raises RequestError when it cannot be
+        understood or followed, UnsupportedError without llguidance.
         """
+        _library()
+        text = _source_text(kind, source)
+        return (self._kept if len(text) <= MAX_COMPILED_CHARACTERS else self._compile)(kind, text)
+
+    def _compile(self, kind: Kind, text: str) -> Grammar:
         llguidance = _library()
-        grammar = _grammar(kind, source)
+        try:
+            source = _lark(kind, text)
+        except RequestError as error:
+            raise _refused(kind, error.why) from None
         vocabulary = self._vocabulary_for(llguidance)
-        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, vocabulary)
-        if failed:
-            raise _refused(kind, messages[0] if messages else "")
-        matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
-        if matcher.is_error():
-            raise _refused(kind, matcher.get_error())
-        return GrammarConstraint(matcher, self._n_vocab)
+
+        def matcher() -> LLMatcher:
+            make = llguidance.LLMatcher
+            prepare = make.grammar_from_regex if kind == "regex" else make.grammar_from_lark
+            limits = llguidance.LLParserLimits(**_LIMITS)
+            found: LLMatcher = make(vocabulary, prepare(source), log_level=0, limits=limits)
+            return found
+
+        try:
+            compiled = _guarded(matcher)
+            if compiled.is_error():
+                raise _refused(kind, compiled.get_error())
+            return Grammar(compiled, self._n_vocab)
+        except RequestError as error:
+            raise _refused(kind, error.why) from None
 
     def _vocabulary_for(self, llguidance: Any) -> LLTokenizer:
         if self._vocabulary is None:
@@ -70,48 +105,98 @@ class Grammars:
         return self._vocabulary
 
 
-def lark_regex(pattern: str) -> str:
-    """A pattern of JSON Schema, which is JavaScript's, as it stands between a grammar's slashes."""
-    found: str = _library().regex_to_lark(pattern, "dw")
-    return found
+class Grammar:
+    """A compiled form of answers. It has no state: `start` gives each answer its own parser."""
+
+    def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
+        # The first mask takes tens of milliseconds (later ones, tens of microseconds): computed
+        # here, it is not in the middle of a step that others wait for.
+        self._first = GrammarConstraint(matcher, np.zeros(-(-n_vocab // 32), np.uint32))
+        self._first.mask()
+        self._forced = self._first.forced()
+
+    def start(self) -> GrammarConstraint:
+        """Return a constraint for one answer."""
+        return self._first.copy(self._forced)
+
+
+ConstraintLike: TypeAlias = Grammar | Constraint | Mapping[str, Any] | str | bool | type[Any] | None
+
+
+def started(
+    constraint: ConstraintLike, grammars: Callable[[], Grammars], n: int = 1
+) -> list[Constraint | None]:
+    """Return what each of `n` answers is held to.
+
+    constraint: a form (`Grammars.constraint`), a JSON schema as data or text, a class with
+    `model_json_schema` as Pydantic's models have, or a constraint of one answer.
+    """
+    if constraint is None:
+        return [None] * n
+    if isinstance(constraint, type):
+        schema_of = getattr(constraint, "model_json_schema", None)
+        if schema_of is None:
+            raise RequestError(
+                f"the class {constraint.__name__} is not a constraint",
+                "it has no method model_json_schema",
+                "pass a Pydantic model, or a JSON schema",
+            )
+        constraint = schema_of()
+    if isinstance(constraint, Mapping | str | bool):
+        constraint = grammars().constraint("json_schema", constraint)
+    if isinstance(constraint, Grammar):
+        return [constraint.start() for _ in range(n)]
+    if not all(hasattr(constraint, name) for name in ("mask", "accept", "forced", "allows")):
+        raise RequestError(
+            f"a {type(constraint).__name__} is not a constraint",
+            "constraint is a JSON schema, a Pydantic model or what LLM.constraint returns",
+        )
+    if n > 1:
+        raise RequestError(
+            f"one constraint cannot hold {n} answers",
+            "it follows the tokens of a single answer",
+            "pass what LLM.constraint returns, or a JSON schema",
+        )
+    return [cast(Constraint, constraint)]
 
 
 class GrammarConstraint:
     """A parser in the middle of one answer; see `zinc.engine.constraint.Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
+    def __init__(
+        self, matcher: LLMatcher, words: Words, forced: Sequence[int] | None = None
+    ) -> None:
         self._matcher = matcher
-        self._words = np.zeros(-(-n_vocab // 32), np.uint32)
-        # The first mask takes tens of milliseconds (later ones, tens of microseconds): not in the
-        # middle of a step that others wait for.
-        self._is_computed = False
-        self.mask()
-        self._forced: Sequence[int] = self._matcher.compute_ff_tokens()
+        self._words = words
+        self._is_computed = forced is not None
+        self._forced = forced if forced is not None else _guarded(matcher.compute_ff_tokens)
+
+    def copy(self, forced: Sequence[int]) -> GrammarConstraint:
+        """Return a parser in the same state, whose mask is known and which dictates `forced`."""
+        return GrammarConstraint(_guarded(self._matcher.deep_copy), self._words.copy(), forced)
 
     def forced(self) -> Sequence[int]:
         return self._forced
 
-    @panics_refuse("the answer cannot be held to its form")
     def allows(self, token: int) -> bool:
         # The matcher would take other spellings of what is forced, which no mask allows.
         if self._forced:
             return token == self._forced[0]
-        return self._matcher.validate_tokens([token]) == 1
+        return _guarded(lambda: self._matcher.validate_tokens([token])) == 1
 
-    @panics_refuse("the answer cannot be held to its form")
     def mask(self) -> Words:
         if not self._is_computed:
-            self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+            place = self._words.ctypes.data, self._words.nbytes
+            _guarded(lambda: self._matcher.unsafe_compute_mask_ptr(*place))
             self._check("no next token can be told")
             self._is_computed = True
         return self._words
 
-    @panics_refuse("the answer cannot be held to its form")
     def accept(self, token: int) -> None:
-        self._matcher.consume_token(token)
+        _guarded(lambda: self._matcher.consume_token(token))
         self._check(f"token {token} does not follow the grammar")
         self._is_computed = False
-        self._forced = self._forced[1:] or self._matcher.compute_ff_tokens()
+        self._forced = self._forced[1:] or _guarded(self._matcher.compute_ff_tokens)
 
     @property
     def finished(self) -> bool:
@@ -139,7 +224,7 @@ class _Vocabulary:
                 "the model cannot be held to a grammar", "it has no token that ends an answer"
             )
         self._encode = partial(tokenizer.encode, add_special=False)
-        # What a schema dictates comes again and again: names of properties, choices.
+        # A schema dictates the same text again and again: names of properties, choices.
         self._encode_short = lru_cache(4096)(self._encode)
 
     def __call__(self, text: str) -> list[int]:
@@ -160,48 +245,75 @@ def _library() -> Any:
     return llguidance
 
 
-def _grammar(kind: Kind, source: str | Mapping[str, Any] | bool | None) -> str:
-    """The source in llguidance's own form."""
-    from llguidance import LLMatcher
+def _guarded(call: Callable[[], T]) -> T:
+    """Return what a call into llguidance returns; a panic of it becomes a RequestError."""
+    try:
+        return call()
+    except Exception as error:
+        raise RequestError("the grammar cannot be followed", _first_line(str(error))) from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise RequestError(
+            "the grammar cannot be followed", f"llguidance failed: {_first_line(str(error))}"
+        ) from None
 
+
+def _source_text(kind: Kind, source: Source) -> str:
+    """The source as text, so that equal sources are equal."""
     if kind == "json_object":
-        source = {"type": "object"}
-    if kind in ("json_object", "json_schema"):
+        return '{"type":"object"}'
+    if kind == "json_schema" and not isinstance(source, str):
+        if not isinstance(source, Mapping | bool):
+            raise _refused(kind, "a schema is an object, or true or false")
         try:
-            schema = json.loads(source) if isinstance(source, str) else source
-            if not isinstance(schema, (Mapping, bool)):
-                raise _refused(kind, "a schema is an object, or true or false")
-            _check_size(kind, text := json.dumps(schema))
-            options: Any = {"whitespace_pattern": JSON_WHITESPACE}
-            if schema in (True, {}):  # any JSON value
-                text = "{}"
-            return LLMatcher.grammar_from_json_schema(text, defaults=options)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise _refused(kind, str(error)) from error
+            source = json.dumps(source, default=_mapping)
+        except RecursionError:
+            raise _refused(kind, "it is nested too deeply") from None
+        except (TypeError, ValueError) as error:
+            raise _refused(kind, str(error)) from None
     if not isinstance(source, str) or not source.strip():
         raise _refused(kind, "it must be text that is not empty")
-    _check_size(kind, source)
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(source)
-    if "::=" not in source:
-        return LLMatcher.grammar_from_lark(source)
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(source))
-    except Exception as error:  # its parser has no error class of its own for every failure
-        raise _refused(kind, str(error)) from error
-
-
-def _check_size(kind: Kind, text: str) -> None:
-    if len(text) > MAX_SOURCE_CHARACTERS:
+    if len(source) > MAX_SOURCE_CHARACTERS:
         raise _refused(
-            kind, f"it has {len(text):,} characters, and {MAX_SOURCE_CHARACTERS:,} are taken"
+            kind, f"it has {len(source):,} characters, and {MAX_SOURCE_CHARACTERS:,} are taken"
         )
+    return source
+
+
+def _mapping(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it contains a {type(value).__name__}, which is not JSON")
+
+
+def _lark(kind: Kind, text: str) -> str:
+    """The source in llguidance's Lark dialect, checked; a regular expression as it is."""
+    if kind in ("json_object", "json_schema"):
+        return grammar_source.grammar_of(rules_of(load(text)))
+    if not _is_unicode(text):
+        raise grammar_source.SourceError("it has half a surrogate pair")
+    if kind == "rules":
+        grammar_source.check_references(text)
+        return text
+    if kind == "regex":
+        grammar_source.check_regex(text)
+        return text
+    if "::=" in text:
+        text = grammar_source.from_gbnf(text)
+    return grammar_source.from_lark(text)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refused(kind: Kind, why: str) -> RequestError:
-    name = {"json_schema": "JSON schema", "regex": "regular expression"}.get(kind, kind)
+    name = {"json_schema": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
     return RequestError(f"the {name} cannot be followed", _first_line(why))
 
 

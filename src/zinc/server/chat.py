@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.chat.events import Answer, CallEnd, Content, Event
+from zinc.chat.events import Answer, CallArguments, CallEnd, CallStart, Content, Event
 from zinc.chat.format import ChatFormat
 from zinc.chat.messages import prepare
 from zinc.chat.parser import TokenParser
@@ -25,8 +26,9 @@ from zinc.engine.constraint import Thinking
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Timings
 from zinc.server import forced_calls
-from zinc.server.errors import context_exceeded, invalid, unsupported
-from zinc.server.fields import Constraint, constraints, with_seed
+from zinc.server.errors import ApiError, context_exceeded, invalid, unsupported
+from zinc.server.fields import MAX_ANSWERS, Constraint, constraints, with_seed
+from zinc.server.forced_check import check_available
 from zinc.server.pool import LoadedModel
 from zinc.server.prompts import MAX_COUNTED_TOKENS
 from zinc.server.runner import (
@@ -41,6 +43,10 @@ from zinc.server.runner import (
 )
 from zinc.server.service import Service, Shape, answer, client_of
 from zinc.tokenizer.specials import SHIELD
+
+MAX_ATTEMPTS = 3  # at a call that has to be checked
+RETRY_TEMPERATURE = 0.7  # at least
+_CALL_EVENTS = (CallStart, CallArguments, CallEnd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +128,60 @@ class Collected:
         return self.end
 
 
-class ChatAnswer:
-    """One answer on its way."""
+@dataclass(frozen=True, slots=True)
+class CallCheck:
+    """How the calls of an answer are checked once it is whole, and made again.
 
-    def __init__(self, generation: Generation) -> None:
+    violation: why its calls, pairs of name and arguments, are not valid. again: starts the answer
+    anew; the argument counts from 1.
+    """
+
+    violation: Callable[[Sequence[tuple[str, str]]], Awaitable[str | None]]
+    again: Callable[[int], Awaitable[Generation]]
+
+
+class ChatAnswer:
+    """One answer on its way.
+
+    With a `check`, its calls come once all of them are whole and valid. Reasoning streams as it is
+    made, of the first attempt only.
+    """
+
+    def __init__(self, generation: Generation, check: CallCheck | None = None) -> None:
         self.generation = generation
+        self._check = check
 
     async def __aiter__(self) -> AsyncGenerator[Piece | Finished]:
+        if self._check is None:
+            async with aclosing(self._pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        why: str | None = None
+        for attempt in range(MAX_ATTEMPTS):
+            if attempt:
+                self.generation = await self._check.again(attempt)
+            held: list[Piece | Finished] = []
+            async with aclosing(self._pieces()) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Finished) or isinstance(piece.event, _CALL_EVENTS):
+                        held.append(piece)
+                    elif attempt == 0:
+                        yield piece
+            why = await self._check.violation(_whole_calls(held))
+            if why is None:
+                for piece in held:
+                    yield piece
+                return
+        raise ApiError(
+            500,
+            f"the model wrote no valid call in {MAX_ATTEMPTS} attempts",
+            f"in the last one, {why}",
+            "simplify the tool's schema, or try again",
+            code="invalid_tool_arguments",
+        )
+
+    async def _pieces(self) -> AsyncGenerator[Piece | Finished]:
         pending: list[Sampled] = []
         n_calls, reasoning_tokens = 0, 0
         async for item in self.generation:
@@ -159,6 +212,12 @@ class ChatAnswer:
         async for item in self:
             whole.add(item)
         return whole
+
+
+def _whole_calls(pieces: Sequence[Piece | Finished]) -> list[tuple[str, str]]:
+    """Names and arguments of the calls that are complete."""
+    calls = Answer.of(piece.event for piece in pieces if isinstance(piece, Piece)).calls
+    return [(each.name, each.arguments) for each in calls if each.complete]
 
 
 async def answer_chat(
@@ -205,7 +264,11 @@ async def start(
             model.tokenizer, prompt.format, request.tools, prompt.opened, request.params.stop
         )
 
-    constraint = _constraint(model, request, prompt.format)
+    forced = await asyncio.to_thread(_forced, model, request, prompt.format)
+    if forced is not None:
+        constraint: Constraint | None = forced.constraint
+    else:
+        constraint = await asyncio.to_thread(_form, model, request, prompt.format)
     thinking = _thinking(model, request, prompt, constraint is not None)
     held = await asyncio.to_thread(constraints, model, constraint, request.n)
     breakers = await asyncio.to_thread(model.llm.dry_breakers, request.params)
@@ -223,20 +286,65 @@ async def start(
         )
         for i in range(request.n)
     ]
-    return [ChatAnswer(generation) for generation in model.runner.submit(jobs, client)]
+    generations = model.runner.submit(jobs, client)
+    if forced is None or not forced.unheld:
+        return [ChatAnswer(generation) for generation in generations]
+    return [
+        ChatAnswer(generation, _check(model, forced, job, client))
+        for generation, job in zip(generations, jobs, strict=True)
+    ]
 
 
-def _constraint(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> Constraint | None:
-    """Return what the answers are held to, or None.
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """A constraint to calls of tools, and the schemas that it does not hold in full, by tool."""
 
-    A demanded call goes before the form of the answer, which text has and calls have not. With
-    tools and a JSON form the answer is calls or JSON, as the model chooses. Raises ApiError.
+    constraint: Constraint
+    unheld: Mapping[str, Any]
+
+
+def _forced(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> _Forced | None:
+    """Return the constraint to the calls that a request demands, or None. Raises ApiError.
+
+    A demanded call goes before the form of the answer, which text has and calls have not.
+    """
+    if not request.forced_tools:
+        return None
+    several = not request.one_call and len(request.forced_tools) == len(request.tools or ())
+    found = forced_calls.grammar(format, model.tokenizer, request.forced_tools, several)
+    for name, keywords in found.dropped.items():
+        check_available(name, keywords[0])
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {}
+               for tool in request.forced_tools}  # fmt: skip
+    return _Forced(
+        Constraint("rules", found.source, "tool_choice"),
+        {name: schemas[name] for name in found.dropped},
+    )
+
+
+def _check(model: LoadedModel, forced: _Forced, job: Job, client: Client) -> CallCheck:
+    async def violation(calls: Sequence[tuple[str, str]]) -> str | None:
+        return await model.arguments.first_violation(calls, forced.unheld)
+
+    async def again(attempt: int) -> Generation:
+        held = await asyncio.to_thread(constraints, model, forced.constraint, 1)
+        params = with_seed(job.params, attempt * MAX_ANSWERS)
+        # A greedy answer would be the same again.
+        params = replace(params, temperature=max(params.temperature, RETRY_TEMPERATURE))
+        (generation,) = model.runner.submit(
+            [replace(job, params=params, constraint=held[0])], client
+        )
+        return generation
+
+    return CallCheck(violation, again)
+
+
+def _form(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> Constraint | None:
+    """Return the form of an answer that need not be a call, or None. Raises ApiError.
+
+    With tools and a JSON form the answer is calls or JSON, as the model chooses.
     """
     form = request.constraint
-    if request.forced_tools:
-        several = not request.one_call and len(request.forced_tools) == len(request.tools or ())
-        source = forced_calls.grammar(format, model.tokenizer, request.forced_tools, several)
-        return Constraint("grammar", source, "tool_choice")
     is_json = form is not None and form.kind in ("json_object", "json_schema")
     if form is None or not is_json or not request.tools or not format.has_calls:
         return form
@@ -244,7 +352,7 @@ def _constraint(model: LoadedModel, request: ChatRequest, format: ChatFormat) ->
     source = forced_calls.calls_or_json(
         format, model.tokenizer, request.tools, not request.one_call, schema, form.param
     )
-    return Constraint("grammar", source, form.param)
+    return Constraint("rules", source, form.param)
 
 
 def _thinking(

@@ -249,7 +249,8 @@ def constraints(
     if constraint is None:
         return [None] * n
     try:
-        return [model.llm.constraint(constraint.kind, constraint.source) for _ in range(n)]
+        grammar = model.llm.constraint(constraint.kind, constraint.source)
+        return [grammar.start() for _ in range(n)]
     except (RequestError, UnsupportedError) as error:
         raise invalid(constraint.param, error.what, error.why, error.hint) from None
 

@@ -3,6 +3,9 @@
 The grammar spells the model's own format around the JSON schema of each tool, in llguidance's Lark
 dialect. A marker that is a control token of the vocabulary is written as such, others as text.
 Formats without JSON in them have their values from forced_values.py.
+
+A keyword that no grammar can hold (uniqueItems, a lookahead) is left out of it, and the finished
+arguments are checked by arguments.py. A tool with `strict` true refuses such a keyword.
 """
 
 from __future__ import annotations
@@ -13,30 +16,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from zinc.chat.format import ChatFormat
-from zinc.engine.structured import JSON_WHITESPACE
+from zinc.engine.schema.document import SchemaError, load
+from zinc.engine.schema.grammar import SPACED, SchemaRules
 from zinc.server.errors import invalid, unsupported
-from zinc.server.forced_values import GemmaValues, Marks, literal, text_or_json
+from zinc.server.forced_values import GemmaValues, Marks, drop_unwritten, literal, text_or_json
 from zinc.tokenizer import Tokenizer
 
 MAX_CALLS = 16
-# As models were shown it; where blanks are free, a small model may write nothing else.
-_SPACING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool of which a call is to be written: its number among them, name and parameters."""
+    """A tool that may be called: its number among them, its name, and its parameters' schema."""
 
     index: int
     name: str
     parameters: Mapping[str, Any]
+    rules: SchemaRules
 
     @property
-    def arguments(self) -> str:
-        """A rule for the arguments as JSON: an object, whatever the schema says."""
-        return f"args_{self.index}: %json " + json.dumps(
-            {"type": "object", **self.parameters, "x-guidance": _SPACING}
-        )
+    def arguments(self) -> Sequence[str]:
+        """Rules for the arguments as JSON: an object, whatever the schema says."""
+        return self.rules.json(f"args_{self.index}", kinds=("object",)).lines
 
     def rule(self, *parts: str) -> str:
         """The rule of the whole call; its arguments are the part "args"."""
@@ -63,13 +64,24 @@ class Form:
     member: str | None = None
 
 
-def grammar(format: ChatFormat, tokenizer: Tokenizer, tools: Sequence[Tool], several: bool) -> str:
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """A grammar of calls, and the keywords that it leaves out, by tool."""
+
+    source: str
+    dropped: Mapping[str, Sequence[str]]
+
+
+def grammar(
+    format: ChatFormat, tokenizer: Tokenizer, tools: Sequence[Tool], several: bool
+) -> Forced:
     """Return a grammar of one call of one of the tools, or of `several`.
 
-    Raises ApiError for a format that has no calls.
+    Raises ApiError for a format that has no calls, for a schema that is not valid, and for a
+    keyword that no grammar can hold if the tool is strict.
     """
     marks = Marks(tokenizer)
-    return "\n".join(_calls("start", _form(format, marks), marks, tools, several))
+    return _calls("start", _form(format, marks), marks, tools, several)
 
 
 def calls_or_json(
@@ -82,23 +94,28 @@ def calls_or_json(
 ) -> str:
     """Return a grammar of calls of the tools, or of an answer in JSON by a schema.
 
-    schema: as data or as text. param: names the field with the schema, for errors. Raises ApiError.
+    schema: as data or as text. param: names the field with the schema, for errors. Raises ApiError
+    as `grammar` does, and for a schema of the answer that cannot be followed.
     """
     try:
-        data = json.loads(schema) if isinstance(schema, str) else schema
-    except ValueError as error:
-        raise invalid(param, f"{param} is not a JSON schema", str(error)) from None
-    if not isinstance(data, Mapping):
-        raise invalid(param, f"{param} is not a JSON schema", "it must be an object")
+        data = load(schema if isinstance(schema, str) else json.dumps(schema))
+        if not isinstance(data, Mapping):
+            raise SchemaError("it must be an object")
+        answer = SchemaRules(data).json("value")
+    except SchemaError as error:
+        raise invalid(param, f"the JSON schema of {param} cannot be followed", error.why) from None
+    except RecursionError:
+        raise invalid(param, f"the JSON schema of {param} is nested too deeply") from None
     marks = Marks(tokenizer)
     form = _form(format, marks)
+    calls = _calls("calls", form, marks, tools, several)
     if form.member is not None:
         # Calls without a marker begin like any JSON object: one schema has to tell them apart.
-        calls = [_call_schema(tool, form.member) for tool in tools]
-        return f"start: %json {_spaced(one_of([*calls, data]))}"
-    answer = f"answer: {form.answer} value".replace("  ", " ")
-    rules = ["start: calls | answer", answer, f"value: %json {_spaced(data)}"]
-    return "\n".join([*rules, *_calls("calls", form, marks, tools, several)])
+        # All schemas were compiled above, so what lenient leaves out are keywords of tools.
+        every = one_of([*(_call_schema(tool, form.member) for tool in tools), data])
+        return "\n".join(SchemaRules(every, lenient=True).json("start").lines)
+    head = " ".join(part for part in ("answer:", form.answer, answer.start) if part)
+    return "\n".join(["start: calls | answer", head, *answer.lines, calls.source])
 
 
 def one_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -136,11 +153,6 @@ def _call_schema(tool: Tool, arguments: str) -> dict[str, Any]:
     }
 
 
-def _spaced(schema: Mapping[str, Any]) -> str:
-    """Return a schema as text, with the white space that answers in JSON may have."""
-    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}})
-
-
 def _form(format: ChatFormat, marks: Marks) -> Form:
     make = _FORMS.get(format.name)
     if make is None:
@@ -152,18 +164,32 @@ def _form(format: ChatFormat, marks: Marks) -> Form:
     return make(marks)
 
 
-def _calls(start: str, form: Form, marks: Marks, tools: Sequence[Tool], several: bool) -> list[str]:
-    """Return the rules of calls, of which the first is named `start`."""
-    rules: list[str] = []
+def _calls(start: str, form: Form, marks: Marks, tools: Sequence[Tool], several: bool) -> Forced:
+    """Return the rules of calls, of which the first is named `start`. Raises ApiError."""
+    lines: list[str] = []
+    dropped: dict[str, Sequence[str]] = {}
     for i, tool in enumerate(tools):
         function = tool["function"]
-        rules += form.write(Call(i, function["name"], function.get("parameters") or {}), marks)
+        name, parameters = function["name"], function.get("parameters") or {}
+        is_strict = function.get("strict") is True
+        try:
+            rules = SchemaRules(parameters, spacing=SPACED, lenient=not is_strict)
+            lines += form.write(Call(i, name, parameters, rules), marks)
+        except SchemaError as error:
+            hint = "take it out of the schema, or set strict to false" if is_strict else ""
+            what = f"the parameters of the tool {name!r} cannot be followed"
+            raise invalid("tools", what, error.why, hint) from None
+        except RecursionError:
+            what = f"the parameters of the tool {name!r} are nested too deeply"
+            raise invalid("tools", what) from None
+        if rules.dropped:
+            dropped[name] = tuple(rules.dropped)
     more = ""
     if several and form.between is not None:
         more = f"({form.between} call){{0,{MAX_CALLS - 1}}}"
     one = " | ".join(f"call_{i}" for i in range(len(tools)))
     first = " ".join(part for part in (f"{start}:", form.before, "call", more, form.after) if part)
-    return [first, f"call: {one}", *rules]
+    return Forced("\n".join([first, f"call: {one}", *lines]), dropped)
 
 
 Tool = Mapping[str, Any]
@@ -176,14 +202,14 @@ def _named(name: str, arguments: str) -> str:
 
 def _hermes(call: Call, marks: Marks) -> list[str]:
     parts = (literal("\n"), _named(call.name, "arguments"), "args", literal("}\n"))
-    return [call.rule(marks("<tool_call>"), *parts, marks("</tool_call>")), call.arguments]
+    return [call.rule(marks("<tool_call>"), *parts, marks("</tool_call>")), *call.arguments]
 
 
 def _json(arguments: str) -> Writer:
     """A JSON object and nothing around it."""
 
     def write(call: Call, marks: Marks) -> list[str]:
-        return [call.rule(_named(call.name, arguments), "args", literal("}")), call.arguments]
+        return [call.rule(_named(call.name, arguments), "args", literal("}")), *call.arguments]
 
     return write
 
@@ -196,7 +222,7 @@ def _mistral(marks: Marks) -> Form:
 
     def write(call: Call, marks: Marks) -> list[str]:
         head = (marks("[TOOL_CALLS]"), literal(call.name), marks("[ARGS]"))
-        return [call.rule(*head, "args"), call.arguments]
+        return [call.rule(*head, "args"), *call.arguments]
 
     return Form(write, between="")
 
@@ -212,7 +238,7 @@ def _deepseek(fenced: bool) -> Callable[[Marks], Form]:
         else:
             body = [literal(call.name), separator, "args"]
         open, close = marks("<｜tool▁call▁begin｜>"), marks("<｜tool▁call▁end｜>")
-        return [call.rule(open, *body, close), call.arguments]
+        return [call.rule(open, *body, close), *call.arguments]
 
     return lambda marks: Form(
         write,
@@ -228,7 +254,7 @@ def _harmony(marks: Marks) -> Form:
     def write(call: Call, marks: Marks) -> list[str]:
         head = [marks("<|channel|>"), literal(f"commentary to=functions.{call.name} ")]
         head += [marks("<|constrain|>"), literal("json"), marks("<|message|>")]
-        return [call.rule(*head, "args", marks("<|call|>")), call.arguments]
+        return [call.rule(*head, "args", marks("<|call|>")), *call.arguments]
 
     begin = f"({marks('<|start|>')} {literal('assistant')})?"
     final = f"{marks('<|channel|>')} {literal('final')} {marks('<|message|>')}"
@@ -263,19 +289,24 @@ def _tagged(
     end: Sequence[str],
 ) -> list[str]:
     """Parameters in the order of the schema, each between tags."""
+    drop_unwritten(call.parameters, call.rules)
     required = call.parameters.get("required") or []
     rules: list[str] = []
     parts: list[str] = []
-    for j, (key, schema) in enumerate(dict(call.parameters.get("properties") or {}).items()):
+    for j, key in enumerate(dict(call.parameters.get("properties") or {})):
         name = f"param_{call.index}_{j}"
         open, close = tags(key)
-        rules += text_or_json(name, schema, call.parameters, open, close, marks)
-        parts.append(name if key in required else f"{name}?")
+        made = text_or_json(name, key, call.rules, open, close, marks)
+        rules += made
+        if made:
+            parts.append(name if key in required else f"{name}?")
+        elif key in required:
+            raise SchemaError(f"the required property {key[:40]!r} allows no value")
     return [call.rule(*head, *parts, *end), *rules]
 
 
 def _gemma4(call: Call, marks: Marks) -> list[str]:
-    values = GemmaValues(f"value_{call.index}", call.parameters, marks)
+    values = GemmaValues(f"value_{call.index}", call.parameters, marks, call.rules)
     arguments = values.object_of(call.parameters)
     head = [marks("<|tool_call>"), literal(f"call:{call.name}")]
     return [call.rule(*head, arguments, marks("<tool_call|>")), *values.rules]

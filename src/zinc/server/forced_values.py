@@ -1,24 +1,44 @@
-"""Values of arguments in grammars of demanded calls, where they are not one JSON object.
+"""Values of arguments in grammars of forced calls, where they are not one JSON object.
 
 Two notations: values between tags, as text or JSON (Qwen 3 Coder, GLM), and Gemma 4's objects,
-which are JSON but for its quotes and bare keys. Text is held to its schema by text_patterns.py.
+which are JSON with other quotes and bare keys. Keywords that a notation cannot express are dropped
+from the grammar by `SchemaRules.drop`, which refuses them for a tool that is strict.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
-from zinc.server.text_patterns import count, text_pattern
+from zinc.engine.schema.grammar import SchemaRules
 from zinc.tokenizer import Tokenizer
 
 Schema: TypeAlias = Any  # a mapping, or true or false
 
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_DEFINITIONS = ("$defs", "definitions")
 _SCALARS = ("number", "integer", "boolean", "null")
+_MAX_COUNT = 10_000
+
+# Of no effect by themselves; `then` and `else` count with `if`.
+_ANNOTATIONS = frozenset(
+    ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default",
+     "examples", "deprecated", "readOnly", "writeOnly", "strict", "then", "else")
+)  # fmt: skip
+# Keywords about an object as a whole.
+_VALIDATION = frozenset(
+    ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "const", "enum",
+     "minProperties", "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas",
+     "dependencies")
+)  # fmt: skip
+# What GemmaValues reads, by type.
+_READ = {
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "array": {"items", "minItems", "maxItems"},
+    "object": {"properties", "required", "additionalProperties"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+}
 
 
 class Marks:
@@ -51,46 +71,70 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def json_value(schema: Schema, root: Mapping[str, Any]) -> str:
-    """A value as JSON. Definitions of the whole schema go with it, as it may refer to them."""
-    if isinstance(schema, Mapping):
-        shared = {key: root[key] for key in _DEFINITIONS if key in root}
-        schema = {**shared, **schema}
-    return f"%json {json.dumps(schema)}"
+def drop_unwritten(parameters: Mapping[str, Any], rules: SchemaRules) -> None:
+    """Drop keywords of a tool's parameters that do not speak of single properties."""
+    for keyword in parameters:
+        if keyword in _VALIDATION:
+            rules.drop(keyword, "is not supported at the top of this model's calls")
+    required = parameters.get("required")
+    properties = parameters.get("properties")
+    if isinstance(required, list) and isinstance(properties, Mapping):
+        missing = [key for key in required if key not in properties]
+        if missing:
+            rules.drop("required", f"names {str(missing[0])[:40]!r}, which properties lacks")
 
 
 def text_or_json(
-    name: str, schema: Schema, root: Mapping[str, Any], open: str, close: str, marks: Marks
+    name: str, key: str, rules: SchemaRules, open: str, close: str, marks: Marks
 ) -> list[str]:
-    """Rules of a parameter between tags: text stands as it is, other values as JSON."""
-    head, value = marks.split(open), f"{name}_value"
-    is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-    choices = _choices(schema) if is_text else None
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return [f"{name}: {head} ({' | '.join(map(literal, choices))}) {marks.split(close)}"]
-    if not is_text:
-        rule = f"{value}: {json_value(schema, root)}"
-        return [f"{name}: {head} {value} {marks.split(close)}", rule]
+    """Return rules of the parameter `key` between tags: text as it stands, other values as JSON.
+
+    The list is empty if the schema allows no value.
+    """
+    at = ("properties", key)
+    kinds = rules.kinds(*at)
+    if not kinds:
+        return []
+    head, others = marks.split(open), kinds - {"string"}
+    options: list[str] = []
+    made: list[str] = []
+    if "string" in kinds:
+        text, made = _text(f"{name}_value", rules.text(*at), close, marks)
+        options.append(f"{head} {text}")
+        if others - {"null"} and not rules.is_any(*at):
+            # Text that spells a number is read as one.
+            rules.drop("type", f"of {key[:40]!r} mixes text with other types")
+    if others and not (options and rules.is_any(*at)):
+        json = rules.json(f"{name}_json", *at, kinds=others)
+        options.append(f"{head} {json.start} {marks.split(close)}")
+        made += json.lines
+    return [f"{name}: {' | '.join(options)}", *made]
+
+
+def _text(name: str, pattern: str, close: str, marks: Marks) -> tuple[str, list[str]]:
+    """Text up to a closing tag: what refers to both, and the rules."""
     marker, _, rest = close.partition(">")
     if marks.has(marker + ">"):
-        text, rules = marks.text_to(value, marker + ">", text_pattern(schema))
-        return [f"{name}: {head} {text} {literal(rest)}", *rules]
+        text, rules = marks.text_to(name, marker + ">", pattern)
+        return f"{text} {literal(rest)}", rules
     # To the first tag that ends a line of its own.
-    text, rules = marks.text_to(value, close, text_pattern(schema))
-    return [f"{name}: {head} {text}", *rules]
+    return marks.text_to(name, close, pattern)
 
 
 class GemmaValues:
     """Rules of values in Gemma 4's notation; `rules` grows with each value asked for.
 
     {key:<|"|>text<|"|>,other:[1,2]}: `prefix` begins the names of rules, `root` is the schema that
-    references are looked up in.
+    references are looked up in. Keywords that are not read are dropped from `schema_rules`.
     """
 
     QUOTE = '<|"|>'
 
-    def __init__(self, prefix: str, root: Mapping[str, Any], marks: Marks) -> None:
+    def __init__(
+        self, prefix: str, root: Mapping[str, Any], marks: Marks, schema_rules: SchemaRules
+    ) -> None:
         self.rules: list[str] = []
+        self._schema_rules = schema_rules
         self._prefix, self._root, self._marks = prefix, root, marks
         self._quote = marks(self.QUOTE)
         self._n_rules = 0
@@ -101,21 +145,29 @@ class GemmaValues:
         if not isinstance(schema, Mapping):
             return self._any()
         if isinstance(reference := schema.get("$ref"), str):
+            self._drop_unread(schema, {"$ref"})
             return self._reference(reference)
         choices = _choices(schema)
         if isinstance(choices, Sequence) and choices:
+            self._drop_unread(schema, {"const", "enum", "type"})
             return self._rule(" | ".join(self._written(choice) for choice in choices))
         for key in ("anyOf", "oneOf", "allOf"):
             parts = schema.get(key)
             if isinstance(parts, Sequence) and parts and (key != "allOf" or len(parts) == 1):
+                self._drop_unread(schema, {key})
+                if key == "oneOf" and len(parts) > 1:
+                    self._schema_rules.drop("oneOf", "is not supported in this model's calls")
                 return self._rule(" | ".join(self.value(part) for part in parts))
         kind = schema.get("type")
         if isinstance(kind, Sequence) and not isinstance(kind, str) and kind:
             return self._rule(" | ".join(self.value({**schema, "type": each}) for each in kind))
+        if kind != "object":  # `object_of` looks at its own
+            read = _READ.get("number" if kind == "integer" else str(kind), set())
+            self._drop_unread(schema, {"type", *read})
         if kind == "string":
             return self._text(schema)
         if kind in _SCALARS:
-            return self._rule(json_value(schema, {}))
+            return self._scalar(schema)
         if kind == "array":
             return self._array(schema)
         if kind == "object":
@@ -124,6 +176,7 @@ class GemmaValues:
 
     def object_of(self, schema: Mapping[str, Any]) -> str:
         """Members in the order of the schema; those that are not required may be left out."""
+        self._drop_unread(schema, {"type", *_READ["object"]})
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or not properties:
             if schema.get("additionalProperties") is False or "properties" in schema:
@@ -143,6 +196,21 @@ class GemmaValues:
         return self._rule(f"{literal('{')} {first}")
 
     # -- within -----------------------------------------------------------------------------------
+
+    def _drop_unread(self, schema: Mapping[str, Any], read: Set[str]) -> None:
+        """Drop the keywords that are neither read nor annotations."""
+        for keyword in schema:
+            if keyword not in read and keyword not in _ANNOTATIONS:
+                self._schema_rules.drop(keyword, "is not supported in this model's calls")
+
+    def _scalar(self, schema: Mapping[str, Any]) -> str:
+        made = self._part(schema).json(self._new_name())
+        self.rules += made.lines
+        return made.start
+
+    def _part(self, schema: Mapping[str, Any]) -> SchemaRules:
+        """Rules of one scalar, which drop keywords as those of the whole schema do."""
+        return self._schema_rules.sharing(schema)
 
     def _rule(self, body: str) -> str:
         name = self._new_name()
@@ -166,13 +234,14 @@ class GemmaValues:
         return f"{self._quote} {literal(key)} {self._quote}"
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        text, rules = self._marks.text_to(self._new_name(), self.QUOTE, text_pattern(schema))
+        pattern = self._part({**schema, "type": "string"}).text()
+        text, rules = self._marks.text_to(self._new_name(), self.QUOTE, pattern)
         self.rules += rules
         return self._rule(f"{self._quote} {text}")
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         item = self.value(schema.get("items"))
-        least, most = count(schema, "minItems") or 0, count(schema, "maxItems")
+        least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
         if most == 0:
             return self._rule(literal("[]"))
         times = f"{{{max(0, least - 1)},{'' if most is None else most - 1}}}"
@@ -183,7 +252,7 @@ class GemmaValues:
     def _any(self) -> str:
         if "any" not in self._made:
             self._made["any"] = name = self._new_name()
-            scalar = self._rule('%json {"type": ["number", "boolean", "null"]}')
+            scalar = self._scalar({"type": ["number", "boolean", "null"]})
             text, list_, object_ = self._text({}), self._array({}), self._free_object()
             self.rules.append(f"{name}: {text} | {scalar} | {list_} | {object_}")
         return self._made["any"]
@@ -217,6 +286,14 @@ class GemmaValues:
     def _joined(self, open: str, parts: Iterable[str], close: str) -> str:
         inside = f" {literal(',')} ".join(parts)
         return " ".join(part for part in (literal(open), inside, literal(close)) if part)
+
+
+def _count(schema: Mapping[str, Any], key: str) -> int | None:
+    """A bound on lengths, where it is one that a grammar can hold."""
+    value = schema.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= _MAX_COUNT else None
 
 
 def _choices(schema: Mapping[str, Any]) -> Any:

@@ -29,6 +29,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.llm import LLM
 from zinc.server.config import LoadOptions, ModelSource, ServerConfig
 from zinc.server.errors import ApiError
+from zinc.server.forced_check import ArgumentChecker
 from zinc.server.loading import LoadThread
 from zinc.server.runner import Observer, Runner
 from zinc.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class LoadedModel:
         self.llm = llm
         self.runner = runner
         self.rendering = asyncio.Semaphore(_RENDERINGS)
+        self.arguments = ArgumentChecker()
         self._styles: dict[bool, ChatStyle] = {}
 
     @property
