@@ -247,6 +247,8 @@ def test_syntax_error_names_the_line():
         "{% for x in messages %}" * 30 + "{% endfor %}" * 30,
         "{{ undefined_function() }}",
         "{{ range | tojson }}",
+        "{{ raise_exception(10 ** 5000) }}",
+        "{{ raise_exception() }}",
         "{{ '%c' % 'many' }}",
     ],
 )

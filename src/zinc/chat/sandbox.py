@@ -141,8 +141,8 @@ def _defaults(names: frozenset[str], tools: object) -> dict[str, Any]:
     return defaults
 
 
-def _raise_exception(message: str) -> None:
-    raise RefusedError(message)
+def _raise_exception(message: object) -> None:
+    raise RefusedError(str(message))
 
 
 def _strftime_now(format: str) -> str:
