@@ -31,9 +31,7 @@ def standard_streams() -> Iterator[None]:
             elif isinstance(stream, io.TextIOWrapper) and name != "stdin":
                 stream.reconfigure(errors="replace")
                 if stream.isatty():
-                    terminal = TerminalOutput(stream)
-                    stack.callback(terminal.detach)  # keeps the descriptor open
-                    _replace(stack, name, terminal)
+                    _replace(stack, name, TerminalOutput(stream))
         yield
 
 

@@ -32,10 +32,15 @@ def _shown(match: re.Match[str]) -> str:
 
 
 class TerminalOutput(io.TextIOWrapper):
-    """A text stream over `stream`, a terminal, that makes control characters visible."""
+    """A text stream to the terminal of `stream` that makes control characters visible.
 
-    def __init__(self, stream: io.TextIOWrapper) -> None:
-        super().__init__(stream.buffer, stream.encoding, "replace", line_buffering=True)
+    It has a buffer of its own, and the terminal stays open when it is closed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        stream.flush()
+        terminal = io.BufferedWriter(io.FileIO(stream.fileno(), "w", closefd=False))
+        super().__init__(terminal, stream.encoding, "replace", line_buffering=True)
 
     def write(self, text: str) -> int:
         super().write(visible(text))
