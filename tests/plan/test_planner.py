@@ -11,12 +11,13 @@ from zinc.backends import api
 from zinc.backends.api import CacheLayout, Plan, Ref, TensorData
 from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
+from zinc.formats.gguf_writer import GGUFWriter
 from zinc.models import load
 from zinc.ops.cases import Case
 from zinc.ops.graph import Act, Dim
 from zinc.ops.step import Step
 from zinc.plan.planner import make_plan
-from zinc.quant.blocks import GGMLType
+from zinc.quant.blocks import BLOCKS, GGMLType
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 NAMES = sorted(p.stem for p in FIXTURES.glob("*.gguf"))
@@ -125,3 +126,20 @@ def test_the_same_model_always_gives_the_same_plan(name):
     assert len(hashes) == 1
     _, graph = load(GGUFFile.open(FIXTURES / f"{name}.gguf"))
     assert make_plan(graph, api.create("null"), max_tokens=64, max_outputs=8).hash not in hashes
+
+
+@pytest.mark.parametrize("type", [GGMLType.F64, GGMLType.I8, GGMLType.Q8_1])
+def test_an_embedding_without_a_kernel_is_refused_before_it_is_loaded(type, tmp_path):
+    layout, path = BLOCKS[type], tmp_path / "model.gguf"
+    with GGUFFile.open(FIXTURES / "llama.gguf") as file, GGUFWriter(path) as writer:
+        for key, value in file.metadata.items():
+            writer.add(key, value)
+        for tensor in file.tensors.values():
+            data, kind = tensor.read(), tensor.type
+            if tensor.name == "token_embd.weight":
+                n_blocks = tensor.n_elements // layout.block_size
+                data, kind = np.zeros(n_blocks * layout.block_bytes, np.uint8), type
+            writer.add_tensor(tensor.name, data, kind, tensor.shape)
+    _, graph = load(GGUFFile.open(path))
+    with pytest.raises(UnsupportedError, match=f"cannot run weights of type {type.name}"):
+        make_plan(graph, api.create("cpu"), max_tokens=8, max_outputs=8)

@@ -130,6 +130,9 @@ def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
             f"it has no kernel {node.op}",
             "choose another backend with {backend}",
         )
+    for weight in node.inputs:
+        if isinstance(weight, Weight) and not weight.is_vector:  # vectors are float32 on backends
+            backend.activation(weight.type)  # raises UnsupportedError
 
     def operand(x: Input) -> Operand:
         return ref(x) if isinstance(x, Value) else x
