@@ -166,7 +166,8 @@ def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
         "--kv-dtype",
         choices=("auto", *BYTES_A_NUMBER),
         default="auto",
-        help="how the KV cache is stored (default: auto, q8_0 on the CPU where the model allows)",
+        help="how the KV cache is stored (default: auto, q8_0 on the CPU where the model allows); "
+        "q4_0 costs quality, 2 to 13%% of perplexity on small models (docs/numerics.md)",
     )
 
 
