@@ -204,6 +204,7 @@ PARENT = """
 import sys, threading
 from zinc.chat.renderer import SHARED
 SHARED.render("x", {})
+assert "jinja2" not in sys.modules  # it is for workers alone, and its import takes time
 print(SHARED._idle[0]._process.pid, flush=True)
 if sys.argv[1] == "busy":
     threading.Thread(target=SHARED.render, args=(sys.argv[2], {}), daemon=True).start()
