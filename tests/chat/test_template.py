@@ -184,6 +184,14 @@ def test_reasoning_that_the_template_opens_is_closed_before_the_text():
     assert text == "<think>\n</think>\n\nWell, "
 
 
+@pytest.mark.parametrize("opened", ["", "<think>\n"])
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_before_the_text_is_kept(opened, key):
+    source = "{% if enable_thinking %}" + opened + "{% else %}<think></think>{% endif %}"
+    text = render(source, [{**BEGUN[-1], key: "Hm.\n"}], continue_final_message=True)
+    assert text == "<think>\nHm.\n</think>\n\nWell, "
+
+
 @pytest.mark.parametrize(
     ("messages", "why"),
     [

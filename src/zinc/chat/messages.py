@@ -16,7 +16,7 @@ from typing import Any
 
 from zinc.chat.format import ChatFormat
 from zinc.chat.json_text import parsed
-from zinc.chat.template import Message
+from zinc.chat.template import REASONING_KEYS, Message
 from zinc.chat.tools.mistral import N_ID_CHARS
 from zinc.chat.traits import TemplateTraits
 from zinc.core.errors import RequestError, UnsupportedError
@@ -24,7 +24,6 @@ from zinc.core.errors import RequestError, UnsupportedError
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SYSTEM = ("system", "developer")
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _ALPHANUMERIC = string.digits + string.ascii_letters
 
 
@@ -95,12 +94,12 @@ def _message(message: Message, where: str, traits: TemplateTraits) -> dict[str, 
     role = message.get("role")
     if role not in _ROLES:
         raise RequestError(f"{where}.role is {role!r}", f"it must be one of {', '.join(_ROLES)}")
-    prepared = {key: value for key, value in message.items() if key not in _REASONING_KEYS}
+    prepared = {key: value for key, value in message.items() if key not in REASONING_KEYS}
     prepared["role"] = "system" if role in _SYSTEM else role
     prepared["content"] = text_of(message.get("content"), where)
     if role != "assistant":
         return prepared
-    reasoning = next((message[key] for key in _REASONING_KEYS if message.get(key)), None)
+    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     if calls := message.get("tool_calls"):
         prepared["tool_calls"] = _calls(calls, where, traits)
         if reasoning and prepared["content"] and not traits.reasoning_with_content:

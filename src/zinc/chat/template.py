@@ -22,6 +22,8 @@ Message = Mapping[str, Any]
 Value = Any  # plain data: None, booleans, numbers, text, and lists, tuples and mappings of these
 
 _MAX_SOURCE_CHARS = 1 << 20
+# Names that clients and templates give the reasoning of a message.
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 # Variables that only the template's own model may set, and a name that jinja2 uses.
 _RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token", "self"})
 
@@ -168,16 +170,16 @@ class ChatTemplate:
         for name in arguments:
             if not is_variable(name):
                 raise RequestError(f"{name} cannot be set", "it is not a variable for templates")
-        begun = ""
+        reasoning = begun = ""
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
                     "continue_final_message and add_generation_prompt contradict each other",
                     "a prompt ends inside of the last message or after it",
                 )
-            messages, begun = self._split(messages)
-            # An answer that has begun is past its reasoning.
-            arguments = {**arguments, "enable_thinking": False}
+            messages, reasoning, begun = self._split(messages)
+            # An answer that has begun is past its reasoning, which may have been empty.
+            arguments = {**arguments, "enable_thinking": bool(reasoning)}
         if "enable_thinking" in arguments:  # some families read it by another name
             arguments = {"thinking": arguments["enable_thinking"], **arguments}
         variables = {
@@ -202,10 +204,12 @@ class ChatTemplate:
             raise RequestError(
                 "the variables for the chat template are nested too deeply"
             ) from None
-        return text + self._closed(text) + shield(begun) if continue_final_message else text
+        if continue_final_message:
+            text += self._reasoning(text, shield(reasoning)) + shield(begun)
+        return text
 
-    def _split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-        """Return the messages before the last, and the text of the last."""
+    def _split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str, str]:
+        """Return the messages before the last, and the reasoning and the text of the last."""
         last = messages[-1] if messages else {}
         begun = last.get("content")
         if last.get("role") != "assistant" or not isinstance(begun, str) or last.get("tool_calls"):
@@ -218,14 +222,21 @@ class ChatTemplate:
                 "the last message cannot be continued",
                 f"the model's format ({self.format.name}) has no way to continue one",
             )
-        return messages[:-1], begun
-
-    def _closed(self, prompt: str) -> str:
-        """Return what ends the reasoning that `prompt` has opened."""
+        reasoning = next((last[key] for key in REASONING_KEYS if last.get(key)), "")
         thinking = self.format.thinking
-        if thinking is None or not self.format.opened(prompt):
+        if thinking is None or thinking.anywhere or not isinstance(reasoning, str):
+            reasoning = ""  # the format has no place for it at the beginning of an answer
+        return messages[:-1], reasoning, begun
+
+    def _reasoning(self, prompt: str, reasoning: str) -> str:
+        """Return the text that continues `prompt` to the end of the reasoning."""
+        thinking = self.format.thinking
+        is_opened = bool(self.format.opened(prompt))
+        if thinking is None or not (is_opened or reasoning):
             return ""
-        return thinking.end + thinking.resume
+        begin = "" if is_opened else f"{thinking.begin}\n"
+        end = f"\n{thinking.end}" if reasoning else thinking.end
+        return begin + reasoning.strip("\n") + end + thinking.resume
 
     def _error(self, error: RenderError) -> TemplateError:
         kind = StoppedError if error.stopped else TemplateError

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.chat.template import ChatTemplate, Message, StoppedError
+from zinc.chat.template import REASONING_KEYS, ChatTemplate, Message, StoppedError
 from zinc.core.errors import TemplateError
 
 _USER: Message = {"role": "user", "content": "probe_question"}
@@ -27,7 +27,6 @@ _TOOLS: Sequence[Mapping[str, Any]] = [
     }
 ]
 _MAX_SECONDS = 4.0  # for all renderings; each takes a few milliseconds at most
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class TemplateTraits:
         as_object = attempt.calls(attempt.content, {"probe_key": "probe_value"}) or ""
         as_text = attempt.calls(attempt.content, '{"probe_key": "probe_value"}') or ""
         key = next(
-            (k for k in _REASONING_KEYS if "probe_thought" in attempt.thought(attempt.content, k)),
+            (k for k in REASONING_KEYS if "probe_thought" in attempt.thought(attempt.content, k)),
             None,
         )
         return cls(
