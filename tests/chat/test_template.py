@@ -186,10 +186,16 @@ def test_reasoning_that_the_template_opens_is_closed_before_the_text():
 
 @pytest.mark.parametrize("opened", ["", "<think>\n"])
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_before_the_text_is_kept(opened, key):
+def test_reasoning_of_a_message_that_is_continued_is_kept(opened, key):
     source = "{% if enable_thinking %}" + opened + "{% else %}<think></think>{% endif %}"
     text = render(source, [{**BEGUN[-1], key: "Hm.\n"}], continue_final_message=True)
     assert text == "<think>\nHm.\n</think>\n\nWell, "
+    without = render(
+        '<tool_call></tool_call>"arguments"',
+        [{**BEGUN[-1], key: "Hm."}],
+        continue_final_message=True,
+    )
+    assert without.endswith('"arguments"Well, ')
 
 
 @pytest.mark.parametrize(

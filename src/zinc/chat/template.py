@@ -224,8 +224,9 @@ class ChatTemplate:
             )
         reasoning = next((last[key] for key in REASONING_KEYS if last.get(key)), "")
         thinking = self.format.thinking
-        if thinking is None or thinking.anywhere or not isinstance(reasoning, str):
-            reasoning = ""  # the format has no place for it at the beginning of an answer
+        has_place = thinking is not None and not thinking.anywhere and thinking.end in self.source
+        if not has_place or not isinstance(reasoning, str):
+            reasoning = ""
         return messages[:-1], reasoning, begun
 
     def _reasoning(self, prompt: str, reasoning: str) -> str:
