@@ -59,7 +59,7 @@ def _backends(args: argparse.Namespace) -> list[dict[str, Any]]:
         if name == "vulkan":
             entry["devices"] = _vulkan_devices()
         if isinstance(backend, ZincError):
-            found.append(entry | {"ready": False, "description": f"{name}: {backend}"})
+            found.append(entry | {"ready": False, "description": f"{name}: {backend.in_options()}"})
             continue
         entry["description"] = backend.describe()
         if name == "cpu":

@@ -91,10 +91,11 @@ def report(file: GGUFFile) -> str:
     ]
     types = [(name, n, size(n_bytes)) for name, n, n_bytes in _types(file)]
     lines += ["", table(("tensor", "type", "shape", "size |"), tensors)]
-    lines += ["", table(("type", "tensors |", "size |"), types), "", "memory"]
+    lines += ["", table(("type", "tensors |", "size |"), types)]
     memory = _memory(file, loaded)
-    if "error" in memory:
-        return "\n".join([*lines, f"  zinc cannot run this file: {plain(memory['error'], 500)}"])
+    if "error" in memory:  # the summary has it
+        return "\n".join(lines)
+    lines += ["", "memory"]
     context = memory["context_tokens"]
     lines += [
         f"  weights   {size(memory['weights_bytes'])}",
@@ -149,7 +150,7 @@ def _memory(file: GGUFFile, loaded: tuple[ModelSpec, Graph] | ZincError) -> dict
     from zinc.ops.graph import KVState, RecurrentState, Weight
 
     if isinstance(loaded, ZincError):
-        return {"error": str(loaded)}
+        return {"error": loaded.in_options()}
     spec, graph = loaded
     inputs = [x for node in graph.nodes for x in node.inputs]
     states = tuple(dict.fromkeys(x for x in inputs if isinstance(x, (KVState, RecurrentState))))

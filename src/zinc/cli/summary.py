@@ -23,7 +23,7 @@ def lines(
     `spec` is the error where zinc cannot run the model; `types` is (type, tensors, bytes), the
     largest first.
     """
-    supported = "yes" if not isinstance(spec, ZincError) else f"no: {plain(str(spec), 200)}"
+    supported = "yes" if not isinstance(spec, ZincError) else f"no: {plain(spec.in_options(), 500)}"
     rows = [
         ("name", _name(file)),
         ("model", _shape(file, spec)),

@@ -204,7 +204,7 @@ def _devices(options: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     devices: dict[str, dict[str, Any]] = {}
     for name, backend in machine.backends(options=options):
         ready = not isinstance(backend, ZincError)
-        text = str(backend) if isinstance(backend, ZincError) else backend.describe()
+        text = backend.in_options() if isinstance(backend, ZincError) else backend.describe()
         if name not in NOT_COMPUTING:
             devices[name] = {"ready": ready, "description": text}
     return devices
