@@ -173,6 +173,22 @@ def test_no_command_takes_a_prefix_of_its_options():
             assert parser._get_option_tuples(prefix) == [], (parser.prog, prefix)
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["run", "--seed", "1", "a", "-n", "2", "b"], ["a", "b"]),
+        (["run", "a", "--seed", "1", "b"], ["a", "b"]),
+        (["serve", "a", "--port", "0", "b"], ["a", "b"]),
+    ],
+)
+def test_words_may_stand_between_options(monkeypatch, argv, words):
+    seen = []
+    name = argv[0]
+    monkeypatch.setattr(command(name), "run", lambda args: seen.append(args) or 0)
+    assert main(argv) == 0
+    assert (seen[0].prompt if name == "run" else seen[0].models) == words
+
+
 def test_a_number_may_follow_its_letter():
     parse = build_parser("run").parse_args
     for argv in (["-n5", "-t2", "-c64"], ["-n", "5", "-t=2", "--context=64"]):

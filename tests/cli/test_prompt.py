@@ -140,6 +140,7 @@ def test_a_model_in_front_of_the_prompt_runs(zinc, backend):
     named = zinc("run", EMBEDDED_MODEL, "Hello!", *options)
     assert (named.status, named.err) == (0, "")
     assert named.out == zinc("run", "Hello!", *options).out
+    assert named.out == zinc("run", EMBEDDED_MODEL, *options, "Hello!").out
 
 
 @pytest.mark.parametrize("word", ["none.gguf", "some/model", "~/none", "and/or"])

@@ -99,10 +99,10 @@ def _main(argv: list[str]) -> int:
     # `selected` may be no command at all; the parser then says so without importing any.
     parser = build_parser(argv[0])
     try:
-        args, unknown = parser.parse_known_args(argv)
+        args, rest = parser.parse_known_args(argv)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else USAGE
-    if unknown:
+    if unknown := args.parser.add_rest(args, rest):
         sys.stderr.write(args.parser.unknown(unknown))
         return USAGE
     return _run_guarded(args)

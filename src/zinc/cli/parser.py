@@ -45,6 +45,18 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, usage_error(self.prog, message, see_help=True))
 
+    def add_rest(self, args: argparse.Namespace, rest: list[str]) -> list[str]:
+        """Add words behind the options to the positional that takes a list; return the others.
+
+        argparse fills such a positional from one run of words only: `MODEL --seed 1 PROMPT` has
+        two.
+        """
+        lists = [a for a in self._actions if a.nargs == "*" and not a.option_strings]
+        if not lists or any(word.startswith("-") for word in rest):
+            return rest
+        setattr(args, lists[0].dest, [*getattr(args, lists[0].dest), *rest])
+        return []
+
     def unknown(self, arguments: list[str]) -> str:
         """Return the error for arguments that this parser does not take."""
         option = next((text for text in arguments if text.startswith("-")), None)
