@@ -19,7 +19,7 @@ NOT_FOR_SPEED = {"null", "ref"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--threads", type=usage.count, metavar="N", help="CPU threads (default: one a core)"
+        "--threads", type=usage.count, metavar="N", help="CPU threads (default: one per core)"
     )
     parser.add_argument(
         "--measure", action="store_true", help="also measure memory bandwidth and int8 speed"

@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt",
         metavar="[MODEL] PROMPT",
         nargs="*",
-        help="prompt text, to which text from a pipe is added; - reads all of it from stdin. "
-        "A name in front of it that ends in .gguf or has a / and no blanks is the model",
+        help="prompt text; - or a pipe reads stdin, and a pipe is added to a given PROMPT. A first "
+        "word that ends in .gguf, or has a / and no blanks, is the model",
     )
     parser.add_argument(
         "-f",

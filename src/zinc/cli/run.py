@@ -15,12 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model_option(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
-        "--raw", action="store_true", help="continue PROMPT as it stands, without chat template"
+        "--raw", action="store_true", help="continue PROMPT as plain text, without a chat template"
     )
     parser.add_argument(
         "--special",
         action="store_true",
-        help="with --raw: read control tokens that are spelled out",
+        help="with --raw: parse control tokens such as <|im_end|> in PROMPT",
     )
     usage.add_think(parser)
     usage.add_chat_template(parser)

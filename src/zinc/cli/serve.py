@@ -25,34 +25,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="[NAME=]MODEL",
         nargs="*",
-        help="a .gguf file, and the name clients know it by (default: the file's own); the first "
-        "answers when a request names none; others are loaded when they are asked for "
-        "(default: the small model that comes with zinc)",
+        help="a .gguf file, and its name for clients (default: the file name). The first is the "
+        "default model of requests; others are loaded when a request names them (default: the "
+        "small model that comes with zinc)",
     )
     usage.add_backend(parser)
     usage.add_cache(parser)
-    usage.add_sampler(parser, "sampling, of requests that do not say otherwise")
+    usage.add_sampler(parser, "sampling (defaults for requests)")
     cache = parser.add_argument_group("prefix cache")
     cache.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="keep what was run for prompts that begin alike over restarts; the folder then holds "
-        "what was said",
+        help="keep the prefix cache in this folder across restarts; it then holds the text of "
+        "conversations",
     )
     cache.add_argument(
         "--cache-size",
         type=_size,
         metavar="SIZE",
-        help="memory it may take (default: all of the KV cache that is not in use)",
+        help="memory for the prefix cache (default: all of the KV cache that is not in use)",
     )
     cache.add_argument(
         "--swap-size",
         type=_size,
         metavar="SIZE",
-        help="memory for copies of requests that make room for others, instead of running them "
-        "again (default: a sixteenth of what is left)",
+        help="memory for the state of preempted requests, which otherwise run again (default: a "
+        "sixteenth of what is left)",
     )
-    cache.add_argument("--no-prefix-cache", action="store_true", help="run every prompt anew")
+    cache.add_argument(
+        "--no-prefix-cache", action="store_true", help="process every prompt from its beginning"
+    )
     cache.add_argument(
         "--share-cache",
         action="store_true",
@@ -67,13 +69,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=_port, default=8080, help="port to serve on; 0 is any (default: %(default)s)"
     )
     network.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="a key that opens the API"
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key that clients must send; may be repeated",
     )
-    network.add_argument("--api-key-file", metavar="FILE", help="a file with such keys, one a line")
+    network.add_argument("--api-key-file", metavar="FILE", help="a file with one key per line")
     network.add_argument(
         "--allow-public",
         action="store_true",
-        help="serve an address that others can reach without a key",
+        help="serve without a key on an address that other machines can reach",
     )
     network.add_argument(
         "--allow-origin",
@@ -90,10 +96,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name, beside this machine's own, by which clients may call it without a key",
+        help="a further host name by which clients may call the server without a key",
     )
     limits = parser.add_argument_group("limits")
-    waiting = "answers that may wait beside those that run"
+    waiting = "requests that may wait beside the running ones"
     usage.add_number(limits, "--max-waiting", usage.natural, 64, waiting)
     limits.add_argument(
         "--max-body",
@@ -109,35 +115,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="memory for the bodies of all requests together (default: 256M, or four times "
         "--max-body if that is more)",
     )
-    connected = "clients that may be connected at a time"
+    connected = "simultaneous connections"
     usage.add_number(limits, "--max-connections", usage.count, 512, connected)
     limits.add_argument(
-        "--ttl", type=_seconds, metavar="SECONDS", help="unload a model that is idle for so long"
+        "--ttl", type=_seconds, metavar="SECONDS", help="unload a model after this idle time"
     )
     limits.add_argument(
         "--memory-budget",
         type=_size,
         metavar="SIZE",
-        help="what loaded models may take together, as 12G; idle ones make room",
+        help="memory for all loaded models, as 12G; idle ones are unloaded to make room",
     )
     limits.add_argument(
         "--grace",
         type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="how long running answers may take to end on shutdown (default: %(default)s)",
+        help="time for running answers to finish on shutdown (default: %(default)s)",
     )
     parser.add_argument(
         "--pooling",
         choices=("mean", "cls", "last", "none"),
-        help="how embeddings make one row of a text's (default: as the model says, else mean); "
-        "none keeps all, for /embedding alone",
+        help="pooling of embeddings (default: the model's, else mean); none returns a row for each "
+        "token, on /embedding only",
     )
     usage.add_chat_template(parser)
     parser.add_argument(
         "--ignore-unknown-fields",
         action="store_true",
-        help="pass over fields of requests that no API defines, instead of refusing them",
+        help="ignore fields of requests that no API defines instead of refusing them",
     )
     parser.add_argument(
         "--strict-model-names",
@@ -146,7 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: one model answers for any name)",
     )
     parser.add_argument(
-        "--log-json", action="store_true", help="log requests as JSON, one object a line"
+        "--log-json", action="store_true", help="log requests as JSON, one object per line"
     )
 
 

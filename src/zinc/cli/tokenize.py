@@ -11,17 +11,17 @@ from zinc.cli.prompt import names_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", metavar="TEXT", help="what to tokenize; - reads stdin")
+    parser.add_argument("text", metavar="TEXT", help="text to tokenize; - reads stdin")
     usage.add_model_option(parser)
     parser.add_argument(
         "--special",
         action="store_true",
-        help="read control tokens that are spelled out (<|im_end|>) as such, not as text",
+        help="parse control tokens such as <|im_end|> in TEXT",
     )
     parser.add_argument(
         "--no-add-special",
         action="store_true",
-        help="leave out the BOS and EOS tokens that the model asks for",
+        help="do not add the BOS and EOS tokens that the model asks for",
     )
     usage.add_json(parser)
 

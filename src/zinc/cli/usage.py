@@ -79,33 +79,40 @@ def add_number(
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backend", metavar="NAME", help="what to run on (default: auto; `zinc check` lists them)"
+        "--backend",
+        metavar="NAME",
+        help="backend to run on (default: auto; `zinc check` lists all)",
     )
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="a device of the backend, such as vulkan:0 or a part of its name (see `zinc check`)",
+        help="device of the backend: vulkan:0, or part of a name that `zinc check` lists",
     )
     parser.add_argument(
-        "-t", "--threads", type=count, metavar="N", help="CPU threads (default: one a core)"
+        "-t", "--threads", type=count, metavar="N", help="CPU threads (default: one per core)"
     )
     parser.add_argument(
         "--batch-invariant",
         action="store_true",
-        help="same bits whatever shares a batch; slower on vulkan, always so on the CPU",
+        help="make results independent of other sequences in the batch; slower on vulkan, always "
+        "on for the CPU",
     )
     group = parser.add_argument_group(
-        "placement", "between a device and the CPU, see docs/placement.md (default: what fits)"
+        "placement",
+        "divide the model between device and CPU, see docs/placement.md (default: what fits)",
     )
     group.add_argument(
         "-ngl",
         "--gpu-layers",
         type=natural,
         metavar="N",
-        help="the output and the last N - 1 layers on the device, the rest on the CPU",
+        help="put the output and the last N - 1 layers on the device, the rest on the CPU",
     )
     group.add_argument(
-        "--cpu-moe", type=natural, metavar="N", help="experts of the first N layers on the CPU"
+        "--cpu-moe",
+        type=natural,
+        metavar="N",
+        help="keep the experts of the first N layers on the CPU",
     )
 
 
@@ -121,7 +128,8 @@ def add_context(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=count,
         metavar="TOKENS",
-        help="longest prompt plus answer (default: the model's own, as far as memory goes)",
+        help="most tokens of prompt and answer together "
+        "(default: the model's context, or what fits in memory)",
     )
 
 
@@ -130,24 +138,24 @@ def add_rope(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rope-scaling",
         choices=("none", "linear", "yarn"),
-        help="how positions beyond the original context are scaled (default: as the file says)",
+        help="scaling of positions beyond the original context (default: the file's)",
     )
     group.add_argument(
         "--rope-scale",
         type=float,
         metavar="X",
-        help="how many times the original context (default: the file's, or what --context needs)",
+        help="factor of the extension (default: the file's, or what --context needs)",
     )
     group.add_argument(
         "--yarn-orig-ctx",
         type=count,
         metavar="TOKENS",
-        help="the context without scaling (default: the file's)",
+        help="the original context (default: the file's)",
     )
     group.add_argument(
         "--rope-always",
         action="store_true",
-        help="scale sequences that fit the original context as well",
+        help="also scale sequences that fit the original context",
     )
 
 
@@ -166,8 +174,8 @@ def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
         "--kv-dtype",
         choices=("auto", *BYTES_A_NUMBER),
         default="auto",
-        help="how the KV cache is stored (default: auto, q8_0 on the CPU where the model allows); "
-        "q4_0 costs quality, 2 to 13%% of perplexity on small models (docs/numerics.md)",
+        help="type of the KV cache (default: auto; q8_0 on the CPU where the model allows); q4_0 "
+        "costs 2 to 13%% of perplexity on small models (docs/numerics.md)",
     )
 
 
@@ -177,12 +185,16 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 # Option, type, help. The defaults are those of SamplingParams; a test holds the texts to them.
 SAMPLING = (
-    ("--temperature", float, "randomness; 0 always takes the likeliest token (default: 0.8)"),
-    ("--top-k", int, "draw from the K likeliest tokens; 0 is off (default: 40)"),
-    ("--top-p", float, "draw from the likeliest tokens of this total probability (default: 0.95)"),
-    ("--min-p", float, "drop tokens below this share of the likeliest (default: 0.05)"),
+    ("--temperature", float, "randomness; 0 always takes the most likely token (default: 0.8)"),
+    ("--top-k", int, "sample from the K most likely tokens; 0 is off (default: 40)"),
+    (
+        "--top-p",
+        float,
+        "sample from the most likely tokens up to this total probability (default: 0.95)",
+    ),
+    ("--min-p", float, "drop tokens below this share of the most likely one (default: 0.05)"),
     ("--repeat-penalty", float, "divide the score of recent tokens; 1 is off (default: 1.0)"),
-    ("--seed", int, "same seed, same prompt, same answer (default: a new one each time)"),
+    ("--seed", int, "the same seed and prompt give the same answer (default: a new one each time)"),
 )
 
 
@@ -192,7 +204,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=natural,
         metavar="N",
-        help="longest answer (default: what the context leaves)",
+        help="most tokens of the answer (default: up to the end of the context)",
     )
 
 
@@ -215,7 +227,7 @@ def add_think(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
-        help="have the model reason before it answers, or not (default: as its template does)",
+        help="turn reasoning before the answer on or off (default: as the chat template does)",
     )
 
 
@@ -223,7 +235,7 @@ def add_chat_template(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template",
         metavar="FILE",
-        help="a Jinja template to chat with, in the place of the model's own",
+        help="Jinja template to use instead of the model's own",
     )
 
 
