@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,38 @@ NEUTRAL = {
     "bad_words": [], "logits_processors": [], "separate_reasoning": True, "top_a": 0, "tfs": 1.0,
     "guidance_scale": 1, "prompt_logprobs": None, "allowed_token_ids": None, "lora": [],
 }  # fmt: skip
+
+
+ODD: list[Any] = [
+    True, False, 0, -1, 2**70, 0.5, 1e300, "", "x", "\x00", [], {}, [[]], [{}], {"": ""}, ["x"],
+    [None], "{{ x }}", {"type": "x"}, {"effort": 1}, {"json": "{"}, {"json": 1}, {"regex": "("},
+    {"choice": ["x" * 9000]}, {"include": 1}, {"num_predict": "x"}, {"stop": 5}, {"seed": []},
+]  # fmt: skip
+
+
+def test_odd_values_never_fail_the_server(server: Running):
+    chance = random.Random(21)
+    names = [name for name, row in TABLE.items() if row.kind != "ignored"]
+    bases: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": HELLO, "max_tokens": 2},
+        "/v1/completions": {"prompt": "x", "max_tokens": 2},
+        "/v1/responses": {"input": "x", "max_output_tokens": 2},
+        "/v1/messages": {"messages": HELLO, "max_tokens": 2},
+        "/completion": {"prompt": "x", "n_predict": 2},
+        "/v1/embeddings": {"input": "x"},
+    }
+    seen = {200: 0, 400: 0}
+    for _ in range(400):
+        path = chance.choice(list(bases))
+        extra = {
+            name: chance.choice(ODD) for name in chance.sample(names, chance.choice([1, 1, 2]))
+        }
+        found = server.post(path, {**extra, **bases[path]})
+        assert found.status in seen, (path, extra, found.body)
+        if found.status == 400:
+            assert found.json["error"]["message"], extra
+        seen[found.status] += 1
+    assert min(seen.values()) > 20
 
 
 def test_neutral_values_pass(server: Running):
