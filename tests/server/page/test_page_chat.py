@@ -293,7 +293,9 @@ def test_reasoning_is_folded_and_timed(chat: Any, server: Running) -> None:
 
 def test_context_that_is_too_small_is_told(chat: Any) -> None:
     send(chat, "word " * 40_000)
-    expect(chat.locator(".note.error")).to_have_text(re.compile(r"prompt has \d+ tokens"))
+    expect(chat.locator(".note.error")).to_have_text(
+        re.compile(r"the prompt is too long: .* 4096 tokens")
+    )
     expect(chat.get_by_role("button", name="Try again")).to_be_visible()
 
 
