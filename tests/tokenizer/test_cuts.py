@@ -16,8 +16,10 @@ from small_vocabularies import byte_level, scored
 from test_ids import DATA, FILES, TEXTS
 
 from zinc.core.errors import RequestError, TextTooLongError
-from zinc.tokenizer import Tokenizer, bpe, cuts, spm
+from zinc.tokenizer import Tokenizer, bpe, cuts, specials, spm
+from zinc.tokenizer import tokenizer as tokenizers
 from zinc.tokenizer.pretokenizers import pretokenizer, pretokenizer_names
+from zinc.tokenizer.specials import SHIELD, SpecialTokens
 from zinc.tokenizer.vocabulary import TokenKind
 
 SOURCE = Path(bpe.__file__).parents[2]
@@ -109,10 +111,26 @@ def test_a_limit_is_kept_to(name):
         if whole:
             with pytest.raises(TextTooLongError) as error:
                 found.encode(text, add_special=False, limit=len(whole) - 1)
-            assert len(whole) - 1 < error.value.n_tokens <= len(whole)
+            assert (error.value.n_tokens, error.value.is_exact) == (len(whole), True)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("text", ["the words of a text\n" * 50, "字典。" * 300, "<s>" * 100])
+def test_a_lower_bound_of_the_tokens_is_one(name, text):
+    found = tokenizer(name)
+    whole = found.encode(text, add_special=False, parse_special=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizers, "_COUNTED_CHARACTERS", 0)
+        patch.setattr(cuts, "CHUNK_CHARACTERS", 10)
+        for limit in (0, 1, len(whole) // 2, len(whole) - 1):
+            with pytest.raises(TextTooLongError) as error:
+                found.encode(text, add_special=False, parse_special=True, limit=limit)
+            assert limit < error.value.n_tokens <= len(whole)
+        assert found.encode(text, False, True, limit=len(whole)) == whole
 
 
 def test_a_text_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokenizers, "_COUNTED_CHARACTERS", 0)
     found = tokenizer("qwen2")
     longest = found.longest_token_characters
     monkeypatch.setattr(found._encoder, "encode", None)
@@ -177,3 +195,32 @@ def test_no_run_of_characters_takes_a_pretokenizer_long():
         timeout=500,
     )
     assert ran.stdout.split() == PRE_TOKENIZERS, ran.stderr[-500:]
+
+
+SPECIALS = st.lists(st.text("ab<>", min_size=1, max_size=6), max_size=8, unique=True)
+
+
+@settings(max_examples=examples(1000))
+@given(SPECIALS, st.text("ab<>c", max_size=40), st.sampled_from([0, 8, 256]))
+def test_many_special_tokens_are_found_as_few_are(tokens, text, short):
+    found = SpecialTokens({token: id for id, token in enumerate(tokens)})
+    few, few_shielded = found.split(text), found.shield(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(specials, "_FEW", -1)
+        patch.setattr(specials, "_SHORT", short)
+        assert found.split(text) == few
+        assert found.shield(text) == few_shielded
+        n_found = sum(isinstance(piece, int) for piece in few)
+        assert found.split(text, n_found) == few
+        if n_found:
+            with pytest.raises(TextTooLongError):
+                found.split(text, n_found - 1)
+
+
+def test_thousands_of_different_special_tokens_in_a_text():
+    """One after the other, they would be looked for in as many pieces: half a minute."""
+    n = 6000
+    found = SpecialTokens({f"<unused{id}>": id for id in range(n)})
+    text = "".join(f"<unused{id}>x" for id in range(n)) * 10
+    assert found.split(text)[::2] == list(range(n)) * 10
+    assert found.shield(text).count(SHIELD) == 10 * n

@@ -88,16 +88,21 @@ class RequestError(ZincError):
 
 
 class TextTooLongError(RequestError):
-    """A text has more tokens than may be made of it; `n_tokens` of them at least."""
+    """A text has more tokens than there is room for.
 
-    def __init__(self, n_tokens: int, limit: int) -> None:
+    `n_tokens` is their number if `is_exact`, else a lower bound of it.
+    """
+
+    def __init__(self, n_tokens: int, limit: int, *, is_exact: bool = False) -> None:
+        number = str(n_tokens) if is_exact else f"at least {n_tokens}"
         super().__init__(
             "the text is too long",
-            f"it has at least {n_tokens} tokens, and there is room for {limit}",
+            f"it has {number} tokens, and there is room for {limit}",
             "shorten it, or use a larger context",
         )
         self.n_tokens = n_tokens
         self.limit = limit
+        self.is_exact = is_exact
 
 
 class QueueFullError(ZincError):

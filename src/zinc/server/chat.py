@@ -251,7 +251,7 @@ async def start(
         prompt = await rendered(model, request, model.context)
     except TextTooLongError as error:
         raise context_exceeded(
-            error.n_tokens, model.context, request.param, at_least=True
+            error.n_tokens, model.context, request.param, at_least=not error.is_exact
         ) from None
     if len(prompt.ids) >= model.context:
         raise context_exceeded(len(prompt.ids), model.context, request.param)

@@ -96,17 +96,20 @@ def encode(
     """
     tokenizer = model.tokenizer
     ids: list[int] = []
-    for at, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
-        if len(ids) > model.context:
-            raise context_exceeded(len(ids), model.context, param, at_least=True)
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    n_parts = len(parts)
+    for at, part in enumerate(parts):
         if isinstance(part, str):
+            limit = max(0, model.context - len(ids))
             try:
-                ids += tokenizer.encode(
-                    part, at == 0, parse_special, limit=model.context - len(ids)
-                )
+                ids += tokenizer.encode(part, at == 0, parse_special, limit=limit)
             except TextTooLongError as error:
-                n_tokens = len(ids) + error.n_tokens
-                raise context_exceeded(n_tokens, model.context, param, at_least=True) from None
+                raise context_exceeded(
+                    len(ids) + error.n_tokens,
+                    model.context,
+                    param,
+                    at_least=not error.is_exact or at + 1 < n_parts,
+                ) from None
         elif isinstance(part, int) and not isinstance(part, bool):
             ids.append(part)
         else:

@@ -28,6 +28,8 @@ from zinc.tokenizer.vocabulary import (
 )
 
 _CHAT_TEMPLATE = "tokenizer.chat_template"
+# A text that is not longer is tokenized to its end, so that an error can say how long it is.
+_COUNTED_CHARACTERS = 100_000
 
 
 class Encoder(Protocol):
@@ -143,17 +145,20 @@ class Tokenizer:
         control tokens that are written out; leave it off for text that a user typed. Lone
         surrogates, which no UTF-8 text has, become U+FFFD.
 
-        Raises TextTooLongError when there are more than `limit` tokens, before it tokenizes a text
-        whose length alone says so. Raises RequestError for a text with a run of a million
-        characters (100,000 with SentencePiece) that no token ends in for certain, such as spaces.
+        Raises TextTooLongError when there are more than `limit` tokens: of a text of more than
+        100,000 characters as soon as that is certain, by its length or a part of it. Raises
+        RequestError for a text with a run of a million characters (100,000 with SentencePiece) that
+        no token ends in for certain, such as spaces.
         """
         specials = self._matched_all if parse_special else self._matched_always
-        ids = self._encode_pieces(specials.split(_well_formed(text), limit), limit)
+        early = limit if len(text) > _COUNTED_CHARACTERS else None
+        ids = self._encode_pieces(specials.split(_well_formed(text), early), early)
         if add_special:
             if self.add_bos and self.bos_id is not None:
                 ids.insert(0, self.bos_id)
             if self.add_eos and self.eos_id is not None:
                 ids.append(self.eos_id)
+        _check_count(ids, limit)
         return ids
 
     def shield(self, text: str) -> str:
@@ -167,11 +172,13 @@ class Tokenizer:
         model asks for it, whether or not the template wrote it; EOS is never added, since the
         answer is still to come. `limit` is that of `encode`.
         """
-        pieces = self._matched_all.split(_well_formed(prompt), limit)
+        early = limit if len(prompt) > _COUNTED_CHARACTERS else None
+        pieces = self._matched_all.split(_well_formed(prompt), early)
         plain = (piece if isinstance(piece, int) else piece.replace(SHIELD, "") for piece in pieces)
-        ids = self._encode_pieces([piece for piece in plain if piece != ""], limit)
+        ids = self._encode_pieces([piece for piece in plain if piece != ""], early)
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
+        _check_count(ids, limit)
         return ids
 
     def _encode_pieces(self, pieces: Sequence[str | int], limit: int | None) -> list[int]:
@@ -193,8 +200,6 @@ class Tokenizer:
                 except TextTooLongError as error:
                     raise TextTooLongError(len(ids) + error.n_tokens, limit) from None
             after_special = False
-        if limit is not None and len(ids) > limit:
-            raise TextTooLongError(len(ids), limit)
         return ids
 
     def _check_length(self, pieces: Sequence[str | int], limit: int) -> None:
@@ -271,6 +276,11 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.path!r}, n_vocab={self.n_vocab})"
+
+
+def _check_count(ids: Sequence[int], limit: int | None) -> None:
+    if limit is not None and len(ids) > limit:
+        raise TextTooLongError(len(ids), limit, is_exact=True)
 
 
 def _from_scores(fields: Fields) -> Tokenizer:
