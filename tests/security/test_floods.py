@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from serving import LOAD, PATIENCE_S, Running, running, wait_for
 
 import zinc
-from zinc.core.errors import RequestError
+from zinc import LLM
+from zinc.core.errors import RequestError, TextTooLongError
 from zinc.server import body
 from zinc.server.body import MAX_MEMBERS, MAX_VALUES, count_values
 from zinc.server.config import ModelSource, ServerConfig
@@ -308,3 +309,17 @@ def test_memory_of_many_values_is_bounded(process: Process, data):
     print(f"{status}, {growth >> 20} MiB for {len(data) >> 20} MiB")
     assert status == 400
     assert growth < TIMES_THE_BODY * len(data) + AND_BYTES
+
+
+# -- the Python API -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["x", " ", "字", "some words\n"])
+def test_the_python_api_refuses_a_text_that_cannot_fit(unit, monkeypatch: pytest.MonkeyPatch):
+    with LLM(backend=LOAD.backend, threads=LOAD.threads) as llm:
+        monkeypatch.setattr(llm.tokenizer._encoder, "encode", None)  # it is not even tokenized
+        text = unit * (29_000_000 // len(unit))
+        with pytest.raises(TextTooLongError, match="it has at least"):
+            llm.generate(text)
+        with pytest.raises(TextTooLongError, match="it has at least"):
+            llm.embed([text])
