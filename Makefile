@@ -2,6 +2,7 @@
 # make test   run the tests
 # make check  everything CI checks: format, lint, types, tests
 # make check-arm  compile the CPU backend for AArch64 and test it under QEMU (Debian)
+# make check-asan test the CPU backend with AddressSanitizer and UBSan (Linux, GCC)
 # make bench  measure this machine: prefill and decode of the embedded model, beside its limits
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CPP := $(shell find src/zinc/backends/cpu/native -name '*.cpp' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 
-.PHONY: run test check check-arm format bench dev clean
+.PHONY: run test check check-arm check-asan format bench dev clean
 
 $(VENV)/installed: pyproject.toml CMakeLists.txt $(CPP)
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +41,9 @@ check: $(VENV)/installed-dev
 
 check-arm: $(VENV)/installed-dev
 	PATH="$(abspath $(BIN)):$$PATH" dev/check-arm
+
+check-asan: $(VENV)/installed-dev
+	PATH="$(abspath $(BIN)):$$PATH" PYTHON=python dev/check-asan
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff format .

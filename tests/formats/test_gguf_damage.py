@@ -250,9 +250,8 @@ def _walk(items: GGUFArray) -> None:
             _walk(item)
 
 
-@pytest.fixture(scope="module")
-def valid(tmp_path_factory) -> bytes:
-    path = tmp_path_factory.mktemp("fuzz") / "valid.gguf"
+def write_valid(path: Path) -> None:
+    """Write a small file that has every kind of value and a few block formats."""
     rng = np.random.default_rng(0)
     with GGUFWriter(path, 16) as writer:
         writer.add("general.architecture", "llama")
@@ -266,6 +265,12 @@ def valid(tmp_path_factory) -> bytes:
         for i, type in enumerate((GGMLType.F32, GGMLType.Q4_0, GGMLType.Q6_K, GGMLType.BF16)):
             values = rng.standard_normal((2, 256)).astype(np.float32)
             writer.add_tensor(f"blk.{i}.weight", encode(values, type), type, values.shape)
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("fuzz") / "valid.gguf"
+    write_valid(path)
     touch(path)
     return path.read_bytes()
 

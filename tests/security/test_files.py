@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-FIXTURES = Path(__file__).parents[1] / "data/fixtures"
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests/data/fixtures"
 
 # Loads copies of argv[1] in the folder argv[2], each cut by a thread at a random time to a random
 # size, beside a model that serves all the while. Prints what became of each.
@@ -111,3 +112,25 @@ def test_a_file_cut_before_any_read(backend, tmp_path):
     outcomes = run(CUT_BEFORE_A_READ, FIXTURES / "deepseek2v3.gguf", tmp_path, backend)
     assert len(outcomes) > 30
     assert all("became shorter while it was read" in text for text in outcomes)
+
+
+def campaign(*arguments: object) -> str:
+    command = [sys.executable, ROOT / "dev/mutate-gguf", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_mutated_files_are_read_or_refused():
+    assert "files: 40 cases, 0 failures" in campaign("--files", 40, "--seed", "test")
+
+
+def test_mutated_files_run_or_are_refused():
+    text = campaign("--run", 25, "--seed", "test")
+    assert "run: 25 cases, 0 failures" in text
+    assert "ran" in text.split(";")[1]
+
+
+@pytest.mark.every
+def test_many_mutated_files_run_or_are_refused():
+    campaign("--files", 1000, "--run", 300, "--seed", "every")
