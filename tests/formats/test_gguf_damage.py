@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zinc.core.errors import FormatError, UnsupportedError, ZincError
+from zinc.formats import cursor
 from zinc.formats.gguf import GGUFArray, GGUFFile, ValueType
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.quant.blocks import GGMLType
@@ -210,6 +211,20 @@ def test_what_is_built_here_is_valid(tmp_path):
         assert file.array("b")[0] == "x"
         assert file.tensors["s"].shape == (1,)
         assert file.tensors["t"].shape == (2, 32)
+
+
+@pytest.mark.parametrize("kind", [0, STRING])
+def test_a_header_has_a_limit(tmp_path, monkeypatch, kind):
+    """An array in a file of zeros without blocks on disk costs no more than the limit."""
+    monkeypatch.setattr(cursor, "MAX_HEADER_BYTES", 1 << 20)
+    path = write(tmp_path, build([value("a", ARRAY, array(kind, 1 << 28))]))
+    os.truncate(path, 1 << 33)
+    tracemalloc.start()
+    with pytest.raises(FormatError, match="the array a ends behind byte 1048576 of the header"):
+        GGUFFile.open(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 << 20
 
 
 def test_not_a_file(tmp_path):
