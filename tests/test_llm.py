@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -128,6 +129,13 @@ def test_thinking_is_switched_by_a_template_argument(llm):
     assert off.endswith("</think>\n\n")
 
 
+@pytest.fixture
+def _empty_stdin(monkeypatch):
+    """Nothing is piped into commands."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+
+
+@pytest.mark.usefixtures("_empty_stdin")
 def test_what_the_file_recommends_is_the_default(tmp_path, capsys):
     path = tmp_path / "greedy.gguf"
     with GGUFFile.open(EMBEDDED_MODEL) as file, GGUFWriter(path) as writer:
@@ -310,6 +318,7 @@ def test_a_hint_names_options_to_those_who_started_a_command():
     assert '`rope=RopeScaling("yarn")`' in str(error)
 
 
+@pytest.mark.usefixtures("_empty_stdin")
 def test_the_command_names_options(capsys):
     assert main(["run", "word " * 400, "-c", "256"]) == 1
     assert "with a larger --context" in capsys.readouterr().err
