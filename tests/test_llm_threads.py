@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -152,9 +153,9 @@ def test_a_bug_in_a_step_is_raised_and_the_model_goes_on(llm, monkeypatch):
 
 def test_ctrl_c_in_the_main_thread_leaves_the_model_usable(llm):
     want = llm.generate(PROMPTS[0], GREEDY).token_ids
-    long = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     whole = llm.generate(PROMPTS[1], long).token_ids
-    for i in range(examples(12)):
+    for i in range(examples(8)):
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(llm.generate, PROMPTS[1], long)
             timer = threading.Timer(0.007 * i, _thread.interrupt_main)
@@ -263,6 +264,34 @@ def test_a_program_may_end_with_a_stream_half_read():
         env={"PYTHONPATH": SOURCE}, check=False,
     )  # fmt: skip
     assert (found.returncode, found.stdout, found.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_is_told_that_the_model_is_not_its_own():
+    found = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=PATIENCE_S,
+        env={"PYTHONPATH": SOURCE}, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "create the LLM after the fork" in found.stdout.replace("Create", "create")
+
+
+FORK = """
+import os
+from zinc import LLM, ZincError
+with LLM(backend="cpu", threads=2) as llm:
+    llm.generate("hi", max_tokens=2)
+    child = os.fork()
+    if child == 0:
+        try:
+            llm.generate("hi", max_tokens=2)
+        except ZincError as error:
+            print(error, flush=True)
+        llm.close()
+        os._exit(0)  # as processes of `multiprocessing` end
+    os.waitpid(child, 0)
+    llm.generate("hi", max_tokens=2)
+"""
 
 
 def test_the_first_use_builds_what_all_threads_share_once():

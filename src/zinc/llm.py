@@ -195,6 +195,11 @@ class LLM:
         return self._open.engine
 
     @property
+    def worker(self) -> EngineWorker:
+        """The thread that owns the engine."""
+        return self._open.worker
+
+    @property
     def backend(self) -> api.Backend:
         """The backend that runs the model."""
         return self._open.placed.backend

@@ -15,7 +15,7 @@ import pytest
 from serving import MODEL, PATIENCE_S, Brake, Running, running, wait_for
 
 import zinc.llm
-from zinc import LLM
+from zinc import LLM, SamplingParams
 from zinc.engine.engine import Engine
 from zinc.engine.sequence import Sequence
 from zinc.server import main
@@ -284,8 +284,8 @@ def test_a_bug_in_a_command_does_not_end_the_engine(
     brake.release()
     wait_for(lambda: calls)
     assert server.post("/v1/chat/completions", fields(1)).status == 200
-    for engine, sequence, *_ in calls:
-        model.runner._commands.put(lambda e=engine, s=sequence: cancel(e, s))
+    for _, sequence, *_ in calls:
+        model.llm.worker.call(lambda e, s=sequence: cancel(e, s))
 
 
 def test_shutdown_lets_short_answers_end(brake: Brake):
@@ -322,3 +322,14 @@ def test_shutdown_tells_streams_that_it_cuts_off(brake: Brake, monkeypatch: pyte
 
 def test_models_are_named(server: Running):
     assert server.post("/v1/chat/completions", fields(0, model=MODEL)).json["model"] == MODEL
+
+
+def test_the_model_of_a_server_is_used_from_python_meanwhile(server: Running) -> None:
+    (model,) = server.call(lambda: server.application.pool.loaded)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    want = model.llm.generate("Once upon a time", params).text
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(content, server, i) for i in range(4)]
+        assert model.llm.generate("Once upon a time", params).text == want
+        assert "".join(c.text for c in model.llm.stream("Once upon a time", params)) == want
+        assert all(answer.result(PATIENCE_S) for answer in answers)

@@ -93,7 +93,12 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether a step has nothing to do: no requests, and nothing to write behind."""
-        return not self._sequences and (self.disk is None or not self.disk.behind)
+        return not self._sequences and not self.is_behind
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the prefix cache has something to write to disk."""
+        return self.disk is not None and self.disk.behind
 
     def keep_on_disk(self, folder: Path, key: str, limit_bytes: int | None = None) -> None:
         """Finds again what the prefix cache had under `key`, and writes behind what it gains."""

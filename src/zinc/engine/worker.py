@@ -9,6 +9,8 @@ steps:
     thread 3 ── call(work) ───┘                         │
     task.wait() ←───────────────── task.end() ──────────┘
 
+The tasks of `LLM` are one call of a method each; the server has one task for all of its requests.
+
 Two more problems disappear with that thread. Python raises KeyboardInterrupt in the main thread
 only, so Ctrl-C never interrupts a step halfway. And an answer that is dropped during garbage
 collection only sends a message: it takes no lock, whatever the thread it happens in is holding.
@@ -19,6 +21,7 @@ The worker steps only while a task wants a step, so an engine whose callers have
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 import weakref
@@ -46,8 +49,8 @@ def closed_error() -> RequestError:
 class Task:
     """One caller's sequences, and the caller's way to wait for them.
 
-    `submit` fills `sequences`. It runs in the engine's thread, as do `wants_step`, `collect` and
-    `end`.
+    `submit` fills `sequences`. It runs in the engine's thread, as do `wants_step`, `collect`,
+    `fail` and `end`.
     """
 
     def __init__(self) -> None:
@@ -72,6 +75,10 @@ class Task:
             if s.error is not None:
                 raise s.error
         return all(s.finish_reason is not None for s in self.sequences)
+
+    def fail(self, error: BaseException) -> bool:
+        """Take an error that belongs to no sequence; return whether it ends the task."""
+        return True
 
     def end(self, error: BaseException | None) -> None:
         """Wake up the caller; `error` is raised there."""
@@ -99,6 +106,7 @@ class EngineWorker:
         self._lock = threading.Lock()  # guards _thread and _closed
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._process = os.getpid()
         weakref.finalize(self, self._calls.put, None)
 
     # -- for any thread -------------------------------------------------------------------------
@@ -114,6 +122,12 @@ class EngineWorker:
                 "the step would wait for itself",
                 "call it from the thread that started the request",
             )
+        if os.getpid() != self._process:
+            raise RequestError(
+                "the model belongs to the process that loaded it",
+                "this process was forked from that one, without its threads",
+                "create the LLM after the fork, or start processes with `spawn`",
+            )
         result: Future[T] = Future()
         with self._lock:
             if self._closed:
@@ -128,6 +142,25 @@ class EngineWorker:
         except BaseException:  # Ctrl-C: the task may have begun
             self.cancel(task)
             raise
+
+    def attach(self, task: Task) -> None:
+        """Begin a task that has no sequences yet, without waiting for that."""
+        with self._lock:
+            if self._closed:
+                raise closed_error()
+            self._send(Future(), lambda engine: self._tasks.append(task))
+
+    def post(self, task: Task, work: Callable[[], None]) -> None:
+        """Have `work` run before the next step, without waiting; the task gets its error."""
+
+        def call() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._fail(task, error)
+
+        if not self._closed:
+            self._calls.put(call)
 
     def run(self, task: Task) -> None:
         """Submit the sequences of a task and wait for its end. Raises its error."""
@@ -156,7 +189,12 @@ class EngineWorker:
         self._calls.put(_nothing)
 
     def close(self) -> None:
-        """End every task with an error, close the engine and stop the thread."""
+        """End every task with an error, close the engine and stop the thread.
+
+        In a forked process there is no thread, and nothing happens.
+        """
+        if os.getpid() != self._process:
+            return
         result: Future[None] = Future()
         with self._lock:
             is_first, self._closed = not self._closed, True
@@ -169,6 +207,15 @@ class EngineWorker:
             result.result()
         if self._thread is not None:
             self._thread.join()
+
+    def _stop(self) -> None:
+        """Stop the thread where it is, since the interpreter ends."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self._calls.put(None)
+        if thread is not None:
+            thread.join()  # at once in a forked process, which has no such thread
 
     def _send(self, result: Future[T], work: Callable[[Engine], T]) -> None:
         """Queue a call; the caller holds the lock."""
@@ -187,7 +234,7 @@ class EngineWorker:
                 daemon=True,
             )
             self._thread.start()
-            _running[self._thread] = self._calls
+            _running.add(self)
         self._calls.put(call)
 
     # -- in the worker's thread -----------------------------------------------------------------
@@ -211,7 +258,7 @@ class EngineWorker:
             self._engine.step()
         except BaseException as error:  # a bug: what of the step has run, no task can tell
             for task in list(self._tasks):
-                self._end(task, error)
+                self._fail(task, error)
             return
         for task in list(self._tasks):
             self._collect(task)
@@ -228,9 +275,15 @@ class EngineWorker:
 
     def _collect(self, task: Task) -> None:
         try:
-            if task.collect(self._engine):
-                self._end(task, None)
+            has_ended = task.collect(self._engine)
         except BaseException as error:
+            self._fail(task, error)
+        else:
+            if has_ended:
+                self._end(task, None)
+
+    def _fail(self, task: Task, error: BaseException) -> None:
+        if task.fail(error) and task in self._tasks:
             self._end(task, error)
 
     def _cancel(self, task: Task) -> None:
@@ -275,9 +328,7 @@ def _nothing() -> None:
     pass
 
 
-_running: weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[_Call | None]] = (
-    weakref.WeakKeyDictionary()
-)
+_running: weakref.WeakSet[EngineWorker] = weakref.WeakSet()
 
 
 @atexit.register
@@ -286,6 +337,5 @@ def _stop_threads() -> None:
 
     A thread that comes back from native code later would be ended inside that code.
     """
-    for thread, calls in list(_running.items()):
-        calls.put(None)
-        thread.join()
+    for worker in list(_running):
+        worker._stop()

@@ -1,20 +1,19 @@
-"""One engine thread a model, and the way to it from the event loop.
+"""The way from the event loop to a model's engine, and back.
 
-The engine is not thread-safe, so its thread alone submits, steps and cancels; the event loop sends
-it commands and gets back, once a step, what every request gained. Tokens are read here (decoded,
-and told apart into text, reasoning and calls), because a stop string has to end its sequence before
-the next step is spent on it.
+The engine is not thread-safe, so its own thread (`zinc.engine.worker`) submits, steps and cancels;
+the event loop sends it commands and gets back, once a step, what every request gained. Tokens are
+read in that thread (decoded, and told apart into text, reasoning and calls), because a stop string
+has to end its sequence before the next step is spent on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from zinc.chat.events import CallEnd, Content, Event
@@ -26,10 +25,12 @@ from zinc.core.errors import (
     ZincError,
 )
 from zinc.engine.constraint import Constraint, Thinking
+from zinc.engine.engine import Engine
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Sequence as EngineSequence
 from zinc.engine.sequence import Timings
+from zinc.engine.worker import Task
 from zinc.llm import LLM
 from zinc.server.errors import ApiError, from_exception
 from zinc.tokenizer import StreamDecoder, Tokenizer
@@ -252,12 +253,12 @@ class Runner:
         self.load = Load(blocks=sum(a.n_blocks for a in self.llm.engine.pool.allocators))
         self.live: dict[Generation, None] = {}
         self._loop = asyncio.get_running_loop()
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._active: dict[Generation, _Active] = {}
         self._mean_seconds = 1.0
         self._closing: ApiError | None = None
-        self._thread = threading.Thread(target=self._run, name="zinc-engine", daemon=True)
-        self._thread.start()
+        self._task = _Jobs(self)
+        self._worker = self.llm.worker
+        self._worker.attach(self._task)
 
     # -- the event loop's side --------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class Runner:
         generations = [Generation(self, job, client) for job in jobs]
         for generation in generations:
             self.live[generation] = None
-            self._commands.put(lambda g=generation: self._start(g))  # type: ignore[misc]
+            self._worker.post(self._task, partial(self._start, generation))
         return generations
 
     def check_room(self, n_jobs: int) -> None:
@@ -303,18 +304,17 @@ class Runner:
 
     def cancel(self, generation: Generation) -> None:
         if self.live.pop(generation, "ended") is None:
-            self._commands.put(lambda: self._cancel(generation))
+            self._worker.post(self._task, lambda: self._cancel(generation))
 
     def fail_all(self, error: ApiError) -> None:
         """Ends every job with an error, and refuses new ones with it."""
         self._closing = error
-        self._commands.put(lambda: self._fail(error))
+        self._worker.post(self._task, lambda: self._fail(error))
 
     async def close(self) -> None:
-        """Stops the thread; jobs that are still there end with an error."""
+        """Let go of the engine; jobs that are still there end with an error."""
         self.fail_all(self._closing or ApiError(503, "the model is being unloaded"))
-        self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._worker.stop, self._task)
 
     def _retry_after_s(self) -> int:
         ahead = len(self.live) / max(1, self.llm.engine.max_sequences)
@@ -344,27 +344,6 @@ class Runner:
             self.observer.between_tokens(t.generate_seconds / (t.generated_tokens - 1))
 
     # -- the engine thread's side -----------------------------------------------------------------
-
-    def _run(self) -> None:
-        while True:
-            try:
-                if not self._turn():
-                    return
-            except BaseException as error:  # a bug, or a panic: what runs fails, others go on
-                self._fail(_sequence_error(error))
-
-    def _turn(self) -> bool:
-        """Does what the event loop wants next, or a step; False at the end."""
-        engine = self.llm.engine
-        try:
-            command = self._commands.get(block=engine.idle)
-        except queue.Empty:
-            engine.step()
-            self._collect()
-            return True
-        if command is not None:
-            command()
-        return command is not None
 
     def _start(self, generation: Generation) -> None:
         job = generation.job
@@ -469,6 +448,27 @@ class Runner:
             self._loop.call_soon_threadsafe(self._delivered, batch)
         except RuntimeError:  # the loop is closed: nobody is left to hear it
             log.debug("%d events came after the event loop had ended", len(batch))
+
+
+class _Jobs(Task):
+    """The jobs of a runner, as its engine's worker sees them: one task, which ends with `close`."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__()
+        self._runner, self._engine = runner, runner.llm.engine
+
+    @property
+    def wants_step(self) -> bool:
+        return bool(self._runner._active) or self._engine.is_behind
+
+    def collect(self, engine: Engine) -> bool:
+        self._runner._collect()
+        return False
+
+    def fail(self, error: BaseException) -> bool:
+        """Fail what runs because of a bug, or a panic of a library; later jobs go on."""
+        self._runner._fail(_sequence_error(error))
+        return False
 
 
 def _progress(active: _Active) -> Iterator[Progress]:
