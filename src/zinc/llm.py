@@ -87,15 +87,15 @@ class LLM:
     as much on the device as fits, and `LLM.placed.note` says so when that is not all. context:
     tokens that prompt and answer may have together; default, the model's own as far as memory goes.
     rope: how positions are scaled for a longer context, other than the file says; sequences that
-    fit the original context run without it. kv_dtype: "f16", "q8_0", "q4_0" (CPU; it costs
-    quality, see docs/numerics.md), or "auto" for Q8_0 on the CPU. batch_tokens: the most tokens a step runs. prefix_cache: keep what was run for
-    prompts that begin alike, in at most `cache_bytes` (default: all that is not in use).
-    cache_dir: a folder where that is found again after a restart or a crash, written behind while
-    requests run; it holds what was said, readable by its owner alone. swap_bytes: memory of the
-    host for copies of requests that make room for others (default: a share of what is left; with
-    0 they are run again). pooling: how `embed` makes one row of a text; default, as the file says,
-    else the mean. chat_template: Jinja source in the place of the file's. progress: called with
-    bytes done and bytes in all while weights are loaded.
+    fit the original context run without it. kv_dtype: "f16", "q8_0", "q4_0" (CPU; it costs quality,
+    see docs/numerics.md), or "auto" for Q8_0 on the CPU. batch_tokens: the most tokens a step runs.
+    prefix_cache: keep what was run for prompts that begin alike, in at most `cache_bytes` (default:
+    all that is not in use). cache_dir: a folder where that is found again after a restart or a
+    crash, written behind while requests run; it holds what was said, readable by its owner alone.
+    swap_bytes: memory of the host for copies of requests that make room for others (default: a
+    share of what is left; with 0 they are run again). pooling: how `embed` makes one row of a text;
+    default, as the file says, else the mean. chat_template: Jinja source in the place of the
+    file's. progress: called with bytes done and bytes in all while weights are loaded.
 
     Thread-safe: requests of several threads share steps, as do prompts that are given together.
     After `close`, methods raise RequestError. Raises a `ZincError` when the file is damaged or
