@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from zinc import LLM
 from zinc.chat.renderer import Renderer, RenderError
 from zinc.core.errors import ZincError
 
@@ -239,3 +240,12 @@ def test_a_python_that_cannot_start(monkeypatch, tmp_path):
             renderer.start()
             with pytest.raises(ZincError, match="cannot be started"):
                 renderer.render("x", {})
+
+
+def test_a_worker_gets_ready_while_a_model_is_loaded(monkeypatch):
+    with Renderer() as renderer:
+        monkeypatch.setattr("zinc.chat.renderer.SHARED", renderer)
+        with LLM(backend="null", context=64):
+            pid = worker_of(renderer)
+            assert renderer.render("x", {}) == "x"
+            assert worker_of(renderer) == pid
