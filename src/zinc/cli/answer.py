@@ -1,4 +1,4 @@
-"""Streams one answer to the terminal: the answer on stdout, reasoning dimmed beside it.
+"""Stream an answer to the terminal: the answer on stdout, reasoning dimmed.
 
 `run` and `chat` share it. Nothing but the answer, and the newline that ends it, goes to stdout.
 """
@@ -24,14 +24,14 @@ DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 @dataclass(slots=True)
 class Answer:
-    """What came: the text without reasoning, why it ended (None: it was stopped) and timings."""
+    """The text of an answer without reasoning, why it ended (None: it was stopped), and timings."""
 
     text: str
     finish_reason: str | None
     timings: Timings | None
 
     def fills(self, context: int) -> bool:
-        """Return whether prompt and answer end at the end of `context` tokens."""
+        """Return whether the answer was cut off where `context` tokens were used up."""
         t = self.timings
         n_tokens = 0 if t is None else t.prompt_tokens + t.generated_tokens
         return self.finish_reason == "length" and n_tokens >= context
@@ -67,7 +67,7 @@ class Printer:
         self._reasoning = False
 
     def end(self) -> None:
-        """Leaves the terminal at the start of a line, without dimming."""
+        """End the line and the dimming, if there are any."""
         if self._reasoning:
             self.end_reasoning()
         elif not self._ends_line:
@@ -82,7 +82,10 @@ def show(
     parser: AnswerParser | None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """Prints an answer as it comes; without a parser all of it is answer."""
+    """Print the text of `chunks` as it comes, until they end or `stopped()` is true.
+
+    Without a parser, reasoning is not told from the answer.
+    """
     answer = Answer("", None, None)
     parts: list[str] = []
 
@@ -155,7 +158,7 @@ def note_think(template: ChatTemplate, think: bool | None) -> None:
 
 
 def describe(timings: Timings) -> str:
-    """One line for people."""
+    """Return tokens and speeds of a request in one line."""
     t = timings
     cached = f" ({t.cached_tokens} cached)" if t.cached_tokens else ""
     return (

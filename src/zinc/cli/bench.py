@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Rate:
-    """Seconds of each repetition, and what one moves and computes."""
+    """Seconds of each repetition, and the bytes and FLOPs of one repetition."""
 
     seconds: list[float]
     tokens: int
@@ -113,7 +113,7 @@ class Rate:
 
     @property
     def host_us(self) -> float:
-        """Microseconds of a step in which the host did not wait for what it had handed over."""
+        """Microseconds per step in which the host did not wait for the device."""
         times = zip(self.seconds, self.work, strict=True)
         return 1e6 * statistics.median(s - work.waited_s for s, work in times) / self.steps
 
@@ -172,7 +172,7 @@ class Bench:
         return self._run(self._prefill_shapes(n), sequence)
 
     def _run(self, shapes: list[StepShape], sequence: int = 0) -> tuple[float, Work]:
-        """Runs a step of each shape; returns seconds, and how the program spent them."""
+        """Run a step of each shape; return the seconds and the program's work counters."""
         program = self._bound.program
         program.work = work = type(program.work)()
         start = time.perf_counter()
@@ -189,7 +189,7 @@ class Bench:
         return self._bound.step(ids, shape.depth, outputs=shape.outputs, sequence=sequence)
 
     def _prefill_shapes(self, n: int) -> list[StepShape]:
-        """The steps of a prompt; only the last token's logits are wanted, as in a chat."""
+        """Return the steps of a prompt of `n` tokens; only the last one computes logits."""
         from zinc.cli.cost import StepShape
 
         most = self._bound.plan.max_tokens
@@ -205,12 +205,12 @@ class Bench:
         return [StepShape(1, 1, depth + i, self.kv_dtype, streams) for i in range(n)]
 
     def shapes(self, prefill: int, decode: int, depth: int) -> list[tuple[str, StepShape]]:
-        """The step of each kind that is profiled: a prompt's last, and the first decode."""
+        """Return the shapes to profile: the last step of the prompt and the first decode step."""
         found = [("prefill", self._prefill_shapes(prefill)[-1])] if prefill else []
         return found + ([("decode", self._decode_shapes(1, depth)[0])] if decode else [])
 
     def counts(self, shape: StepShape) -> dict[str, Any]:
-        """What a step of that shape is on the device: as `zinc plan` says it."""
+        """Return the dispatches and barriers of a step, as `zinc plan` reports them."""
         from zinc.cli.plan import barrier_report
 
         counts = self.backend.counts(
@@ -261,7 +261,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Seconds of each launch in a step, and of the whole step when nothing is timed in it."""
+    """Seconds of each launch in a step, and of the whole step when launches are not timed."""
 
     shape: StepShape
     launches: Sequence[Launch]
@@ -281,7 +281,10 @@ class Profile:
     def _by(
         self, title: str, key: Callable[[Launch], str], limits: Roofline | None
     ) -> list[dict[str, Any]]:
-        """Sums of the launches of a kind, the costliest first; percents are of their total."""
+        """Return sums over launches with the same `key`, the costliest first.
+
+        Percentages are of the total of all launches.
+        """
         kinds: dict[str, dict[str, Any]] = {}
         for launch, s in zip(self.launches, self.seconds, strict=True):
             name = key(launch)

@@ -153,7 +153,7 @@ class Chat:
 
 
 def save(path: str, messages: list[dict[str, str]]) -> None:
-    """Writes a conversation. Raises RequestError when the file cannot be written."""
+    """Write a conversation to a file. Raises RequestError when that fails."""
     if path.endswith(".json"):
         import json
 

@@ -79,7 +79,7 @@ def _cpu_facts() -> dict[str, Any]:
 
 
 def _vulkan_devices() -> list[dict[str, Any]]:
-    """What --device may name, and what a device lacks that zinc needs."""
+    """Return the devices that --device may name, with features that zinc needs and they lack."""
     from zinc.backends.vulkan.device import candidates
 
     try:

@@ -1,4 +1,4 @@
-"""What the launches of a plan move and compute in a step."""
+"""Bytes and FLOPs of the launches of a plan."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StepShape:
                 return 1
 
     def bytes(self, launch: Launch) -> int:
-        """Weights, activations and cached keys and values that the launch reads or writes."""
+        """Return the bytes of weights, activations, keys and values that a launch moves."""
         cost = launch.cost
         # Launch costs are stated for float16.
         scale = BYTES_A_NUMBER[self.kv_dtype] / BYTES_A_NUMBER["f16"]
@@ -49,13 +49,13 @@ class StepShape:
         return launch.cost.flops(self.rows(launch), self.pairs(launch))
 
     def keys(self, launch: Launch) -> int:
-        """Cached positions that the step reads."""
+        """Return the number of cached positions that a launch reads."""
         window = int(launch.attributes.get("window", 0))
         keys = self.depth + self.tokens
         return self.sequences * (min(keys, window + self.tokens - 1) if window else keys)
 
     def pairs(self, launch: Launch) -> int:
-        """(query, key) pairs that are scored."""
+        """Return the number of (query, key) pairs that a launch scores."""
         window = int(launch.attributes.get("window", 0))
         if not window:
             pairs = self.tokens * self.depth + self.tokens * (self.tokens + 1) // 2
@@ -65,6 +65,6 @@ class StepShape:
 
 
 def file_bytes(weight: Weight) -> int:
-    """Bytes of the weight as the file stores it."""
+    """Return the bytes of a weight in the file."""
     rows = 1 if weight.is_vector else weight.planes * weight.rows
     return rows * row_bytes(weight.type, weight.cols)

@@ -1,4 +1,4 @@
-"""`zinc inspect`: what is in a model file, without loading it.
+"""`zinc inspect`: the contents of a model file, without loading it.
 
 A file that zinc cannot run can still be looked at; the reason is then part of the report.
 """
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(file: GGUFFile) -> dict[str, Any]:
-    """The report as JSON values; arrays of more than a few elements are abbreviated."""
+    """Return the report as JSON values; long arrays are abbreviated."""
     return {
         "path": str(file.path),
         "version": file.version,
@@ -64,7 +64,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
 
 
 def report(file: GGUFFile) -> str:
-    """The report for people."""
+    """Return the report as text."""
     n_parameters = sum(tensor.n_elements for tensor in file.tensors.values())
     parts = f" in {len(file.paths)} files" if len(file.paths) > 1 else ""
     loaded = _load(file)
@@ -110,13 +110,13 @@ def report(file: GGUFFile) -> str:
 
 
 def nextn_text(memory: dict[str, Any]) -> str:
-    """What the blocks that predict further tokens are, for people."""
+    """Return the names and size of the NextN blocks, as text."""
     blocks = ", ".join(memory["nextn_blocks"])
     return f"{blocks} (NextN), {size(memory['nextn_bytes'])}"
 
 
 def nextn_memory(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
-    """Blocks that predict further tokens and are in the file, and their bytes."""
+    """Return the blocks in the file that predict further tokens, and their bytes."""
     from zinc.models.nextn import nextn_tensors
 
     tensors = nextn_tensors(file, spec)
@@ -125,7 +125,7 @@ def nextn_memory(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _types(file: GGUFFile) -> list[tuple[str, int, int]]:
-    """(type, tensors, bytes), the largest first."""
+    """Return (type, tensors, bytes), the largest first."""
     n_bytes: Counter[str] = Counter()
     n_tensors: Counter[str] = Counter()
     for tensor in file.tensors.values():
@@ -181,7 +181,7 @@ def _json_value(value: MetadataValue) -> Any:
 
 
 def _finite(value: MetadataValue) -> MetadataValue:
-    """JSON has no NaN or infinity; they become text."""
+    """Return `value`, as text if it is NaN or infinite, which JSON lacks."""
     if isinstance(value, float) and value - value != 0:
         return str(value)
     return value

@@ -1,4 +1,4 @@
-"""Ctrl-C as a wish instead of an exception, so that the engine is never cut off in mid step."""
+"""Ctrl-C as a flag instead of an exception, so that a step of the engine is never interrupted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """While it is entered, the first Ctrl-C sets `requested()` and the second raises as usual."""
+    """A context in which the first Ctrl-C sets `requested()`; a second one raises as usual."""
 
     def __init__(self) -> None:
         self._requested = False

@@ -1,4 +1,4 @@
-"""From parsed options to a loaded model or a bound plan, with a progress line and a word on stderr.
+"""From parsed options to a loaded model or a bound plan, with progress and notes on stderr.
 
 Commands that talk use an `LLM`. Those that look at single launches (`bench`, `verify`) bind a plan
 themselves, to feed it steps of their own making.
@@ -99,8 +99,10 @@ def place(
     graph: Graph,
     wanted: placing.Wanted,
 ) -> api.Backend:
-    """The backend for a model, as the options or the device's memory have it; says what is not on
-    the device."""
+    """Return the backend for a model: the device, the CPU, or both.
+
+    The options decide, else the device's memory. A note on stderr says what runs on the CPU.
+    """
     threads, options = usage.threads(args), usage.backend_options(args)
     placed = placing.place(
         device,
@@ -137,15 +139,15 @@ class Bound:
         return self.cache.layout.kv_dtype
 
     def step(self, ids: Sequence[int], position: int, *, outputs: int, sequence: int = 0) -> Step:
-        """`ids` at `position` on of one sequence, with logits for the last `outputs` of them."""
+        """Return a step of `ids` from `position` on, with logits for the last `outputs` ids."""
         return self._step(np.array([ids], np.int32), position, outputs, sequence)
 
     def together(self, ids: Sequence[int], position: int) -> Step:
-        """One token of each sequence at the same position, with logits for all."""
+        """Return a step of one token for each sequence at `position`, with logits for all."""
         return self._step(np.array(ids, np.int32)[:, None], position, 1, 0)
 
     def _step(self, ids: IntArray, position: int, outputs: int, first: int) -> Step:
-        """Rows of ids [sequences, tokens] of the sequences from `first` on."""
+        """Return a step for `ids` [sequences, tokens] of the sequences from `first` on."""
         n, tokens = ids.shape
         if position + tokens > self.context:
             last = position + tokens

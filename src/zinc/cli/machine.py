@@ -1,4 +1,4 @@
-"""What this machine is: its processor, cores and memory, in words and numbers."""
+"""This machine: its processor, backends and memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 def cpu_model() -> str:
-    """The processor's name as the operating system gives it, with what tells generations apart when
-    the name has no number ("AMD EPYC", as a virtual machine may call it)."""
+    """Return the processor's name, with family and model when the name has no number.
+
+    A virtual machine may call it "AMD EPYC" and no more.
+    """
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         try:
@@ -41,7 +43,7 @@ def cpu_model() -> str:
 def backends(
     threads: int | None = None, options: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, Backend | ZincError]]:
-    """Every backend by name, as it starts here, or why it does not."""
+    """Yield each backend's name with the backend, or with the error that it fails with."""
     from zinc.backends import api
 
     for name in api.discover():

@@ -1,4 +1,4 @@
-"""The command `zinc`: finds the command, runs it, and turns every failure into one line.
+"""The program `zinc`: finds the command, runs it, and turns every failure into one line.
 
 Exit status: 0 done, 1 failed (`zinc: what: why. Hint.` on stderr), 2 wrong usage, 130 interrupted,
 141 when whoever read our output has gone, as a shell reports it for programs that SIGPIPE ends.
@@ -38,7 +38,7 @@ COMMANDS = {
 
 
 class Command(Protocol):
-    """What a command module defines."""
+    """A command module."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -169,7 +169,7 @@ def _start_log(level: str) -> None:
 
 
 def _discard_output() -> None:
-    """Points stdout at nothing, so that the interpreter's last flush does not fail again."""
+    """Redirect stdout to /dev/null, so that the flush at exit does not fail again."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Launches of a backend against those of `ref`, one by one on the same inputs.
+"""Comparison of a backend's launches with those of `ref`, one by one on the same inputs.
 
 The reference walks the backend's own plan. Before each launch its inputs are copied over from the
 backend, so an error shows at the launch that makes it and not at those that inherit it; keys and
@@ -75,7 +75,7 @@ class Check:
         return not self.error <= self.tolerance
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON has no NaN or infinity; such an error is null."""
+        """Return the check as JSON values; an error that is not finite is null."""
         finite = self.error - self.error == 0
         return {
             "step": self.step,
@@ -97,7 +97,10 @@ def compare(
     step: Step,
     allowed: Callable[[Launch], float],
 ) -> Iterator[Check]:
-    """Runs both, launch by launch, of which each may make the `allowed` relative error."""
+    """Run both programs launch by launch and yield a check of each output.
+
+    `allowed` returns the relative error that a launch may make.
+    """
     plan = program.plan
     whole = {ref.id: ref for launch in plan.launches for ref in launch.outputs}
     for i, launch in enumerate(plan.launches):
@@ -118,12 +121,12 @@ def compare(
 
 @cache
 def every_case() -> list[tuple[Op, Case]]:
-    """What the op registry generates."""
+    """Return all cases of the op registry."""
     return [(op, case) for op in OPS.values() for case in op.cases()]
 
 
 def is_for(kernels: Kernels, op: Op) -> bool:
-    """Whether a backend is to have the op."""
+    """Return whether a backend must have a kernel for the op."""
     return op.name not in OPTIONAL or kernels.supports(op.name)
 
 
@@ -168,7 +171,7 @@ def _compare_case(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) 
 
 
 def bind_case(backend: Backend, case: Case, plan: Plan, step: Step) -> Program:
-    """The plan of a case with its tensors, and a cache with what is before its step."""
+    """Return a program for the plan of a case, with its tensors and its cache filled."""
     for w in plan.weights:
         backend.upload(w, TensorData(w.type, w.shape, case.data(w)))
     n_blocks = max(1, step.tables[0].size)
@@ -206,7 +209,7 @@ def storage_error(rows: FloatArray, act: str) -> float:
 
 
 def case_tolerance(op: Op, case: Case) -> float:
-    """The relative error that a kernel may make in a case of the op registry."""
+    """Return the relative error that a kernel may make in a case of the op registry."""
     products = [node for node in case.graph.nodes if node.op in READS_ROWS]
     matrices = {
         x for node in products for x in node.inputs if isinstance(x, Weight) and not x.is_vector
@@ -217,12 +220,12 @@ def case_tolerance(op: Op, case: Case) -> float:
 
 
 def _rounds_rows(w: Weight) -> bool:
-    """Whether a kernel may round the rows in front of the weight."""
+    """Return whether a kernel may round the rows that it multiplies with the weight."""
     return w.type is GGMLType.BF16 or BLOCKS[w.type].block_size > 1
 
 
 def launch_tolerance(launch: Launch, kv_dtype: str) -> float:
-    """The relative error that a launch of a model may make, given its inputs."""
+    """Return the relative error that a launch of a model may make, given its inputs."""
     reads_cache = launch.kernel != "rope_store" and any(
         isinstance(x, KVState) for x in launch.inputs
     )

@@ -1,5 +1,4 @@
-"""What `zinc plan` says of a plan over several places: who runs what, what crosses, and the bytes
-of each."""
+"""The report of `zinc plan` on a model that is divided: launches, transfers and bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from zinc.engine.loader import context_bytes, state_bytes_per_sequence
 
 
 def places(plan: SplitPlan) -> list[int]:
-    """The place of each launch."""
+    """Return the index of the backend that runs each launch."""
     runs = [x for x in plan.schedule if isinstance(x, Segment)]
     return [run.place for run in runs for _ in range(run.first, run.last)]
 
 
 def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int) -> dict[str, Any]:
-    """As JSON values. A transfer is before the launch of that index."""
+    """Return backends and transfers as JSON values; `before` is the index of a launch."""
     crossings, at = [], 0
     for entry in plan.schedule:
         if isinstance(entry, Transfer):
@@ -49,7 +48,7 @@ def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int
 
 
 def columns(plan: SplitPlan, found: dict[str, Any]) -> list[tuple[str, str]]:
-    """For each launch the place that runs it, and what that receives before it."""
+    """Return, for each launch, its backend and the size of the transfers before it."""
     received: dict[int, int] = {}
     for transfer in found["transfers"]:
         received[transfer["before"]] = received.get(transfer["before"], 0) + transfer["bytes"]

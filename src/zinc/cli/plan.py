@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def barrier_report(counts: StepCounts | None, n_layers: int) -> dict[str, Any]:
-    """What a step is on the device, as JSON; empty where launches are calls."""
+    """Return the dispatches and barriers of a step as JSON; empty on a backend without them."""
     if counts is None:
         return {}
     return {
@@ -137,7 +137,7 @@ def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, Any]:
 
 
 def launches(plan: Plan, shape: StepShape, where: Sequence[tuple[str, str]] | None = None) -> str:
-    """A table. where: for each launch its place and what that receives."""
+    """Return a table of the launches; `where` adds two columns, see `placement.columns`."""
     rows = [
         (
             i,
@@ -185,7 +185,7 @@ def totals(plan: Plan, shape: StepShape, memory: dict[str, Any]) -> str:
 
 
 def describe(plan: Plan, shape: StepShape) -> dict[str, Any]:
-    """The plan as JSON values."""
+    """Return the plan as JSON values."""
     return {
         "hash": plan.hash,
         "max_tokens": plan.max_tokens,
@@ -231,7 +231,7 @@ def _operand(x: Operand) -> dict[str, Any] | None:
 
 
 def _operands(launch: Launch) -> str:
-    """Weights with their types, shortened by the part they belong to, and state."""
+    """Return the weights of a launch with their types, and the state that it reads."""
     from zinc.ops.graph import KVState, RecurrentState, Weight
 
     names = []
@@ -247,7 +247,7 @@ def _operands(launch: Launch) -> str:
 
 
 def dot(plan: Plan) -> str:
-    """The plan as a Graphviz digraph: launches, and the values that go from one to the next."""
+    """Return the plan as a Graphviz digraph of launches and the values between them."""
     from zinc.backends.api import Ref
 
     lines = ["digraph plan {", "  node [shape=box, style=filled, fillcolor=white];"]

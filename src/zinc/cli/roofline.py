@@ -26,7 +26,7 @@ class Roofline:
 
 
 def measure(backend: Backend) -> Roofline | None:
-    """Measured on the backend's own threads; None for a backend that has no such limits."""
+    """Return the limits of the backend's device; None for a backend without any."""
     if backend.name == "vulkan":
         return _vulkan(backend)
     if backend.name != "cpu":
@@ -42,7 +42,7 @@ def measure(backend: Backend) -> Roofline | None:
 
 
 def measure_visibly(backend: Backend) -> Roofline | None:
-    """As `measure`, with a line on a terminal while it runs."""
+    """Return the limits as `measure` does, with a line on a terminal meanwhile."""
     with ProgressBar("measuring memory and arithmetic", delay_s=0) as progress:
         progress(0, 0)
         return measure(backend)

@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def config(args: argparse.Namespace) -> ServerConfig:
-    """What the options say. Raises RequestError, FormatError."""
+    """Return the server's configuration. Raises RequestError, FormatError."""
     from zinc.cli import loading, text
     from zinc.server.config import LoadOptions, ServerConfig
 

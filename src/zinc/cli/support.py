@@ -72,7 +72,7 @@ class Support:
 
     @property
     def common(self) -> list[str]:
-        """Kernels of every architecture."""
+        """Return the kernels that every architecture needs."""
         sets = [set(a.kernels) for a in self.architectures]
         return sorted(set.intersection(*sets))
 
@@ -164,7 +164,7 @@ def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], 
 
 
 def _quantised(backend: Kernels) -> GGMLType:
-    """A block format whose products read quantised rows, where the backend has one."""
+    """Return a block format whose products read quantised rows, if the backend has one."""
     from zinc.ops.graph import Act
     from zinc.quant.blocks import GGMLType
 
@@ -180,7 +180,7 @@ def _rows(backend: Kernels, type: GGMLType) -> str | None:
 
 
 def _formats(backends: Sequence[Kernels]) -> list[Formats]:
-    """Formats with the same entries together, those that most backends read first."""
+    """Return the formats, grouped by equal entries; the ones most backends read come first."""
     from zinc.quant.blocks import BLOCKS, GGMLType
 
     groups: dict[tuple[str | None, ...], list[GGMLType]] = {}
@@ -198,7 +198,7 @@ def _formats(backends: Sequence[Kernels]) -> list[Formats]:
 
 
 def _devices(options: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Whether the device of each backend is on this machine."""
+    """Return, for each backend, whether its device is on this machine."""
     from zinc.cli import machine
 
     devices: dict[str, dict[str, Any]] = {}
@@ -211,7 +211,7 @@ def _devices(options: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def report(found: Support, devices: Mapping[str, Mapping[str, Any]]) -> str:
-    """The tables for people, in a terminal."""
+    """Return the tables for a terminal."""
     states = [
         (name, "ready" if d["ready"] else "not on this machine", d["description"])
         for name, d in devices.items()
@@ -228,7 +228,7 @@ def report(found: Support, devices: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _wrapped(header: Sequence[str], rows: Rows) -> str:
-    """A table whose first column, a list, goes on in further lines."""
+    """Return a table whose first column, a list, is wrapped."""
     lines: Rows = []
     for first, *cells in rows:
         names = textwrap.wrap(str(first), LIST_WIDTH)

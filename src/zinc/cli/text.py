@@ -13,12 +13,12 @@ MAX_TEXT_BYTES = 1 << 28
 
 
 def read_stdin() -> str:
-    """All of standard input. Raises RequestError when it is not UTF-8."""
+    """Return all of standard input. Raises RequestError when it is not UTF-8."""
     return _read(sys.stdin.buffer, "standard input")
 
 
 def read_file(path: str) -> str:
-    """A text file. Raises RequestError when it cannot be read or is not UTF-8."""
+    """Return the text of a file. Raises RequestError when it cannot be read or is not UTF-8."""
     if path == "-":
         return read_stdin()
     try:
@@ -44,7 +44,7 @@ def _read(file: BinaryIO, name: str) -> str:
 
 
 def size(n_bytes: float) -> str:
-    """Bytes in decimal units: 18.3 MB."""
+    """Return a number of bytes in decimal units: 18.3 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if n_bytes < 1000:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
@@ -53,13 +53,13 @@ def size(n_bytes: float) -> str:
 
 
 def plain(text: str, limit: int) -> str:
-    """One line of at most `limit` characters, without control characters."""
+    """Return `text` as one line of at most `limit` characters, control characters escaped."""
     shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:limit])
     return shown if len(text) <= limit and len(shown) <= limit else f"{shown[: limit - 3]}..."
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns wide enough for all; those whose header ends in "|" are set flush right."""
+    """Return rows as text columns; a header that ends in "|" aligns its column right."""
     cells = [[_cell(value) for value in row] for row in rows]
     right = [name.endswith("|") for name in header]
     names = [name.rstrip("| ") for name in header]

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _quoted(piece: bytes) -> str:
-    """The piece as a Python literal, so that blanks and control characters can be seen."""
+    """Return the piece as a Python literal, in which blanks and control characters show."""
     try:
         return repr(piece.decode())
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once, and their checks. Imports nothing heavy."""
+"""Options that several commands share, and their checks. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class UsageError(Exception):
-    """Arguments that are each fine and do not go together; ends like an error of the parser."""
+    """Arguments that cannot be combined, or one that is missing; exits as a parser error does."""
 
 
 def natural(text: str) -> int:
@@ -72,7 +72,7 @@ def add_number(
     default: int,
     text: str,
 ) -> None:
-    """A whole number with a default, which the help names."""
+    """Add an option for a whole number; the help text names its default."""
     text += " (default: %(default)s)"
     parser.add_argument(option, type=kind, default=default, metavar="N", help=text)
 
@@ -160,7 +160,7 @@ def add_rope(parser: argparse.ArgumentParser) -> None:
 
 
 def rope_scaling(args: argparse.Namespace) -> RopeScaling | None:
-    """What the options of `add_rope` say. Raises RequestError."""
+    """Return the RoPE scaling of `add_rope`'s options, None for the file's. Raises RequestError."""
     given = (args.rope_scaling, args.rope_scale, args.yarn_orig_ctx, args.rope_always)
     if not any(given):
         return None
@@ -217,7 +217,7 @@ def add_sampler(parser: argparse.ArgumentParser, title: str) -> argparse._Argume
 
 
 def sampler_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options of `add_sampler` say: arguments of SamplingParams."""
+    """Return the options of `add_sampler` that are given, as arguments of SamplingParams."""
     names = [option.lstrip("-").replace("-", "_") for option, *_ in SAMPLING]
     given = {name: getattr(args, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
@@ -240,7 +240,7 @@ def add_chat_template(parser: argparse.ArgumentParser) -> None:
 
 
 def chat_template(args: argparse.Namespace) -> str | None:
-    """The template that is named. Raises RequestError when it cannot be read."""
+    """Return the source of --chat-template. Raises RequestError when it cannot be read."""
     from zinc.cli import text
 
     path = getattr(args, "chat_template", None)
@@ -255,7 +255,7 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def backend_name(args: argparse.Namespace) -> str:
-    """What --backend says; a device such as vulkan:0 says it too."""
+    """Return the backend that --backend, or a device such as vulkan:0, names."""
     backend, colon, _ = (_device(args) or "").partition(":")
     return str(args.backend or (backend if colon else "") or env.BACKEND.get())
 
@@ -276,7 +276,7 @@ def backend_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def placement(args: argparse.Namespace) -> Placement | None:
-    """What the options of `add_backend` say of it."""
+    """Return the placement of --gpu-layers and --cpu-moe, None without either."""
     if args.gpu_layers is None and args.cpu_moe is None:
         return None
     from zinc.plan.placement import Placement
@@ -285,7 +285,7 @@ def placement(args: argparse.Namespace) -> Placement | None:
 
 
 def model_path(args: argparse.Namespace) -> Path:
-    """The model file that is meant; says so when it is the embedded one. Raises FormatError."""
+    """Return the model file; note on stderr that it is the embedded one. Raises FormatError."""
     from zinc.engine.loader import resolve_model
 
     path = resolve_model(args.model)
@@ -295,7 +295,7 @@ def model_path(args: argparse.Namespace) -> Path:
 
 
 def text_argument(value: str, name: str) -> str:
-    """`value` as it is. Raises RequestError when the shell passed bytes that are not UTF-8."""
+    """Return `value`. Raises RequestError when the shell passed bytes that are not UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

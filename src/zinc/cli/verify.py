@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | None:
-    """Runs the cases of the op registry; returns the first check that departs."""
+    """Run the cases of the op registry; return the first check that departs."""
     from zinc.cli import loading, parity
 
     results = list(parity.compare_cases(lambda: loading.create_backend(args)))
@@ -111,8 +111,10 @@ def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | N
 
 
 def _steps(bound: Bound, n_tokens: int) -> Iterator[tuple[str, Step]]:
-    """A prompt with logits for every token, then single tokens after it; a token is drawn from each
-    row, if the plan does that."""
+    """Yield a prompt with logits for every token, then steps of single tokens after it.
+
+    A token is sampled from each row if the plan has a launch for that.
+    """
     import numpy as np
 
     from zinc.ops.sampling import draws_of
@@ -155,7 +157,7 @@ def compare_layers(
 
 
 def compare_logits(bound: Bound, reference: Bound, n_tokens: int) -> dict[str, Any]:
-    """Both run freely: what all errors together do to the logits of the prompt."""
+    """Compare the logits of the prompt when both programs run without being aligned."""
     from zinc.cli.parity import relative_error
 
     _, step = next(_steps(bound, n_tokens))
@@ -170,7 +172,7 @@ def compare_logits(bound: Bound, reference: Bound, n_tokens: int) -> dict[str, A
 
 
 def _parts(checks: list[Check]) -> str:
-    """The worst check of every part of the model."""
+    """Return a table of the worst check of each part of the model."""
     worst: dict[str, Check] = {}
     for check in checks:
         before = worst.get(check.label)
