@@ -93,6 +93,15 @@ def test_a_terminal_and_a_device_are_not_read(stdin):
     os.close(slave)
 
 
+def test_a_stand_in_for_stdin_is_not_read(monkeypatch):
+    class Unreadable(io.StringIO):
+        def read(self, *_):
+            pytest.fail("read")
+
+    monkeypatch.setattr(sys, "stdin", Unreadable())
+    assert read("Summarise:") == (None, "Summarise:")
+
+
 def test_a_pipe_that_stays_silent_is_told(stdin, monkeypatch, capsys):
     monkeypatch.setattr(streams, "PATIENCE_S", 0.01)
     reader, writer = os.pipe()

@@ -47,8 +47,8 @@ def has_piped_input() -> bool:
     """
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except OSError:  # a stream in memory
-        return not sys.stdin.isatty()
+    except OSError:  # bytes in memory, or a stand-in of a program that runs commands
+        return isinstance(sys.stdin, io.TextIOWrapper)
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
 
 
