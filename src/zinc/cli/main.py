@@ -81,9 +81,24 @@ def _epilog() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status; never raise what a user can cause."""
+    """Run a command line and return its exit status; never raise what a user can cause.
+
+    Output that cannot be written ends it quietly, when the reader has gone, or with one line.
+    """
     with standard_streams():
-        return _main(sys.argv[1:] if argv is None else list(argv))
+        try:
+            try:
+                return _main(sys.argv[1:] if argv is None else list(argv))
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_output()
+            return BROKEN_PIPE
+        except OSError as error:
+            _discard_output()
+            # Commands name the files that they open; an error without a name is one of the output.
+            where = error.filename or "cannot write the output"
+            return _fail(f"{where}: {error.strerror or error}.")
 
 
 def _main(argv: list[str]) -> int:
@@ -105,30 +120,7 @@ def _main(argv: list[str]) -> int:
     if unknown := args.parser.add_rest(args, rest):
         sys.stderr.write(args.parser.unknown(unknown))
         return USAGE
-    return _run_guarded(args)
-
-
-def _run_guarded(args: argparse.Namespace) -> int:
-    """Run a command; output that cannot be written ends it quietly or with one line."""
-    try:
-        try:
-            return _run(args)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_output()
-        return BROKEN_PIPE
-    except OSError as error:
-        _discard_output()
-        # Commands name the files that they open; an error without a name is one of the output.
-        where = error.filename or "cannot write the output"
-        return _fail(f"{where}: {error.strerror or error}.")
-
-
-def _say_unknown(name: str, unknown: list[str]) -> None:
-    option = next((text for text in unknown if text.startswith("-")), None)
-    what = f"there is no option {option}" if option else f"{unknown[0]!r} is one argument too many"
-    print(f"zinc {name}: error: {what}; `zinc {name} --help` lists all", file=sys.stderr)
+    return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:
