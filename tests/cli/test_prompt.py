@@ -7,7 +7,6 @@ import os
 import pty
 import socket
 import sys
-import threading
 
 import pytest
 
@@ -103,13 +102,16 @@ def test_a_stand_in_for_stdin_is_not_read(monkeypatch):
 
 
 def test_a_pipe_that_stays_silent_is_told(stdin, monkeypatch, capsys):
-    monkeypatch.setattr(streams, "PATIENCE_S", 0.01)
     reader, writer = os.pipe()
     stdin(reader)
-    timer = threading.Timer(0.3, os.close, [writer])
-    timer.start()
+
+    def select_in_vain(readable, *_):
+        assert readable == [sys.stdin]
+        os.close(writer)
+        return [], [], []
+
+    monkeypatch.setattr(streams.select, "select", select_in_vain)
     assert read("Hello") == (None, "Hello")
-    timer.join()
     os.close(reader)
     assert "waiting for text on standard input; `< /dev/null` starts" in capsys.readouterr().err
 
