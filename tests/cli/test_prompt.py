@@ -174,12 +174,23 @@ def test_a_model_alone_leaves_nothing_to_ask(stdin, fixture_model):
         read(fixture_model)
 
 
-def test_a_text_file_in_the_place_of_the_model_is_told(zinc, tmp_path):
+@pytest.mark.parametrize("rest", [[], ["Summarise"]])
+def test_a_text_file_in_the_place_of_the_model_is_told(zinc, tmp_path, rest):
     path = tmp_path / "notes.txt"
     path.write_text("notes")
-    result = zinc("run", path, "Summarise")
-    assert result.status == 1
-    assert str(path) in result.err
+    result = zinc("run", path, *rest)
+    assert (result.status, result.out) == (1, "")
+    assert result.err == (
+        f"zinc: {path} is not a model: it is no GGUF file. Read a prompt from it with "
+        f"--file {path}.\n"
+    )
+
+
+def test_a_model_may_have_any_suffix(stdin, tmp_path, fixture_model):
+    stdin("")
+    path = tmp_path / "model"
+    path.write_bytes(fixture_model.read_bytes())
+    assert read(path, "Hello") == (str(path), "Hello")
 
 
 def test_several_words_need_quotes(stdin):

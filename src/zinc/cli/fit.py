@@ -55,16 +55,13 @@ def report(
 def text(found: dict[str, Any], context: int) -> str:
     """Return the report for people, one line for each memory."""
     several = len(found["memories"]) > 1
+    share = f"({1 - loader.MEMORY_RESERVE:.0%} of the free memory)"
     lines = []
     for memory in found["memories"]:
+        verdict = "fits in memory" if memory["fits"] else "DOES NOT FIT in memory"
         where = f" on {memory['backend']}" if several else ""
         needed, available = size(memory["needed_bytes"]), size(memory["available_bytes"])
-        if memory["fits"]:
-            lines.append(f"fits in memory{where}: needs {needed}, {available} are available")
-        else:
-            lines.append(
-                f"DOES NOT FIT in memory{where}: needs {needed}, {available} are available"
-            )
+        lines.append(f"{verdict}{where}: needs {needed}, {available} are available {share}")
     if not found["fits"]:
         fitting = found["fitting_context_tokens"]
         lines.append(

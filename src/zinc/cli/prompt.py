@@ -71,13 +71,29 @@ def _model(word: str, option: str | None) -> str:
             f"{word} is written like a model and -m names {option}: give one "
             "(a blank in it makes it a prompt)"
         )
-    if not Path(word).expanduser().exists():
+    path = Path(word).expanduser()
+    if not path.exists():
         raise RequestError(
             f"cannot open {word}",
             "there is no such file",
             "check the path (a blank in it makes it a prompt)",
         )
+    if path.suffix != ".gguf" and path.is_file() and not _is_gguf(path):
+        raise RequestError(
+            f"{word} is not a model",
+            "it is no GGUF file",
+            f"read a prompt from it with --file {word}",
+        )
     return word
+
+
+def _is_gguf(path: Path) -> bool:
+    """Return whether a file begins as GGUF files do, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return True  # an error when it is loaded
 
 
 def _whole(args: argparse.Namespace, *, required: bool) -> str:
