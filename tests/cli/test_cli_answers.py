@@ -293,6 +293,11 @@ def test_chat_remembers_and_forgets(backend, llm, capsys):
     assert chat.messages == [{"role": "system", "content": "Be kind."}]
     chat.take("/system")
     assert capsys.readouterr().out.endswith("Be kind.\n")
+    chat.take("/system Be\nbrief.")
+    assert chat.messages == [{"role": "system", "content": "Be\nbrief."}]
+    chat.take("/* a pasted\ncomment */")
+    assert [m["content"] for m in chat.messages[:2]] == ["Be\nbrief.", "/* a pasted\ncomment */"]
+    chat.take("/clear")
     assert chat.take("")
     assert len(chat.messages) == 1
     assert not chat.take("/exit")

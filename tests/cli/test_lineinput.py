@@ -52,6 +52,9 @@ def test_a_line_that_is_no_text_is_left_out(monkeypatch, capsys):
         (f'{QUOTE}a "{QUOTE}', ['a "']),
         (f"no {QUOTE} here{QUOTE}", [f"no {QUOTE} here{QUOTE}"]),
         (f"{QUOTE}", [""]),
+        (f"/system {QUOTE}Be\nbrief.{QUOTE}\nnext", ["/system Be\nbrief.", "next"]),
+        (f"/system {QUOTE}Be\nbrief.", ["/system Be\nbrief."]),
+        (f"a /system {QUOTE}\nnext", [f"a /system {QUOTE}", "next"]),
     ],
 )
 def test_quotes_open_and_close_a_message(monkeypatch, text, expected):

@@ -14,6 +14,8 @@ PROMPT, MORE = "> ", "  "
 QUOTE = '"""'
 # Without bracketed paste, lines that are already there after this time belong to one paste.
 PASTE_S = 0.02
+# What may stand in front of triple quotes: nothing, or a command such as /system.
+_OPENING = re.compile(rf"(/\w+ +)?(?={QUOTE})")
 
 
 class LineInput:
@@ -50,10 +52,11 @@ class LineInput:
                 continue
             lines.append(line)
             typed = "\n".join(lines)
-            if typed.startswith(QUOTE):
-                message = unquoted(typed)
-                if message is None:
+            if (opening := _OPENING.match(typed)) is not None:
+                quoted = unquoted(typed[opening.end() :])
+                if quoted is None:
                     continue
+                message = opening[0] + quoted
             elif line.endswith("\\"):
                 lines[-1] = line[:-1]
                 continue
@@ -113,8 +116,9 @@ def unquoted(text: str) -> str | None:
 def _unfinished(lines: list[str]) -> str | None:
     """Return the message that the end of the input cuts off, if there is one."""
     text = "\n".join(lines)
-    quoted = unquoted(text + QUOTE)
-    return (text if quoted is None else quoted) if lines else None
+    if (opening := _OPENING.match(text)) is not None:
+        text = opening[0] + (unquoted(text[opening.end() :] + QUOTE) or "")
+    return text if lines else None
 
 
 def read_history(path: Path) -> list[str]:
