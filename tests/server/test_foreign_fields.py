@@ -344,18 +344,25 @@ def test_what_cannot_be_honoured_names_the_field_that_was_sent(
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
-def test_a_budget_without_reasoning_names_the_field_that_was_sent():
-    with running(load=replace(LOAD, chat_template=PLAIN)) as server:
-        for path, fields, param in (
-            ("/v1/chat/completions", {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
-            ("/v1/chat/completions", {"thinking_budget": 5}, "thinking_budget"),
-            ("/v1/responses", {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
-        ):
-            assert refused(server, fields, path)["param"] == param
-        thinking = {"type": "enabled", "budget_tokens": 5}
-        error = refused(server, {"thinking": thinking}, "/v1/messages")
-        assert "thinking.budget_tokens is not supported" in error["message"]
-        assert chat(server, reasoning={"enabled": False})["choices"]
+def test_a_budget_is_no_error_where_there_is_no_reasoning():
+    """Clients send one to every model; the log says once that it has no effect."""
+    logger, records = logging.getLogger("zinc.server"), list[logging.LogRecord]()
+    logger.addHandler(handler := logging.Handler())
+    handler.emit = records.append  # type: ignore[method-assign]
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    try:
+        with running(load=replace(LOAD, chat_template=PLAIN)) as server:
+            for path, fields in (
+                ("/v1/chat/completions", {"messages": HELLO, "reasoning": {"max_tokens": 5}}),
+                ("/v1/chat/completions", {"messages": HELLO, "thinking_budget": 5}),
+                ("/v1/responses", {"input": "Hello", "reasoning": {"max_tokens": 5}}),
+                ("/v1/messages", {"messages": HELLO, "max_tokens": 4, "thinking": thinking}),
+            ):
+                assert server.post(path, fields).status == 200
+    finally:
+        logger.removeHandler(handler)
+    notes = [message for r in records if "thinking budgets" in (message := r.getMessage())]
+    assert len(notes) == 1
 
 
 def test_an_endpoint_without_the_setting_says_so(server: Running):

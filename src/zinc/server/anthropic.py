@@ -269,7 +269,6 @@ def to_request(fields: PromptFields, sampling: MessagesFields | None) -> ChatReq
         template_args={**arguments, **(fields.chat_template_kwargs or {})},
         constraint=_constraint(fields.output_config),
         thinking_budget=budget,
-        budget_param="thinking.budget_tokens",
         priority=(sampling.priority or 0) if sampling else 0,
     )
 

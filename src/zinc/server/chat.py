@@ -26,7 +26,7 @@ from zinc.engine.constraint import Thinking
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Timings
 from zinc.server import forced_calls
-from zinc.server.errors import ApiError, context_exceeded, invalid, unsupported
+from zinc.server.errors import ApiError, context_exceeded, invalid
 from zinc.server.fields import MAX_ANSWERS, Constraint, constraints, with_seed
 from zinc.server.forced_check import check_available
 from zinc.server.pool import LoadedModel
@@ -56,8 +56,7 @@ class ChatRequest:
     With `forced_tools` an answer is a call of one of them. A last message of the assistant is the
     beginning of the answer. With `one_call` an answer ends after its first call. `thinking_budget`
     bounds the reasoning, in tokens. With `truncate` the oldest turns are left out when the prompt
-    does not fit. `param` and `budget_param` name the fields that hold the messages and the budget,
-    for errors.
+    does not fit. `param` names the field that holds the messages, for errors.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -73,7 +72,6 @@ class ChatRequest:
     telemetry: Telemetry = NO_TELEMETRY
     truncate: bool = False
     param: str = "messages"
-    budget_param: str = "thinking_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +253,9 @@ async def start(
         ) from None
     if len(prompt.ids) >= model.context:
         raise context_exceeded(len(prompt.ids), model.context, request.param)
-    limit = request.thinking_budget
-    if limit is not None and prompt.format.thinking is None:
-        raise unsupported(request.budget_param, "this model's format has no marked reasoning")
+    if request.thinking_budget is not None and prompt.format.thinking is None:
+        # A bound on reasoning that there is not is kept; clients send one to every model.
+        model.note("its chat format marks no reasoning, so thinking budgets have no effect")
 
     def reader() -> TokenParser:
         return TokenParser(

@@ -262,7 +262,6 @@ def to_request(
     refuse(fields, _REFUSED)
     if fields.truncation not in (None, "auto", "disabled"):
         raise invalid("truncation", "truncation is not valid", "it is auto or disabled")
-    budget_param = "thinking_budget"
     if fields.reasoning is not None:
         given = fields.reasoning
         fields.reasoning_effort = given.effort or fields.reasoning_effort
@@ -270,7 +269,6 @@ def to_request(
             fields.enable_thinking = given.enabled
         if given.max_tokens is not None:
             fields.thinking_budget = given.max_tokens
-            budget_param = "reasoning.max_tokens"
     if fields.text is not None and fields.text.verbosity is not None:
         fields.verbosity = fields.text.verbosity
     for name in fields.include or []:
@@ -297,7 +295,6 @@ def to_request(
         template_args=template_arguments(fields),
         constraint=_constraint(fields),
         thinking_budget=fields.thinking_budget,
-        budget_param=budget_param,
         truncate=fields.truncation == "auto",
         param="input",
     )

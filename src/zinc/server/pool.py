@@ -55,6 +55,7 @@ class LoadedModel:
         self.runner = runner
         self.rendering = asyncio.Semaphore(_RENDERINGS)
         self.arguments = ArgumentChecker()
+        self._noted: set[str] = set()
         self._styles: dict[bool, ChatStyle] = {}
 
     @property
@@ -64,6 +65,12 @@ class LoadedModel:
     @property
     def context(self) -> int:
         return self.llm.context
+
+    def note(self, text: str) -> None:
+        """Log what a request asked of the model in vain, once for each text."""
+        if text not in self._noted:
+            self._noted.add(text)
+            log.warning("%s: %s", self.name, text)
 
     def chat_style(self, for_tools: bool = False) -> ChatStyle:
         """How it chats. Raises ApiError when it has no template, TemplateError for a broken one."""
