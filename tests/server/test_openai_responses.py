@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from serving import MODEL, WEATHER, Running
+from serving import MODEL, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams
 from zinc.server.chat import shorter
@@ -356,6 +356,15 @@ def test_a_complete_response_cannot_be_cancelled(client):
     assert "complete" in caught.value.message
     with pytest.raises(openai.NotFoundError):
         client.responses.cancel("resp_none")
+
+
+def test_only_its_key_is_told_that_a_response_cannot_be_cancelled():
+    with running(api_keys=("first", "second")) as server:
+        fields = {"input": "Hello", "max_output_tokens": 2}
+        id = server.post("/v1/responses", fields).json["id"]
+        for key, status in (("first", 400), ("second", 404)):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert server.post(f"/v1/responses/{id}/cancel", {}, headers=headers).status == status
 
 
 def test_length_makes_it_incomplete(client):

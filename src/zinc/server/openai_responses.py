@@ -230,7 +230,7 @@ async def cancel_response(service: Service, request: Request) -> Response:
 
     Raises ApiError: 404 for an unknown response, else 400.
     """
-    service.store.get(request.path_params["id"])
+    service.store.get(request.path_params["id"], owner_of(service, request))
     raise ApiError(
         400,
         "the response cannot be cancelled",
