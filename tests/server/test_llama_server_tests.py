@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,7 +148,10 @@ def test_outcomes_are_told_apart(tmp_path: Path):
     (tests / "pytest.ini").write_text("[pytest]\nmarkers = slow: slow\n")
     command = [sys.executable, str(SCRIPT), "--files", "completion", str(tmp_path)]
     found = subprocess.run(
-        [*command, "--json", str(tmp_path / "found.json")], capture_output=True, text=True
+        [*command, "--json", str(tmp_path / "found.json")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     assert found.returncode == 1, found.stdout + found.stderr
     results = json.loads((tmp_path / "found.json").read_text())
