@@ -29,7 +29,7 @@ _LARGE_BYTES = 1 << 20
 _BODY_TIMEOUT_S = 60.0
 _MAX_DEPTH = 100
 MAX_VALUES = 1 << 20
-MAX_MEMBERS = 1 << 17  # of objects, and the objects and arrays themselves
+MAX_MEMBERS = 1 << 16  # of objects, and the objects and arrays themselves
 VALUE_BYTES = 64  # of memory, about, beside the text of the body
 # Of each body, so many bytes do not count, so that a flood of large ones shuts out no small ones.
 FREE_BYTES = 1 << 16

@@ -158,7 +158,8 @@ class Tokenizer:
                 ids.insert(0, self.bos_id)
             if self.add_eos and self.eos_id is not None:
                 ids.append(self.eos_id)
-        _check_count(ids, limit)
+        if limit is not None:
+            _check_count(ids, limit)
         return ids
 
     def shield(self, text: str) -> str:
@@ -178,7 +179,8 @@ class Tokenizer:
         ids = self._encode_pieces([piece for piece in plain if piece != ""], early)
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
-        _check_count(ids, limit)
+        if limit is not None:
+            _check_count(ids, limit)
         return ids
 
     def _encode_pieces(self, pieces: Sequence[str | int], limit: int | None) -> list[int]:
@@ -278,8 +280,8 @@ class Tokenizer:
         return f"Tokenizer({self.path!r}, n_vocab={self.n_vocab})"
 
 
-def _check_count(ids: Sequence[int], limit: int | None) -> None:
-    if limit is not None and len(ids) > limit:
+def _check_count(ids: Sequence[int], limit: int) -> None:
+    if len(ids) > limit:
         raise TextTooLongError(len(ids), limit, is_exact=True)
 
 
