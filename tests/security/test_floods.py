@@ -294,6 +294,18 @@ def test_memory_of_a_request_is_bounded_whatever_its_text(process: Process, path
 
 
 @needs_proc
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/input_tokens"])
+def test_memory_of_a_million_tokens_is_bounded(process: Process, path):
+    text = "word " * 600_000  # a little less than are counted
+    fields = PATHS[path](text) | ({"with_pieces": True} if path == "/tokenize" else {})
+    data = json.dumps(fields).encode()
+    status, growth = process.growth_bytes(path, data)
+    print(f"{status}, {growth >> 20} MiB for {len(data) >> 20} MiB")
+    assert status == 200
+    assert growth < TIMES_THE_BODY * len(data) + AND_BYTES
+
+
+@needs_proc
 @pytest.mark.parametrize(
     "data",
     [

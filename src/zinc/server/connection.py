@@ -9,6 +9,7 @@ new ones are turned away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 from typing import Any
@@ -144,8 +145,10 @@ def connections_allowed(wanted: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit below "none"
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
     allowed = max(1, soft - RESERVED_FILES)
