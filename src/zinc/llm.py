@@ -81,21 +81,26 @@ class _Loaded:
 class LLM:
     """A model ready to run.
 
-    model: path of a GGUF file, None for the embedded demo model. backend: "auto", or a name from
-    `zinc.backends.api.discover()`. threads: default, the cores this process may use. placement:
-    what of the model is on the backend's device and what on the CPU (docs/placement.md); default,
-    as much on the device as fits, and `LLM.placed.note` says so when that is not all. context:
-    tokens that prompt and answer may have together; default, the model's own as far as memory goes.
-    rope: how positions are scaled for a longer context, other than the file says; sequences that
-    fit the original context run without it. kv_dtype: "f16", "q8_0", "q4_0" (CPU; it costs quality,
-    see docs/numerics.md), or "auto" for Q8_0 on the CPU. batch_tokens: the most tokens a step runs.
-    prefix_cache: keep what was run for prompts that begin alike, in at most `cache_bytes` (default:
-    all that is not in use). cache_dir: a folder where that is found again after a restart or a
-    crash, written behind while requests run; it holds what was said, readable by its owner alone.
-    swap_bytes: memory of the host for copies of requests that make room for others (default: a
-    share of what is left; with 0 they are run again). pooling: how `embed` makes one row of a text;
-    default, as the file says, else the mean. chat_template: Jinja source in the place of the
-    file's. progress: called with bytes done and bytes in all while weights are loaded.
+    model: path of a GGUF file; None is the embedded demo model.
+    backend: "auto", or a name from `zinc.backends.api.discover()`.
+    threads: CPU threads; default, one for each core that this process may use.
+    placement: which layers are on the device and which on the CPU (docs/placement.md); default, as
+        many on the device as fit. `LLM.placed.note` says so if some do not.
+    context: tokens of prompt and answer together; default, the model's own as far as memory goes.
+    rope: RoPE scaling for a longer context than the file states. Sequences that fit the original
+        context run without it.
+    kv_dtype: "f16", "q8_0", "q4_0" (CPU; it costs quality, see docs/numerics.md), or "auto", which
+        is Q8_0 on the CPU.
+    batch_tokens: the most tokens that a step runs.
+    prefix_cache: keep the KV cache of prompts for others that begin alike, in at most `cache_bytes`
+        (default: all memory of the cache that is not in use).
+    cache_dir: a folder that keeps the prefix cache over restarts. It is written while requests run;
+        it holds the text of prompts, readable by its owner alone.
+    swap_bytes: host memory for copies of preempted requests (default: a share of what is free);
+        what does not fit is run again.
+    pooling: how `embed` turns the rows of a text into one; default, as the file says, or "mean".
+    chat_template: Jinja source that replaces the file's template.
+    progress: called with bytes done and bytes in all while weights are loaded.
 
     Thread-safe: requests of several threads share steps, as do prompts that are given together.
     After `close`, methods raise RequestError. Raises a `ZincError` when the file is damaged or
