@@ -210,12 +210,14 @@ class EngineWorker:
 
     def _stop(self) -> None:
         """Stop the thread where it is, since the interpreter ends."""
+        if os.getpid() != self._process:  # a fork may have copied the lock while it was held
+            return
         with self._lock:
             self._closed = True
             thread = self._thread
             self._calls.put(None)
         if thread is not None:
-            thread.join()  # at once in a forked process, which has no such thread
+            thread.join()
 
     def _send(self, result: Future[T], work: Callable[[Engine], T]) -> None:
         """Queue a call; the caller holds the lock."""
