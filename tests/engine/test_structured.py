@@ -267,3 +267,133 @@ def test_without_the_package_the_error_says_how_to_get_it(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(UnsupportedError, match=r"zinc\[structured\]"):
         llm.constraint("json_object")
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+class City:
+    """Looks like a Pydantic model class."""
+
+    @classmethod
+    def model_json_schema(cls):
+        return CITY
+
+
+@pytest.mark.parametrize("given", ["schema", "text", "class", "form"])
+def test_whatever_names_a_schema_is_a_constraint_each_time(llm, given):
+    constraint = {
+        "schema": CITY,
+        "text": json.dumps(CITY),
+        "class": City,
+        "form": llm.constraint("json_schema", CITY),
+    }[given]
+    params = SamplingParams(seed=1, max_tokens=40)
+    messages = [{"role": "user", "content": "Where?"}]
+    several = llm.generate([PROMPT, "Where? ", PROMPT], params, constraint=constraint)
+    chunks = list(llm.stream(PROMPT, params, constraint=constraint))
+    texts = [
+        llm.generate(PROMPT, params, constraint=constraint).text,
+        llm.generate(PROMPT, params, constraint=constraint).text,
+        llm.chat(messages, params, constraint=constraint).text,
+        "".join(chunk.text for chunk in chunks),
+        *(each.text for each in several),
+    ]
+    for text in texts:
+        jsonschema.validate(json.loads(text), CITY)
+    assert texts[0] == texts[1]
+
+
+def test_pydantic_models_are_constraints(llm):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Answer(pydantic.BaseModel):
+        name: str = pydantic.Field(max_length=12)
+        age: int = pydantic.Field(ge=0, le=2**63 - 1)
+        kind: str | None = pydantic.Field(max_length=5)
+
+    Answer.model_config = {"extra": "forbid"}
+    Answer.model_rebuild(force=True)
+    answer = llm.generate(PROMPT, SamplingParams(seed=2, max_tokens=300), constraint=Answer)
+    assert Answer.model_validate_json(answer.text).age >= 0
+
+
+@pytest.mark.parametrize(
+    ("constraint", "why"),
+    [
+        (5, "a int is not a constraint"),
+        (int, "the class int is not a constraint"),
+        ("{", "it is not JSON"),
+        ({"type": "nothing"}, "type must be one of"),
+    ],
+)
+def test_what_is_no_constraint_is_refused(llm, constraint, why):
+    with pytest.raises(RequestError, match=why):
+        llm.generate(PROMPT, SamplingParams(max_tokens=1), constraint=constraint)
+
+
+def test_a_constraint_of_one_answer_is_not_given_to_several(llm):
+    one = llm.constraint("json_schema", CITY).start()
+    with pytest.raises(RequestError, match="one constraint cannot hold 2 answers"):
+        llm.generate([PROMPT, PROMPT], SamplingParams(max_tokens=5), constraint=one)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"const": 2**53 + 1}, [2**53 + 1], [2**53, 2**53 + 2]),
+        ({"enum": [2**63, 1.5]}, [2**63, 1.5], [9223372036854776000, 2**63 - 1, 1]),
+        ({"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 1}, [2**53 + 1], [2**53]),
+        ({"type": "integer", "exclusiveMaximum": -(2**63)}, [-(2**63) - 1], [-(2**63)]),
+        ({"maximum": 0.1}, [0.1, 0.05, -7], [0.10000000000000002, 0.11]),
+        ({"minimum": 1e300}, [10**300, 10**301], [10**300 - 1]),
+        ({"type": "number", "multipleOf": 0.01}, [0.01, 1.25, 3], [0.001, 1.255]),
+        ({"type": "integer", "multipleOf": 10**20}, [10**20, 0], [10**20 + 10, 10**19]),
+        ({"type": "integer", "multipleOf": 7, "minimum": -20}, [-14, 0, 700], [-21, 13]),
+    ],
+)
+def test_numbers_are_exact(llm, schema, good, bad):
+    form = llm.constraint("json_schema", schema)
+
+    assert [value for value in good if not spelled(form, llm, format(value))] == []
+    assert [value for value in bad if spelled(form, llm, format(value))] == []
+
+
+def spelled(form, llm, text):
+    """Whether a form allows a text, by masks alone, one character after the other."""
+    constraint = form.start()
+    for char in text:
+        (token,) = llm.tokenizer.encode(char, add_special=False)[-1:]
+        if constraint.finished or not allowed(constraint, token):
+            return False
+        constraint.accept(token)
+    return constraint.finished or any(allowed(constraint, end) for end in llm.tokenizer.eog_ids)
+
+
+def allowed(constraint, token):
+    return bool(constraint.mask()[token // 32] >> (token % 32) & 1)
+
+
+def test_a_panic_of_the_library_is_an_error(llm, monkeypatch):
+    class PanicException(BaseException):  # the name that pyo3 gives it
+        pass
+
+    class Broken:
+        def __init__(self, *args, **options):
+            raise PanicException("index out of bounds")
+
+        grammar_from_lark = staticmethod(str)
+
+    monkeypatch.setattr("llguidance.LLMatcher", Broken)
+    with pytest.raises(RequestError, match="llguidance failed: index out of bounds"):
+        llm.constraint("json_schema", {"type": "null", "title": "panics"})
+
+
+def test_a_form_is_compiled_once(llm):
+    first = llm.constraint("json_schema", CITY)
+    assert llm.constraint("json_schema", json.loads(json.dumps(CITY))) is first

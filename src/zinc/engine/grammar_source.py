@@ -29,17 +29,23 @@ class SourceError(RequestError):
         super().__init__("the grammar cannot be followed", why)
 
 
+# Where llguidance and these expressions read a text differently, it has to be refused: a reference
+# or `%json` must not hide in what looks like a literal here.
+_COMMENT = r"//[^\n]*|\#[^\n]*"
+_STRING = r'"(?:\\.|[^"\\\n])*"'
+_REGEX = r"/(?:\\.|[^/\\])+/"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _TOKEN = re.compile(
-    r"""(?P<blank>\s+|//[^\n]*|\#[^\n]*)
-    |(?P<string>"(?:\\.|[^"\\\n])*"i?)
-    |(?P<regex>/(?:\\.|[^/\\\n])+/[a-z]*)
-    |(?P<json>%(?:json|llguidance|regex)\b)
-    |(?P<name>[A-Za-z_][A-Za-z0-9_]*)
-    |(?P<other>.)""",
+    rf"""(?P<comment>{_COMMENT})
+    |(?P<string>{_STRING})
+    |(?P<regex>{_REGEX})
+    |(?P<json>%(?:json|llguidance|regex))
+    |(?P<other>[\s\w:|()\[\]{{}}*+?~,.&=<>^!@%;-])""",
     re.VERBOSE | re.DOTALL,
 )
+_LITERAL = re.compile(f"{_COMMENT}|{_STRING}|{_REGEX}", re.DOTALL)
 _DEFINITION = re.compile(
-    r"^[ \t]*[?!]?([A-Za-z_][A-Za-z0-9_]*)[ \t]*(?:::[ \t]*\w+[ \t]*)?(?:\[|\.|:)", re.MULTILINE
+    rf"^[ \t]*[?!]*({_NAME.pattern})[ \t]*(?:::[ \t]*\w+[ \t]*)?(?:\[|\.|:)", re.MULTILINE
 )
 
 
@@ -144,21 +150,21 @@ def _tokens(source: str) -> Iterator[tuple[str, str]]:
     decoder = json.JSONDecoder()
     while at < len(source):
         found = _TOKEN.match(source, at)
-        assert found is not None
+        if found is None:
+            raise SourceError(f"{source[at : at + 20]!r} is not understood")
         kind, text, at = str(found.lastgroup), found[0], found.end()
         if kind == "json":
-            begin = at + len(source[at:]) - len(source[at:].lstrip())
+            while source[at : at + 1].isspace():
+                at += 1
             try:
-                _, end = decoder.raw_decode(source, begin)
+                _, end = decoder.raw_decode(source, at)
             except (ValueError, RecursionError):
                 raise SourceError(f"{text} is not followed by JSON") from None
-            if text == "%json":
-                yield "schema", source[begin:end]
-            else:
-                yield "data", source[found.start() : end]
-            at = end
-        else:
-            yield kind, text
+            kind, text = ("schema", "") if text == "%json" else ("data", f"{text} ")
+            text, at = text + source[at:end], end
+        elif "%json" in text:
+            raise SourceError("%json stands in a literal or comment")
+        yield kind, text
 
 
 def check_references(source: str) -> None:
@@ -173,11 +179,14 @@ def check_references(source: str) -> None:
 
 def _references(source: str) -> dict[str, list[str]]:
     """Rule -> the names in its definition, in order."""
-    starts = list(_DEFINITION.finditer(source))
+    bare = _LITERAL.sub(" ", source)
+    starts = list(_DEFINITION.finditer(bare))
     graph: dict[str, list[str]] = {}
     for i, found in enumerate(starts):
-        end = starts[i + 1].start() if i + 1 < len(starts) else len(source)
-        names = (text for kind, text in _tokens(source[found.end() : end]) if kind == "name")
+        end = starts[i + 1].start() if i + 1 < len(starts) else len(bare)
+        names = _NAME.findall(bare, found.end(), end)
+        # A name may end in a hyphen, or be followed by an arrow.
+        names += [name.rstrip("-") for name in names if name.endswith("-")]
         graph.setdefault(found[1], []).extend(names)
     return graph
 

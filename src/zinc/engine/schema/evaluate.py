@@ -41,6 +41,7 @@ from zinc.engine.schema.values import (
 
 MAX_ALTERNATIVES = 512  # of one type in one place
 MAX_STEPS = 200_000
+MAX_SUBSCHEMAS = 8_000
 MAX_NESTED = 80  # subschemas applied to the same value, one within the other
 MAX_COUNT = 1 << 24  # of characters or items; no answer is longer
 MAX_LEAST = 1 << 16
@@ -273,6 +274,8 @@ class Evaluator:
             raise SchemaError("$ref leads back to itself", located.path, "$ref")
         if len(self._active) >= MAX_NESTED:
             raise SchemaError("its references are nested too deeply", located.path)
+        if len(self._known) >= MAX_SUBSCHEMAS:
+            raise SchemaError(f"it has more than {MAX_SUBSCHEMAS:,} subschemas")
         self._active.append(located)
         try:
             found = self._read(located)

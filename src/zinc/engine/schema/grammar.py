@@ -39,6 +39,7 @@ MAX_RULES = 30_000
 MAX_CHARACTERS = 4 << 20
 MAX_PATTERNS = 5  # of `patternProperties` in one place; keys fall into 2**n classes
 MAX_COUNTED = 60  # keys of an object whose members are counted
+MAX_DECIMALS = 60  # of the bound of a number
 MAX_PREFIX = 200  # items of an array with schemas of their own
 EXACT_DOUBLE = 2**53
 MAX_MULTIPLES = 60_000  # the sum of all `multipleOf` that are no power of ten
@@ -270,7 +271,7 @@ class _Writer:
                     case Number() if each.multiple_of is not None:
                         found += self._multiples(each)
                     case Number():
-                        scalars += _number(each)
+                        scalars += self._number(each)
                     case Array():
                         found += self._array(f"{name}_a{len(found)}", each)
                     case Object():
@@ -299,26 +300,34 @@ class _Writer:
         except ValueError:
             raise SchemaError("a pattern is too complex", keyword="pattern") from None
 
+    def _number(self, number: Number) -> list[str]:
+        for bound, keyword in ((number.low, "minimum"), (number.high, "maximum")):
+            exponent = 0 if bound is None else bound.value.as_tuple().exponent
+            if isinstance(exponent, int) and exponent < -MAX_DECIMALS and not number.integer:
+                self.evaluator.cannot(keyword, f"has more than {MAX_DECIMALS} decimals")
+                return ["/-?(0|[1-9][0-9]*)(\\.[0-9]+)?/"]
+        return _number(number)
+
     def _multiples(self, number: Number) -> _Alternatives:
         """Multiples of a number: of a power of ten by their digits, of others by llguidance."""
         step = number.multiple_of
         assert step is not None
         if number.integer:
             step = Fraction(step.numerator)  # the integers among the multiples
-        plain = [(self._terminal(each),) for each in _number(replace(number, multiple_of=None))]
-        if not plain or (number.integer and step == 1):
-            return list(plain)
-        if (zeros := _power_of_ten(step)) is not None:
-            expressions = _number(replace(number, multiple_of=None))
-            digits = _multiples_of_ten(zeros)
-            return [(self._terminal(f"{each} & /{digits}/"),) for each in expressions]
+        expressions = self._number(replace(number, multiple_of=None))
+        zeros = _power_of_ten(step)
+        if zeros is not None and not (number.integer and zeros == 0):
+            expressions = [f"{each} & /{_multiples_of_ten(zeros)}/" for each in expressions]
+        plain: _Alternatives = [(self._terminal(each),) for each in expressions]
+        if zeros is not None or not plain:
+            return plain
         schema = _leaf(number, step)
         if schema is not None:
             # llguidance builds an automaton of about as many states, each time.
             self._n_multiples += step.numerator * step.denominator
         if schema is None or self._n_multiples > MAX_MULTIPLES:
             self.evaluator.cannot("multipleOf", f"{_short(step)} is not supported with this range")
-            return list(plain)
+            return plain
         key = json.dumps(schema)
         if key not in self._leaves:
             self._leaves[key] = f"{self.prefix}_m{len(self._leaves)}"

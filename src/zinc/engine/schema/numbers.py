@@ -8,6 +8,8 @@ Patterns match the whole numeral as JSON writes it: no leading zeros, no plus si
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -103,26 +105,46 @@ def _naturals(low: int, high: int | None) -> str:
 
 
 def _same_length(low: str, high: str) -> str:
-    """Return a pattern of the digit strings from `low` to `high`, which have the same length."""
+    """Return a pattern of the digit strings from `low` to `high`, which have the same length.
+
+    Alternatives are flat: nested as deep as there are digits, they would exceed what regular
+    expression parsers take.
+    """
     n = next((i for i, (a, b) in enumerate(zip(low, high, strict=True)) if a != b), len(low))
-    if n == len(low):
-        return low
-    shared, a, b = low[:n], int(low[n]), int(high[n])
+    shared, a, b = _runs(low[:n]), int(low[n : n + 1] or 0), int(high[n : n + 1] or 0)
     low, high = low[n + 1 :], high[n + 1 :]
     rest = len(low)
+    if a == b:
+        return shared
     if rest == 0:
         return f"{shared}{_digits(a, b)}"
     parts: list[str] = []
     if low.strip("0"):
-        parts.append(f"{a}{_same_length(low, '9' * rest)}")
+        parts += (f"{a}{each}" for each in _others(low, 9))
         a += 1
     if high.strip("9"):
+        parts += (f"{b}{each}" for each in _others(high, 0))
         b -= 1
     if a <= b:
         parts.append(f"{_digits(a, b)}[0-9]{{{rest}}}")
-    if high.strip("9"):
-        parts.append(f"{b + 1}{_same_length('0' * rest, high)}")
     return shared + _either(parts)
+
+
+def _others(digits: str, end: int) -> Iterator[str]:
+    """Patterns of the digit strings from `digits` up to 99... (`end` 9) or down to 00... (0)."""
+    yield _runs(digits)
+    for i, digit in enumerate(map(int, digits)):
+        rest = len(digits) - i - 1
+        after = f"[0-9]{{{rest}}}" if rest else ""
+        if digit < end:
+            yield f"{_runs(digits[:i])}{_digits(digit + 1, 9)}{after}"
+        elif digit > end:
+            yield f"{_runs(digits[:i])}{_digits(0, digit - 1)}{after}"
+
+
+def _runs(digits: str) -> str:
+    """The digits, with a count in the place of a long run."""
+    return re.sub(r"(\d)\1{4,}", lambda run: f"{run[1]}{{{len(run[0])}}}", digits)
 
 
 def _positives(low: Bound, high: Bound | None) -> str | None:
@@ -132,17 +154,17 @@ def _positives(low: Bound, high: Bound | None) -> str | None:
     whole_low, digits_low = _split(low.value)
     lower = _Fraction(digits_low, low.is_open)
     if high is None:
-        parts = [_decimals(str(whole_low), lower, None)]
+        parts = [_decimals(_runs(str(whole_low)), lower, None)]
         parts.append(f"{_naturals(whole_low + 1, None)}(\\.[0-9]+)?")
     else:
         whole_high, digits_high = _split(high.value)
         upper = _Fraction(digits_high, high.is_open)
         if whole_low == whole_high:
-            return _decimals(str(whole_low), lower, upper)
-        parts = [_decimals(str(whole_low), lower, None)]
+            return _decimals(_runs(str(whole_low)), lower, upper)
+        parts = [_decimals(_runs(str(whole_low)), lower, None)]
         if whole_low + 1 < whole_high:
             parts.append(f"{_naturals(whole_low + 1, whole_high - 1)}(\\.[0-9]+)?")
-        parts.append(_decimals(str(whole_high), None, upper))
+        parts.append(_decimals(_runs(str(whole_high)), None, upper))
     found = [part for part in parts if part is not None]
     return _either(found) if found else None
 

@@ -1,0 +1,107 @@
+"""Takes cases of grammar_cases.py through a model's grammars, in a process that may die of them.
+
+    python -m security.grammar_child SEED FIRST LAST     random cases
+    python -m security.grammar_child -                   cases from stdin, a JSON list
+
+Before each case its number goes to stdout; after it, how it ended, the seconds, and the memory of
+the process in MB.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from security.grammar_cases import case
+
+from zinc.core.errors import RequestError
+from zinc.engine import loader
+from zinc.engine.structured import Grammars
+from zinc.formats.gguf import GGUFFile
+from zinc.tokenizer import Tokenizer
+
+MEMORY_BYTES = 3 << 30
+N_TOKENS = 60
+
+
+def walk(grammars: Grammars, kind: Any, source: Any, tokenizer: Tokenizer) -> str:
+    """Return how a case ended: refused, followed, whole, or wrong with what was written."""
+    try:
+        answer = grammars.constraint(kind, source).start()
+    except RequestError:
+        return "refused"
+    rng, tokens = random.Random(1), []
+    ends = tokenizer.eog_ids
+    for _ in range(N_TOKENS):
+        if answer.finished:
+            break
+        try:
+            allowed = np.flatnonzero(np.unpackbits(answer.mask().view(np.uint8), bitorder="little"))
+            assert len(allowed), "nothing is allowed"
+            token = next((int(t) for t in allowed if int(t) in ends), int(rng.choice(allowed)))
+            answer.accept(token)
+        except RequestError:
+            return "stopped"
+        if token in ends:
+            break
+        tokens.append(token)
+    else:
+        return "followed"
+    if kind == "json_schema":
+        return _judged(source, tokenizer.decode(tokens))
+    return "whole"
+
+
+def _judged(source: Any, text: str) -> str:
+    """Hold a whole answer against the schema with the jsonschema package."""
+    import jsonschema
+    import referencing
+
+    schema = json.loads(source) if isinstance(source, str) else source
+    spelled = json.dumps(schema)
+    if re.search(r"NaN|Infinity|\"(pattern|patternProperties|\$schema|\$id)\"", spelled):
+        return "whole"  # Python's expressions, and other drafts, differ
+    try:
+        value = json.loads(text)
+        checker = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
+        found = next(checker.iter_errors(value), None)
+    except json.JSONDecodeError:
+        return f"wrong: {text[:200]}"
+    except Exception:  # its own limits
+        return "whole"
+    if found is not None and found.validator == "multipleOf":
+        return "whole"  # it divides doubles
+    return "whole" if found is None else f"wrong: {text[:200]} does not follow {found.validator}"
+
+
+def cases(arguments: list[str]) -> Iterator[tuple[int, Any, Any]]:
+    if arguments == ["-"]:
+        yield from ((i, *each) for i, each in enumerate(json.load(sys.stdin)))
+        return
+    seed, first, last = map(int, arguments)
+    yield from ((i, *case(seed, i)) for i in range(first, last))
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    file = GGUFFile.open(loader.resolve_model(None))
+    tokenizer = Tokenizer.from_metadata(dict(file.metadata), "demo")
+    grammars = Grammars(tokenizer)
+    for i, kind, source in cases(sys.argv[1:]):
+        print(i, flush=True)
+        start = time.perf_counter()
+        ended = walk(grammars, kind, source, tokenizer)
+        took = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        print(json.dumps([i, ended, round(took, 3), peak]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
