@@ -186,9 +186,8 @@ TABLE: dict[str, ForeignField] = {
         "grammar_triggers", "preserved_tokens", "generation_prompt", "thinking_forced_open",
         "reasoning_control", "reasoning_budget_message", "reasoning_budget_start_tag",
         "reasoning_budget_end_tag", "reasoning_budget_end_tags", "penalize_nl", "dynatemp_exponent",
-        "adaptive_decay", "speculative.n_max", "speculative.n_min",
-        "speculative.p_min", "speculative.type",
-
+        "adaptive_decay", "speculative.n_max", "speculative.n_min", "speculative.p_min",
+        "speculative.type",
     ),
     **ignored(
         "TGI, transformers", "it says how that server works",
