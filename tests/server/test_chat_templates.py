@@ -166,7 +166,7 @@ def freezing(tmp_path: Path) -> Path:
             kind = None if isinstance(value, GGUFArray) else file.value_types.get(key)
             writer.add(key, value, kind)
         for name, tensor in file.tensors.items():
-            writer.add_tensor(name, tensor.data, tensor.type, tensor.shape)
+            writer.add_tensor(name, tensor.read(), tensor.type, tensor.shape)
     return path
 
 
