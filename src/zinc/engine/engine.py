@@ -143,8 +143,8 @@ class Engine:
     ) -> Sequence:
         """Queues a prompt.
 
-        Requests of higher priority go first, and clients share what prompts get equally. A prompt
-        finds in the prefix cache what requests of the same `namespace` left there, and only that.
+        Requests of higher priority go first, and clients share what prompts get equally. The prefix
+        cache is shared within a `namespace` only.
         checkpoints: positions in the prompt at which another one may depart from it, beside those
         that the engine finds itself. readout: what takes the rows of the prompt; after one of
         hidden states there is no answer. Raises RequestError when it cannot run, and QueueFullError

@@ -30,8 +30,8 @@ _BODY_TIMEOUT_S = 60.0
 _MAX_DEPTH = 100
 MAX_VALUES = 1 << 20
 MAX_MEMBERS = 1 << 16  # of objects, and the objects and arrays themselves
-VALUE_BYTES = 64  # of memory, about, beside the text of the body
-# Of each body, so many bytes do not count, so that a flood of large ones shuts out no small ones.
+VALUE_BYTES = 64  # estimated memory of a JSON value, beyond its text
+# The first bytes of each body are not counted: a flood of large bodies must not refuse small ones.
 FREE_BYTES = 1 << 16
 _COUNTED_BYTES = 1 << 20
 _LEASE = "zinc.body"
@@ -58,10 +58,10 @@ Model = TypeVar("Model", bound=Fields)
 
 
 class BodyMemory:
-    """Memory that the bodies of all requests share: at most `limit_bytes`.
+    """ASGI middleware that bounds the memory of all request bodies to `limit_bytes`.
 
-    An ASGI application around another one. What a request's body takes is given back when the
-    request has been answered. The first `FREE_BYTES` of each body are not counted.
+    A request holds its share until it has been answered. The first `FREE_BYTES` of each body are
+    not counted.
     """
 
     def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
@@ -92,7 +92,7 @@ class BodyMemory:
 
 
 class Lease:
-    """What the body of one request takes of a `BodyMemory`."""
+    """The share of one request in a `BodyMemory`."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self.memory = memory
@@ -141,10 +141,10 @@ async def read_json(request: Request, max_bytes: int) -> Json:
 
 
 def count_values(body: bytes | bytearray) -> int:
-    """Return how many values a JSON text has, or more. Raises ApiError 413 for too many.
+    """Return an upper bound of the values in a JSON text. Raises ApiError 413 for too many.
 
-    Values are counted by the commas and brackets before them, first in all of the text; only if
-    these are many, those in strings are told apart.
+    Commas and brackets are counted, first in all of the text; only if there are many, a second pass
+    leaves out those in strings.
     """
     counts = [body.count(mark) for mark in _MARKS]
     if VALUE_BYTES * sum(counts) > FREE_BYTES:

@@ -33,7 +33,7 @@ log = logging.getLogger("zinc.server")
 PATIENCE_S = 40.0
 # Files that are open beside connections: models, the cache's, and connections being refused.
 RESERVED_FILES = 32
-# Failed accepts come by the hundred; one line a time says so.
+# Failed accepts come by the hundred, so they are logged at most this often.
 _COMPLAINT_S = 30.0
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

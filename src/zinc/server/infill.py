@@ -18,7 +18,7 @@ from zinc.server.runner import PlainReader, content_events
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import FillMarks
 
-# A text has fewer tokens than this many characters each; code has three to four.
+# Upper bound of the characters per token of a whole text; code has three to four.
 _TOKEN_CHARACTERS = 16
 
 

@@ -15,7 +15,7 @@ from zinc.core.errors import TextTooLongError
 from zinc.server.errors import context_exceeded, invalid
 from zinc.server.pool import LoadedModel
 
-# Of requests that only count or list tokens, which need no context.
+# Limit for requests that only count or list tokens, and for all prompts of a request together.
 MAX_COUNTED_TOKENS = 1 << 20
 
 Prompt = str | list[Any] | dict[str, Any]

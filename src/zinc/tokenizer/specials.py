@@ -55,7 +55,7 @@ class SpecialTokens:
         return sorted(present, key=_n_bytes_down)
 
     def _occurring(self, beginning: str, tokens: list[str], text: str) -> list[str]:
-        """Return those of the tokens with a common beginning that occur in `text`, in order."""
+        """Return the `tokens` that occur in `text`, in order; all of them have one `beginning`."""
         if len(tokens) <= _FEW:
             return [token for token in tokens if token in text]
         # A search for each of thousands of tokens would go through a long text as often.

@@ -20,7 +20,8 @@ _WORD = re.compile(f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+")
 _CROSSING = re.compile(f"[^{SPACE}\0](?={SPACE})")
 _REMEMBERED_WORDS = 1 << 16
 _LONGEST_REMEMBERED = 64
-# A word is merged with lists as long as itself; text without spaces is one, so it is cut first.
+# Merging takes memory and time in proportion to the word, and a text without spaces is one word, so
+# longer words are cut first.
 _LONG_WORD = 1 << 10
 _LONGEST_RUN = 1 << 17
 
