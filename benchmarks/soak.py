@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import struct
@@ -303,7 +304,9 @@ class Served:
         return int(found[1]) if found else -1
 
     def open_files(self) -> int:
-        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+        """Return the number of open files, without the pipes to processes that render templates."""
+        links = (os.readlink(file) for file in Path(f"/proc/{self.process.pid}/fd").iterdir())
+        return sum(not link.startswith("pipe:") for link in links)
 
 
 async def soak(n_requests: int, threads: int, seed: int) -> dict[str, Any]:

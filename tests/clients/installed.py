@@ -9,4 +9,8 @@ import pytest
 
 def needs(module: str, package: str) -> pytest.MarkDecorator:
     """Return the mark of tests that import `module`, which PyPI's `package` has."""
-    return pytest.mark.skipif(find_spec(module) is None, reason=f"{package} is not installed")
+    try:
+        found = find_spec(module)
+    except ModuleNotFoundError:  # of a parent package
+        found = None
+    return pytest.mark.skipif(found is None, reason=f"{package} is not installed")

@@ -135,7 +135,7 @@ def test_a_panic_over_a_grammar_ends_its_request_alone(server: Running, monkeypa
             "/completion", {"prompt": "a", "max_tokens": 20, "grammar": "root ::= [a-z]+"}
         )
         assert answer.status == 400, answer.body
-        assert "cannot be held to its form" in answer.json["error"]["message"]
+        assert "the grammar cannot be followed" in answer.json["error"]["message"]
         assert beside.result().json["choices"][0]["text"] == alone
 
 
