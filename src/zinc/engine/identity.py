@@ -63,7 +63,7 @@ class HashingReader:
             self._n_hashed = end
 
     def finish(self) -> str:
-        """Return the hash of all bytes; those that nobody has read are read here."""
+        """Return the hash of all bytes; reads the bytes that were not read before."""
         scratch = np.empty(min(_CHUNK_BYTES, self.n_bytes - self._n_hashed), np.uint8)
         while self._n_hashed < self.n_bytes:
             self.read_into(scratch[: self.n_bytes - self._n_hashed], self._n_hashed)
@@ -79,7 +79,7 @@ class HashingReader:
 class TensorDigests:
     """SHA-256 of the tensors of a file, remembered in `folder` for a file that did not change.
 
-    A backend reads tensors through `reader`; `finish` hashes what no backend has read.
+    A backend reads tensors through `reader`; `finish` hashes the rest.
     """
 
     def __init__(self, file: GGUFFile, folder: Path) -> None:
