@@ -118,6 +118,48 @@ def test_schemas_are_followed_exactly_or_refused(tokenizer, name):
     assert judged(tokenizer, name, Counter()) == []
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"anyOf": [{"const": [True]}, {"const": [1]}, {"enum": [{"a": False}, {"a": 0}]}]},
+            ["[1]", "[true]", '{"a":0}', '{"a":false}'],
+            ["[2]", "[false]", '{"a":1}'],
+        ),
+        # A key cannot be spelled in two ways, and so not be given twice.
+        (
+            {"properties": {"a": {"type": "null"}}, "type": "object"},
+            ['{"a":null}', '{"b":1}', '{"a":null,"b":"\\u0061"}'],
+            ['{"\\u0061":1}', '{"a":null,"a":null}', '{"b":1,"a":null}'],
+        ),
+        # A surrogate pair is one character, and half of one is none.
+        (
+            {"type": "string", "minLength": 2},
+            ['"\U0001f600\U0001f600"', '"\\ud83d\\ude00\\ud83d\\ude00"', '"\\n\\u00e9"'],
+            ['"\U0001f600"', '"\\ud83d\\ude00"', '"\\ud83d\\ud83d"'],
+        ),
+        ({"type": "array", "items": {}}, ["[]", "[1, 2]", "[1,\n  2\n]"], ["[1,  2]", "[ ]", "[1,]"]),
+        # Draft 7 has a list of schemas in `items`, and nothing beside $ref.
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "type": "array",
+             "items": [{"type": "null"}], "additionalItems": False},
+            ["[]", "[null]"],
+            ["[1]", "[null,null]"],
+        ),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema", "definitions": {"n": True},
+             "allOf": [{"$ref": "#/definitions/n", "type": "null"}]},
+            ["1", "null"],
+            ["x"],
+        ),
+    ],
+)  # fmt: skip
+def test_schemas_beyond_the_suite(tokenizer, schema, good, bad):
+    grammar = Grammars(tokenizer).constraint("json_schema", schema)
+    assert [text for text in good if not takes(grammar, tokenizer, text)] == []
+    assert [text for text in bad if takes(grammar, tokenizer, text)] == []
+
+
 @pytest.mark.every
 def test_most_schemas_are_followed(tokenizer):
     counts: Counter[str] = Counter()

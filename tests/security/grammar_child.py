@@ -47,8 +47,8 @@ def walk(grammars: Grammars, kind: Any, source: Any, tokenizer: Tokenizer) -> st
             assert len(allowed), "nothing is allowed"
             token = next((int(t) for t in allowed if int(t) in ends), int(rng.choice(allowed)))
             answer.accept(token)
-        except RequestError:
-            return "stopped"
+        except RequestError as error:
+            return f"stopped: {error.why}"
         if token in ends:
             break
         tokens.append(token)

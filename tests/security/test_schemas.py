@@ -71,8 +71,14 @@ CORPUS: dict[str, tuple[str, Any, str]] = {
         {"anyOf": [{"minimum": i}, {"maximum": -i}]} for i in range(40)]}, "taken"),
     "references that branch": ("json_schema", {"$ref": "#/$defs/0", "$defs": {
         str(i): {"oneOf": [{"items": {"$ref": f"#/$defs/{i + 1}"}}] * 2} for i in range(30)} | {"30": {}}}, "refused"),
-    "many properties": ("json_schema", {"properties": {f"p{i}": {"type": "integer"} for i in range(3000)}}, "taken"),
+    "many properties": ("json_schema", {"properties": {f"p{i}": {"type": "integer"} for i in range(2500)}}, "taken"),
+    "too many properties": ("json_schema", {"properties": {f"p{i}": {} for i in range(2501)}}, "refused"),
     "many choices": ("json_schema", {"enum": list(range(5000))}, "taken"),
+    "lists of choices": ("json_schema", {"allOf": [{"enum": list(range(20_000))}] * 3}, "taken"),
+    "choices with a pattern": ("json_schema", {
+        "enum": [f"v{i}" for i in range(20_000)], "pattern": "^v"}, "refused"),
+    "classes of keys": ("json_schema", {"properties": {f"p{i}": {"patternProperties": {
+        f"{letter}{i}": {} for letter in "abcde"}} for i in range(100)}}, "refused"),
     "many patterns": ("json_schema", {"patternProperties": {f"a{i}": {} for i in range(20)}}, "refused"),
     "a pattern that backtracks": ("json_schema", {"type": "string", "pattern": "^(a+)+$"}, "taken"),
     "a pattern with large repeats": ("json_schema", {"pattern": "((a{1000}){1000}){1000}"}, "refused"),

@@ -43,7 +43,7 @@ _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    "max_items_in_row": 2_000,
+    "max_items_in_row": 12_000,  # optional members of an object take a few each
     "max_lexer_states": 100_000,
     "max_grammar_size": 500_000,
     "verbose_errors": False,

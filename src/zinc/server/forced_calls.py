@@ -18,6 +18,7 @@ from typing import Any
 from zinc.chat.format import ChatFormat
 from zinc.engine.schema.document import SchemaError, load
 from zinc.engine.schema.grammar import SPACED, SchemaRules
+from zinc.engine.structured import MAX_SOURCE_CHARACTERS
 from zinc.server.errors import invalid, unsupported
 from zinc.server.forced_values import GemmaValues, Marks, drop_unwritten, literal, text_or_json
 from zinc.tokenizer import Tokenizer
@@ -168,7 +169,9 @@ def _calls(start: str, form: Form, marks: Marks, tools: Sequence[Tool], several:
     """Return the rules of calls, of which the first is named `start`. Raises ApiError."""
     lines: list[str] = []
     dropped: dict[str, Sequence[str]] = {}
+    n_characters = 0
     for i, tool in enumerate(tools):
+        n_lines = len(lines)
         function = tool["function"]
         name, parameters = function["name"], function.get("parameters") or {}
         is_strict = function.get("strict") is True
@@ -184,6 +187,9 @@ def _calls(start: str, form: Form, marks: Marks, tools: Sequence[Tool], several:
             raise invalid("tools", what) from None
         if rules.dropped:
             dropped[name] = tuple(rules.dropped)
+        n_characters += sum(map(len, lines[n_lines:]))
+        if n_characters > MAX_SOURCE_CHARACTERS:
+            raise invalid("tools", "the schemas of the tools are too large", "they are one grammar")
     more = ""
     if several and form.between is not None:
         more = f"({form.between} call){{0,{MAX_CALLS - 1}}}"

@@ -119,6 +119,11 @@ class Evaluator:
     def _both(self, a: Alternative, b: Alternative) -> Alternative | None:
         """The intersection of two alternatives of the same type."""
         match a, b:
+            case Literals(), Literals():
+                self._count(len(a.values) + len(b.values))
+                both = b.identities
+                same = tuple(value for value in a.values if identity(value) in both)
+                return Literals(same) if same else None
             case Literals(), _:
                 kept = tuple(value for value in a.values if self._has(b, value))
                 return Literals(kept) if kept else None
@@ -170,6 +175,7 @@ class Evaluator:
         self._count(1)
         match alternative:
             case Literals(values):
+                self._count(len(values))
                 wanted = identity(value)
                 return any(identity(each) == wanted for each in values)
             case Number():
@@ -177,7 +183,7 @@ class Evaluator:
             case Text(least, most, patterns):
                 if len(value) < least or (most is not None and len(value) > most):
                     return False
-                return all(lexemes.matches(pattern_expression(each), value) for each in patterns)
+                return all(self._matches(each, value) for each in patterns)
             case Array():
                 least, most = self.lengths(alternative)
                 if len(value) < least or (most is not None and len(value) > most):
@@ -194,6 +200,18 @@ class Evaluator:
                     and self.accepts(self.member(alternative, key), each)
                     for key, each in value.items()
                 )
+
+    def _matches(self, pattern: str, text: str) -> bool:
+        self._count(20)  # as long as it takes
+        return lexemes.matches(pattern_expression(pattern), text)
+
+    def is_empty_lexeme(self, expression: str) -> bool:
+        """Whether a terminal matches nothing. Raises SchemaError if that takes too much."""
+        self._count(500)
+        try:
+            return lexemes.is_empty(expression)
+        except ValueError:
+            raise SchemaError("a pattern of it is too complex", keyword="pattern") from None
 
     def _count(self, n: int) -> None:
         self._n_steps += n
@@ -238,7 +256,7 @@ class Evaluator:
             n = len(found)
             if part.properties and key in part.properties:
                 found.append(part.properties[key])
-            found += [s for p, s in part.patterns if lexemes.matches(pattern_expression(p), key)]
+            found += [schema for pattern, schema in part.patterns if self._matches(pattern, key)]
             if len(found) == n:
                 found.append(part.rest)
         return conjunction(found)

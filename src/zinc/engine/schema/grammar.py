@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, TypeAlias
 
-from zinc.engine.schema import lexemes, numbers
+from zinc.engine.schema import numbers
 from zinc.engine.schema.document import Document, Json, SchemaError
 from zinc.engine.schema.ecmascript import as_json, times
 from zinc.engine.schema.evaluate import Evaluator, conjunction, pattern_expression, text_expression
@@ -40,6 +40,7 @@ MAX_CHARACTERS = 4 << 20
 MAX_PATTERNS = 5  # of `patternProperties` in one place; keys fall into 2**n classes
 MAX_COUNTED = 60  # keys of an object whose members are counted
 MAX_DECIMALS = 60  # of the bound of a number
+MAX_KEYS = 2_500  # of one object
 MAX_PREFIX = 200  # items of an array with schemas of their own
 EXACT_DOUBLE = 2**53
 MAX_MULTIPLES = 60_000  # the sum of all `multipleOf` that are no power of ten
@@ -145,7 +146,7 @@ class SchemaRules:
                 case Text():
                     found.append(f"({text_expression(each)})")
         expression = found[0] if len(found) == 1 else f"({' | '.join(found)})"
-        if not found or (" & " in expression and lexemes.is_empty(expression)):
+        if not found or (" & " in expression and self._evaluator.is_empty_lexeme(expression)):
             raise SchemaError("no text is valid by it")
         return expression
 
@@ -295,10 +296,7 @@ class _Writer:
         if not text.patterns:
             return [f'/"{_CHAR}{times(text.least, text.most)}"/']
         expression = text_expression(text, as_json, _QUOTE)
-        try:
-            return [] if lexemes.is_empty(expression) else [f"({expression})"]
-        except ValueError:
-            raise SchemaError("a pattern is too complex", keyword="pattern") from None
+        return [] if self.evaluator.is_empty_lexeme(expression) else [f"({expression})"]
 
     def _number(self, number: Number) -> list[str]:
         for bound, keyword in ((number.low, "minimum"), (number.high, "maximum")):
@@ -379,6 +377,8 @@ class _Writer:
         keys = [key for key in self._keys(object) if evaluator.is_name(object, key)]
         if not required.issubset(keys):
             return []
+        if len(keys) > MAX_KEYS:
+            raise SchemaError(f"it has an object with more than {MAX_KEYS:,} named keys")
         others: _Alternatives = [] if most == 0 else self._other_members(object, keys)
         if least > 1 and others:
             evaluator.cannot("minProperties", "is supported up to 1 where keys are not all known")
@@ -543,7 +543,7 @@ class _Writer:
                 sign = "" if pattern in matched else "~"
                 expression += f" & {sign}{pattern_expression(pattern, as_json, _QUOTE)}"
             expression += without if taken else ""
-            if " & " in expression and lexemes.is_empty(expression):
+            if " & " in expression and self.evaluator.is_empty_lexeme(expression):
                 continue
             found.append((expression, self._value(value)))
         return found

@@ -25,11 +25,21 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 Conjunction: TypeAlias = tuple[Located, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Literals:
-    """Values that are listed."""
+    """Values that are listed. Equal ones list the same JSON values, so that [1] is not [true]."""
 
     values: tuple[Any, ...]
+
+    @property
+    def identities(self) -> frozenset[str]:
+        return frozenset(map(identity, self.values))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Literals) and self.identities == other.identities
+
+    def __hash__(self) -> int:
+        return hash(self.identities)
 
 
 @dataclass(frozen=True, slots=True)
