@@ -137,3 +137,11 @@ def test_random_cases_do_not_either():
 def test_the_corpus_was_run_with_this_version_of_llguidance():
     installed = importlib.metadata.version("llguidance")
     assert installed.startswith(CHECKED_VERSIONS), f"run dev/fuzz-grammars with {installed}"
+
+
+def test_the_fuzzer_sums_up():
+    command = [sys.executable, str(ROOT / "dev/fuzz-grammars"), "--cases", "12", "--seconds", "600"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("12 cases, seed 1: ")
+    assert done.stdout.endswith(", 0 bad\n")

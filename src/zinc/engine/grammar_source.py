@@ -61,7 +61,7 @@ _QUANTIFIER = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 def _atoms(source: str) -> int:
-    """The number of atoms an expression has, with repeats written out as often as they must be."""
+    """Count the atoms of an expression, each repeat written out to its minimum."""
     sums, last, at = [0], 0, 0  # sums of the open groups; the size of the item before
     while at < len(source):
         char = source[at]
@@ -91,7 +91,7 @@ def _atoms(source: str) -> int:
 
 
 def _class_end(source: str, at: int) -> int:
-    """Where the class that opens at `at` ends; classes may be nested."""
+    """Return the end of the character class that opens at `at`; classes may be nested."""
     depth = 0
     while at < len(source):
         if source[at] == "\\":
@@ -145,7 +145,7 @@ def _schema_rules(text: str, number: int) -> Rules:
 
 
 def _tokens(source: str) -> Iterator[tuple[str, str]]:
-    """Pairs of kind and text; the JSON behind `%json` is a "schema", without the keyword."""
+    """Yield the kind and text of each token; the JSON after `%json` has the kind "schema"."""
     at = 0
     decoder = json.JSONDecoder()
     while at < len(source):
@@ -178,7 +178,7 @@ def check_references(source: str) -> None:
 
 
 def _references(source: str) -> dict[str, list[str]]:
-    """Rule -> the names in its definition, in order."""
+    """Map each rule to the names in its definition, in order."""
     bare = _LITERAL.sub(" ", source)
     starts = list(_DEFINITION.finditer(bare))
     graph: dict[str, list[str]] = {}
@@ -192,7 +192,7 @@ def _references(source: str) -> dict[str, list[str]]:
 
 
 def _depth(graph: dict[str, list[str]], start: str, seen: set[str], order: int) -> int:
-    """The deepest nesting when references are followed depth-first, each rule once."""
+    """Return the nesting depth of a depth-first walk from `start` that visits each rule once."""
     if start in seen:
         return 0
     seen.add(start)

@@ -61,7 +61,7 @@ class Grammars:
         self._kept = lru_cache(N_COMPILED)(self._compile)
 
     def constraint(self, kind: Kind, source: Source = None) -> Grammar:
-        """Return a form of answers, for any number of answers.
+        """Compile a form of answers, which any number of answers may share.
 
         source: a JSON schema (as text or data), a regular expression (of the whole answer), or a
         grammar, in llguidance's Lark dialect or as GBNF; nothing for "json_object". "rules" is Lark
@@ -126,7 +126,7 @@ ConstraintLike: TypeAlias = Grammar | Constraint | Mapping[str, Any] | str | boo
 def started(
     constraint: ConstraintLike, grammars: Callable[[], Grammars], n: int = 1
 ) -> list[Constraint | None]:
-    """Return what each of `n` answers is held to.
+    """Return a constraint for each of `n` answers.
 
     constraint: a form (`Grammars.constraint`), a JSON schema as data or text, a class with
     `model_json_schema` as Pydantic's models have, or a constraint of one answer.
@@ -172,7 +172,7 @@ class GrammarConstraint:
         self._forced = forced if forced is not None else _guarded(matcher.compute_ff_tokens)
 
     def copy(self, forced: Sequence[int]) -> GrammarConstraint:
-        """Return a parser in the same state, whose mask is known and which dictates `forced`."""
+        """Return a copy in the same state, which shares the first mask and dictates `forced`."""
         return GrammarConstraint(_guarded(self._matcher.deep_copy), self._words.copy(), forced)
 
     def forced(self) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""The subschemas of one JSON Schema document: where each stands, and what references name.
+"""The subschemas of one JSON Schema document, and the targets of its references.
 
 A document is checked once: its size, its depth, its numbers. References are resolved within the
 document by base URI (RFC 3986), JSON pointer (RFC 6901) and anchor; nothing is ever fetched.
@@ -200,7 +200,7 @@ class Document:
         return self.at(found, base, path)
 
     def resolve_dynamic(self, parent: Located, reference: str) -> Located:
-        """Return what a `$dynamicRef` names, where its scope cannot matter."""
+        """Return the target of a `$dynamicRef`; refuse it if its dynamic scope could matter."""
         found = self.resolve(parent, reference)
         name = isinstance(found.schema, dict) and found.schema.get("$dynamicAnchor")
         if isinstance(name, str) and reference.endswith(f"#{name}") and self._dynamic[name] > 1:
@@ -212,7 +212,7 @@ class Document:
         return found
 
     def resolve_recursive(self, parent: Located) -> Located:
-        """Return what `"$recursiveRef": "#"` names, where its scope cannot matter."""
+        """Return the target of `"$recursiveRef": "#"`; refuse it if its scope could matter."""
         if self._dynamic.get("$recursiveAnchor"):
             raise SchemaError("$recursiveAnchor is not supported", parent.path, "$recursiveRef")
         return self.resolve(parent, "#")

@@ -68,7 +68,7 @@ NOTHING = Choice(())
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return sorted, disjoint ranges of the same code points."""
+    """Merge ranges of code points into sorted, disjoint ones."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -128,7 +128,7 @@ def parse(pattern: str) -> Node:
 
 
 def _size(node: Node) -> int:
-    """The number of atoms with repeats written out as often as they must occur."""
+    """Count the atoms of a tree, each repeat written out to its minimum."""
     match node:
         case Sequence(items) | Choice(items):
             return sum(map(_size, items))
@@ -269,7 +269,7 @@ class _Parser:
         return Chars(self._escaped(char))
 
     def _escaped(self, char: str) -> Ranges:
-        """The set of an escape, after its backslash and `char` were read."""
+        """Return the characters of an escape whose backslash and `char` were read."""
         if char in _CLASSES:
             return _CLASSES[char]
         if char in "pP":
@@ -379,7 +379,7 @@ _LONG_NAMES = {
 
 
 def _property(name: str) -> Ranges:
-    """The code points of a general category (or Any, ASCII); scripts are not known here."""
+    """Return the code points of a general category, of Any or of ASCII; scripts are refused."""
     key, _, value = name.rpartition("=")
     if key in ("", "gc", "General_Category"):
         if value == "Any":
@@ -425,7 +425,7 @@ def whole(pattern: str) -> Node:
 
 
 def _branches(node: Node) -> list[tuple[Node, ...]]:
-    """Sequences in which anchors stand at the top level, equivalent to `node` together."""
+    """Rewrite `node` as alternatives whose anchors all stand at the top level."""
     if not _has_anchor(node):
         return [(node,)]
     match node:
@@ -461,7 +461,7 @@ def _has_anchor(node: Node) -> bool:
 
 
 def _anchored(branch: tuple[Node, ...]) -> Node | None:
-    """The whole text of a branch, or None if its anchors can never hold."""
+    """Return the whole text of a branch, or None if its anchors can never hold."""
     starts = [i for i, item in enumerate(branch) if isinstance(item, Anchor) and item.is_start]
     ends = [i for i, item in enumerate(branch) if isinstance(item, Anchor) and not item.is_start]
     if starts and ends and ends[0] < starts[-1]:

@@ -57,7 +57,7 @@ _APPLICATORS = frozenset(
 
 
 class Evaluator:
-    """Reads the subschemas of a document; results are kept."""
+    """Reads the subschemas of a document and caches their values."""
 
     def __init__(self, document: Document, *, lenient: bool = False) -> None:
         self.document = document
@@ -69,7 +69,7 @@ class Evaluator:
         self._n_steps = 0
 
     def share(self, other: Evaluator) -> None:
-        """Refuse or drop keywords as `other` does, into its list."""
+        """Refuse or drop keywords as `other` does, and list them in its `dropped`."""
         self._lenient, self.dropped = other._lenient, other.dropped
 
     # -- sets of values ---------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Evaluator:
         return found
 
     def is_empty(self, conjunction: Conjunction, depth: int = 3) -> bool:
-        """Whether no value is allowed, as far as `depth` levels of children tell."""
+        """Return whether no value is allowed, looking at `depth` levels of children."""
         return all(
             self._is_nothing(each, depth)
             for alternatives in self.values(conjunction).values()
@@ -93,7 +93,7 @@ class Evaluator:
         )
 
     def accepts(self, conjunction: Conjunction, value: Any) -> bool:
-        """Whether a value is allowed."""
+        """Return whether a value is allowed."""
         alternatives = self.values(conjunction).get(type_of(value), ())
         return any(self._has(each, value) for each in alternatives)
 
@@ -117,7 +117,7 @@ class Evaluator:
         return union(found)
 
     def _both(self, a: Alternative, b: Alternative) -> Alternative | None:
-        """The intersection of two alternatives of the same type."""
+        """Return the intersection of two alternatives of the same type."""
         match a, b:
             case Literals(), Literals():
                 self._count(len(a.values) + len(b.values))
@@ -140,7 +140,7 @@ class Evaluator:
         raise AssertionError("alternatives of different types")
 
     def _is_nothing(self, alternative: Alternative, depth: int) -> bool:
-        """Whether an alternative has no value; children are looked at `depth` levels deep."""
+        """Return whether an alternative has no value, looking at `depth` levels of children."""
         self._count(1)
         match alternative:
             case Literals(values):
@@ -206,7 +206,7 @@ class Evaluator:
         return lexemes.matches(pattern_expression(pattern), text)
 
     def is_empty_lexeme(self, expression: str) -> bool:
-        """Whether a terminal matches nothing. Raises SchemaError if that takes too much."""
+        """Return whether a terminal matches nothing. Raises SchemaError if it is too complex."""
         self._count(500)
         try:
             return lexemes.is_empty(expression)
@@ -234,7 +234,7 @@ class Evaluator:
 
     @staticmethod
     def item(array: Array, i: int) -> Conjunction:
-        """Return what item `i` of an array has to follow."""
+        """Return the subschemas that apply to item `i` of an array."""
         found = (part.prefix[i] if i < len(part.prefix) else part.rest for part in array.parts)
         return conjunction(found)
 
@@ -250,7 +250,7 @@ class Evaluator:
         return list(dict.fromkeys(key for part in object.parts for key in part.required))
 
     def member(self, object: Object, key: str) -> Conjunction:
-        """Return what the value of a key has to follow."""
+        """Return the subschemas that apply to the value of a key."""
         found: list[Located | None] = []
         for part in object.parts:
             n = len(found)
@@ -262,7 +262,7 @@ class Evaluator:
         return conjunction(found)
 
     def is_name(self, object: Object, key: str) -> bool:
-        """Whether `propertyNames` allows a key."""
+        """Return whether `propertyNames` allows a key."""
         names = conjunction(part.names for part in object.parts)
         return not names or self.accepts(names, key)
 
@@ -475,7 +475,7 @@ class Evaluator:
             self.cannot("contains")
 
     def _unevaluated(self, located: Located, keyword: str) -> Located | None:
-        """The schema of what no other keyword looks at, where this one object tells."""
+        """Return the schema of unevaluated items or members, if this subschema alone decides it."""
         schema = located.schema
         if schema[keyword] is True or schema[keyword] == {}:
             return None
@@ -539,7 +539,7 @@ class Evaluator:
         return list(value)
 
     def _dependencies(self, located: Located) -> Iterator[Values]:
-        """`dependentRequired` and `dependentSchemas`: the key is absent, or they hold."""
+        """Yield the values each dependency allows: the key is absent, or the dependency holds."""
         schema, draft = located.schema, self.document.draft
         found: list[tuple[str, str, Any]] = []
         if draft >= 2019:
@@ -583,7 +583,7 @@ class Evaluator:
         return [self._evaluate(self.document.child(located, keyword, i)) for i in range(n)]
 
     def _one_of(self, located: Located) -> Values:
-        """The union of alternatives of which no two have a value in common."""
+        """Return the union of `oneOf`, whose alternatives must be disjoint."""
         siblings = {key: value for key, value in located.schema.items() if key in ("type",)}
         own = self._typed(siblings)
         options = [self._intersected(own, each) for each in self._options(located, "oneOf")]
@@ -668,7 +668,7 @@ def _in_range(number: Number, value: Any) -> bool:
 def text_expression(
     text: Text, one: Callable[[ecmascript.Ranges], str] = ecmascript.as_text, quote: str = ""
 ) -> str:
-    """Return a terminal of the whole texts of a set.
+    """Return a terminal that matches the texts of a set.
 
     one: how characters are spelled. quote: what stands around the text.
     """
@@ -682,7 +682,7 @@ def text_expression(
 def pattern_expression(
     pattern: str, one: Callable[[ecmascript.Ranges], str] = ecmascript.as_text, quote: str = ""
 ) -> str:
-    """Return a terminal of the whole texts in which a pattern is found. Raises PatternError."""
+    """Return a terminal that matches each text in which `pattern` is found. Raises PatternError."""
     expression = ecmascript.render(ecmascript.whole(pattern), one)
     if expression is None:
         return "(/a/ & /b/)"

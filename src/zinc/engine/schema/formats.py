@@ -1,4 +1,4 @@
-"""Values of `format` that are held, as ECMAScript patterns of the whole text.
+"""Known values of `format`, as ECMAScript patterns of the whole text.
 
 JSON Schema 2020-12 makes `format` an annotation unless a schema asks for assertion. Here a known
 format is always asserted: whoever writes `"format": "date"` wants a date. Some patterns are

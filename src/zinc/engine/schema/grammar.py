@@ -101,7 +101,7 @@ class SchemaRules:
 
     @property
     def dropped(self) -> dict[str, None]:
-        """The keywords that the rules so far do not hold; a caller may add its own."""
+        """Return the keywords that the rules so far leave out."""
         return self._evaluator.dropped
 
     def drop(self, keyword: str, why: str) -> None:
@@ -119,7 +119,7 @@ class SchemaRules:
         return frozenset(self._evaluator.values(self._part(at)))
 
     def is_any(self, *at: str | int) -> bool:
-        """Whether a part allows every value."""
+        """Return whether a part allows every value."""
         return not self._part(at) or self._evaluator.values(self._part(at)) == ANY
 
     def json(self, prefix: str, *at: str | int, kinds: Collection[str] | None = None) -> Rules:
@@ -212,7 +212,7 @@ class _Writer:
         return self.prefix
 
     def lines(self, start: str) -> Iterator[str]:
-        """The text of the rules that can be reached and derive something."""
+        """Yield the lines of the grammar, without unreachable and unproductive rules."""
         rules = self._productive()
         if not rules.get(start):
             raise SchemaError("no value is valid by it")
@@ -230,7 +230,7 @@ class _Writer:
             raise SchemaError("it becomes too large a grammar")
 
     def _productive(self) -> dict[str, _Alternatives]:
-        """The rules without alternatives that cannot end in a finite text."""
+        """Return the rules without alternatives that derive no finite text."""
         good: set[str] = set()
         names = list(reversed(self._rules))
         n_before = -1
@@ -289,7 +289,7 @@ class _Writer:
         return self._terminals[expression]
 
     def _token(self, text: str) -> str:
-        """A literal as it stands, an expression by the name of its terminal."""
+        """Return a literal unchanged, and the terminal's name for an expression."""
         return text if text.startswith('"') else self._terminal(text)
 
     def _text(self, text: Text) -> list[str]:
@@ -307,7 +307,7 @@ class _Writer:
         return _number(number)
 
     def _multiples(self, number: Number) -> _Alternatives:
-        """Multiples of a number: of a power of ten by their digits, of others by llguidance."""
+        """Write multiples of a power of ten by their digits, of other numbers by llguidance."""
         step = number.multiple_of
         assert step is not None
         if number.integer:
@@ -369,7 +369,7 @@ class _Writer:
     # -- objects ----------------------------------------------------------------------------------
 
     def _object(self, name: str, object: Object) -> _Alternatives:
-        """Named members in order, then others."""
+        """Write an object: named members in order, then others."""
         evaluator = self.evaluator
         least, most = evaluator.n_members(object)
         required = set(evaluator.required(object))
@@ -413,7 +413,7 @@ class _Writer:
         return [*found, (open, _Ref(f"{name}_0_0"))]
 
     def _members(self, name: str, members: Sequence[_Member], other: _Ref | None) -> _Alternatives:
-        """One member or more. Rules halve the list, so that their nesting is its logarithm.
+        """Write one member or more. Rules halve the list, so their nesting depth is logarithmic.
 
         `after` is some members, each behind a comma; `first` has a member without one.
         """
@@ -467,7 +467,7 @@ class _Writer:
         least: int,
         most: int | None,
     ) -> None:
-        """Rules of states: the next member, and the number of members written so far."""
+        """Add a rule for each state: the next member, and the number of members written so far."""
         comma, close = self._token(self.spacing.comma), self._token(self.spacing.close_object)
         counted = max(least, most or 0, 1)
 
@@ -498,7 +498,7 @@ class _Writer:
                 self._rules[state(i, n).name] = options
 
     def _keys(self, object: Object) -> list[str]:
-        """Keys that are named: by `properties`, `required`, or a list of `propertyNames`."""
+        """Return the keys named by `properties`, `required` or an enum in `propertyNames`."""
         named = chain.from_iterable(part.properties or () for part in object.parts)
         keys = dict.fromkeys([*named, *self.evaluator.required(object)])
         for each in self._name_alternatives(object):
@@ -511,7 +511,7 @@ class _Writer:
         return self.evaluator.values(names).get("string", ())
 
     def _other_members(self, object: Object, keys: Sequence[str]) -> _Alternatives:
-        """Pairs of a key's terminal and its value, for keys that are not named."""
+        """Return alternatives of key terminal and value for the keys that are not named."""
         names: list[str] = []
         for each in self._name_alternatives(object):
             if isinstance(each, Text):
@@ -549,7 +549,7 @@ class _Writer:
         return found
 
     def _written(self, value: Json) -> Iterator[_Symbol]:
-        """A listed array or object, with the same whitespace as others."""
+        """Yield the symbols of a listed array or object, with the usual whitespace."""
         spacing = self.spacing
         match value:
             case dict() if value:
@@ -573,14 +573,14 @@ class _Writer:
 
 
 def _spelled(value: Json) -> str:
-    """A value without members as JSON spells it."""
+    """Return the JSON text of a value without members."""
     if isinstance(value, Decimal) or (isinstance(value, int) and not isinstance(value, bool)):
         return numeral(value)
     return json.dumps(value, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:
-    """A literal of the Lark dialect."""
+    """Return a literal of the Lark dialect."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -599,7 +599,7 @@ def _power_of_ten(step: Fraction) -> int | None:
 
 
 def _multiples_of_ten(k: int) -> str:
-    """A pattern of the multiples of 10**k, in plain decimals."""
+    """Return a pattern of the multiples of 10**k, in plain decimals."""
     if k <= 0:
         fraction = rf"\.[0-9]{{1,{-k}}}0*" if k else r"\.0+"
         return rf"-?(0|[1-9][0-9]*)({fraction})?"
@@ -607,7 +607,7 @@ def _multiples_of_ten(k: int) -> str:
 
 
 def _leaf(number: Number, step: Fraction) -> dict[str, Json] | None:
-    """A schema of multiples that llguidance reads exactly, or None."""
+    """Return a schema of these multiples that llguidance computes exactly, or None."""
     exponent = next((e for e in range(10) if (step * 10**e).denominator == 1), None)
     if exponent is None or step * 10**exponent > MAX_MULTIPLES:
         return None
@@ -646,7 +646,7 @@ def _ends(alternative: tuple[_Symbol, ...], good: set[str]) -> bool:
 
 
 def _without(alternative: tuple[_Symbol, ...], good: set[str]) -> tuple[_Symbol, ...]:
-    """An alternative without repeats that can only be empty."""
+    """Return an alternative without the repeats that can only be empty."""
     return tuple(
         symbol
         for symbol in alternative

@@ -10,29 +10,25 @@ _FUEL = 400_000
 
 
 def matches(expression: str, text: str) -> bool:
-    """Whether a terminal of the Lark dialect, such as `/a+/ & /.{3}/`, matches the whole text."""
+    """Return whether a terminal, such as `/a+/ & /.{3}/`, matches the whole text."""
     matcher = _matcher(expression)
-    if matcher is None:
-        return False
     data = list(text.encode())
     copy = matcher.deep_copy()
     return copy.try_consume_tokens(data) == len(data) and bool(copy.is_accepting())
 
 
 def is_empty(expression: str) -> bool:
-    """Whether a terminal matches no text at all."""
+    """Return whether a terminal matches no text at all."""
     matcher = _matcher(expression)
-    if matcher is None:
-        return True
     copy = matcher.deep_copy()
     if copy.is_accepting():
         return False
     return not any(copy.compute_bitmask()) or bool(copy.is_error())
 
 
-@lru_cache(512)
+@lru_cache(256)
 def _matcher(expression: str) -> Any:
-    """A matcher of an expression, or None if llguidance finds it empty."""
+    """Return a matcher of one terminal. Raises ValueError if it is too complex."""
     import llguidance
 
     limits = llguidance.LLParserLimits(initial_lexer_fuel=_FUEL, step_lexer_fuel=_FUEL)

@@ -131,7 +131,7 @@ def _same_length(low: str, high: str) -> str:
 
 
 def _others(digits: str, end: int) -> Iterator[str]:
-    """Patterns of the digit strings from `digits` up to 99... (`end` 9) or down to 00... (0)."""
+    """Yield patterns of digit strings from `digits` up to 99... (`end` 9) or down to 00... (0)."""
     yield _runs(digits)
     for i, digit in enumerate(map(int, digits)):
         rest = len(digits) - i - 1
@@ -143,7 +143,7 @@ def _others(digits: str, end: int) -> Iterator[str]:
 
 
 def _runs(digits: str) -> str:
-    """The digits, with a count in the place of a long run."""
+    """Return the digits, each long run replaced by a counted repeat."""
     return re.sub(r"(\d)\1{4,}", lambda run: f"{run[1]}{{{len(run[0])}}}", digits)
 
 
@@ -196,7 +196,7 @@ def _decimals(whole: str, low: _Fraction | None, high: _Fraction | None) -> str 
 
 
 def _fractions(low: _Fraction | None, high: _Fraction | None) -> tuple[str | None, bool]:
-    """Return a pattern of one or more digits after the point, and whether none may stand there.
+    """Return a pattern of the digits after the point, and whether they may be absent.
 
     The fraction is at least `low` and at most `high`; None is no bound.
     """

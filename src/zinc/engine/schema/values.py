@@ -123,7 +123,7 @@ def type_of(value: object) -> str:
 
 
 def identity(value: object) -> str:
-    """Return a text that is the same for equal JSON values alone: 1 and 1.0, not 1 and true."""
+    """Return a text that is equal for equal JSON values only: for 1 and 1.0, not for 1 and true."""
     match value:
         case Mapping():
             members = sorted((str(key), identity(each)) for key, each in value.items())
@@ -189,7 +189,7 @@ def smaller(a: int | None, b: int | None) -> int | None:
 
 
 def union(*several: Values) -> Values:
-    """Return the values that any of some sets has, each alternative once."""
+    """Return the union of several sets, each alternative once."""
     found: dict[str, list[Alternative]] = {}
     for values in several:
         for kind, alternatives in values.items():
@@ -199,7 +199,7 @@ def union(*several: Values) -> Values:
 
 
 def _listed_together(alternatives: list[Alternative]) -> tuple[Alternative, ...]:
-    """One set of literals in the place of several, without repetitions."""
+    """Merge the sets of literals among some alternatives into one."""
     literals = [each for each in alternatives if isinstance(each, Literals)]
     if len(literals) < 2:
         return tuple(alternatives)
