@@ -1,5 +1,7 @@
 // Rounds rows of floats to the form that a matrix product reads: 8-bit blocks or bfloat16.
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "../half.h"
 #include "../q8row.h"
@@ -16,6 +18,11 @@ float quantize_block(const float* x, int n, int8_t* q, int32_t* sums16) {
     I32x16 top = I32x16::zero();
     for (int i = 0; i < n; i += 16) top = max(top, bits(abs(F32x16::load(x + i))));
     const int32_t top_bits = hmax(top);
+    if (top_bits >= 0x7f800000) {  // infinity or NaN: the scale alone makes every product NaN
+        std::memset(q, 0, static_cast<size_t>(n));
+        std::fill_n(sums16, n / 16, 0);
+        return std::numeric_limits<float>::quiet_NaN();
+    }
     float amax;
     std::memcpy(&amax, &top_bits, 4);
     const F32x16 inverse = F32x16::set1(amax > 1e-30f ? 127.0f / amax : 0.0f);
@@ -24,7 +31,7 @@ float quantize_block(const float* x, int n, int8_t* q, int32_t* sums16) {
         rounded.store_i8(q + i);
         sums16[i / 16] = sum(rounded);
     }
-    return amax > 1e-30f || amax != amax ? amax / 127.0f : 0.0f;
+    return amax > 1e-30f ? amax / 127.0f : 0.0f;
 }
 
 // Blocks [first, last) of a row of `cols`, from the columns x of the first of them on.
