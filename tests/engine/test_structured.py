@@ -380,8 +380,10 @@ def allowed(constraint, token):
 
 
 def test_a_panic_of_the_library_is_an_error(llm, monkeypatch):
-    class PanicException(BaseException):  # the name that pyo3 gives it
-        pass
+    class PanicException(BaseException):
+        """A panic as pyo3 raises it."""
+
+    PanicException.__module__ = "pyo3_runtime"
 
     class Broken:
         def __init__(self, *args, **options):
