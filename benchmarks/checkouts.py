@@ -17,11 +17,12 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-PROMPT_TOKENS, ANSWER_TOKENS, REPETITIONS = 512, 128, 3
+PROMPT_TOKENS, ANSWER_TOKENS, REPETITIONS = 512, 128, 5
 
 Figures = dict[str, float]
 
@@ -71,34 +72,39 @@ def measure_server(model: str) -> Figures:
                 break
             except OSError:
                 time.sleep(0.05)
-        _stream(url, 32)
-        runs = [_stream(url, ANSWER_TOKENS) for _ in range(REPETITIONS)]
+        found = {}
+        for name, path in (("completion", "completions"), ("chat", "chat/completions")):
+            try:
+                _stream(f"{url}/v1/{path}", 32)
+            except urllib.error.HTTPError:  # a model without a chat template
+                continue
+            runs = [_stream(f"{url}/v1/{path}", ANSWER_TOKENS) for _ in range(REPETITIONS)]
+            found[f"{name}_first_token_s"] = min(first for first, _ in runs)
+            found[f"{name}_decode_tokens_per_s"] = max(rate for _, rate in runs)
     finally:
         server.terminate()
         server.wait()
-    return {
-        "server_first_token_s": min(first for first, _ in runs),
-        "server_decode_tokens_per_s": max(rate for _, rate in runs),
-    }
+    return found
 
 
 def _stream(url: str, n_tokens: int) -> tuple[float, float]:
-    """Return the seconds to the first token of a chat completion, and the rate behind it."""
+    """Return the seconds to the first token of a stream, and the rate behind it."""
+    text = "Tell me a story about a fox and a bear."
+    chat = {"messages": [{"role": "user", "content": text}]}
     body = {
-        "messages": [{"role": "user", "content": "Tell me a story about a fox and a bear."}],
+        **(chat if "chat" in url else {"prompt": text}),
         "stream": True, "temperature": 0, "max_tokens": n_tokens, "ignore_eos": True,
     }  # fmt: skip
     headers = {"Content-Type": "application/json"}
     begin = time.perf_counter()
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), headers
-    )
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     times = []
     with urllib.request.urlopen(request) as answer:
         for line in answer:
             if line.startswith(b"data: {"):
-                delta = json.loads(line[6:])["choices"][0]["delta"]
-                if delta.get("content") or delta.get("reasoning_content"):
+                choice = json.loads(line[6:])["choices"][0]
+                delta = choice.get("delta", choice)
+                if delta.get("content") or delta.get("reasoning_content") or delta.get("text"):
                     times.append(time.perf_counter())
     return times[0] - begin, (n_tokens - 1) / (times[-1] - times[0])
 

@@ -116,6 +116,10 @@ class EngineWorker:
 
         Raises RequestError when the worker is closed.
         """
+        return self._ask(work).result()
+
+    def _ask(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Queue `work` to run between two steps. Raises RequestError when the worker is closed."""
         if threading.current_thread() is self._thread:
             raise RequestError(
                 "the model cannot be used from within a step of its own",
@@ -133,7 +137,7 @@ class EngineWorker:
             if self._closed:
                 raise closed_error()
             self._send(result, work)
-        return result.result()
+        return result
 
     def start(self, task: Task) -> None:
         """Submit the sequences of a task. Raises what `Task.submit` raises."""
@@ -164,8 +168,15 @@ class EngineWorker:
 
     def run(self, task: Task) -> None:
         """Submit the sequences of a task and wait for its end. Raises its error."""
-        self.start(task)
+
+        def begin(engine: Engine) -> None:
+            try:
+                self._begin(task)
+            except BaseException as error:
+                task.end(error)
+
         try:
+            self._ask(begin)  # waiting for this too would wake the caller twice
             task.wait()
         except BaseException:
             self.cancel(task)
