@@ -69,7 +69,7 @@ Messages = Seq[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What `close` frees: the weights and cache on a backend, and the engine that runs them."""
+    """A loaded model, freed by `close`: weights and cache on a backend, and their engine."""
 
     placed: placing.Placed
     cache: api.Cache
@@ -211,7 +211,7 @@ class LLM:
 
     @property
     def placed(self) -> placing.Placed:
-        """Which part of the model is on which device."""
+        """The placement of the model's parts on devices."""
         return self._open.placed
 
     @property
@@ -259,7 +259,7 @@ class LLM:
     def constraint(
         self, kind: Kind, source: str | Mapping[str, Any] | bool | None = None
     ) -> Grammar:
-        """Return a form for `constraint=`: "json_schema", "json_object", "regex" or "grammar".
+        """Return a constraint: `kind` is "json_schema", "json_object", "regex" or "grammar".
 
         It may be passed to any number of requests. Raises RequestError when `source` cannot be
         followed, UnsupportedError when the optional dependency llguidance is missing.

@@ -214,6 +214,12 @@ def test_what_cannot_be_followed_is_refused(llm, kind, source, why):
         llm.constraint(kind, source)
 
 
+@pytest.mark.parametrize("kind", [{"type": "object"}, "json", None])
+def test_unknown_kinds_are_refused(llm, kind):
+    with pytest.raises(RequestError, match=r"is no kind of constraint.*json_schema"):
+        llm.constraint(kind, {"type": "object"})
+
+
 def test_a_mask_that_fails_fails_the_request_and_no_other(llm):
     class Broken:
         finished = False
@@ -380,10 +386,8 @@ def allowed(constraint, token):
 
 
 def test_a_panic_of_the_library_is_an_error(llm, monkeypatch):
-    class PanicException(BaseException):
-        """A panic as pyo3 raises it."""
-
-    PanicException.__module__ = "pyo3_runtime"
+    class PanicException(BaseException):  # named as pyo3 names it
+        __module__ = "pyo3_runtime"
 
     class Broken:
         def __init__(self, *args, **options):

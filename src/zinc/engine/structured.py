@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -61,13 +61,20 @@ class Grammars:
         self._kept = lru_cache(N_COMPILED)(self._compile)
 
     def constraint(self, kind: Kind, source: Source = None) -> Grammar:
-        """Compile a form of answers, which any number of answers may share.
+        """Return a grammar that any number of answers may follow.
 
         source: a JSON schema (as text or data), a regular expression (of the whole answer), or a
         grammar, in llguidance's Lark dialect or as GBNF; nothing for "json_object". "rules" is Lark
         that zinc wrote itself, out of `zinc.engine.schema`. Raises RequestError when it cannot be
         understood or followed, UnsupportedError without llguidance.
         """
+        if kind not in get_args(Kind):
+            given = repr(kind) if isinstance(kind, str) else f"a {type(kind).__name__}"
+            raise RequestError(
+                f"{given} is no kind of constraint",
+                "the kinds are json_schema, json_object, regex and grammar",
+                'pass the kind first, as in constraint("json_schema", schema)',
+            )
         _library()
         text = _source_text(kind, source)
         return (self._kept if len(text) <= MAX_COMPILED_CHARACTERS else self._compile)(kind, text)
