@@ -22,6 +22,8 @@ Message = Mapping[str, Any]
 Value = Any  # plain data: None, booleans, numbers, text, and lists, tuples and mappings of these
 
 _MAX_SOURCE_CHARS = 1 << 20
+_OTHER_MESSAGES = "change the messages, or continue plain text with {raw}"
+_OTHER_TEMPLATE = "give another one with {chat_template}, or continue plain text with {raw}"
 # Names that clients and templates give the reasoning of a message.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 # Variables that only the template's own model may set, and a name that jinja2 uses.
@@ -56,12 +58,12 @@ class ChatTemplate:
             raise TemplateError(
                 f"the chat template of {name} has {len(source)} characters",
                 f"none needs more than {_MAX_SOURCE_CHARS}",
-                _OTHER_WAY,
+                _OTHER_TEMPLATE,
             )
         try:
             renderer.check(source)
         except RenderError as error:
-            raise self._error(error) from None
+            raise self._error(error, _OTHER_TEMPLATE) from None
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, for_tools: bool = False) -> ChatTemplate:
@@ -239,15 +241,12 @@ class ChatTemplate:
         end = f"\n{thinking.end}" if reasoning else thinking.end
         return begin + reasoning.strip("\n") + end + thinking.resume
 
-    def _error(self, error: RenderError) -> TemplateError:
+    def _error(self, error: RenderError, hint: str = _OTHER_MESSAGES) -> TemplateError:
         kind = StoppedError if error.stopped else TemplateError
-        return kind(f"the chat template of {self.name} {error.what}", error.why, _OTHER_WAY)
+        return kind(f"the chat template of {self.name} {error.what}", error.why, hint)
 
     def __repr__(self) -> str:
         return f"ChatTemplate({self.name!r}, {len(self.source)} characters)"
-
-
-_OTHER_WAY = "change the messages, or continue plain text with {raw}"
 
 
 def is_variable(name: str) -> bool:
