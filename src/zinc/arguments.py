@@ -1,7 +1,7 @@
-"""What the methods of `LLM` take: prompts, conversations and sampling, checked as Python arguments.
+"""Checks of the arguments of `LLM`'s methods: prompts, conversations and sampling.
 
-Mistakes that would otherwise surface deep in a template or the engine are told in the caller's
-words: `chat("hi")`, a dict in place of `SamplingParams`, a role that is misspelt.
+A mistake raises an error here, in the caller's words, before it can surface in a template or in the
+engine: `chat("hi")`, a dict in place of `SamplingParams`, a misspelt role.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def test_a_file_that_became_shorter_is_an_error(tmp_path):
     with pytest.raises(FormatError, match=r"became shorter while it was read.*tensor u"):
         file.tensors["u"].read()
     os.truncate(path, 0)
-    with pytest.raises(FormatError, match="tensor t goes on behind byte"):
+    with pytest.raises(FormatError, match="tensor t reaches past byte"):
         file.tensors["t"].to_float32()
     assert file.array("words").to_list() == ["a", "b"]
 

@@ -1,4 +1,4 @@
-"""What `zinc bench` measured, as text."""
+"""The text output of `zinc bench`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model and its cache fit in memory, as `zinc plan` reports it."""
+"""The lines of `zinc plan` that say whether a model and its cache fit in memory."""
 
 from __future__ import annotations
 

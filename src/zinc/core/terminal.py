@@ -1,4 +1,4 @@
-"""What zinc writes to a terminal: text without control characters, and escape sequences of its own.
+"""Terminal output: text without control characters, and zinc's own escape sequences.
 
 Text from a model or a model file may hold escape sequences that move the cursor, set the title or
 make the terminal type. `TerminalOutput` replaces control characters in all text; zinc's own

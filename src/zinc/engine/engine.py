@@ -97,7 +97,7 @@ class Engine:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the prefix cache has something to write to disk."""
+        """Return whether the prefix cache has something to write to disk."""
         return self.disk is not None and self.disk.behind
 
     def keep_on_disk(self, folder: Path, key: str, limit_bytes: int | None = None) -> None:

@@ -60,7 +60,7 @@ class Task:
 
     @property
     def wants_step(self) -> bool:
-        """Whether the engine should run a step for this task now."""
+        """Return whether the engine should run a step for this task now."""
         return True
 
     def submit(self, engine: Engine) -> None:

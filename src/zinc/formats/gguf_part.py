@@ -56,7 +56,7 @@ class Tensor:
     type: GGMLType
     n_bytes: int
     offset: int
-    """Where the bytes start in the file, counted from its beginning."""
+    """The offset of the bytes from the beginning of the file."""
     source: Source
 
     @property
@@ -94,7 +94,7 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """What one file holds. `header`: its bytes up to the end of the tensor table."""
+    """The contents of one file. `header`: its bytes up to the end of the tensor table."""
 
     path: Path
     version: int

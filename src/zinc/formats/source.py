@@ -21,7 +21,10 @@ REFETCH = "download or convert the file again"
 
 
 class Stamp(NamedTuple):
-    """What changes when a file changes; times are of the last change of its data and its inode."""
+    """A file's identity and version: each field of a changed file may differ.
+
+    modified_ns, changed_ns: when its data and its inode were last changed.
+    """
 
     device: int
     inode: int
@@ -92,7 +95,7 @@ class Source:
     def _shorter(self, end: int, what: str) -> FormatError:
         return FormatError(
             f"{self.path} became shorter while it was read",
-            f"it had {self.size} bytes when it was opened, and {what} goes on behind byte {end}, "
+            f"it had {self.size} bytes when it was opened, and {what} reaches past byte {end}, "
             f"where it ends now",
             REFETCH,
         )

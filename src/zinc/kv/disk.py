@@ -101,7 +101,7 @@ class DiskCache:
 
     @property
     def behind(self) -> bool:
-        """Whether anything is to be written now, and not only when a pause is over."""
+        """Return whether anything can be written now, rather than after the pause."""
         self._settle()
         is_paused = self._error is not None and self._clock() < self._resume_at
         return bool(self._jobs or (self._touched and not is_paused))

@@ -128,7 +128,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class CallCheck:
-    """How the calls of an answer are checked once it is whole, and made again.
+    """The check of a complete answer's calls, and the way to generate the answer again.
 
     violation: why its calls, pairs of name and arguments, are not valid. again: starts the answer
     anew; the argument counts from 1.

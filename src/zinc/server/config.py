@@ -117,12 +117,12 @@ class ServerConfig:
 
     @property
     def body_memory_bytes(self) -> int:
-        """What the bodies of all requests may take together."""
+        """The most bytes that the bodies of all requests may take together."""
         return self.max_body_memory_bytes or max(256 << 20, 4 * self.max_body_bytes)
 
     @property
     def checks_host(self) -> bool:
-        """Whether only loopback names are accepted as Host.
+        """Return whether only loopback names are accepted as Host.
 
         A page of a stranger can point its own name at 127.0.0.1 and so pass a browser's origin
         check (DNS rebinding); the name it used stands in the Host header.

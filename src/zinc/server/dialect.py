@@ -1,4 +1,4 @@
-"""Which API a client speaks, where the path alone does not say so; and errors in its envelope."""
+"""The API that a client speaks, on paths that several APIs share, and its error envelope."""
 
 from __future__ import annotations
 

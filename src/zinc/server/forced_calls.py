@@ -51,7 +51,7 @@ Writer = Callable[[Call, Marks], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How calls are written: the rules of one, and what stands before, between and after several.
+    """The format of calls: the rules of one call, and the text before, between and after calls.
 
     With `between` None an answer has one call. `answer` stands before an answer that is no call.
     `member` is the name of the arguments where a call is a JSON object without a marker.

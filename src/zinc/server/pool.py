@@ -129,7 +129,7 @@ class Entry:
 
     @property
     def is_broken(self) -> bool:
-        """Whether loading failed because of the file, and the file has not changed since."""
+        """Return whether loading failed because of the file, and the file has not changed since."""
         return self.failure is not None and self._broken_version == self._version()
 
     def _version(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Where a long text can be cut so that its parts, tokenized one by one, give the ids of the whole.
+"""Places to cut a long text so that its parts, tokenized one by one, give the ids of the whole.
 
 A tokenizer needs up to 160 bytes of memory for a character it works on. Cut into chunks, a text
 needs that for one chunk at a time, and tokenizing can stop as soon as there are too many tokens.

@@ -93,7 +93,7 @@ def _checked_text(text: object) -> str:
     if not isinstance(text, str):
         raise SchemaError("a key of it is not a string")
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        raise SchemaError("a string of it has half a surrogate pair")
+        raise SchemaError("a string has half a surrogate pair")
     return str(text)
 
 
@@ -101,14 +101,14 @@ def checked_number(value: float | Decimal) -> int | Decimal:
     """Return a number exactly: an int if it is integral, else a Decimal of its shortest form."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise SchemaError("a number of it is infinite or not a number")
+            raise SchemaError("a number is infinite or NaN")
         value = Decimal(repr(value))
     if isinstance(value, int):
         if value.bit_length() > MAX_DIGITS * 4:
-            raise SchemaError("a number of it has too many digits")
+            raise SchemaError("a number has too many digits")
         value = Decimal(value)
     if not value.is_finite():
-        raise SchemaError("a number of it is infinite or not a number")
+        raise SchemaError("a number is infinite or NaN")
     if value == 0:
         return 0
     # Trailing zeros do not make a number harder; `normalize` would round.
@@ -118,7 +118,7 @@ def checked_number(value: float | Decimal) -> int | Decimal:
     short = text.rstrip("0")
     exponent += len(text) - len(short)
     if len(short) > MAX_SIGNIFICANT or max(len(short) + exponent, -exponent) > MAX_DIGITS:
-        raise SchemaError("a number of it has too many digits")
+        raise SchemaError("a number has too many digits")
     if exponent >= 0:
         whole: int = int(short) * 10**exponent
         return -whole if sign else whole
@@ -134,7 +134,7 @@ def load(text: str) -> Json:
     except ValueError as error:
         raise SchemaError(f"it is not JSON: {error}") from None
     except ArithmeticError:
-        raise SchemaError("a number of it has too many digits") from None
+        raise SchemaError("a number has too many digits") from None
 
 
 class Document:

@@ -211,7 +211,7 @@ class Evaluator:
         try:
             return lexemes.is_empty(expression)
         except ValueError:
-            raise SchemaError("a pattern of it is too complex", keyword="pattern") from None
+            raise SchemaError("a pattern is too complex", keyword="pattern") from None
 
     def _count(self, n: int) -> None:
         self._n_steps += n
