@@ -34,7 +34,7 @@ REQUEST = struct.Struct("<Q")
 REPLY = struct.Struct("<BQ")
 READY, TEXT, FAILED, STOPPED = range(4)
 
-# A prompt may have so many bytes, and as many again as some copies of the request.
+# The most bytes of a prompt: a constant, and a multiple of the request's size.
 _PROMPT_BYTES, _PROMPT_COPIES = 4 << 20, 8
 # Copies of the request that a rendering may hold beside its memory; a character may take 4 bytes.
 _MEMORY_COPIES = 16

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, usage_error(self.prog, message, see_help=True))
 
     def add_rest(self, args: argparse.Namespace, rest: list[str]) -> list[str]:
-        """Add words behind the options to the positional that takes a list; return the others.
+        """Add words behind the options to the positional that takes a list; return the rest.
 
         argparse fills such a positional from one run of words only: `MODEL --seed 1 PROMPT` has
         two.

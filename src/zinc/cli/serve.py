@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_size,
         metavar="SIZE",
         help="memory for the state of preempted requests, which otherwise run again (default: a "
-        "sixteenth of what is left)",
+        "sixteenth of the free memory)",
     )
     cache.add_argument(
         "--no-prefix-cache", action="store_true", help="process every prompt from its beginning"

@@ -144,7 +144,7 @@ class _PartDigests:
         if self.part.source.stamp() != stamp:
             raise FormatError(
                 f"{self.part.path} changed while it was loaded",
-                "its size or times are not those that it was opened with",
+                "its size or times have changed since it was opened",
                 "load it again when it is complete",
             )
         changed_ns = max(stamp.modified_ns, stamp.changed_ns)

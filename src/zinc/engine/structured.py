@@ -253,7 +253,7 @@ def _library() -> Any:
 
 
 def _guarded(call: Callable[[], T]) -> T:
-    """Return what a call into llguidance returns; a panic of it becomes a RequestError."""
+    """Return the result of a call into llguidance; a panic becomes a RequestError."""
     try:
         return call()
     except Exception as error:

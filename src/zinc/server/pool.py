@@ -396,7 +396,7 @@ class ModelPool:
             log.info("%s: %s", entry.source.name, llm.placed.note)
 
     def _failed(self, entry: Entry, error: ZincError) -> ApiError:
-        """Note why a model cannot be loaded; return what its clients are told."""
+        """Note why a model cannot be loaded; return the error for its clients."""
         entry.thread = None  # it refers to what was loaded by then
         entry.fail(error)
         if not self._is_starting or len(self.entries) > 1:  # else the server ends with this error
@@ -452,7 +452,7 @@ class ModelPool:
 
 
 def _load_error(entry: Entry) -> ApiError:
-    """Return what clients are told of a model that could not be loaded."""
+    """Return the error for clients of a model that could not be loaded."""
     error = entry.failure
     assert error is not None
     return ApiError(

@@ -78,7 +78,7 @@ class ItemEvents:
         return {**self._at("response.reasoning_text.delta", delta=text), "content_index": 0}
 
     def _add_arguments(self, text: str) -> list[Data]:
-        """Append text to the arguments of the open call and return the events of it."""
+        """Append text to the arguments of the open call and return its events."""
         self._arguments += text
         if self._open == "custom_tool_call":
             return []  # the input of a custom tool is known once its arguments are complete

@@ -91,7 +91,7 @@ def checked(value: Json) -> Json:
 
 def _checked_text(text: object) -> str:
     if not isinstance(text, str):
-        raise SchemaError("a key of it is not a string")
+        raise SchemaError("a key is not a string")
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         raise SchemaError("a string has half a surrogate pair")
     return str(text)
