@@ -19,9 +19,10 @@ from zinc.backends.null import NullBackend
 from zinc.backends.ref import RefBackend, RefProgram
 from zinc.cli import bench_text, loading
 from zinc.cli import check as check_command
-from zinc.cli.bench import Bench, Profile
+from zinc.cli.bench import Bench
 from zinc.cli.cost import StepShape
 from zinc.cli.parity import SCALE_BLOCK, relative_error, storage_error
+from zinc.cli.step_profile import Profile
 from zinc.cli.text import size
 from zinc.engine import loader, placing
 from zinc.engine.loader import EMBEDDED_MODEL

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from zinc.cli.text import table
 
 if TYPE_CHECKING:
-    from zinc.cli.bench import Profile
     from zinc.cli.roofline import Roofline
+    from zinc.cli.step_profile import Profile
 
 ABOVE = (
     "* above the measured limit: the data was in the processor's caches, "
