@@ -13,6 +13,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -251,16 +253,26 @@ def test_a_signal_stops_it_cleanly(number):
     assert "xylophone" not in err
 
 
+@contextmanager
+def restored_loggers() -> Iterator[None]:
+    """Undo what `log.set_up` does to the loggers of this process."""
+    loggers = [logging.getLogger(name) for name in log.LOGGERS]
+    before = [(logger, list(logger.handlers), logger.propagate, logger.level) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate, level in before:
+            logger.handlers[:] = handlers
+            logger.propagate = propagate
+            logger.setLevel(level)
+
+
 def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running) -> list[str]:
     """The log's lines of three requests; the request before them may be logged among them."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    before = {
-        name: (list(logging.getLogger(name).handlers), logging.getLogger(name).propagate)
-        for name in ("zinc.server", "zinc.requests", "uvicorn.error")
-    }
-    log.set_up(json_lines)
-    try:
+    with restored_loggers():
+        log.set_up(json_lines)
         secret = {"messages": [{"role": "user", "content": "xylophone"}], "max_tokens": 2}
         answers = [
             server.post("/v1/chat/completions", secret),
@@ -270,10 +282,6 @@ def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running)
         ids = [answer.headers["x-request-id"] for answer in answers]
         # A line is written after its answer is sent.
         wait_for(lambda: all(each in stream.getvalue() for each in ids))
-    finally:
-        for name, (handlers, propagate) in before.items():
-            logging.getLogger(name).handlers[:] = handlers
-            logging.getLogger(name).propagate = propagate
     lines = stream.getvalue().splitlines()
     assert all("req_" in line for line in lines)  # a request is one line
     return [line for line in lines if any(each in line for each in ids)]
@@ -289,6 +297,17 @@ def test_the_log_has_no_contents(server: Running, monkeypatch: pytest.MonkeyPatc
     rows = [json.loads(line) for line in lines_of(True, monkeypatch, server)]
     assert [row["status"] for row in rows] == [200, 400, 404]
     assert all(row["id"].startswith("req_") and row["time"].endswith("Z") for row in rows)
+
+
+@pytest.mark.parametrize("name", ["zinc.cache", "zinc.loading"])
+def test_warnings_of_other_layers_are_lines_of_the_log(monkeypatch: pytest.MonkeyPatch, name: str):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with restored_loggers():
+        log.set_up(True)
+        logging.getLogger(name).warning("%s is full", "the disk")
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert (line["level"], line["message"]) == ("warning", "the disk is full")
 
 
 def test_sampling_that_requests_do_not_give_is_the_servers(monkeypatch: pytest.MonkeyPatch):

@@ -16,13 +16,15 @@ from zinc.server.http import Record
 
 log = logging.getLogger("zinc.server")
 _requests = logging.getLogger("zinc.requests")
+# "zinc.cache" and "zinc.loading" warn from layers below the server, also while it runs.
+LOGGERS = ("zinc.server", "zinc.requests", "zinc.cache", "zinc.loading", "uvicorn.error")
 
 
 def set_up(json_lines: bool) -> None:
-    """Sends the server's log and the request log to stderr."""
+    """Write the server's log, the request log and the warnings of a loaded model to stderr."""
     handler = _Stderr()
     handler.setFormatter(_JSONLines() if json_lines else _TextLines())
-    for name in ("zinc.server", "zinc.requests", "uvicorn.error"):
+    for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
