@@ -290,6 +290,13 @@ def test_plan_says_whether_the_model_fits(zinc, fixture_model, monkeypatch):
         assert chosen.context == context
 
 
+def test_plan_refuses_a_context_that_a_run_refuses(zinc, fixture_model):
+    result = zinc("plan", fixture_model, "--backend", "ref", "--context", 4_000_000)
+    assert result.status == 1
+    assert "a context of 4,000,000 tokens is not possible" in result.err
+    assert "--context 4096" in result.err
+
+
 def test_plan_of_a_model_whose_weights_do_not_fit(zinc, fixture_model, monkeypatch):
     available(monkeypatch, 1000)
     result = zinc("plan", fixture_model, "--backend", "ref")

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from zinc.cli import fit, loading, placement
     from zinc.cli.cost import StepShape
     from zinc.cli.inspect import nextn_memory
-    from zinc.engine.loader import resolve_kv_dtype
+    from zinc.engine.loader import check_context, resolve_kv_dtype
     from zinc.engine.placing import Wanted
     from zinc.formats.gguf import GGUFFile
     from zinc.plan.planner import make_plan
@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     with GGUFFile.open(usage.model_path(args)) as file:
         rope = usage.rope_scaling(args)
         spec, graph = models.load(file, rope=rope, context=args.context)
+        if args.context is not None:
+            check_context(spec, args.context)
         if 0 < spec.plain_context < args.depth + args.tokens:
             _, graph = models.load(file, rope=rope, context=args.context, extended=True)
         most = max(args.tokens, loading.BATCH_TOKENS)

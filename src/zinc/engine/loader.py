@@ -168,12 +168,7 @@ def choose_context(
                 "use a smaller model or quantisation",
             )
         return context
-    if not 1 <= wanted <= spec.context:
-        raise RequestError(
-            f"a context of {wanted:,} tokens is not possible",
-            f"the model was made for 1 to {spec.context:,}",
-            f"choose {{context={spec.context}}} or less, or extend it with {{rope_scaling=yarn}}",
-        )
+    check_context(spec, wanted)
     if wanted > fits:
         raise MemoryLimitError(
             f"a context of {wanted:,} tokens does not fit in memory",
@@ -183,6 +178,16 @@ def choose_context(
             + (", or {kv_dtype=q8_0}" if kv_dtype == "f16" else ""),
         )
     return wanted
+
+
+def check_context(spec: ModelSpec, wanted: int) -> None:
+    """Raise RequestError if `wanted` tokens are more than the model was made for."""
+    if not 1 <= wanted <= spec.context:
+        raise RequestError(
+            f"a context of {wanted:,} tokens is not possible",
+            f"the model was made for 1 to {spec.context:,}",
+            f"choose {{context={spec.context}}} or less, or extend it with {{rope_scaling=yarn}}",
+        )
 
 
 def choose_pool(
