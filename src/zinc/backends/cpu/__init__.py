@@ -24,7 +24,7 @@ from zinc.quant.decode import decode
 
 TILE_ROWS = 16  # native/kernel.h
 # Bytes of a tensor that are in memory beside its packed form while it is loaded.
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 2 << 20
 
 try:
     from zinc.backends.cpu import _cpu
