@@ -1,11 +1,11 @@
-"""Compares two checkouts of zinc: loading, first token, prefill and decode, by `LLM` and by server.
+"""Compares two checkouts of zinc: first token, prefill and decode, by `LLM` and by server.
 
-    python benchmarks/checkouts.py --before FOLDER --after FOLDER --out FILE [--pairs 9] MODEL...
+    python benchmarks/checkouts.py --before FOLDER --after FOLDER --out FILE [--rounds 40] MODEL...
 
-Each folder is a checkout whose extension is built in place. Every pair runs both in alternating
-order, each in a process of its own with a warm-up. A ratio is the rate after over the rate before
-in the same pair; of times it is the time before over the time after, so above 1 is better
-throughout. The last line is one JSON object with the medians.
+Each folder is a checkout whose extension is built in place. Both have a model loaded and a server
+running all the time, and requests alternate between them, so that both meet the same state of the
+machine. A ratio is the time before over the time after in the same round: above 1 is faster. The
+last line is one JSON object with the median ratios.
 """
 
 from __future__ import annotations
@@ -16,124 +16,125 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PROMPT_TOKENS, ANSWER_TOKENS, REPETITIONS = 512, 128, 5
+PROMPT_TOKENS, SHORT_TOKENS, ANSWER_TOKENS = 512, 8, 64
+SETTINGS = {"context": 2048, "kv_dtype": "f16", "prefix_cache": False}
+OPTIONS = ["--context", "2048", "--kv-dtype", "f16", "--no-prefix-cache"]
+TEXT = "Tell me a story about a fox and a bear."
 
-Figures = dict[str, float]
 
-
-def measure_llm(model: str) -> Figures:
-    """Return the figures of `LLM` in this process."""
+def answer_requests(model: str) -> None:
+    """Load `model`, and print the seconds of each request named on stdin."""
     from zinc import LLM, SamplingParams
 
-    begin = time.perf_counter()
-    llm = LLM(model, context=2048, kv_dtype="f16", prefix_cache=False)
-    found = {"load_s": time.perf_counter() - begin}
+    llm = LLM(model, **SETTINGS)
     ids = [100 + 7 * i % 400 for i in range(PROMPT_TOKENS)]
     one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     many = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
-    llm.generate(ids[:64], many)
-    prefill, first, decode = [], [], []
-    for _ in range(REPETITIONS):
-        begin = time.perf_counter()
-        llm.generate(ids, one)
-        prefill.append(PROMPT_TOKENS / (time.perf_counter() - begin))
-        begin = time.perf_counter()
-        llm.generate(ids[:8], one)
-        first.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        n_tokens = len(llm.generate(ids[:8], many).token_ids)
-        decode.append(n_tokens / (time.perf_counter() - begin))
-    llm.close()
-    return {
-        **found,
-        "prefill_tokens_per_s": max(prefill),
-        "first_token_s": min(first),
-        "decode_tokens_per_s": max(decode),
+    requests = {
+        "first token": (ids[:SHORT_TOKENS], one),
+        "prefill": (ids, one),
+        "decode": (ids[:SHORT_TOKENS], many),
     }
+    for line in sys.stdin:
+        begin = time.perf_counter()
+        llm.generate(*requests[line.strip()])
+        print(time.perf_counter() - begin, flush=True)
+    llm.close()
 
 
-def measure_server(model: str) -> Figures:
-    """Return the figures of a stream of `zinc serve`, which runs in a process of its own."""
-    command = [sys.executable, "-m", "zinc", "serve", model, "--port", "0", "--context", "2048"]
-    command += ["--kv-dtype", "f16", "--no-prefix-cache"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert server.stdout is not None
-        url = next(w for line in server.stdout for w in line.split() if w.startswith("http://"))
+class Checkout:
+    """A checkout with a loaded model and a server. Every measurement returns seconds."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        path = [str(folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        self._llm = subprocess.Popen(
+            [sys.executable, __file__, "--answer", model],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "zinc", "serve", model, "--port", "0", *OPTIONS],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert self._server.stdout is not None
+        words = (word for line in self._server.stdout for word in line.split())
+        self._url = next(word for word in words if word.startswith("http://"))
+        threading.Thread(target=self._server.stdout.read, daemon=True).start()  # its log
         while True:
             try:
-                urllib.request.urlopen(f"{url}/health").read()
+                urllib.request.urlopen(f"{self._url}/health").read()
                 break
             except OSError:
                 time.sleep(0.05)
-        found = {}
-        for name, path in (("completion", "completions"), ("chat", "chat/completions")):
-            try:
-                _stream(f"{url}/v1/{path}", 32)
-            except urllib.error.HTTPError:  # a model without a chat template
-                continue
-            runs = [_stream(f"{url}/v1/{path}", ANSWER_TOKENS) for _ in range(REPETITIONS)]
-            found[f"{name}_first_token_s"] = min(first for first, _ in runs)
-            found[f"{name}_decode_tokens_per_s"] = max(rate for _, rate in runs)
+
+    def llm(self, request: str) -> dict[str, float]:
+        """Run one request of `answer_requests`."""
+        assert self._llm.stdin is not None
+        assert self._llm.stdout is not None
+        self._llm.stdin.write(f"{request}\n")
+        self._llm.stdin.flush()
+        return {request: float(self._llm.stdout.readline())}
+
+    def stream(self, name: str, path: str) -> dict[str, float]:
+        """Stream an answer: seconds to its first token, and from there to the last."""
+        prompt = {"messages": [{"role": "user", "content": TEXT}]}
+        body = {
+            **(prompt if "chat" in path else {"prompt": TEXT}),
+            "stream": True, "temperature": 0, "max_tokens": ANSWER_TOKENS, "ignore_eos": True,
+        }  # fmt: skip
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode(), headers)
+        times = [time.perf_counter()]
+        with urllib.request.urlopen(request) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    choice = json.loads(line[6:])["choices"][0]
+                    piece = choice.get("delta", choice)
+                    if piece.get("content") or piece.get("reasoning_content") or piece.get("text"):
+                        times.append(time.perf_counter())
+        return {f"{name} first token": times[1] - times[0], f"{name} decode": times[-1] - times[1]}
+
+    def close(self) -> None:
+        for process in (self._llm, self._server):
+            process.terminate()
+            process.wait()
+
+
+def compare(before: Path, after: Path, model: str, rounds: int) -> dict[str, Any]:
+    """Return the seconds of all rounds and the medians of their ratios."""
+    checkouts = [Checkout(before, model), Checkout(after, model)]
+    works: list[Callable[[Checkout], dict[str, float]]] = [
+        lambda c: c.llm("first token"),
+        lambda c: c.llm("prefill"),
+        lambda c: c.llm("decode"),
+        lambda c: c.stream("completion", "/v1/completions"),
+    ]
+    try:
+        checkouts[0].stream("chat", "/v1/chat/completions")
+        works.append(lambda c: c.stream("chat", "/v1/chat/completions"))
+    except urllib.error.HTTPError:
+        pass  # a model without a chat template
+    seconds: dict[str, list[list[float]]] = {}
+    try:
+        for number in range(-2, rounds):  # two to warm up
+            for work in works:
+                order = (0, 1) if number % 2 else (1, 0)
+                found = {each: work(checkouts[each]) for each in order}
+                for name in found[0] if number >= 0 else ():
+                    seconds.setdefault(name, []).append([found[0][name], found[1][name]])
     finally:
-        server.terminate()
-        server.wait()
-    return found
-
-
-def _stream(url: str, n_tokens: int) -> tuple[float, float]:
-    """Return the seconds to the first token of a stream, and the rate behind it."""
-    text = "Tell me a story about a fox and a bear."
-    chat = {"messages": [{"role": "user", "content": text}]}
-    body = {
-        **(chat if "chat" in url else {"prompt": text}),
-        "stream": True, "temperature": 0, "max_tokens": n_tokens, "ignore_eos": True,
-    }  # fmt: skip
-    headers = {"Content-Type": "application/json"}
-    begin = time.perf_counter()
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    times = []
-    with urllib.request.urlopen(request) as answer:
-        for line in answer:
-            if line.startswith(b"data: {"):
-                choice = json.loads(line[6:])["choices"][0]
-                delta = choice.get("delta", choice)
-                if delta.get("content") or delta.get("reasoning_content") or delta.get("text"):
-                    times.append(time.perf_counter())
-    return times[0] - begin, (n_tokens - 1) / (times[-1] - times[0])
-
-
-def measure(checkout: Path, model: str) -> Figures:
-    """Return the figures of a checkout."""
-    path = [str(checkout / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, __file__, "--measure", model]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    found: Figures = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def compare(before: Path, after: Path, model: str, pairs: int) -> dict[str, Any]:
-    """Return the figures of all pairs and the medians of their ratios."""
-    runs = []
-    measure(before, model)  # fills the page cache
-    for pair in range(pairs):
-        order = [("before", before), ("after", after)]
-        found = {name: measure(checkout, model) for name, checkout in order[:: 1 - 2 * (pair % 2)]}
-        runs.append(found)
-        print(f"{Path(model).name} {pair}: {json.dumps(found)}", file=sys.stderr, flush=True)
-    ratios = {}
-    for name in runs[0]["before"]:
-        is_time = name.endswith("_s") and not name.endswith("_per_s")
-        each = [run["after"][name] / run["before"][name] for run in runs]
-        ratios[name] = statistics.median(1 / r if is_time else r for r in each)
-    return {"model": Path(model).name, "ratios": ratios, "runs": runs}
+        for checkout in checkouts:
+            checkout.close()
+    ratios = {name: statistics.median(b / a for b, a in each) for name, each in seconds.items()}
+    return {"model": Path(model).name, "ratios": ratios, "seconds": seconds}
 
 
 def main() -> None:
@@ -142,15 +143,15 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--after", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--measure", metavar="MODEL", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--answer", metavar="MODEL", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.measure:
-        print(json.dumps({**measure_llm(args.measure), **measure_server(args.measure)}))
+    if args.answer:
+        answer_requests(args.answer)
         return
     if args.before is None or args.after is None or not args.models:
         parser.error("--before, --after and a MODEL are needed")
-    report = [compare(args.before, args.after, model, args.pairs) for model in args.models]
+    report = [compare(args.before, args.after, model, args.rounds) for model in args.models]
     if args.out is not None:
         args.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps([{"model": each["model"], **each["ratios"]} for each in report]))

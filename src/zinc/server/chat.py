@@ -149,16 +149,14 @@ class ChatAnswer:
         self.generation = generation
         self._check = check
 
-    async def __aiter__(self) -> AsyncGenerator[Piece | Finished]:
-        if self._check is None:
-            async with aclosing(self._pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
+    def __aiter__(self) -> AsyncGenerator[Piece | Finished]:
+        return self._pieces() if self._check is None else self._checked(self._check)
+
+    async def _checked(self, check: CallCheck) -> AsyncGenerator[Piece | Finished]:
         why: str | None = None
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
-                self.generation = await self._check.again(attempt)
+                self.generation = await check.again(attempt)
             held: list[Piece | Finished] = []
             async with aclosing(self._pieces()) as pieces:
                 async for piece in pieces:
@@ -166,7 +164,7 @@ class ChatAnswer:
                         held.append(piece)
                     elif attempt == 0:
                         yield piece
-            why = await self._check.violation(_whole_calls(held))
+            why = await check.violation(_whole_calls(held))
             if why is None:
                 for piece in held:
                     yield piece
