@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import Answer, Brake, Running, running
-
-from zinc.engine.engine import Engine
-from zinc.engine.sequence import Sequence
+from serving import Answer, Brake, Running, brake_engines, running
 
 VICTIM, ATTACKER = "key-of-the-victim", "key-of-the-attacker"
 SECRET = "My bank has given me a new card, and the number that goes with it is 4711. " * 8
@@ -142,13 +139,7 @@ def test_a_stored_response_belongs_to_its_key(guarded: Running):
 @pytest.fixture
 def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
     """Holds every engine while a test wants it to, and no longer than the test."""
-    found, step = Brake(), Engine.step
-
-    def held(engine: Engine) -> list[Sequence]:
-        found.wait()
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", held)
+    found = brake_engines(monkeypatch)
     yield found
     found.release()
 

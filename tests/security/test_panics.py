@@ -11,7 +11,7 @@ import pytest
 from serving import MODEL, Running, running
 
 from zinc.core.errors import ModelError, RequestError
-from zinc.core.native import is_panic, panics_refuse
+from zinc.core.native import is_panic
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.engine.structured import GrammarConstraint
 from zinc.formats.gguf import GGUFFile
@@ -41,17 +41,6 @@ def test_a_panic_is_told_from_other_exceptions():
     assert not isinstance(found, Exception)
     for other in (KeyboardInterrupt(), SystemExit(), Exception(), RequestError("a")):
         assert not is_panic(other)
-
-
-def test_a_panic_becomes_an_error_of_the_request():
-    @panics_refuse("it cannot be done")
-    def call(error: BaseException) -> None:
-        raise error
-
-    with pytest.raises(RequestError, match="it cannot be done: a library failed on it"):
-        call(panic())
-    with pytest.raises(KeyboardInterrupt):
-        call(KeyboardInterrupt())
 
 
 def test_a_merge_that_makes_no_token_is_left_out():

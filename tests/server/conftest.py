@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from serving import LOAD, Brake, Running, running
+from serving import LOAD, Brake, Running, brake_engines, running
 
 from zinc import LLM
 from zinc.engine.engine import Engine
@@ -50,13 +50,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
 @pytest.fixture
 def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
     """Holds every engine while a test wants it to, and no longer than the test."""
-    found, step = Brake(), Engine.step
-
-    def held(engine: Engine) -> list[Sequence]:
-        found.wait()
-        return step(engine)
-
-    monkeypatch.setattr(Engine, "step", held)
+    found = brake_engines(monkeypatch)
     yield found
     found.release()
 

@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from zinc.backends import api
 from zinc.core.errors import ZincError
+from zinc.engine.engine import Engine
+from zinc.engine.sequence import Sequence
 from zinc.quant.blocks import GGMLType
 from zinc.server.app import Application
 from zinc.server.config import LoadOptions, ModelSource, ServerConfig
@@ -45,6 +49,18 @@ def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S) -> No
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
     assert condition()
+
+
+def brake_engines(monkeypatch: pytest.MonkeyPatch) -> Brake:
+    """Return a brake on the steps of every engine; `monkeypatch` removes it after the test."""
+    found, step = Brake(), Engine.step
+
+    def held(engine: Engine) -> list[Sequence]:
+        found.wait()
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", held)
+    return found
 
 
 class Brake:

@@ -87,7 +87,7 @@ def test_the_limits_are_those_of_the_code():
         f"`--max-body`, {config.max_body_bytes >> 20}M |",
         f"{body._MAX_DEPTH} levels",
         f"{body.MAX_VALUES}; {body.MAX_MEMBERS} objects",
-        f"is over {body.FREE_BYTES >> 10} KiB |",
+        f"the first {body.FREE_BYTES >> 10} KiB of each body do not count |",
         f"`--max-body-memory`, {config.body_memory_bytes >> 20}M",
         f"counted | {prompts.MAX_COUNTED_TOKENS} |",
         f"{bpe._LONGEST_RUN}; {spm._LONGEST_RUN} with SentencePiece",

@@ -29,10 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(args: argparse.Namespace) -> str:
-    """Return the prompt; a model in front of it becomes `args.model`.
+    """Return the prompt text from PROMPT, a file and stdin.
 
-    A file or a pipe follows PROMPT after a blank line, with --raw at once. Raises UsageError, and
-    RequestError when text cannot be read.
+    A first word that names a model is moved to `args.model`. Text from a file or a pipe is appended
+    after a blank line, or directly with --raw. Raises UsageError for contradicting arguments and
+    RequestError for text that cannot be read.
     """
     words = list(args.prompt)
     if words and names_model(words[0]):

@@ -20,8 +20,8 @@ PATIENCE_S = 3.0
 def standard_streams() -> Iterator[None]:
     """Make `sys.stdin`, `sys.stdout` and `sys.stderr` safe to use for one command.
 
-    A stream that the caller has closed reads nothing and discards what is written. A character that
-    the output's encoding lacks becomes "?". Output to a terminal goes through `TerminalOutput`.
+    A stream that the caller closed is replaced by the null device. Characters that the output
+    encoding cannot represent are written as "?". Output to a terminal passes `TerminalOutput`.
     """
     with ExitStack() as stack:
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -30,9 +30,8 @@ _WITHIN = {
 class ZincError(Exception):
     """A failure that a user can act on.
 
-    `what` says what failed, `why` gives the cause, `hint` the next step. Each is a clause without
-    a final full stop; the message joins those that are given. Settings in the hint stand in
-    braces, see above.
+    `what` names the failure, `why` the cause, `hint` the next step. Each is a clause without a full
+    stop. `message` joins the non-empty ones. Settings in the hint are written in braces, see above.
     """
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
@@ -90,7 +89,7 @@ class RequestError(ZincError):
 class TextTooLongError(RequestError):
     """A text has more tokens than there is room for.
 
-    `n_tokens` is their number if `is_exact`, else a lower bound of it.
+    `n_tokens` is the exact token count if `is_exact`, otherwise a lower bound.
     """
 
     def __init__(self, n_tokens: int, limit: int, *, is_exact: bool = False) -> None:
