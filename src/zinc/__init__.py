@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from zinc.core.errors import ZincError
     from zinc.engine.sampling import SamplingParams
     from zinc.llm import LLM, Chunk, Completion
-    from zinc.models.context import RopeScaling
+    from zinc.models.parts.context import RopeScaling
     from zinc.plan.placement import Placement
     from zinc.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ _HOMES = {
     "Chunk": "zinc.llm",
     "Completion": "zinc.llm",
     "Placement": "zinc.plan.placement",
-    "RopeScaling": "zinc.models.context",
+    "RopeScaling": "zinc.models.parts.context",
     "SamplingParams": "zinc.engine.sampling",
     "Tokenizer": "zinc.tokenizer",
     "ZincError": "zinc.core.errors",

@@ -53,7 +53,7 @@ from zinc.engine.worker import EngineWorker, closed_error
 from zinc.formats.gguf import GGUFFile
 from zinc.kv.disk import check_folder
 from zinc.models import load as load_architecture
-from zinc.models.context import RopeScaling
+from zinc.models.parts.context import RopeScaling
 from zinc.ops.graph import FloatArray, Graph
 from zinc.ops.step import Step
 from zinc.plan.hidden import hidden_graph

@@ -17,12 +17,12 @@ from present import absent
 from zinc.backends import api
 from zinc.backends.vulkan import VulkanBackend, shaders
 from zinc.backends.vulkan.dispatch import Shader
-from zinc.cli.parity import case_tolerance, every_case
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
 from zinc.ops.cases import Case
 from zinc.ops.registry import Op
 from zinc.quant.blocks import GGMLType
+from zinc.testing.parity import case_tolerance, every_case
 
 pytestmark = [
     pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", "")),

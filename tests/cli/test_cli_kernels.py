@@ -10,7 +10,7 @@ from present import computing
 
 from zinc.backends import api, vulkan
 from zinc.backends.vulkan import shaders
-from zinc.cli import parity
+from zinc.testing import parity
 
 needs_compiler = pytest.mark.skipif(
     "vulkan" not in computing() or shaders.compiler() is None,

@@ -21,7 +21,6 @@ from zinc.cli import bench_text, loading
 from zinc.cli import check as check_command
 from zinc.cli.bench import Bench
 from zinc.cli.cost import StepShape
-from zinc.cli.parity import SCALE_BLOCK, relative_error, storage_error
 from zinc.cli.step_profile import Profile
 from zinc.cli.text import size
 from zinc.engine import loader, placing
@@ -30,6 +29,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
+from zinc.testing.parity import SCALE_BLOCK, relative_error, storage_error
 
 # -- inspect ------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from zinc.backends import api
 from zinc.cli import support
 from zinc.core.errors import DeviceError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.models import architectures, load, probe
+from zinc.models import architectures, load
+from zinc.models.parts import probe
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
 

@@ -24,7 +24,7 @@ from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.models import load
-from zinc.models.context import RopeScaling
+from zinc.models.parts.context import RopeScaling
 from zinc.ops.graph import KVState
 from zinc.ops.step import Step
 from zinc.plan.planner import make_plan

@@ -16,7 +16,7 @@ from models.harness import BACKENDS, FIXTURES, Runner, expected, relative_error,
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import ModelSpec, load
-from zinc.models.context import RopeScaling
+from zinc.models.parts.context import RopeScaling
 
 YARN = FIXTURES / "qwen3yarn.gguf"
 KEYS = [f"qwen3.rope.scaling.{key}" for key in ("type", "factor", "original_context_length")]

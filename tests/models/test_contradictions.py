@@ -21,8 +21,8 @@ from zinc.backends import api
 from zinc.core.errors import ModelError, UnsupportedError, ZincError
 from zinc.formats.gguf import GGUFArray, GGUFFile, Tensor
 from zinc.models import load
-from zinc.models.nextn import nextn_tensors
-from zinc.models.weights import block_of
+from zinc.models.parts.nextn import nextn_tensors
+from zinc.models.parts.weights import block_of
 from zinc.plan.planner import make_plan
 
 NAMES = fixture_names()

@@ -15,14 +15,14 @@ from models.harness import FIXTURES, expected, fixture_names
 
 from zinc.backends import api
 from zinc.cli import support
-from zinc.cli.parity import every_case, is_for
 from zinc.core.errors import ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architectures, load
-from zinc.models.spec import ModelSpec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import KVState, RecurrentState
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
+from zinc.testing.parity import every_case, is_for
 
 NAMES = fixture_names()
 

@@ -23,8 +23,8 @@ from zinc.backends.api import CacheLayout
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import ModelSpec, architectures, load
-from zinc.models.latent import LatentAttention
-from zinc.models.weights import block_of
+from zinc.models.parts.latent import LatentAttention
+from zinc.models.parts.weights import block_of
 from zinc.ops.graph import Graph
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType

@@ -14,7 +14,7 @@ from zinc.cli.main import main
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.models.nextn import nextn_tensors
+from zinc.models.parts.nextn import nextn_tensors
 from zinc.plan.planner import make_plan
 
 FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "deepseek2v3", "glm4", "qwen3moe")

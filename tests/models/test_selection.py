@@ -11,13 +11,13 @@ import pytest
 from models.harness import FIXTURES, fixture_names
 
 from zinc.backends import api
-from zinc.cli.parity import CASE_BLOCK_TOKENS, bind_case, every_case
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.models.selection import MOST_SELECTED, ROW_WISE, select_early
+from zinc.models.parts.selection import MOST_SELECTED, ROW_WISE, select_early
 from zinc.ops.cases import Case
 from zinc.ops.graph import Dim, Graph
 from zinc.plan.planner import make_plan
+from zinc.testing.parity import CASE_BLOCK_TOKENS, bind_case, every_case
 
 # The order of slots is that of other rows when some are left out.
 LEFT_OUT = ("sample", "select_rows", "group_experts")

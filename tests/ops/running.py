@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from zinc.backends.api import Backend
-from zinc.cli.parity import CASE_BLOCK_TOKENS, bind_case
 from zinc.ops.cases import Case
 from zinc.plan.planner import make_plan
+from zinc.testing.parity import CASE_BLOCK_TOKENS, bind_case
 
 
 def run(backend: Backend, case: Case) -> np.ndarray:

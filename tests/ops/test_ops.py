@@ -11,12 +11,12 @@ from present import computing
 
 from zinc.backends import api
 from zinc.backends.api import Backend
-from zinc.cli.parity import case_tolerance, every_case, is_for
 from zinc.ops import OPS
 from zinc.ops.cases import Case
 from zinc.ops.registry import Op
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import BLOCKS
+from zinc.testing.parity import case_tolerance, every_case, is_for
 
 CASES = every_case()
 

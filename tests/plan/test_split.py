@@ -17,7 +17,7 @@ from zinc.backends.api import Segment, SplitPlan, Transfer
 from zinc.backends.split import SplitBackend
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.models.spec import ModelSpec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph, Node
 from zinc.plan.placement import DEVICE, HOST, Placement
 from zinc.plan.planner import make_plan

@@ -27,7 +27,7 @@ from zinc.cli import serve
 from zinc.cli.main import main
 from zinc.core.errors import RequestError
 from zinc.engine.loader import EMBEDDED_MODEL
-from zinc.models.context import RopeScaling
+from zinc.models.parts.context import RopeScaling
 from zinc.server import log
 from zinc.server.config import ServerConfig
 

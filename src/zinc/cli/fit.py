@@ -9,7 +9,7 @@ from zinc.cli.text import size
 from zinc.core.errors import MemoryLimitError
 from zinc.engine import loader, placing
 from zinc.formats.gguf import GGUFFile
-from zinc.models.spec import ModelSpec
+from zinc.models.parts.spec import ModelSpec
 
 
 def report(

@@ -17,7 +17,7 @@ from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
     from zinc.formats.gguf import GGUFFile, MetadataValue
-    from zinc.models.spec import ModelSpec
+    from zinc.models.parts.spec import ModelSpec
     from zinc.ops.graph import Graph
 
 SHOWN_ELEMENTS = 4
@@ -117,7 +117,7 @@ def nextn_text(memory: dict[str, Any]) -> str:
 
 def nextn_memory(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
     """Return the blocks in the file that predict further tokens, and their bytes."""
-    from zinc.models.nextn import nextn_tensors
+    from zinc.models.parts.nextn import nextn_tensors
 
     tensors = nextn_tensors(file, spec)
     blocks = dict.fromkeys(".".join(tensor.name.split(".")[:2]) for tensor in tensors)

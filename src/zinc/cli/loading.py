@@ -24,7 +24,7 @@ from zinc.engine import loader, placing
 from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 from zinc.llm import LLM
-from zinc.models.spec import ModelSpec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph
 from zinc.ops.step import IntArray, Step
 from zinc.plan.planner import make_plan

@@ -10,7 +10,7 @@ from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
     from zinc.formats.gguf import GGUFFile
-    from zinc.models.spec import ModelSpec
+    from zinc.models.parts.spec import ModelSpec
 
 SHOWN_CHARACTERS = 72
 

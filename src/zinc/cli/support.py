@@ -1,8 +1,9 @@
 """`zinc support`: which architectures and block formats run on which backend, with which kernels.
 
-Nothing is listed by hand: architectures are planned as a model would be (zinc.models.probe), and
-every backend is asked for its kernels, which needs no device. docs/reference/support.md is the
-output of `--markdown`, where the CPU is shown at its portable level.
+Nothing is listed by hand: architectures are planned as a model would be
+(zinc.models.parts.probe), and every backend is asked for its kernels, which needs no device.
+docs/reference/support.md is the output of `--markdown`, where the CPU is shown at its portable
+level.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class _Wishful:
 
 def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], set[str]]]:
     """By backend: the kernels of an architecture's plans, and of them those that read matrices."""
-    from zinc.models import probe
+    from zinc.models.parts import probe
     from zinc.ops.graph import Weight
     from zinc.plan.planner import make_plan
 

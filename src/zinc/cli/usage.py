@@ -13,7 +13,7 @@ from zinc.core.errors import RequestError
 from zinc.core.kv_types import BYTES_A_NUMBER
 
 if TYPE_CHECKING:
-    from zinc.models.context import RopeScaling
+    from zinc.models.parts.context import RopeScaling
     from zinc.plan.placement import Placement
 
 
@@ -164,7 +164,7 @@ def rope_scaling(args: argparse.Namespace) -> RopeScaling | None:
     given = (args.rope_scaling, args.rope_scale, args.yarn_orig_ctx, args.rope_always)
     if not any(given):
         return None
-    from zinc.models.context import RopeScaling
+    from zinc.models.parts.context import RopeScaling
 
     return RopeScaling(*given)
 

@@ -1,7 +1,8 @@
 """`zinc verify`: every launch of a backend against `ref`, on the same inputs, in the real model.
 
 With --kernels the cases of the op registry run before it: they reach what the model does not, and
-name the kernel where a driver or a compiler makes a wrong one. zinc.cli.parity has the comparison.
+name the kernel where a driver or a compiler makes a wrong one. zinc.testing.parity has the
+comparison.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from zinc.core.progress import ProgressBar
 if TYPE_CHECKING:
     from zinc.backends.api import Launch
     from zinc.cli.loading import Bound
-    from zinc.cli.parity import Check
     from zinc.ops.step import Step
+    from zinc.testing.parity import Check
 
 DECODE_STEPS = 2
 
@@ -88,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | None:
     """Run the cases of the op registry; return the first check that departs."""
-    from zinc.cli import loading, parity
+    from zinc.cli import loading
+    from zinc.testing import parity
 
     results = list(parity.compare_cases(lambda: loading.create_backend(args)))
     departed = [check for checks in results for check in checks if check.departs]
@@ -142,7 +144,7 @@ def compare_layers(
 
     `progress` counts a step more, for the comparison of logits behind it.
     """
-    from zinc.cli.parity import compare, launch_tolerance
+    from zinc.testing.parity import compare, launch_tolerance
 
     def allowed(launch: Launch) -> float:
         return launch_tolerance(launch, bound.kv_dtype)
@@ -158,7 +160,7 @@ def compare_layers(
 
 def compare_logits(bound: Bound, reference: Bound, n_tokens: int) -> dict[str, Any]:
     """Compare the logits of the prompt when both programs run without being aligned."""
-    from zinc.cli.parity import relative_error
+    from zinc.testing.parity import relative_error
 
     _, step = next(_steps(bound, n_tokens))
     found = bound.program.step(step).copy()

@@ -14,7 +14,7 @@ from zinc.core.kv_types import BYTES_A_NUMBER, GROUP
 from zinc.engine.identity import TensorDigests
 from zinc.formats.gguf import GGUFFile
 from zinc.kv import Group, window_blocks
-from zinc.models.spec import ModelSpec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import KVState, RecurrentState, State
 from zinc.plan.weights import tensor_data
 

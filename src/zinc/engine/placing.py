@@ -15,7 +15,7 @@ from zinc.backends.split import SplitBackend
 from zinc.core.errors import RequestError
 from zinc.engine import loader
 from zinc.formats.gguf import GGUFFile
-from zinc.models.spec import ModelSpec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph, State
 from zinc.plan.placement import DEVICE, Placement, choose
 from zinc.plan.planner import make_plan

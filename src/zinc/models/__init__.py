@@ -8,18 +8,12 @@ from typing import Protocol, cast
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
-from zinc.models.context import RopeScaling, specs
-from zinc.models.nextn import check_nextn
-from zinc.models.selection import select_early
-from zinc.models.spec import ModelSpec
-from zinc.models.weights import Weights
+from zinc.models.parts.context import RopeScaling, specs
+from zinc.models.parts.nextn import check_nextn
+from zinc.models.parts.selection import select_early
+from zinc.models.parts.spec import ModelSpec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
-
-# What model files share, and what is done with all of them.
-_SHARED = {
-    "blocks", "context", "delta_net", "latent", "moe", "nextn", "probe", "rope", "selection",
-    "spec", "weights",
-}  # fmt: skip
 
 
 class Architecture(Protocol):
@@ -32,8 +26,8 @@ class Architecture(Protocol):
 
 def architectures() -> list[str]:
     """Names of the architectures that have a file here."""
-    names = (m.name for m in pkgutil.iter_modules(__path__))
-    return sorted(name.replace("_", "-") for name in names if name not in _SHARED)
+    files = (m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
+    return sorted(name.replace("_", "-") for name in files)
 
 
 def architecture(name: str) -> Architecture:

@@ -4,10 +4,10 @@ experts, and a router that is softmax (V2) or sigmoid with a choice bias (V3), b
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.latent import latent_attention, latent_from
-from zinc.models.moe import expert_decoder, experts_from, leading_dense_layers
-from zinc.models.spec import Metadata, ModelSpec, dense_spec
-from zinc.models.weights import Weights
+from zinc.models.parts.latent import latent_attention, latent_from
+from zinc.models.parts.moe import expert_decoder, experts_from, leading_dense_layers
+from zinc.models.parts.spec import Metadata, ModelSpec, dense_spec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from math import sqrt
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.blocks import dense_decoder
-from zinc.models.spec import Metadata, ModelSpec, dense_spec
-from zinc.models.weights import Weights
+from zinc.models.parts.blocks import dense_decoder
+from zinc.models.parts.spec import Metadata, ModelSpec, dense_spec
+from zinc.models.parts.weights import Weights
 from zinc.ops.elementwise import GELU
 from zinc.ops.graph import Graph
 

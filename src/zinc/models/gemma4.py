@@ -13,9 +13,9 @@ from math import sqrt
 
 from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFFile
-from zinc.models.blocks import RopeTables, attention, gated_mlp, lm_head
-from zinc.models.rope import rope_from, sliding_rope
-from zinc.models.spec import (
+from zinc.models.parts.blocks import RopeTables, attention, gated_mlp, lm_head
+from zinc.models.parts.rope import rope_from, sliding_rope
+from zinc.models.parts.spec import (
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
@@ -24,7 +24,7 @@ from zinc.models.spec import (
     ModelSpec,
     vocab_size,
 )
-from zinc.models.weights import Weights
+from zinc.models.parts.weights import Weights
 from zinc.ops.elementwise import GELU
 from zinc.ops.graph import Graph, Value
 from zinc.ops.moe import SOFTMAX

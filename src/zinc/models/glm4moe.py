@@ -4,9 +4,9 @@ RoPE, biases on q, k and v, and (in the large ones) norms on the heads of q and 
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.moe import expert_decoder, experts_from, leading_dense_layers
-from zinc.models.spec import Metadata, ModelSpec, dense_spec
-from zinc.models.weights import Weights
+from zinc.models.parts.moe import expert_decoder, experts_from, leading_dense_layers
+from zinc.models.parts.spec import Metadata, ModelSpec, dense_spec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SIGMOID
 

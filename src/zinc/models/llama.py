@@ -2,9 +2,9 @@
 converters permute q and k rows for it."""
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.blocks import dense_decoder
-from zinc.models.spec import ModelSpec, dense_spec
-from zinc.models.weights import Weights
+from zinc.models.parts.blocks import dense_decoder
+from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
 

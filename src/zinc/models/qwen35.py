@@ -4,8 +4,8 @@ For text the sections of its multi-axis RoPE (M-RoPE) are plain RoPE over the sa
 """
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.delta_net import HybridSpec, hybrid_decoder, hybrid_spec
-from zinc.models.weights import Weights
+from zinc.models.parts.delta_net import HybridSpec, hybrid_decoder, hybrid_spec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
 

@@ -4,9 +4,9 @@ renormalised, and a shared expert with a gate."""
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.delta_net import HybridSpec, hybrid_decoder, hybrid_spec
-from zinc.models.moe import experts_from
-from zinc.models.weights import Weights
+from zinc.models.parts.delta_net import HybridSpec, hybrid_decoder, hybrid_spec
+from zinc.models.parts.moe import experts_from
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SOFTMAX
 

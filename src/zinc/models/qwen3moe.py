@@ -4,9 +4,9 @@ the dense models."""
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.moe import expert_decoder, experts_from
-from zinc.models.spec import Metadata, ModelSpec, dense_spec
-from zinc.models.weights import Weights
+from zinc.models.parts.moe import expert_decoder, experts_from
+from zinc.models.parts.spec import Metadata, ModelSpec, dense_spec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SOFTMAX
 

@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al., 2021) from a table of cosines and sines.
 
 Every variant (linear, YaRN, Llama 3, frequency factors) is a vector of inverse frequencies and a
-scale, computed once when a model is built (zinc.models.rope). So a step computes one table for all
-layers that share it, and the kernels know two pairings only.
+scale, computed once when a model is built (zinc.models.parts.rope). So a step computes one table
+for all layers that share it, and the kernels know two pairings only.
 """
 
 from __future__ import annotations

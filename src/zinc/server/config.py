@@ -10,7 +10,7 @@ from typing import Any
 
 from zinc.core.errors import RequestError
 from zinc.engine.sampling import SamplingParams
-from zinc.models.context import RopeScaling
+from zinc.models.parts.context import RopeScaling
 from zinc.plan.placement import Placement
 
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.models.blocks import RopeTables
-from zinc.models.rope import Rope, rope_from
-from zinc.models.spec import MAX_HEADS, MAX_WIDTH, Attention, Metadata, ModelSpec
-from zinc.models.weights import Weights
+from zinc.models.parts.blocks import RopeTables
+from zinc.models.parts.rope import Rope, rope_from
+from zinc.models.parts.spec import MAX_HEADS, MAX_WIDTH, Attention, Metadata, ModelSpec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph, KVState, Value, Weight
 
 

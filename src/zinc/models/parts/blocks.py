@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zinc.models.rope import Rope
-from zinc.models.spec import Attention, ModelSpec
-from zinc.models.weights import Weights
+from zinc.models.parts.rope import Rope
+from zinc.models.parts.spec import Attention, ModelSpec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph, KVState, Value
 
 

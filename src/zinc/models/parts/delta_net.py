@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFArray, GGUFFile
-from zinc.models.blocks import RopeTables, attention, lm_head
-from zinc.models.moe import feed_forward
-from zinc.models.spec import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata, ModelSpec, dense_spec
-from zinc.models.weights import Weights
+from zinc.models.parts.blocks import RopeTables, attention, lm_head
+from zinc.models.parts.moe import feed_forward
+from zinc.models.parts.spec import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata, ModelSpec, dense_spec
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph, RecurrentState, Value, Weight
 from zinc.ops.recurrent import DeltaShape
 

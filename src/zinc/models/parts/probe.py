@@ -14,7 +14,7 @@ from typing import Any
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architecture
-from zinc.models.weights import Weights
+from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph, Weight
 from zinc.quant.blocks import GGMLType
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.metadata import MetadataValue
-from zinc.models.rope import Rope
-from zinc.models.spec import ModelSpec
+from zinc.models.parts.rope import Rope
+from zinc.models.parts.spec import ModelSpec
 
 TYPES = ("none", "linear", "yarn")
 MAX_FACTOR, MAX_CONTEXT = 1024.0, 1 << 30

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile, Tensor
-from zinc.models.spec import ModelSpec
-from zinc.models.weights import block_of
+from zinc.models.parts.spec import ModelSpec
+from zinc.models.parts.weights import block_of
 
 # Joins the embedding of a token with the hidden state before it: what no layer of a trunk has.
 MARK = "nextn.eh_proj.weight"

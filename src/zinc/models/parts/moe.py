@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.models.blocks import RopeTables, attention, gated_mlp, lm_head
-from zinc.models.spec import MAX_LAYERS, MAX_WIDTH, Attention, Experts, Metadata, ModelSpec
-from zinc.models.weights import Weights
+from zinc.models.parts.blocks import RopeTables, attention, gated_mlp, lm_head
+from zinc.models.parts.spec import MAX_LAYERS, MAX_WIDTH, Attention, Experts, Metadata, ModelSpec
+from zinc.models.parts.weights import Weights
 from zinc.ops.elementwise import CLAMPED_SWIGLU
 from zinc.ops.graph import Graph, Value, Weight
 from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN

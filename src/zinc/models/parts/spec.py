@@ -8,7 +8,7 @@ from typing import Any
 
 from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFArray, GGUFFile
-from zinc.models.rope import Rope, incomplete, rope_from
+from zinc.models.parts.rope import Rope, incomplete, rope_from
 
 # Larger than any published model; what lies beyond is a damaged file, not a model.
 MAX_LAYERS, MAX_HEADS, MAX_WIDTH, MAX_VOCAB = 1024, 1024, 1 << 20, 1 << 22
@@ -82,9 +82,10 @@ class ModelSpec:
     The first `n_dense_layers` of a model with experts have none. `n_nextn` blocks follow the
     layers: they predict further tokens, for speculation, and are no part of the trunk.
 
-    plain_context: sequences of more tokens run with other RoPE frequencies (zinc.models.context); 0
-    when all run with the same. scaling_is_optional: the scaling that a file asks for extends a
-    model that was trained without it, and costs quality in texts that do not need it.
+    plain_context: sequences of more tokens run with other RoPE frequencies
+    (zinc.models.parts.context); 0 when all run with the same. scaling_is_optional: the scaling that
+    a file asks for extends a model that was trained without it, and costs quality in texts that do
+    not need it.
     """
 
     arch: str

@@ -1,0 +1,1 @@
+"""Building blocks of the model files: attention, experts, RoPE, specs and checked weights."""
