@@ -28,13 +28,13 @@ import make_model
 from zinc.backends.api import Plan
 from zinc.backends.vulkan import VulkanKernels
 from zinc.backends.vulkan.device import candidates, library
-from zinc.backends.vulkan.dispatch import Bucket, Features, Shader
 from zinc.backends.vulkan.explain import Explanation, explain, open_explaining
 from zinc.backends.vulkan.prebuild import Nowhere
-from zinc.backends.vulkan.schedule import all_lowered
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.errors import DeviceError
 from zinc.formats.gguf import GGUFFile
+from zinc.gpu.dispatch import Bucket, Features, Shader
+from zinc.gpu.schedule import all_lowered
 from zinc.models import load
 from zinc.plan.planner import make_plan
 

@@ -27,8 +27,7 @@ import make_model
 import numpy as np
 
 from zinc.backends.api import Program
-from zinc.backends.vulkan import VulkanBackend, create, packing
-from zinc.backends.vulkan.lower import attention
+from zinc.backends.vulkan import VulkanBackend, create
 from zinc.cli import loading, roofline
 from zinc.cli.bench import Bench
 from zinc.cli.cost import StepShape
@@ -36,6 +35,8 @@ from zinc.core.errors import ZincError
 from zinc.engine.engine import Engine
 from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
+from zinc.gpu import packing
+from zinc.gpu.lower import attention
 
 REPETITIONS = 3
 DECODE_REPETITIONS = 9  # each takes a fifth of a second, and one in three is off by a percent

@@ -22,7 +22,7 @@ import numpy as np
 
 from zinc.backends.api import CacheLayout, TensorData
 from zinc.backends.vulkan import VulkanBackend, create
-from zinc.backends.vulkan.lower import attention
+from zinc.gpu.lower import attention
 from zinc.ops.cases import Case
 from zinc.ops.graph import KVState
 from zinc.ops.step import Step

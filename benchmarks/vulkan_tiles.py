@@ -21,15 +21,16 @@ from typing import Any
 import numpy as np
 
 from zinc.backends.api import Ref
-from zinc.backends.vulkan import create, packing, tiles
+from zinc.backends.vulkan import create
 from zinc.backends.vulkan.commands import Recorder
-from zinc.backends.vulkan.dispatch import Bucket, DeviceWeight, Dispatch, Features
-from zinc.backends.vulkan.lower.linear import GLU, LINEAR, Product
-from zinc.backends.vulkan.lower.weights import distance
 from zinc.backends.vulkan.memory import Buffer
 from zinc.backends.vulkan.stepdata import StepData
-from zinc.backends.vulkan.tiles import Block, Tile
 from zinc.core.errors import ZincError
+from zinc.gpu import packing, tiles
+from zinc.gpu.dispatch import Bucket, DeviceWeight, Dispatch, Features
+from zinc.gpu.lower.linear import GLU, LINEAR, Product
+from zinc.gpu.lower.weights import distance
+from zinc.gpu.tiles import Block, Tile
 from zinc.ops.graph import Act, Dim
 from zinc.ops.step import Step
 from zinc.quant.blocks import BLOCKS, GGMLType

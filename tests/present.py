@@ -29,7 +29,7 @@ def computing() -> list[str]:
 
 def _check_compiler() -> None:
     """A device alone runs no kernel of a source checkout. Raises DeviceError."""
-    from zinc.backends.vulkan.dispatch import Shader
     from zinc.backends.vulkan.shaders import spirv
+    from zinc.gpu.dispatch import Shader
 
     spirv(Shader("limits", (("KIND", 0), ("SUBGROUP", 32))))

@@ -8,8 +8,8 @@ from present import absent
 
 from zinc.backends import api
 from zinc.backends.api import CacheLayout, TensorData
-from zinc.backends.vulkan.packing import FLOATS, LAYOUTS, activation, offsets, pack, row_bytes
 from zinc.core.errors import UnsupportedError
+from zinc.gpu.packing import FLOATS, LAYOUTS, activation, offsets, pack, row_bytes
 from zinc.ops.cases import Case
 from zinc.ops.graph import Act, Weight
 from zinc.plan.planner import make_plan

@@ -18,9 +18,7 @@ from zinc.backends import api, vulkan
 from zinc.backends.api import CacheLayout
 from zinc.backends.vulkan import VulkanKernels, device, prebuild, shaders
 from zinc.backends.vulkan.commands import Commands, Recorder
-from zinc.backends.vulkan.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, Shader
 from zinc.backends.vulkan.memory import Buffer, Kind, Memory, Pool, Staging
-from zinc.backends.vulkan.schedule import accesses, levels, lowered, schedule, waits
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import PORTABILITY, DeviceLostError, Library, check
 from zinc.cli import roofline
@@ -28,6 +26,8 @@ from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
+from zinc.gpu.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, Shader
+from zinc.gpu.schedule import accesses, levels, lowered, schedule, waits
 from zinc.models import load
 from zinc.ops.cases import Case
 from zinc.ops.graph import Act, Dim, KVState, RecurrentState

@@ -16,7 +16,7 @@ from present import absent
 
 from zinc.backends import api
 from zinc.backends.vulkan import VulkanBackend, shaders
-from zinc.backends.vulkan.dispatch import Shader
+from zinc.gpu.dispatch import Shader
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
 from zinc.ops.cases import Case

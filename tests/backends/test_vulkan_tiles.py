@@ -13,8 +13,8 @@ from present import computing
 
 from zinc.backends import api
 from zinc.backends.api import Ref
-from zinc.backends.vulkan import tiles
-from zinc.backends.vulkan.dispatch import (
+from zinc.gpu import tiles
+from zinc.gpu.dispatch import (
     MAX_GROUPS,
     MAX_PUSH_BYTES,
     MAX_THREADS,
@@ -23,9 +23,9 @@ from zinc.backends.vulkan.dispatch import (
     Dispatch,
     Features,
 )
-from zinc.backends.vulkan.lower.linear import GLU, Product
-from zinc.backends.vulkan.lower.weights import distance
-from zinc.backends.vulkan.packing import row_bytes
+from zinc.gpu.lower.linear import GLU, Product
+from zinc.gpu.lower.weights import distance
+from zinc.gpu.packing import row_bytes
 from zinc.ops.cases import Case
 from zinc.ops.graph import Act, Dim
 from zinc.quant.blocks import GGMLType

@@ -22,11 +22,11 @@ import numpy as np
 
 from zinc.backends import api
 from zinc.backends.api import Launch, Plan, Ref
-from zinc.backends.vulkan.dispatch import Bucket, Features
 from zinc.backends.vulkan.prebuild import Nowhere
-from zinc.backends.vulkan.schedule import schedule, waits
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
+from zinc.gpu.dispatch import Bucket, Features
+from zinc.gpu.schedule import schedule, waits
 from zinc.models import load
 from zinc.ops.graph import Constant, Graph, KVState, RecurrentState, Weight
 from zinc.plan.planner import make_plan

@@ -22,16 +22,16 @@ from zinc.backends.api import (
     TensorData,
     wants_batch_invariance,
 )
-from zinc.backends.vulkan import lower, packing
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.device import Device, open_device
-from zinc.backends.vulkan.dispatch import LOWERINGS, Bucket, DeviceWeight
 from zinc.backends.vulkan.memory import Memory, Pool, Slice, Staging
 from zinc.backends.vulkan.prebuild import Nowhere
 from zinc.backends.vulkan.program import VulkanProgram, bucket_of
-from zinc.backends.vulkan.schedule import all_lowered, schedule, waits
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.progress import ProgressBar
+from zinc.gpu import lower, packing
+from zinc.gpu.dispatch import LOWERINGS, Bucket, DeviceWeight
+from zinc.gpu.schedule import all_lowered, schedule, waits
 from zinc.ops.graph import Act, State, Weight
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType

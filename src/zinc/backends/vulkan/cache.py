@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout
-from zinc.backends.vulkan.dispatch import DeviceKV
-from zinc.backends.vulkan.kv_layout import key_block_bytes, value_block_bytes
 from zinc.backends.vulkan.memory import Buffer, Memory, Pool, Slice, Staging
+from zinc.gpu.dispatch import DeviceKV
+from zinc.gpu.kv_layout import key_block_bytes, value_block_bytes
 from zinc.ops.graph import KVState, RecurrentState, State
 
 

@@ -10,10 +10,10 @@ from ctypes import byref, c_uint64
 from itertools import pairwise
 
 from zinc.backends.vulkan.device import CommandBuffer, Device
-from zinc.backends.vulkan.dispatch import Dispatch
 from zinc.backends.vulkan.memory import Buffer
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.backends.vulkan.vk import types as vk
+from zinc.gpu.dispatch import Dispatch
 
 _WRITTEN = (vk.STAGE_COMPUTE, vk.ACCESS_SHADER_WRITE)
 _NEXT = (vk.STAGE_COMPUTE, vk.ACCESS_SHADER_READ | vk.ACCESS_SHADER_WRITE)

@@ -18,7 +18,10 @@ from ctypes import addressof, byref, c_char_p, c_float, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.backends.vulkan.dispatch import (
+from zinc.backends.vulkan.vk import types as vk
+from zinc.backends.vulkan.vk.library import DeviceLostError, Library
+from zinc.core.errors import DeviceError, UnsupportedError, ZincError
+from zinc.gpu.dispatch import (
     MAX_PUSH_BYTES,
     MAX_SHARED_BYTES,
     MAX_THREADS,
@@ -26,9 +29,6 @@ from zinc.backends.vulkan.dispatch import (
     TILE,
     Features,
 )
-from zinc.backends.vulkan.vk import types as vk
-from zinc.backends.vulkan.vk.library import DeviceLostError, Library
-from zinc.core.errors import DeviceError, UnsupportedError, ZincError
 
 # What kernels cannot do without; the others of vk.types.FEATURES* are used where they are.
 NEEDED = frozenset(

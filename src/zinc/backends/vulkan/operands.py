@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from zinc.backends.api import Ref
 from zinc.backends.vulkan.cache import VulkanCache
-from zinc.backends.vulkan.dispatch import DeviceKV, DeviceWeight, Features
 from zinc.backends.vulkan.memory import Buffer, Memory, Slice, rounded
+from zinc.gpu.dispatch import DeviceKV, DeviceWeight, Features
 from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
 
 SCRATCH_BYTES = 16 << 20
@@ -35,7 +35,7 @@ class Ring:
 
 
 class Operands:
-    """Implements zinc.backends.vulkan.schedule.Placed.
+    """Implements zinc.gpu.schedule.Placed.
 
     `step` is where the data of the step is that is recorded next.
     """

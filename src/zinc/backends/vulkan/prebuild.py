@@ -15,7 +15,11 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from zinc.backends.api import Launch, Plan, Ref
-from zinc.backends.vulkan.dispatch import (
+from zinc.backends.vulkan.limits import DOT, READ
+from zinc.backends.vulkan.memory import ALIGNMENT, rounded
+from zinc.backends.vulkan.operands import Ring
+from zinc.backends.vulkan.shaders import for_device, spirv
+from zinc.gpu.dispatch import (
     SMALLEST_KEYS,
     Bucket,
     DeviceKV,
@@ -23,12 +27,8 @@ from zinc.backends.vulkan.dispatch import (
     Features,
     Shader,
 )
-from zinc.backends.vulkan.kv_layout import DTYPES, key_block_bytes, value_block_bytes
-from zinc.backends.vulkan.limits import DOT, READ
-from zinc.backends.vulkan.memory import ALIGNMENT, rounded
-from zinc.backends.vulkan.operands import Ring
-from zinc.backends.vulkan.schedule import all_lowered
-from zinc.backends.vulkan.shaders import for_device, spirv
+from zinc.gpu.kv_layout import DTYPES, key_block_bytes, value_block_bytes
+from zinc.gpu.schedule import all_lowered
 from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
 
 SOMEWHERE = 1 << 32  # an address, aligned to anything

@@ -21,12 +21,12 @@ from zinc.backends.api import Plan, Ref, StepCounts, Work
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.commands import Commands, Recorder
 from zinc.backends.vulkan.device import Device
-from zinc.backends.vulkan.dispatch import Bucket, DeviceWeight, Dispatch, Features
 from zinc.backends.vulkan.memory import Buffer, Kind, Memory, Pool, Slice, Staging
 from zinc.backends.vulkan.operands import Operands
-from zinc.backends.vulkan.schedule import lowered, schedule, waits
 from zinc.backends.vulkan.shaders import Pipelines, Progress, for_device
 from zinc.backends.vulkan.stepdata import StepData
+from zinc.gpu.dispatch import Bucket, DeviceWeight, Dispatch, Features
+from zinc.gpu.schedule import lowered, schedule, waits
 from zinc.ops.graph import Act, Constant, FloatArray
 from zinc.ops.step import Step
 

@@ -25,10 +25,10 @@ from pathlib import Path
 
 from zinc.backends.vulkan import slang
 from zinc.backends.vulkan.device import Device
-from zinc.backends.vulkan.dispatch import MAX_PUSH_BYTES, Features, Shader
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
+from zinc.gpu.dispatch import MAX_PUSH_BYTES, Features, Shader
 
 KERNELS = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "spirv"

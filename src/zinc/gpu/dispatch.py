@@ -101,7 +101,7 @@ def _bound(n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeight:
-    """A resident weight, in the layout of its format's packing (zinc.backends.vulkan.packing)."""
+    """A resident weight, in the layout of its format's packing (zinc.gpu.packing)."""
 
     address: int
     type: GGMLType

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import ceil_div, dim_code, operand
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.lower.operands import ceil_div, dim_code, operand
 
 THREADS = 128
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zinc.backends.vulkan.dispatch import MAX_GROUPS, Features
+from zinc.gpu.dispatch import MAX_GROUPS, Features
 
 FEW = 8  # rows of x that one pass over the weights serves
 # The same in every step of a batch-invariant backend: a decoded token takes no more reads of the

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import ceil_div, operand, power_of_two
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.lower.operands import ceil_div, operand, power_of_two
 from zinc.ops.sampling import MOST_CANDIDATES
 
 CHUNK = 2048  # candidates that a workgroup sorts, 8 bytes each

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import ceil_div, in_vectors, operand
 from zinc.core.errors import UnsupportedError
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.lower.operands import ceil_div, in_vectors, operand
 from zinc.ops.graph import RecurrentState, Weight
 
 CONV_THREADS = 128

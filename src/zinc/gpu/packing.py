@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.vulkan import grids
-from zinc.backends.vulkan.grids import Blocks, Streams, codebook
 from zinc.core.errors import UnsupportedError
+from zinc.gpu import grids
+from zinc.gpu.grids import Blocks, Streams, codebook
 from zinc.ops.graph import Act
 from zinc.quant.bits import scales_6bit, scales_mins_6bit
 from zinc.quant.blocks import BLOCKS, GGMLType

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 from zinc.backends.api import Operand, Ref
-from zinc.backends.vulkan.dispatch import Addresses, DeviceWeight
-from zinc.backends.vulkan.packing import FLOATS, UNIT, offsets
+from zinc.gpu.dispatch import Addresses, DeviceWeight
+from zinc.gpu.packing import FLOATS, UNIT, offsets
 from zinc.ops.graph import Act, Weight
 from zinc.quant.blocks import GGMLType
 

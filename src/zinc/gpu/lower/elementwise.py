@@ -7,8 +7,8 @@ from dataclasses import replace
 from enum import IntEnum
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import (
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
     in_vectors,
@@ -17,7 +17,7 @@ from zinc.backends.vulkan.lower.operands import (
     ref_or_none,
     ref_or_null,
 )
-from zinc.backends.vulkan.packing import row_bytes
+from zinc.gpu.packing import row_bytes
 from zinc.ops.graph import Act
 
 THREADS = 64

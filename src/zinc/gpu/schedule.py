@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zinc.backends.api import Launch, Plan, Ref
-from zinc.backends.vulkan.dispatch import (
+from zinc.core.errors import UnsupportedError
+from zinc.gpu.dispatch import (
     JOINT,
     LOWERINGS,
     MAX_GROUPS,
@@ -23,7 +24,6 @@ from zinc.backends.vulkan.dispatch import (
     Bucket,
     Dispatch,
 )
-from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Dim, KVState, RecurrentState
 
 # Ops that change the state they are given; all others only read it.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import ceil_div, dim_code, operand
-from zinc.backends.vulkan.lower.weights import matrix, unit, weight_of
-from zinc.backends.vulkan.packing import row_bytes
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.lower.operands import ceil_div, dim_code, operand
+from zinc.gpu.lower.weights import matrix, unit, weight_of
+from zinc.gpu.packing import row_bytes
 
 THREADS = 64
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 from zinc.backends.api import Launch, Operand, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket, DeviceKV, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import (
+from zinc.gpu.dispatch import Addresses, Bucket, DeviceKV, Dispatch, Shader, lowers
+from zinc.gpu.lower.operands import (
     ceil_div,
     in_vectors,
     operand,

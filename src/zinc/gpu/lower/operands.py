@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from zinc.backends.api import Launch, Operand, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket
+from zinc.gpu.dispatch import Addresses, Bucket
 from zinc.ops.graph import Act, Constant, Dim, Weight
 
 # As kernels/step.slang numbers them.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.backends.vulkan.lower.operands import dim_code, operand, power_of_two, vector_or_null
 from zinc.core.errors import UnsupportedError
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.lower.operands import dim_code, operand, power_of_two, vector_or_null
 
 MAX_EXPERTS = 1024  # a thread each
 FEW_SLOTS = 256  # up to so many, one segment has them all

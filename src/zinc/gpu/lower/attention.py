@@ -6,7 +6,8 @@ import struct
 from dataclasses import dataclass, replace
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan.dispatch import (
+from zinc.core.errors import UnsupportedError
+from zinc.gpu.dispatch import (
     NARROW,
     TILE,
     Addresses,
@@ -17,8 +18,8 @@ from zinc.backends.vulkan.dispatch import (
     lowers,
     lowers_both,
 )
-from zinc.backends.vulkan.lower.elementwise import Op, elementwise
-from zinc.backends.vulkan.lower.operands import (
+from zinc.gpu.lower.elementwise import Op, elementwise
+from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
     in_vectors,
@@ -28,7 +29,6 @@ from zinc.backends.vulkan.lower.operands import (
     ref_or_null,
     vector_or_null,
 )
-from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act, Dim, KVState
 
 FEW_TOKENS = 16  # up to so many, a workgroup has one token

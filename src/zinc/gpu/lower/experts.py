@@ -6,8 +6,8 @@ import struct
 from dataclasses import dataclass, replace
 
 from zinc.backends.api import Launch, Ref
-from zinc.backends.vulkan import tiles
-from zinc.backends.vulkan.dispatch import (
+from zinc.gpu import tiles
+from zinc.gpu.dispatch import (
     Addresses,
     Bucket,
     DeviceWeight,
@@ -15,15 +15,15 @@ from zinc.backends.vulkan.dispatch import (
     Shader,
     lowers,
 )
-from zinc.backends.vulkan.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, Activation
-from zinc.backends.vulkan.lower.operands import (
+from zinc.gpu.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, Activation
+from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
     operand,
     ref_or_null,
     vector_or_null,
 )
-from zinc.backends.vulkan.lower.weights import (
+from zinc.gpu.lower.weights import (
     distance,
     format_defines,
     matrix,
@@ -32,7 +32,7 @@ from zinc.backends.vulkan.lower.weights import (
     unit,
     weight_of,
 )
-from zinc.backends.vulkan.packing import row_bytes
+from zinc.gpu.packing import row_bytes
 from zinc.ops.graph import Act
 
 FEW_SLOTS = 32  # of an expert in a tile
