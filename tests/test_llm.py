@@ -215,7 +215,7 @@ def test_the_public_names_are_these():
         "LLM",
         "Chunk",
         "Completion",
-        "Placement",
+        "DeviceMap",
         "RopeScaling",
         "SamplingParams",
         "Tokenizer",
@@ -314,7 +314,7 @@ def test_a_hint_names_options_to_those_who_started_a_command():
     assert str(error) == 'no room. Choose `context=4096` or less, or `kv_dtype="q8_0"`.'
     error = RequestError("no {context}", "", "leave {gpu_layers} out, or try {rope_scaling=yarn}")
     assert error.in_options() == "no {context}. Leave --gpu-layers out, or try --rope-scaling yarn."
-    assert "`Placement(gpu_layers=...)`" in str(error)
+    assert "`DeviceMap(gpu_layers=...)`" in str(error)
     assert '`rope=RopeScaling("yarn")`' in str(error)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zinc.engine.sampling import SamplingParams
     from zinc.llm import LLM, Chunk, Completion
     from zinc.models.parts.context import RopeScaling
-    from zinc.plan.placement import Placement
+    from zinc.plan.device_map import DeviceMap
     from zinc.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -22,7 +22,7 @@ __all__ = [
     "LLM",
     "Chunk",
     "Completion",
-    "Placement",
+    "DeviceMap",
     "RopeScaling",
     "SamplingParams",
     "Tokenizer",
@@ -34,7 +34,7 @@ _HOMES = {
     "LLM": "zinc.llm",
     "Chunk": "zinc.llm",
     "Completion": "zinc.llm",
-    "Placement": "zinc.plan.placement",
+    "DeviceMap": "zinc.plan.device_map",
     "RopeScaling": "zinc.models.parts.context",
     "SamplingParams": "zinc.engine.sampling",
     "Tokenizer": "zinc.tokenizer",

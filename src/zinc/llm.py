@@ -56,8 +56,8 @@ from zinc.models import load as load_architecture
 from zinc.models.parts.context import RopeScaling
 from zinc.ops.graph import FloatArray, Graph
 from zinc.ops.step import Step
+from zinc.plan.device_map import DeviceMap
 from zinc.plan.hidden import hidden_graph
-from zinc.plan.placement import Placement
 from zinc.plan.planner import make_plan
 from zinc.tokenizer import Tokenizer
 
@@ -84,7 +84,7 @@ class LLM:
     model: path of a GGUF file; None is the embedded demo model.
     backend: "auto", or a name from `zinc.backends.api.discover()`.
     threads: CPU threads; default, one for each core that this process may use.
-    placement: which layers are on the device and which on the CPU (docs/placement.md); default, as
+    device_map: which layers are on the device, which on the CPU (docs/placement.md); default, as
         many on the device as fit. `LLM.placed.note` says so if some do not.
     context: tokens of prompt and answer together; default, the model's own as far as memory goes.
     rope: RoPE scaling for a longer context than the file states. Sequences that fit the original
@@ -113,7 +113,7 @@ class LLM:
         *,
         backend: str = "auto",
         threads: int | None = None,
-        placement: Placement | None = None,
+        device_map: DeviceMap | None = None,
         context: int | None = None,
         rope: RopeScaling | None = None,
         kv_dtype: str = "auto",
@@ -152,7 +152,7 @@ class LLM:
             self.spec,
             self._graphs,
             placing.Wanted(context, kv_dtype, batch_tokens, outputs),
-            placement,
+            device_map,
         )
         chosen = placed.backend
         plans = [_plan(chosen, g, batch_tokens, outputs, draws=True) for g in self._graphs]
@@ -211,7 +211,7 @@ class LLM:
 
     @property
     def placed(self) -> placing.Placed:
-        """The placement of the model's parts on devices."""
+        """How the model is divided over devices's parts on devices."""
         return self._open.placed
 
     @property

@@ -228,12 +228,12 @@ def test_plan_of_a_divided_model_says_who_runs_what_and_what_crosses(zinc, fixtu
     told = f"the last 1 of {n_layers} layers and the output on the device (as asked)"
     assert told in result.err
     assert found["backend"] == "ref+cpu"
-    assert [place["backend"] for place in found["places"]] == ["ref", "cpu"]
+    assert [part["backend"] for part in found["devices"]] == ["ref", "cpu"]
     for key in ("kv_bytes", "arena_bytes"):
-        assert sum(place[key] for place in found["places"]) == found[key]
-    weights_bytes = sum(place["weights_bytes"] for place in found["places"])
+        assert sum(part[key] for part in found["devices"]) == found[key]
+    weights_bytes = sum(part["weights_bytes"] for part in found["devices"])
     assert weights_bytes == found["weights_bytes"] + embedding_bytes  # it is the output's too
-    assert sum(place["launches"] for place in found["places"]) == len(found["launches"])
+    assert sum(part["launches"] for part in found["devices"]) == len(found["launches"])
     stream = [t for t in found["transfers"] if t["bytes"] == 3 * hidden * 4]
     assert [(t["source"], t["target"]) for t in stream] == [("cpu", "ref")]
     assert found["launches"][stream[0]["before"]]["label"] == f"blk.{n_layers - 1}"
@@ -251,7 +251,7 @@ def test_plan_says_what_does_not_fit_on_the_device(zinc, fixture_model, monkeypa
     available = int(room / (1 - loader.MEMORY_RESERVE))
     monkeypatch.setattr(RefBackend, "available_bytes", lambda _: available)
     result = zinc(*plan)
-    device, host = json.loads(result.out)["places"]
+    device, host = json.loads(result.out)["devices"]
     assert "(it does not fit on the device as a whole)" in result.err
     assert "does not fit" not in whole.err
     assert 0 < sum(device[key] for key in sizes) <= room
@@ -321,7 +321,7 @@ def test_verify_and_bench_run_a_divided_model(zinc, fixture_model):
         (("--backend", "cpu", "--gpu-layers", 1), "runs on the CPU"),
     ],
 )
-def test_a_placement_that_cannot_be_is_one_error(zinc, fixture_model, options, says):
+def test_an_impossible_device_map_is_one_error(zinc, fixture_model, options, says):
     result = zinc("run", "-m", fixture_model, "Hello", *options)
     assert result.status == 1
     assert says in result.err

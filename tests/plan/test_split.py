@@ -1,4 +1,4 @@
-"""A graph over several places: every node once, every value to a place once, the same logits."""
+"""A graph over several devices: every node once, every value to a device once, the same logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph, Node
-from zinc.plan.placement import DEVICE, HOST, Placement
+from zinc.plan.device_map import DEVICE, HOST, DeviceMap
 from zinc.plan.planner import make_plan
 from zinc.plan.weights import tensor_data
 
@@ -36,27 +36,27 @@ def model(name: str) -> tuple[ModelSpec, Graph]:
 
 def at_random(name: str, seed: int) -> Callable[[Node], int]:
     rng = random.Random(seed)
-    places = {id(node): rng.randrange(2) for node in model(name)[1].nodes}
-    return lambda node: places[id(node)]
+    devices = {id(node): rng.randrange(2) for node in model(name)[1].nodes}
+    return lambda node: devices[id(node)]
 
 
-def by(name: str, placement: Placement) -> Callable[[Node], int]:
-    return placement.place(model(name)[0].n_layers)
+def by(name: str, device_map: DeviceMap) -> Callable[[Node], int]:
+    return device_map.assign(model(name)[0].n_layers)
 
 
 def split(
-    name: str, backends: Sequence[str], place: Callable[[Node], int], **options: int
+    name: str, backends: Sequence[str], device_of: Callable[[Node], int], **options: int
 ) -> tuple[SplitBackend, SplitPlan]:
-    backend = SplitBackend([api.create(each) for each in backends], place)
+    backend = SplitBackend([api.create(each) for each in backends], device_of)
     sizes = {"max_tokens": MAX_TOKENS, "max_outputs": MAX_TOKENS, **options}
     plan = make_plan(model(name)[1], backend, **sizes)
     assert isinstance(plan, SplitPlan)
     return backend, plan
 
 
-def runner(name: str, backends: Sequence[str], place: Callable[[Node], int]) -> Runner:
+def runner(name: str, backends: Sequence[str], device_of: Callable[[Node], int]) -> Runner:
     path: Path = FIXTURES / f"{name}.gguf"
-    backend, plan = split(name, backends, place)
+    backend, plan = split(name, backends, device_of)
     backend.keep(plan)
     with GGUFFile.open(path) as file:
         for w in plan.weights:
@@ -66,7 +66,7 @@ def runner(name: str, backends: Sequence[str], place: Callable[[Node], int]) -> 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_any_placement_gives_the_logits_of_the_model(name: str, seed: int) -> None:
+def test_any_device_map_gives_the_logits_of_the_model(name: str, seed: int) -> None:
     for backends in (("ref", "cpu"), ("cpu", "cpu")):
         ids, want = expected(name)
         got = runner(name, backends, at_random(name, seed)).feed((0, ids))[0]
@@ -75,16 +75,16 @@ def test_any_placement_gives_the_logits_of_the_model(name: str, seed: int) -> No
 
 @pytest.mark.parametrize("device", computing())
 @pytest.mark.parametrize(
-    ("name", "placement"),
+    ("name", "device_map"),
     [
-        ("qwen3", Placement(gpu_layers=2)),
-        ("gptoss", Placement(cpu_moe=1)),
-        ("qwen35moe", Placement(gpu_layers=3, cpu_moe=3)),
+        ("qwen3", DeviceMap(gpu_layers=2)),
+        ("gptoss", DeviceMap(cpu_moe=1)),
+        ("qwen35moe", DeviceMap(gpu_layers=3, cpu_moe=3)),
     ],
 )
-def test_chunks_and_decode_of_a_split_model(device: str, name: str, placement: Placement) -> None:
+def test_chunks_and_decode_of_a_split_model(device: str, name: str, device_map: DeviceMap) -> None:
     ids, want = expected(name)
-    split_runner = runner(name, (device, "cpu"), by(name, placement))
+    split_runner = runner(name, (device, "cpu"), by(name, device_map))
     prompt, rest = ids[:-3], ids[-3:]
     got = [split_runner.feed_in_chunks(prompt, 16), split_runner.feed_in_chunks(rest, 1)]
     assert relative_error(np.concatenate(got), want) <= TOLERANCE
@@ -93,15 +93,15 @@ def test_chunks_and_decode_of_a_split_model(device: str, name: str, placement: P
 def test_a_split_of_the_cpu_gives_the_bits_of_the_cpu() -> None:
     ids, _ = expected("qwen35moe")
     whole = Runner(FIXTURES / "qwen35moe.gguf", "cpu").feed((0, ids))[0]
-    place = by("qwen35moe", Placement(gpu_layers=3, cpu_moe=2))
-    assert np.array_equal(runner("qwen35moe", ("cpu", "cpu"), place).feed((0, ids))[0], whole)
+    device_of = by("qwen35moe", DeviceMap(gpu_layers=3, cpu_moe=2))
+    assert np.array_equal(runner("qwen35moe", ("cpu", "cpu"), device_of).feed((0, ids))[0], whole)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_nodes_run_once_and_values_cross_once(name: str) -> None:
     for seed in range(4):
-        place = at_random(name, seed)
-        backend, plan = split(name, ("ref", "ref"), place, max_tokens=8, max_outputs=8)
+        device_of = at_random(name, seed)
+        backend, plan = split(name, ("ref", "ref"), device_of, max_tokens=8, max_outputs=8)
         unfused = make_plan(model(name)[1], backend, max_tokens=8, max_outputs=8, fuse=False)
         assert len(unfused.launches) == sum(n.op != "columns" for n in model(name)[1].nodes)
         crossings = [(t.sent.id, t.target) for t in plan.schedule if isinstance(t, Transfer)]
@@ -110,7 +110,7 @@ def test_nodes_run_once_and_values_cross_once(name: str) -> None:
             ranges = [
                 (s.first, s.last)
                 for s in plan.schedule
-                if isinstance(s, Segment) and s.place == part_index
+                if isinstance(s, Segment) and s.device == part_index
             ]
             assert [i for a, b in ranges for i in range(a, b)] == list(range(len(part.launches)))
         states = [{s.name for s in part.states} for part in plan.parts]
@@ -120,8 +120,8 @@ def test_nodes_run_once_and_values_cross_once(name: str) -> None:
 @pytest.mark.parametrize("name", ["gptoss", "qwen35moe"])
 def test_experts_on_the_cpu_take_one_turn_a_layer(name: str) -> None:
     spec, _ = model(name)
-    _, plan = split(name, ("ref", "cpu"), by(name, Placement(cpu_moe=spec.n_layers)))
-    turns = [s.place for s in plan.schedule if isinstance(s, Segment)]
+    _, plan = split(name, ("ref", "cpu"), by(name, DeviceMap(cpu_moe=spec.n_layers)))
+    turns = [s.device for s in plan.schedule if isinstance(s, Segment)]
     assert turns == [HOST, *[DEVICE, HOST] * spec.n_layers, DEVICE]
     # The embedding; of each layer the normed rows and router logits there, and a sum back.
     assert sum(isinstance(t, Transfer) for t in plan.schedule) == 1 + 3 * spec.n_layers
@@ -129,8 +129,8 @@ def test_experts_on_the_cpu_take_one_turn_a_layer(name: str) -> None:
     assert experts == {"embed", "route", "group_experts", "moe_glu", "moe_down"}
 
 
-def test_the_hash_tells_placements_apart() -> None:
+def test_the_hash_tells_device_maps_apart() -> None:
     hashes = {
-        split("gptoss", ("ref", "cpu"), by("gptoss", Placement(cpu_moe=n)))[1].hash for n in (1, 2)
+        split("gptoss", ("ref", "cpu"), by("gptoss", DeviceMap(cpu_moe=n)))[1].hash for n in (1, 2)
     }
     assert len(hashes) == 2

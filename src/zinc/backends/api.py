@@ -118,16 +118,16 @@ NO_OUTPUT = Ref(0, Dim.OUTPUTS, 0, Act.F32, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Launches `first` up to but not including `last` of the part of a place."""
+    """Launches `first` up to but not including `last` of the part of a device."""
 
-    place: int
+    device: int
     first: int
     last: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A float32 value that one place makes and another reads, in the arena of each."""
+    """A float32 value that one device makes and another reads, in the arena of each."""
 
     source: int
     target: int
@@ -137,7 +137,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan(Plan):
-    """A plan over several places: a part with an arena of its own for each, and how they take
+    """A plan over several devices: a part with an arena of its own for each, and how they take
     turns.
 
     `launches` are those of all parts, in the order in which they run. Ids name the same value in
@@ -231,7 +231,7 @@ class Program(Protocol):
 
     def run(self, step: Step, first: int, last: int) -> None:
         """Runs launches first up to but not including last: for inspection, and where several
-        places take turns."""
+        devices take turns."""
         ...
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
@@ -399,10 +399,10 @@ class Backend(Kernels, Protocol):
 class Split(Protocol):
     """A backend that is made of others: a plan for it has a part for each."""
 
-    places: tuple[Backend, ...]
+    devices: tuple[Backend, ...]
 
-    def place(self, node: Node) -> int:
-        """Index of the place that runs a node of a graph."""
+    def device_of(self, node: Node) -> int:
+        """Index of the device that runs a node of a graph."""
         ...
 
 

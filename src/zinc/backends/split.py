@@ -1,8 +1,8 @@
 """Several backends as one: each has its part of a plan, of the weights and of the cache.
 
-Where a plan says so, the rows of a value go through the host from the arena of one place to that of
-another; all else of a step is as on the places themselves. To whoever runs steps, or keeps copies
-of the cache, this is a backend like any other.
+The plan says where the rows of a value are copied through the host, from the arena of one device to
+the arena of another. Everything else in a step runs as it does on the single devices, so the engine
+and the prefix cache treat this as any other backend.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Views = list[npt.NDArray[np.uint8]]
 
 
 class SplitCache:
-    """Implements zinc.backends.api.Cache: the views of a block are those of each place in turn."""
+    """Implements zinc.backends.api.Cache: the views of a block are those of each device in turn."""
 
     def __init__(self, caches: Sequence[Cache], layout: CacheLayout) -> None:
         self.caches, self.layout = tuple(caches), layout
         self.n_bytes = sum(cache.n_bytes for cache in caches)
-        self._n_block_views: dict[int, list[int]] = {}  # by group, for each place
+        self._n_block_views: dict[int, list[int]] = {}  # by group, for each device
         self._n_state_views: list[int] | None = None
 
     def copy_block(self, group: int, source: int, target: int) -> None:
@@ -97,8 +97,8 @@ class SplitProgram:
             self._schedule.append((n, entry))
             n += entry.last - entry.first if isinstance(entry, Segment) else 0
         self._makers = {
-            ref.id: place
-            for place, part in enumerate(plan.parts)
+            ref.id: device
+            for device, part in enumerate(plan.parts)
             for launch in part.launches
             for ref in launch.outputs
         }
@@ -117,7 +117,7 @@ class SplitProgram:
                 end = min(last - at, entry.last - entry.first) + entry.first
                 if begin < end:
                     started = perf_counter()
-                    self._programs[entry.place].run(step, begin, end)
+                    self._programs[entry.device].run(step, begin, end)
                     self.work.waited_s += perf_counter() - started
                     self.work.submissions += 1
             elif first <= at < last and (rows := step.rows(entry.sent.dim)):
@@ -131,11 +131,11 @@ class SplitProgram:
         self._programs[self._makers[ref.id]].write(ref, rows)
 
     def kernels(self, step: Step, launch: int) -> list[str]:
-        place, local = self._local(launch)
-        return self._programs[place].kernels(step, local)
+        device, local = self._local(launch)
+        return self._programs[device].kernels(step, local)
 
     def profile(self, step: Step) -> list[float]:
-        """Seconds of each launch run by itself, with what it waits for of other places."""
+        """Seconds of each launch run by itself, with what it waits for of other devices."""
         seconds = []
         for i in range(len(self.plan.launches)):
             started = perf_counter()
@@ -144,31 +144,31 @@ class SplitProgram:
         return seconds
 
     def _local(self, launch: int) -> tuple[int, int]:
-        """The place of a launch, and its index there."""
+        """The device of a launch, and its index there."""
         for at, entry in self._schedule:
             if isinstance(entry, Segment) and 0 <= launch - at < entry.last - entry.first:
-                return entry.place, entry.first + launch - at
+                return entry.device, entry.first + launch - at
         raise IndexError(f"the plan has no launch {launch}")
 
 
 class SplitBackend:
     """Implements zinc.backends.api.Backend and Split.
 
-    places: the backends that take part; `place` says which of them runs a node. A plan tells it
-    (`keep`) where weights and states are.
+    devices: the backends that take part. device_of: returns the index of the device that runs a
+    node. `keep` tells it where weights and states are.
     """
 
-    def __init__(self, places: Sequence[Backend], place: Callable[[Node], int]) -> None:
-        self.places = tuple(places)
-        self._place = place
+    def __init__(self, devices: Sequence[Backend], device_of: Callable[[Node], int]) -> None:
+        self.devices = tuple(devices)
+        self._device_of = device_of
         self._weights: list[set[str]] = []
         self._states: list[set[str]] = []
-        self.name = "+".join(backend.name for backend in places)
-        self.level = "+".join(getattr(backend, "level", "") for backend in places)
-        self.batch_invariant = all(backend.batch_invariant for backend in places)
+        self.name = "+".join(backend.name for backend in devices)
+        self.level = "+".join(getattr(backend, "level", "") for backend in devices)
+        self.batch_invariant = all(backend.batch_invariant for backend in devices)
 
-    def place(self, node: Node) -> int:
-        return self._place(node)
+    def device_of(self, node: Node) -> int:
+        return self._device_of(node)
 
     def keep(self, plan: SplitPlan) -> None:
         """From now on, each weight goes to where the plan reads it and each state to where it is
@@ -177,20 +177,20 @@ class SplitBackend:
         self._states = [{s.name for s in part.states} for part in plan.parts]
 
     def describe(self) -> str:
-        return " with ".join(backend.describe() for backend in self.places)
+        return " with ".join(backend.describe() for backend in self.devices)
 
     def activation(self, type: GGMLType) -> Act:
-        """What a weight's rows are on the first place; a plan asks the one that runs it."""
-        return self.places[0].activation(type)
+        """What a weight's rows are on the first device; a plan asks the one that runs it."""
+        return self.devices[0].activation(type)
 
     def supports(self, kernel: str) -> bool:
-        return all(backend.supports(kernel) for backend in self.places)
+        return all(backend.supports(kernel) for backend in self.devices)
 
     def stores(self, kernel: str, act: Act) -> bool:
-        return all(backend.stores(kernel, act) for backend in self.places)
+        return all(backend.stores(kernel, act) for backend in self.devices)
 
     def row_bytes(self, act: Act, cols: int) -> int:
-        return self.places[0].row_bytes(act, cols)
+        return self.devices[0].row_bytes(act, cols)
 
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
@@ -199,8 +199,8 @@ class SplitBackend:
         found = []
         for entry in plan.schedule:
             if isinstance(entry, Segment):
-                part = plan.parts[entry.place]
-                counts = self.places[entry.place].counts(
+                part = plan.parts[entry.device]
+                counts = self.devices[entry.device].counts(
                     replace(part, launches=part.launches[entry.first : entry.last]),
                     kv_dtype,
                     tokens=tokens,
@@ -215,27 +215,27 @@ class SplitBackend:
 
     def expect(self, weights: Iterable[Weight]) -> None:
         weights = list(weights)
-        for backend, names in zip(self.places, self._weights, strict=True):
+        for backend, names in zip(self.devices, self._weights, strict=True):
             if isinstance(backend, Expecting):
                 backend.expect([weight for weight in weights if weight.name in names])
 
     def upload(self, weight: Weight, data: TensorData) -> None:
-        for backend, names in zip(self.places, self._weights, strict=True):
+        for backend, names in zip(self.devices, self._weights, strict=True):
             if weight.name in names:
                 backend.upload(weight, data)
 
     @property
     def weight_bytes(self) -> int:
-        return sum(backend.weight_bytes for backend in self.places)
+        return sum(backend.weight_bytes for backend in self.devices)
 
     def available_bytes(self) -> int | None:
-        """None: there is no one memory; each place is asked for its own."""
+        """None: there is no one memory; each device is asked for its own."""
         return None
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> SplitCache:
         caches = [
             backend.allocate(tuple(s for s in states if s.name in names), layout)
-            for backend, names in zip(self.places, self._states, strict=True)
+            for backend, names in zip(self.devices, self._states, strict=True)
         ]
         return SplitCache(caches, layout)
 
@@ -243,6 +243,6 @@ class SplitBackend:
         assert isinstance(plan, SplitPlan)
         programs = [
             backend.prepare(part, each)
-            for backend, part, each in zip(self.places, plan.parts, cache.caches, strict=True)
+            for backend, part, each in zip(self.devices, plan.parts, cache.caches, strict=True)
         ]
         return SplitProgram(plan, programs)

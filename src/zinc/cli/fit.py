@@ -24,7 +24,7 @@ def report(
     memories = placing.budgets(file, [plan], backend)
     names = [backend.name]
     if isinstance(backend, Split) and len(memories) > 1:
-        names = [each.name for each in backend.places]
+        names = [each.name for each in backend.devices]
     entries, contexts = [], []
     for name, memory in zip(names, memories, strict=True):
         taken = memory.taken + loader.state_bytes_per_sequence(memory.states)

@@ -41,7 +41,7 @@ def open_llm(args: argparse.Namespace) -> LLM:
             path,
             backend=usage.backend_name(args),
             threads=usage.threads(args),
-            placement=usage.placement(args),
+            device_map=usage.device_map(args),
             context=args.context,
             rope=usage.rope_scaling(args),
             kv_dtype=args.kv_dtype,
@@ -111,7 +111,7 @@ def place(
         spec,
         [graph],
         wanted,
-        usage.placement(args),
+        usage.device_map(args),
     )
     say_placed(placed)
     return placed.backend

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     from zinc import models
     from zinc.backends.api import Split, SplitPlan
-    from zinc.cli import fit, loading, placement
+    from zinc.cli import device_map, fit, loading
     from zinc.cli.cost import StepShape
     from zinc.cli.inspect import nextn_memory
     from zinc.engine.loader import check_context, resolve_kv_dtype
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
         fitting = fit.report(file, spec, plan, backend, kv_dtype, context)
         split: dict[str, Any] = {}
         if isinstance(plan, SplitPlan) and isinstance(backend, Split):
-            names = [each.name for each in backend.places]
-            split = placement.report(plan, names, shape, context)
+            names = [each.name for each in backend.devices]
+            split = device_map.report(plan, names, shape, context)
         if args.dot:
             print(dot(plan))
         elif args.json:
@@ -96,11 +96,11 @@ def run(args: argparse.Namespace) -> int:
             print()
         else:
             print(f"{file.path} on {backend.describe()}: {len(plan.launches)} launches\n")
-            where = placement.columns(plan, split) if isinstance(plan, SplitPlan) else None
+            where = device_map.columns(plan, split) if isinstance(plan, SplitPlan) else None
             print(launches(plan, shape, where))
             print(totals(plan, shape, memory))
             if split:
-                print(placement.text(split))
+                print(device_map.text(split))
             if counts is not None:
                 print(f"on the device: {barrier_text(barriers)}")
             print(fit.text(fitting, context))
@@ -139,7 +139,7 @@ def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, Any]:
 
 
 def launches(plan: Plan, shape: StepShape, where: Sequence[tuple[str, str]] | None = None) -> str:
-    """Return a table of the launches; `where` adds two columns, see `placement.columns`."""
+    """Return a table of the launches; `where` adds two columns, see `device_map.columns`."""
     rows = [
         (
             i,

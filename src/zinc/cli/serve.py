@@ -190,7 +190,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
         load=LoadOptions(
             backend=usage.backend_name(args),
             threads=usage.threads(args),
-            placement=usage.placement(args),
+            device_map=usage.device_map(args),
             context=args.context,
             rope=usage.rope_scaling(args),
             kv_dtype=args.kv_dtype,

@@ -14,7 +14,7 @@ from zinc.core.kv_types import BYTES_A_NUMBER
 
 if TYPE_CHECKING:
     from zinc.models.parts.context import RopeScaling
-    from zinc.plan.placement import Placement
+    from zinc.plan.device_map import DeviceMap
 
 
 class UsageError(Exception):
@@ -98,7 +98,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
         "on for the CPU",
     )
     group = parser.add_argument_group(
-        "placement",
+        "device map",
         "divide the model between device and CPU, see docs/placement.md (default: what fits)",
     )
     group.add_argument(
@@ -275,13 +275,13 @@ def backend_options(args: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def placement(args: argparse.Namespace) -> Placement | None:
-    """Return the placement of --gpu-layers and --cpu-moe, None without either."""
+def device_map(args: argparse.Namespace) -> DeviceMap | None:
+    """Return the device map of --gpu-layers and --cpu-moe, None without either."""
     if args.gpu_layers is None and args.cpu_moe is None:
         return None
-    from zinc.plan.placement import Placement
+    from zinc.plan.device_map import DeviceMap
 
-    return Placement(args.gpu_layers, args.cpu_moe or 0)
+    return DeviceMap(args.gpu_layers, args.cpu_moe or 0)
 
 
 def model_path(args: argparse.Namespace) -> Path:

@@ -17,9 +17,9 @@ _SETTING = re.compile(r"\{([a-z_]+)(?:=([\w.-]+))?\}")
 # Settings that are no argument of `LLM` on their own.
 _WITHIN = {
     "batch_invariant": 'options={{"batch_invariant": "true"}}',
-    "cpu_moe": "Placement(cpu_moe={})",
+    "cpu_moe": "DeviceMap(cpu_moe={})",
     "device": 'options={{"device": {}}}',
-    "gpu_layers": "Placement(gpu_layers={})",
+    "gpu_layers": "DeviceMap(gpu_layers={})",
     "raw": "generate(prompt)",
     "rope_always": "RopeScaling(always=True)",
     "rope_scale": "RopeScaling(factor={})",

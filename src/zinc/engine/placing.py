@@ -1,6 +1,6 @@
 """Which backend a model is loaded on: a device alone, a device with the CPU, or the CPU alone.
 
-Unless it is said (`Placement`), a model is on the device as a whole when it fits there with its
+Unless it is said (`DeviceMap`), a model is on the device as a whole when it fits there with its
 cache. Otherwise as little as possible leaves it, and whoever loads it is told.
 """
 
@@ -17,7 +17,7 @@ from zinc.engine import loader
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph, State
-from zinc.plan.placement import DEVICE, Placement, choose
+from zinc.plan.device_map import DEVICE, DeviceMap, choose
 from zinc.plan.planner import make_plan
 
 # A model that does not say otherwise keeps room on the device for so many tokens.
@@ -41,9 +41,9 @@ def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[Bud
     if not isinstance(backend, Split):
         return [_budget(file, [backend], [plans])]
     parts = [[plan.parts[i] for plan in plans if isinstance(plan, SplitPlan)] for i in (0, 1)]
-    if all(each.available_bytes() is None for each in backend.places):
-        return [_budget(file, backend.places, parts)]
-    return [_budget(file, [each], [p]) for each, p in zip(backend.places, parts, strict=True)]
+    if all(each.available_bytes() is None for each in backend.devices):
+        return [_budget(file, backend.devices, parts)]
+    return [_budget(file, [each], [p]) for each, p in zip(backend.devices, parts, strict=True)]
 
 
 def _budget(file: GGUFFile, backends: Sequence[Backend], parts: Sequence[Sequence[Plan]]) -> Budget:
@@ -102,7 +102,7 @@ class Placed:
     """A backend, and what was chosen. `note` tells people what is not on the device they named."""
 
     backend: Backend
-    placement: Placement | None = None
+    device_map: DeviceMap | None = None
     note: str = ""
 
 
@@ -113,20 +113,20 @@ def place(
     spec: ModelSpec,
     graphs: Sequence[Graph],
     wanted: Wanted,
-    placement: Placement | None = None,
+    device_map: DeviceMap | None = None,
 ) -> Placed:
     """The backend for a model: `device` when all of it is there.
 
     graphs: the model's, all of the same weights. create_host makes the backend for what is not on
-    the device. Raises RequestError for a placement that the model cannot have, or without a device.
+    the device. Raises RequestError for a device map that does not suit the model or the device.
     """
     nodes, n_layers = graphs[0].nodes, spec.n_layers
     host = cache(create_host)
-    if placement is None:
+    if device_map is None:
         if device.available_bytes() is None:
             return Placed(device)
         fits = partial(_fits, device, host, file, spec, graphs, wanted)
-        placement = choose(nodes, n_layers, fits)
+        device_map = choose(nodes, n_layers, fits)
         why = "it does not fit on the device as a whole"
     else:
         if device.name == "cpu":
@@ -135,21 +135,21 @@ def place(
                 "the model runs on the CPU",
                 "choose a device with {backend=vulkan}, or leave {gpu_layers} and {cpu_moe} out",
             )
-        placement.check(nodes, n_layers)
+        device_map.check(nodes, n_layers)
         why = "as asked"
-    if placement.is_whole(n_layers):
-        return Placed(device, placement)
-    note = f"{placement.describe(n_layers)} ({why})"
-    if placement.first_layer(n_layers) > n_layers:
-        return Placed(host(), placement, note)
-    return Placed(split_backend(device, host(), spec, graphs[0], placement), placement, note)
+    if device_map.is_whole(n_layers):
+        return Placed(device, device_map)
+    note = f"{device_map.describe(n_layers)} ({why})"
+    if device_map.first_layer(n_layers) > n_layers:
+        return Placed(host(), device_map, note)
+    return Placed(split_backend(device, host(), spec, graphs[0], device_map), device_map, note)
 
 
 def split_backend(
-    device: Backend, host: Backend, spec: ModelSpec, graph: Graph, placement: Placement
+    device: Backend, host: Backend, spec: ModelSpec, graph: Graph, device_map: DeviceMap
 ) -> SplitBackend:
     """Both as one. Weights and states are where a plan of the graph has them."""
-    backend = SplitBackend([device, host], placement.place(spec.n_layers))
+    backend = SplitBackend([device, host], device_map.assign(spec.n_layers))
     plan = make_plan(graph, backend, max_tokens=1, max_outputs=1)
     assert isinstance(plan, SplitPlan)
     backend.keep(plan)
@@ -163,12 +163,12 @@ def _fits(
     spec: ModelSpec,
     graphs: Sequence[Graph],
     wanted: Wanted,
-    placement: Placement,
+    device_map: DeviceMap,
 ) -> bool:
     """Whether the device has room for its part, with the cache of the context that is wanted."""
     backend = device
-    if not placement.is_whole(spec.n_layers):
-        backend = split_backend(device, host(), spec, graphs[0], placement)
+    if not device_map.is_whole(spec.n_layers):
+        backend = split_backend(device, host(), spec, graphs[0], device_map)
     plans = [
         make_plan(graph, backend, max_tokens=wanted.max_tokens, max_outputs=wanted.max_outputs)
         for graph in graphs

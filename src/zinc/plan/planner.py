@@ -43,12 +43,14 @@ def make_plan(
         plan = _part(graph.nodes, graph.output, backend, rows, fuse, next_id).plan
         return _with_draws(plan, graph.output) if draws and backend.supports("sample") else plan
     parts = []
-    for place, nodes in zip(
-        backend.places, split.split(graph.nodes, backend.place, len(backend.places)), strict=True
+    for device, nodes in zip(
+        backend.devices,
+        split.split(graph.nodes, backend.device_of, len(backend.devices)),
+        strict=True,
     ):
         is_last = any(graph.output in n.outputs for n in nodes if n.op != split.RECEIVE)
         output = graph.output if is_last else None
-        parts.append(_part(nodes, output, place, rows, fuse, next_id))
+        parts.append(_part(nodes, output, device, rows, fuse, next_id))
         made = (ref.id for launch in parts[-1].plan.launches for ref in launch.outputs)
         next_id = max(next_id, 1 + max(made, default=0))
     return split.join(parts)
@@ -62,7 +64,7 @@ def _part(
     fuse: bool,
     next_id: int,
 ) -> split.Part:
-    """The nodes of one place; ids of new values start at `next_id`."""
+    """The nodes of one device; ids of new values start at `next_id`."""
 
     def activation(weight: Weight) -> Act:
         return backend.activation(weight.type)

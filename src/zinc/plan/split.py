@@ -1,7 +1,7 @@
-"""A graph over several places: who runs which node, and which values go from one to the other.
+"""A graph over several devices: who runs which node, and which values go from one to the other.
 
-Nodes keep their order. Where a place takes its turn and lacks a value, it first receives all that
-it is ever to read of what others have made by then; each value goes to a place once. In a place's
+Nodes keep their order. Where a device takes its turn and lacks a value, it first receives all that
+it is ever to read of what others have made by then; each value goes to a device once. In a device's
 list of nodes that is a `receive`, which makes the values there, and in the lists of their makers a
 `send`, which reads them: fusion, formats and memory see them as they see any node, and no launch
 comes of them.
@@ -21,21 +21,23 @@ SEND, RECEIVE = "send", "receive"
 OF_HEADS = {"rms_norm", "rope"}
 
 
-def split(nodes: Sequence[Node], place: Callable[[Node], int], n_places: int) -> list[list[Node]]:
-    """The nodes of each place, with sends and receives; `stop` numbers those that go together.
+def split(
+    nodes: Sequence[Node], device_of: Callable[[Node], int], n_devices: int
+) -> list[list[Node]]:
+    """The nodes of each device, with sends and receives; `stop` numbers those that go together.
 
-    A state is in one place: all nodes that have it run where the first of them does, and so do the
+    A state is in one device: all nodes that have it run where the first of them does, and so do the
     norms and RoPE of its heads, which are one launch with it. Columns of a value are taken wherever
     they are read.
     """
-    turns = list(_turns(nodes, _places(nodes, place)))
-    wanted: list[set[int]] = [set() for _ in range(n_places)]  # values that a place lacks
+    turns = list(_turns(nodes, _devices(nodes, device_of)))
+    wanted: list[set[int]] = [set() for _ in range(n_devices)]  # values that a device lacks
     for at, turn in turns:
         wanted[at] |= _read(turn)
-    lists: list[list[Node]] = [[] for _ in range(n_places)]
-    # Where a place's nodes since its last stop begin. None of them is waited for, so what it
+    lists: list[list[Node]] = [[] for _ in range(n_devices)]
+    # Where a device's nodes since its last stop begin. None of them is waited for, so what it
     # receives may come before them, and they run together with those that read it.
-    since = [0] * n_places
+    since = [0] * n_devices
     makers: dict[Value, int] = {}
     n_stops = 0
     for at, turn in turns:
@@ -61,9 +63,9 @@ def _read(nodes: Sequence[Node]) -> set[int]:
     return {v.id for node in nodes for v in node.inputs if isinstance(v, Value)}
 
 
-def _places(nodes: Sequence[Node], place: Callable[[Node], int]) -> list[int]:
-    """The place of each node."""
-    found = [place(node) for node in nodes]
+def _devices(nodes: Sequence[Node], device_of: Callable[[Node], int]) -> list[int]:
+    """The device of each node."""
+    found = [device_of(node) for node in nodes]
     made = {v.id: i for i, node in enumerate(nodes) for v in node.outputs}
     homes: dict[str, int] = {}
     for i, node in enumerate(nodes):
@@ -78,11 +80,11 @@ def _places(nodes: Sequence[Node], place: Callable[[Node], int]) -> list[int]:
     return found
 
 
-def _turns(nodes: Sequence[Node], places: Sequence[int]) -> Iterator[tuple[int, list[Node]]]:
-    """Nodes that follow each other in one place."""
+def _turns(nodes: Sequence[Node], devices: Sequence[int]) -> Iterator[tuple[int, list[Node]]]:
+    """Nodes that follow each other in one device."""
     columns = {node.outputs[0].id: node for node in nodes if node.op == "columns"}
-    taken: set[tuple[int, int]] = set()  # place, and id of the columns that it has
-    rest = ((at, node) for at, node in zip(places, nodes, strict=True) if node.op != "columns")
+    taken: set[tuple[int, int]] = set()  # device, and id of the columns that it has
+    rest = ((at, node) for at, node in zip(devices, nodes, strict=True) if node.op != "columns")
     for at, group in groupby(rest, lambda x: x[0]):
         turn: list[Node] = []
         for _, node in group:
@@ -104,7 +106,7 @@ def _columns_of(node: Node, columns: Mapping[int, Node]) -> Iterator[Node]:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A send or receive of a place: before its launch `at`."""
+    """A send or receive of a device: before its launch `at`."""
 
     at: int
     refs: tuple[Ref, ...]
@@ -112,7 +114,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The plan of a place, and its sends and receives by stop."""
+    """The plan of a device, and its sends and receives by stop."""
 
     plan: Plan
     sends: Mapping[int, Exchange]
@@ -120,15 +122,15 @@ class Part:
 
 
 def join(parts: Sequence[Part]) -> SplitPlan:
-    """A plan of the parts, one of which makes the output: before a stop, its places run up to
+    """A plan of the parts, one of which makes the output: before a stop, its devices run up to
     it."""
     schedule: list[Segment | Transfer] = []
     done = [0] * len(parts)
 
-    def run(place: int, until: int) -> None:
-        if until > done[place]:
-            schedule.append(Segment(place, done[place], until))
-            done[place] = until
+    def run(device: int, until: int) -> None:
+        if until > done[device]:
+            schedule.append(Segment(device, done[device], until))
+            done[device] = until
 
     receivers = {stop: i for i, part in enumerate(parts) for stop in part.receives}
     for stop, target in sorted(receivers.items()):
@@ -142,15 +144,15 @@ def join(parts: Sequence[Part]) -> SplitPlan:
             for source in senders
             for sent in parts[source].sends[stop].refs
         ]
-    for place, part in enumerate(parts):
-        run(place, len(part.plan.launches))
+    for device, part in enumerate(parts):
+        run(device, len(part.plan.launches))
     plans = tuple(part.plan for part in parts)
     return SplitPlan(
         launches=tuple(
             launch
             for x in schedule
             if isinstance(x, Segment)
-            for launch in plans[x.place].launches[x.first : x.last]
+            for launch in plans[x.device].launches[x.first : x.last]
         ),
         output=next(plan.output for plan in plans if plan.output.cols),
         arena_bytes=sum(plan.arena_bytes for plan in plans),

@@ -11,7 +11,7 @@ from typing import Any
 from zinc.core.errors import RequestError
 from zinc.engine.sampling import SamplingParams
 from zinc.models.parts.context import RopeScaling
-from zinc.plan.placement import Placement
+from zinc.plan.device_map import DeviceMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LoadOptions:
 
     backend: str = "auto"
     threads: int | None = None
-    placement: Placement | None = None
+    device_map: DeviceMap | None = None
     context: int | None = None
     rope: RopeScaling | None = None
     kv_dtype: str = "auto"

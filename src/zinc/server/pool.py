@@ -469,7 +469,7 @@ def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], No
         path,
         backend=options.backend,
         threads=options.threads,
-        placement=options.placement,
+        device_map=options.device_map,
         context=options.context,
         rope=options.rope,
         kv_dtype=options.kv_dtype,

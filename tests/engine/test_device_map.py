@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from present import computing
 
-from zinc import LLM, Placement, SamplingParams
+from zinc import LLM, DeviceMap, SamplingParams
 from zinc.core.errors import RequestError
 from zinc.engine import loader, placing
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.graph import Graph, Node
-from zinc.plan.placement import DEVICE, HOST, choose
+from zinc.plan.device_map import DEVICE, HOST, choose
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 DEVICES = ["ref", *(name for name in computing() if name != "cpu")]
-PLACEMENTS = {
-    "qwen3": Placement(gpu_layers=2),
-    "qwen35moe": Placement(cpu_moe=3),
+DEVICE_MAPS = {
+    "qwen3": DeviceMap(gpu_layers=2),
+    "qwen35moe": DeviceMap(cpu_moe=3),
 }
 
 
@@ -41,20 +41,20 @@ def talk(llm: LLM) -> list[tuple[list[int], int]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", PLACEMENTS)
+@pytest.mark.parametrize("family", DEVICE_MAPS)
 def test_prefixes_and_checkpoints_of_a_split_model(device: str, family: str) -> None:
     """Blocks that are shared and copied, and states that are taken up again, are on both sides."""
     answers = []
-    for placement in (PLACEMENTS[family], None):
+    for device_map in (DEVICE_MAPS[family], None):
         with LLM(
             FIXTURES / f"{family}.gguf",
             backend=device,
-            placement=placement,
+            device_map=device_map,
             kv_dtype="f16",
             batch_tokens=64,
             context=256,
         ) as llm:
-            assert llm.backend.name == (f"{device}+cpu" if placement else device)
+            assert llm.backend.name == (f"{device}+cpu" if device_map else device)
             answers.append(talk(llm))
     split, whole = answers
     assert split == whole
@@ -63,11 +63,11 @@ def test_prefixes_and_checkpoints_of_a_split_model(device: str, family: str) -> 
 
 def test_a_split_cache_is_found_again_on_disk(tmp_path: Path) -> None:
     cached = []
-    for n in (2, 2, 3):  # the last is placed otherwise: its files are others
+    for n in (2, 2, 3):  # the last is divided otherwise: its files are others
         with LLM(
             FIXTURES / "qwen35moe.gguf",
             backend="ref",
-            placement=Placement(gpu_layers=n),
+            device_map=DeviceMap(gpu_layers=n),
             context=256,
             cache_dir=tmp_path,
         ) as llm:
@@ -77,11 +77,11 @@ def test_a_split_cache_is_found_again_on_disk(tmp_path: Path) -> None:
     assert cached[1] >= 64
 
 
-def test_bits_go_away_and_come_back_to_each_place() -> None:
+def test_bits_go_away_and_come_back_to_each_device() -> None:
     with LLM(
         FIXTURES / "qwen35moe.gguf",
         backend="ref",
-        placement=Placement(gpu_layers=3),
+        device_map=DeviceMap(gpu_layers=3),
         context=256,
         prefix_cache=False,
     ) as llm:
@@ -116,41 +116,41 @@ def layers(n: int, experts: bool) -> list[Node]:
 COSTS = {"embed": 4, "attention": 1, "linear": 3, "moe_glu": 20, "moe_down": 10}
 
 
-def on_device(nodes: list[Node], placement: Placement, n_layers: int) -> int:
-    if placement.is_whole(n_layers):
+def on_device(nodes: list[Node], device_map: DeviceMap, n_layers: int) -> int:
+    if device_map.is_whole(n_layers):
         return sum(COSTS[node.op] for node in nodes)
-    place = placement.place(n_layers)
-    return sum(COSTS[node.op] for node in nodes if place(node) == DEVICE)
+    device_of = device_map.assign(n_layers)
+    return sum(COSTS[node.op] for node in nodes if device_of(node) == DEVICE)
 
 
 @pytest.mark.parametrize(
     ("experts", "memory", "chosen"),
     [
-        (True, 131, Placement()),  # all: 4 + 4 * 31 + 3
-        (True, 130, Placement(cpu_moe=1)),  # 97
-        (True, 97, Placement(cpu_moe=1)),
-        (True, 96, Placement(cpu_moe=2)),
-        (True, 7, Placement(cpu_moe=4)),
-        (True, 6, Placement(4, 4)),
-        (True, 3, Placement(1, 4)),
-        (True, 2, Placement(0, 4)),
-        (False, 23, Placement()),
-        (False, 22, Placement(4, 0)),
-        (False, 14, Placement(3, 0)),
-        (False, 10, Placement(2, 0)),
-        (False, 0, Placement(0, 0)),
+        (True, 131, DeviceMap()),  # all: 4 + 4 * 31 + 3
+        (True, 130, DeviceMap(cpu_moe=1)),  # 97
+        (True, 97, DeviceMap(cpu_moe=1)),
+        (True, 96, DeviceMap(cpu_moe=2)),
+        (True, 7, DeviceMap(cpu_moe=4)),
+        (True, 6, DeviceMap(4, 4)),
+        (True, 3, DeviceMap(1, 4)),
+        (True, 2, DeviceMap(0, 4)),
+        (False, 23, DeviceMap()),
+        (False, 22, DeviceMap(4, 0)),
+        (False, 14, DeviceMap(3, 0)),
+        (False, 10, DeviceMap(2, 0)),
+        (False, 0, DeviceMap(0, 0)),
     ],
 )
 def test_experts_leave_the_device_before_layers_do(
-    experts: bool, memory: int, chosen: Placement
+    experts: bool, memory: int, chosen: DeviceMap
 ) -> None:
     nodes = layers(4, experts)
     assert choose(nodes, 4, lambda p: on_device(nodes, p, 4) <= memory) == chosen
 
 
 def test_layers_are_counted_as_llama_cpp_counts_them() -> None:
-    place = Placement(gpu_layers=3).place(4)
-    found = {node.label: place(node) for node in layers(4, experts=False)}
+    device_of = DeviceMap(gpu_layers=3).assign(4)
+    found = {node.label: device_of(node) for node in layers(4, experts=False)}
     assert found == {
         "embed": HOST, "blk.0": HOST, "blk.1": HOST, "blk.2": DEVICE, "blk.3": DEVICE,
         "head": DEVICE,
@@ -191,7 +191,7 @@ def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: 
         device = SmallDevice(int(share * weights / (1 - loader.MEMORY_RESERVE)))
         host = loader.create_backend("cpu")
         placed = placing.place(device, lambda: host, file, spec, [graph], wanted)
-    moved = 0 if placed.placement is None else placed.placement.cpu_moe
+    moved = 0 if placed.device_map is None else placed.device_map.cpu_moe
     assert placed.note.startswith(note.format(n=moved))
     assert ("(it does not fit on the device as a whole)" in placed.note) == bool(note)
     if not note:
@@ -204,19 +204,19 @@ def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: 
 
 
 @pytest.mark.parametrize(
-    ("family", "placement", "says"),
+    ("family", "device_map", "says"),
     [
-        ("qwen3", Placement(cpu_moe=1), "the model has no experts"),
-        ("qwen35moe", Placement(cpu_moe=-2), "cpu_moe cannot be -2.*Choose one from 0 to {n}"),
-        ("qwen35moe", Placement(gpu_layers=-1), "gpu_layers cannot be -1.*one from 0 to {n}"),
+        ("qwen3", DeviceMap(cpu_moe=1), "the model has no experts"),
+        ("qwen35moe", DeviceMap(cpu_moe=-2), "cpu_moe cannot be -2.*Choose one from 0 to {n}"),
+        ("qwen35moe", DeviceMap(gpu_layers=-1), "gpu_layers cannot be -1.*one from 0 to {n}"),
     ],
 )
 def test_what_a_model_does_not_have_is_refused(
-    family: str, placement: Placement, says: str
+    family: str, device_map: DeviceMap, says: str
 ) -> None:
     file, spec, graph = opened(family)
     with file, pytest.raises(RequestError, match="(?i)" + says.format(n=spec.n_layers)):
-        placement.check(graph.nodes, spec.n_layers)
+        device_map.check(graph.nodes, spec.n_layers)
 
 
 def test_more_layers_than_there_are_is_all_of_them() -> None:
@@ -224,22 +224,22 @@ def test_more_layers_than_there_are_is_all_of_them() -> None:
     with file:
         n = spec.n_layers
         for many, all_of_them in (
-            (Placement(gpu_layers=99), Placement()),
-            (Placement(cpu_moe=99), Placement(cpu_moe=n)),
+            (DeviceMap(gpu_layers=99), DeviceMap()),
+            (DeviceMap(cpu_moe=99), DeviceMap(cpu_moe=n)),
         ):
             many.check(graph.nodes, n)
             assert many.describe(n) == all_of_them.describe(n)
             assert many.is_whole(n) == all_of_them.is_whole(n)
-            place, same = many.place(n), all_of_them.place(n)
-            assert [place(node) for node in graph.nodes] == [same(node) for node in graph.nodes]
+            device_of, same = many.assign(n), all_of_them.assign(n)
+            assert [device_of(node) for node in graph.nodes] == [same(node) for node in graph.nodes]
 
 
 def test_the_cpu_alone_has_nothing_to_divide() -> None:
     with pytest.raises(RequestError, match="Choose a device with `backend="):
-        LLM(FIXTURES / "qwen3.gguf", backend="cpu", placement=Placement(gpu_layers=1))
+        LLM(FIXTURES / "qwen3.gguf", backend="cpu", device_map=DeviceMap(gpu_layers=1))
 
 
-def test_what_is_placed_as_a_whole_is_not_split() -> None:
+def test_a_model_on_one_device_is_not_split() -> None:
     file, spec, graph = opened("qwen3")
     with file:
         wanted = placing.Wanted(64, "f16", 8, 8)
@@ -247,7 +247,7 @@ def test_what_is_placed_as_a_whole_is_not_split() -> None:
 
         def placed(n: int) -> placing.Placed:
             return placing.place(
-                device, lambda: host, file, spec, [graph], wanted, Placement(gpu_layers=n)
+                device, lambda: host, file, spec, [graph], wanted, DeviceMap(gpu_layers=n)
             )
 
         assert placed(spec.n_layers + 1).backend is device

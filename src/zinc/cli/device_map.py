@@ -11,10 +11,10 @@ from zinc.cli.text import size
 from zinc.engine.loader import context_bytes, state_bytes_per_sequence
 
 
-def places(plan: SplitPlan) -> list[int]:
+def devices(plan: SplitPlan) -> list[int]:
     """Return the index of the backend that runs each launch."""
     runs = [x for x in plan.schedule if isinstance(x, Segment)]
-    return [run.place for run in runs for _ in range(run.first, run.last)]
+    return [run.device for run in runs for _ in range(run.first, run.last)]
 
 
 def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int
         }
         for name, part in zip(names, plan.parts, strict=True)
     ]
-    return {"places": parts, "transfers": crossings}
+    return {"devices": parts, "transfers": crossings}
 
 
 def columns(plan: SplitPlan, found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -53,8 +53,8 @@ def columns(plan: SplitPlan, found: dict[str, Any]) -> list[tuple[str, str]]:
     for transfer in found["transfers"]:
         received[transfer["before"]] = received.get(transfer["before"], 0) + transfer["bytes"]
     return [
-        (found["places"][place]["backend"], size(received[i]) if i in received else "")
-        for i, place in enumerate(places(plan))
+        (found["devices"][device]["backend"], size(received[i]) if i in received else "")
+        for i, device in enumerate(devices(plan))
     ]
 
 
@@ -63,7 +63,7 @@ def text(found: dict[str, Any]) -> str:
     lines = [
         f"on {part['backend']}: {part['launches']} launches, weights {size(part['weights_bytes'])}"
         f", KV cache {size(part['kv_bytes'])}, arena {size(part['arena_bytes'])}"
-        for part in found["places"]
+        for part in found["devices"]
     ]
     total = size(sum(transfer["bytes"] for transfer in transfers))
     return "\n".join([*lines, f"between them: {len(transfers)} values a step, {total}"])

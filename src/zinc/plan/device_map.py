@@ -19,7 +19,7 @@ EXPERT_OPS = frozenset({"route", "group_experts", "moe_glu", "moe_down"})
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class DeviceMap:
     """What is on the device; the rest is on the CPU.
 
     gpu_layers: the output is the first of them, and then come layers from the last one on; None is
@@ -31,7 +31,7 @@ class Placement:
     cpu_moe: int = 0
 
     def check(self, nodes: Iterable[Node], n_layers: int) -> None:
-        """Raises RequestError when a model of these nodes cannot be placed so."""
+        """Raises RequestError when a model of these nodes cannot be divided like this."""
         for name, number in (("gpu_layers", self.gpu_layers or 0), ("cpu_moe", self.cpu_moe)):
             if number < 0:
                 raise RequestError(
@@ -54,8 +54,8 @@ class Placement:
         """Whether all is on the device."""
         return self.first_layer(n_layers) == 0 and self.cpu_moe == 0
 
-    def place(self, n_layers: int) -> Callable[[Node], int]:
-        """Where each node of a graph goes: DEVICE or HOST."""
+    def assign(self, n_layers: int) -> Callable[[Node], int]:
+        """Return a function that maps each node of a graph to DEVICE or HOST."""
         first = self.first_layer(n_layers)
 
         def of(node: Node) -> int:
@@ -87,14 +87,14 @@ def has_experts(nodes: Iterable[Node]) -> bool:
     return any(node.op in EXPERT_OPS for node in nodes)
 
 
-def choose(nodes: Sequence[Node], n_layers: int, fits: Callable[[Placement], bool]) -> Placement:
-    """The placement that leaves most on the device of those that `fits` says its memory holds.
+def choose(nodes: Sequence[Node], n_layers: int, fits: Callable[[DeviceMap], bool]) -> DeviceMap:
+    """The device map that leaves most on the device of those that `fits` says its memory holds.
 
     Experts leave it before layers do. What is left of nothing always fits.
     """
     n_moe = n_layers if has_experts(nodes) else 0
-    steps = [Placement(cpu_moe=n) for n in range(n_moe + 1)]
-    steps += [Placement(n, n_moe) for n in range(n_layers, -1, -1)]
+    steps = [DeviceMap(cpu_moe=n) for n in range(n_moe + 1)]
+    steps += [DeviceMap(n, n_moe) for n in range(n_layers, -1, -1)]
     low, high = 0, len(steps) - 1
     while low < high:
         middle = (low + high) // 2
