@@ -25,10 +25,10 @@ from serving import LOAD, PATIENCE_S, Running, running, wait_for
 import zinc
 from zinc import LLM
 from zinc.core.errors import RequestError, TextTooLongError
-from zinc.server import body
-from zinc.server.body import MAX_MEMBERS, MAX_VALUES, count_values
 from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.errors import ApiError
+from zinc.server.http import body
+from zinc.server.http.body import MAX_MEMBERS, MAX_VALUES, count_values
 
 SOURCE = Path(zinc.__file__).parent.parent
 HEALTHY_S = 10  # on a machine that is busy

@@ -15,8 +15,8 @@ from zinc.core.native import is_panic
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.engine.structured import GrammarConstraint
 from zinc.formats.gguf import GGUFFile
-from zinc.server import pool
 from zinc.server.config import ModelSource
+from zinc.server.runtime import pool
 from zinc.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tokenizer"))

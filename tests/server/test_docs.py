@@ -9,12 +9,15 @@ import pytest
 from starlette.routing import Mount, Route
 
 from zinc.cli.main import build_parser
-from zinc.server import body, connection, embeddings, fields, openai_text, prompts
+from zinc.server.apis.openai import completions as openai_text
+from zinc.server.apis.openai import embeddings
+from zinc.server.apis.shared import fields, prompts
+from zinc.server.apis.shared.fields import SamplingFields
+from zinc.server.apis.shared.store import ResponseStore
 from zinc.server.app import ENDPOINTS, Application
 from zinc.server.config import ModelSource, ServerConfig
-from zinc.server.fields import SamplingFields
-from zinc.server.openapi import document
-from zinc.server.store import ResponseStore
+from zinc.server.http import body, connection
+from zinc.server.http.openapi import document
 from zinc.tokenizer import bpe, spm
 
 TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()

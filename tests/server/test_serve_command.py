@@ -28,8 +28,8 @@ from zinc.cli.main import main
 from zinc.core.errors import RequestError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.models.parts.context import RopeScaling
-from zinc.server import log
 from zinc.server.config import ServerConfig
+from zinc.server.http import log
 
 SOURCE = Path(zinc.__file__).parent.parent
 
@@ -154,7 +154,7 @@ def test_one_model_of_several_that_cannot_be_loaded(tmp_path: Path):
 SLOW = """
 import sys, time
 from zinc.cli.main import main
-from zinc.server import pool
+from zinc.server.runtime import pool
 
 def slow(path, options, progress):
     print("zinc: it loads", file=sys.stderr, flush=True)

@@ -1,7 +1,9 @@
-"""The HTTP server: OpenAI's, Anthropic's and llama.cpp's shapes in front of the engine.
+"""The HTTP server: the APIs of OpenAI, Anthropic and llama.cpp in front of the engine.
 
-    request → access, body → an API's module → chat or text → Runner (one engine thread a model)
+    request → http (access, body) → apis (an API's endpoint) → runtime (Runner: one engine thread
+    per model)
 
-An API's module knows shapes and nothing of tokens; `runner.py` knows tokens and nothing of HTTP.
-Needs the extra `zinc[server]`; nothing here is imported before `zinc serve` runs.
+`app.py` lists the endpoints, `main.py` runs them under uvicorn. Modules in `apis` translate JSON;
+`runtime` handles tokens and knows nothing of HTTP. Needs the extra `zinc[server]`; nothing here is
+imported before `zinc serve` runs.
 """

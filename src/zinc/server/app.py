@@ -16,30 +16,27 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
 from zinc.core.native import is_panic
-from zinc.server import (
-    anthropic,
-    embeddings,
-    llama,
-    openai_chat,
-    openai_responses,
-    openai_text,
-    openapi,
-    operations,
-    page,
-)
-from zinc.server.access import Access, RequestLog
-from zinc.server.body import BodyMemory, Fields
+from zinc.server import operations, page
+from zinc.server.apis.anthropic import messages as anthropic
+from zinc.server.apis.llama import endpoints as llama
+from zinc.server.apis.openai import chat as openai_chat
+from zinc.server.apis.openai import completions as openai_text
+from zinc.server.apis.openai import embeddings
+from zinc.server.apis.openai import responses as openai_responses
+from zinc.server.apis.shared.foreign_fields.rules import SOURCES, as_sent
+from zinc.server.apis.shared.service import Service
+from zinc.server.apis.shared.store import ResponseStore
 from zinc.server.config import ServerConfig
-from zinc.server.dialect import error_body
 from zinc.server.errors import ApiError, from_exception
-from zinc.server.foreign_fields import SOURCES, as_sent
-from zinc.server.http import JSONAnswer, record
-from zinc.server.log import report_failure
-from zinc.server.metrics import ServerMetrics
-from zinc.server.openapi import Operation
-from zinc.server.pool import Entry, ModelPool
-from zinc.server.service import Service
-from zinc.server.store import ResponseStore
+from zinc.server.http import openapi
+from zinc.server.http.access import Access, RequestLog
+from zinc.server.http.body import BodyMemory, Fields
+from zinc.server.http.dialect import error_body
+from zinc.server.http.log import report_failure
+from zinc.server.http.openapi import Operation
+from zinc.server.http.responses import JSONAnswer, record
+from zinc.server.runtime.metrics import ServerMetrics
+from zinc.server.runtime.pool import Entry, ModelPool
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 

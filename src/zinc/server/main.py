@@ -18,11 +18,11 @@ from types import FrameType
 import uvicorn
 
 from zinc.core.errors import RequestError, ZincError
-from zinc.server import log
 from zinc.server.app import Application
 from zinc.server.config import ServerConfig
-from zinc.server.connection import AcceptFailures, Connection, connections_allowed
 from zinc.server.errors import ApiError
+from zinc.server.http import log
+from zinc.server.http.connection import AcceptFailures, Connection, connections_allowed
 
 _SIGNALS = [signal.SIGINT, signal.SIGTERM]
 _HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has no such signal

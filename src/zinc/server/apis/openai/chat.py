@@ -1,0 +1,356 @@
+"""POST /v1/chat/completions: OpenAI's chat API.
+
+https://platform.openai.com/docs/api-reference/chat. Reasoning comes apart from the content, in
+`reasoning_content`, the name that DeepSeek gave it and most clients know.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from zinc.engine.sampling import Sampled
+from zinc.server.apis.openai.response_tools import text_of
+from zinc.server.apis.openai.shapes import (
+    DONE,
+    FINGERPRINT,
+    OPENAI,
+    Messages,
+    NeutralFields,
+    StreamOptions,
+    Tool,
+    Usage,
+    chat_logprobs,
+    check_count,
+    custom_names,
+    plain_messages,
+    plain_tools,
+    progress_members,
+    refuse,
+    timings_member,
+    timings_object,
+    tool_use,
+)
+from zinc.server.apis.shared.chat import (
+    ChatAnswer,
+    ChatRequest,
+    Collected,
+    Finished,
+    Piece,
+    answer_chat,
+    rendered,
+)
+from zinc.server.apis.shared.fields import (
+    MAX_ANSWERS,
+    MAX_TOP_LOGPROBS,
+    BiasField,
+    ConstraintFields,
+    LlamaFields,
+    QueueFields,
+    ResponseFormat,
+    SamplingFields,
+    StopField,
+    Strings,
+    biases,
+    constraint_of,
+    sampling_params,
+    telemetry_of,
+)
+from zinc.server.apis.shared.service import Service, account, read_fields
+from zinc.server.errors import invalid, unsupported
+from zinc.server.http.body import FirstError
+from zinc.server.http.responses import JSONAnswer, event, merge
+from zinc.server.runtime.pool import LoadedModel
+
+FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+# What templates that know levels of effort know.
+_LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+
+class ThinkingFields(SamplingFields):
+    """Whether and how much the model reasons before it answers."""
+
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = Field(None, ge=0, description="tokens of reasoning at most")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables for the chat template"
+    )
+    reasoning_format: str | None = None
+    verbosity: Verbosity | None = Field(None, description="a variable for the chat template")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
+    """A chat completion."""
+
+    messages: Messages
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=-1)
+    max_completion_tokens: int | None = Field(None, ge=-1)
+    n: int | None = None
+    stop: StopField = None
+    logit_bias: BiasField = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: Annotated[list[Tool], FirstError()] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    store: bool | None = None
+    prediction: dict[str, Any] | None = Field(None, description="speeds up, if anything")
+    modalities: Strings | None = None
+    audio: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    include_reasoning: bool | None = Field(
+        None, description="false leaves reasoning_content out of the answer"
+    )
+    web_search_options: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+    verbose: bool | None = Field(
+        None, description="the answer, or the first chunk of a stream, has the prompt in __verbose"
+    )
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "modalities": (["text"], "only text can be generated"),
+    "audio": (None, "only text can be generated"),
+    "functions": ([], "it was replaced by tools"),
+    "function_call": (None, "it was replaced by tool_choice"),
+    "web_search_options": (None, "this server searches nothing"),
+    "moderation": (None, "this server moderates nothing"),
+    "reasoning_format": ("auto", "reasoning comes in reasoning_content"),
+}
+
+
+def template_arguments(fields: ThinkingFields) -> dict[str, Any]:
+    """Variables for the chat template; those named by the client come last."""
+    arguments: dict[str, Any] = {}
+    if fields.reasoning_effort is not None:
+        arguments["enable_thinking"] = fields.reasoning_effort != "none"
+        if fields.reasoning_effort != "none":
+            effort = fields.reasoning_effort
+            arguments["reasoning_effort"] = _LEVELS.get(effort, effort)
+    if fields.enable_thinking is not None:
+        arguments["enable_thinking"] = fields.enable_thinking
+    if fields.verbosity is not None:
+        arguments["verbosity"] = fields.verbosity
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if getattr(fields, name) is not None:
+            arguments[name] = getattr(fields, name)
+    return {**arguments, **(fields.chat_template_kwargs or {})}
+
+
+def to_request(fields: ChatFields) -> ChatRequest:
+    """What the engine is asked. Raises ApiError."""
+    if fields.reasoning_format in ("deepseek", "parsed"):
+        fields.reasoning_format = None
+    elif fields.reasoning_format == "hidden":
+        fields.reasoning_format, fields.include_reasoning = None, False
+    refuse(fields, _REFUSED)
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs is given without logprobs", "", "set logprobs")
+    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    tools = plain_tools(fields.tools)
+    params = sampling_params(
+        fields,
+        max_tokens=getattr(fields, name),
+        max_tokens_name=name,
+        stop=fields.stop,
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        logit_bias=biases(fields.logit_bias),
+    )
+    use = tool_use(fields.tool_choice, tools)
+    return ChatRequest(
+        messages=plain_messages(fields.messages),
+        params=params,
+        tools=use.tools,
+        forced_tools=use.forced,
+        one_call=fields.parallel_tool_calls is False,
+        priority=fields.priority or 0,
+        telemetry=telemetry_of(fields, fields.stream),
+        template_args=template_arguments(fields),
+        n=check_count(fields.n, "n", MAX_ANSWERS),
+        constraint=constraint_of(fields.response_format, fields),
+        thinking_budget=fields.thinking_budget,
+    )
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """How long the prompt of a conversation is; llama.cpp's server has this beside the chat."""
+    fields = await read_fields(service, request, ChatFields)
+    asked = to_request(fields)
+    async with service.pool.use(fields.model) as model:
+        prompt = await rendered(model, asked)
+    return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, ChatFields)
+    asked = to_request(fields)
+    if fields.stream_options is not None and not fields.stream:
+        raise unsupported("stream_options", "the answer is not streamed", "set stream")
+    head = {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "system_fingerprint": FINGERPRINT,
+    }
+    custom = custom_names(fields.tools)
+    hides_reasoning = fields.include_reasoning is False
+
+    def verbose(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        if not fields.verbose:
+            return {}
+        prompt = model.tokenizer.decode(answers[0].generation.job.ids, skip_special=False)
+        return {"__verbose": {"prompt": prompt}}
+
+    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        found = [await each.collect() for each in answers]
+        ends = [each.finished for each in found]
+        account(request, [(end.reason, end.timings) for end in ends])
+        return {
+            **head,
+            "object": "chat.completion",
+            "model": model.name,
+            "choices": [
+                _choice(model, asked, i, each, custom, hides_reasoning)
+                for i, each in enumerate(found)
+            ],
+            "usage": _usage(ends).openai(),
+            "timings": timings_object(ends[0].timings),
+            **verbose(model, answers),
+        }
+
+    async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
+        with_usage = bool(fields.stream_options and fields.stream_options.include_usage)
+        shared = {**head, "object": "chat.completion.chunk", "model": model.name}
+        if with_usage:
+            shared["usage"] = None
+
+        def chunk(
+            index: int,
+            delta: dict[str, Any],
+            tokens: Sequence[Sampled] = (),
+            finish: str | None = None,
+            **more: object,
+        ) -> bytes:
+            logprobs = _logprobs(model, asked, tokens) if tokens else None
+            choice = {
+                "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish
+            }  # fmt: skip
+            return event({**shared, "choices": [choice], **more})
+
+        for index in range(len(answers)):
+            told = verbose(model, answers) if index == 0 else {}
+            yield chunk(index, {"role": "assistant", "content": None}, **told)
+        ends: list[Finished] = []
+        deltas = [Deltas(custom, hides_reasoning) for _ in answers]
+        async for index, item in merge([aiter(each) for each in answers]):
+            if isinstance(item, Finished):
+                ends.append(item)
+                timings = timings_object(item.timings)
+                yield chunk(index, {}, finish=FINISH[item.reason], timings=timings)
+            elif item.progress is not None:
+                yield chunk(index, {}, **progress_members(item.progress, fields.timings_per_token))
+            elif (delta := deltas[index].of(item)) is not None:
+                yield chunk(index, delta, item.tokens, **timings_member(item.timings))
+        account(request, [(end.reason, end.timings) for end in ends])
+        if with_usage:
+            timings = timings_object(ends[0].timings)
+            usage = {"usage": _usage(ends).openai(), "timings": timings}
+            yield event({**shared, "choices": [], **usage})
+        yield DONE
+
+    streamed = events if fields.stream else None
+    return await answer_chat(
+        service, request, fields.model, asked, whole, streamed, OPENAI, fields.sse_ping_interval
+    )
+
+
+def _usage(ends: Sequence[Finished]) -> Usage:
+    return Usage.of([end.timings for end in ends], sum(end.reasoning_tokens for end in ends))
+
+
+class Deltas:
+    """Turns the events of one answer into deltas of its chunks.
+
+    custom: names of custom tools, whose input is told once it is whole.
+    """
+
+    def __init__(self, custom: frozenset[str], hides_reasoning: bool) -> None:
+        self._custom = custom
+        self._hides_reasoning = hides_reasoning
+        self._inputs: dict[int, str] = {}  # arguments so far of calls of custom tools
+
+    def of(self, piece: Piece) -> dict[str, Any] | None:
+        """Return the delta of a piece, or None when it has none."""
+        match piece.event:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return None if self._hides_reasoning else {"reasoning_content": text}
+            case CallStart(index, id, name) if name in self._custom:
+                self._inputs[index] = ""
+                tool = {"name": name, "input": ""}
+                call = {"index": index, "id": id, "type": "custom", "custom": tool}
+                return {"tool_calls": [call]}
+            case CallStart(index, id, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": id, "type": "function", "function": function}
+                return {"tool_calls": [call]}
+            case CallArguments(index, text) if index in self._inputs:
+                self._inputs[index] += text
+                return None
+            case CallArguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case CallEnd(index) if index in self._inputs:
+                text = text_of(self._inputs[index])
+                return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
+            case _:
+                return None
+
+
+def _logprobs(
+    model: LoadedModel, asked: ChatRequest, tokens: Sequence[Sampled]
+) -> dict[str, Any] | None:
+    if asked.params.logprobs is None:
+        return None
+    return {"content": chat_logprobs(model.tokenizer, tokens), "refusal": None}
+
+
+def _choice(
+    model: LoadedModel,
+    asked: ChatRequest,
+    index: int,
+    found: Collected,
+    custom: frozenset[str],
+    hides_reasoning: bool,
+) -> dict[str, Any]:
+    message = found.answer.message()
+    if hides_reasoning:
+        message.pop("reasoning_content", None)
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        if function["name"] in custom:
+            del call["function"]
+            text = text_of(function["arguments"])
+            call |= {"type": "custom", "custom": {"name": function["name"], "input": text}}
+    return {
+        "index": index,
+        "message": {**message, "refusal": None},
+        "logprobs": _logprobs(model, asked, found.tokens),
+        "finish_reason": FINISH[found.finished.reason],
+    }

@@ -1,0 +1,301 @@
+"""POST /v1/completions: OpenAI's older API, in which a prompt is text or tokens.
+
+https://platform.openai.com/docs/api-reference/completions. A prompt may also be a list of prompts;
+`n` answers of each are numbered one after the other. With `echo` and `logprobs` the prompt's own
+tokens are scored as well; its first one has nothing before it, and so no probability.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.engine.readout import PromptLogprobs
+from zinc.engine.sampling import Sampled, SamplingParams
+from zinc.server.apis.openai.shapes import (
+    DONE,
+    FINGERPRINT,
+    OPENAI,
+    NeutralFields,
+    StreamOptions,
+    Usage,
+    check_count,
+    progress_members,
+    timings_member,
+    timings_object,
+)
+from zinc.server.apis.shared import prompts
+from zinc.server.apis.shared.fields import (
+    MAX_ANSWERS,
+    BiasField,
+    Constraint,
+    ConstraintFields,
+    LlamaFields,
+    QueueFields,
+    ResponseFormat,
+    SamplingFields,
+    StopField,
+    Tokens,
+    biases,
+    constraint_of,
+    constraints,
+    finite_logprob,
+    sampling_params,
+    telemetry_of,
+    with_seed,
+)
+from zinc.server.apis.shared.infill import fill_prompt
+from zinc.server.apis.shared.service import Service, account, answer, client_of, read_fields
+from zinc.server.apis.shared.text import PlainText, plain_text
+from zinc.server.errors import invalid, unsupported
+from zinc.server.http.body import FirstError
+from zinc.server.http.responses import event, merge
+from zinc.server.runtime.pool import LoadedModel
+from zinc.server.runtime.runner import End, Generation, Job, PlainReader, Telemetry
+from zinc.tokenizer import Tokenizer
+
+MAX_LOGPROBS = 20
+MAX_PROMPTS = 128
+
+Prompt = str | Tokens | Annotated[list[str], FirstError()] | Annotated[list[Tokens], FirstError()]
+
+
+class CompletionFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
+    """A completion."""
+
+    prompt: Prompt
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=-1)
+    n: int | None = None
+    best_of: int | None = None
+    stop: StopField = None
+    echo: bool | None = None
+    suffix: str | None = Field(
+        None, description="the text behind the answer, for models that fill gaps"
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logit_bias: BiasField = None
+    response_format: ResponseFormat | None = None
+
+
+def jobs_of(
+    model: LoadedModel,
+    texts: Sequence[str | list[Any]],
+    params: SamplingParams,
+    n: int,
+    constraint: Constraint | None,
+    scored: bool,
+    priority: int,
+    telemetry: Telemetry,
+    suffix: str = "",
+) -> list[Job]:
+    """`n` jobs for each prompt, which is `scored` when its own probabilities are wanted."""
+    if suffix and model.tokenizer.fill is None:
+        raise unsupported("suffix", "this model has no marks for the text around a gap")
+    model.runner.check_room(n * len(texts))
+    reader = partial(PlainReader, model.tokenizer, params.stop)
+    held = iter(constraints(model, constraint, n * len(texts)))
+    breakers = model.llm.dry_breakers(params)
+    room = 0 if params.max_tokens == 0 else 1
+    encoded = (
+        fill_prompt(model, text, suffix, param="suffix", answer=max(params.max_tokens or 0, 0))
+        if suffix and isinstance(text, str)
+        else prompts.encode(model, text, "prompt", room=room)
+        for text in texts
+    )
+    return [
+        Job(
+            ids,
+            with_seed(params, i),
+            reader,
+            constraint=next(held),
+            priority=priority,
+            readout=PromptLogprobs(params.logprobs or 0) if scored else None,
+            dry_breakers=breakers,
+            telemetry=telemetry,
+        )
+        for ids in prompts.bounded(model, encoded, "prompt")
+        for i in range(n)
+    ]
+
+
+async def completions(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, CompletionFields)
+    constraint = constraint_of(fields.response_format, fields)
+    texts = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
+    n = check_count(fields.n, "n", MAX_ANSWERS)
+    if fields.best_of not in (None, n):
+        raise invalid("best_of", f"best_of is {fields.best_of}", "only n answers are generated")
+    scored = bool(fields.echo) and fields.logprobs is not None
+    if fields.suffix and (scored or not all(isinstance(text, str) for text in texts)):
+        raise invalid("suffix", "suffix needs prompts that are text, and takes no echoed logprobs")
+    params = sampling_params(
+        fields,
+        max_tokens=fields.max_tokens,
+        stop=fields.stop,
+        logprobs=fields.logprobs,
+        logit_bias=biases(fields.logit_bias),
+    )
+    head = {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "system_fingerprint": FINGERPRINT,
+    }
+
+    async def begin(model: LoadedModel) -> list[Generation]:
+        told = telemetry_of(fields, fields.stream)
+        jobs = await asyncio.to_thread(
+            jobs_of, model, texts, params, n, constraint, scored, fields.priority or 0, told,
+            fields.suffix or "",
+        )  # fmt: skip
+        return model.runner.submit(jobs, client_of(service, request))
+
+    def echo_of(model: LoadedModel, index: int) -> str:
+        text = texts[index // n]
+        if not fields.echo:
+            return ""
+        return text if isinstance(text, str) else model.tokenizer.decode(text)
+
+    async def whole(model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
+        found = [await _collect(each) for each in answers]
+        account(request, [(each.end.reason, each.end.timings) for each in found])
+        choices = []
+        for index, (job, each) in enumerate(zip((a.job for a in answers), found, strict=True)):
+            logprobs = Logprobs(model.tokenizer).add([*_prompt_tokens(job), *each.tokens])
+            choices.append(
+                {
+                    "index": index,
+                    "text": echo_of(model, index) + each.text,
+                    "logprobs": logprobs if fields.logprobs is not None else None,
+                    "finish_reason": each.end.reason,
+                }
+            )
+        return {
+            **head,
+            "model": model.name,
+            "choices": choices,
+            "usage": _usage([each.end for each in found], n).openai(),
+            "timings": timings_object(found[0].end.timings),
+        }
+
+    async def events(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
+        with_usage = bool(fields.stream_options and fields.stream_options.include_usage)
+        shared = {**head, "model": model.name, **({"usage": None} if with_usage else {})}
+        logprobs = [Logprobs(model.tokenizer) for _ in answers]
+
+        def chunk(index: int, text: str, tokens: Sequence[Sampled] = (), **more: object) -> bytes:
+            found = logprobs[index].add(tokens) if fields.logprobs is not None else None
+            choice = {"index": index, "text": text, "logprobs": found, "finish_reason": None}
+            finish = more.pop("finish_reason", None)
+            return event({**shared, "choices": [{**choice, "finish_reason": finish}], **more})
+
+        to_echo = set(range(len(answers))) if fields.echo else set()
+        if not scored:
+            for index in sorted(to_echo):
+                yield chunk(index, echo_of(model, index))
+            to_echo = set()
+        ends: list[End] = []
+        async for index, item in merge([plain_text(each) for each in answers]):
+            if isinstance(item, PlainText) and item.progress is not None:
+                yield chunk(index, "", **progress_members(item.progress, fields.timings_per_token))
+                continue
+            if index in to_echo:  # the prompt has run now
+                to_echo.remove(index)
+                yield chunk(index, echo_of(model, index), _prompt_tokens(answers[index].job))
+            if isinstance(item, End):
+                ends.append(item)
+                timings = timings_object(item.timings)
+                yield chunk(index, "", finish_reason=item.reason, timings=timings)
+            elif item.text:
+                yield chunk(index, item.text, item.tokens, **timings_member(item.timings))
+        account(request, [(end.reason, end.timings) for end in ends])
+        if with_usage:
+            timings = timings_object(ends[0].timings)
+            usage = {"usage": _usage(ends, n).openai(), "timings": timings}
+            yield event({**shared, "choices": [], **usage})
+        yield DONE
+
+    streamed = events if fields.stream else None
+    return await answer(
+        service, request, fields.model, begin, whole, streamed, OPENAI, fields.sse_ping_interval
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    text: str
+    tokens: list[Sampled]
+    end: End
+
+
+async def _collect(generation: Generation) -> _Whole:
+    parts: list[PlainText] = []
+    async for item in plain_text(generation):
+        if isinstance(item, End):
+            tokens = [token for part in parts for token in part.tokens]
+            return _Whole("".join(part.text for part in parts), tokens, item)
+        parts.append(item)
+    raise RuntimeError("the answer has no end")
+
+
+def _prompt_tokens(job: Job) -> list[Sampled]:
+    """The tokens of a prompt that was scored, once it has run."""
+    if not isinstance(job.readout, PromptLogprobs):
+        return []
+    return [Sampled(job.ids[0]), *job.readout.tokens]
+
+
+def _usage(ends: Sequence[End], n: int) -> Usage:
+    """Each prompt counts once, however many answers it has."""
+    timings = [end.timings for end in ends]
+    return Usage(
+        sum(t.prompt_tokens for t in timings) // n,
+        sum(t.cached_tokens for t in timings) // n,
+        sum(t.generated_tokens for t in timings),
+    )
+
+
+class Logprobs:
+    """OpenAI's older form of log-probabilities; `text_offset` counts on over the pieces.
+
+    They are null for the first token of a prompt, which nothing went before.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def add(self, tokens: Sequence[Sampled]) -> dict[str, Any]:
+        texts = [self._text(s.token) for s in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [
+                None if s.logprob is None else finite_logprob(s.logprob) for s in tokens
+            ],
+            "top_logprobs": [
+                None
+                if s.logprob is None
+                else {self._text(t): finite_logprob(p) for t, p in s.top_logprobs}
+                for s in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")

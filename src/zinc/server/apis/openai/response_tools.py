@@ -1,0 +1,111 @@
+"""Tools of /v1/responses as functions of the chat API, and calls of those functions as its items.
+
+A custom tool takes text: here it is a function with one string. A namespace is a prefix of its
+functions' names. What OpenAI's own servers would run (a web search) is an offer to the model, which
+this server never takes up; tools that clients wait for in other shapes are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from zinc.server.errors import invalid, unsupported
+from zinc.server.http.body import Fields, FirstError
+
+_HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "tool_search")
+
+
+class ResponseTool(Fields):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: Annotated[list[ResponseTool], FirstError()] | None = None
+
+
+class ResponseTools:
+    """The tools of a request: `functions` for the chat, `offered` as the client sent them."""
+
+    def __init__(self, tools: Sequence[ResponseTool] | None) -> None:
+        self.functions: list[dict[str, Any]] = []
+        self.offered: list[dict[str, Any]] = []
+        self._members: dict[str, dict[str, str]] = {}  # of a call's item, by the function's name
+        for i, tool in enumerate(tools or ()):
+            if not tool.type.startswith(_HOSTED):
+                self._add(tool, f"tools[{i}]", "")
+                self.offered.append(tool.model_dump(exclude_unset=True))
+
+    def item_of(self, name: str) -> dict[str, str]:
+        """The type, the name and the namespace of an item that is a call of this function."""
+        return self._members.get(name, {"type": "function_call", "name": name})
+
+    def _add(self, tool: ResponseTool, where: str, namespace: str) -> None:
+        if tool.type == "namespace" and not namespace:
+            for i, inner in enumerate(tool.tools or ()):
+                self._add(inner, f"{where}.tools[{i}]", _required(tool.name, where))
+            return
+        if tool.type not in ("function", "custom"):
+            raise unsupported(where, f"tools of type {tool.type[:40]!r} do not run here")
+        name = _required(tool.name, where)
+        function: dict[str, Any] = {"name": name}
+        function |= tool.model_dump(
+            include={"description", "parameters", "strict"}, exclude_none=True
+        )
+        if tool.type == "custom":
+            function = text_function(name, tool.description, tool.format)
+        kind = "custom_tool_call" if tool.type == "custom" else "function_call"
+        members = {"type": kind, "name": name, **({"namespace": namespace} if namespace else {})}
+        full = function_name(members)
+        self._members[full] = members
+        self.functions.append({"type": "function", "function": {**function, "name": full}})
+
+
+def function_name(item: Mapping[str, Any]) -> str:
+    """The name that the function of a call's item has in the chat."""
+    namespace = str(item.get("namespace") or "")
+    mark = "__" if namespace and not namespace.endswith("__") else ""
+    return f"{namespace}{mark}{item['name']}"
+
+
+def text_arguments(text: str) -> str:
+    """The arguments of a custom tool's function."""
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
+def text_of(arguments: str) -> str:
+    """The text in such arguments, or what there is of them when the model got them wrong."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = found.get("input") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def text_function(
+    name: str, description: str | None, format: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the function with one string that a custom tool is to the model.
+
+    format: of the chat API or the responses API; the model is told a grammar and not held to it.
+    """
+    text: dict[str, Any] = {"type": "string"}
+    form = format or {}
+    if form.get("type") == "grammar":
+        form = form["grammar"] if isinstance(form.get("grammar"), Mapping) else form
+        text["description"] = f"Text of this {form.get('syntax')} grammar: {form.get('definition')}"
+    return {
+        "name": name,
+        "description": description or "",
+        "parameters": {"type": "object", "properties": {"input": text}, "required": ["input"]},
+    }
+
+
+def _required(name: str | None, where: str) -> str:
+    if not name:
+        raise invalid(f"{where}.name", f"{where}.name is missing")
+    return name

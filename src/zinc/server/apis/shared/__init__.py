@@ -1,0 +1,1 @@
+"""What the APIs share: request fields, prompts, chat answers, and how work is answered."""

@@ -1,0 +1,1 @@
+"""Request fields that other servers define: mapped, refused or ignored."""

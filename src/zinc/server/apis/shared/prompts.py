@@ -1,0 +1,127 @@
+"""Prompts that are not conversations: one or several, each of them text or token ids.
+
+Text of OpenAI's endpoints is what a user typed, so no control token is parsed in it. llama.cpp's
+endpoints parse them. A prompt may also mix text and ids, or be one of llama.cpp's objects:
+
+    {"prompt_string": "text"}    {"content": [{"type": "text", "text": "some "}, ...]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from zinc.core.errors import TextTooLongError
+from zinc.server.errors import context_exceeded, invalid
+from zinc.server.runtime.pool import LoadedModel
+
+# Limit for requests that only count or list tokens, and for all prompts of a request together.
+MAX_COUNTED_TOKENS = 1 << 20
+
+Prompt = str | list[Any] | dict[str, Any]
+
+
+def several(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
+    """Return the prompts in the field `param`: one, or at most `most` in a list without ids.
+
+    Raises ApiError for a value that is none of these.
+    """
+    if isinstance(prompt, dict):
+        return [_text_of(prompt, param)]
+    if isinstance(prompt, str) or any(isinstance(part, int) for part in prompt):
+        return [prompt]
+    if not 1 <= len(prompt) <= most:
+        raise invalid(param, f"{param} holds {len(prompt)} prompts", f"1 to {most} can run")
+    return [_text_of(each, f"{param}[{i}]") for i, each in enumerate(prompt)]
+
+
+def _text_of(prompt: Any, param: str) -> str | list[Any]:
+    """Return the text or token ids of one prompt, which may be an object."""
+    if isinstance(prompt, dict):
+        if prompt.get("multimodal_data"):
+            raise invalid(param, f"{param} has multimodal_data", "only text is understood")
+        if "content" in prompt:
+            return _joined(prompt["content"], f"{param}.content")
+        prompt = prompt.get("prompt_string")
+    if not isinstance(prompt, str | list):
+        raise invalid(param, f"{param} is not valid", "it must be text or token ids")
+    return prompt
+
+
+def _joined(parts: Any, param: str) -> str:
+    """Return the text of content parts as one string."""
+    if not isinstance(parts, list):
+        raise invalid(param, f"{param} is not valid", "it must be a list of parts")
+    texts = []
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if kind == "text" else None
+        if not isinstance(text, str):
+            raise invalid(f"{param}[{i}]", f"{param}[{i}] is not valid", "only text is understood")
+        texts.append(text)
+    return "".join(texts)
+
+
+def bounded(model: LoadedModel, found: Iterable[list[int]], param: str) -> list[list[int]]:
+    """Return the prompts of one request, encoded one after the other.
+
+    Raises ApiError as soon as they have more than a million tokens together, or more than a
+    context if that is larger: as lists of ids they take 40 bytes of memory a token.
+    """
+    most = max(MAX_COUNTED_TOKENS, model.context)
+    prompts: list[list[int]] = []
+    n_tokens = 0
+    for ids in found:
+        n_tokens += len(ids)
+        if n_tokens > most:
+            raise invalid(
+                param, f"{param} has more than {most} tokens in all", "", "send several requests"
+            )
+        prompts.append(ids)
+    return prompts
+
+
+def encode(
+    model: LoadedModel,
+    prompt: str | Sequence[Any],
+    param: str,
+    *,
+    parse_special: bool = False,
+    room: int = 1,
+) -> list[int]:
+    """Return the token ids of one prompt. Raises ApiError unless `room` tokens are left for more.
+
+    `parse_special` finds control tokens in text. When text and ids are mixed, only a text at the
+    start gets a BOS.
+    """
+    tokenizer = model.tokenizer
+    ids: list[int] = []
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    n_parts = len(parts)
+    for at, part in enumerate(parts):
+        if isinstance(part, str):
+            limit = max(0, model.context - len(ids))
+            try:
+                ids += tokenizer.encode(part, at == 0, parse_special, limit=limit)
+            except TextTooLongError as error:
+                raise context_exceeded(
+                    len(ids) + error.n_tokens,
+                    model.context,
+                    param,
+                    at_least=not error.is_exact or at + 1 < n_parts,
+                ) from None
+        elif isinstance(part, int) and not isinstance(part, bool):
+            ids.append(part)
+        else:
+            raise invalid(param, f"{param} is not valid", "it holds text and token ids")
+    if not ids:
+        raise invalid(param, f"{param} is empty", "a model needs at least one token")
+    if not 0 <= min(ids) <= max(ids) < model.llm.spec.vocab:
+        raise invalid(
+            param,
+            f"{param} has a token that there is not",
+            f"ids lie between 0 and {model.llm.spec.vocab - 1}",
+        )
+    if len(ids) + room > model.context:
+        raise context_exceeded(len(ids), model.context, param)
+    return ids

@@ -1,0 +1,173 @@
+"""What all endpoints share: the configuration, the models, the metrics; and how work is answered.
+
+`answer` is the one path from a checked request to a response: it borrows the model, begins the
+work, and either streams it or waits for it, and gives everything back when the client goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.engine.sequence import Timings
+from zinc.server.apis.shared.fields import QueueFields, SamplingFields
+from zinc.server.apis.shared.foreign_fields import rules as foreign_fields
+from zinc.server.apis.shared.foreign_fields import table as foreign_table
+from zinc.server.apis.shared.store import ResponseStore
+from zinc.server.config import ServerConfig
+from zinc.server.errors import ApiError
+from zinc.server.http.access import key_in
+from zinc.server.http.body import Fields, parse, read_json
+from zinc.server.http.log import report_failure
+from zinc.server.http.responses import (
+    PING_INTERVAL_S,
+    EventStream,
+    JSONAnswer,
+    record,
+    unless_disconnected,
+)
+from zinc.server.runtime.metrics import ServerMetrics
+from zinc.server.runtime.pool import LoadedModel, ModelPool
+from zinc.server.runtime.runner import Client
+
+Model = TypeVar("Model", bound=Fields)
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+Work = TypeVar("Work", bound=Cancellable)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """ignored_fields: names of fields that were ignored, and logged, so far."""
+
+    config: ServerConfig
+    pool: ModelPool
+    metrics: ServerMetrics
+    store: ResponseStore
+    ignored_fields: set[str] = field(default_factory=set)
+
+    async def sampling_of(self, name: str | None) -> dict[str, Any]:
+        """Return arguments of SamplingParams for requests to the model `name` that lack them."""
+        try:
+            entry = self.pool.entry(name)
+        except ApiError:  # raised again where the model is borrowed
+            return {}
+        is_loaded = entry.model is not None
+        of_file = entry.sampling() if is_loaded else await asyncio.to_thread(entry.sampling)
+        return {**of_file, **self.config.sampling}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The events of an API's streams that report an error, and that the server is still alive."""
+
+    error_event: Callable[[ApiError], bytes]
+    ping: bytes = b": ping\n\n"
+
+
+async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
+    """Return the request's body, checked. Raises ApiError.
+
+    Fields of other servers are mapped first; the request keeps what they were called for its
+    errors. Sampling that the body does not give is the server's (`--temp`), else what the model's
+    file says. Its `cache_salt` is kept in the request's state for `client_of`.
+    """
+    body = await read_json(request, service.config.max_body_bytes)
+    body, sources = foreign_table.adopt(kind, body, service.ignored_fields)
+    request.scope[foreign_fields.SOURCES] = sources
+    fields = parse(
+        kind,
+        body,
+        ignore_unknown=service.config.ignore_unknown_fields,
+        known=foreign_table.TABLE,
+    )
+    if isinstance(fields, QueueFields):
+        request.state.cache_salt = fields.cache_salt
+    if isinstance(fields, SamplingFields):
+        defaults = await service.sampling_of(getattr(fields, "model", None))
+        for name, value in defaults.items():
+            if getattr(fields, name) is None:
+                setattr(fields, name, value)
+    return fields
+
+
+def owner_of(service: Service, request: Request) -> str:
+    """Return the API key of a request: what it stores belongs to that key. "" without keys."""
+    return key_in(request.headers) if service.config.api_keys else ""
+
+
+def client_of(service: Service, request: Request) -> Client:
+    """Return whose request it is. Its fields have been read.
+
+    The name is the key or else the address it came with. The namespace is of the key, unless the
+    server shares its cache, and of the request's `cache_salt`.
+    """
+    key = request.headers.get("authorization") or request.headers.get("x-api-key")
+    name = key or (request.client.host if request.client else "")
+    owner = "" if service.config.share_cache else owner_of(service, request)
+    salt: str = getattr(request.state, "cache_salt", None) or ""
+    if not owner and not salt:
+        return Client(name)
+    parts = [part.encode("utf-8", "surrogatepass") for part in (owner, salt)]
+    whole = b"%d:" % len(parts[0]) + b"".join(parts)  # no two pairs give the same bytes
+    return Client(name, hashlib.blake2b(whole, digest_size=32).digest())
+
+
+async def answer(
+    service: Service,
+    request: Request,
+    name: str | None,
+    begin: Callable[[LoadedModel], Awaitable[Sequence[Work]]],
+    whole: Callable[[LoadedModel, Sequence[Work]], Awaitable[Any]],
+    events: Callable[[LoadedModel, Sequence[Work]], AsyncGenerator[bytes]] | None,
+    shape: Shape,
+    ping_interval_s: float | None = None,
+) -> Response:
+    """Return the response to a request, streamed if `events` is given.
+
+    `begin` starts the work of a request with the model called `name`; `whole` makes one answer of
+    it, `events` a stream of events with a ping after `ping_interval_s` seconds of silence (None:
+    the server's default). Raises ApiError for failures before the response begins.
+    """
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(service.pool.use(name))
+        noted = record(request)
+        noted.model, noted.stream = model.name, events is not None
+        work = await begin(model)
+        for each in work:
+            stack.callback(each.cancel)
+        if events is None:
+            return JSONAnswer(await unless_disconnected(request, _awaited(whole(model, work))))
+        return EventStream(
+            events(model, work),
+            close=stack.pop_all().aclose,
+            on_error=shape.error_event,
+            ping=shape.ping,
+            ping_interval_s=PING_INTERVAL_S if ping_interval_s is None else ping_interval_s,
+            report=lambda error: report_failure(noted, error),
+        )
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def account(request: Request, ends: Sequence[tuple[str, Timings]]) -> None:
+    """Notes, for the request log, what the answers of a request took and how they ended."""
+    noted = record(request)
+    noted.prompt_tokens = max((t.prompt_tokens for _, t in ends), default=0)
+    noted.cached_tokens = max((t.cached_tokens for _, t in ends), default=0)
+    noted.completion_tokens = sum(t.generated_tokens for _, t in ends)
+    noted.first_token_s = min((t.first_token_seconds for _, t in ends), default=None)
+    noted.finish = ",".join(sorted({reason for reason, _ in ends}))

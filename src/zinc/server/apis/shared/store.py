@@ -1,0 +1,76 @@
+"""Responses that clients may refer to later (`previous_response_id`): kept in memory, bounded.
+
+The oldest go first, by number and by size, so a long-lived server does not grow. A response belongs
+to the API key that made it; for other keys there is none.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zinc.server.errors import ApiError
+from zinc.server.http.responses import encode_json
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as it was sent, the items that went into it, and the conversation up to it.
+
+    `messages` are in the chat template's shape and end with the answer. `owner` is the API key that
+    made it, "" on a server without keys.
+    """
+
+    response: Mapping[str, Any]
+    input: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
+    n_bytes: int
+    owner: str
+
+
+class ResponseStore:
+    def __init__(self, max_responses: int = 1000, max_bytes: int = 64 << 20) -> None:
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._responses)
+
+    def put(
+        self,
+        response: Mapping[str, Any],
+        input: list[dict[str, Any]],
+        messages: list[dict[str, Any]],
+        owner: str = "",
+    ) -> None:
+        n_bytes = len(encode_json([response, input, messages]))
+        self._responses[response["id"]] = StoredResponse(response, input, messages, n_bytes, owner)
+        self._n_bytes += n_bytes
+        while len(self._responses) > self._max_responses or self._n_bytes > self._max_bytes:
+            _, oldest = self._responses.popitem(last=False)
+            self._n_bytes -= oldest.n_bytes
+
+    def get(self, id: str, owner: str = "", param: str | None = None) -> StoredResponse:
+        """Return a stored response of an owner.
+
+        Raises ApiError when there is none: 400 if the request's field `param` names it, else 404.
+        """
+        found = self._responses.get(id)
+        if found is None or found.owner != owner:
+            raise ApiError(
+                404 if param is None else 400,
+                f"there is no response {id[:80]!r}",
+                "it was never stored, or it was long ago",
+                "send the whole conversation",
+                code="response_not_found" if param is None else "previous_response_not_found",
+                param=param,
+            )
+        return found
+
+    def delete(self, id: str, owner: str = "") -> None:
+        """Forget a stored response of an owner. Raises ApiError 404."""
+        self._n_bytes -= self.get(id, owner).n_bytes
+        del self._responses[id]

@@ -1,0 +1,1 @@
+"""The HTTP layer: connections, request bodies, access checks, responses, logs, OpenAPI."""

@@ -1,0 +1,187 @@
+"""Connections of HTTP clients: how many there may be, and how long each may take to ask.
+
+uvicorn closes a connection that is idle between requests, and bodies are timed where they are read
+(body.py); this adds what is missing against clients that open connections and do little with them:
+a request has to begin within a time, an answer has to be read, and beyond a number of connections
+new ones are turned away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from zinc.server.errors import ApiError
+from zinc.server.http.responses import encode_json
+
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
+log = logging.getLogger("zinc.server")
+
+# From the start of a connection, or the last answer on it, to the whole head of the next request;
+# and how long a client may take in nothing of an answer that waits to be sent.
+PATIENCE_S = 40.0
+# Files that are open beside connections: models, the cache's, and connections being refused.
+RESERVED_FILES = 32
+# Failed accepts come by the hundred, so they are logged at most this often.
+_COMPLAINT_S = 30.0
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Connection(H11Protocol):
+    """A connection that has to ask in time, and to read what it is answered.
+
+    As many as uvicorn's `limit_concurrency` less one may be open at a time: what comes then gets
+    503 and Retry-After.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _unsent = 0  # bytes that were not sent yet when the deadline was set
+
+    def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.conn = StrictConnection(h11.SERVER, config.h11_max_incomplete_event_size or 1 << 14)
+
+    def connection_made(  # type: ignore[override]
+        self, transport: asyncio.Transport
+    ) -> None:
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            transport.write(_refusal())
+            transport.close()
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # else the next request was here already, and runs
+            self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_deadline()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, unless an answer has begun already, and close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            error = ApiError(400, "the request is not valid HTTP", "", "check the client or proxy")
+            self.transport.write(_answer(b"400 Bad Request", error))
+        self.transport.close()
+
+    def _set_deadline(self) -> None:
+        self._stop_waiting()
+        self._unsent = self.transport.get_write_buffer_size()
+        self._deadline = self.loop.call_later(PATIENCE_S, self._too_late)
+
+    def _too_late(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent:  # it reads, if slowly
+            self._set_deadline()
+        else:
+            self.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class AcceptFailures:
+    """An event loop's exception handler that logs failed accepts, one line every 30 s.
+
+    asyncio tries again after a second, so the server recovers when connections close. Other
+    exceptions go to asyncio's own handler.
+    """
+
+    def __init__(self) -> None:
+        self._complain_at = 0.0
+        self._n_silent = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        accepts = isinstance(error, OSError) and error.errno in _NO_RESOURCES
+        if not accepts or "socket" not in context:
+            loop.default_exception_handler(context)
+        elif loop.time() < self._complain_at:
+            self._n_silent += 1
+        else:
+            self._complain_at = loop.time() + _COMPLAINT_S
+            more = f" ({self._n_silent} times before)" if self._n_silent else ""
+            log.error("connections cannot be accepted: %s%s", error, more)
+            self._n_silent = 0
+
+
+def connections_allowed(wanted: int) -> int:
+    """Return how many connections the process may hold, at most `wanted`.
+
+    The limit of open files is raised as far as the system lets a process raise its own.
+    """
+    if resource is None:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit below "none"
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    allowed = max(1, soft - RESERVED_FILES)
+    log.warning("at most %d connections: a process may have %d files open", allowed, soft)
+    return allowed
+
+
+class StrictConnection(h11.Connection):
+    """An HTTP/1.1 parser that refuses a request with two lengths.
+
+    With both Content-Length and Transfer-Encoding, a proxy in front may believe the former and this
+    server the latter; what one takes for the body is then a second request to the other (request
+    smuggling). RFC 9112, section 6.1 lets a server refuse such a request.
+    """
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}  # in lower case
+            if {b"content-length", b"transfer-encoding"} <= names:
+                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        return event
+
+
+def _refusal() -> bytes:
+    error = ApiError(503, "the server has too many connections", "", "try again later")
+    return _answer(b"503 Service Unavailable\r\nRetry-After: 5", error)
+
+
+def _answer(status: bytes, error: ApiError) -> bytes:
+    """Return a whole response, as bytes, that closes its connection."""
+    body = encode_json(error.openai())
+    return (
+        b"HTTP/1.1 " + status + b"\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+    )

@@ -1,0 +1,171 @@
+"""The OpenAPI document, made from the endpoints' own request models, and a page that shows it.
+
+The page needs nothing from outside, so it works where the server does.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from zinc import __version__
+from zinc.server.http.body import Fields
+
+_REF = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An endpoint for the document. `query` are names of its query parameters."""
+
+    method: str
+    path: str
+    summary: str
+    tag: str
+    fields: type[Fields] | None = None
+    query: tuple[str, ...] = ()
+    media_type: str = "application/json"
+    streams: bool = False
+    statuses: tuple[int, ...] = ()
+
+
+_MEANINGS = {
+    400: "a field is not valid, not known or not supported; `param` names it",
+    401: "the API key is missing or wrong",
+    403: "the page that asks is not allowed to",
+    404: "there is no such model, response or path",
+    405: "the path has no such method",
+    409: "the model is in use",
+    413: "the body is too large",
+    421: "the Host header names another machine",
+    429: "the queue is full; Retry-After says when to try again",
+    501: "the model cannot do this",
+    503: "the model is being loaded, or the server is going down",
+}
+
+
+def document(operations: Sequence[Operation], with_key: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    kinds = list(dict.fromkeys(o.fields for o in operations if o.fields is not None))
+    _, definitions = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template=_REF, by_alias=True
+    )
+    schemas: dict[str, Any] = definitions.get("$defs", {})
+    for kind in kinds:
+        schemas[kind.__name__]["additionalProperties"] = False
+    schemas["Error"] = _ERROR
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        path = re.sub(r":\w+}", "}", operation.path)  # Starlette's converters are not its
+        paths.setdefault(path, {})[operation.method.lower()] = _describe(operation, path)
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "zinc",
+            "version": __version__,
+            "description": "A local language model behind the APIs of OpenAI, Anthropic and "
+            "llama.cpp's server.",
+        },
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if with_key:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _describe(operation: Operation, path: str) -> dict[str, Any]:
+    content: dict[str, Any] = {operation.media_type: {"schema": {}}}
+    if operation.streams:
+        content["text/event-stream"] = {}
+    error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+    statuses = {400, 401, 403, 421, 503, *operation.statuses}
+    if operation.fields is not None:
+        statuses |= {404, 413}
+    found: dict[str, Any] = {
+        "operationId": f"{operation.method.lower()}{re.sub(r'[^a-z]+', '_', path)}",
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "responses": {
+            "200": {"description": "done", "content": content},
+            **{str(s): {"description": _MEANINGS[s], "content": error} for s in sorted(statuses)},
+        },
+    }
+    parameters = [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+        for name in operation.query
+    ]
+    parameters += [
+        {"name": part[1:-1], "in": "path", "required": True,
+         "schema": {"type": "string"}}
+        for part in path.split("/")
+        if part.startswith("{")
+    ]  # fmt: skip
+    if parameters:
+        found["parameters"] = parameters
+    if operation.fields is not None:
+        schema = {"$ref": _REF.format(model=operation.fields.__name__)}
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return found
+
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def page(operations: Sequence[Operation]) -> str:
+    """The endpoints and their fields as HTML."""
+    parts = []
+    for operation in operations:
+        parts.append(
+            f"<h2><code>{operation.method} {html.escape(operation.path)}</code></h2>"
+            f"<p>{html.escape(operation.summary)}</p>"
+        )
+        if operation.fields is not None:
+            rows = "".join(
+                f"<tr><td><code>{html.escape(field.alias or name)}</code></td>"
+                f"<td><code>{html.escape(_type_name(field.annotation))}</code></td>"
+                f"<td>{'required' if field.is_required() else ''}</td>"
+                f"<td>{html.escape(field.description or '')}</td></tr>"
+                for name, field in operation.fields.model_fields.items()
+            )
+            parts.append(f"<details><summary>fields</summary><table>{rows}</table></details>")
+    body = "\n".join(parts)
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>zinc: the API</title>'
+        '<meta name="viewport" content="width=device-width">'
+        "<style>body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+        "color-scheme:light dark}h2{font-size:1rem;margin:1.5rem 0 0}p{margin:0}"
+        "td{padding:0 1rem 0 0;vertical-align:top}</style>"
+        f'<h1>zinc: the API</h1><p><a href="/openapi.json">OpenAPI document</a></p>{body}</html>'
+    )
+
+
+def _type_name(annotation: object) -> str:
+    name = getattr(annotation, "__name__", None)
+    text = name if isinstance(annotation, type) and name else str(annotation)
+    text = re.sub(r"\b(?:typing|zinc\.server[\w.]*)\.", "", text)
+    return text if len(text) <= 80 else "…"

@@ -1,0 +1,1 @@
+"""The models a server has loaded, and the thread that runs the engine of each. No HTTP."""

@@ -1,0 +1,232 @@
+"""Counters, gauges and histograms in Prometheus' text format (version 0.0.4).
+
+A few dozen lines instead of a dependency: everything is counted in the event loop, so nothing needs
+a lock. https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+from zinc.engine.loader import Memory
+from zinc.engine.sequence import Timings
+from zinc.server.runtime.runner import Load, Observer
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2)
+
+Labels = tuple[str, ...]
+
+
+class Family:
+    """A metric with its values by label; `set` makes a gauge of it and `add` a counter."""
+
+    def __init__(self, kind: str, name: str, help: str, labels: Sequence[str] = ()) -> None:
+        self.kind, self.name, self.help = kind, name, help
+        self.labels = tuple(labels)
+        self._values: dict[Labels, float] = {}
+
+    def add(self, amount: float = 1, *labels: str) -> None:
+        self._values[labels] = self._values.get(labels, 0) + amount
+
+    def set(self, value: float, *labels: str) -> None:
+        self._values[labels] = value
+
+    def value(self, *labels: str) -> float:
+        return self._values.get(labels, 0)
+
+    def known(self) -> dict[Labels, float]:
+        """Values by label, in the order they came."""
+        return dict(self._values)
+
+    def clear(self) -> None:
+        self._values.clear()
+
+    def lines(self) -> Iterable[str]:
+        for labels, value in self._values.items():
+            yield f"{self.name}{_braces(self.labels, labels)} {_number(value)}"
+
+
+class Histogram(Family):
+    """Observations counted in buckets, by label."""
+
+    def __init__(
+        self, name: str, help: str, buckets: Sequence[float], labels: Sequence[str] = ()
+    ) -> None:
+        super().__init__("histogram", name, help, labels)
+        self._buckets = tuple(buckets)
+        self._counts: dict[Labels, list[int]] = {}
+        self._sums: dict[Labels, float] = {}
+
+    def observe(self, value: float, *labels: str) -> None:
+        counts = self._counts.setdefault(labels, [0] * (len(self._buckets) + 1))
+        counts[bisect_left(self._buckets, value)] += 1
+        self._sums[labels] = self._sums.get(labels, 0) + value
+
+    def count(self, *labels: str) -> int:
+        return sum(self._counts.get(labels, ()))
+
+    def lines(self) -> Iterable[str]:
+        names = (*self.labels, "le")
+        for labels, counts in self._counts.items():
+            total = 0
+            for bound, count in zip((*self._buckets, None), counts, strict=True):
+                total += count
+                le = "+Inf" if bound is None else f"{bound:g}"
+                yield f"{self.name}_bucket{_braces(names, (*labels, le))} {total}"
+            plain = _braces(self.labels, labels)
+            yield f"{self.name}_sum{plain} {_number(self._sums[labels])}"
+            yield f"{self.name}_count{plain} {total}"
+
+
+class ServerMetrics:
+    """The metrics of a server; gauges are set when they are read."""
+
+    def __init__(self) -> None:
+        self.started_unix_s = int(time.time())
+
+        def counter(name: str, help: str, *labels: str) -> Family:
+            return Family("counter", f"zinc_{name}", help, labels)
+
+        def gauge(name: str, help: str, *labels: str) -> Family:
+            return Family("gauge", f"zinc_{name}", help, labels)
+
+        self.requests = counter(
+            "http_requests_total", "Requests answered.", "method", "path", "status"
+        )
+        self.answers = counter("answers_total", "Answers ended, by reason.", "model", "reason")
+        self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.", "model")
+        self.cached_tokens = counter(
+            "prompt_cached_tokens_total", "Tokens of prompts that came from the cache.", "model"
+        )
+        self.prompt_seconds = counter("prompt_seconds_total", "Seconds in prefill.", "model")
+        self.generated_tokens = counter("generated_tokens_total", "Tokens generated.", "model")
+        self.generate_seconds = counter("generate_seconds_total", "Seconds in decode.", "model")
+        self.first_token = Histogram(
+            "zinc_time_to_first_token_seconds", "From arrival to first token.", _SECONDS, ["model"]
+        )
+        self.between_tokens = Histogram(
+            "zinc_inter_token_seconds", "Mean time a token of an answer.", _TOKEN_SECONDS, ["model"]
+        )
+        self.running = gauge("requests_running", "Sequences in the batch.", "model")
+        self.waiting = gauge("requests_waiting", "Sequences that wait for room.", "model")
+        self.steps = gauge("engine_steps", "Steps run since the model was loaded.", "model")
+        self.kv_blocks = gauge("kv_blocks", "Blocks of the KV cache.", "model")
+        self.kv_blocks_used = gauge("kv_blocks_used", "Blocks that sequences hold.", "model")
+        self.kv_blocks_cached = gauge(
+            "kv_blocks_cached", "Blocks that only the prefix cache holds.", "model"
+        )
+        self.cached_bytes = gauge("prefix_cache_bytes", "Bytes of the prefix cache.", "model")
+        self.cache_lookups = gauge("prefix_cache_lookups", "Prompts looked up.", "model")
+        self.cache_hits = gauge("prefix_cache_hits", "Prompts that began as another.", "model")
+        self.kv_bytes = gauge("kv_bytes", "Bytes of the KV cache.", "model")
+        self.weights_bytes = gauge("weights_bytes", "Bytes of weights.", "model")
+        self.loaded = gauge("model_loaded", "Whether a model is loaded.", "model")
+
+    @property
+    def families(self) -> list[Family]:
+        return [each for each in vars(self).values() if isinstance(each, Family)]
+
+    def observer(self, model: str) -> Observer:
+        """What is to be told about the answers of a model."""
+
+        def ended(reason: str, t: Timings) -> None:
+            self.answers.add(1, model, reason)
+            self.prompt_tokens.add(t.prompt_tokens, model)
+            self.cached_tokens.add(t.cached_tokens, model)
+            self.prompt_seconds.add(t.prompt_seconds, model)
+            self.generated_tokens.add(t.generated_tokens, model)
+            self.generate_seconds.add(t.generate_seconds, model)
+
+        return Observer(
+            first_token=lambda seconds: self.first_token.observe(seconds, model),
+            between_tokens=lambda seconds: self.between_tokens.observe(seconds, model),
+            ended=ended,
+        )
+
+    @property
+    def of_models(self) -> list[Family]:
+        """Gauges that only a loaded model has."""
+        return [f for f in self.families if f.kind == "gauge"]
+
+    def describe(self, model: str, load: Load, memory: Memory) -> None:
+        """Sets the gauges of a loaded model."""
+        for gauge, value in (
+            (self.running, load.running),
+            (self.waiting, load.waiting),
+            (self.steps, load.steps),
+            (self.kv_blocks, load.blocks),
+            (self.kv_blocks_used, load.blocks_used),
+            (self.kv_blocks_cached, load.blocks_cached),
+            (self.cached_bytes, load.cached_bytes),
+            (self.cache_lookups, load.cache_lookups),
+            (self.cache_hits, load.cache_hits),
+            (self.kv_bytes, memory.kv_bytes),
+            (self.weights_bytes, memory.weights_bytes),
+        ):
+            gauge.set(value, model)
+
+    def _as_llama(self) -> list[Family]:
+        """Figures that are there already, under the names of llama.cpp's server.
+
+        https://github.com/ggml-org/llama.cpp/tree/master/tools/server, "GET /metrics".
+        """
+        models = {**self.generated_tokens.known(), **self.running.known()}
+
+        def derived(kind: str, name: str, help: str, of: Callable[[str], float]) -> Family:
+            found = Family(kind, f"llamacpp:{name}", help, ["model"])
+            for (model,) in models:
+                found.set(of(model), model)
+            return found
+
+        def same(kind: str, name: str, family: Family) -> Family:
+            return derived(kind, name, family.help, family.value)
+
+        def run(model: str) -> float:
+            return self.prompt_tokens.value(model) - self.cached_tokens.value(model)
+
+        def prompt_rate(model: str) -> float:
+            return run(model) / (self.prompt_seconds.value(model) or math.inf)
+
+        def rate(model: str) -> float:
+            tokens = self.generated_tokens.value(model) - self.first_token.count(model)
+            return tokens / (self.generate_seconds.value(model) or math.inf)
+
+        return [
+            derived("counter", "prompt_tokens_total", "Tokens of prompts that were run.", run),
+            same("counter", "prompt_tokens_cached_total", self.cached_tokens),
+            same("counter", "prompt_seconds_total", self.prompt_seconds),
+            same("counter", "tokens_predicted_total", self.generated_tokens),
+            same("counter", "tokens_predicted_seconds_total", self.generate_seconds),
+            same("counter", "n_decode_total", self.steps),
+            derived("gauge", "prompt_tokens_seconds", "Prompt tokens a second.", prompt_rate),
+            derived("gauge", "predicted_tokens_seconds", "Generated tokens a second.", rate),
+            same("gauge", "requests_processing", self.running),
+            same("gauge", "requests_deferred", self.waiting),
+        ]
+
+    def render(self) -> str:
+        lines = []
+        for family in [*self.families, *self._as_llama()]:
+            lines.append(f"# HELP {family.name} {family.help}")
+            lines.append(f"# TYPE {family.name} {family.kind}")
+            lines.extend(family.lines())
+        return "\n".join(lines) + "\n"
+
+
+def _braces(names: Sequence[str], values: Sequence[str]) -> str:
+    pairs = ",".join(f'{n}="{_escaped(v)}"' for n, v in zip(names, values, strict=True))
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

@@ -1,0 +1,499 @@
+"""The models that a server offers: loaded when asked for, unloaded when idle or in the way.
+
+A request borrows a model (`use`) and gives it back; only a model that nobody has borrowed can be
+unloaded. One model is loaded at a time. Before a load, idle models go, least recently used first,
+until the new one fits the budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from zinc.chat.format import ChatFormat
+from zinc.chat.template import ChatTemplate
+from zinc.chat.tools import detect
+from zinc.chat.traits import TemplateTraits
+from zinc.core.errors import FormatError, ModelError, UnsupportedError, ZincError
+from zinc.core.progress import ProgressBar
+from zinc.engine.loader import resolve_model
+from zinc.engine.sampling import recommended
+from zinc.formats.gguf import GGUFFile
+from zinc.llm import LLM
+from zinc.server.config import LoadOptions, ModelSource, ServerConfig
+from zinc.server.errors import ApiError
+from zinc.server.runtime.loading import LoadThread
+from zinc.server.runtime.runner import Observer, Runner
+from zinc.server.runtime.tool_calls.argument_check import ArgumentChecker
+from zinc.tokenizer import Tokenizer
+
+log = logging.getLogger("zinc.server")
+
+_RENDERINGS = 2  # prompts of one model that are rendered at a time, with workers left for others
+
+
+class State(StrEnum):
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+
+
+class LoadedModel:
+    """A model that can take requests."""
+
+    def __init__(self, name: str, llm: LLM, runner: Runner) -> None:
+        self.name = name
+        self.llm = llm
+        self.runner = runner
+        self.rendering = asyncio.Semaphore(_RENDERINGS)
+        self.arguments = ArgumentChecker()
+        self._noted: set[str] = set()
+        self._styles: dict[bool, ChatStyle] = {}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.llm.tokenizer
+
+    @property
+    def context(self) -> int:
+        return self.llm.context
+
+    def note(self, text: str) -> None:
+        """Log what a request asked of the model in vain, once for each text."""
+        if text not in self._noted:
+            self._noted.add(text)
+            log.warning("%s: %s", self.name, text)
+
+    def chat_style(self, for_tools: bool = False) -> ChatStyle:
+        """How it chats. Raises ApiError when it has no template, TemplateError for a broken one."""
+        if not self.tokenizer.chat_templates:
+            raise ApiError(
+                400,
+                f"the model {self.name!r} has no chat template",
+                "it is a base model, or it was converted without one",
+                "use /v1/completions, or start the server with --chat-template",
+                code="no_chat_template",
+            )
+        if for_tools not in self._styles:
+            template = ChatTemplate.from_tokenizer(self.tokenizer, for_tools=for_tools)
+            template.name = self.name  # clients know it by this name, and not its path
+            self._styles[for_tools] = ChatStyle(
+                template, TemplateTraits.of(template), detect(template.source)
+            )
+        return self._styles[for_tools]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """A chat template, what it wants its messages to be, and the format of answers."""
+
+    template: ChatTemplate
+    traits: TemplateTraits
+    format: ChatFormat
+
+
+class Entry:
+    """A model of the pool, loaded or not. Raises FormatError when its file is not there."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.source = source
+        self.path = resolve_model(source.path)
+        self.state = State.UNLOADED
+        self.failure: ZincError | None = None  # why it could not be loaded
+        self._broken_version: tuple[int, int] | None = None
+        self.progress = (0, 0)  # bytes done, bytes in all
+        self.model: LoadedModel | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self.thread: LoadThread | None = None  # which may go on when nobody waits for it
+        self.unloading: asyncio.Task[None] | None = None
+        self.users = 0
+        self.last_used = time.monotonic()
+        self.created = int(self.path.stat().st_mtime)
+        self.size_bytes = self.needed_bytes = file_bytes(self.path)
+
+    def fail(self, error: ZincError) -> None:
+        """Note why the file could not be loaded."""
+        self.state = State.FAILED
+        # A copy: the error itself refers to what was loaded by then.
+        self.failure = ZincError(error.what, error.why, error.hint)
+        is_lasting = isinstance(error, FormatError | ModelError | UnsupportedError)
+        self._broken_version = self._version() if is_lasting else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether loading failed because of the file, and the file has not changed since."""
+        return self.failure is not None and self._broken_version == self._version()
+
+    def _version(self) -> tuple[int, int]:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return (0, 0)
+        return found.st_mtime_ns, found.st_size
+
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of SamplingParams that its file recommends; reads it if it is not loaded."""
+        if self.model is not None:
+            return self.model.llm.sampling
+        try:
+            with GGUFFile.open(self.path) as file:
+                return recommended(file.metadata)
+        except ZincError:
+            return {}  # loading it will say what is wrong
+
+    def describe(self) -> dict[str, Any]:
+        """Its row in `/v1/models`: OpenAI's fields, and what is known of its state."""
+        meta: dict[str, Any] = {"size": self.size_bytes}
+        row: dict[str, Any] = {
+            "id": self.source.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "zinc",
+            "state": str(self.state),
+            "meta": meta,
+        }
+        if self.state is State.LOADING and self.progress[1]:
+            row["progress"] = round(self.progress[0] / self.progress[1], 3)
+        if self.failure is not None:
+            row["error"] = self.failure.in_options()
+        if self.model is not None:
+            llm = self.model.llm
+            meta.update(
+                n_vocab=llm.spec.vocab,
+                n_ctx=llm.context,
+                n_ctx_train=llm.spec.context,
+                n_embd=llm.spec.hidden,
+                memory_bytes=llm.memory.total_bytes,
+                backend=llm.backend.describe(),
+            )
+        return row
+
+
+class ModelPool:
+    """Models by name. `observer` makes the observer of a model's requests."""
+
+    def __init__(
+        self, config: ServerConfig, entries: Iterable[Entry], observer: Callable[[str], Observer]
+    ) -> None:
+        self.config = config
+        self.entries = {entry.source.name: entry for entry in entries}
+        self.closing: ApiError | None = None
+        self._observer = observer
+        self._changed = asyncio.Condition()
+        self._loading = asyncio.Lock()
+        self._janitor: asyncio.Task[None] | None = None
+        self._is_starting = False
+        self._first_load: asyncio.Task[None] | None = None
+
+    @property
+    def default(self) -> Entry:
+        return next(iter(self.entries.values()))
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        return [e.model for e in self.entries.values() if e.model is not None]
+
+    def start(self) -> None:
+        """Begin to load the first model, in the background."""
+        self._is_starting = True
+        self._first_load = self._begin_load(self.default)
+        self._first_load.add_done_callback(self._started)
+        if self.config.ttl_s is not None:
+            self._janitor = asyncio.create_task(self._unload_idle(self.config.ttl_s))
+
+    async def until_started(self) -> None:
+        """Wait for the first model.
+
+        Raises ZincError when it is the only one and cannot be loaded: nothing can be served then.
+        """
+        assert self._first_load is not None
+        await asyncio.wait([self._first_load])
+        if self.default.failure is not None and len(self.entries) == 1:
+            raise self.default.failure
+
+    def entry(self, name: str | None) -> Entry:
+        """Return the model that answers a request for `name`.
+
+        A server with one model answers for any name unless `strict_model_names` is set: clients
+        ask for the model they were written for. Raises ApiError 404.
+        """
+        if not name or (len(self.entries) == 1 and not self.config.strict_model_names):
+            return self.default
+        return self.named(name)
+
+    def named(self, name: str) -> Entry:
+        """Return the model of exactly this name. Raises ApiError 404."""
+        try:
+            return self.entries[name]
+        except KeyError:
+            known = ", ".join(list(self.entries)[:20])
+            raise ApiError(
+                404,
+                f"there is no model {name[:80]!r}",
+                f"this server has {known}",
+                code="model_not_found",
+                param="model",
+            ) from None
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[LoadedModel]:
+        """Borrows a model, loading it first when needed.
+
+        Raises ApiError: 404 for a name that there is not, 503 while the server starts or when the
+        model cannot be loaded beside those in use, 500 when its file is no good.
+        """
+        entry = self.entry(name)
+        entry.users += 1  # before any wait, so that it is not unloaded under us
+        try:
+            if entry.model is None:
+                await self._wait_for(entry)
+            assert entry.model is not None
+            yield entry.model
+        finally:
+            entry.users -= 1
+            entry.last_used = time.monotonic()
+            async with self._changed:
+                self._changed.notify_all()
+
+    def abort(self, error: ApiError) -> None:
+        """Refuses new requests and ends those that run or wait for a model."""
+        self.closing = error
+        for entry in self.entries.values():
+            if entry.loading is not None:
+                entry.loading.cancel()
+        for model in self.loaded:
+            model.runner.fail_all(error)
+
+    async def close(self) -> None:
+        self.closing = self.closing or ApiError(503, "the server is shutting down")
+        for task in (self._janitor, *(entry.loading for entry in self.entries.values())):
+            if task is not None:
+                task.cancel()
+        async with self._loading:
+            for entry in self.entries.values():
+                await self._unload(entry)
+
+    def loads_end_within(self, seconds: float) -> bool:
+        """Wait for loads that were cancelled; return whether all of them have ended."""
+        threads = [entry.thread for entry in self.entries.values() if entry.thread is not None]
+        return all(thread.ends_within(seconds) for thread in threads)
+
+    async def unload(self, entry: Entry) -> bool:
+        """Unloads a model; False when somebody uses it."""
+        async with self._loading:
+            if entry.users or entry.model is None:
+                return False
+            await self._unload(entry)
+            return True
+
+    def _begin_load(self, entry: Entry) -> asyncio.Task[None]:
+        """Loads a model in a task of its own: who gives up waiting leaves it to whoever comes."""
+        entry.state = State.LOADING
+        task = asyncio.create_task(self._load(entry))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            entry.loading = None
+            if entry.state is State.LOADING:
+                entry.state = State.UNLOADED
+            if not task.cancelled():
+                task.exception()  # has been told to those who waited, if there are any left
+
+        task.add_done_callback(ended)
+        entry.loading = task
+        return task
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        self._is_starting = False
+
+    async def _wait_for(self, entry: Entry) -> None:
+        if self.closing is not None:
+            raise self.closing
+        if entry is self.default and self._is_starting:
+            raise ApiError(
+                503,
+                "the model is being loaded",
+                "the server has just started",
+                "try again in a moment",
+                code="model_loading",
+                headers={"Retry-After": "1"},
+            )
+        if entry.loading is None and entry.is_broken:
+            raise _load_error(entry)
+        loading = entry.loading or self._begin_load(entry)
+        try:
+            async with asyncio.timeout(self.config.load_wait_s):
+                await asyncio.wait([loading])
+            if loading.cancelled():
+                raise self.closing or ApiError(503, "the server is shutting down")
+            loading.result()
+        except TimeoutError:
+            raise ApiError(
+                503,
+                f"the model {entry.source.name!r} is not loaded yet",
+                "others are being loaded or in use",
+                "try again later",
+                code="model_loading",
+                headers={"Retry-After": "10"},
+            ) from None
+
+    async def _load(self, entry: Entry) -> None:
+        async with self._loading:
+            if self.closing is not None:
+                raise self.closing
+            await self._load_alone(entry)
+
+    async def _load_alone(self, entry: Entry) -> None:
+        """Loads a model; the caller holds `_loading`."""
+        if unloading := [e.unloading for e in self.entries.values() if e.unloading is not None]:
+            await asyncio.wait(unloading)  # their memory is not free yet
+        await self._make_room(entry)
+        entry.failure, entry.progress = None, (0, 0)
+        started = time.perf_counter()
+
+        bar = ProgressBar(f"loading {entry.source.name}")
+
+        def progress(done: int, total: int) -> None:
+            entry.progress = (done, total)
+            bar(done, total)
+
+        try:
+            entry.thread = LoadThread(load_llm, entry.path, self.config.load, progress)
+            llm = await entry.thread.result()
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except ZincError as error:
+            raise self._failed(entry, error) from None
+        except BaseException as error:  # a bug, or a panic of a library
+            log.exception("%s cannot be loaded", entry.source.name)
+            what = f"loading {entry.source.name} failed"
+            raise self._failed(entry, ModelError(what, type(error).__name__)) from None
+        finally:
+            bar.close()
+        entry.thread = None
+        runner = Runner(llm, self.config.max_waiting, self._observer(entry.source.name))
+        entry.model = LoadedModel(entry.source.name, llm, runner)
+        entry.state = State.LOADED
+        entry.needed_bytes = llm.memory.total_bytes
+        entry.last_used = time.monotonic()
+        # Before, only the size of its file was known, and not that of its cache.
+        await self._make_room(entry, wait=False)
+        log.info(
+            "%s is loaded: %s, context %d, %.1f s",
+            entry.source.name,
+            llm.backend.describe(),
+            llm.context,
+            time.perf_counter() - started,
+        )
+        if llm.placed.note:
+            log.info("%s: %s", entry.source.name, llm.placed.note)
+
+    def _failed(self, entry: Entry, error: ZincError) -> ApiError:
+        """Note why a model cannot be loaded; return the error for its clients."""
+        entry.thread = None  # it refers to what was loaded by then
+        entry.fail(error)
+        if not self._is_starting or len(self.entries) > 1:  # else the server ends with this error
+            log.error("%s: %s", entry.source.name, error.in_options())
+        return _load_error(entry)
+
+    async def _make_room(self, entry: Entry, wait: bool = True) -> None:
+        """Unloads idle models until `entry` fits the budget, or is alone; waits for busy ones."""
+        budget = self.config.memory_budget_bytes
+        if budget is None:
+            return
+        while True:
+            loaded = [e for e in self.entries.values() if e.model is not None and e is not entry]
+            if sum(e.needed_bytes for e in loaded) + entry.needed_bytes <= budget or not loaded:
+                return
+            idle = [e for e in loaded if e.users == 0]
+            if idle:
+                await self._unload(min(idle, key=lambda e: e.last_used))
+            elif not wait:
+                return
+            elif entry.users == 0:
+                raise ApiError(503, "the model is not loaded", "nobody waits for it any more")
+            else:
+                async with self._changed:
+                    await self._changed.wait()
+
+    async def _unload(self, entry: Entry) -> None:
+        """Frees a loaded model, to the end also when the one who waits for it is cancelled."""
+        if entry.model is not None:
+            entry.unloading = asyncio.create_task(self._free(entry, entry.model))
+            entry.model, entry.state = None, State.UNLOADED
+        if entry.unloading is not None:
+            await asyncio.shield(entry.unloading)
+
+    async def _free(self, entry: Entry, model: LoadedModel) -> None:
+        try:
+            await model.runner.close()
+            await asyncio.to_thread(model.llm.close)
+            log.info("%s is unloaded", entry.source.name)
+        finally:
+            entry.unloading = None
+
+    async def _unload_idle(self, ttl_s: float) -> None:
+        while True:
+            await asyncio.sleep(max(0.05, min(1.0, ttl_s / 4)))
+            for entry in self.entries.values():
+                idle_s = time.monotonic() - entry.last_used
+                if entry.model is not None and entry.users == 0 and idle_s >= ttl_s:
+                    try:
+                        await self.unload(entry)
+                    except Exception:  # of this model: others are still to be unloaded
+                        log.exception("%s was not unloaded as it should be", entry.source.name)
+
+
+def _load_error(entry: Entry) -> ApiError:
+    """Return the error for clients of a model that could not be loaded."""
+    error = entry.failure
+    assert error is not None
+    return ApiError(
+        500,
+        f"the model {entry.source.name!r} cannot be loaded",
+        error.what if not error.why else f"{error.what}: {error.why}",
+        error.hint,
+        code="model_load_failed",
+    )
+
+
+def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], None]) -> LLM:
+    llm = LLM(
+        path,
+        backend=options.backend,
+        threads=options.threads,
+        device_map=options.device_map,
+        context=options.context,
+        rope=options.rope,
+        kv_dtype=options.kv_dtype,
+        prefix_cache=options.prefix_cache,
+        cache_bytes=options.cache_bytes,
+        swap_bytes=options.swap_bytes,
+        cache_dir=options.cache_dir,
+        pooling=options.pooling,
+        chat_template=options.chat_template,
+        options=options.backend_options,
+        progress=progress,
+    )
+    _ = llm.tokenizer  # built here, in the loading thread
+    return llm
+
+
+def file_bytes(path: Path) -> int:
+    """Size of a model file, with all its parts when it is split."""
+    stem, mark, rest = path.name.rpartition("-of-")
+    if mark and stem[-5:].isdecimal() and rest[:5].isdecimal():
+        parts = path.parent.glob(f"{_escape(stem[:-5])}*-of-{_escape(rest)}")
+        return sum(part.stat().st_size for part in parts)
+    return path.stat().st_size
+
+
+def _escape(text: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in text)
