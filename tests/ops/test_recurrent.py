@@ -64,7 +64,8 @@ def run(case: Case, reference: Reference, cut: int = 1 << 20, seed: int = 0) -> 
     for step, rows in steps(case.sequences, cut):
         operands = zip(inputs, node.inputs, strict=True)
         part = [x[rows] if isinstance(of, Value) else x for x, of in operands]
-        (y[rows],) = reference(step, part, node.attrs)
+        named = OPS[node.op].signature.named(part)
+        (y[rows],) = reference(step, node.attrs, **named)
     assert np.isfinite(view.slots).all()
     return y
 
@@ -72,9 +73,7 @@ def run(case: Case, reference: Reference, cut: int = 1 << 20, seed: int = 0) -> 
 def _table(case: Case, value: Value) -> Weight:
     """The table that the rows of a value were embedded from."""
     node: Node = next(n for n in case.graph.nodes if value in n.outputs)
-    table = node.inputs[0]
-    assert isinstance(table, Weight)
-    return table
+    return node.weight("table")
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:
@@ -114,7 +113,7 @@ def test_a_state_that_never_decays_remembers_every_key() -> None:
         qkv = np.concatenate([queries, keys, v], axis=1)
         step = _step([0], [n], position)
         inputs = [qkv, gates[0], gates[0], gates[1], gates[1], view]
-        return PLAIN(step, inputs, attrs)[0]
+        return OPS["delta_rule"].run(step, inputs, attrs)[0]
 
     ask(keys, 100.0, 0)
     recalled = ask(keys[::-1], -100.0, n)  # b = 0: nothing is written any more

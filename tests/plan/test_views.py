@@ -47,7 +47,7 @@ def test_a_view_reads_what_the_reference_copies() -> None:
     table, gates = (case.tensors[name] for name in ("w0", "w1"))
     step = case.step(16)
     attrs = {"first": 48, "width": 16}
-    (want,) = OPS["columns"].reference(step, [table[step.ids]], attrs)
+    (want,) = OPS["columns"].run(step, [table[step.ids]], attrs)
     np.testing.assert_array_equal(got, activate(GELU, gates[step.ids], want, {}))
 
 

@@ -68,6 +68,10 @@ class Launch:
     cost: Cost
     label: str
 
+    def input(self, name: str, part: int = 0) -> Operand:
+        """Return the operand `name` of the op, of part `part` if it is repeated."""
+        return self.inputs[OPS[self.kernel].signature.index(name, part)]
+
     @property
     def attributes(self) -> dict[str, AttrValue]:
         return dict(self.attrs)
@@ -321,14 +325,6 @@ class Cache(Protocol):
         ...
 
     def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None: ...
-
-
-# Ops whose kernels store 8-bit rows on every device; some can do more.
-ROUNDING = frozenset({"rms_norm", "glu", "attention", "gate", "gated_norm", "moe_glu"})
-
-
-# Ops that a backend may leave to the host; models do not need them.
-OPTIONAL = frozenset({"sample"})
 
 
 class Kernels(Protocol):

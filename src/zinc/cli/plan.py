@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zinc.backends.api import Launch, Operand, Plan, StepCounts
     from zinc.cli.cost import StepShape
 
-COLORS = {"linear": "#cfe2f3", "linear_glu": "#cfe2f3", "attention": "#fce5cd"}
+MATRIX_COLOR, CACHE_COLOR = "#cfe2f3", "#fce5cd"  # launches that read matrices or a KV cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +257,7 @@ def dot(plan: Plan) -> str:
     for i, launch in enumerate(plan.launches):
         reads = _operands(launch)
         text = f"{i} {launch.label}\\n{launch.kernel}" + (f"\\n{reads}" if reads else "")
-        color = COLORS.get(launch.kernel, "white")
+        color = _color(launch)
         lines.append(f'  n{i} [label="{_escaped(text)}", fillcolor="{color}"];')
         lines += [
             f'  n{made[x.id]} -> n{i} [label="{x.cols} {x.act}"];'
@@ -266,6 +266,16 @@ def dot(plan: Plan) -> str:
         ]
         made |= {ref.id: i for ref in launch.outputs}
     return "\n".join([*lines, "}"])
+
+
+def _color(launch: Launch) -> str:
+    """Return the color of a launch in the graph."""
+    from zinc.ops import OPS
+
+    op = OPS[launch.kernel]
+    if op.has_matrices:
+        return MATRIX_COLOR
+    return CACHE_COLOR if op.reads_cache else "white"
 
 
 def _escaped(text: str) -> str:

@@ -25,9 +25,7 @@ from zinc.gpu.dispatch import (
     Dispatch,
 )
 from zinc.ops.graph import Dim, KVState, RecurrentState
-
-# Ops that change the state they are given; all others only read it.
-WRITES_STATE = frozenset({"kv_store", "rope_store", "conv_silu", "delta_rule"})
+from zinc.ops.registry import OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +48,13 @@ class Access:
 
 def accesses(launch: Launch, rows: dict[Dim, int]) -> Iterator[Access]:
     """What a launch reads and writes in a step of so many rows of each dim."""
-    for operands, writes in ((launch.inputs, False), (launch.outputs, True)):
-        for x in operands:
-            if isinstance(x, Ref):
-                yield _range(x, rows, writes)
-            elif isinstance(x, KVState | RecurrentState):
-                yield Access(x.name, 0, 1, launch.kernel in WRITES_STATE)
+    for operand, x in OPS[launch.kernel].signature.declared(launch.inputs):
+        if isinstance(x, Ref):
+            yield _range(x, rows, False)
+        elif isinstance(x, KVState | RecurrentState):
+            yield Access(x.name, 0, 1, operand.written)
+    for ref in launch.outputs:
+        yield _range(ref, rows, True)
 
 
 def _range(ref: Ref, rows: dict[Dim, int], writes: bool) -> Access:

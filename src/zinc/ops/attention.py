@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from zinc.ops.cases import Case
+from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import FloatArray, KVState, Node
-from zinc.ops.registry import Attrs, Cost, Phase, elementwise_cost, op
+from zinc.ops.operands import cache, rows, vector
+from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import IntArray, Step
 
 
@@ -51,16 +52,25 @@ def _no_cases() -> Iterator[Case]:
     return iter(())  # its cases are those of attention, which reads what it wrote
 
 
-@op(cost=elementwise_cost, cases=_no_cases, phase=Phase.ATTENTION)
-def kv_store(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("k"),
+    rows("v", optional=True),
+    cache("cache", written=True),
+    cost=elementwise_cost,
+    cases=_no_cases,
+    phase=Phase.ATTENTION,
+)
+def kv_store(
+    step: Step, attrs: Attrs, k: FloatArray, v: FloatArray | None, cache: CacheView
+) -> Sequence[FloatArray]:
     """Writes k and v at the positions of the step."""
-    k, v, cache = inputs
     cache.store(step, k, v)
     return []
 
 
 def _cost(node: Node) -> Cost:
-    state = next(x for x in node.inputs if isinstance(x, KVState))
+    state = node.input("cache")
+    assert isinstance(state, KVState)
     n_heads = int(node.attrs["n_heads"])
     stored = state.head_dim + (0 if state.v_from_k else state.head_dim_v)
     return Cost(
@@ -116,15 +126,25 @@ def _attention_case(
     return case.returns(g.attention(q, state, sink, scale=head_dim**-0.5, softcap=softcap))
 
 
-@op(cost=_cost, cases=_cases, tolerance=2e-3, phase=Phase.ATTENTION)  # the cache holds float16
-def attention(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("q"),
+    cache("cache"),
+    vector("sinks", optional=True),
+    cost=_cost,
+    cases=_cases,
+    tolerance=2e-3,  # the cache holds float16
+    phase=Phase.ATTENTION,
+    stores_formats=True,
+)
+def attention(
+    step: Step, attrs: Attrs, q: FloatArray, cache: CacheView, sinks: FloatArray | None
+) -> Sequence[FloatArray]:
     """softmax(scale * q k^T) v over the cached positions up to each query's own.
 
     Query head h reads KV head h // (n_heads / n_kv_heads). `window` limits how far back a query
     sees (0: all); `softcap` caps scores by cap * tanh(s / cap); a sink adds exp(sink) to the
     softmax denominator of its head, without a value.
     """
-    q, cache, sinks = inputs
     n_heads, window, softcap = int(attrs["n_heads"]), int(attrs["window"]), float(attrs["softcap"])
     n_kv, head_dim = cache.k.shape[2:]
     out = np.empty((len(q), n_heads * cache.head_dim_v), dtype=np.float32)

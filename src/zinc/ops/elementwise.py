@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
-from zinc.ops.graph import FloatArray, Node, Weight
-from zinc.ops.registry import Attrs, Cost, elementwise_cost, op
+from zinc.ops.costs import elementwise_cost
+from zinc.ops.graph import FloatArray, Node
+from zinc.ops.operands import matrix, rows
+from zinc.ops.registry import Attrs, Cost, op
 from zinc.ops.step import Step
 from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
 
@@ -20,8 +22,7 @@ SILU, GELU, RELU_SQUARED, CLAMPED_SWIGLU = range(4)
 
 
 def _embed_cost(node: Node) -> Cost:
-    table, out = node.inputs[0], node.outputs[0]
-    assert isinstance(table, Weight)
+    table, out = node.weight("table"), node.outputs[0]
     return Cost(row_bytes=row_bytes(table.type, table.cols) + 4 * out.cols)
 
 
@@ -32,12 +33,11 @@ def _embed_cases() -> Iterator[Case]:
         yield case.returns(case.graph.embed(table, scale=1.5))
 
 
-@op(cost=_embed_cost, cases=_embed_cases)
-def embed(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(matrix("table"), cost=_embed_cost, cases=_embed_cases)
+def embed(step: Step, attrs: Attrs, table: FloatArray) -> Sequence[FloatArray]:
     """x[t] = table[ids[t]] * scale."""
-    (table,) = inputs
-    rows: FloatArray = table[step.ids] * np.float32(attrs["scale"])
-    return [rows]
+    x: FloatArray = table[step.ids] * np.float32(attrs["scale"])
+    return [x]
 
 
 def activate(act: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> FloatArray:
@@ -73,10 +73,18 @@ def _glu_cases() -> Iterator[Case]:
         yield case.returns(case.graph.glu(gate, up, act=act, alpha=1.702, limit=7.0))
 
 
-@op(cost=elementwise_cost, cases=_glu_cases)
-def glu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("gate"),
+    rows("up"),
+    cost=elementwise_cost,
+    cases=_glu_cases,
+    row_wise=True,
+    elementwise=True,
+    stores_formats=True,
+)
+def glu(step: Step, attrs: Attrs, gate: FloatArray, up: FloatArray) -> Sequence[FloatArray]:
     """act(gate) * up, see `activate`."""
-    return [activate(int(attrs["act"]), inputs[0], inputs[1], attrs)]
+    return [activate(int(attrs["act"]), gate, up, attrs)]
 
 
 def _add_cases() -> Iterator[Case]:
@@ -84,10 +92,17 @@ def _add_cases() -> Iterator[Case]:
     yield case.returns(case.graph.add(case.rows(48), case.rows(48)))
 
 
-@op(cost=elementwise_cost, cases=_add_cases)
-def add(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("a", in_place=True),
+    rows("b"),
+    cost=elementwise_cost,
+    cases=_add_cases,
+    row_wise=True,
+    elementwise=True,
+)
+def add(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequence[FloatArray]:
     """a + b."""
-    return [inputs[0] + inputs[1]]
+    return [a + b]
 
 
 def _columns_cases() -> Iterator[Case]:
@@ -97,11 +112,11 @@ def _columns_cases() -> Iterator[Case]:
     yield case.returns(g.add(h, g.columns(wide, 64, 32)))
 
 
-@op(cost=elementwise_cost, cases=_columns_cases)
-def columns(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(rows("x"), cost=elementwise_cost, cases=_columns_cases, row_wise=True)
+def columns(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
     """y = x[:, first : first + width]. Never launched: who reads y reads x at an offset."""
     first = int(attrs["first"])
-    return [inputs[0][:, first : first + int(attrs["width"])]]
+    return [x[:, first : first + int(attrs["width"])]]
 
 
 def _scale_cases() -> Iterator[Case]:
@@ -109,10 +124,16 @@ def _scale_cases() -> Iterator[Case]:
     yield case.returns(case.graph.scale(case.rows(48), 0.125))
 
 
-@op(cost=elementwise_cost, cases=_scale_cases)
-def scale(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x", in_place=True),
+    cost=elementwise_cost,
+    cases=_scale_cases,
+    row_wise=True,
+    elementwise=True,
+)
+def scale(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
     """x * factor."""
-    return [inputs[0] * np.float32(attrs["factor"])]
+    return [x * np.float32(attrs["factor"])]
 
 
 def _softcap_cases() -> Iterator[Case]:
@@ -120,11 +141,17 @@ def _softcap_cases() -> Iterator[Case]:
     yield case.returns(case.graph.softcap(case.rows(48, scale=40.0), 30.0))
 
 
-@op(cost=elementwise_cost, cases=_softcap_cases)
-def softcap(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x", in_place=True),
+    cost=elementwise_cost,
+    cases=_softcap_cases,
+    row_wise=True,
+    elementwise=True,
+)
+def softcap(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
     """cap * tanh(x / cap)."""
     cap = float(attrs["cap"])
-    return [(cap * np.tanh(inputs[0].astype(np.float64) / cap)).astype(np.float32)]
+    return [(cap * np.tanh(x.astype(np.float64) / cap)).astype(np.float32)]
 
 
 def _select_cases() -> Iterator[Case]:
@@ -138,17 +165,17 @@ def _select_cases() -> Iterator[Case]:
         yield case.returns(case.graph.linear(x, case.matrix(24, 512, type)))
 
 
-@op(cost=elementwise_cost, cases=_select_cases)
-def select_rows(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(rows("x"), cost=elementwise_cost, cases=_select_cases)
+def select_rows(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
     """y[r] = x[output_rows[r]]."""
-    return [inputs[0][step.output_rows]]
+    return [x[step.output_rows]]
 
 
 def _quantize_cases() -> Iterator[Case]:
     return iter(())
 
 
-@op(cost=elementwise_cost, cases=_quantize_cases)
-def quantize(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(rows("x"), cost=elementwise_cost, cases=_quantize_cases, row_wise=True)
+def quantize(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
     """Rounds rows to the activation format of the output; the reference keeps them in float32."""
-    return [inputs[0]]
+    return [x]

@@ -7,23 +7,21 @@ moves queries into the space of the cached latent, and the mix of latents back o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
+from zinc.ops.costs import elementwise_cost, weight_bytes
 from zinc.ops.elementwise import sigmoid
-from zinc.ops.graph import FloatArray, Node, Value, Weight
-from zinc.ops.linear import weight_bytes
-from zinc.ops.registry import Attrs, Cost, Phase, elementwise_cost, op
+from zinc.ops.graph import FloatArray, Node
+from zinc.ops.operands import matrix, rows
+from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import Step
 from zinc.quant.blocks import BLOCKS
 
 
 def _cost(node: Node) -> Cost:
-    x, weight = node.inputs
-    assert isinstance(x, Value)
-    assert isinstance(weight, Weight)
+    x, weight = node.rows("x"), node.weight("weight")
     n_rows = weight.planes * weight.rows
     return Cost(
         fixed_bytes=weight_bytes(weight),
@@ -41,14 +39,22 @@ def _linear_cases() -> Iterator[Case]:
             yield case.returns(case.graph.head_linear(x, weight))
 
 
-@op(cost=_cost, cases=_linear_cases, phase=Phase.ATTENTION)
-def head_linear(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x"),  # in float32: a head is a row of its own and read once, so kernels quantise it
+    matrix("weight"),
+    cost=_cost,
+    cases=_linear_cases,
+    phase=Phase.ATTENTION,
+    row_wise=True,
+)
+def head_linear(
+    step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray
+) -> Sequence[FloatArray]:
     """Head h of y = head h of x times weight[h] transposed: [heads, cols] to [heads, rows] a token.
 
     weight is [heads, rows, cols], or [heads * rows, cols] with the same meaning. As a launch: one
     grouped product whose groups are the heads.
     """
-    x, weight = inputs
     n_heads, cols = int(attrs["n_heads"]), weight.shape[-1]
     y = np.einsum("thc,hrc->thr", x.reshape(-1, n_heads, cols), weight.reshape(n_heads, -1, cols))
     return [y.reshape(len(x), n_heads * y.shape[2]).astype(np.float32)]
@@ -61,10 +67,17 @@ def _concat_cases() -> Iterator[Case]:
         yield case.returns(case.graph.concat_heads(a, b, n_heads=n_heads))
 
 
-@op(cost=elementwise_cost, cases=_concat_cases, phase=Phase.ATTENTION)
-def concat_heads(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("a"),
+    rows("b"),
+    cost=elementwise_cost,
+    cases=_concat_cases,
+    phase=Phase.ATTENTION,
+    row_wise=True,
+)
+def concat_heads(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequence[FloatArray]:
     """Head h of y = [head h of a | head h of b]."""
-    a, b = (x.reshape(len(x), int(attrs["n_heads"]), -1) for x in inputs)
+    a, b = (x.reshape(len(x), int(attrs["n_heads"]), -1) for x in (a, b))
     return [np.concatenate([a, b], axis=2).reshape(len(a), -1)]
 
 
@@ -74,8 +87,14 @@ def _gate_cases() -> Iterator[Case]:
         yield case.returns(case.graph.gate(case.rows(64), case.rows(cols, scale=3.0)))
 
 
-@op(cost=elementwise_cost, cases=_gate_cases)
-def gate(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x", in_place=True),
+    rows("g"),
+    cost=elementwise_cost,
+    cases=_gate_cases,
+    row_wise=True,
+    stores_formats=True,
+)
+def gate(step: Step, attrs: Attrs, x: FloatArray, g: FloatArray) -> Sequence[FloatArray]:
     """x * sigmoid(g), with g as wide as x or one column for the whole row."""
-    x, g = inputs
     return [(x * sigmoid(g.astype(np.float64))).astype(np.float32)]

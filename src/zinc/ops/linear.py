@@ -7,21 +7,17 @@ bias and residual; the graph builds it with one part and the planner merges them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
+from zinc.ops.costs import weight_bytes
 from zinc.ops.elementwise import activate
 from zinc.ops.graph import FloatArray, Node, Value, Weight
+from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Attrs, Cost, op
 from zinc.ops.step import Step
-from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
-
-
-def weight_bytes(weight: Weight) -> int:
-    """Bytes of the weight as the file stores it."""
-    return weight.planes * weight.rows * row_bytes(weight.type, weight.cols)
+from zinc.quant.blocks import BLOCKS, GGMLType
 
 
 def _cost(node: Node) -> Cost:
@@ -36,10 +32,10 @@ def _cost(node: Node) -> Cost:
 
 def _cases() -> Iterator[Case]:
     for type in WEIGHT_TYPES:
-        for rows, tokens in ((48, 1), (40, 5), (17, 33)):
-            case = Case(f"{BLOCKS[type].name}-{rows}x512-{tokens}", n_tokens=tokens)
-            weight = case.matrix(rows, 512, type)
-            yield case.returns(case.graph.linear(case.rows(512), weight, case.vector(rows)))
+        for n_rows, tokens in ((48, 1), (40, 5), (17, 33)):
+            case = Case(f"{BLOCKS[type].name}-{n_rows}x512-{tokens}", n_tokens=tokens)
+            weight = case.matrix(n_rows, 512, type)
+            yield case.returns(case.graph.linear(case.rows(512), weight, case.vector(n_rows)))
 
 
 def _product(x: FloatArray, weight: FloatArray, bias: FloatArray | None) -> FloatArray:
@@ -47,14 +43,28 @@ def _product(x: FloatArray, weight: FloatArray, bias: FloatArray | None) -> Floa
     return y if bias is None else y + bias
 
 
-@op(cost=_cost, cases=_cases)
-def linear(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x", weight_format=True),
+    matrix("weight", repeated=True),
+    vector("bias", repeated=True, optional=True),
+    rows("residual", repeated=True, optional=True, residual=True, in_place=True),
+    cost=_cost,
+    cases=_cases,
+    row_wise=True,
+)
+def linear(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    weight: Sequence[FloatArray],
+    bias: Sequence[FloatArray | None],
+    residual: Sequence[FloatArray | None],
+) -> Sequence[FloatArray]:
     """y_i = x @ weight_i.T + bias_i + residual_i for each of `n_parts` parts."""
-    x, parts = inputs[0], inputs[1:]
     outputs = []
-    for weight, bias, residual in zip(parts[0::3], parts[1::3], parts[2::3], strict=True):
-        y = _product(x, weight, bias)
-        outputs.append(y if residual is None else y + residual)
+    for part_weight, part_bias, part_residual in zip(weight, bias, residual, strict=True):
+        y = _product(x, part_weight, part_bias)
+        outputs.append(y if part_residual is None else y + part_residual)
     return outputs
 
 
@@ -73,9 +83,27 @@ def _glu_cases() -> Iterator[Case]:
         yield case.returns(case.graph.glu(gate, up, act=0))
 
 
-@op(cost=_cost, cases=_glu_cases)
-def linear_glu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
-    """act(x @ gate.T + bias) * (x @ up.T + bias) in one pass over both weights."""
-    x, w_gate, w_up, b_gate, b_up = inputs
-    gate, up = _product(x, w_gate, b_gate), _product(x, w_up, b_up)
-    return [activate(int(attrs["act"]), gate, up, attrs).astype(np.float32)]
+@op(
+    rows("x", weight_format=True),
+    matrix("gate"),
+    matrix("up"),
+    vector("gate_bias", optional=True),
+    vector("up_bias", optional=True),
+    cost=_cost,
+    cases=_glu_cases,
+    row_wise=True,
+)
+def linear_glu(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    gate: FloatArray,
+    up: FloatArray,
+    gate_bias: FloatArray | None,
+    up_bias: FloatArray | None,
+) -> Sequence[FloatArray]:
+    """act(x @ gate.T + gate_bias) * (x @ up.T + up_bias) in one pass over both weights."""
+    gated = activate(
+        int(attrs["act"]), _product(x, gate, gate_bias), _product(x, up, up_bias), attrs
+    )
+    return [gated.astype(np.float32)]

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
+from zinc.ops.costs import elementwise_cost, weight_bytes
 from zinc.ops.elementwise import CLAMPED_SWIGLU, SILU, Float64Array, activate, sigmoid
 from zinc.ops.graph import FloatArray, Node, Value, Weight
-from zinc.ops.linear import weight_bytes
-from zinc.ops.registry import Attrs, Cost, Phase, elementwise_cost, op
+from zinc.ops.operands import matrix, rows, vector
+from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import IntArray, Step
 from zinc.quant.blocks import BLOCKS, GGMLType
 
@@ -70,8 +71,17 @@ def _route_cases() -> Iterator[Case]:
         yield case.returns(routes)
 
 
-@op(cost=elementwise_cost, cases=_route_cases, phase=Phase.MOE)
-def route(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("logits"),
+    vector("bias", optional=True),
+    cost=elementwise_cost,
+    cases=_route_cases,
+    phase=Phase.MOE,
+    row_wise=True,
+)
+def route(
+    step: Step, attrs: Attrs, logits: FloatArray, bias: FloatArray | None
+) -> Sequence[FloatArray]:
     """Expert ids and weights of each token from router logits [tokens, experts].
 
     `scoring` makes scores of the logits: 0 softmax, 1 sigmoid, 2 none (softmax over the chosen). A
@@ -80,7 +90,6 @@ def route(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArra
     sum of the `group_top` best in them (1 in DeepSeek-V2, 2 in V3). `renormalise` divides the
     weights by their sum; then they are multiplied by `scale`.
     """
-    logits, bias = inputs
     scoring, top_k, n_groups = int(attrs["scoring"]), int(attrs["top_k"]), int(attrs["n_groups"])
     scores = logits.astype(np.float64)
     if scoring == SOFTMAX:
@@ -92,9 +101,9 @@ def route(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArra
         groups = choice.reshape(len(choice), n_groups, choice.shape[1] // n_groups)
         totals = np.sort(groups, axis=2)[:, :, -int(attrs["group_top"]) :].sum(axis=2)
         masked = np.full_like(groups, -np.inf)
-        rows = np.arange(len(choice))[:, None]
+        token = np.arange(len(choice))[:, None]
         kept = _best(totals, int(attrs["top_groups"]))
-        masked[rows, kept] = groups[rows, kept]
+        masked[token, kept] = groups[token, kept]
         choice = masked.reshape(choice.shape)
     ids = _best(choice, top_k)
     weights = np.take_along_axis(scores, ids, axis=1)
@@ -114,10 +123,16 @@ def _group_cases() -> Iterator[Case]:
         yield case.returns(order)
 
 
-@op(cost=elementwise_cost, cases=_group_cases, tolerance=0.0, phase=Phase.MOE)
-def group_experts(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("routes"),
+    cost=elementwise_cost,
+    cases=_group_cases,
+    tolerance=0.0,
+    phase=Phase.MOE,
+    row_wise=True,  # the order is that of the rows which the experts read
+)
+def group_experts(step: Step, attrs: Attrs, routes: FloatArray) -> Sequence[FloatArray]:
     """Slots in the order of their experts, and where each expert's slots start."""
-    (routes,) = inputs
     top_k = routes.shape[1] // 2
     ids = routes[:, :top_k].astype(np.int32).reshape(-1)
     order = np.argsort(ids, kind="stable").reshape(-1, top_k)
@@ -136,12 +151,11 @@ def _runs(order: FloatArray, starts: FloatArray) -> Iterator[tuple[int, IntArray
 
 def _cost(node: Node) -> Cost:
     """Weights of at most one expert a slot are read, and each expert's once."""
-    order = node.inputs[1]
-    assert isinstance(order, Value)
+    order = node.rows("order")
     weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
-    rows = [v.cols for v in node.inputs if isinstance(v, Value)]
+    read = [v.cols for v in node.inputs if isinstance(v, Value)]
     return Cost(
-        row_bytes=4 * (sum(rows) + sum(v.cols for v in node.outputs)),
+        row_bytes=4 * (sum(read) + sum(v.cols for v in node.outputs)),
         row_flops=order.cols * sum(2 * w.rows * w.cols for w in weights),
         expert_bytes=sum(weight_bytes(w) // w.planes for w in weights),
         experts_per_row=order.cols,
@@ -179,23 +193,45 @@ def _glu_cases() -> Iterator[Case]:
     yield _expert_case("clamped", 5, GGMLType.F32, clamped=True)
 
 
-@op(cost=_cost, cases=_glu_cases, phase=Phase.MOE)
-def moe_glu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x", weight_format=True),
+    rows("order"),
+    rows("starts"),
+    matrix("gate"),
+    matrix("up"),
+    vector("gate_bias", optional=True),
+    vector("up_bias", optional=True),
+    cost=_cost,
+    cases=_glu_cases,
+    phase=Phase.MOE,
+    row_wise=True,
+    stores_formats=True,
+)
+def moe_glu(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    order: FloatArray,
+    starts: FloatArray,
+    gate: FloatArray,
+    up: FloatArray,
+    gate_bias: FloatArray | None,
+    up_bias: FloatArray | None,
+) -> Sequence[FloatArray]:
     """h[slot] = act(x[token] @ gate[e].T + b) * (x[token] @ up[e].T + b), e the slot's expert.
 
     gate and up are [experts, ff, hidden]; biases are flat, [experts * ff].
     """
-    x, order, starts, w_gate, w_up, b_gate, b_up = inputs
-    top_k, ff = order.shape[1], w_gate.shape[1]
+    top_k, ff = order.shape[1], gate.shape[1]
     h = np.empty((order.size, ff), dtype=np.float32)
     for e, slots in _runs(order, starts):
-        rows = x[slots // top_k]
-        gate, up = rows @ w_gate[e].T, rows @ w_up[e].T
-        if b_gate is not None:
-            gate = gate + b_gate.reshape(-1, ff)[e]
-        if b_up is not None:
-            up = up + b_up.reshape(-1, ff)[e]
-        h[slots] = activate(int(attrs["act"]), gate, up, attrs)
+        chosen = x[slots // top_k]
+        gates, ups = chosen @ gate[e].T, chosen @ up[e].T
+        if gate_bias is not None:
+            gates = gates + gate_bias.reshape(-1, ff)[e]
+        if up_bias is not None:
+            ups = ups + up_bias.reshape(-1, ff)[e]
+        h[slots] = activate(int(attrs["act"]), gates, ups, attrs)
     return [h.reshape(len(x), top_k * ff)]
 
 
@@ -206,21 +242,44 @@ def _down_cases() -> Iterator[Case]:
     yield _expert_case("clamped", 5, GGMLType.F32, clamped=True, down=True)
 
 
-@op(cost=_cost, cases=_down_cases, phase=Phase.MOE)
-def moe_down(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("h", weight_format=True),
+    rows("order"),
+    rows("starts"),
+    rows("routes"),
+    matrix("down"),
+    vector("bias", optional=True),
+    vector("scale", optional=True),
+    rows("residual", optional=True, residual=True, in_place=True),
+    cost=_cost,
+    cases=_down_cases,
+    phase=Phase.MOE,
+    row_wise=True,
+)
+def moe_down(
+    step: Step,
+    attrs: Attrs,
+    h: FloatArray,
+    order: FloatArray,
+    starts: FloatArray,
+    routes: FloatArray,
+    down: FloatArray,
+    bias: FloatArray | None,
+    scale: FloatArray | None,
+    residual: FloatArray | None,
+) -> Sequence[FloatArray]:
     """y[token] = sum over ranks of weight * (scale[e] * h[slot] @ down[e].T + b[e]), + residual.
 
     down is [experts, hidden, ff], the bias flat [experts * hidden], scale [experts]. A kernel may
     add up a token's experts in the order of their ids: no temporary, and no order that depends on
     the other tokens.
     """
-    h, order, starts, routes, w_down, bias, scale, residual = inputs
-    top_k, hidden, ff = order.shape[1], w_down.shape[1], w_down.shape[2]
+    top_k, hidden, ff = order.shape[1], down.shape[1], down.shape[2]
     slot_rows = h.reshape(-1, ff)
     weights = routes[:, top_k:].reshape(-1, 1)
     y = np.zeros((len(h), hidden), dtype=np.float64)
     for e, slots in _runs(order, starts):
-        out = slot_rows[slots] @ w_down[e].T
+        out = slot_rows[slots] @ down[e].T
         if scale is not None:
             out = out * scale[e]
         if bias is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from zinc.ops.cases import Case
+from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import FloatArray
-from zinc.ops.registry import Attrs, elementwise_cost, op
+from zinc.ops.operands import rows, vector
+from zinc.ops.registry import Attrs, op
 from zinc.ops.step import Step
 
 
@@ -32,9 +33,23 @@ def normalise(x: FloatArray, weight: FloatArray | None, group: int, eps: float) 
     return result
 
 
-@op(cost=elementwise_cost, cases=_cases)
-def rms_norm(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x"),
+    vector("weight", optional=True),
+    rows("residual", optional=True, residual=True, in_place=True),
+    cost=elementwise_cost,
+    cases=_cases,
+    row_wise=True,
+    stores_formats=True,
+    prepares_heads=True,
+)
+def rms_norm(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    weight: FloatArray | None,
+    residual: FloatArray | None,
+) -> Sequence[FloatArray]:
     """y = x / sqrt(mean(x^2) + eps) * weight over each `group` of columns, plus residual if any."""
-    x, weight, residual = inputs
     y = normalise(x, weight, int(attrs["group"]), float(attrs["eps"]))
     return [y if residual is None else y + residual]

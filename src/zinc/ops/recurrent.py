@@ -14,15 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from zinc.ops.cases import Case
+from zinc.ops.costs import elementwise_cost
 from zinc.ops.elementwise import Float64Array, sigmoid
-from zinc.ops.graph import FloatArray, Node, RecurrentState, Value, Weight
+from zinc.ops.graph import FloatArray, Node, RecurrentState
 from zinc.ops.norm import normalise
-from zinc.ops.registry import Attrs, Cost, Phase, elementwise_cost, op
+from zinc.ops.operands import rows, state, vector
+from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import Step
 from zinc.quant.blocks import row_bytes
 
@@ -95,9 +96,7 @@ def sequences(step: Step) -> Iterator[tuple[int, slice]]:
 
 
 def _conv_cost(node: Node) -> Cost:
-    x, weight, state = node.inputs
-    assert isinstance(x, Value)
-    assert isinstance(weight, Weight)
+    x, weight, state = node.rows("x"), node.weight("weight"), node.input("state")
     assert isinstance(state, RecurrentState)
     taps = int(node.attrs["taps"])
     return Cost(
@@ -116,8 +115,17 @@ def _conv_cases() -> Iterator[Case]:
         yield case.returns(case.graph.conv_silu(x, weight, state))
 
 
-@op(cost=_conv_cost, cases=_conv_cases, phase=Phase.GDN)
-def conv_silu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x", in_place=True),
+    vector("weight"),
+    state("state", written=True),
+    cost=_conv_cost,
+    cases=_conv_cases,
+    phase=Phase.GDN,
+)
+def conv_silu(
+    step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray, state: StateView
+) -> Sequence[FloatArray]:
     """y[t] = silu(sum over taps i of weight[:, i] * x[t - (taps - 1) + i]), each column for itself.
 
     Rows before the first position are zeros. State: the last taps - 1 rows of x, oldest first.
@@ -125,17 +133,16 @@ def conv_silu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Float
     As a launch: chunks of 16 columns over all rows of the step, the taps and the last rows in
     registers, so y may take the place of x; the weight is transposed once when it is prepared.
     """
-    x, weight, view = inputs
     taps = int(attrs["taps"])
     kernel = weight.reshape(-1, taps)
     y = np.empty_like(x)
-    for s, rows in sequences(step):
-        state = view.at(step, s)
-        line = np.concatenate([state.reshape(taps - 1, -1), x[rows]])
-        n = rows.stop - rows.start
+    for s, span in sequences(step):
+        last = state.at(step, s)
+        line = np.concatenate([last.reshape(taps - 1, -1), x[span]])
+        n = span.stop - span.start
         total = sum(line[i : i + n].astype(np.float64) * kernel[:, i] for i in range(taps))
-        y[rows] = total * sigmoid(np.asarray(total))
-        state[:] = line[n:].reshape(-1)
+        y[span] = total * sigmoid(np.asarray(total))
+        last[:] = line[n:].reshape(-1)
     return [y]
 
 
@@ -144,8 +151,7 @@ def conv_silu(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Float
 
 def _delta_cost(node: Node) -> Cost:
     """The chunkwise form: two products of S with every row, and one update of S a chunk."""
-    qkv, out = node.inputs[0], node.outputs[0]
-    assert isinstance(qkv, Value)
+    qkv, out = node.rows("qkv"), node.outputs[0]
     shape = _shape(node.attrs)
     inside = CHUNK // 2 * (3 * shape.v_cols + 2 * shape.n_v_heads * shape.k_dim)
     return Cost(
@@ -189,11 +195,32 @@ def _delta_cases() -> Iterator[Case]:
     yield delta_case("forgetful", DeltaShape(1, 2, 32, 32), (100,), pace=40.0)
 
 
-@op(cost=_delta_cost, cases=_delta_cases, tolerance=1e-4, phase=Phase.GDN)
-def delta_rule(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("qkv"),
+    rows("alpha"),
+    rows("beta"),
+    vector("decay"),
+    vector("decay_bias"),
+    state("state", written=True),
+    cost=_delta_cost,
+    cases=_delta_cases,
+    tolerance=1e-4,
+    phase=Phase.GDN,
+)
+def delta_rule(
+    step: Step,
+    attrs: Attrs,
+    qkv: FloatArray,
+    alpha: FloatArray,
+    beta: FloatArray,
+    decay: FloatArray,
+    decay_bias: FloatArray,
+    state: StateView,
+) -> Sequence[FloatArray]:
     """For each value head, token by token:
 
-        g = exp(a * softplus(alpha + bias)),  b = sigmoid(beta),  q, k = q/|q|/sqrt(k_dim), k/|k|
+        g = exp(decay * softplus(alpha + decay_bias)),  b = sigmoid(beta)
+        q, k = q / |q| / sqrt(k_dim), k / |k|
         S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
 
     Rows [q of each key head | k of each key head | v of each value head]. State: S in float32.
@@ -204,24 +231,32 @@ def delta_rule(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Floa
     recurrence does, and the result does not depend on how a prompt was cut. Lanes are columns of S
     (v_dim).
     """
-    qkv, alpha, beta, a, bias, view = inputs
     shape = _shape(attrs)
     q, k, v = _heads(qkv, shape, bool(attrs["grouped"]))
-    g, b = np.exp(_log_decay(alpha, a, bias)), sigmoid(beta.astype(np.float64))
+    g, b = np.exp(_log_decay(alpha, decay, decay_bias)), sigmoid(beta.astype(np.float64))
     o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
-    for s, rows in sequences(step):
-        stored = _slot(view.at(step, s), shape)[0]
-        state = stored.astype(np.float64)
-        for t in range(rows.start, rows.stop):
-            state *= g[t, :, None, None]
-            d = b[t, :, None] * (v[t] - np.matmul(k[t, :, None], state)[:, 0])
-            state += k[t, :, :, None] * d[:, None]
-            o[t] = np.matmul(q[t, :, None], state)[:, 0]
-        stored[:] = state
+    for s, span in sequences(step):
+        stored = _slot(state.at(step, s), shape)[0]
+        matrix = stored.astype(np.float64)
+        for t in range(span.start, span.stop):
+            matrix *= g[t, :, None, None]
+            d = b[t, :, None] * (v[t] - np.matmul(k[t, :, None], matrix)[:, 0])
+            matrix += k[t, :, :, None] * d[:, None]
+            o[t] = np.matmul(q[t, :, None], matrix)[:, 0]
+        stored[:] = matrix
     return [o.reshape(len(o), -1)]
 
 
-def delta_rule_in_chunks(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+def delta_rule_in_chunks(
+    step: Step,
+    attrs: Attrs,
+    qkv: FloatArray,
+    alpha: FloatArray,
+    beta: FloatArray,
+    decay: FloatArray,
+    decay_bias: FloatArray,
+    state: StateView,
+) -> Sequence[FloatArray]:
     """`delta_rule` in the chunkwise form, with the slot layout of `DeltaShape.state_floats`.
 
     With S the state after the last whole chunk, G_t the product of g since then, and j over the
@@ -237,33 +272,32 @@ def delta_rule_in_chunks(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Seq
     product of factors up to 1, row by row: sums of log g would grow with a fast decay, and lose
     their differences.
     """
-    qkv, alpha, beta, a, bias, view = inputs
     shape = _shape(attrs)
     q, k_rows, v = _heads(qkv, shape, bool(attrs["grouped"]))
-    g, b = np.exp(_log_decay(alpha, a, bias)), sigmoid(beta.astype(np.float64))
+    g, b = np.exp(_log_decay(alpha, decay, decay_bias)), sigmoid(beta.astype(np.float64))
     o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
-    for s, rows in sequences(step):
-        state, k_kept, d, g_kept = _slot(view.at(step, s), shape)
-        at, position = rows.start, int(step.positions[rows.start])
-        while at < rows.stop:
+    for s, span in sequences(step):
+        matrix, k_kept, d, g_kept = _slot(state.at(step, s), shape)
+        at, position = span.start, int(step.positions[span.start])
+        while at < span.stop:
             old = position % CHUNK  # rows of this chunk that earlier steps brought
-            n = min(CHUNK - old, rows.stop - at)
+            n = min(CHUNK - old, span.stop - at)
             new, end = slice(at, at + n), old + n
             k_kept[:, :, old:end], g_kept[:, old:end] = k_rows[new].transpose(1, 2, 0), g[new].T
-            decay, whole = _decay(g_kept[:, :end])
-            left = decay[:, -1]  # [heads, rows], what a row has kept at the end of the chunk
-            decay, whole = decay[:, old:], whole[:, old:, None]
+            ratio, whole = _decay(g_kept[:, :end])
+            left = ratio[:, -1]  # [heads, rows], what a row has kept at the end of the chunk
+            ratio, whole = ratio[:, old:], whole[:, old:, None]
             k, k_new, q_new = k_kept[:, :, :end], k_rows[new], q[new].transpose(1, 0, 2)
             k_new = k_new.transpose(1, 0, 2)
-            k_by_k, k_by_q = decay * (k_new @ k), decay * (q_new @ k)
-            rest = v[new].transpose(1, 0, 2) - whole * (k_new @ state)
+            k_by_k, k_by_q = ratio * (k_new @ k), ratio * (q_new @ k)
+            rest = v[new].transpose(1, 0, 2) - whole * (k_new @ matrix)
             for i in range(n):
                 known = k_by_k[:, i, None, : old + i] @ d[:, : old + i]
                 d[:, old + i] = b[at + i, :, None] * (rest[:, i] - known[:, 0])
-            mixed = whole * (q_new @ state) + k_by_q @ d[:, :end]
+            mixed = whole * (q_new @ matrix) + k_by_q @ d[:, :end]
             o[new] = mixed.transpose(1, 0, 2)
             if end == CHUNK:
-                state[:] = whole[:, -1:] * state + (k * left[:, None]) @ d
+                matrix[:] = whole[:, -1:] * matrix + (k * left[:, None]) @ d
             at, position = at + n, position + n
     return [o.reshape(len(o), -1)]
 
@@ -337,13 +371,23 @@ def _gated_cases() -> Iterator[Case]:
         yield case.returns(case.graph.gated_norm(x, z, weight, eps=1e-6))
 
 
-@op(cost=elementwise_cost, cases=_gated_cases, phase=Phase.GDN)
-def gated_norm(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x"),
+    rows("z"),
+    vector("weight"),
+    cost=elementwise_cost,
+    cases=_gated_cases,
+    phase=Phase.GDN,
+    row_wise=True,
+    stores_formats=True,
+)
+def gated_norm(
+    step: Step, attrs: Attrs, x: FloatArray, z: FloatArray, weight: FloatArray
+) -> Sequence[FloatArray]:
     """rms_norm of each run of `group` columns of x, times weight [group], times silu(z).
 
     As a launch: one pass that may write its rows quantised.
     """
-    x, z, weight = inputs
     gate = z.astype(np.float64)
     y = normalise(x, weight, int(attrs["group"]), float(attrs["eps"]))
     return [(y * gate * sigmoid(gate)).astype(np.float32)]

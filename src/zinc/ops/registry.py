@@ -1,31 +1,35 @@
-"""The op registry: one entry an op, from which tests, `ref`, cost reports and docs are made.
+"""The op registry: one entry for each op, from which tests, `ref`, cost reports and docs are made.
 
-An entry is a numpy reference, a cost, a tolerance and a generator of test cases. Backends
-provide kernels under the same names and are held to the reference.
+An entry has a numpy reference, the op's operands and properties, a cost, a tolerance and a
+generator of test cases. Backends provide kernels of the same names and are tested against the
+reference. What an op reads, writes and may be fused with is in its entry and nowhere else.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zinc.ops.graph import AttrValue, FloatArray, Node, Value
+from zinc.ops.operands import Kind, Operand, Signature
 
 if TYPE_CHECKING:
     from zinc.ops.cases import Case
+    from zinc.ops.graph import AttrValue, FloatArray, Node
     from zinc.ops.step import Step
 
-Attrs: TypeAlias = Mapping[str, AttrValue]
-# Inputs arrive as float32 arrays: rows [rows, cols], matrices [planes, rows, cols] or [rows, cols],
-# vectors [cols]; a state arrives as the view of it that `ref` has; absent inputs as None.
-Reference: TypeAlias = Callable[["Step", Sequence[Any], Attrs], Sequence[FloatArray]]
+Attrs: TypeAlias = "Mapping[str, AttrValue]"
+# Called as reference(step, attrs, **operands). Rows arrive as float32 [rows, cols], matrices as
+# [planes, rows, cols] or [rows, cols], vectors as [cols], caches and states as the views that `ref`
+# has of them, absent operands as None, and repeated ones as a list.
+Reference: TypeAlias = "Callable[..., Sequence[FloatArray]]"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a launch moves and computes, as a linear function of rows and context.
+    """Bytes moved and FLOPs of a launch, as a linear function of rows and context.
 
     bytes = fixed_bytes + rows * row_bytes + keys * key_bytes
             + min(rows * experts_per_row, n_experts) * expert_bytes
@@ -46,16 +50,18 @@ class Cost:
     sequence_bytes: int = field(default=0, repr=False)
 
     def bytes(self, rows: int, keys: int = 0, sequences: int = 1) -> int:
+        """Return the bytes that a launch over `rows` rows reads and writes."""
         experts = min(rows * self.experts_per_row, self.n_experts) * self.expert_bytes
         cached = keys * self.key_bytes + sequences * self.sequence_bytes
         return self.fixed_bytes + rows * self.row_bytes + cached + experts
 
     def flops(self, rows: int, pairs: int = 0) -> int:
+        """Return the FLOPs of a launch over `rows` rows."""
         return rows * self.row_flops + pairs * self.pair_flops
 
 
 class Phase(StrEnum):
-    """Parts of a step that its time is told by. `HEAD` is what makes logits of rows."""
+    """Parts of a step in a time report. `HEAD` turns rows into logits."""
 
     ATTENTION = "attention"
     GDN = "GDN"
@@ -67,40 +73,76 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An op: its reference, its cost, and how far (relative error) a float kernel may depart."""
+    """An op of the vocabulary.
+
+    tolerance: relative error that a float kernel may have against the reference.
+    row_wise: row i of each output depends on row i of the inputs only.
+    elementwise: row-wise, and each element depends on the elements of the same index only.
+    stores_formats: kernels on every device can store the output in an 8-bit row format.
+    prepares_heads: normalises or rotates the heads of q, k or v, and is fused with the cache write.
+    optional: a backend may have no kernel, and models do not need it.
+    """
 
     name: str
     reference: Reference
+    signature: Signature
     cost: Callable[[Node], Cost]
     tolerance: float
     doc: str
     cases: Callable[[], Iterator[Case]]
     phase: Phase
+    row_wise: bool = False
+    elementwise: bool = False
+    stores_formats: bool = False
+    prepares_heads: bool = False
+    optional: bool = False
+
+    @property
+    def writes_state(self) -> bool:
+        """Whether the op changes a KV cache or a recurrent state."""
+        return any(x.written for x in self.signature.operands)
+
+    @property
+    def has_matrices(self) -> bool:
+        """Whether the op multiplies rows with matrices of the model."""
+        return any(x.kind is Kind.ROWS for x in self.signature.operands) and any(
+            x.kind is Kind.MATRIX for x in self.signature.operands
+        )
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether the op reads keys and values that earlier ops stored."""
+        return any(x.kind is Kind.CACHE and not x.written for x in self.signature.operands)
+
+    def run(self, step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+        """Run the reference on `inputs`, given in the order of the signature."""
+        return self.reference(step, attrs, **self.signature.named(inputs))
 
 
 OPS: dict[str, Op] = {}
 
 
 def op(
-    *,
+    *operands: Operand,
     cost: Callable[[Node], Cost],
     cases: Callable[[], Iterator[Case]],
     tolerance: float = 2e-5,
     phase: Phase = Phase.DENSE,
+    **properties: bool,
 ) -> Callable[[Reference], Reference]:
-    """Registers the decorated reference as the op of its name."""
+    """Register the decorated reference as the op of its name, with these operands.
+
+    The reference takes the step, the attributes and the operands under their declared names.
+    """
 
     def register(reference: Reference) -> Reference:
         name = reference.__name__.removesuffix("_")
+        names = ["step", "attrs", *(x.name for x in operands)]
+        assert list(inspect.signature(reference).parameters) == names, f"{name} must take {names}"
         doc = (reference.__doc__ or "").strip()
-        OPS[name] = Op(name, reference, cost, tolerance, doc, cases, phase)
+        OPS[name] = Op(
+            name, reference, Signature(operands), cost, tolerance, doc, cases, phase, **properties
+        )
         return reference
 
     return register
-
-
-def elementwise_cost(node: Node) -> Cost:
-    """Reads every row input, writes every output, a few operations an element."""
-    read = sum(v.cols for v in node.inputs if isinstance(v, Value))
-    written = sum(v.cols for v in node.outputs)
-    return Cost(row_bytes=4 * (read + written), row_flops=4 * written)

@@ -8,15 +8,16 @@ for all layers that share it, and the kernels know two pairings only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from zinc.ops.attention import CacheView
 from zinc.ops.cases import Case
+from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import FloatArray
 from zinc.ops.norm import normalise
-from zinc.ops.registry import Attrs, Phase, elementwise_cost, op
+from zinc.ops.operands import cache, rows, vector
+from zinc.ops.registry import Attrs, Phase, op
 from zinc.ops.step import Step
 
 
@@ -27,10 +28,15 @@ def _table_cases() -> Iterator[Case]:
     yield case.returns(table)
 
 
-@op(cost=elementwise_cost, cases=_table_cases, phase=Phase.ATTENTION)
-def rope_table(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    vector("inv_freq"),
+    cost=elementwise_cost,
+    cases=_table_cases,
+    phase=Phase.ATTENTION,
+)
+def rope_table(step: Step, attrs: Attrs, inv_freq: FloatArray) -> Sequence[FloatArray]:
     """[cos | sin] of position * inv_freq, times scale: rows [tokens, 2 * len(inv_freq)]."""
-    angle = step.positions[:, None].astype(np.float64) * inputs[0].astype(np.float64)
+    angle = step.positions[:, None].astype(np.float64) * inv_freq.astype(np.float64)
     table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * float(attrs["scale"])
     return [table.astype(np.float32)]
 
@@ -57,17 +63,44 @@ def _no_cases() -> Iterator[Case]:
     return iter(())  # runs fused as rope_store; its cases are those of attention
 
 
-@op(cost=elementwise_cost, cases=_no_cases, phase=Phase.ATTENTION)
-def rope(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("x"),
+    rows("table"),
+    cost=elementwise_cost,
+    cases=_no_cases,
+    phase=Phase.ATTENTION,
+    row_wise=True,
+    prepares_heads=True,
+)
+def rope(step: Step, attrs: Attrs, x: FloatArray, table: FloatArray) -> Sequence[FloatArray]:
     """Rotates the first table.cols dimensions of every head."""
-    x, table = inputs
     return [rotate(x, table, int(attrs["head_dim"]), bool(attrs["neox"]))]
 
 
-@op(cost=elementwise_cost, cases=_no_cases, phase=Phase.ATTENTION)
-def rope_store(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(
+    rows("q", in_place=True),
+    rows("k", optional=True),
+    rows("v", optional=True),
+    rows("table", optional=True),
+    vector("q_norm", optional=True),
+    vector("k_norm", optional=True),
+    cache("cache", optional=True, written=True),
+    cost=elementwise_cost,
+    cases=_no_cases,
+    phase=Phase.ATTENTION,
+)
+def rope_store(
+    step: Step,
+    attrs: Attrs,
+    q: FloatArray,
+    k: FloatArray | None,
+    v: FloatArray | None,
+    table: FloatArray | None,
+    q_norm: FloatArray | None,
+    k_norm: FloatArray | None,
+    cache: CacheView | None,
+) -> Sequence[FloatArray]:
     """Per head: RMS norm of q and k (when weights are given), RoPE, then k and v into the cache."""
-    q, k, v, table, q_norm, k_norm, cache = inputs
     head_dim, eps, neox = int(attrs["head_dim"]), float(attrs["eps"]), bool(attrs["neox"])
 
     def prepare(x: FloatArray, norm: FloatArray | None) -> FloatArray:
@@ -75,7 +108,7 @@ def rope_store(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[Floa
         return x if table is None else rotate(x, table, head_dim, neox)
 
     if k is not None:
-        assert isinstance(cache, CacheView)
+        assert cache is not None
         if attrs["v_norm"]:
             assert v is not None
             v = normalise(v, None, cache.head_dim_v, eps)

@@ -8,12 +8,12 @@ any k. Decisions are taken from the same random number, so that both draw the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from zinc.ops.cases import Case
-from zinc.ops.graph import FloatArray, Node, Value
+from zinc.ops.graph import FloatArray, Node
+from zinc.ops.operands import rows
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import DRAW, Draws, Step
 
@@ -27,8 +27,7 @@ def draws_of(rows: Sequence[tuple[int, int, float, float, float, float]]) -> Dra
 
 
 def _cost(node: Node) -> Cost:
-    (logits,) = node.inputs
-    assert isinstance(logits, Value)
+    logits = node.rows("logits")
     return Cost(row_bytes=4 * logits.cols, row_flops=logits.cols)
 
 
@@ -56,8 +55,8 @@ def _cases() -> Iterator[Case]:
     yield tied.returns(tied.graph.sample(tied.graph.select_rows(x)))
 
 
-@op(cost=_cost, cases=_cases, phase=Phase.SAMPLING)
-def sample(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
+@op(rows("logits"), cost=_cost, cases=_cases, phase=Phase.SAMPLING, optional=True)
+def sample(step: Step, attrs: Attrs, logits: FloatArray) -> Sequence[FloatArray]:
     """For each row of logits [outputs, vocab] the token that `step.draws` gives it and the row's
     largest logit: [outputs, 2], zeros for a row that is not drawn.
 
@@ -67,7 +66,6 @@ def sample(step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArr
     exceeds `point` of the whole. Of a row whose largest logit is no finite number it is the first
     that has it. Tokens are float32, exact up to 2^24.
     """
-    (logits,) = inputs
     found = np.zeros((len(logits), 2), np.float32)
     if step.draws is not None:
         for row, draw, out in zip(logits, step.draws, found, strict=True):

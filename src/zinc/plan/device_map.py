@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from zinc.core.errors import RequestError
 from zinc.ops.graph import Node
+from zinc.ops.registry import OPS, Phase
 
 DEVICE, HOST = 0, 1
-EXPERT_OPS = frozenset({"route", "group_experts", "moe_glu", "moe_down"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class DeviceMap:
             if node.label == "head":
                 return DEVICE if first <= n_layers else HOST
             layer = int(node.label.removeprefix("blk."))
-            kept = layer < self.cpu_moe and node.op in EXPERT_OPS
+            kept = layer < self.cpu_moe and OPS[node.op].phase is Phase.MOE
             return HOST if layer < first or kept else DEVICE
 
         return of
@@ -84,7 +84,7 @@ class DeviceMap:
 
 
 def has_experts(nodes: Iterable[Node]) -> bool:
-    return any(node.op in EXPERT_OPS for node in nodes)
+    return any(OPS[node.op].phase is Phase.MOE for node in nodes)
 
 
 def choose(nodes: Sequence[Node], n_layers: int, fits: Callable[[DeviceMap], bool]) -> DeviceMap:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Graph, Node, Value
+from zinc.ops.registry import OPS
 from zinc.plan.passes import producers
-
-_ON_LOGITS = {"softcap", "scale", "add"}  # what may come between the projection and the output
 
 
 def hidden_graph(graph: Graph) -> Graph:
@@ -23,10 +22,10 @@ def hidden_graph(graph: Graph) -> Graph:
     made = producers(graph.nodes)
     node = made[graph.output.id]
     after: list[Node] = [node]
-    while node.op in _ON_LOGITS and isinstance(node.inputs[0], Value):
+    while OPS[node.op].elementwise and isinstance(node.inputs[0], Value):
         node = made[node.inputs[0].id]
         after.append(node)
-    if node.op != "linear" or not isinstance(node.inputs[0], Value):
+    if node.op != "linear":
         raise UnsupportedError(
             "this model has no hidden states to give",
             f"its graph ends in {node.op} and not in a projection into the vocabulary",
@@ -34,5 +33,5 @@ def hidden_graph(graph: Graph) -> Graph:
     dropped = {id(n) for n in after}
     found = Graph()
     found.nodes = [n for n in graph.nodes if id(n) not in dropped]
-    found.output = node.inputs[0]
+    found.output = node.rows("x")
     return found

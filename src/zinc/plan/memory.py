@@ -12,21 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zinc.ops.graph import Act, Dim, KVState, Node, RecurrentState, Value
+from zinc.ops.registry import OPS
 from zinc.plan.passes import View
+from zinc.plan.split import TRANSFERS
 
 ALIGNMENT = 4096
-# op -> (output index -> input index) whose bytes the output may take over.
-IN_PLACE: dict[str, Callable[[int], int]] = {
-    "linear": lambda part: 3 + 3 * part,
-    "rope_store": lambda _: 0,
-    "rms_norm": lambda _: 2,
-    "add": lambda _: 0,
-    "scale": lambda _: 0,
-    "softcap": lambda _: 0,
-    "gate": lambda _: 0,
-    "conv_silu": lambda _: 0,
-    "moe_down": lambda _: 7,
-}
 
 
 @dataclass(slots=True)
@@ -124,9 +114,8 @@ def _before(nodes: Sequence[Node], views: Mapping[int, View]) -> list[int]:
 
 
 def _donor(node: Node, part: int, i: int, last_read: dict[int, int], value: Value) -> Value | None:
-    if node.op not in IN_PLACE or (index := IN_PLACE[node.op](part)) >= len(node.inputs):
-        return None
-    donor = node.inputs[index]
+    operand = None if node.op in TRANSFERS else OPS[node.op].signature.in_place
+    donor = None if operand is None else node.input(operand.name, part)
     if not isinstance(donor, Value) or last_read[donor.id] != i or donor.dim is not value.dim:
         return None
     if donor.act is not value.act or sum(v == donor for v in node.inputs) != 1:

@@ -14,18 +14,14 @@ from typing import TypeAlias
 
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Act, Dim, Input, KVState, Node, Value, Weight
+from zinc.ops.registry import OPS
+from zinc.plan.split import TRANSFERS
 
 Pass: TypeAlias = Callable[[Sequence[Node], Value | None], list[Node]]
 ActivationOf: TypeAlias = Callable[[Weight], Act]
 Stores: TypeAlias = Callable[[str, Act], bool]
 
 MAX_PARTS = 4
-# Ops whose last input is an optional residual.
-TAKES_RESIDUAL = {"linear", "rms_norm", "moe_down"}
-# Products with weights: they read input 0 in the format of their weights.
-READS_ROWS = {"linear", "linear_glu", "head_linear", "moe_glu", "moe_down"}
-# Products whose kernels round the rows themselves: a head is a row of its own, and read once.
-ROUNDS_ITSELF = {"head_linear"}
 
 
 def uses(nodes: Iterable[Node], output: Value | None) -> Counter[int]:
@@ -49,24 +45,27 @@ def fuse_residual(nodes: Sequence[Node], output: Value | None) -> list[Node]:
     for node in nodes:
         if node.op != "add":
             continue
-        a, b = node.inputs
+        a, b = node.rows("a"), node.rows("b")
         for branch, residual in ((a, b), (b, a)):
-            assert isinstance(branch, Value)
-            assert isinstance(residual, Value)
             source = made.get(branch.id)
             if source is None or used[branch.id] != 1 or id(source) in dropped:
                 continue
-            if source.op not in TAKES_RESIDUAL or source.inputs[-1] is not None:
+            if not _may_take_residual(source):
                 continue
             before = made.get(residual.id)
             if before is not None and order[id(before)] > order[id(source)]:
                 continue  # the residual is not there yet when the branch is computed
-            absorbed[id(source)] = replace(
-                source, inputs=(*source.inputs[:-1], residual), outputs=node.outputs
-            )
+            taking = source.with_input("residual", residual)
+            absorbed[id(source)] = replace(taking, outputs=node.outputs)
             dropped.add(id(node))
             break
     return [absorbed.get(id(node), node) for node in nodes if id(node) not in dropped]
+
+
+def _may_take_residual(node: Node) -> bool:
+    """Return whether a residual can be added to the one output of `node`."""
+    operand = None if node.op in TRANSFERS else OPS[node.op].signature.residual
+    return operand is not None and len(node.outputs) == 1 and node.input(operand.name) is None
 
 
 def fuse_glu(nodes: Sequence[Node], output: Value | None, activation: ActivationOf) -> list[Node]:
@@ -78,17 +77,14 @@ def fuse_glu(nodes: Sequence[Node], output: Value | None, activation: Activation
         if node.op == "glu":
             gate, up = (made[v.id] for v in node.inputs if isinstance(v, Value))
             fits = all(
-                part.op == "linear" and part.inputs[3] is None and used[part.outputs[0].id] == 1
+                part.op == "linear" and _may_take_residual(part) and used[part.outputs[0].id] == 1
                 for part in (gate, up)
             )
-            if fits and gate.inputs[0] == up.inputs[0]:
-                x, w_gate, b_gate, _ = gate.inputs
-                _, w_up, b_up, _ = up.inputs
-                assert isinstance(w_gate, Weight)
-                assert isinstance(w_up, Weight)
-                if activation(w_gate) == activation(w_up):
+            if fits and gate.rows("x") == up.rows("x"):
+                weights = gate.weight("weight"), up.weight("weight")
+                if activation(weights[0]) == activation(weights[1]):
                     dropped |= {id(gate), id(up)}
-                    inputs = (x, w_gate, w_up, b_gate, b_up)
+                    inputs = (gate.rows("x"), *weights, gate.input("bias"), up.input("bias"))
                     node = replace(node, op="linear_glu", inputs=inputs)
         result.append(node)
     return [node for node in result if id(node) not in dropped]
@@ -101,13 +97,10 @@ def fuse_siblings(
     result: list[Node] = []
     open_groups: dict[tuple[int, Act], int] = {}
     for node in nodes:
-        if node.op != "linear" or node.inputs[3] is not None:
+        if node.op != "linear" or not _may_take_residual(node):
             result.append(node)
             continue
-        x, weight = node.inputs[:2]
-        assert isinstance(x, Value)
-        assert isinstance(weight, Weight)
-        key = (x.id, activation(weight))
+        key = (node.rows("x").id, activation(node.weight("weight")))
         at = open_groups.get(key)
         if at is None or len(result[at].outputs) == MAX_PARTS:
             open_groups[key] = len(result)
@@ -116,7 +109,7 @@ def fuse_siblings(
         head = result[at]
         result[at] = replace(
             head,
-            inputs=(*head.inputs, *node.inputs[1:]),
+            inputs=(*head.inputs, *node.inputs[OPS[node.op].signature.n_single :]),
             outputs=(*head.outputs, *node.outputs),
             attrs=MappingProxyType({"n_parts": len(head.outputs) + 1}),
         )
@@ -137,7 +130,7 @@ class _Heads:
 
     @property
     def norm_weight(self) -> Input:
-        return self.norm.inputs[1] if self.norm else None
+        return self.norm.input("weight") if self.norm else None
 
 
 def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
@@ -148,9 +141,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
         node = made.get(value.id)
         if node is None or node.op != op or used[value.id] != 1:
             return value, None
-        inner = node.inputs[0]
-        assert isinstance(inner, Value)
-        return inner, node
+        return node.rows("x"), node
 
     def heads(value: Value) -> _Heads:
         turned, rope = unwrap(value, "rope")
@@ -162,7 +153,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
         if not isinstance(value, Value):
             return None
         rows, norm = unwrap(value, "rms_norm")
-        if norm is not None and norm.inputs[1] is not None:
+        if norm is not None and norm.input("weight") is not None:
             rows, norm = value, None
         return _Heads(rows, norm, None)
 
@@ -172,13 +163,11 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
     for node in nodes:
         if node.op != "attention":
             continue
-        assert isinstance(node.inputs[0], Value)
         state = _cache(node)
         store = stores.pop(state, None)  # none when the layer reads another layer's cache
-        q, k, v = heads(node.inputs[0]), None, None
+        q, k, v = heads(node.rows("q")), None, None
         if store is not None:
-            assert isinstance(store.inputs[0], Value)
-            k, v = heads(store.inputs[0]), values(store.inputs[1])
+            k, v = heads(store.rows("k")), values(store.input("v"))
             dropped.add(id(store))
         dropped |= {id(n) for part in (q, k, v) if part is not None for n in part.nodes}
         prepares[id(node)] = _rope_store(node, state, q, k, v)
@@ -193,7 +182,9 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
 
 def _cache(node: Node) -> KVState:
     """The cache that an attention reads or a kv_store writes."""
-    return next(x for x in node.inputs if isinstance(x, KVState))
+    found = node.input("cache")
+    assert isinstance(found, KVState)
+    return found
 
 
 def _rope_store(
@@ -201,13 +192,12 @@ def _rope_store(
 ) -> Node:
     rope = q.rope or (k.rope if k else None)
     norms = [part.norm for part in (q, k, v) if part is not None and part.norm is not None]
-    rotated = attention.inputs[0]
-    assert isinstance(rotated, Value)
+    rotated = attention.rows("q")
     inputs = (
         q.rows,
         k.rows if k else None,
         v.rows if v else None,
-        rope.inputs[1] if rope else None,
+        rope.input("table") if rope else None,
         q.norm_weight,
         k.norm_weight if k else None,
         state if k else None,
@@ -244,8 +234,7 @@ def choose_activations(
         wanted[output.id] = Counter([Act.F32])
     for node in reversed(nodes):
         if node.op == "select_rows":
-            (x,), (out,) = node.inputs, node.outputs
-            assert isinstance(x, Value)
+            x, (out,) = node.rows("x"), node.outputs
             acts, source = wanted.get(out.id, Counter()), made.get(x.id)
             if len(acts) == 1 and used[x.id] == 1 and source is not None:
                 act = next(iter(acts))
@@ -288,7 +277,8 @@ def choose_activations(
 def _wants(node: Node, value: Value, activation: ActivationOf, copied: Mapping[int, Act]) -> Act:
     if node.op == "select_rows":
         return copied.get(value.id, Act.F32)
-    if node.op not in READS_ROWS or node.op in ROUNDS_ITSELF or value != node.inputs[0]:
+    operand = None if node.op in TRANSFERS else OPS[node.op].signature.weight_format
+    if operand is None or value != node.input(operand.name):
         return Act.F32
     first, *others = (w for w in node.inputs if isinstance(w, Weight) and not w.is_vector)
     act = activation(first)
@@ -304,14 +294,19 @@ def _wants(node: Node, value: Value, activation: ActivationOf, copied: Mapping[i
 
 
 def _makes(node: Node, act: Act, stores: Stores, copied: Mapping[int, Act]) -> bool:
-    if node.op == "select_rows" and isinstance(node.inputs[0], Value):
-        return act is copied.get(node.inputs[0].id, Act.F32)
+    if node.op == "select_rows":
+        return act is copied.get(node.rows("x").id, Act.F32)
     return _can_store(node, act, stores)
 
 
 def _can_store(node: Node, act: Act, stores: Stores) -> bool:
-    has_residual = node.op == "rms_norm" and node.inputs[2] is not None
-    return act is Act.F32 or (not has_residual and stores(node.op, act))
+    if act is Act.F32:
+        return True
+    if node.op in TRANSFERS:
+        return False
+    declared = OPS[node.op].signature.declared(node.inputs)
+    has_residual = any(operand.residual and x is not None for operand, x in declared)
+    return not has_residual and stores(node.op, act)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +325,7 @@ def resolve_views(nodes: Sequence[Node]) -> tuple[list[Node], dict[int, View]]:
         if node.op != "columns":
             result.append(node)
             continue
-        base, (out,) = node.inputs[0], node.outputs
-        assert isinstance(base, Value)
+        base, (out,) = node.rows("x"), node.outputs
         assert base.act is out.act is Act.F32, "only float32 columns have addresses"
         first = int(node.attrs["first"])
         if base.id in views:
@@ -341,9 +335,14 @@ def resolve_views(nodes: Sequence[Node]) -> tuple[list[Node], dict[int, View]]:
 
 
 def check(nodes: Sequence[Node], output: Value | None) -> None:
-    """Every value is made once, before it is read; dims agree. Raises AssertionError otherwise."""
+    """Raise AssertionError unless nodes have the operands of their ops and read what was made.
+
+    Every value must be made once, before it is read, and the output must have the rows of outputs.
+    """
     made: dict[int, Value] = {}
     for node in nodes:
+        if node.op not in TRANSFERS:
+            node.check()
         for value in node.inputs:
             if isinstance(value, Value):
                 assert made.get(value.id) == value, f"{node.op} reads {value} before it is made"

@@ -16,9 +16,10 @@ from types import MappingProxyType
 
 from zinc.backends.api import Plan, Ref, Segment, SplitPlan, Transfer
 from zinc.ops.graph import KVState, Node, RecurrentState, Value
+from zinc.ops.registry import OPS
 
 SEND, RECEIVE = "send", "receive"
-OF_HEADS = {"rms_norm", "rope"}
+TRANSFERS = {SEND, RECEIVE}  # nodes that are no ops: they have no entry in zinc.ops
 
 
 def split(
@@ -74,9 +75,9 @@ def _devices(nodes: Sequence[Node], device_of: Callable[[Node], int]) -> list[in
             continue
         found[i] = home = homes.setdefault(states[0], found[i])
         for x in node.inputs:
-            while isinstance(x, Value) and nodes[made[x.id]].op in OF_HEADS:
+            while isinstance(x, Value) and OPS[nodes[made[x.id]].op].prepares_heads:
                 found[made[x.id]] = home
-                x = nodes[made[x.id]].inputs[0]
+                x = nodes[made[x.id]].rows("x")
     return found
 
 

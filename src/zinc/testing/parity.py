@@ -19,7 +19,6 @@ import numpy as np
 
 from zinc.backends import api
 from zinc.backends.api import (
-    OPTIONAL,
     Backend,
     CacheLayout,
     Compiling,
@@ -33,10 +32,9 @@ from zinc.backends.api import (
 from zinc.core.progress import ProgressBar
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.graph import FloatArray, KVState, Weight
+from zinc.ops.graph import FloatArray, Weight
 from zinc.ops.registry import Op
 from zinc.ops.step import Step
-from zinc.plan.passes import READS_ROWS, ROUNDS_ITSELF
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import BLOCKS, GGMLType
 
@@ -127,7 +125,7 @@ def every_case() -> list[tuple[Op, Case]]:
 
 def is_for(kernels: Kernels, op: Op) -> bool:
     """Return whether a backend must have a kernel for the op."""
-    return op.name not in OPTIONAL or kernels.supports(op.name)
+    return not op.optional or kernels.supports(op.name)
 
 
 def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
@@ -210,7 +208,7 @@ def storage_error(rows: FloatArray, act: str) -> float:
 
 def case_tolerance(op: Op, case: Case) -> float:
     """Return the relative error that a kernel may make in a case of the op registry."""
-    products = [node for node in case.graph.nodes if node.op in READS_ROWS]
+    products = [node for node in case.graph.nodes if OPS[node.op].has_matrices]
     matrices = {
         x for node in products for x in node.inputs if isinstance(x, Weight) and not x.is_vector
     }
@@ -226,11 +224,9 @@ def _rounds_rows(w: Weight) -> bool:
 
 def launch_tolerance(launch: Launch, kv_dtype: str) -> float:
     """Return the relative error that a launch of a model may make, given its inputs."""
-    reads_cache = launch.kernel != "rope_store" and any(
-        isinstance(x, KVState) for x in launch.inputs
-    )
-    tolerance = OPS[launch.kernel].tolerance + (KV_TOLERANCE[kv_dtype] if reads_cache else 0.0)
-    if launch.kernel in ROUNDS_ITSELF:  # elsewhere the plan says how rows are rounded
+    op = OPS[launch.kernel]
+    tolerance = op.tolerance + (KV_TOLERANCE[kv_dtype] if op.reads_cache else 0.0)
+    if op.has_matrices and op.signature.weight_format is None:  # the kernel itself rounds rows
         weights = [x for x in launch.inputs if isinstance(x, Weight)]
         # Rows of a model have larger peaks than those of a case.
         tolerance += 2 * QUANTISED_TOLERANCE * any(map(_rounds_rows, weights))

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import ROUNDING, CacheLayout, Operand, Plan, Ref, TensorData, Work
+from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData, Work
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.ops.graph import Act, Constant, Dim, FloatArray, KVState, RecurrentState, State, Weight
+from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType, row_bytes
 from zinc.quant.codebooks import flat_digits
@@ -213,7 +214,7 @@ class CpuKernels:
         return kernel in self._kernels
 
     def stores(self, kernel: str, act: Act) -> bool:
-        return kernel in ROUNDING and (act is not Act.BF16 or kernel == "moe_glu")
+        return OPS[kernel].stores_formats and (act is not Act.BF16 or kernel == "moe_glu")
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return int(_cpu.row_bytes(str(act), cols))

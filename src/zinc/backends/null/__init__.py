@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import ROUNDING, CacheLayout, Plan, Ready, Ref, TensorData, Work
+from zinc.backends.api import CacheLayout, Plan, Ready, Ref, TensorData, Work
 from zinc.ops.graph import Act, FloatArray, State, Weight
+from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
 
@@ -99,7 +100,7 @@ class NullBackend:
         return True
 
     def stores(self, kernel: str, act: Act) -> bool:
-        return kernel in ROUNDING
+        return OPS[kernel].stores_formats
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return 4 * cols

@@ -99,7 +99,7 @@ class RefProgram:
     def run(self, step: Step, first: int, last: int) -> None:
         for launch in self.plan.launches[first:last]:
             inputs = [self._operand(x) for x in launch.inputs]
-            outputs = OPS[launch.kernel].reference(step, inputs, launch.attributes)
+            outputs = OPS[launch.kernel].run(step, inputs, launch.attributes)
             for ref, array in zip(launch.outputs, outputs, strict=True):
                 self._values[ref.id] = array
 

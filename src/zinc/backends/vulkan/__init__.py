@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from zinc.backends.api import (
-    ROUNDING,
     CacheLayout,
     Plan,
     StepCounts,
@@ -33,6 +32,7 @@ from zinc.gpu import lower, packing
 from zinc.gpu.dispatch import LOWERINGS, Bucket, DeviceWeight
 from zinc.gpu.schedule import all_lowered, schedule, waits
 from zinc.ops.graph import Act, State, Weight
+from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
 from zinc.quant.decode import decode
@@ -57,7 +57,7 @@ class VulkanKernels:
         return kernel in LOWERINGS
 
     def stores(self, kernel: str, act: Act) -> bool:
-        return act is Act.Q8_32 and (kernel in ROUNDING or kernel == "linear_glu")
+        return act is Act.Q8_32 and (OPS[kernel].stores_formats or kernel == "linear_glu")
 
     def row_bytes(self, act: Act, cols: int) -> int:
         return packing.row_bytes(act, cols)

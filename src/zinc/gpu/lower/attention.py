@@ -83,7 +83,7 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     ]
 
 
-@lowers_both("rope_store", "attention")
+@lowers_both(first="rope_store", second="attention")
 def prepared_attention(
     heads: Launch, launch: Launch, at: Addresses, bucket: Bucket
 ) -> list[Dispatch] | None:

@@ -10,28 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zinc.ops.graph import Dim, Graph, Value
+from zinc.ops.registry import OPS
 
-# Ops that make a row of each output from the same row of each input. What `group_experts` makes is
-# in another order, but that of the rows which the experts of its users read.
-ROW_WISE = frozenset(
-    {
-        "add",
-        "columns",
-        "concat_heads",
-        "gate",
-        "gated_norm",
-        "glu",
-        "group_experts",
-        "head_linear",
-        "linear",
-        "moe_down",
-        "moe_glu",
-        "rms_norm",
-        "route",
-        "scale",
-        "softcap",
-    }
-)
 # Values that are selected: what attention made and what it is added to. Each is a launch, which a
 # decoded token has for nothing. Slots in order of expert count rows of the step and cannot be.
 MOST_SELECTED = 2
@@ -44,12 +24,11 @@ def select_early(graph: Graph) -> None:
     """
     nodes = graph.nodes
     (at,) = (i for i, node in enumerate(nodes) if node.op == "select_rows")
-    (x,), (selected,) = nodes[at].inputs, nodes[at].outputs
-    assert isinstance(x, Value)
+    x, (selected,) = nodes[at].rows("x"), nodes[at].outputs
     read, best = {x.id: x}, (at, {x.id: x})
     for i in reversed(range(at)):
         node = nodes[i]
-        if node.op not in ROW_WISE:
+        if not OPS[node.op].row_wise:
             break
         for made in node.outputs:
             read.pop(made.id, None)

@@ -1,0 +1,197 @@
+"""Entries of ops: operands by name, state that an op writes, and no facts about ops elsewhere."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zinc
+from zinc.backends.ref import RefBackend, RefProgram
+from zinc.ops import OPS
+from zinc.ops.cases import Case
+from zinc.ops.graph import KVState, RecurrentState
+from zinc.ops.operands import Signature, cache, matrix, rows, vector
+from zinc.ops.registry import Op, op
+from zinc.plan import passes
+from zinc.plan.planner import make_plan
+from zinc.testing.parity import CASE_BLOCK_TOKENS, bind_case, every_case
+
+SOURCE = Path(zinc.__file__).parent
+NAMES = frozenset(OPS)
+STATEFUL = [
+    (op, case)
+    for op, case in every_case()
+    if any(isinstance(x, KVState | RecurrentState) for n in case.graph.nodes for x in n.inputs)
+]
+
+
+# -- sets of op names --------------------------------------------------------------------------
+
+
+def named_together(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
+    """Yield the line and the op names of each expression that lists two ops or more."""
+    for node in ast.walk(tree):
+        listed: Sequence[ast.expr | None] = ()
+        match node:
+            case ast.Set(elts=elements) | ast.List(elts=elements) | ast.Tuple(elts=elements):
+                listed = elements
+            case ast.Dict(keys=keys, values=values):
+                for found in (strings(keys), strings(values)):
+                    if len(found) > 1:
+                        yield node.lineno, found
+                continue
+            case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="split")):
+                if len(found := NAMES & set(text.split())) > 1:
+                    yield node.lineno, found
+                continue
+            case ast.Call(args=arguments):
+                listed = arguments
+            case ast.BoolOp(values=values):
+                listed = [c for v in values if isinstance(v, ast.Compare) for c in v.comparators]
+            case ast.MatchOr(patterns=patterns):
+                listed = [p.value for p in patterns if isinstance(p, ast.MatchValue)]
+            case ast.ClassDef(body=body):
+                listed = [x.value for x in body if isinstance(x, ast.Assign | ast.AnnAssign)]
+        if len(found := strings(listed)) > 1:
+            yield node.lineno, found
+
+
+def strings(expressions: Sequence[ast.expr | None]) -> set[str]:
+    """Return the op names among the expressions."""
+    values = (x.value for x in expressions if isinstance(x, ast.Constant))
+    return {value for value in values if isinstance(value, str)} & NAMES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"linear", "rope"}',
+        'frozenset(("linear", "rope"))',
+        '["linear", "rope", "other"]',
+        '{"linear": 3, "rope": 0}',
+        '"linear rope".split()',
+        'node.op == "linear" or node.op == "rope"',
+        'node.op != "linear" and node.op != "rope"',
+        'match op:\n case "linear" | "rope": pass',
+        'class Fused(StrEnum):\n A = "linear"\n B = "rope"',
+        'pair("linear", "rope")',
+    ],
+)
+def test_a_list_of_ops_is_found_however_it_is_written(text: str) -> None:
+    assert [found for _, found in named_together(ast.parse(text))] == [{"linear", "rope"}]
+
+
+@pytest.mark.parametrize("text", ['{"linear"}', '{"linear": "linear"}', '("linear", "tensor")'])
+def test_one_op_beside_other_strings_is_no_list_of_ops(text: str) -> None:
+    assert list(named_together(ast.parse(text))) == []
+
+
+def test_only_zinc_ops_lists_ops() -> None:
+    """What differs between ops belongs in their entries, where every part of zinc asks for it."""
+    offences = [
+        f"{path.relative_to(SOURCE)}:{line} lists the ops {', '.join(sorted(found))}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if SOURCE / "ops" not in path.parents
+        for line, found in named_together(ast.parse(path.read_text()))
+    ]
+    assert offences == []
+
+
+# -- operands ----------------------------------------------------------------------------------
+
+
+def test_operands_of_a_repeated_group_are_found_by_part() -> None:
+    signature = Signature(
+        (rows("x"), matrix("weight", repeated=True), vector("bias", repeated=True, optional=True))
+    )
+    assert [signature.index("weight", part) for part in range(3)] == [1, 3, 5]
+    assert signature.named(["x", "w0", "b0", "w1", None]) == {
+        "x": "x",
+        "weight": ["w0", "w1"],
+        "bias": ["b0", None],
+    }
+    with pytest.raises(KeyError, match="no operand scale among x, weight, bias"):
+        signature.index("scale")
+    with pytest.raises(ValueError, match="longer"):
+        signature.named(["x", "w0", "b0", "w1"])
+
+
+def test_a_reference_takes_the_operands_that_it_declares() -> None:
+    def renamed(step: object, attrs: object, y: np.ndarray) -> Sequence[np.ndarray]:
+        return [y]
+
+    with pytest.raises(AssertionError, match=r"renamed must take \['step', 'attrs', 'x'\]"):
+        op(rows("x"), cost=lambda node: None, cases=lambda: iter(()))(renamed)  # type: ignore[arg-type,return-value]
+    assert "renamed" not in OPS
+
+
+@pytest.mark.parametrize("change", ["missing", "wrong"])
+def test_a_node_without_the_operands_of_its_op_is_no_plan(change: str) -> None:
+    case = Case("broken")
+    x = case.rows(32)
+    case.returns(case.graph.linear(x, case.matrix(32, 32)))
+    at = next(i for i, node in enumerate(case.graph.nodes) if node.op == "linear")
+    other = None if change == "missing" else x
+    case.graph.nodes[at] = case.graph.nodes[at].with_input("weight", other)
+    with pytest.raises(AssertionError, match="lacks weight" if other is None else "is rows, not"):
+        passes.check(case.graph.nodes, case.graph.output)
+
+
+# -- written state -----------------------------------------------------------------------------
+
+
+class Watched(RefProgram):
+    """A program of `ref` that notes launches which change state that they do not declare."""
+
+    undeclared: list[str]
+
+    def run(self, step: object, first: int, last: int) -> None:
+        for i in range(first, last):
+            launch = self.plan.launches[i]
+            before = self.held()
+            super().run(step, i, i + 1)  # type: ignore[arg-type]
+            declared = OPS[launch.kernel].signature.declared(launch.inputs)
+            may = {x.name for operand, x in declared if operand.written and x is not None}
+            after = self.held()
+            changed = {name for name in before if not np.array_equal(before[name], after[name])}
+            self.undeclared += [launch.kernel] if changed - may else []
+
+    def held(self) -> Mapping[str, np.ndarray]:
+        found = {name: np.stack([x.k, x.v]) for name, x in self._cache.layers.items()}
+        return found | {name: x.slots.copy() for name, x in self._cache.recurrent.items()}
+
+
+def undeclared_writes(case: Case) -> list[str]:
+    """Return the kernels of the case that change state without saying so."""
+    backend = RefBackend()
+    n = case.max_tokens
+    plan = make_plan(case.graph, backend, max_tokens=n, max_outputs=n)
+    program = bind_case(backend, case, plan, case.step(CASE_BLOCK_TOKENS))
+    assert isinstance(program, RefProgram)
+    watched = Watched(plan, program._weights, program._cache)
+    watched.undeclared = []
+    watched.step(case.step(CASE_BLOCK_TOKENS))
+    return watched.undeclared
+
+
+@pytest.mark.parametrize(("op", "case"), STATEFUL, ids=[f"{o.name}-{c.name}" for o, c in STATEFUL])
+def test_ops_write_only_the_state_that_they_declare(op: Op, case: Case) -> None:
+    assert undeclared_writes(case) == []
+
+
+def test_an_op_that_writes_state_without_saying_so_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    op = OPS["rope_store"]
+    silent = [cache(x.name, optional=True) if x.written else x for x in op.signature.operands]
+    monkeypatch.setitem(OPS, op.name, _with_signature(op, Signature(tuple(silent))))
+    case = next(case for _, case in STATEFUL if "attention" in {n.op for n in case.graph.nodes})
+    assert undeclared_writes(case) == ["rope_store"]
+
+
+def _with_signature(op: Op, signature: Signature) -> Op:
+    return Op(op.name, op.reference, signature, op.cost, op.tolerance, op.doc, op.cases, op.phase)
