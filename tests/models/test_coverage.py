@@ -90,9 +90,9 @@ FEATURES = {
     "biases of experts": lambda s: s.experts is not None and s.experts.biases,
     "leading dense layers": lambda s: s.n_dense_layers > 0,
     "NextN": lambda s: s.n_nextn > 0,
-    "neighbouring value heads": lambda s: getattr(s, "grouped", False),
-    "value heads apart": lambda s: getattr(s, "grouped", None) is False,
-    "inputs a layer": lambda s: getattr(s, "per_layer", 0) > 0,
+    "neighbouring value heads": lambda s: s.delta_net is not None and s.delta_net.grouped,
+    "value heads apart": lambda s: s.delta_net is not None and not s.delta_net.grouped,
+    "per-layer token embeddings": lambda s: getattr(s, "token_width", 0) > 0,
 }
 
 

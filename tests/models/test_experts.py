@@ -302,7 +302,7 @@ DEEPSEEK = "deepseek2.attention."
         ("deepseek2v3", {f"{DEEPSEEK}kv_lora_rank": 16}, "attn_kv_a_mqa"),
         ("deepseek2v3", {f"{DEEPSEEK}key_length_mla": 64}, "attn_q_b"),
         ("deepseek2v3", {f"{DEEPSEEK}value_length_mla": 16}, "attn_v_b"),
-        ("deepseek2v3", {"deepseek2.rope.dimension_count": 32}, "leave nothing beside 32"),
+        ("deepseek2v3", {"deepseek2.rope.dimension_count": 32}, "leave none of the 32"),
         ("deepseek2v3", {"deepseek2.rope.dimension_count": 15}, "15 dimensions"),
         ("deepseek2v3", {"deepseek2.rope.scaling.yarn_log_multiplier": -1.0}, "-1"),
         (

@@ -179,8 +179,8 @@ def test_layers_attend_at_an_interval_when_the_file_does_not_list_them(
 # -- Bad files ------------------------------------------------------------------------------------
 
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("qwen35", {"ssm.inner_size": 130}, {}, "130 inner columns cannot be shared by 4 value heads"),
-    ("qwen35", {"ssm.group_count": 3}, {}, "and these by 3 key heads"),
+    ("qwen35", {"ssm.inner_size": 130}, {}, "4 value heads cannot share 130 inner columns"),
+    ("qwen35", {"ssm.group_count": 3}, {}, "and 3 key heads evenly"),
     ("qwen35", {"ssm.group_count": 0}, {}, "ssm.group_count is 0"),
     ("qwen35", {"ssm.conv_kernel": 4_000_000}, {}, "must lie between 1 and 16"),
     ("qwen35", {"ssm.conv_kernel": 5}, {}, "blk.0.ssm_conv1d.weight has shape [256, 4], but"),

@@ -1,12 +1,17 @@
-"""DeepSeek V2, V3 and R1, and models of their make: latent attention, leading dense layers, shared
-experts, and a router that is softmax (V2) or sigmoid with a choice bias (V3), both with groups."""
+"""DeepSeek V2, V3 and R1, and models built like them.
+
+Latent attention, leading dense layers, shared experts, and a router with groups: softmax in V2,
+sigmoid with a bias for the choice of experts in V3.
+"""
 
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.decoder import decoder
 from zinc.models.parts.latent import latent_attention, latent_from
-from zinc.models.parts.moe import expert_decoder, experts_from, leading_dense_layers
-from zinc.models.parts.spec import Metadata, ModelSpec, dense_spec
+from zinc.models.parts.metadata import Metadata
+from zinc.models.parts.moe import experts_from, leading_dense_layers
+from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
@@ -26,4 +31,4 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
-    expert_decoder(g, spec, w, attend=latent_attention)
+    decoder(g, spec, w, mixer=latent_attention)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import sqrt
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.blocks import dense_decoder
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.gemma import query_scale
+from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.rope import sliding_rope
-from zinc.models.parts.spec import Metadata, ModelSpec, dense_spec
-from zinc.models.parts.weights import Weights
+from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.ops.elementwise import GELU
-from zinc.ops.graph import Graph
 
 LAYERS_27B = 62
 
@@ -21,9 +21,9 @@ def spec(file: GGUFFile) -> ModelSpec:
     m = Metadata(file, "gemma3")
     m.require("rope.freq_base")
     base = dense_spec(file, "gemma3", neox=True, qk_norm=True)
-    full = replace(base.attention[0], scale=m.query_scale(base, LAYERS_27B))
+    full = replace(base.attention[0], scale=query_scale(m, base, LAYERS_27B))
     attention = [full] * base.n_layers
-    if window := m.optional_size("attention.sliding_window", 1 << 30):
+    if window := m.optional_size("attention.sliding_window", MAX_CONTEXT):
         assert full.rope is not None
         rope = sliding_rope(file, "gemma3", full.rope.dims, full.head_dim)
         local = replace(full, window=window, rope=rope)
@@ -39,5 +39,4 @@ def spec(file: GGUFFile) -> ModelSpec:
     )
 
 
-def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
-    dense_decoder(g, spec, w)
+build = decoder

@@ -1,9 +1,9 @@
-"""Gemma 4, text: dense (31B), with experts beside the dense MLP (26B-A4B), and with per-layer input
-embeddings and a tail of layers that share KV (E2B, E4B).
+"""Gemma 4, text: dense (31B), with experts beside the dense MLP (26B-A4B), or with per-layer token
+embeddings and shared KV in the last layers (E2B, E4B).
 
-Sliding and global layers have their own head sizes, KV heads and RoPE; global RoPE divides its
+Sliding and global layers differ in head size, KV heads and RoPE; global layers divide RoPE
 frequencies by rope_freqs, which leaves most dimensions unrotated. Scores are not scaled, and value
-heads are normalised without weight. Norm weights hold all there is to multiply by.
+heads are normalised without a weight.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from math import sqrt
 
 from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.blocks import RopeTables, attention, gated_mlp, lm_head
+from zinc.models.parts.decoder import embed, head, layers
+from zinc.models.parts.layer import Layer
+from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
+from zinc.models.parts.mlp import gated_mlp
+from zinc.models.parts.moe import routed_experts
 from zinc.models.parts.rope import rope_from, sliding_rope
-from zinc.models.parts.spec import (
-    MAX_HEADS,
-    MAX_LAYERS,
-    MAX_WIDTH,
-    Attention,
-    Metadata,
-    ModelSpec,
-    vocab_size,
-)
+from zinc.models.parts.spec import Attention, Experts, ModelSpec, vocab_size
+from zinc.models.parts.token_inputs import token_inputs, token_mlp
 from zinc.models.parts.weights import Weights
 from zinc.ops.elementwise import GELU
 from zinc.ops.graph import Graph, Value
@@ -32,14 +29,13 @@ from zinc.ops.moe import SOFTMAX
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Spec(ModelSpec):
-    """`layer_ffn`: feed-forward width of each layer; `per_layer`: width of the inputs that every
-    layer gets from the token ids, 0 without; the last three are 0 without experts."""
+    """A spec with the MLP width of each layer and the width of the per-layer token embedding.
+
+    `token_width` is 0 in models without such an embedding.
+    """
 
     layer_ffn: tuple[int, ...] = ()
-    per_layer: int = 0
-    n_experts: int = 0
-    n_experts_used: int = 0
-    expert_ffn: int = 0
+    token_width: int = 0
 
 
 def spec(file: GGUFFile) -> Gemma4Spec:
@@ -49,33 +45,44 @@ def spec(file: GGUFFile) -> Gemma4Spec:
     n_layers = m.size("block_count", MAX_LAYERS)
     ffn = m.sizes("feed_forward_length", MAX_WIDTH, n_layers)
     n_experts = m.optional_size("expert_count", MAX_WIDTH)
+    experts = None
+    if n_experts:
+        experts = Experts(
+            count=n_experts,
+            top_k=m.size("expert_used_count", n_experts),
+            ffn=m.size("expert_feed_forward_length", MAX_WIDTH),
+            scoring=SOFTMAX,
+            renormalise=True,
+        )
     return Gemma4Spec(
         arch="gemma4",
         n_layers=n_layers,
         hidden=hidden,
         ffn=max(ffn),
         vocab=vocab_size(file),
-        context=m.size("context_length", 1 << 30),
+        context=m.size("context_length", MAX_CONTEXT),
         eps=m.positive("attention.layer_norm_rms_epsilon"),
         attention=attention_layers(file, m, n_layers),
         activation=GELU,
         embed_scale=sqrt(hidden),
         logit_softcap=m.optional_positive("final_logit_softcapping"),
+        experts=experts,
+        post_norms=True,
         layer_ffn=tuple(ffn),
-        per_layer=m.optional_size("embedding_length_per_layer_input", MAX_WIDTH),
-        n_experts=n_experts,
-        n_experts_used=m.size("expert_used_count", n_experts) if n_experts else 0,
-        expert_ffn=m.size("expert_feed_forward_length", MAX_WIDTH) if n_experts else 0,
+        token_width=m.optional_size("embedding_length_per_layer_input", MAX_WIDTH),
     )
 
 
 def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attention, ...]:
-    """One entry a layer; the last `shared_kv_layers` read the cache of the last layer of their kind
-    that has one."""
+    """Return the attention of each layer.
+
+    The last `shared_kv_layers` read the cache of the last earlier layer of their kind (sliding or
+    global).
+    """
     n_heads = m.sizes("attention.head_count", MAX_HEADS, n_layers)
     n_kv_heads = m.sizes("attention.head_count_kv", MAX_HEADS, n_layers, default=n_heads[0])
     sliding = m.sliding_layers(n_layers, period=6)
-    window = m.size("attention.sliding_window", 1 << 30)
+    window = m.size("attention.sliding_window", MAX_CONTEXT)
     full_dim = m.size("attention.key_length", MAX_WIDTH)
     local_dim = m.size("attention.key_length_swa", MAX_WIDTH, default=full_dim)
     local_dims = m.size("rope.dimension_count_swa", MAX_WIDTH, default=local_dim)
@@ -84,8 +91,8 @@ def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attent
     first_shared = n_layers - m.optional_size("attention.shared_kv_layers", n_layers)
     scale = m.positive("attention.scale", default=1.0)
 
-    owner: dict[bool, int] = {}  # the last layer of each kind that has a cache of its own
-    layers: list[Attention] = []
+    owner: dict[bool, int] = {}  # slides -> the last layer of this kind that has a cache
+    attention: list[Attention] = []
     for i, slides in enumerate(sliding):
         m.check_sharing(n_heads[i], n_kv_heads[i])
         if i < first_shared:
@@ -93,11 +100,11 @@ def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attent
         elif slides not in owner or n_kv_heads[owner[slides]] != n_kv_heads[i]:
             raise ModelError(
                 f"cannot load {file.path}",
-                f"layer {i} shares the KV of an earlier layer, and no layer like it has one",
+                f"layer {i} shares the KV of an earlier layer of its kind, and there is none",
                 "the file is damaged; download or convert it again",
             )
         head_dim = local_dim if slides else full_dim
-        layers.append(
+        attention.append(
             Attention(
                 n_heads=n_heads[i],
                 n_kv_heads=n_kv_heads[i],
@@ -112,87 +119,40 @@ def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attent
                 kv_layer=None if i < first_shared else owner[slides],
             )
         )
-    return tuple(layers)
+    return tuple(attention)
 
 
 def build(g: Graph, spec: Gemma4Spec, w: Weights) -> None:
-    if any(
-        a.rope is not None and a.window == 0 and a.rope.divisors is None for a in spec.attention
-    ):
+    if any(a.rope is not None and not a.window and a.rope.divisors is None for a in spec.attention):
         w.require("rope_freqs.weight")
-    ropes = RopeTables()
-    g.at("embed")
-    x = g.embed(w.matrix("token_embd", spec.vocab, spec.hidden), scale=spec.embed_scale)
-    inputs = layer_inputs(g, spec, w, x) if spec.per_layer else None
-    for i, a in enumerate(spec.attention):
-        g.at(f"blk.{i}")
-        layer = w.layer(i)
-        if a.kv_layer is not None:
-            layer.ignore("attn_k", "attn_v", "attn_k_norm")
-        if inputs is not None:
-            given = g.columns(inputs, i * spec.per_layer, spec.per_layer)
-        h = norm(g, spec, layer, x, "attn_norm")
-        h = attention(g, spec, a, layer, ropes, h, f"blk.{i}")
-        x = g.add(norm(g, spec, layer, h, "post_attention_norm"), x)
-        h = gated_mlp(g, spec, layer, norm(g, spec, layer, x, "ffn_norm"), spec.layer_ffn[i])
-        if spec.n_experts:
-            h = norm(g, spec, layer, h, "post_ffw_norm_1")
-            h = g.add(experts(g, spec, layer, x), h)
-        x = g.add(norm(g, spec, layer, h, "post_ffw_norm"), x)
-        if inputs is not None:
-            x = g.add(layer_input(g, spec, layer, x, given), x)
-        if layer.has("layer_output_scale"):
-            x = g.scale(x, layer.scalar("layer_output_scale"))
-    lm_head(g, spec, w, x)
+    x = embed(g, spec, w)
+    tokens = token_inputs(g, spec, w, x, spec.token_width) if spec.token_width else []
+
+    def mlp(layer: Layer, x: Value, residual: Value) -> Value:
+        h = gated_mlp(layer, x, spec.layer_ffn[layer.index])
+        if spec.experts is not None:
+            h = layer.norm(h, "post_ffw_norm_1")
+            h = g.add(expert_branch(layer, spec.experts, residual), h)
+        x = g.add(layer.norm(h, "post_ffw_norm"), residual)
+        if tokens:
+            x = g.add(token_mlp(layer, x, tokens[layer.index]), x)
+        if layer.w.has("layer_output_scale"):
+            x = g.scale(x, layer.w.scalar("layer_output_scale"))
+        return x
+
+    head(g, spec, w, layers(g, spec, w, x, mlp=mlp))
 
 
-def norm(g: Graph, spec: ModelSpec, w: Weights, x: Value, name: str) -> Value:
-    return g.rms_norm(x, w.vector(name, spec.hidden), eps=spec.eps)
+def expert_branch(layer: Layer, e: Experts, x: Value) -> Value:
+    """Return the experts' output for rows x [tokens, hidden] that are not yet normalised.
 
-
-def experts(g: Graph, spec: Gemma4Spec, w: Weights, x: Value) -> Value:
-    """The expert branch of rows x [tokens, hidden] before any norm. The router reads them through a
-    norm of its own and divides by sqrt(hidden)."""
-    n, ff, hidden = spec.n_experts, spec.expert_ffn, spec.hidden
-    h = g.rms_norm(x, w.vector("ffn_gate_inp", hidden, "scale"), eps=spec.eps)
-    logits = g.scale(g.linear(h, w.matrix("ffn_gate_inp", n, hidden)), hidden**-0.5)
-    routes = g.route(logits, None, top_k=spec.n_experts_used, scoring=SOFTMAX, renormalise=True)
-    order, starts = g.group_experts(routes, n_experts=n)
-    h = norm(g, spec, w, x, "pre_ffw_norm_2")
-    if w.has("ffn_gate_up_exps"):
-        gate = w.rows("ffn_gate_up_exps", (n, 2 * ff, hidden), 0, ff)
-        up = w.rows("ffn_gate_up_exps", (n, 2 * ff, hidden), ff, ff)
-    else:
-        gate = w.matrix("ffn_gate_exps", ff, hidden, planes=n)
-        up = w.matrix("ffn_up_exps", ff, hidden, planes=n)
-    h = g.moe_glu(h, order, starts, gate, up, act=GELU)
-    down = w.matrix("ffn_down_exps", hidden, ff, planes=n)
-    scale = w.optional_vector("ffn_down_exps", n, "scale")
-    h = g.moe_down(h, order, starts, routes, down, scale=scale)
-    return norm(g, spec, w, h, "post_ffw_norm_2")
-
-
-def layer_inputs(g: Graph, spec: Gemma4Spec, w: Weights, x: Value) -> Value:
-    """What each layer is given of each token, [tokens, n_layers * per_layer].
-
-    (embedding * sqrt(per_layer) + norm(projection of x / sqrt(hidden))) / sqrt(2). Dividing what is
-    normalised multiplies its eps.
+    The router has a norm of its own and divides by sqrt(hidden).
     """
-    cols = spec.n_layers * spec.per_layer
-    table = w.matrix("per_layer_token_embd", spec.vocab, cols)
-    own = g.embed(table, scale=sqrt(spec.per_layer))
-    projected = g.rms_norm(
-        g.linear(x, w.matrix("per_layer_model_proj", cols, spec.hidden)),
-        w.vector("per_layer_proj_norm", spec.per_layer),
-        eps=spec.eps * spec.hidden,
-        group=spec.per_layer,
-    )
-    return g.scale(g.add(projected, own), sqrt(0.5))
-
-
-def layer_input(g: Graph, spec: Gemma4Spec, w: Weights, x: Value, given: Value) -> Value:
-    """norm(proj(gelu(gate(x)) * given)) [tokens, hidden] of rows given [tokens, per_layer]."""
-    gate = g.linear(x, w.matrix("inp_gate", spec.per_layer, spec.hidden))
-    h = g.glu(gate, given, act=GELU)
-    h = g.linear(h, w.matrix("proj", spec.hidden, spec.per_layer))
-    return norm(g, spec, w, h, "post_norm")
+    g, w, hidden = layer.g, layer.w, layer.spec.hidden
+    h = g.rms_norm(x, w.vector("ffn_gate_inp", hidden, "scale"), eps=layer.spec.eps)
+    logits = g.scale(g.linear(h, w.matrix("ffn_gate_inp", e.count, hidden)), hidden**-0.5)
+    routes = g.route(logits, None, top_k=e.top_k, scoring=e.scoring, renormalise=e.renormalise)
+    order, starts = g.group_experts(routes, n_experts=e.count)
+    h = layer.norm(x, "pre_ffw_norm_2")
+    h = routed_experts(layer, e, h, routes, order, starts)
+    return layer.norm(h, "post_ffw_norm_2")

@@ -1,14 +1,15 @@
-"""GLM 4 (0414), dense: half of each head rotates, in adjacent pairs; biases on q, k and v; what a
-block adds is normalised first; gate and up in one tensor. Files with M-RoPE sections, which are the
-same as plain RoPE for text, have q and k rows permuted for the split pairing."""
+"""GLM 4 (0414), dense: partial RoPE in adjacent pairs, biases on q, k and v, norms on the outputs
+of attention and MLP, gate and up in one tensor.
+
+Files with M-RoPE sections, which are plain RoPE for text, pair i with i + dims/2 instead.
+"""
 
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.blocks import dense_decoder
-from zinc.models.parts.spec import Metadata, ModelSpec, dense_spec
-from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.metadata import Metadata
+from zinc.models.parts.spec import ModelSpec, dense_spec
 
 
 def spec(file: GGUFFile) -> ModelSpec:
@@ -17,5 +18,4 @@ def spec(file: GGUFFile) -> ModelSpec:
     return replace(dense_spec(file, "glm4", neox=any(sections or ())), post_norms=True)
 
 
-def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
-    dense_decoder(g, spec, w)
+build = decoder

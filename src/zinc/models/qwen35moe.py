@@ -1,20 +1,24 @@
-"""Qwen 3.5 and later with experts: qwen35 whose feed-forward layers are experts, the chosen weights
-renormalised, and a shared expert with a gate."""
+"""Qwen 3.5 and later with experts: softmax over all experts, and a shared expert with a gate.
+
+The weights of the chosen experts are renormalised. The mixers are those of qwen35.
+"""
 
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.delta_net import HybridSpec, hybrid_decoder, hybrid_spec
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.delta_net import hybrid_mixer, hybrid_spec
 from zinc.models.parts.moe import experts_from
+from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SOFTMAX
 
 
-def spec(file: GGUFFile) -> HybridSpec:
+def spec(file: GGUFFile) -> ModelSpec:
     experts = experts_from(file, "qwen35moe", scoring=SOFTMAX, renormalise=True, shared_gate=True)
     return replace(hybrid_spec(file, "qwen35moe"), experts=experts)
 
 
-def build(g: Graph, spec: HybridSpec, w: Weights) -> None:
-    hybrid_decoder(g, spec, w)
+def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
+    decoder(g, spec, w, mixer=hybrid_mixer)

@@ -1,13 +1,15 @@
-"""Qwen 3 with experts: softmax over all of them, the chosen weights renormalised; attention as in
-the dense models."""
+"""Qwen 3 with experts: softmax over all experts, and the chosen weights are renormalised.
+
+Attention is that of the dense models.
+"""
 
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.moe import expert_decoder, experts_from
-from zinc.models.parts.spec import Metadata, ModelSpec, dense_spec
-from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.metadata import Metadata
+from zinc.models.parts.moe import experts_from
+from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.ops.moe import SOFTMAX
 
 
@@ -18,5 +20,4 @@ def spec(file: GGUFFile) -> ModelSpec:
     return replace(base, experts=experts)
 
 
-def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
-    expert_decoder(g, spec, w)
+build = decoder

@@ -1,20 +1,24 @@
-"""Qwen3-Next: qwen35moe with the value heads in the order of training, where those of one key head
-are neighbours, and beta and alpha stacked for each key head."""
+"""Qwen3-Next: qwen35moe with the heads of Gated DeltaNet in the order of training.
+
+The value heads of a key head are neighbours, and beta and alpha are stacked key head by key head.
+"""
 
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.delta_net import HybridSpec, hybrid_decoder, hybrid_spec
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.delta_net import hybrid_mixer, hybrid_spec
 from zinc.models.parts.moe import experts_from
+from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SOFTMAX
 
 
-def spec(file: GGUFFile) -> HybridSpec:
+def spec(file: GGUFFile) -> ModelSpec:
     experts = experts_from(file, "qwen3next", scoring=SOFTMAX, renormalise=True, shared_gate=True)
     return replace(hybrid_spec(file, "qwen3next", grouped=True), experts=experts)
 
 
-def build(g: Graph, spec: HybridSpec, w: Weights) -> None:
-    hybrid_decoder(g, spec, w)
+def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
+    decoder(g, spec, w, mixer=hybrid_mixer)

@@ -1,40 +1,33 @@
-"""Gated DeltaNet layers, and decoders that mix them with attention (Qwen3-Next and later).
+"""Gated DeltaNet layers and the hybrids that mix them with attention (Qwen3-Next, Qwen 3.5).
 
-Most layers carry a state of fixed size instead of keys and values; every few layers one attends,
-with a gate on its output. Facts come from the published model code (transformers, qwen3_next and
-qwen3_5) and the tensors that llama.cpp's converter writes. Feed-forward layers may be experts.
+Most layers carry a recurrent state of fixed size instead of keys and values; every few layers one
+is attention with a gate on its output. Sources: the published model code (transformers, qwen3_next
+and qwen3_5) and the tensors that llama.cpp's converter writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFArray, GGUFFile
-from zinc.models.parts.blocks import RopeTables, attention, lm_head
-from zinc.models.parts.moe import feed_forward
-from zinc.models.parts.spec import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata, ModelSpec, dense_spec
-from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph, RecurrentState, Value, Weight
+from zinc.models.parts.attention import attention
+from zinc.models.parts.layer import Layer
+from zinc.models.parts.metadata import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
+from zinc.models.parts.spec import DeltaNet, ModelSpec, dense_spec
+from zinc.ops.graph import RecurrentState, Value, Weight
 from zinc.ops.recurrent import DeltaShape
 
 MAX_TAPS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridSpec(ModelSpec):
-    """`recurrent` says of each layer whether it is Gated DeltaNet; `grouped`, whether the value
-    heads of a key head are neighbours (else they are n_k_heads apart)."""
+def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpec:
+    """Return the spec of a hybrid, without experts.
 
-    recurrent: tuple[bool, ...]
-    delta: DeltaShape
-    taps: int
-    grouped: bool
-
-
-def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> HybridSpec:
-    """The spec of a hybrid without its experts. Raises ModelError."""
+    grouped: the value heads of a key head are neighbours (else they are n_k_heads apart). Raises
+    ModelError for head counts that do not divide each other.
+    """
     m = Metadata(file, arch)
     m.require("rope.freq_base", "rope.dimension_count")
     base = dense_spec(file, arch, neox=True, qk_norm=True, scaling_is_optional=True)
@@ -44,25 +37,31 @@ def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> HybridSp
     if n_v_heads % n_k_heads or v_cols % n_v_heads:
         raise ModelError(
             f"cannot load {file.path}",
-            f"{v_cols} inner columns cannot be shared by {n_v_heads} value heads, "
-            f"and these by {n_k_heads} key heads",
+            f"{n_v_heads} value heads cannot share {v_cols} inner columns and "
+            f"{n_k_heads} key heads evenly",
             "the file is damaged; download or convert it again",
         )
-    attends = replace(base.attention[0], gated=True)
-    return HybridSpec(
-        **{name: getattr(base, name) for name in ModelSpec.__dataclass_fields__}
-        | {"attention": (attends,) * base.n_layers},
-        recurrent=tuple(recurrent_layers(m, base.n_layers)),
-        delta=DeltaShape(
-            n_k_heads, n_v_heads, m.size("ssm.state_size", MAX_WIDTH), v_cols // n_v_heads
+    shape = DeltaShape(
+        n_k_heads, n_v_heads, m.size("ssm.state_size", MAX_WIDTH), v_cols // n_v_heads
+    )
+    return replace(
+        base,
+        attention=(replace(base.attention[0], gated=True),) * base.n_layers,
+        mlp_norm="post_attention_norm",
+        delta_net=DeltaNet(
+            layers=tuple(_recurrent_layers(m, base.n_layers)),
+            shape=shape,
+            conv_taps=m.size("ssm.conv_kernel", MAX_TAPS),
+            grouped=grouped,
         ),
-        taps=m.size("ssm.conv_kernel", MAX_TAPS),
-        grouped=grouped,
     )
 
 
-def recurrent_layers(m: Metadata, n_layers: int) -> list[bool]:
-    """Every layer but the last of each `full_attention_interval`, unless the file lists them."""
+def _recurrent_layers(m: Metadata, n_layers: int) -> list[bool]:
+    """Return for each layer whether it is recurrent.
+
+    Unless the file lists them, all layers are but the last of each `full_attention_interval`.
+    """
     key = "attention.recurrent_layers"
     if isinstance(m.file.metadata.get(f"{m.arch}.{key}"), GGUFArray):
         return [bool(x) for x in m.layer_values(key, n_layers)]
@@ -70,54 +69,44 @@ def recurrent_layers(m: Metadata, n_layers: int) -> list[bool]:
     return [(i + 1) % interval != 0 for i in range(n_layers)]
 
 
-def hybrid_decoder(g: Graph, spec: HybridSpec, w: Weights) -> None:
-    """Pre-norm decoder: x += mixer(norm(x)); x += feed_forward(norm(x)) for each layer."""
-    ropes = RopeTables()
-    g.at("embed")
-    x = g.embed(w.matrix("token_embd", spec.vocab, spec.hidden))
-    for i, is_recurrent in enumerate(spec.recurrent):
-        g.at(f"blk.{i}")
-        layer = w.layer(i)
-        h = g.rms_norm(x, layer.vector("attn_norm", spec.hidden), eps=spec.eps)
-        if is_recurrent:
-            h = delta_net(g, spec, layer, h, f"blk.{i}")
-        else:
-            h = attention(g, spec, spec.attention[i], layer, ropes, h, f"blk.{i}")
-        x = g.add(h, x)
-        h = g.rms_norm(x, layer.vector("post_attention_norm", spec.hidden), eps=spec.eps)
-        x = feed_forward(g, spec, layer, i, h, x)
-    lm_head(g, spec, w, x)
+def hybrid_mixer(layer: Layer, x: Value) -> Value:
+    """Return Gated DeltaNet or attention of normalised rows x [tokens, hidden], by the layer."""
+    net = layer.spec.delta_net
+    assert net is not None
+    return _delta_net(layer, net, x) if net.layers[layer.index] else attention(layer, x)
 
 
-def delta_net(g: Graph, spec: HybridSpec, w: Weights, x: Value, name: str) -> Value:
-    """Gated DeltaNet of normalised rows x [tokens, hidden] -> [tokens, hidden]."""
-    shape, taps = spec.delta, spec.taps
-    qkv, z, beta, alpha = (g.linear(x, weight) for weight in projections(spec, w))
-    tail = RecurrentState(f"{name}.conv", (taps - 1) * shape.qkv_cols)
-    qkv = g.conv_silu(qkv, w.flat("ssm_conv1d", (shape.qkv_cols, taps)), tail)
+def _delta_net(layer: Layer, net: DeltaNet, x: Value) -> Value:
+    g, spec, w, shape = layer.g, layer.spec, layer.w, net.shape
+    qkv, z, beta, alpha = (g.linear(x, weight) for weight in _projections(layer, shape))
+    tail = RecurrentState(f"{layer.name}.conv", (net.conv_taps - 1) * shape.qkv_cols)
+    qkv = g.conv_silu(qkv, w.flat("ssm_conv1d", (shape.qkv_cols, net.conv_taps)), tail)
     o = g.delta_rule(
         qkv,
         alpha,
         beta,
         w.bare_vector("ssm_a", shape.n_v_heads),
         w.vector("ssm_dt", shape.n_v_heads, "bias"),
-        RecurrentState(f"{name}.delta", shape.state_floats),
+        RecurrentState(f"{layer.name}.delta", shape.state_floats),
         n_k_heads=shape.n_k_heads,
         k_dim=shape.k_dim,
         v_dim=shape.v_dim,
-        grouped=spec.grouped,
+        grouped=net.grouped,
     )
     o = g.gated_norm(o, z, w.vector("ssm_norm", shape.v_dim), eps=spec.eps)
     return g.linear(o, w.matrix("ssm_out", spec.hidden, shape.v_cols))
 
 
-def projections(spec: HybridSpec, w: Weights) -> tuple[Weight, Weight, Weight, Weight]:
-    """Weights of [q | k | v], z, beta and alpha; some files stack them for each key head."""
-    shape, hidden = spec.delta, spec.hidden
+def _projections(layer: Layer, shape: DeltaShape) -> tuple[Weight, Weight, Weight, Weight]:
+    """Return the matrices of [q | k | v], z, beta and alpha.
+
+    Some files stack the first two as ssm_in and the last two as ssm_ba, key head by key head.
+    """
+    w, hidden = layer.w, layer.spec.hidden
     each = shape.n_v_heads // shape.n_k_heads
     if w.has("ssm_in"):
         v_each = each * shape.v_dim
-        q, k, v, z = _stacked(shape.n_k_heads, (shape.k_dim, shape.k_dim, v_each, v_each))
+        q, k, v, z = _stacked_rows(shape.n_k_heads, (shape.k_dim, shape.k_dim, v_each, v_each))
         stack = (shape.qkv_cols + shape.v_cols, hidden)
         qkv_weight = w.pick("ssm_in", stack, (*q, *k, *v), "qkv")
         z_weight = w.pick("ssm_in", stack, z, "z")
@@ -125,7 +114,7 @@ def projections(spec: HybridSpec, w: Weights) -> tuple[Weight, Weight, Weight, W
         qkv_weight = w.matrix("attn_qkv", shape.qkv_cols, hidden)
         z_weight = w.matrix("attn_gate", shape.v_cols, hidden)
     if w.has("ssm_ba"):
-        b, a = _stacked(shape.n_k_heads, (each, each))
+        b, a = _stacked_rows(shape.n_k_heads, (each, each))
         stack = (2 * shape.n_v_heads, hidden)
         beta, alpha = w.pick("ssm_ba", stack, b, "beta"), w.pick("ssm_ba", stack, a, "alpha")
     else:
@@ -134,10 +123,10 @@ def projections(spec: HybridSpec, w: Weights) -> tuple[Weight, Weight, Weight, W
     return qkv_weight, z_weight, beta, alpha
 
 
-def _stacked(n_heads: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Rows of each part of a matrix that has, for each head, so many rows of each in turn."""
+def _stacked_rows(n_heads: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the rows of each part of a matrix that stacks parts of `sizes` rows, head by head."""
     first, period = 0, sum(sizes)
     for size in sizes:
         heads = range(first, n_heads * period, period)
-        yield tuple(row for at in heads for row in range(at, at + size))
+        yield tuple(row for start in heads for row in range(start, start + size))
         first += size

@@ -1,12 +1,13 @@
 """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1), in its absorbed form.
 
-A position is cached as [rotary key | latent], shared by all heads: keys and values are linear in
-the latent, so a head's key matrix moves to its query and its value matrix behind the mix.
+A position is cached as [rotary key | latent], shared by all heads. Keys and values are linear in
+the latent, so the key matrix of a head is applied to its query, and the value matrix to the output
+of attention:
 
     q_h . k = q_rope_h . k_rope + (W_k_h^T q_nope_h) . latent      value_h = W_v_h latent
 
-So attention is that of one KV head whose values are the last columns of its keys. It is the same
-sum for one token and for a whole prompt, so prefill and decode share it.
+The result is attention with one KV head, whose values are the last columns of its keys. Prefill and
+decode use the same form.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from dataclasses import dataclass, replace
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.blocks import RopeTables
+from zinc.models.parts.layer import Layer
+from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
 from zinc.models.parts.rope import Rope, rope_from
-from zinc.models.parts.spec import MAX_HEADS, MAX_WIDTH, Attention, Metadata, ModelSpec
+from zinc.models.parts.spec import Attention
 from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph, KVState, Value, Weight
+from zinc.ops.graph import KVState, Value, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Attention):
-    """Sizes before absorption: a query head is [nope | rotary], its value `v_dim` wide.
+    """Sizes of latent attention; a query head is [nope | rotary], a value `v_dim` wide.
 
-    `q_rank` 0: queries come straight from the hidden rows. The sizes of the base class are those
-    of the cache: one KV head of [rotary | latent].
+    The fields of the base class describe the cache: one KV head of [rotary | latent]. `q_rank` is
+    the rank of the query projection, 0 if queries come straight from the hidden rows.
     """
 
     q_rank: int
@@ -50,11 +52,11 @@ class LatentAttention(Attention):
 
 
 def latent_from(file: GGUFFile, arch: str) -> LatentAttention:
-    """Reads `{arch}.attention.*`.
+    """Return the latent attention that the metadata `{arch}.attention.*` describes.
 
-    `key_length_mla` is the width of a query head; files from before this key have it, and no
-    latent, in `key_length`. Raises ModelError for sizes that contradict each other and
-    UnsupportedError for attention whose temperature depends on the position.
+    `key_length_mla` is the width of a query head; older files state it in `key_length`. Raises
+    ModelError for sizes that contradict each other and UnsupportedError for attention whose
+    temperature depends on the position.
     """
     m = Metadata(file, arch)
     if m.optional_positive("attention.temperature_scale"):
@@ -72,7 +74,7 @@ def latent_from(file: GGUFFile, arch: str) -> LatentAttention:
     if rope_dim >= query_dim:
         raise ModelError(
             f"cannot load {file.path}",
-            f"query heads of {query_dim} dimensions leave nothing beside {rope_dim} that rotate",
+            f"{rope_dim} rotary dimensions leave none of the {query_dim} of a query head unrotated",
             "the file is damaged; download or convert it again",
         )
     rope = rope_from(file, arch, query_dim, neox=False)
@@ -91,54 +93,52 @@ def latent_from(file: GGUFFile, arch: str) -> LatentAttention:
 
 
 def _temperature(m: Metadata, rope: Rope, scale: float) -> tuple[float, Rope]:
-    """The scale of scores, and the RoPE, under YaRN with `mscale_all_dim`.
+    """Return the scale of attention scores and the RoPE for YaRN with `mscale_all_dim`.
 
-    The temperature 1 + 0.1 mscale ln(factor) of YaRN then applies to all dimensions of query and
-    key, so it goes into the scale, squared, and out of cosines and sines. GGUF stores
-    0.1 mscale_all_dim; `mscale` itself is equal to it in the published models.
+    There, the YaRN temperature 1 + 0.1 mscale ln(factor) applies to all dimensions of query and
+    key. So its square multiplies the score scale, and cosines and sines go without it. GGUF stores
+    0.1 mscale_all_dim; `mscale` is equal to mscale_all_dim in the published models.
     """
     log_multiplier = m.optional_positive("rope.scaling.yarn_log_multiplier")
     if rope.scaling != "yarn" or not log_multiplier:
         return scale, rope
     temperature = 1.0 + log_multiplier * math.log(rope.factor)
-    # rope.scale is the attention factor of the file times the temperature that moves away.
+    # rope.scale is the file's attention factor times the temperature: divide the latter out.
     unscaled = replace(rope, attention_factor=rope.attention_factor**2 / rope.scale)
     return scale * temperature**2, unscaled
 
 
-def latent_attention(
-    g: Graph, spec: ModelSpec, a: Attention, w: Weights, ropes: RopeTables, x: Value, name: str
-) -> Value:
-    """Latent attention of normalised rows x [tokens, hidden] -> [tokens, hidden]."""
+def latent_attention(layer: Layer, x: Value) -> Value:
+    """Return latent attention of normalised rows x [tokens, hidden], [tokens, hidden]."""
+    g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
     assert isinstance(a, LatentAttention)
     assert a.rope is not None
-    q_nope, q_rope = queries(g, spec, a, w, x)
+    q_nope, q_rope = _queries(layer, a, x)
     kv = g.linear(x, w.matrix("attn_kv_a_mqa", a.head_dim, spec.hidden))
     latent = g.rms_norm(g.columns(kv, 0, a.rank), w.vector("attn_kv_a_norm", a.rank), eps=spec.eps)
-    w_key, w_value = absorbed(a, w)
+    w_key, w_value = _absorbed(a, w)
     q = g.concat_heads(q_rope, g.head_linear(q_nope, w_key, a.n_heads), n_heads=a.n_heads)
     k = g.concat_heads(g.columns(kv, a.rank, a.rope_dim), latent, n_heads=1)
-    table = ropes.get(g, a.rope)
+    table = layer.ropes.get(g, a.rope)
     q = g.rope(q, table, head_dim=a.head_dim, neox=a.rope.neox)
     k = g.rope(k, table, head_dim=a.head_dim, neox=a.rope.neox)
-    state = KVState(name, 1, a.head_dim, a.rank, a.window, v_from_k=True)
+    state = KVState(layer.name, 1, a.head_dim, a.rank, a.window, v_from_k=True)
     g.kv_store(k, None, state)
     mixed = g.attention(q, state, scale=a.scale)
     o = g.head_linear(mixed, w_value, a.n_heads)
     return g.linear(o, w.matrix("attn_output", spec.hidden, a.n_heads * a.v_dim))
 
 
-def queries(
-    g: Graph, spec: ModelSpec, a: LatentAttention, w: Weights, x: Value
-) -> tuple[Value, Value]:
-    """The parts of all query heads that do not rotate, and those that do."""
+def _queries(layer: Layer, a: LatentAttention, x: Value) -> tuple[Value, Value]:
+    """Return the parts of all query heads without and with rotation: (nope, rotary)."""
+    g, spec, w = layer.g, layer.spec, layer.w
     name, cols = "attn_q", spec.hidden
     if a.q_rank:
         x = g.linear(x, w.matrix("attn_q_a", a.q_rank, spec.hidden))
         x = g.rms_norm(x, w.vector("attn_q_a_norm", a.q_rank), eps=spec.eps)
         name, cols = "attn_q_b", a.q_rank
     shape = (a.n_heads * a.query_dim, cols)
-    w.matrix(name, *shape)  # before its rows are listed: the file is not trusted until then
+    w.matrix(name, *shape)  # check the shape before listing rows: sizes from a file may be huge
     nope, rope = _split(a.n_heads, a.nope_dim, a.rope_dim)
     return (
         g.linear(x, w.pick(name, shape, nope, "nope")),
@@ -146,11 +146,11 @@ def queries(
     )
 
 
-def absorbed(a: LatentAttention, w: Weights) -> tuple[Weight, Weight]:
-    """Each head's matrix from nope queries to the latent, and the one from the latent to values.
+def _absorbed(a: LatentAttention, w: Weights) -> tuple[Weight, Weight]:
+    """Return each head's matrix from nope queries to the latent, and from the latent to values.
 
-    Older files have both of a head in attn_kv_b, where the keys' matrix lies the other way round;
-    some have all three tensors.
+    Older files stack both in attn_kv_b, with the keys' matrix transposed; some files have all three
+    tensors.
     """
     shape = (a.n_heads * (a.nope_dim + a.v_dim), a.rank)
     if w.has("attn_kv_b"):
@@ -168,7 +168,7 @@ def absorbed(a: LatentAttention, w: Weights) -> tuple[Weight, Weight]:
 
 
 def _split(n_heads: int, first: int, second: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows of the first and of the second part of every head, for heads of [first | second]."""
+    """Return the rows of both parts of every head, where a head is [first | second] rows."""
     size = first + second
     heads = range(0, n_heads * size, size)
     return (

@@ -1,22 +1,17 @@
-"""Feed-forward layers of experts, and decoders built with them."""
+"""Mixture-of-experts feed-forward layers, and how model files describe them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.blocks import RopeTables, attention, gated_mlp, lm_head
-from zinc.models.parts.spec import MAX_LAYERS, MAX_WIDTH, Attention, Experts, Metadata, ModelSpec
-from zinc.models.parts.weights import Weights
+from zinc.models.parts.layer import Layer
+from zinc.models.parts.metadata import MAX_LAYERS, MAX_WIDTH, Metadata
+from zinc.models.parts.spec import Experts
 from zinc.ops.elementwise import CLAMPED_SWIGLU
-from zinc.ops.graph import Graph, Value, Weight
+from zinc.ops.graph import Value, Weight
 from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
 
 MAX_EXPERTS, MAX_CHOSEN = 4096, 256
-# An attention block: of the layer's normalised rows, under the name of its cache.
-Attend: TypeAlias = Callable[[Graph, ModelSpec, Attention, Weights, RopeTables, Value, str], Value]
 # `expert_gating_func` of the GGUF specification.
 GATING = {1: SOFTMAX, 2: SIGMOID, 3: SOFTMAX_CHOSEN}
 
@@ -30,10 +25,11 @@ def experts_from(
     shared_gate: bool = False,
     biases: bool = False,
 ) -> Experts:
-    """Reads `{arch}.expert_*`; what is given here is a fact of the family and not in its files.
+    """Return the experts that the metadata `{arch}.expert_*` describes.
 
-    Raises ModelError for counts that contradict each other or the experts in the file, and
-    UnsupportedError for a gating function that zinc does not know.
+    scoring, renormalise, shared_gate and biases are facts of the architecture that its files do not
+    state; None reads the value from the file. Raises ModelError for counts that contradict each
+    other and UnsupportedError for a gating function that zinc does not know.
     """
     m = Metadata(file, arch)
     count = m.size("expert_count", MAX_EXPERTS)
@@ -51,7 +47,7 @@ def experts_from(
         )
     if scoring is None:
         scoring = _gating(file, arch)
-    # Sums of two rank the groups in DeepSeek-V3, whose scores are sigmoids; V2 takes the largest.
+    # DeepSeek-V3 (sigmoid scores) ranks a group by its two best experts, V2 by its best one.
     group_top = min(2 if scoring == SIGMOID else 1, count // n_groups)
     if renormalise is None:
         if scoring == SIGMOID:
@@ -75,9 +71,10 @@ def experts_from(
 
 
 def _gating(file: GGUFFile, arch: str) -> int:
-    """The scoring that the file names, or the one that its tensors imply.
+    """Return the scoring (`SOFTMAX`, ...) that the metadata names or the tensors imply.
 
-    A bias that moves the choice of experts came with sigmoid scores (DeepSeek-V3).
+    Files without the key score with sigmoids if they have a bias for the choice of experts: both
+    came with DeepSeek-V3.
     """
     value = file.int(f"{arch}.expert_gating_func", default=0)
     if value == 0:
@@ -94,7 +91,7 @@ def _gating(file: GGUFFile, arch: str) -> int:
 
 
 def _expert_width(file: GGUFFile) -> int:
-    """Width of an expert by the tensors, where the metadata does not say."""
+    """Return the width of an expert, taken from the shape of its tensors."""
     for name, tensor in file.tensors.items():
         if name.endswith(".ffn_down_exps.weight") and len(tensor.shape) == 3:
             return tensor.shape[2]
@@ -106,7 +103,10 @@ def _expert_width(file: GGUFFile) -> int:
 
 
 def _shared_width(m: Metadata, ffn: int) -> int:
-    """Width of all shared experts together: a key of its own, a count of them, or by tensor."""
+    """Return the total width of the shared experts, 0 without any.
+
+    Files state the width, or the number of shared experts, or neither; then the tensor decides.
+    """
     width = m.optional_size("expert_shared_feed_forward_length", MAX_WIDTH)
     if width:
         return width
@@ -120,35 +120,32 @@ def _shared_width(m: Metadata, ffn: int) -> int:
 
 
 def leading_dense_layers(file: GGUFFile, arch: str, n_layers: int) -> int:
-    """Return how many of the first layers are dense: they have a plain feed-forward layer.
-
-    A model whose layers are all dense has no experts, whatever its other keys say of them.
-    """
+    """Return how many of the first layers have a plain MLP in place of experts."""
     count = Metadata(file, arch).optional_size("leading_dense_block_count", MAX_LAYERS)
     return min(count, n_layers)
 
 
-def expert_mlp(
-    g: Graph, spec: ModelSpec, e: Experts, w: Weights, x: Value, residual: Value
-) -> Value:
-    """residual + shared experts(x) + chosen experts(x) for normalised rows x [tokens, hidden].
+def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
+    """Return residual + shared experts(x) + routed experts(x) for normalised rows x.
 
-    The shared experts come before the chosen ones, so that either down-projection can take what it
-    adds to as its residual.
+    Rows are [tokens, hidden]. The shared experts come first, so that each down-projection can take
+    the sum so far as its residual.
     """
+    g, w, hidden = layer.g, layer.w, layer.spec.hidden
     bias = w.vector("ffn_gate_inp", e.count, "bias") if e.biases else None
-    logits = g.linear(x, w.matrix("ffn_gate_inp", e.count, spec.hidden), bias)
-    routes = routing(g, e, w, logits)
+    logits = g.linear(x, w.matrix("ffn_gate_inp", e.count, hidden), bias)
+    routes = _route(layer, e, logits)
     if e.shared_ffn:
-        residual = g.add(shared_mlp(g, spec, e, w, x), residual)
-    return g.add(chosen_mlp(g, spec, e, w, x, routes), residual)
+        residual = g.add(_shared_experts(layer, e, x), residual)
+    order, starts = g.group_experts(routes, n_experts=e.count)
+    return g.add(routed_experts(layer, e, x, routes, order, starts), residual)
 
 
-def routing(g: Graph, e: Experts, w: Weights, logits: Value) -> Value:
-    """Chosen experts and their weights, from router logits [tokens, experts]."""
-    return g.route(
+def _route(layer: Layer, e: Experts, logits: Value) -> Value:
+    """Return the chosen experts and their weights for router logits [tokens, experts]."""
+    return layer.g.route(
         logits,
-        w.optional_vector("exp_probs_b", e.count, "bias"),
+        layer.w.optional_vector("exp_probs_b", e.count, "bias"),
         top_k=e.top_k,
         scoring=e.scoring,
         renormalise=e.renormalise,
@@ -159,13 +156,16 @@ def routing(g: Graph, e: Experts, w: Weights, logits: Value) -> Value:
     )
 
 
-def chosen_mlp(g: Graph, spec: ModelSpec, e: Experts, w: Weights, x: Value, routes: Value) -> Value:
-    """The weighted sum of the chosen experts of rows x [tokens, hidden].
+def routed_experts(
+    layer: Layer, e: Experts, x: Value, routes: Value, order: Value, starts: Value
+) -> Value:
+    """Return the weighted sum of the experts chosen for each row of x [tokens, hidden].
 
-    Files keep the experts' gate and up apart or stacked, and may scale an expert's output.
+    `routes` comes from the op `route`, `order` and `starts` from `group_experts`. A file may scale
+    the output of each expert.
     """
-    order, starts = g.group_experts(routes, n_experts=e.count)
-    gate, up = _gate_up(spec, e, w)
+    g, spec, w = layer.g, layer.spec, layer.w
+    gate, up = _gate_up(layer, e)
     down = w.matrix("ffn_down_exps", spec.hidden, e.ffn, e.count)
     b_gate = b_up = b_down = None
     if e.biases:
@@ -178,56 +178,28 @@ def chosen_mlp(g: Graph, spec: ModelSpec, e: Experts, w: Weights, x: Value, rout
     return g.moe_down(h, order, starts, routes, down, b_down, scale)
 
 
-def _gate_up(spec: ModelSpec, e: Experts, w: Weights) -> tuple[Weight, Weight]:
+def _gate_up(layer: Layer, e: Experts) -> tuple[Weight, Weight]:
+    """Return the gate and up matrices [experts, ffn, hidden], which some files stack in one."""
+    w, hidden = layer.w, layer.spec.hidden
     if w.has("ffn_gate_up_exps"):
         w.refuse("ffn_gate_up_exps", "bias")
-        shape = (e.count, 2 * e.ffn, spec.hidden)
-        gate = w.rows("ffn_gate_up_exps", shape, 0, e.ffn)
-        return gate, w.rows("ffn_gate_up_exps", shape, e.ffn, e.ffn)
-    gate = w.matrix("ffn_gate_exps", e.ffn, spec.hidden, e.count)
-    return gate, w.matrix("ffn_up_exps", e.ffn, spec.hidden, e.count)
+        stacked = (e.count, 2 * e.ffn, hidden)
+        gate = w.rows("ffn_gate_up_exps", stacked, 0, e.ffn)
+        return gate, w.rows("ffn_gate_up_exps", stacked, e.ffn, e.ffn)
+    gate = w.matrix("ffn_gate_exps", e.ffn, hidden, e.count)
+    return gate, w.matrix("ffn_up_exps", e.ffn, hidden, e.count)
 
 
-def shared_mlp(g: Graph, spec: ModelSpec, e: Experts, w: Weights, x: Value) -> Value:
-    """The experts that every token runs: one gated layer of width `shared_ffn`.
+def _shared_experts(layer: Layer, e: Experts, x: Value) -> Value:
+    """Return the experts that every token runs, as one gated MLP of width `shared_ffn`.
 
-    Their gate scales the hidden columns; the down-projection is linear, so it comes out the same.
+    The gate scales the input of the down-projection, which is linear: scaling its output would give
+    the same result.
     """
-    ffn = e.shared_ffn
-    gate = g.linear(x, w.matrix("ffn_gate_shexp", ffn, spec.hidden))
-    up = g.linear(x, w.matrix("ffn_up_shexp", ffn, spec.hidden))
-    h = g.glu(gate, up, act=spec.activation)
+    g, w, hidden, ffn = layer.g, layer.w, layer.spec.hidden, e.shared_ffn
+    gate = g.linear(x, w.matrix("ffn_gate_shexp", ffn, hidden))
+    up = g.linear(x, w.matrix("ffn_up_shexp", ffn, hidden))
+    h = g.glu(gate, up, act=layer.spec.activation)
     if e.shared_gate:
-        h = g.gate(h, g.linear(x, w.row("ffn_gate_inp_shexp", spec.hidden)))
-    return g.linear(h, w.matrix("ffn_down_shexp", spec.hidden, ffn))
-
-
-def feed_forward(
-    g: Graph, spec: ModelSpec, w: Weights, layer: int, x: Value, residual: Value
-) -> Value:
-    """residual + the feed-forward layer of rows x: plain in the leading layers, else experts."""
-    if spec.experts is None or layer < spec.n_dense_layers:
-        return g.add(gated_mlp(g, spec, w, x), residual)
-    return expert_mlp(g, spec, spec.experts, w, x, residual)
-
-
-def expert_decoder(
-    g: Graph,
-    spec: ModelSpec,
-    w: Weights,
-    *,
-    attend: Attend = attention,
-    ffn_norm: str = "ffn_norm",
-) -> None:
-    """Pre-norm decoder whose feed-forward layers are experts; `ffn_norm` names the norm of them."""
-    ropes = RopeTables()
-    g.at("embed")
-    x = g.embed(w.matrix("token_embd", spec.vocab, spec.hidden), scale=spec.embed_scale)
-    for i, a in enumerate(spec.attention):
-        g.at(f"blk.{i}")
-        layer = w.layer(i)
-        h = g.rms_norm(x, layer.vector("attn_norm", spec.hidden), eps=spec.eps)
-        x = g.add(attend(g, spec, a, layer, ropes, h, f"blk.{i}"), x)
-        h = g.rms_norm(x, layer.vector(ffn_norm, spec.hidden), eps=spec.eps)
-        x = feed_forward(g, spec, layer, i, h, x)
-    lm_head(g, spec, w, x)
+        h = g.gate(h, g.linear(x, w.row("ffn_gate_inp_shexp", hidden)))
+    return g.linear(h, w.matrix("ffn_down_shexp", hidden, ffn))

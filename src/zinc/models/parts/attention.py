@@ -1,0 +1,76 @@
+"""Grouped-query attention over the KV cache."""
+
+from __future__ import annotations
+
+from zinc.models.parts.layer import Layer
+from zinc.ops.graph import KVState, Value
+
+
+def attention(layer: Layer, x: Value) -> Value:
+    """Return grouped-query attention of normalised rows x [tokens, hidden], [tokens, hidden].
+
+    A layer with `kv_layer` projects queries only and reads the cache of that layer.
+    """
+    g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
+    cache_name = layer.name
+    if a.gated:
+        q, gate = _gated_query(layer, x)
+    else:
+        q, gate = _projection(layer, x, "attn_q"), None
+    if a.kv_layer is None:
+        k = _projection(layer, x, "attn_k")
+        v = k if a.k_is_v else _projection(layer, x, "attn_v")
+        if a.v_norm:
+            v = g.rms_norm(v, None, eps=spec.eps, group=a.head_dim_v)
+    else:
+        w.ignore("attn_k", "attn_v", "attn_k_norm")
+        k, v = None, None
+        cache_name = f"blk.{a.kv_layer}"
+    if a.qk_norm:
+        q = g.rms_norm(q, w.vector("attn_q_norm", a.head_dim), eps=spec.eps, group=a.head_dim)
+        if k is not None:
+            k = g.rms_norm(k, w.vector("attn_k_norm", a.head_dim), eps=spec.eps, group=a.head_dim)
+    if a.rope is not None:
+        table = layer.ropes.get(g, a.rope)
+        q = g.rope(q, table, head_dim=a.head_dim, neox=a.rope.neox)
+        if k is not None:
+            k = g.rope(k, table, head_dim=a.head_dim, neox=a.rope.neox)
+    state = KVState(cache_name, a.n_kv_heads, a.head_dim, a.head_dim_v, a.window)
+    if k is not None and v is not None:
+        g.kv_store(k, v, state)
+    sinks = w.vector("attn_sinks", a.n_heads) if a.sinks else None
+    o = g.attention(q, state, sinks, scale=a.scale, softcap=a.softcap)
+    if gate is not None:
+        o = g.gate(o, gate)
+    return layer.linear(o, "attn_output", spec.hidden, a.n_heads * a.head_dim_v)
+
+
+def _projection(layer: Layer, x: Value, name: str) -> Value:
+    """Return rows x times attn_q, attn_k or attn_v.
+
+    Some files stack the three in this order as attn_qkv.
+    """
+    g, w, a = layer.g, layer.w, layer.attention
+    sizes = {"attn_q": a.q_cols, "attn_k": a.k_cols, "attn_v": a.v_cols}
+    if not w.has("attn_qkv"):
+        return layer.linear(x, name, sizes[name])
+    w.refuse("attn_qkv", "bias")
+    first = sum(list(sizes.values())[: list(sizes).index(name)])
+    stacked = (sum(sizes.values()), layer.spec.hidden)
+    return g.linear(x, w.rows("attn_qkv", stacked, first, sizes[name]))
+
+
+def _gated_query(layer: Layer, x: Value) -> tuple[Value, Value]:
+    """Return queries and gates, each [tokens, heads * head_dim].
+
+    For each head, attn_q holds the rows of the query and then those of the gate.
+    """
+    g, w, a = layer.g, layer.w, layer.attention
+    shape = (2 * a.q_cols, layer.spec.hidden)
+    starts = range(0, 2 * a.q_cols, 2 * a.head_dim)
+    query = tuple(row for start in starts for row in range(start, start + a.head_dim))
+    gate = tuple(row + a.head_dim for row in query)
+    return (
+        g.linear(x, w.pick("attn_q", shape, query, "query")),
+        g.linear(x, w.pick("attn_q", shape, gate, "gate")),
+    )

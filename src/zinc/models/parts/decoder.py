@@ -1,0 +1,74 @@
+"""The decoder loop that every architecture shares.
+
+    x = embed(tokens)
+    for each layer:  x += mixer(norm(x));  x += mlp(norm(x))
+    logits = head(norm(x))
+
+An architecture differs in its spec, in the mixer (attention, latent attention, Gated DeltaNet) and
+in the MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from zinc.models.parts.attention import attention
+from zinc.models.parts.layer import Layer, RopeTables
+from zinc.models.parts.mlp import mlp as default_mlp
+from zinc.models.parts.spec import ModelSpec
+from zinc.models.parts.weights import Weights
+from zinc.ops.graph import Graph, Value
+
+# mixer(layer, x): mixes normalised rows x [tokens, hidden] over the tokens of a sequence.
+Mixer: TypeAlias = Callable[[Layer, Value], Value]
+# mlp(layer, x, residual): residual + MLP(x) for normalised rows x; `residual` is x before the norm.
+Mlp: TypeAlias = Callable[[Layer, Value, Value], Value]
+
+
+def decoder(
+    g: Graph, spec: ModelSpec, w: Weights, *, mixer: Mixer = attention, mlp: Mlp = default_mlp
+) -> None:
+    """Add a whole pre-norm decoder to the graph: embedding, layers and head."""
+    x = embed(g, spec, w)
+    x = layers(g, spec, w, x, mixer=mixer, mlp=mlp)
+    head(g, spec, w, x)
+
+
+def embed(g: Graph, spec: ModelSpec, w: Weights) -> Value:
+    """Return the scaled embedding [tokens, hidden] of the token ids of a step."""
+    g.at("embed")
+    return g.embed(w.matrix("token_embd", spec.vocab, spec.hidden), scale=spec.embed_scale)
+
+
+def layers(
+    g: Graph, spec: ModelSpec, w: Weights, x: Value, *, mixer: Mixer = attention, mlp: Mlp
+) -> Value:
+    """Return rows x [tokens, hidden] after all layers.
+
+    With `spec.post_norms`, the output of a mixer is normalised before it is added; an MLP does the
+    same for its own output.
+    """
+    ropes = RopeTables()
+    for i in range(spec.n_layers):
+        layer = Layer(g, spec, i, w.layer(i), ropes)
+        layer.w.require(*spec.required_tensors)
+        g.at(layer.name)
+        h = mixer(layer, layer.norm(x, "attn_norm"))
+        if spec.post_norms:
+            h = layer.norm(h, "post_attention_norm")
+        x = g.add(h, x)
+        x = mlp(layer, layer.norm(x, spec.mlp_norm), x)
+    return x
+
+
+def head(g: Graph, spec: ModelSpec, w: Weights, x: Value) -> None:
+    """Set the graph's output: logits [outputs, vocab] of the rows of x that the step asks for.
+
+    Models without a tensor `output` use the embedding as their head.
+    """
+    g.at("head")
+    x = g.rms_norm(g.select_rows(x), w.vector("output_norm", spec.hidden), eps=spec.eps)
+    name = "output" if w.has("output") else "token_embd"
+    logits = g.linear(x, w.matrix(name, spec.vocab, spec.hidden), w.bias("output", spec.vocab))
+    g.output = g.softcap(logits, spec.logit_softcap) if spec.logit_softcap else logits

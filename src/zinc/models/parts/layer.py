@@ -1,0 +1,55 @@
+"""The context in which a block of one layer adds its nodes to the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zinc.models.parts.rope import Rope
+from zinc.models.parts.spec import Attention, ModelSpec
+from zinc.models.parts.weights import Weights
+from zinc.ops.graph import Graph, Value
+
+
+@dataclass(slots=True)
+class RopeTables:
+    """One table of cosines and sines for each distinct RoPE of a model."""
+
+    tables: dict[Rope, Value] = field(default_factory=dict)
+
+    def get(self, g: Graph, rope: Rope) -> Value:
+        """Return the table for `rope`, and add it to the graph when a layer first needs it."""
+        if rope not in self.tables:
+            self.tables[rope] = g.rope_table(rope.inverse_frequencies(), scale=rope.scale)
+        return self.tables[rope]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Layer `index` of a model: `w` holds its tensors, `ropes` is shared by all layers."""
+
+    g: Graph
+    spec: ModelSpec
+    index: int
+    w: Weights
+    ropes: RopeTables
+
+    @property
+    def name(self) -> str:
+        """Name of the layer in the file, which also names its cache and its launches."""
+        return f"blk.{self.index}"
+
+    @property
+    def attention(self) -> Attention:
+        return self.spec.attention[self.index]
+
+    def norm(self, x: Value, name: str) -> Value:
+        """Return the RMS norm of rows x [tokens, hidden] with the weight `name`."""
+        return self.g.rms_norm(x, self.w.vector(name, self.spec.hidden), eps=self.spec.eps)
+
+    def linear(self, x: Value, name: str, rows: int, cols: int | None = None) -> Value:
+        """Return rows x [tokens, cols] times matrix `name` [rows, cols], plus its bias if any.
+
+        `cols` is the hidden width by default.
+        """
+        cols = self.spec.hidden if cols is None else cols
+        return self.g.linear(x, self.w.matrix(name, rows, cols), self.w.bias(name, rows))

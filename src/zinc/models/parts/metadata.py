@@ -1,0 +1,136 @@
+"""Numbers in the metadata of a model, with their bounds checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zinc.core.errors import ModelError
+from zinc.formats.gguf import GGUFArray, GGUFFile
+from zinc.models.parts.rope import incomplete
+
+# Larger than any published model: a size beyond is a sign of a damaged file.
+MAX_LAYERS, MAX_HEADS, MAX_WIDTH, MAX_VOCAB = 1024, 1024, 1 << 20, 1 << 22
+MAX_CONTEXT = 1 << 30
+
+
+class Metadata:
+    """Checked access to the keys of `file` that start with `{arch}.`."""
+
+    def __init__(self, file: GGUFFile, arch: str) -> None:
+        self.file, self.arch = file, arch
+
+    def size(self, key: str, limit: int, default: int | None = None) -> int:
+        """Return a positive integer of at most `limit`; raises ModelError otherwise."""
+        name = f"{self.arch}.{key}"
+        value = self.file.int(name) if default is None else self.file.int(name, default=default)
+        if not 0 < value <= limit:
+            raise ModelError(
+                f"cannot load {self.file.path}",
+                f"{name} is {value}, and it must lie between 1 and {limit}",
+                "the file is damaged; download or convert it again",
+            )
+        return value
+
+    def require(self, *keys: str) -> None:
+        """Raise ModelError unless the file has `keys`, whose defaults suit other families only."""
+        for key in keys:
+            if f"{self.arch}.{key}" not in self.file.metadata:
+                raise incomplete(self.file, f"{self.arch}.{key}")
+
+    def layers(self) -> tuple[int, int]:
+        """Return the number of layers, and of NextN (MTP) blocks after them.
+
+        `block_count` counts both. NextN blocks predict further tokens for speculation.
+        """
+        n_blocks = self.size("block_count", MAX_LAYERS)
+        n_nextn = self.optional_size("nextn_predict_layers", MAX_LAYERS)
+        if n_nextn >= n_blocks:
+            raise ModelError(
+                f"cannot load {self.file.path}",
+                f"{self.arch}.nextn_predict_layers is {n_nextn} of {n_blocks} blocks in all",
+                "the file is damaged; download or convert it again",
+            )
+        return n_blocks - n_nextn, n_nextn
+
+    def optional_size(self, key: str, limit: int) -> int:
+        """Return a size, or 0 if the key is missing or 0: the feature is absent."""
+        if self.file.int(f"{self.arch}.{key}", default=0) == 0:
+            return 0
+        return self.size(key, limit)
+
+    def dense_width(self) -> int:
+        """Return the MLP width of dense layers, or 0 if a model with experts does not state it."""
+        if self.optional_size("expert_count", MAX_WIDTH):
+            return self.optional_size("feed_forward_length", MAX_WIDTH)
+        return self.size("feed_forward_length", MAX_WIDTH)
+
+    def optional_positive(self, key: str) -> float:
+        """Return a positive number, or 0 if the key is missing or 0: the feature is absent."""
+        if self.file.float(f"{self.arch}.{key}", default=0.0) == 0:
+            return 0.0
+        return self.positive(key)
+
+    def sizes(self, key: str, limit: int, n_layers: int, default: int | None = None) -> list[int]:
+        """Return a size for each layer; the file has an array or one integer for all layers."""
+        name = f"{self.arch}.{key}"
+        if not isinstance(self.file.metadata.get(name), GGUFArray):
+            return [self.size(key, limit, default)] * n_layers
+        values = self.layer_values(key, n_layers)
+        for i, value in enumerate(values):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+                raise ModelError(
+                    f"cannot load {self.file.path}",
+                    f"{name} is {value!r} for layer {i}, and it must lie between 1 and {limit}",
+                    "the file is damaged; download or convert it again",
+                )
+        return values
+
+    def layer_values(self, key: str, n_layers: int) -> list[Any]:
+        """Return the first `n_layers` elements of an array; raises ModelError if it is shorter."""
+        array = self.file.array(f"{self.arch}.{key}")
+        if len(array) < n_layers:
+            raise ModelError(
+                f"cannot load {self.file.path}",
+                f"{self.arch}.{key} has {len(array)} elements for {n_layers} layers",
+                "the file is damaged; download or convert it again",
+            )
+        return array[:n_layers]
+
+    def sliding_layers(self, n_layers: int, period: int) -> list[bool]:
+        """Return for each layer whether it attends to a sliding window only.
+
+        Unless the file lists them, all layers do but the last of each `period`.
+        """
+        key = "attention.sliding_window_pattern"
+        if isinstance(self.file.metadata.get(f"{self.arch}.{key}"), GGUFArray):
+            pattern = self.layer_values(key, n_layers)
+            if not all(isinstance(slides, int) for slides in pattern):
+                raise ModelError(
+                    f"cannot load {self.file.path}",
+                    f"{self.arch}.{key} does not say yes or no for each layer",
+                    "the file is damaged; download or convert it again",
+                )
+            return [bool(slides) for slides in pattern]
+        period = self.size(key, MAX_LAYERS, default=period)
+        return [(i + 1) % period != 0 for i in range(n_layers)]
+
+    def check_sharing(self, n_heads: int, n_kv_heads: int) -> None:
+        """Raise ModelError unless query heads share KV heads evenly."""
+        if n_heads % n_kv_heads:
+            raise ModelError(
+                f"cannot load {self.file.path}",
+                f"{n_heads} query heads cannot share {n_kv_heads} KV heads evenly",
+                "the file is damaged; download or convert it again",
+            )
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """Return a finite number above 0; raises ModelError otherwise."""
+        name = f"{self.arch}.{key}"
+        value = self.file.float(name) if default is None else self.file.float(name, default=default)
+        if not 0 < value < float("inf"):
+            raise ModelError(
+                f"cannot load {self.file.path}",
+                f"{name} is {value}, and it must be a positive number",
+                "the file is damaged; download or convert it again",
+            )
+        return value

@@ -1,0 +1,38 @@
+"""Feed-forward layers: a gated MLP, or experts after the leading dense layers."""
+
+from __future__ import annotations
+
+from zinc.models.parts.layer import Layer
+from zinc.models.parts.moe import expert_mlp
+from zinc.ops.graph import Value
+
+
+def mlp(layer: Layer, x: Value, residual: Value) -> Value:
+    """Return residual + MLP(x) for normalised rows x [tokens, hidden].
+
+    Layers from `n_dense_layers` on have experts, if the model has any.
+    """
+    spec = layer.spec
+    if spec.experts is not None and layer.index >= spec.n_dense_layers:
+        return expert_mlp(layer, spec.experts, x, residual)
+    h = gated_mlp(layer, x, spec.ffn)
+    if spec.post_norms:
+        h = layer.norm(h, "post_ffw_norm")
+    return layer.g.add(h, residual)
+
+
+def gated_mlp(layer: Layer, x: Value, ffn: int) -> Value:
+    """Return down(act(gate(x)) * up(x)) for rows x [tokens, hidden]; `ffn` is the inner width.
+
+    In files without ffn_gate, ffn_up holds the rows of the gate and then those of up.
+    """
+    g, spec, w = layer.g, layer.spec, layer.w
+    if w.stacks("ffn_up", 2 * ffn) and not w.has("ffn_gate"):
+        w.refuse("ffn_up", "bias")
+        gate = g.linear(x, w.rows("ffn_up", (2 * ffn, spec.hidden), 0, ffn))
+        up = g.linear(x, w.rows("ffn_up", (2 * ffn, spec.hidden), ffn, ffn))
+    else:
+        gate = layer.linear(x, "ffn_gate", ffn)
+        up = layer.linear(x, "ffn_up", ffn)
+    h = g.glu(gate, up, act=spec.activation)
+    return layer.linear(h, "ffn_down", spec.hidden, ffn)
