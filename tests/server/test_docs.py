@@ -9,13 +9,13 @@ import pytest
 from starlette.routing import Mount, Route
 
 from zinc.cli.main import build_parser
-from zinc.server.apis.openai import completions as openai_text
-from zinc.server.apis.openai import embeddings
-from zinc.server.apis.shared import fields, prompts
+from zinc.server.apis.openai import completions
+from zinc.server.apis.shared import embeddings, fields, prompts
 from zinc.server.apis.shared.fields import SamplingFields
 from zinc.server.apis.shared.store import ResponseStore
-from zinc.server.app import ENDPOINTS, Application
+from zinc.server.app import Application
 from zinc.server.config import ModelSource, ServerConfig
+from zinc.server.endpoints import ENDPOINTS
 from zinc.server.http import body, connection
 from zinc.server.http.openapi import document
 from zinc.tokenizer import bpe, spm
@@ -97,7 +97,7 @@ def test_the_limits_are_those_of_the_code():
         f"| {connection.PATIENCE_S:g} s |",
         f"| {body._BODY_TIMEOUT_S:g} s |",
         f"{fields.MAX_ANSWERS} answers",
-        f"completion | {openai_text.MAX_PROMPTS} |",
+        f"completion | {completions.MAX_PROMPTS} |",
         f"request | {embeddings.MAX_INPUTS} |",
         f"| {fields.MAX_TOP_LOGPROBS} |",
         f"{store._max_responses}, or {store._max_bytes >> 20} MiB",

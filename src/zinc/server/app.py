@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,170 +15,22 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
 from zinc.core.native import is_panic
-from zinc.server import operations, page
-from zinc.server.apis.anthropic import messages as anthropic
-from zinc.server.apis.llama import endpoints as llama
-from zinc.server.apis.openai import chat as openai_chat
-from zinc.server.apis.openai import completions as openai_text
-from zinc.server.apis.openai import embeddings
-from zinc.server.apis.openai import responses as openai_responses
+from zinc.server import page
 from zinc.server.apis.shared.foreign_fields.rules import SOURCES, as_sent
 from zinc.server.apis.shared.service import Service
 from zinc.server.apis.shared.store import ResponseStore
 from zinc.server.config import ServerConfig
+from zinc.server.endpoints import ENDPOINTS, OPERATIONS, Endpoint
 from zinc.server.errors import ApiError, from_exception
 from zinc.server.http import openapi
 from zinc.server.http.access import Access, RequestLog
-from zinc.server.http.body import BodyMemory, Fields
+from zinc.server.http.body import BodyMemory
 from zinc.server.http.dialect import error_body
 from zinc.server.http.log import report_failure
-from zinc.server.http.openapi import Operation
 from zinc.server.http.responses import JSONAnswer, record
+from zinc.server.runtime.entry import Entry
 from zinc.server.runtime.metrics import ServerMetrics
-from zinc.server.runtime.pool import Entry, ModelPool
-
-Handler = Callable[[Service, Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An endpoint: what it does, how the document describes it, and other paths it is known by."""
-
-    handler: Handler
-    operation: Operation
-    aliases: tuple[str, ...] = ()
-
-
-def _post(
-    path: str,
-    handler: Handler,
-    fields: type[Fields],
-    summary: str,
-    tag: str,
-    *aliases: str,
-    streams: bool = False,
-    statuses: tuple[int, ...] = (),
-) -> Endpoint:
-    more = (*statuses, 429) if streams else statuses
-    operation = Operation(
-        "POST", path, summary, tag, fields, streams=streams, statuses=more
-    )  # fmt: skip
-    return Endpoint(handler, operation, aliases)
-
-
-def _get(
-    path: str,
-    handler: Handler,
-    summary: str,
-    tag: str,
-    *aliases: str,
-    method: str = "GET",
-    query: tuple[str, ...] = (),
-    media_type: str = "application/json",
-) -> Endpoint:
-    statuses = (404,) if "{" in path or query else ()
-    operation = Operation(
-        method, path, summary, tag, query=query, media_type=media_type, statuses=statuses
-    )
-    return Endpoint(handler, operation, aliases)
-
-
-_RESPONSE = "/v1/responses/{id}"
-
-ENDPOINTS: tuple[Endpoint, ...] = (
-    _post(
-        "/v1/chat/completions", openai_chat.chat_completions, openai_chat.ChatFields,
-        "Continue a conversation", "OpenAI", "/chat/completions", streams=True,
-    ),
-    _post(
-        "/v1/chat/completions/input_tokens", openai_chat.count_tokens, openai_chat.ChatFields,
-        "Count the tokens of a conversation", "llama.cpp", "/chat/completions/input_tokens",
-    ),
-    _post(
-        "/v1/completions", openai_text.completions, openai_text.CompletionFields,
-        "Continue text or tokens", "OpenAI", streams=True,
-    ),
-    _post(
-        "/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingFields,
-        "Texts to vectors", "OpenAI", statuses=(429,),
-    ),
-    _post(
-        "/v1/responses", openai_responses.create_response, openai_responses.ResponseFields,
-        "Create a response", "OpenAI", "/responses", streams=True,
-    ),
-    _post(
-        "/v1/responses/input_tokens", openai_responses.count_tokens,
-        openai_responses.ResponseFields, "Count the tokens of a response's prompt", "OpenAI",
-        "/responses/input_tokens",
-    ),
-    _get(
-        _RESPONSE, openai_responses.get_response, "A stored response", "OpenAI",
-        query=("stream", "starting_after"),
-    ),
-    _get(
-        _RESPONSE, openai_responses.delete_response, "Forget a stored response", "OpenAI",
-        method="DELETE",
-    ),
-    _get(
-        f"{_RESPONSE}/cancel", openai_responses.cancel_response, "Refuse to cancel a response",
-        "OpenAI", method="POST",
-    ),
-    _get(
-        f"{_RESPONSE}/input_items", openai_responses.get_input_items,
-        "The input of a stored response", "OpenAI",
-    ),
-    _get(
-        "/v1/models", operations.models, "The models and their state", "OpenAI", "/models",
-        query=("limit", "before_id", "after_id"),
-    ),
-    _get("/v1/models/{name:path}", operations.model, "One model", "OpenAI"),
-    _post(
-        "/v1/messages", anthropic.create_message, anthropic.MessagesFields,
-        "Create a message", "Anthropic", streams=True,
-    ),
-    _post(
-        "/v1/messages/count_tokens", anthropic.count_tokens, anthropic.PromptFields,
-        "Count the tokens of a prompt", "Anthropic",
-    ),
-    _post(
-        "/completion", llama.completion, llama.NativeFields,
-        "Continue text or tokens", "llama.cpp", "/completions", streams=True,
-    ),
-    _post(
-        "/infill", llama.infill, llama.InfillFields,
-        "Fill the gap in a text", "llama.cpp", streams=True, statuses=(501,),
-    ),
-    _post(
-        "/embedding", embeddings.native_embeddings, embeddings.NativeEmbeddingFields,
-        "Texts to vectors", "llama.cpp", "/embeddings", statuses=(429,),
-    ),
-    _post("/tokenize", llama.tokenize, llama.TokenizeFields, "Text to tokens", "llama.cpp"),
-    _post("/detokenize", llama.detokenize, llama.DetokenizeFields, "Tokens to text", "llama.cpp"),
-    _post(
-        "/apply-template", llama.apply_template, openai_chat.ChatFields,
-        "The prompt of a conversation, as text", "llama.cpp",
-    ),
-    _get("/props", llama.props, "Properties and defaults", "llama.cpp", query=("model",)),
-    _get(
-        "/slots", llama.slots, "Sequences that run or wait", "llama.cpp",
-        query=("model", "fail_on_no_slot"),
-    ),
-    _post(
-        "/models/load", operations.load_model, operations.ModelFields, "Load a model now",
-        "operation",
-    ),
-    _post(
-        "/models/unload", operations.unload_model, operations.ModelFields, "Unload a model",
-        "operation", statuses=(409,),
-    ),
-    _get("/health", operations.health, "Whether the server can answer", "operation", "/v1/health"),
-    _get(
-        "/metrics", operations.metrics, "Figures for Prometheus", "operation",
-        media_type="text/plain",
-    ),
-)  # fmt: skip
-
-OPERATIONS = tuple(endpoint.operation for endpoint in ENDPOINTS)
+from zinc.server.runtime.pool import ModelPool
 
 
 class Application:

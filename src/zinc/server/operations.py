@@ -5,14 +5,14 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.server.apis.anthropic import messages as anthropic
+from zinc.server.apis.anthropic import models as anthropic
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import ApiError
 from zinc.server.http.body import Fields
 from zinc.server.http.dialect import speaks_anthropic
 from zinc.server.http.responses import JSONAnswer
+from zinc.server.runtime.entry import State
 from zinc.server.runtime.metrics import CONTENT_TYPE
-from zinc.server.runtime.pool import State
 
 
 class ModelFields(Fields):

@@ -11,7 +11,8 @@ import pytest
 from serving import MODEL, Running, running
 
 from zinc import LLM, SamplingParams
-from zinc.server.apis.anthropic.messages import MessagesFields, to_request, tool_use_id
+from zinc.server.apis.anthropic.fields import MessagesFields
+from zinc.server.apis.anthropic.request import to_request, tool_use_id
 from zinc.server.apis.anthropic.tools import AnthropicTool, functions
 from zinc.server.config import ModelSource
 

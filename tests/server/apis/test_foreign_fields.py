@@ -14,7 +14,7 @@ from serving import LOAD, WEATHER, Running, running
 
 from zinc.server.apis.shared.foreign_fields import table as foreign_table
 from zinc.server.apis.shared.foreign_fields.table import TABLE
-from zinc.server.app import ENDPOINTS
+from zinc.server.endpoints import ENDPOINTS
 from zinc.server.http.body import own_names
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -14,7 +14,7 @@ import pytest
 from serving import LOAD, MODEL, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams, __version__
-from zinc.server.apis.llama import endpoints as llama
+from zinc.server.apis.llama import tokens
 from zinc.server.apis.shared.infill import IndentReader
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import FillMarks
@@ -311,7 +311,7 @@ def test_many_tokens_are_listed_and_joined_beside_the_event_loop(
         threads.add(threading.current_thread().name)
         return decode(*args, **more)
 
-    monkeypatch.setattr(llama, "_piece", noting_piece)
+    monkeypatch.setattr(tokens, "_piece", noting_piece)
     monkeypatch.setattr(Tokenizer, "decode", noting)
     (fox,) = llm.tokenizer.encode(" a", add_special=False)
     text = " a" * n_tokens

@@ -11,7 +11,7 @@ import pytest
 from serving import MODEL, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams
-from zinc.server.apis.shared.chat import shorter
+from zinc.server.apis.shared.chat.prompt import shorter
 
 SUM = "Tom has 3 apples and buys 4 more. How many apples has he?"
 ASK = "What is the weather in Paris?"

@@ -15,8 +15,8 @@ from serving import WEATHER, Running, running
 from zinc.cli import serve
 from zinc.cli.main import build_parser
 from zinc.core.errors import RequestError
-from zinc.server.app import ENDPOINTS
 from zinc.server.config import ModelSource, ServerConfig
+from zinc.server.endpoints import ENDPOINTS
 from zinc.server.http import body
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}

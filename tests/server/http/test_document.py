@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Running
 
-from zinc.server.app import OPERATIONS
+from zinc.server.endpoints import OPERATIONS
 from zinc.server.http.openapi import document
 
 DOCUMENT = document(OPERATIONS, False)

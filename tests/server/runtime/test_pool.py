@@ -25,7 +25,7 @@ from zinc.server import main
 from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.errors import ApiError
 from zinc.server.runtime import pool as pool_module
-from zinc.server.runtime.pool import file_bytes
+from zinc.server.runtime.entry import Entry, file_bytes
 from zinc.server.runtime.runner import Observer, Runner
 
 ALICE, BOB = ModelSource("alice", None), ModelSource("bob", EMBEDDED_MODEL)
@@ -182,7 +182,7 @@ def test_a_pool_that_is_closed_begins_no_load(monkeypatch: pytest.MonkeyPatch):
             async with pool.use(name):
                 pass
 
-        entries = [pool_module.Entry(ALICE), pool_module.Entry(BOB)]
+        entries = [Entry(ALICE), Entry(BOB)]
         pool = pool_module.ModelPool(ServerConfig((ALICE, BOB)), entries, lambda _: Observer())
         tasks = [asyncio.create_task(borrow(name)) for name in ("alice", "bob")]
         while not loads:

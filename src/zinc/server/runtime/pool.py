@@ -12,169 +12,19 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from zinc.chat.format import ChatFormat
-from zinc.chat.template import ChatTemplate
-from zinc.chat.tools import detect
-from zinc.chat.traits import TemplateTraits
-from zinc.core.errors import FormatError, ModelError, UnsupportedError, ZincError
+from zinc.core.errors import ModelError, ZincError
 from zinc.core.progress import ProgressBar
-from zinc.engine.loader import resolve_model
-from zinc.engine.sampling import recommended
-from zinc.formats.gguf import GGUFFile
 from zinc.llm import LLM
-from zinc.server.config import LoadOptions, ModelSource, ServerConfig
+from zinc.server.config import LoadOptions, ServerConfig
 from zinc.server.errors import ApiError
+from zinc.server.runtime.entry import Entry, State
+from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.loading import LoadThread
 from zinc.server.runtime.runner import Observer, Runner
-from zinc.server.runtime.tool_calls.argument_check import ArgumentChecker
-from zinc.tokenizer import Tokenizer
 
 log = logging.getLogger("zinc.server")
-
-_RENDERINGS = 2  # prompts of one model that are rendered at a time, with workers left for others
-
-
-class State(StrEnum):
-    UNLOADED = "unloaded"
-    LOADING = "loading"
-    LOADED = "loaded"
-    FAILED = "failed"
-
-
-class LoadedModel:
-    """A model that can take requests."""
-
-    def __init__(self, name: str, llm: LLM, runner: Runner) -> None:
-        self.name = name
-        self.llm = llm
-        self.runner = runner
-        self.rendering = asyncio.Semaphore(_RENDERINGS)
-        self.arguments = ArgumentChecker()
-        self._noted: set[str] = set()
-        self._styles: dict[bool, ChatStyle] = {}
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.llm.tokenizer
-
-    @property
-    def context(self) -> int:
-        return self.llm.context
-
-    def note(self, text: str) -> None:
-        """Log what a request asked of the model in vain, once for each text."""
-        if text not in self._noted:
-            self._noted.add(text)
-            log.warning("%s: %s", self.name, text)
-
-    def chat_style(self, for_tools: bool = False) -> ChatStyle:
-        """How it chats. Raises ApiError when it has no template, TemplateError for a broken one."""
-        if not self.tokenizer.chat_templates:
-            raise ApiError(
-                400,
-                f"the model {self.name!r} has no chat template",
-                "it is a base model, or it was converted without one",
-                "use /v1/completions, or start the server with --chat-template",
-                code="no_chat_template",
-            )
-        if for_tools not in self._styles:
-            template = ChatTemplate.from_tokenizer(self.tokenizer, for_tools=for_tools)
-            template.name = self.name  # clients know it by this name, and not its path
-            self._styles[for_tools] = ChatStyle(
-                template, TemplateTraits.of(template), detect(template.source)
-            )
-        return self._styles[for_tools]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatStyle:
-    """A chat template, what it wants its messages to be, and the format of answers."""
-
-    template: ChatTemplate
-    traits: TemplateTraits
-    format: ChatFormat
-
-
-class Entry:
-    """A model of the pool, loaded or not. Raises FormatError when its file is not there."""
-
-    def __init__(self, source: ModelSource) -> None:
-        self.source = source
-        self.path = resolve_model(source.path)
-        self.state = State.UNLOADED
-        self.failure: ZincError | None = None  # why it could not be loaded
-        self._broken_version: tuple[int, int] | None = None
-        self.progress = (0, 0)  # bytes done, bytes in all
-        self.model: LoadedModel | None = None
-        self.loading: asyncio.Task[None] | None = None
-        self.thread: LoadThread | None = None  # which may go on when nobody waits for it
-        self.unloading: asyncio.Task[None] | None = None
-        self.users = 0
-        self.last_used = time.monotonic()
-        self.created = int(self.path.stat().st_mtime)
-        self.size_bytes = self.needed_bytes = file_bytes(self.path)
-
-    def fail(self, error: ZincError) -> None:
-        """Note why the file could not be loaded."""
-        self.state = State.FAILED
-        # A copy: the error itself refers to what was loaded by then.
-        self.failure = ZincError(error.what, error.why, error.hint)
-        is_lasting = isinstance(error, FormatError | ModelError | UnsupportedError)
-        self._broken_version = self._version() if is_lasting else None
-
-    @property
-    def is_broken(self) -> bool:
-        """Return whether loading failed because of the file, and the file has not changed since."""
-        return self.failure is not None and self._broken_version == self._version()
-
-    def _version(self) -> tuple[int, int]:
-        try:
-            found = self.path.stat()
-        except OSError:
-            return (0, 0)
-        return found.st_mtime_ns, found.st_size
-
-    def sampling(self) -> dict[str, Any]:
-        """Arguments of SamplingParams that its file recommends; reads it if it is not loaded."""
-        if self.model is not None:
-            return self.model.llm.sampling
-        try:
-            with GGUFFile.open(self.path) as file:
-                return recommended(file.metadata)
-        except ZincError:
-            return {}  # loading it will say what is wrong
-
-    def describe(self) -> dict[str, Any]:
-        """Its row in `/v1/models`: OpenAI's fields, and what is known of its state."""
-        meta: dict[str, Any] = {"size": self.size_bytes}
-        row: dict[str, Any] = {
-            "id": self.source.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "zinc",
-            "state": str(self.state),
-            "meta": meta,
-        }
-        if self.state is State.LOADING and self.progress[1]:
-            row["progress"] = round(self.progress[0] / self.progress[1], 3)
-        if self.failure is not None:
-            row["error"] = self.failure.in_options()
-        if self.model is not None:
-            llm = self.model.llm
-            meta.update(
-                n_vocab=llm.spec.vocab,
-                n_ctx=llm.context,
-                n_ctx_train=llm.spec.context,
-                n_embd=llm.spec.hidden,
-                memory_bytes=llm.memory.total_bytes,
-                backend=llm.backend.describe(),
-            )
-        return row
 
 
 class ModelPool:
@@ -484,16 +334,3 @@ def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], No
     )
     _ = llm.tokenizer  # built here, in the loading thread
     return llm
-
-
-def file_bytes(path: Path) -> int:
-    """Size of a model file, with all its parts when it is split."""
-    stem, mark, rest = path.name.rpartition("-of-")
-    if mark and stem[-5:].isdecimal() and rest[:5].isdecimal():
-        parts = path.parent.glob(f"{_escape(stem[:-5])}*-of-{_escape(rest)}")
-        return sum(part.stat().st_size for part in parts)
-    return path.stat().st_size
-
-
-def _escape(text: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in text)

@@ -33,20 +33,14 @@ from zinc.server.apis.openai.shapes import (
     plain_messages,
     plain_tools,
     progress_members,
-    refuse,
     timings_member,
     timings_object,
     tool_use,
 )
-from zinc.server.apis.shared.chat import (
-    ChatAnswer,
-    ChatRequest,
-    Collected,
-    Finished,
-    Piece,
-    answer_chat,
-    rendered,
-)
+from zinc.server.apis.shared.chat.answer import ChatAnswer, Collected, Finished, Piece
+from zinc.server.apis.shared.chat.prompt import rendered
+from zinc.server.apis.shared.chat.request import ChatRequest
+from zinc.server.apis.shared.chat.start import answer_chat
 from zinc.server.apis.shared.fields import (
     MAX_ANSWERS,
     MAX_TOP_LOGPROBS,
@@ -60,6 +54,7 @@ from zinc.server.apis.shared.fields import (
     Strings,
     biases,
     constraint_of,
+    refuse,
     sampling_params,
     telemetry_of,
 )
@@ -67,7 +62,7 @@ from zinc.server.apis.shared.service import Service, account, read_fields
 from zinc.server.errors import invalid, unsupported
 from zinc.server.http.body import FirstError
 from zinc.server.http.responses import JSONAnswer, event, merge
-from zinc.server.runtime.pool import LoadedModel
+from zinc.server.runtime.loaded_model import LoadedModel
 
 FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

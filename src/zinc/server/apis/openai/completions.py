@@ -59,8 +59,10 @@ from zinc.server.apis.shared.text import PlainText, plain_text
 from zinc.server.errors import invalid, unsupported
 from zinc.server.http.body import FirstError
 from zinc.server.http.responses import event, merge
-from zinc.server.runtime.pool import LoadedModel
-from zinc.server.runtime.runner import End, Generation, Job, PlainReader, Telemetry
+from zinc.server.runtime.job import End, Job, Telemetry
+from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.reader import PlainReader
+from zinc.server.runtime.runner import Generation
 from zinc.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 20

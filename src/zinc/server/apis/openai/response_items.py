@@ -12,7 +12,7 @@ from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoni
 from zinc.engine.sampling import Sampled
 from zinc.server.apis.openai.response_tools import ResponseTools, text_arguments, text_of
 from zinc.server.apis.openai.shapes import chat_logprobs
-from zinc.server.apis.shared.chat import Piece
+from zinc.server.apis.shared.chat.answer import Piece
 from zinc.tokenizer import Tokenizer
 
 Data = dict[str, Any]

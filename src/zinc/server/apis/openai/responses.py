@@ -29,18 +29,13 @@ from zinc.server.apis.openai.shapes import (
     StreamOptions,
     Usage,
     progress_members,
-    refuse,
     timings_member,
     tool_use,
 )
-from zinc.server.apis.shared.chat import (
-    ChatAnswer,
-    ChatRequest,
-    Finished,
-    Piece,
-    answer_chat,
-    rendered,
-)
+from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
+from zinc.server.apis.shared.chat.prompt import rendered
+from zinc.server.apis.shared.chat.request import ChatRequest
+from zinc.server.apis.shared.chat.start import answer_chat
 from zinc.server.apis.shared.fields import (
     MAX_TOP_LOGPROBS,
     Constraint,
@@ -50,6 +45,7 @@ from zinc.server.apis.shared.fields import (
     StopField,
     Strings,
     constraint_of,
+    refuse,
     sampling_params,
     telemetry_of,
 )
@@ -57,7 +53,7 @@ from zinc.server.apis.shared.service import Service, Shape, account, owner_of, r
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.http.body import Fields, FirstError
 from zinc.server.http.responses import JSONAnswer, event
-from zinc.server.runtime.pool import LoadedModel
+from zinc.server.runtime.loaded_model import LoadedModel
 
 LOGPROBS = "message.output_text.logprobs"
 

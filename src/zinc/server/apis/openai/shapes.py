@@ -14,10 +14,11 @@ from zinc.engine.sequence import Timings
 from zinc.server.apis.openai.response_tools import function_name, text_arguments, text_function
 from zinc.server.apis.shared.fields import finite_logprob
 from zinc.server.apis.shared.service import Shape
-from zinc.server.errors import invalid, unsupported
+from zinc.server.apis.shared.tools import named_tool
+from zinc.server.errors import invalid
 from zinc.server.http.body import Fields, FirstError
 from zinc.server.http.responses import event
-from zinc.server.runtime.runner import Progress
+from zinc.server.runtime.job import Progress
 from zinc.tokenizer import Tokenizer
 
 FINGERPRINT = f"build-zinc-{__version__}"  # clients of llama.cpp expect its b for "build"
@@ -106,17 +107,6 @@ class NeutralFields(Fields):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-
-
-def refuse(fields: Fields, reasons: Mapping[str, tuple[Any, str]]) -> None:
-    """Refuses fields that are defined and not honoured, unless they have their neutral value.
-
-    `reasons` gives that value and the reason, by field.
-    """
-    for name, (neutral, why) in reasons.items():
-        value = getattr(fields, name)
-        if value is not None and value != neutral:
-            raise unsupported(name, why)
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -237,14 +227,6 @@ def tool_name(entry: Mapping[str, Any]) -> object:
     if isinstance(inner, Mapping):
         return inner.get("name")
     return function_name(entry) if "name" in entry else None
-
-
-def named_tool(name: object, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The tool of that name. Raises ApiError when the request has none."""
-    found = [tool for tool in tools or () if tool["function"]["name"] == name][:1]
-    if not found:
-        raise invalid("tool_choice", "tool_choice names a tool that the request does not have")
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine import constraint as engine
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.structured import Kind
-from zinc.server.errors import invalid
+from zinc.server.errors import invalid, unsupported
 from zinc.server.http.body import Fields, FirstError
-from zinc.server.runtime.pool import LoadedModel
-from zinc.server.runtime.runner import NO_TELEMETRY, Telemetry
+from zinc.server.runtime.job import NO_TELEMETRY, Telemetry
+from zinc.server.runtime.loaded_model import LoadedModel
 
 MAX_ANSWERS = 128
 MAX_TOP_LOGPROBS = 20
@@ -258,3 +258,14 @@ def constraints(
 def finite_logprob(value: float | None) -> float:
     """A log-probability that JSON can carry; OpenAI writes -9999 for what is next to impossible."""
     return max(value, -9999.0) if value is not None and not math.isnan(value) else -9999.0
+
+
+def refuse(fields: Fields, reasons: Mapping[str, tuple[Any, str]]) -> None:
+    """Refuses fields that are defined and not honoured, unless they have their neutral value.
+
+    `reasons` gives that value and the reason, by field.
+    """
+    for name, (neutral, why) in reasons.items():
+        value = getattr(fields, name)
+        if value is not None and value != neutral:
+            raise unsupported(name, why)

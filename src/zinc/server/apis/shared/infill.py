@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from zinc.chat.events import Event
 from zinc.server.errors import ApiError, context_exceeded
 from zinc.server.http.body import Fields
-from zinc.server.runtime.pool import LoadedModel
-from zinc.server.runtime.runner import PlainReader, content_events
+from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.reader import PlainReader, content_events
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import FillMarks
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from zinc.core.errors import TextTooLongError
 from zinc.server.errors import context_exceeded, invalid
-from zinc.server.runtime.pool import LoadedModel
+from zinc.server.runtime.loaded_model import LoadedModel
 
 # Limit for requests that only count or list tokens, and for all prompts of a request together.
 MAX_COUNTED_TOKENS = 1 << 20

@@ -33,9 +33,10 @@ from zinc.server.http.responses import (
     record,
     unless_disconnected,
 )
+from zinc.server.runtime.job import Client
+from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.metrics import ServerMetrics
-from zinc.server.runtime.pool import LoadedModel, ModelPool
-from zinc.server.runtime.runner import Client
+from zinc.server.runtime.pool import ModelPool
 
 Model = TypeVar("Model", bound=Fields)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from zinc.chat.events import Content
 from zinc.engine.sampling import Sampled
 from zinc.engine.sequence import Timings
-from zinc.server.runtime.runner import End, Generation, Progress
+from zinc.server.runtime.job import End, Progress
+from zinc.server.runtime.runner import Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,90 @@
+"""Answers as Anthropic's content blocks, whole and streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zinc.chat.events import Answer, CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from zinc.server.apis.anthropic.request import tool_use_id
+from zinc.server.errors import ApiError
+from zinc.server.http.body import parse_json
+
+
+def content_blocks(found: Answer) -> list[dict[str, Any]]:
+    """The content of an answer. The signature of reasoning is empty: nobody has to trust it."""
+    blocks: list[dict[str, Any]] = []
+    if found.reasoning:
+        blocks.append({"type": "thinking", "thinking": found.reasoning, "signature": ""})
+    if found.content or not (found.calls or found.reasoning):
+        blocks.append({"type": "text", "text": found.content})
+    return blocks + [
+        {
+            "type": "tool_use",
+            "id": tool_use_id(call.id),
+            "name": call.name,
+            "input": _input(call.arguments),
+        }
+        for call in found.calls
+    ]
+
+
+def _input(arguments: str) -> Mapping[str, Any]:
+    """Arguments as an object, as far as they are one: an answer may have been cut off."""
+    try:
+        value = parse_json(arguments.encode())
+    except ApiError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class BlockEvents:
+    """Turns events of an answer into Anthropic's: blocks that open, grow and close in turn."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._kind: str | None = None
+
+    def push(self, item: Event) -> list[tuple[str, dict[str, Any]]]:
+        match item:
+            case Content(text):
+                opened = self._open("text", {"type": "text", "text": ""})
+                return [*opened, self._delta({"type": "text_delta", "text": text})]
+            case Reasoning(text):
+                empty = {"type": "thinking", "thinking": "", "signature": ""}
+                opened = self._open("thinking", empty)
+                return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
+            case CallStart(_, id, name):
+                block: dict[str, Any] = {
+                    "type": "tool_use", "id": tool_use_id(id), "name": name, "input": {}
+                }  # fmt: skip
+                return [*self._end(), *self._open("tool_use", block)]
+            case CallArguments(_, text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case CallEnd():
+                return self._end()
+
+    def close(self) -> list[tuple[str, dict[str, Any]]]:
+        """The end of the last block; an answer has at least one, if an empty one."""
+        opened = self._open("text", {"type": "text", "text": ""}) if self._index < 0 else []
+        return [*opened, *self._end()]
+
+    def _open(self, kind: str, block: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        if self._kind == kind:
+            return []
+        ended = self._end()
+        self._index += 1
+        self._kind = kind
+        data = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return [*ended, ("content_block_start", data)]
+
+    def _end(self) -> list[tuple[str, dict[str, Any]]]:
+        if self._kind is None:
+            return []
+        self._kind = None
+        data = {"type": "content_block_stop", "index": self._index}
+        return [("content_block_stop", data)]
+
+    def _delta(self, delta: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        data = {"type": "content_block_delta", "index": self._index, "delta": delta}
+        return ("content_block_delta", data)

@@ -1,0 +1,91 @@
+"""Request fields of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from zinc.server.apis.anthropic.tools import AnthropicTool
+from zinc.server.apis.shared.fields import (
+    PingInterval,
+    QueueFields,
+    SamplingFields,
+    StopField,
+)
+from zinc.server.http.body import Fields, FirstError
+
+
+class Block(Fields):
+    """A block of content; which members it has depends on its type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Any = None
+    is_error: bool | None = None
+
+
+Blocks = Annotated[list[Block], FirstError()]
+
+
+class AnthropicMessage(Fields):
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+
+class ToolChoice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Fields):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1)
+    display: str | None = None
+
+
+class OutputConfig(Fields):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: dict[str, Any] | None = None
+
+
+class ContextManagement(Fields):
+    edits: Annotated[list[dict[str, Any]], FirstError()] | None = None
+
+
+class PromptFields(Fields):
+    """What makes a prompt; `count_tokens` takes this much."""
+
+    messages: Annotated[list[AnthropicMessage], FirstError()]
+    model: str | None = None
+    system: str | Blocks | None = None
+    tools: Annotated[list[AnthropicTool], FirstError()] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = Field(None, description="prefixes are always cached")
+    mcp_servers: list[Any] | None = None
+    context_management: ContextManagement | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesFields(PromptFields, SamplingFields, QueueFields):
+    """A message to be created."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool | None = None
+    stop_sequences: StopField = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+    diagnostics: dict[str, Any] | None = None
+    container: Any = None
+    sse_ping_interval: PingInterval = None

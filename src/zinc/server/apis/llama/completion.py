@@ -1,0 +1,178 @@
+"""POST /completion and /infill of llama.cpp's server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.server.apis.llama.fields import InfillFields, NativeFields
+from zinc.server.apis.llama.result import CompletionResult
+from zinc.server.apis.openai.completions import MAX_PROMPTS
+from zinc.server.apis.openai.shapes import OPENAI, check_count
+from zinc.server.apis.shared import prompts
+from zinc.server.apis.shared.fields import (
+    MAX_ANSWERS,
+    constraint_of,
+    constraints,
+    refuse,
+    sampling_params,
+    telemetry_of,
+    with_seed,
+)
+from zinc.server.apis.shared.infill import IndentReader, fill_prompt
+from zinc.server.apis.shared.service import Service, account, answer, client_of, read_fields
+from zinc.server.apis.shared.text import plain_text
+from zinc.server.errors import invalid
+from zinc.server.http.responses import event, merge
+from zinc.server.runtime.job import End, Job
+from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.runner import Generation
+from zinc.tokenizer import Tokenizer
+
+_BIASED = 4096  # tokens of one text in logit_bias
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "dynatemp_range": (0.0, "the temperature does not change on its own"),
+    "lora": ([], "adapters are not supported"),
+    "image_data": ([], "only text is understood"),
+}
+
+
+async def completion(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, NativeFields)
+
+    def ids_of(model: LoadedModel) -> list[list[int]]:
+        found = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
+        encoded = (prompts.encode(model, each, "prompt", parse_special=True) for each in found)
+        return prompts.bounded(model, encoded, "prompt")
+
+    return await _complete(service, request, fields, ids_of)
+
+
+async def infill(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, InfillFields)
+    if fields.samplers is not None:  # one that only llama.cpp has, and its editor plugins ask for
+        fields.samplers = [name for name in fields.samplers if name != "infill"]
+
+    def ids_of(model: LoadedModel) -> list[list[int]]:
+        prompt = fill_prompt(
+            model,
+            fields.input_prefix,
+            fields.input_suffix,
+            param="input_prefix",
+            extra=fields.input_extra or (),
+            begun=fields.prompt,
+            answer=max(fields.n_predict or fields.max_tokens or 0, 0),
+        )
+        return [prompt]
+
+    return await _complete(service, request, fields, ids_of)
+
+
+async def _complete(
+    service: Service,
+    request: Request,
+    fields: NativeFields,
+    ids_of: Callable[[LoadedModel], list[list[int]]],
+) -> Response:
+    """Answers to the prompts that `ids_of` makes of a request."""
+    if fields.dynatemp_range is None or fields.dynatemp_range == 0:
+        fields.dynatemp_exponent = None
+    refuse(fields, _REFUSED)
+    constraint = constraint_of(None, fields)
+    n = check_count(fields.n_cmpl, "n_cmpl", MAX_ANSWERS)
+    limit = fields.n_predict if fields.n_predict is not None else fields.max_tokens
+
+    def jobs_of(model: LoadedModel) -> list[Job]:
+        params = sampling_params(
+            fields,
+            max_tokens=limit,
+            max_tokens_name="n_predict",
+            stop=[s for s in fields.stop if s] if isinstance(fields.stop, list) else fields.stop,
+            logprobs=fields.n_probs or None,
+            logit_bias=_biases(fields.logit_bias, model.tokenizer),
+        )
+        params = replace(params, post_sampling_probs=bool(fields.post_sampling_probs))
+        reader = partial(IndentReader, model.tokenizer, params.stop, fields.n_indent or 0)
+        deadline = (fields.t_max_predict_ms or 0) / 1000
+        found = ids_of(model)
+        model.runner.check_room(n * len(found))
+        held = iter(constraints(model, constraint, n * len(found)))
+        breakers = model.llm.dry_breakers(params)
+        return [
+            Job(
+                ids,
+                with_seed(params, i),
+                reader,
+                constraint=next(held),
+                deadline_s=deadline if deadline > 0 else None,
+                priority=fields.priority or 0,
+                dry_breakers=breakers,
+                telemetry=telemetry_of(fields, fields.stream),
+            )
+            for ids in found
+            for i in range(n)
+        ]
+
+    async def begin(model: LoadedModel) -> list[Generation]:
+        jobs = await asyncio.to_thread(jobs_of, model)
+        return model.runner.submit(jobs, client_of(service, request))
+
+    async def whole(model: LoadedModel, answers: Sequence[Generation]) -> Any:
+        results: list[Any] = []
+        ends: list[End] = []
+        for index, each in enumerate(answers):
+            result = CompletionResult(model, fields, each, index)
+            async for item in plain_text(each):
+                if isinstance(item, End):
+                    ends.append(item)
+                    results.append(result.final(item))
+                else:
+                    result.add(item.text, item.tokens)
+        account(request, [(end.reason, end.timings) for end in ends])
+        return results[0] if len(results) == 1 else results
+
+    async def events(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
+        results = [CompletionResult(model, fields, each, i) for i, each in enumerate(answers)]
+        ends: list[End] = []
+        async for index, item in merge([plain_text(each) for each in answers]):
+            if isinstance(item, End):
+                ends.append(item)
+                yield event(results[index].final(item, streamed=True))
+            elif item.text or item.progress:
+                yield event(results[index].piece(item))
+        account(request, [(end.reason, end.timings) for end in ends])
+
+    streamed = events if fields.stream else None
+    return await answer(
+        service, request, fields.model, begin, whole, streamed, OPENAI, fields.sse_ping_interval
+    )
+
+
+def _biases(value: dict[str, Any] | list[Any] | None, tokenizer: Tokenizer) -> dict[int, float]:
+    """llama.cpp's `logit_bias`: pairs of token (or text, for all its tokens) and bias or false."""
+    pairs = list(value.items()) if isinstance(value, dict) else value or []
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise invalid("logit_bias", "logit_bias is not valid", "it must hold pairs")
+        key, bias = pair
+        if bias is False:
+            bias = float("-inf")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise invalid("logit_bias", "logit_bias is not valid", "a bias is a number or false")
+        if isinstance(key, str) and not (key.isascii() and key.isdecimal() and len(key) < 10):
+            tokens = tokenizer.encode(key, add_special=False, parse_special=True, limit=_BIASED)
+        elif isinstance(key, bool) or not isinstance(key, int | str):
+            raise invalid("logit_bias", "logit_bias is not valid", "a key is a token id or text")
+        else:
+            tokens = [int(key)]
+        found.update(dict.fromkeys(tokens, float(bias)))
+    return found

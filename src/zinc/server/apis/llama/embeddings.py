@@ -1,0 +1,63 @@
+"""POST /embedding of llama.cpp's server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.engine.readout import Pooled, Pooling, embedding
+from zinc.ops.graph import FloatArray
+from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_row, encode_texts
+from zinc.server.apis.shared.fields import QueueFields
+from zinc.server.apis.shared.service import Service, read_fields
+from zinc.server.errors import invalid
+from zinc.server.http.responses import encode_json
+from zinc.server.runtime.loaded_model import LoadedModel
+
+_INT16_SCALE = 32760.0
+
+
+class NativeEmbeddingFields(QueueFields):
+    """Texts to be embedded, by llama.cpp's API."""
+
+    content: Texts | None = None
+    input: Texts | None = None
+    model: str | None = None
+    embd_normalize: int = Field(
+        2, ge=-1, le=1000, description="-1: none, 0: largest is 32760, p: divided by the p-norm"
+    )
+    encoding_format: Literal["float", "base64"] = "float"
+
+
+async def native_embeddings(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, NativeEmbeddingFields)
+    if (fields.content is None) == (fields.input is None):
+        raise invalid("content", "content is missing", "it or input must be given, and not both")
+    param, texts = ("content", fields.content) if fields.input is None else ("input", fields.input)
+
+    def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+        yield b"["
+        for i, each in enumerate(pools):
+            each_token = model.llm.pooling is Pooling.NONE
+            rows = each.rows if each_token else [_normalised(each, fields.embd_normalize)]
+            found = [encode_row(row, fields.encoding_format) for row in rows]
+            yield b"," * (i > 0)
+            yield encode_json({"index": i, "embedding": found})
+        yield b"]"
+
+    encode = partial(encode_texts, texts=texts or "", param=param, parse_special=True)
+    return await answer_embeddings(
+        service, request, fields.model, fields.priority, lambda model: None, encode, body
+    )
+
+
+def _normalised(pool: Pooled, kind: int) -> FloatArray:
+    """llama.cpp's `embd_normalize`."""
+    if kind == 0:
+        return embedding(pool.row, norm=float("inf")) * _INT16_SCALE
+    return embedding(pool.row, norm=None if kind < 0 else kind)

@@ -1,0 +1,103 @@
+"""POST /tokenize, /detokenize and /apply-template of llama.cpp's server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.server.apis.openai.chat import ChatFields, to_request
+from zinc.server.apis.shared import prompts
+from zinc.server.apis.shared.chat.prompt import rendered
+from zinc.server.apis.shared.fields import (
+    Tokens,
+)
+from zinc.server.apis.shared.service import Service, read_fields
+from zinc.server.errors import invalid
+from zinc.server.http.body import Fields
+from zinc.server.http.responses import JSONAnswer, encode_json
+from zinc.tokenizer import Tokenizer
+
+_ONE_MODEL = "the first one that the server has, unless it is named"
+_LISTED_TOKENS = 4096
+
+
+# -- tokens and templates -------------------------------------------------------------------------
+
+
+class TokenizeFields(Fields):
+    """Text to be cut into tokens."""
+
+    content: str
+    model: str | None = Field(None, description=_ONE_MODEL)
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeFields(Fields):
+    """Tokens to be put together."""
+
+    tokens: Tokens
+    model: str | None = Field(None, description=_ONE_MODEL)
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, TokenizeFields)
+    async with service.pool.use(fields.model) as model:
+        tokenizer = model.tokenizer
+        ids = await asyncio.to_thread(
+            tokenizer.encode,
+            fields.content,
+            fields.add_special,
+            fields.parse_special,
+            limit=prompts.MAX_COUNTED_TOKENS,
+        )
+        # A part at a time: one large list of megabytes of JSON would hold up every stream.
+        data = await asyncio.to_thread(
+            lambda: b"".join(_listed(ids, tokenizer if fields.with_pieces else None))
+        )
+    return Response(data, media_type="application/json")
+
+
+def _listed(ids: Sequence[int], pieces: Tokenizer | None) -> Iterator[bytes]:
+    """The answer of `/tokenize`."""
+    yield b'{"tokens":['
+    for at in range(0, len(ids), _LISTED_TOKENS):
+        part: list[Any] = list(ids[at : at + _LISTED_TOKENS])
+        if pieces is not None:
+            part = [{"id": i, "piece": _piece(pieces, i)} for i in part]
+        yield b"," * (at > 0) + encode_json(part)[1:-1]
+    yield b"]}"
+
+
+def _piece(tokenizer: Tokenizer, id: int) -> str | list[int]:
+    piece = tokenizer.token_bytes(id)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, DetokenizeFields)
+    async with service.pool.use(fields.model) as model:
+        n_vocab = model.tokenizer.n_vocab
+        if fields.tokens and not 0 <= min(fields.tokens) <= max(fields.tokens) < n_vocab:
+            raise invalid(
+                "tokens", "tokens has an id that there is not", f"ids lie below {n_vocab}"
+            )
+        text = await asyncio.to_thread(model.tokenizer.decode, fields.tokens, False)
+        return JSONAnswer({"content": text})
+
+
+async def apply_template(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, ChatFields)
+    asked = to_request(fields)
+    async with service.pool.use(fields.model) as model:
+        prompt = await rendered(model, asked)
+    return JSONAnswer({"prompt": prompt.text})

@@ -1,0 +1,1 @@
+"""Chat: from a conversation to the events of its answers."""

@@ -1,0 +1,168 @@
+"""Prompts of conversations: rendered by the chat template, tokenized, cut to the context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zinc.chat.format import ChatFormat
+from zinc.chat.messages import prepare
+from zinc.chat.template import is_variable
+from zinc.core.errors import RequestError, TextTooLongError, UnsupportedError
+from zinc.server.apis.shared.chat.request import ChatRequest
+from zinc.server.apis.shared.prompts import MAX_COUNTED_TOKENS
+from zinc.server.errors import invalid
+from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.tokenizer.specials import SHIELD
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered conversation: its text, its token ids, and how the answer is to be read."""
+
+    text: str
+    ids: list[int]
+    format: ChatFormat
+    opened: str
+
+
+async def rendered(
+    model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TOKENS
+) -> Prompt:
+    """Return the prompt of a conversation; see `prompt_of`.
+
+    A model renders few prompts at a time, so a template that meets its deadline again and again
+    leaves threads and workers for other models.
+    """
+    async with model.rendering:
+        return await asyncio.to_thread(prompt_of, model, request, limit)
+
+
+def prompt_of(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
+    """Return the prompt of a conversation, cut to the context if the request asks for it.
+
+    The oldest turns go first, then the oldest calls of the last turn; system messages and the last
+    question stay. Raises ApiError, TemplateError, and TextTooLongError when the prompt has more
+    than `limit` tokens.
+    """
+    if not request.truncate:
+        return render(model, request, limit)
+    answer = request.params.max_tokens or 1
+    room = model.context - min(answer, model.context // 2)
+    attempts = list(shorter(request.messages))
+
+    def attempt(n: int) -> Prompt | None:
+        """Return the prompt of the `n`th attempt, or None when it is too long."""
+        try:
+            prompt = render(model, replace(request, messages=attempts[n]), model.context)
+        except TextTooLongError:
+            return None
+        return prompt if len(prompt.ids) <= room else None
+
+    found = attempt(0)
+    low, high = 1, len(attempts)
+    while found is None and low < high:
+        middle = (low + high) // 2
+        if attempt(middle) is None:
+            low = middle + 1
+        else:
+            high = middle
+    if found is None and low < len(attempts):
+        found = attempt(low)
+    return found or render(model, replace(request, messages=attempts[-1]), limit)
+
+
+def shorter(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield the messages, and then without more and more of their oldest turns."""
+    yield messages
+    roles = [message["role"] for message in messages]
+    n_system = next((i for i, r in enumerate(roles) if r not in ("system", "developer")), 0)
+    system = messages[:n_system]
+    questions = [i for i, role in enumerate(roles) if role == "user" and i > n_system]
+    for start in questions:
+        yield [*system, *messages[start:]]
+    last = questions[-1] if questions else n_system
+    calls = [i for i, role in enumerate(roles) if role == "assistant" and i > last]
+    for start in calls[1:]:
+        yield [*system, messages[last], *messages[start:]]
+
+
+def render(model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TOKENS) -> Prompt:
+    """Return the prompt of a conversation.
+
+    Raises ApiError, TemplateError, and TextTooLongError when it has more than `limit` tokens.
+    """
+    arguments = _template_variables(request.template_args)
+    style = model.chat_style(for_tools=bool(request.tools))
+    tokenizer = model.tokenizer
+    try:
+        prepared = prepare(request.messages, style.traits)
+    except (RequestError, UnsupportedError) as error:
+        where = error.what.split(" ")[0]
+        param = where if request.param == "messages" else request.param
+        raise invalid(param, error.what.replace(where, param, 1), error.why, error.hint) from None
+    continued = _is_continued(request, arguments, style.format)
+    text = style.template.render_shielded(
+        tokenizer, prepared, request.tools or None, arguments, continued
+    )
+    opened = "" if continued else style.format.opened(text)
+    ids = tokenizer.encode_prompt(text, limit=limit)
+    return Prompt(text.replace(SHIELD, ""), ids, style.format, opened)
+
+
+_SWITCHES = ("enable_thinking", "add_generation_prompt", "continue_final_message")
+
+
+def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request's variables for the chat template. Raises ApiError."""
+    variables = {}
+    for name, value in given.items():
+        param = f"chat_template_kwargs.{name[:80]}"
+        if not is_variable(name):
+            raise invalid(param, f"{param} cannot be set", "it is not a variable for templates")
+        if name in _SWITCHES:
+            if value is None:
+                continue
+            if not isinstance(value, bool):
+                raise invalid(param, f"{param} is {str(value)[:40]!r}", "it must be true or false")
+        variables[name] = value
+    return variables
+
+
+def _is_continued(request: ChatRequest, arguments: dict[str, Any], format: ChatFormat) -> bool:
+    """Return whether an answer continues the last message.
+
+    Takes `continue_final_message` out of `arguments`; the default is to continue a message of the
+    assistant that has text, as llama.cpp's server and Anthropic's API do. Raises ApiError.
+    """
+    if not request.messages:
+        raise invalid(request.param, f"{request.param} is empty", "there is nothing to answer")
+    asked = arguments.pop("continue_final_message", None)
+    adds = arguments.get("add_generation_prompt")
+    if asked and adds:
+        raise invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt are both true",
+            "a prompt ends inside of the last message or after it",
+        )
+    if asked is False or (asked is None and adds is False):
+        return False
+    last = request.messages[-1]
+    is_begun = last["role"] == "assistant" and not last.get("tool_calls") and last.get("content")
+    if not is_begun:
+        if asked:
+            raise invalid(
+                "continue_final_message",
+                "there is no message to continue",
+                "the last message must be the assistant's, with text and without calls",
+            )
+        return False
+    if format.header is not None:
+        raise invalid(
+            request.param,
+            "the last message is the assistant's",
+            "this model's format has no way to continue one",
+        )
+    return True

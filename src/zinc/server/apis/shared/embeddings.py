@@ -1,0 +1,93 @@
+"""Embeddings: texts to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.engine.readout import Pooled
+from zinc.engine.sampling import SamplingParams
+from zinc.engine.sequence import Timings
+from zinc.ops.graph import FloatArray
+from zinc.server.apis.shared import prompts
+from zinc.server.apis.shared.service import Service, account, client_of
+from zinc.server.http.responses import record, stop, unless_disconnected
+from zinc.server.runtime.job import Client, End, Job
+from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.reader import PlainReader
+
+MAX_INPUTS = 2048  # OpenAI's own limit
+AT_A_TIME = 32  # of one request, in the engine or its queue
+_NO_ANSWER = SamplingParams(max_tokens=0)
+
+Texts = prompts.Prompt
+
+
+async def answer_embeddings(
+    service: Service,
+    request: Request,
+    name: str | None,
+    priority: int | None,
+    check: Callable[[LoadedModel], None],
+    encode: Callable[[LoadedModel], list[list[int]]],
+    body: Callable[[LoadedModel, list[Pooled], int], Iterable[bytes]],
+) -> Response:
+    async with service.pool.use(name) as model:
+        record(request).model = model.name
+        check(model)
+        ids = await asyncio.to_thread(encode, model)
+        work = _embed_all(model, ids, client_of(service, request), priority or 0)
+        found = await unless_disconnected(request, work)
+        account(request, [("stop", timings) for _, timings in found])
+        tokens = sum(timings.prompt_tokens for _, timings in found)
+        pools = [pool for pool, _ in found]
+        # A row at a time: one large number of megabytes of JSON would hold up every stream.
+        data = await asyncio.to_thread(lambda: b"".join(body(model, pools, tokens)))
+    return Response(data, media_type="application/json")
+
+
+def encode_texts(
+    model: LoadedModel, texts: Texts, param: str, parse_special: bool
+) -> list[list[int]]:
+    found = prompts.several(texts, param, MAX_INPUTS)
+    names = [param] if len(found) == 1 else [f"{param}[{i}]" for i in range(len(found))]
+    encoded = (
+        prompts.encode(model, text, name, parse_special=parse_special, room=0)
+        for text, name in zip(found, names, strict=True)
+    )
+    return prompts.bounded(model, encoded, param)
+
+
+async def _embed_all(
+    model: LoadedModel, prompts: list[list[int]], client: Client, priority: int
+) -> list[tuple[Pooled, Timings]]:
+    gate = asyncio.Semaphore(AT_A_TIME)
+    reader = partial(PlainReader, model.tokenizer, ())
+
+    async def one(ids: list[int]) -> tuple[Pooled, Timings]:
+        pool = Pooled(model.llm.pooling)
+        job = Job(ids, _NO_ANSWER, reader, priority=priority, readout=pool)
+        async with gate:
+            (generation,) = model.runner.submit([job], client)
+            async for item in generation:
+                if isinstance(item, End):
+                    timings = item.timings
+        return pool, timings
+
+    tasks = [asyncio.create_task(one(ids)) for ids in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await stop(tasks)
+
+
+def encode_row(row: FloatArray, format: str) -> str | list[float]:
+    if format == "base64":
+        return base64.b64encode(row.astype("<f4").tobytes()).decode()
+    found: list[float] = row.tolist()
+    return found

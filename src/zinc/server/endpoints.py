@@ -1,0 +1,163 @@
+"""The table of endpoints: path, handler, and what the OpenAPI document says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.server import operations
+from zinc.server.apis.anthropic import messages
+from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
+from zinc.server.apis.llama import completion, status, tokens
+from zinc.server.apis.llama import embeddings as llama_embeddings
+from zinc.server.apis.llama.fields import InfillFields, NativeFields
+from zinc.server.apis.openai import chat, completions, embeddings, responses
+from zinc.server.apis.shared.service import Service
+from zinc.server.http.body import Fields
+from zinc.server.http.openapi import Operation
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint: what it does, how the document describes it, and other paths it is known by."""
+
+    handler: Handler
+    operation: Operation
+    aliases: tuple[str, ...] = ()
+
+
+def _post(
+    path: str,
+    handler: Handler,
+    fields: type[Fields],
+    summary: str,
+    tag: str,
+    *aliases: str,
+    streams: bool = False,
+    statuses: tuple[int, ...] = (),
+) -> Endpoint:
+    more = (*statuses, 429) if streams else statuses
+    operation = Operation(
+        "POST", path, summary, tag, fields, streams=streams, statuses=more
+    )  # fmt: skip
+    return Endpoint(handler, operation, aliases)
+
+
+def _get(
+    path: str,
+    handler: Handler,
+    summary: str,
+    tag: str,
+    *aliases: str,
+    method: str = "GET",
+    query: tuple[str, ...] = (),
+    media_type: str = "application/json",
+) -> Endpoint:
+    statuses = (404,) if "{" in path or query else ()
+    operation = Operation(
+        method, path, summary, tag, query=query, media_type=media_type, statuses=statuses
+    )
+    return Endpoint(handler, operation, aliases)
+
+
+_RESPONSE = "/v1/responses/{id}"
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    _post(
+        "/v1/chat/completions", chat.chat_completions, chat.ChatFields,
+        "Continue a conversation", "OpenAI", "/chat/completions", streams=True,
+    ),
+    _post(
+        "/v1/chat/completions/input_tokens", chat.count_tokens, chat.ChatFields,
+        "Count the tokens of a conversation", "llama.cpp", "/chat/completions/input_tokens",
+    ),
+    _post(
+        "/v1/completions", completions.completions, completions.CompletionFields,
+        "Continue text or tokens", "OpenAI", streams=True,
+    ),
+    _post(
+        "/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingFields,
+        "Texts to vectors", "OpenAI", statuses=(429,),
+    ),
+    _post(
+        "/v1/responses", responses.create_response, responses.ResponseFields,
+        "Create a response", "OpenAI", "/responses", streams=True,
+    ),
+    _post(
+        "/v1/responses/input_tokens", responses.count_tokens,
+        responses.ResponseFields, "Count the tokens of a response's prompt", "OpenAI",
+        "/responses/input_tokens",
+    ),
+    _get(
+        _RESPONSE, responses.get_response, "A stored response", "OpenAI",
+        query=("stream", "starting_after"),
+    ),
+    _get(
+        _RESPONSE, responses.delete_response, "Forget a stored response", "OpenAI",
+        method="DELETE",
+    ),
+    _get(
+        f"{_RESPONSE}/cancel", responses.cancel_response, "Refuse to cancel a response",
+        "OpenAI", method="POST",
+    ),
+    _get(
+        f"{_RESPONSE}/input_items", responses.get_input_items,
+        "The input of a stored response", "OpenAI",
+    ),
+    _get(
+        "/v1/models", operations.models, "The models and their state", "OpenAI", "/models",
+        query=("limit", "before_id", "after_id"),
+    ),
+    _get("/v1/models/{name:path}", operations.model, "One model", "OpenAI"),
+    _post(
+        "/v1/messages", messages.create_message, MessagesFields,
+        "Create a message", "Anthropic", streams=True,
+    ),
+    _post(
+        "/v1/messages/count_tokens", messages.count_tokens, PromptFields,
+        "Count the tokens of a prompt", "Anthropic",
+    ),
+    _post(
+        "/completion", completion.completion, NativeFields,
+        "Continue text or tokens", "llama.cpp", "/completions", streams=True,
+    ),
+    _post(
+        "/infill", completion.infill, InfillFields,
+        "Fill the gap in a text", "llama.cpp", streams=True, statuses=(501,),
+    ),
+    _post(
+        "/embedding", llama_embeddings.native_embeddings, llama_embeddings.NativeEmbeddingFields,
+        "Texts to vectors", "llama.cpp", "/embeddings", statuses=(429,),
+    ),
+    _post("/tokenize", tokens.tokenize, tokens.TokenizeFields, "Text to tokens", "llama.cpp"),
+    _post("/detokenize", tokens.detokenize, tokens.DetokenizeFields, "Tokens to text", "llama.cpp"),
+    _post(
+        "/apply-template", tokens.apply_template, chat.ChatFields,
+        "The prompt of a conversation, as text", "llama.cpp",
+    ),
+    _get("/props", status.props, "Properties and defaults", "llama.cpp", query=("model",)),
+    _get(
+        "/slots", status.slots, "Sequences that run or wait", "llama.cpp",
+        query=("model", "fail_on_no_slot"),
+    ),
+    _post(
+        "/models/load", operations.load_model, operations.ModelFields, "Load a model now",
+        "operation",
+    ),
+    _post(
+        "/models/unload", operations.unload_model, operations.ModelFields, "Unload a model",
+        "operation", statuses=(409,),
+    ),
+    _get("/health", operations.health, "Whether the server can answer", "operation", "/v1/health"),
+    _get(
+        "/metrics", operations.metrics, "Figures for Prometheus", "operation",
+        media_type="text/plain",
+    ),
+)  # fmt: skip
+
+OPERATIONS = tuple(endpoint.operation for endpoint in ENDPOINTS)

@@ -1,0 +1,114 @@
+"""A model that the server offers, loaded or not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from zinc.core.errors import FormatError, ModelError, UnsupportedError, ZincError
+from zinc.engine.loader import resolve_model
+from zinc.engine.sampling import recommended
+from zinc.formats.gguf import GGUFFile
+from zinc.server.config import ModelSource
+from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.loading import LoadThread
+
+
+class State(StrEnum):
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+
+
+class Entry:
+    """A model of the pool, loaded or not. Raises FormatError when its file is not there."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.source = source
+        self.path = resolve_model(source.path)
+        self.state = State.UNLOADED
+        self.failure: ZincError | None = None  # why it could not be loaded
+        self._broken_version: tuple[int, int] | None = None
+        self.progress = (0, 0)  # bytes done, bytes in all
+        self.model: LoadedModel | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self.thread: LoadThread | None = None  # which may go on when nobody waits for it
+        self.unloading: asyncio.Task[None] | None = None
+        self.users = 0
+        self.last_used = time.monotonic()
+        self.created = int(self.path.stat().st_mtime)
+        self.size_bytes = self.needed_bytes = file_bytes(self.path)
+
+    def fail(self, error: ZincError) -> None:
+        """Note why the file could not be loaded."""
+        self.state = State.FAILED
+        # A copy: the error itself refers to what was loaded by then.
+        self.failure = ZincError(error.what, error.why, error.hint)
+        is_lasting = isinstance(error, FormatError | ModelError | UnsupportedError)
+        self._broken_version = self._version() if is_lasting else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Return whether loading failed because of the file, and the file has not changed since."""
+        return self.failure is not None and self._broken_version == self._version()
+
+    def _version(self) -> tuple[int, int]:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return (0, 0)
+        return found.st_mtime_ns, found.st_size
+
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of SamplingParams that its file recommends; reads it if it is not loaded."""
+        if self.model is not None:
+            return self.model.llm.sampling
+        try:
+            with GGUFFile.open(self.path) as file:
+                return recommended(file.metadata)
+        except ZincError:
+            return {}  # loading it will say what is wrong
+
+    def describe(self) -> dict[str, Any]:
+        """Its row in `/v1/models`: OpenAI's fields, and what is known of its state."""
+        meta: dict[str, Any] = {"size": self.size_bytes}
+        row: dict[str, Any] = {
+            "id": self.source.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "zinc",
+            "state": str(self.state),
+            "meta": meta,
+        }
+        if self.state is State.LOADING and self.progress[1]:
+            row["progress"] = round(self.progress[0] / self.progress[1], 3)
+        if self.failure is not None:
+            row["error"] = self.failure.in_options()
+        if self.model is not None:
+            llm = self.model.llm
+            meta.update(
+                n_vocab=llm.spec.vocab,
+                n_ctx=llm.context,
+                n_ctx_train=llm.spec.context,
+                n_embd=llm.spec.hidden,
+                memory_bytes=llm.memory.total_bytes,
+                backend=llm.backend.describe(),
+            )
+        return row
+
+
+def file_bytes(path: Path) -> int:
+    """Size of a model file, with all its parts when it is split."""
+    stem, mark, rest = path.name.rpartition("-of-")
+    if mark and stem[-5:].isdecimal() and rest[:5].isdecimal():
+        parts = path.parent.glob(f"{_escape(stem[:-5])}*-of-{_escape(rest)}")
+        return sum(part.stat().st_size for part in parts)
+    return path.stat().st_size
+
+
+def _escape(text: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in text)

@@ -1,0 +1,43 @@
+"""Readers: turn the tokens of one answer into text, and find its stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from zinc.chat.events import Content, Event
+from zinc.tokenizer import StreamDecoder, Tokenizer
+
+
+class TokenReader(Protocol):
+    """Tokens of one answer in, events out. `stopped` is the stop string that ended it, if any."""
+
+    @property
+    def is_thinking(self) -> bool: ...
+    @property
+    def stopped(self) -> str | None: ...
+    def push(self, id: int) -> list[Event]: ...
+    def finish(self) -> list[Event]: ...
+
+
+class PlainReader:
+    """Reads an answer that is only text."""
+
+    is_thinking = False
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._decoder = StreamDecoder(tokenizer, stop)
+
+    @property
+    def stopped(self) -> str | None:
+        return self._decoder.stopped
+
+    def push(self, id: int) -> list[Event]:
+        return content_events(self._decoder.push(id))
+
+    def finish(self) -> list[Event]:
+        return content_events(self._decoder.finish())
+
+
+def content_events(text: str) -> list[Event]:
+    return [Content(text)] if text else []
