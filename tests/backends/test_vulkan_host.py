@@ -107,7 +107,7 @@ def test_attention_of_one_token_takes_its_heads_as_the_projections_made_them(nam
         # Those whose keys are few or another layer's are for themselves still.
         kept = [
             i for i in stores
-            if plan.launches[i].inputs[6] is None or plan.launches[i].inputs[6].window
+            if (cache := plan.launches[i].input("cache")) is None or cache.window
         ]  # fmt: skip
         assert not left or set(alone) <= set(kept)
         for level in levels_of:
@@ -127,7 +127,7 @@ def test_whoever_waits_for_a_launch_waits_for_the_one_that_does_its_work(monkeyp
     x, y, z = (api.Ref(i, Dim.TOKENS, 4, Act.F32, 4096 * i, 16) for i in range(3))
     launches = [
         api.Launch(kernel, Dim.TOKENS, (source,), (target,), (), Cost(), "")
-        for kernel, source, target in (("first", x, y), ("second", y, z), ("third", None, x))
+        for kernel, source, target in (("scale", x, y), ("softcap", y, z), ("embed", None, x))
     ]
     plan = api.Plan(tuple(launches), x, 3 * 4096, 1, 1)
     dispatch = Dispatch(Shader("none"), b"", (1, 1, 1))
@@ -140,7 +140,7 @@ def test_whoever_waits_for_a_launch_waits_for_the_one_that_does_its_work(monkeyp
         return [[i for i, _ in level] for level in made]
 
     assert found() == [[0], [1, 2]]
-    monkeypatch.setitem(JOINT, ("first", "second"), lambda *_: [dispatch])
+    monkeypatch.setitem(JOINT, ("scale", "softcap"), lambda *_: [dispatch])
     assert found() == [[1], [2]], "the second reads what the third writes"
 
 

@@ -165,7 +165,7 @@ def test_only_owners_of_kv_have_a_cache() -> None:
         _, graph = load(file)
         plan = make_plan(graph, api.create("null"), max_tokens=8, max_outputs=8)
     assert [s.name for s in plan.states] == [f"blk.{i}" for i in range(8)]
-    reads = [x.inputs[1].name for x in plan.launches if x.kernel == "attention"]
+    reads = [x.input("cache").name for x in plan.launches if x.kernel == "attention"]
     assert reads[8:] == ["blk.7", "blk.7", "blk.7", "blk.5"]
     assert [s.window for s in plan.states] == [16] * 5 + [0] + [16] * 2
 

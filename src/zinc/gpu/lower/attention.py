@@ -27,6 +27,7 @@ from zinc.gpu.lower.operands import (
     operand,
     power_of_two,
     ref_or_null,
+    rows,
     vector_or_null,
 )
 from zinc.ops.graph import Act, Dim, KVState
@@ -67,18 +68,17 @@ MAX_MATRIX_DIM = 256  # of a head: a subgroup has its queries and half of its su
 
 @lowers("attention")
 def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    state, (y,) = operand(launch, 1, KVState), launch.outputs
+    state, (y,) = operand(launch, "cache", KVState), launch.outputs
     _check(state, at.kv(state))
     if y.act is Act.F32 or state.head_dim_v % 32 == 0:
         return _attend(launch, at, bucket, at.ref(y))
     # Blocks of 32 columns go across heads: rows in float32 first.
     stride = 4 * y.cols
     plain = at.scratch(bucket.tokens * stride)
-    rows = replace(y, act=Act.F32, stride=stride)
-    copied = replace(launch, kernel="quantize", inputs=(rows,), outputs=(y,))
-    copy = elementwise(Op.COPY, copied, at, bucket, a_at=plain)
+    floats = replace(y, act=Act.F32, stride=stride)
+    copy = elementwise(Op.COPY, floats, None, y, at, bucket, a_at=plain)
     return [
-        *_attend(replace(launch, outputs=(rows,)), at, bucket, plain),
+        *_attend(replace(launch, outputs=(floats,)), at, bucket, plain),
         *(replace(dispatch, waits=True) for dispatch in copy),
     ]
 
@@ -89,9 +89,9 @@ def prepared_attention(
 ) -> list[Dispatch] | None:
     """One token after many keys: workgroups prepare the heads that they need, so that a step has a
     level less and the first keys are on their way meanwhile."""
-    q, k, v, table, q_norm, k_norm, state = heads.inputs
+    state, qkv = heads.input("cache"), [heads.input(name) for name in ("q", "k", "v")]
     (y,), n_heads = launch.outputs, int(launch.attributes["n_heads"])
-    if bucket.tokens > 1 or not isinstance(state, KVState) or state != launch.inputs[1]:
+    if bucket.tokens > 1 or not isinstance(state, KVState) or state != launch.input("cache"):
         return None
     if at.features.batch_invariant or max(state.head_dim, state.head_dim_v) > MAX_PREPARED_DIM:
         return None
@@ -101,12 +101,11 @@ def prepared_attention(
     cut, attrs = _few_cut(state, n_heads, at, bucket), heads.attributes
     if cut.splits == 1:
         return None
-    rows = [x for x in (q, k, v) if isinstance(x, Ref)]
     shader = _few_shader(
         launch,
         at,
         cut,
-        in_vectors(at, *rows),
+        in_vectors(at, *(x for x in qkv if isinstance(x, Ref))),
         ("NEOX", int(attrs["neox"])),
         ("PREPARES", 1),
         ("ROPE_DIMS", int(attrs["rope_dims"])),
@@ -117,9 +116,9 @@ def prepared_attention(
     push = struct.pack(
         "<10Q",
         at.step,
-        *(ref_or_null(at, x)[0] for x in (q, k, v, table)),
-        vector_or_null(at, q_norm),
-        vector_or_null(at, k_norm),
+        *(ref_or_null(at, x)[0] for x in (*qkv, heads.input("table"))),
+        vector_or_null(at, heads.input("q_norm")),
+        vector_or_null(at, heads.input("k_norm")),
         cache.keys,
         cache.keys if state.v_from_k else cache.values,
         partial,
@@ -153,7 +152,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
 
 
 def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
-    q, state, (y,) = operand(launch, 0, Ref), operand(launch, 1, KVState), launch.outputs
+    q, state, (y,) = rows(launch, "q"), operand(launch, "cache", KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
     cut = _few_cut(state, n_heads, at, bucket)
     splits = cut.splits
@@ -173,7 +172,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
 def _few_shader(
     launch: Launch, at: Addresses, cut: _Cut, vectors: int, *defines: tuple[str, int]
 ) -> Shader:
-    state, (y,) = operand(launch, 1, KVState), launch.outputs
+    state, (y,) = operand(launch, "cache", KVState), launch.outputs
     return Shader(
         cut.kernel,
         (
@@ -195,7 +194,7 @@ def _merge(
     launch: Launch, at: Addresses, bucket: Bucket, splits: int, partial: int, y_at: int
 ) -> Dispatch:
     """Joins the partial sums of so many runs of keys."""
-    state, (y,) = operand(launch, 1, KVState), launch.outputs
+    state, (y,) = operand(launch, "cache", KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
     parts = max(1, 256 // (state.head_dim_v // 4))
     shader = Shader(
@@ -208,7 +207,7 @@ def _merge(
             ("VECTORS", 1),
         ),
     )
-    sinks = vector_or_null(at, launch.inputs[2])
+    sinks = vector_or_null(at, launch.input("sinks"))
     push = struct.pack("<4Q2I", at.step, sinks, y_at, partial, y.stride, n_heads)
     push += struct.pack("<2I", splits, dim_code(Dim.TOKENS, bucket))
     return Dispatch(shader, push, (n_heads, bucket.tokens, 1), waits=True)
@@ -292,14 +291,14 @@ def _partial_bytes(state: KVState, n_heads: int) -> int:
 
 
 def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
-    q, state, (y,) = operand(launch, 0, Ref), operand(launch, 1, KVState), launch.outputs
+    q, state, (y,) = rows(launch, "q"), operand(launch, "cache", KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
     own: tuple[tuple[str, int], ...] = ()
     if _has_matrices(state, at, MATRIX_ROWS, MATRIX_KEYS):
-        name, rows, keys = "attention_matrices", MATRIX_ROWS, MATRIX_KEYS
+        name, n_rows, keys = "attention_matrices", MATRIX_ROWS, MATRIX_KEYS
     else:
         wide = max(state.head_dim, state.head_dim_v)
-        rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
+        n_rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
         keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2, at.kv(state).block_tokens)
         name, own = "attention_tiles", (("THREADS", TILE_THREADS),)
     shader = Shader(
@@ -307,7 +306,7 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dis
         (
             *own,
             ("BK", keys),
-            ("BQ", rows),
+            ("BQ", n_rows),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),
             ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
@@ -321,7 +320,7 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dis
     push += _shape(at.kv(state), state, n_heads, bucket)
     push += struct.pack("<I2f", state.window, *_scale_and_cap(launch))
     # Each sequence may end in a tile of its own.
-    tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), rows) + bucket.sequences
+    tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), n_rows) + bucket.sequences
     return [Dispatch(shader, push, (state.n_heads, tiles, 1))]
 
 
@@ -343,7 +342,7 @@ def _pointers(
     launch: Launch, at: Addresses, state: KVState, y_at: int
 ) -> tuple[int, int, int, int, int, int]:
     """step, q, keys, values, sinks, out."""
-    q, sinks, cache = operand(launch, 0, Ref), launch.inputs[2], at.kv(state)
+    q, sinks, cache = rows(launch, "q"), launch.input("sinks"), at.kv(state)
     values = cache.keys if state.v_from_k else cache.values
     return (at.step, at.ref(q), cache.keys, values, vector_or_null(at, sinks), y_at)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.api import Launch
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.gpu.lower.operands import ceil_div, dim_code, operand
+from zinc.gpu.lower.operands import ceil_div, dim_code, rows
 from zinc.gpu.lower.weights import matrix, unit, weight_of
 from zinc.gpu.packing import row_bytes
 
@@ -15,7 +15,7 @@ THREADS = 64
 
 @lowers("embed")
 def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    table, out = weight_of(at, launch.inputs[0]), launch.outputs[0]
+    table, out = weight_of(at, launch.input("table")), launch.outputs[0]
     push = struct.pack(
         "<Q24sQIIf",
         at.step,
@@ -32,7 +32,7 @@ def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("quantize")
 def quantize(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, out = operand(launch, 0, Ref), launch.outputs[0]
+    x, out = rows(launch, "x"), launch.outputs[0]
     run = out.cols // out.runs
     push = struct.pack(
         "<QQQIIIIII",

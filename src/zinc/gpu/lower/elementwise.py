@@ -13,9 +13,8 @@ from zinc.gpu.lower.operands import (
     dim_code,
     in_vectors,
     is_q8,
-    operand,
-    ref_or_none,
     ref_or_null,
+    rows,
 )
 from zinc.gpu.packing import row_bytes
 from zinc.ops.graph import Act
@@ -38,7 +37,9 @@ class Op(IntEnum):
 
 def elementwise(
     op: Op,
-    launch: Launch,
+    a: Ref,
+    b: Ref | None,
+    y: Ref,
     at: Addresses,
     bucket: Bucket,
     *,
@@ -49,9 +50,8 @@ def elementwise(
 ) -> list[Dispatch]:
     """One dispatch of four columns a thread; `first` and `second` are the op's numbers.
 
-    `a_at` is where the first input is, when that is not its place in the arena.
+    `a_at` is where `a` is, when that is not its place in the arena.
     """
-    a, b, (y,) = operand(launch, 0, Ref), ref_or_none_at(launch, 1), launch.outputs
     rows_of_b = None if op is Op.GATE_ROW else b
     shader = Shader(
         "elementwise",
@@ -81,23 +81,22 @@ def elementwise(
     return [Dispatch(shader, push, (ceil_div(y.cols, 4 * THREADS), bucket.rows(y.dim), 1))]
 
 
-def ref_or_none_at(launch: Launch, index: int) -> Ref | None:
-    return ref_or_none(launch, index) if index < len(launch.inputs) else None
-
-
 @lowers("add")
 def add(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return elementwise(Op.ADD, launch, at, bucket)
+    a, b = rows(launch, "a"), rows(launch, "b")
+    return elementwise(Op.ADD, a, b, launch.outputs[0], at, bucket)
 
 
 @lowers("scale")
 def scale(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return elementwise(Op.SCALE, launch, at, bucket, first=float(launch.attributes["factor"]))
+    x, factor = rows(launch, "x"), float(launch.attributes["factor"])
+    return elementwise(Op.SCALE, x, None, launch.outputs[0], at, bucket, first=factor)
 
 
 @lowers("softcap")
 def softcap(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return elementwise(Op.SOFTCAP, launch, at, bucket, first=float(launch.attributes["cap"]))
+    x, cap = rows(launch, "x"), float(launch.attributes["cap"])
+    return elementwise(Op.SOFTCAP, x, None, launch.outputs[0], at, bucket, first=cap)
 
 
 @lowers("glu")
@@ -105,7 +104,9 @@ def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     attrs = launch.attributes
     return elementwise(
         Op.GLU,
-        launch,
+        rows(launch, "gate"),
+        rows(launch, "up"),
+        launch.outputs[0],
         at,
         bucket,
         act=int(attrs["act"]),
@@ -116,14 +117,15 @@ def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("gate")
 def gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, g = operand(launch, 0, Ref), operand(launch, 1, Ref)
-    return elementwise(Op.GATE if g.cols == x.cols else Op.GATE_ROW, launch, at, bucket)
+    x, g = rows(launch, "x"), rows(launch, "g")
+    op = Op.GATE if g.cols == x.cols else Op.GATE_ROW
+    return elementwise(op, x, g, launch.outputs[0], at, bucket)
 
 
 @lowers("select_rows")
 def select_rows(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Rows of 8-bit blocks are copied as the float32 numbers that their bytes would be."""
-    x, (y,) = operand(launch, 0, Ref), launch.outputs
+    x, (y,) = rows(launch, "x"), launch.outputs
     if is_q8(y):
         x, y = (replace(ref, act=Act.F32, cols=row_bytes(ref.act, ref.cols) // 4) for ref in (x, y))
-    return elementwise(Op.SELECT, replace(launch, inputs=(x,), outputs=(y,)), at, bucket)
+    return elementwise(Op.SELECT, x, None, y, at, bucket)

@@ -19,8 +19,8 @@ from zinc.gpu.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, Activation
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
-    operand,
     ref_or_null,
+    rows,
     vector_or_null,
 )
 from zinc.gpu.lower.weights import (
@@ -51,9 +51,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class ExpertProduct:
-    """Products of the rows of `x` with the experts that their slots have."""
+    """Products of the rows `x` of the value `read` with the experts that their slots have."""
 
     launch: Launch
+    read: Ref
     x: Rows
     w: DeviceWeight
     y: Rows
@@ -65,8 +66,8 @@ class ExpertProduct:
     activation: Activation = NO_ACTIVATION
 
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
-        w, x = self.w, operand(self.launch, 0, Ref)
-        order, starts = (operand(self.launch, i, Ref) for i in (1, 2))
+        w, x = self.w, self.read
+        order, starts = rows(self.launch, "order"), rows(self.launch, "starts")
         top_k, n_x = order.cols, bucket.rows(x.dim)
         push = struct.pack(
             "<Q24sQQQQQQQIIIIIIIIff",
@@ -119,7 +120,7 @@ def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -
     """Whether there are so many slots an expert that tiles of several are full."""
     if at.features.batch_invariant:
         return False
-    order = operand(launch, 1, Ref)
+    order = rows(launch, "order")
     return bucket.rows(order.dim) * order.cols >= FEW_SLOTS // 4 * w.planes
 
 
@@ -130,11 +131,12 @@ def _runs(at: Addresses, x: Ref, top_k: int) -> Rows:
 
 @lowers("moe_glu")
 def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, order, out = operand(launch, 0, Ref), operand(launch, 1, Ref), launch.outputs[0]
-    gate, up = (weight_of(at, w) for w in launch.inputs[3:5])
-    bias, up_bias = (vector_or_null(at, b) for b in launch.inputs[5:7])
+    x, order, out = rows(launch, "x"), rows(launch, "order"), launch.outputs[0]
+    gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
+    bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
     both = ExpertProduct(
         launch,
+        x,
         Rows(at.ref(x), x.stride, 0),
         gate,
         _runs(at, out, order.cols),
@@ -150,17 +152,17 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     run = 4 * gate.rows
     made = at.scratch(bucket.rows(x.dim) * order.cols * run)
     slots = Rows(made, order.cols * run, run)
-    first = ExpertProduct(launch, both.x, gate, slots, bias=bias)
+    first = ExpertProduct(launch, x, both.x, gate, slots, bias=bias)
     second = replace(both, w=up, bias=up_bias, kind=GATED, up=made, up_bias=0)
     return [first.dispatch(at, bucket), second.dispatch(at, bucket, waits=True)]
 
 
 @lowers("moe_down")
 def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    h, order, routes = (operand(launch, i, Ref) for i in (0, 1, 3))
-    w, out, top_k = weight_of(at, launch.inputs[4]), launch.outputs[0], order.cols
-    bias, scale = (vector_or_null(at, v) for v in launch.inputs[5:7])
-    residual, residual_stride = ref_or_null(at, launch.inputs[7])
+    h, order, routes = (rows(launch, name) for name in ("h", "order", "routes"))
+    w, out, top_k = weight_of(at, launch.input("down")), launch.outputs[0], order.cols
+    bias, scale = (vector_or_null(at, launch.input(name)) for name in ("bias", "scale"))
+    residual, residual_stride = ref_or_null(at, launch.input("residual"))
     slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
     dim_top_k = dim_code(h.dim, bucket) | top_k << 8
     if n_x <= tiles.FEW and not at.features.batch_invariant:
@@ -190,7 +192,7 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         return [Dispatch(Shader("moe_down", defines), push, groups)]
     run = 4 * w.rows
     made = at.scratch(n_x * top_k * run)
-    products = ExpertProduct(launch, slots, w, Rows(made, top_k * run, run))
+    products = ExpertProduct(launch, h, slots, w, Rows(made, top_k * run, run))
     push = struct.pack(
         "<QQQQQQQIIIII",
         at.step,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import struct
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.api import Launch
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.gpu.lower.operands import ceil_div, dim_code, operand
+from zinc.gpu.lower.operands import ceil_div, dim_code, rows
 
 THREADS = 128
 
 
 @lowers("concat_heads")
 def concat_heads(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    a, b, (y,) = operand(launch, 0, Ref), operand(launch, 1, Ref), launch.outputs
+    a, b, (y,) = rows(launch, "a"), rows(launch, "b"), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
     push = struct.pack(
         "<4Q7I",

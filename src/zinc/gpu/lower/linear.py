@@ -18,8 +18,8 @@ from zinc.gpu.dispatch import (
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
-    operand,
     ref_or_null,
+    rows,
     vector_or_null,
 )
 from zinc.gpu.lower.weights import (
@@ -113,26 +113,24 @@ class Product:
 
 @lowers("linear")
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, parts = operand(launch, 0, Ref), launch.inputs[1:]
+    x = rows(launch, "x")
     return [
         Product(
             x,
-            weight_of(at, weight),
+            weight_of(at, launch.input("weight", part)),
             ref_or_null(at, out),
-            vector_or_null(at, bias),
-            ref_or_null(at, residual),
+            vector_or_null(at, launch.input("bias", part)),
+            ref_or_null(at, launch.input("residual", part)),
         ).dispatch(at, bucket)
-        for weight, bias, residual, out in zip(
-            parts[0::3], parts[1::3], parts[2::3], launch.outputs, strict=True
-        )
+        for part, out in enumerate(launch.outputs)
     ]
 
 
 @lowers("linear_glu")
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, out, activation = operand(launch, 0, Ref), launch.outputs[0], Activation.of(launch)
-    gate, up = (weight_of(at, w) for w in launch.inputs[1:3])
-    bias, up_bias = (vector_or_null(at, b) for b in launch.inputs[3:5])
+    x, out, activation = rows(launch, "x"), launch.outputs[0], Activation.of(launch)
+    gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
+    bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
     y = ref_or_null(at, out)
     if same_layout(gate, up) and tiles.are_few(at.features, bucket.rows(x.dim)):
         both = Product(
@@ -167,7 +165,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("head_linear")
 def head_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, w = operand(launch, 0, Ref), weight_of(at, launch.inputs[1])
+    x, w = rows(launch, "x"), weight_of(at, launch.input("weight"))
     heads = int(launch.attributes["n_heads"])
     y = ref_or_null(at, launch.outputs[0])
     return [Product(x, w, y, planes=heads).dispatch(at, bucket)]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import struct
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.api import Launch
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
     in_vectors,
     is_q8,
-    operand,
     power_of_two,
-    ref_or_none,
     ref_or_null,
+    rows,
+    rows_or_none,
     vector_or_null,
 )
 
@@ -23,22 +23,22 @@ MAX_THREADS = 1024
 
 @lowers("rms_norm")
 def rms_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return _norm(launch, at, bucket, gated=False, other=2, weight=1)
+    return _norm(launch, at, bucket, gated=False, other="residual")
 
 
 @lowers("gated_norm")
 def gated_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return _norm(launch, at, bucket, gated=True, other=1, weight=2)
+    return _norm(launch, at, bucket, gated=True, other="z")
 
 
 def _norm(
-    launch: Launch, at: Addresses, bucket: Bucket, *, gated: bool, other: int, weight: int
+    launch: Launch, at: Addresses, bucket: Bucket, *, gated: bool, other: str
 ) -> list[Dispatch]:
-    x, (y,) = operand(launch, 0, Ref), launch.outputs
+    x, (y,) = rows(launch, "x"), launch.outputs
     group = int(launch.attributes["group"])
     # A thread has two or more float4s: fewer waves meet at the barrier sooner.
     threads = min(MAX_THREADS, max(32, power_of_two(ceil_div(group, 8))))
-    beside = ref_or_none(launch, other)
+    beside = rows_or_none(launch, other)
     aligned = in_vectors(at, x, y, beside) and group % 4 == 0
     shader = Shader(
         "norm",
@@ -55,7 +55,7 @@ def _norm(
         "<5Q6If",
         at.step,
         at.ref(x),
-        vector_or_null(at, launch.inputs[weight]),
+        vector_or_null(at, launch.input("weight")),
         other_at,
         at.ref(y),
         x.stride,

@@ -19,15 +19,21 @@ CONSTANT = DIMS[Dim.CONSTANT]
 T = TypeVar("T")
 
 
-def operand(launch: Launch, index: int, kind: type[T]) -> T:
-    """Input `index` of a launch, which is of that kind."""
-    found = launch.inputs[index]
-    assert isinstance(found, kind), f"input {index} of {launch.kernel} is {found}"
+def operand(launch: Launch, name: str, kind: type[T]) -> T:
+    """Return the operand `name` of a launch, which must be a `kind`."""
+    found = launch.input(name)
+    assert isinstance(found, kind), f"operand {name} of {launch.kernel} is {found}"
     return found
 
 
-def ref_or_none(launch: Launch, index: int) -> Ref | None:
-    found = launch.inputs[index]
+def rows(launch: Launch, name: str) -> Ref:
+    """Return the operand `name` of a launch, which must be rows."""
+    return operand(launch, name, Ref)
+
+
+def rows_or_none(launch: Launch, name: str) -> Ref | None:
+    """Return the optional operand `name` of a launch, rows if it is present."""
+    found = launch.input(name)
     return found if isinstance(found, Ref) else None
 
 

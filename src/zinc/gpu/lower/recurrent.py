@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.api import Launch
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.gpu.lower.operands import ceil_div, in_vectors, operand
+from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
 from zinc.ops.graph import RecurrentState, Weight
 
 CONV_THREADS = 128
@@ -18,8 +18,8 @@ DELTA_ROWS = 16  # tokens whose keys and queries are in shared memory at once
 
 @lowers("conv_silu")
 def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, weight = operand(launch, 0, Ref), operand(launch, 1, Weight)
-    state, (y,) = operand(launch, 2, RecurrentState), launch.outputs
+    x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
+    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     push = struct.pack(
         "<5Q4I",
         at.step,
@@ -39,9 +39,9 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("delta_rule")
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    qkv, alpha, beta = (operand(launch, i, Ref) for i in range(3))
-    decay, decay_bias = operand(launch, 3, Weight), operand(launch, 4, Weight)
-    state, (y,) = operand(launch, 5, RecurrentState), launch.outputs
+    qkv, alpha, beta = (rows(launch, name) for name in ("qkv", "alpha", "beta"))
+    decay, decay_bias = (operand(launch, name, Weight) for name in ("decay", "decay_bias"))
+    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     attrs = {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     if k_dim % 16:
@@ -50,8 +50,8 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             "they must be a multiple of 16 wide",
             "choose another backend with {backend}",
         )
-    rows = 1 if bucket.tokens == 1 and not at.features.batch_invariant else DELTA_ROWS
-    shared = rows * (8 * k_dim + 4 * DELTA_COLS + 8)  # keys and queries, values, gates
+    n_rows = 1 if bucket.tokens == 1 and not at.features.batch_invariant else DELTA_ROWS
+    shared = n_rows * (8 * k_dim + 4 * DELTA_COLS + 8)  # keys and queries, values, gates
     if shared > at.features.shared_bytes:
         raise UnsupportedError(
             f"this device has no room for the delta rule with keys of {k_dim}",
@@ -64,7 +64,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ("COLS", DELTA_COLS),
             ("GROUPED", attrs["grouped"]),
             ("K_DIM", k_dim),
-            ("ROWS", rows),
+            ("ROWS", n_rows),
             ("SHARE", 8 if k_dim % 32 == 0 else 4),
             ("VECTORS", in_vectors(at, qkv)),
             ("V_DIM", v_dim),

@@ -10,7 +10,6 @@ from zinc.gpu.lower.operands import (
     ceil_div,
     in_vectors,
     operand,
-    ref_or_none,
     ref_or_null,
     vector_or_null,
 )
@@ -21,7 +20,7 @@ TABLE_THREADS = 32
 
 @lowers("rope_table")
 def rope_table(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    frequencies, (y,) = operand(launch, 0, Constant), launch.outputs
+    frequencies, (y,) = operand(launch, "inv_freq", Constant), launch.outputs
     n = frequencies.cols
     scale = float(launch.attributes["scale"])
     push = struct.pack("<3Q2If", at.step, at.vector(frequencies), at.ref(y), y.stride, n, scale)
@@ -31,14 +30,13 @@ def rope_table(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("rope_store")
 def rope_store(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    q, k, v, table, q_norm, k_norm, cache = launch.inputs
-    attrs = launch.attributes
+    cache, attrs = launch.input("cache"), launch.attributes
     return _heads(
         at,
         bucket,
-        (q, k, v),
-        table,
-        (q_norm, k_norm),
+        (launch.input("q"), launch.input("k"), launch.input("v")),
+        launch.input("table"),
+        (launch.input("q_norm"), launch.input("k_norm")),
         cache if isinstance(cache, KVState) else None,
         launch.outputs[0],
         head_dim=int(attrs["head_dim"]),
@@ -51,13 +49,12 @@ def rope_store(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("rope")
 def rope(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, table = launch.inputs
     attrs = launch.attributes
     return _heads(
         at,
         bucket,
-        (x, None, None),
-        table,
+        (launch.input("x"), None, None),
+        launch.input("table"),
         (None, None),
         None,
         launch.outputs[0],
@@ -69,8 +66,8 @@ def rope(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("kv_store")
 def kv_store(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    state = operand(launch, 2, KVState)
-    k, v = ref_or_none(launch, 0), ref_or_none(launch, 1)
+    state = operand(launch, "cache", KVState)
+    k, v = launch.input("k"), launch.input("v")
     nothing = (None, None)
     return _heads(at, bucket, (None, k, v), None, nothing, state, None, head_dim=state.head_dim)
 

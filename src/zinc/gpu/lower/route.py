@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.api import Launch
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.gpu.lower.operands import dim_code, operand, power_of_two, vector_or_null
+from zinc.gpu.lower.operands import dim_code, power_of_two, rows, vector_or_null
 
 MAX_EXPERTS = 1024  # a thread each
 FEW_SLOTS = 256  # up to so many, one segment has them all
@@ -15,7 +15,7 @@ FEW_SLOTS = 256  # up to so many, one segment has them all
 
 @lowers("route")
 def route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    logits, bias, (y,) = operand(launch, 0, Ref), launch.inputs[1], launch.outputs
+    logits, bias, (y,) = rows(launch, "logits"), launch.input("bias"), launch.outputs
     attrs = launch.attributes
     names = ("group_top", "renormalise", "scoring", "top_groups", "top_k")
     macros = {name.upper(): int(attrs[name]) for name in names}
@@ -37,7 +37,7 @@ def route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("group_experts")
 def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    routes, (order, starts) = operand(launch, 0, Ref), launch.outputs
+    routes, (order, starts) = rows(launch, "routes"), launch.outputs
     n_experts = int(launch.attributes["n_experts"])
     if n_experts > MAX_EXPERTS:
         raise UnsupportedError(

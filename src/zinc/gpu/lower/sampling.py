@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.api import Launch
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
-from zinc.gpu.lower.operands import ceil_div, operand, power_of_two
+from zinc.gpu.lower.operands import ceil_div, power_of_two, rows
 from zinc.ops.sampling import MOST_CANDIDATES
 
 CHUNK = 2048  # candidates that a workgroup sorts, 8 bytes each
@@ -15,7 +15,7 @@ THREADS = 256
 
 @lowers("sample")
 def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    logits, (drawn,) = operand(launch, 0, Ref), launch.outputs
+    logits, (drawn,) = rows(launch, "logits"), launch.outputs
     if not bucket.draws:
         return []
     dispatches: list[Dispatch] = []
