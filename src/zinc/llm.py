@@ -48,9 +48,10 @@ from zinc.engine.identity import TensorDigests, cache_key
 from zinc.engine.loader import Memory
 from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.engine.sampling import SamplingParams, breaker_sequences, recommended
-from zinc.engine.structured import ConstraintLike, Grammar, Grammars, Kind, started
+from zinc.engine.structured import ConstraintLike, Grammar, Grammars, started
 from zinc.engine.worker import EngineWorker, closed_error
 from zinc.formats.gguf import GGUFFile
+from zinc.grammar.kinds import Kind
 from zinc.kv.disk import check_folder
 from zinc.models import load as load_architecture
 from zinc.models.parts.context import RopeScaling

@@ -9,30 +9,24 @@ before the request runs; no token is ever let through unmasked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.core.native import is_panic
-from zinc.engine import grammar_source
 from zinc.engine.constraint import Constraint
 from zinc.engine.sampling.allowed import Words
-from zinc.engine.schema.document import load
-from zinc.engine.schema.grammar import rules_of
+from zinc.grammar.kinds import Kind, Source, checked_grammar, first_line, refused, source_text
 from zinc.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "grammar", "rules"]
-Source: TypeAlias = str | Mapping[str, Any] | bool | None
 T = TypeVar("T")
 
-MAX_SOURCE_CHARACTERS = 1 << 20
 SHORT_CHARACTERS = 64
 N_COMPILED = 16  # grammars of a model that are kept
 MAX_COMPILED_CHARACTERS = 1 << 16
@@ -65,7 +59,7 @@ class Grammars:
 
         source: a JSON schema (as text or data), a regular expression (of the whole answer), or a
         grammar, in llguidance's Lark dialect or as GBNF; nothing for "json_object". "rules" is Lark
-        that zinc wrote itself, out of `zinc.engine.schema`. Raises RequestError when it cannot be
+        that zinc wrote itself, out of `zinc.grammar.schema`. Raises RequestError when it cannot be
         understood or followed, UnsupportedError without llguidance.
         """
         if kind not in get_args(Kind):
@@ -76,15 +70,12 @@ class Grammars:
                 'pass the kind first, as in constraint("json_schema", schema)',
             )
         _library()
-        text = _source_text(kind, source)
+        text = source_text(kind, source)
         return (self._kept if len(text) <= MAX_COMPILED_CHARACTERS else self._compile)(kind, text)
 
     def _compile(self, kind: Kind, text: str) -> Grammar:
         llguidance = _library()
-        try:
-            source = _lark(kind, text)
-        except RequestError as error:
-            raise _refused(kind, error.why) from None
+        source = checked_grammar(kind, text)
         vocabulary = self._vocabulary_for(llguidance)
 
         def matcher() -> LLMatcher:
@@ -97,10 +88,10 @@ class Grammars:
         try:
             compiled = _guarded(matcher)
             if compiled.is_error():
-                raise _refused(kind, compiled.get_error())
+                raise refused(kind, compiled.get_error())
             return Grammar(compiled, self._n_vocab)
         except RequestError as error:
-            raise _refused(kind, error.why) from None
+            raise refused(kind, error.why) from None
 
     def _vocabulary_for(self, llguidance: Any) -> LLTokenizer:
         if self._vocabulary is None:
@@ -211,7 +202,7 @@ class GrammarConstraint:
 
     def _check(self, what: str) -> None:
         if self._matcher.is_error():
-            raise RequestError(what, _first_line(self._matcher.get_error()))
+            raise RequestError(what, first_line(self._matcher.get_error()))
 
 
 class _Vocabulary:
@@ -257,73 +248,10 @@ def _guarded(call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as error:
-        raise RequestError("the grammar cannot be followed", _first_line(str(error))) from error
+        raise RequestError("the grammar cannot be followed", first_line(str(error))) from error
     except BaseException as error:
         if not is_panic(error):
             raise
         raise RequestError(
-            "the grammar cannot be followed", f"llguidance failed: {_first_line(str(error))}"
+            "the grammar cannot be followed", f"llguidance failed: {first_line(str(error))}"
         ) from None
-
-
-def _source_text(kind: Kind, source: Source) -> str:
-    """The source as text, so that equal sources are equal."""
-    if kind == "json_object":
-        return '{"type":"object"}'
-    if kind == "json_schema" and not isinstance(source, str):
-        if not isinstance(source, Mapping | bool):
-            raise _refused(kind, "a schema is an object, or true or false")
-        try:
-            source = json.dumps(source, default=_mapping)
-        except RecursionError:
-            raise _refused(kind, "it is nested too deeply") from None
-        except (TypeError, ValueError) as error:
-            raise _refused(kind, str(error)) from None
-    if not isinstance(source, str) or not source.strip():
-        raise _refused(kind, "it must be text that is not empty")
-    if len(source) > MAX_SOURCE_CHARACTERS:
-        raise _refused(
-            kind, f"it has {len(source):,} characters, and {MAX_SOURCE_CHARACTERS:,} are taken"
-        )
-    return source
-
-
-def _mapping(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"it contains a {type(value).__name__}, which is not JSON")
-
-
-def _lark(kind: Kind, text: str) -> str:
-    """The source in llguidance's Lark dialect, checked; a regular expression as it is."""
-    if kind in ("json_object", "json_schema"):
-        return grammar_source.grammar_of(rules_of(load(text)))
-    if not _is_unicode(text):
-        raise grammar_source.SourceError("it has half a surrogate pair")
-    if kind == "rules":
-        grammar_source.check_references(text)
-        return text
-    if kind == "regex":
-        grammar_source.check_regex(text)
-        return text
-    if "::=" in text:
-        text = grammar_source.from_gbnf(text)
-    return grammar_source.from_lark(text)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _refused(kind: Kind, why: str) -> RequestError:
-    name = {"json_schema": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
-    return RequestError(f"the {name} cannot be followed", _first_line(why))
-
-
-def _first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "llguidance gives no reason"

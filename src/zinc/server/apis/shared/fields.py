@@ -17,7 +17,7 @@ from pydantic import Field
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine import constraint as engine
 from zinc.engine.sampling import SamplingParams
-from zinc.engine.structured import Kind
+from zinc.grammar.kinds import Kind
 from zinc.server.errors import invalid, unsupported
 from zinc.server.http.body import Fields, FirstError
 from zinc.server.runtime.job import NO_TELEMETRY, Telemetry

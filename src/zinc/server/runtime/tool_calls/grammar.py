@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from zinc.chat.format import ChatFormat
-from zinc.engine.schema.document import SchemaError, load
-from zinc.engine.schema.grammar import SPACED, SchemaRules
-from zinc.engine.structured import MAX_SOURCE_CHARACTERS
+from zinc.grammar.kinds import MAX_SOURCE_CHARACTERS
+from zinc.grammar.schema.document import SchemaError, load
+from zinc.grammar.schema.rules import SPACED, SchemaRules
 from zinc.server.errors import invalid, unsupported
 from zinc.server.runtime.tool_calls.values import (
     GemmaValues,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
-from zinc.engine.schema.grammar import SchemaRules
+from zinc.grammar.schema.rules import SchemaRules
 from zinc.tokenizer import Tokenizer
 
 Schema: TypeAlias = Any  # a mapping, or true or false

@@ -13,10 +13,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
 
-from zinc.engine.schema import ecmascript, formats, lexemes
-from zinc.engine.schema.document import DRAFT_2020, Document, Located, SchemaError
-from zinc.engine.schema.numbers import Bound
-from zinc.engine.schema.values import (
+from zinc.grammar.schema import ecmascript, formats, lexemes
+from zinc.grammar.schema.document import DRAFT_2020, Document, Located, SchemaError
+from zinc.grammar.schema.numbers import Bound
+from zinc.grammar.schema.values import (
     ANY,
     NONE,
     TYPES,

@@ -21,9 +21,9 @@ import pytest
 from tokenizer.small_vocabularies import byte_level
 
 from zinc.core.errors import RequestError
-from zinc.engine.schema.document import checked, load
-from zinc.engine.schema.values import numeral
 from zinc.engine.structured import Grammars
+from zinc.grammar.schema.document import checked, load
+from zinc.grammar.schema.values import numeral
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import TokenKind
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zinc.engine.schema import ecmascript, lexemes
-from zinc.engine.schema.evaluate import pattern_expression
-from zinc.engine.schema.numbers import Bound, decimal_pattern, integer_pattern
+from zinc.grammar.schema import ecmascript, lexemes
+from zinc.grammar.schema.evaluate import pattern_expression
+from zinc.grammar.schema.numbers import Bound, decimal_pattern, integer_pattern
 
 pytest.importorskip("llguidance")
 FEW = settings(max_examples=effort.examples(300), deadline=None)

@@ -18,11 +18,11 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, TypeAlias
 
-from zinc.engine.schema import numbers
-from zinc.engine.schema.document import Document, Json, SchemaError
-from zinc.engine.schema.ecmascript import as_json, times
-from zinc.engine.schema.evaluate import Evaluator, conjunction, pattern_expression, text_expression
-from zinc.engine.schema.values import (
+from zinc.grammar.schema import numbers
+from zinc.grammar.schema.document import Document, Json, SchemaError
+from zinc.grammar.schema.ecmascript import as_json, times
+from zinc.grammar.schema.evaluate import Evaluator, conjunction, pattern_expression, text_expression
+from zinc.grammar.schema.values import (
     ANY,
     Alternative,
     Array,

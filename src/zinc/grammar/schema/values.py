@@ -17,8 +17,8 @@ from fractions import Fraction
 from math import ceil, floor, lcm
 from typing import Any, TypeAlias
 
-from zinc.engine.schema.document import Located
-from zinc.engine.schema.numbers import Bound
+from zinc.grammar.schema.document import Located
+from zinc.grammar.schema.numbers import Bound
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 

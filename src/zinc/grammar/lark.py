@@ -2,7 +2,7 @@
 
 llguidance bounds most of what a grammar can cost, but it follows references of rules by recursion
 and ends the process when they nest too deeply, and its compiler of JSON schemas (`%json`) can do
-the same. So references are counted here, and `%json` becomes rules of `zinc.engine.schema`.
+the same. So references are counted here, and `%json` becomes rules of `zinc.grammar.schema`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from zinc.core.errors import RequestError
-from zinc.engine.schema.document import load
-from zinc.engine.schema.grammar import Rules, rules_of
+from zinc.grammar.schema.document import load
+from zinc.grammar.schema.rules import Rules, rules_of
 
 MAX_CHARACTERS = 1 << 20
 MAX_REGEX_CHARACTERS = 200_000
