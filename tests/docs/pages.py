@@ -1,0 +1,70 @@
+"""Documentation pages, their code blocks, and a server to run them against."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zinc.engine.loader import EMBEDDED_MODEL
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+ADDRESS = "http://127.0.0.1:8080"  # of the server in every example
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the fenced code blocks of `page` in `language`."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Yield the commands of the console blocks of `page`; a backslash continues a line."""
+    for block in blocks(page, "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                yield re.sub(r"\s+#.*", "", line.removeprefix("$ "))
+
+
+def with_demo_model(text: str) -> str:
+    """Return `text` with the demo model in place of every model file."""
+    return re.sub(r"[\w./-]+\.gguf", str(EMBEDDED_MODEL), text)
+
+
+def script(command: str) -> str:
+    """Return a `zinc` command as one for this checkout, this Python and the demo model."""
+    command = with_demo_model(command).replace("git diff", "echo '+ x = 1'")
+    return command.replace("zinc ", f"{sys.executable} -m zinc ", 1)
+
+
+def environment(state: Path) -> dict[str, str]:
+    """Return environment variables for `script`; programs keep their history in `state`."""
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    more = {"ZINC_THREADS": "2", "XDG_STATE_HOME": str(state)}
+    return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextmanager
+def serving(command: str, state: Path) -> Iterator[str]:
+    """Run a `zinc serve` command on a free port; yield its address once it serves."""
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {script(command)} --port 0"],
+        env=environment(state),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        lines = iter(process.stderr.readline, "")
+        yield next(found[0] for line in lines if (found := re.search(r"http://\S+\d", line)))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
