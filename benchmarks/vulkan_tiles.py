@@ -31,7 +31,7 @@ from zinc.gpu.dispatch import Bucket, DeviceWeight, Dispatch, Features
 from zinc.gpu.lower.linear import GLU, LINEAR, Product
 from zinc.gpu.lower.weights import distance
 from zinc.gpu.tiles import Block, Tile
-from zinc.ops.graph import Act, Dim
+from zinc.ops.graph import Dim, RowFormat
 from zinc.ops.step import Step
 from zinc.quant.blocks import BLOCKS, GGMLType
 from zinc.quant.decode import decode
@@ -137,12 +137,12 @@ class Bench:
     def ref(self, ref: Ref) -> int:
         return self._arena.address + ref.offset
 
-    def rows(self, n: int, cols: int, act: Act) -> tuple[Ref, np.ndarray]:
+    def rows(self, n: int, cols: int, format: RowFormat) -> tuple[Ref, np.ndarray]:
         """Rows of x, and what they stand for."""
         x = np.random.default_rng(3).standard_normal((n, cols)).astype(np.float32)
-        stride = packing.row_bytes(act, cols)
+        stride = packing.row_bytes(format, cols)
         staging = self.backend._staging
-        if act is Act.F32:
+        if format is RowFormat.F32:
             staging.write(self._arena, 0, x.view(np.uint8).reshape(-1))
         else:
             blocks = x.reshape(n, -1, 32)
@@ -158,7 +158,7 @@ class Bench:
         every = np.arange(n, dtype=np.int32)
         one = np.zeros(1, np.int32)
         self._data.write(Step(every, every, every * 0, every, np.array([0, n], np.int32), one))
-        return Ref(0, Dim.TOKENS, cols, act, 0, stride), x
+        return Ref(0, Dim.TOKENS, cols, format, 0, stride), x
 
     def weights(self, shape: Shape) -> tuple[list[DeviceWeight], np.ndarray]:
         """Copies of a random weight, and its first rows in float32."""
@@ -210,10 +210,10 @@ class Bench:
 
 
 def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
-    act = packing.activation(shape.type)
+    format = packing.row_format(shape.type)
     weights, sample = bench.weights(shape)
-    x, values = bench.rows(shape.n_x, shape.cols, act)
-    y = Ref(1, Dim.TOKENS, shape.rows, Act.F32, 32 << 20, 4 * shape.rows)
+    x, values = bench.rows(shape.n_x, shape.cols, format)
+    y = Ref(1, Dim.TOKENS, shape.rows, RowFormat.F32, 32 << 20, 4 * shape.rows)
     bucket = Bucket(shape.n_x, shape.n_x, 1, 256)
     want = values @ sample.T
     if shape.glu:

@@ -9,9 +9,9 @@ from present import absent
 from zinc.backends import api
 from zinc.backends.api import CacheLayout, TensorData
 from zinc.core.errors import UnsupportedError
-from zinc.gpu.packing import FLOATS, LAYOUTS, activation, offsets, pack, row_bytes
+from zinc.gpu.packing import FLOATS, LAYOUTS, offsets, pack, row_bytes, row_format
 from zinc.ops.cases import Case
-from zinc.ops.graph import Act, Weight
+from zinc.ops.graph import RowFormat, Weight
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import BLOCKS, GGMLType
 from zinc.quant.decode import decode
@@ -84,12 +84,12 @@ def test_rows_of_planes_are_taken_as_told() -> None:
 
 
 def test_rows_of_activations_are_aligned() -> None:
-    assert row_bytes(Act.F32, 48) == 192
-    assert [row_bytes(Act.Q8_32, cols) for cols in (32, 64, 4096)] == [48, 80, 5120]
+    assert row_bytes(RowFormat.F32, 48) == 192
+    assert [row_bytes(RowFormat.Q8_32, cols) for cols in (32, 64, 4096)] == [48, 80, 5120]
     with pytest.raises(UnsupportedError):
-        row_bytes(Act.BF16, 64)
+        row_bytes(RowFormat.BF16, 64)
 
 
 def test_a_format_without_a_kernel_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="Q8_K"):
-        activation(GGMLType.Q8_K)
+        row_format(GGMLType.Q8_K)

@@ -30,7 +30,7 @@ from zinc.gpu.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, Shad
 from zinc.gpu.schedule import accesses, levels, lowered, schedule, waits
 from zinc.models import load
 from zinc.ops.cases import Case
-from zinc.ops.graph import Act, Dim, KVState, RecurrentState
+from zinc.ops.graph import Dim, KVState, RecurrentState, RowFormat
 from zinc.ops.registry import Cost, Phase
 from zinc.plan.planner import make_plan
 
@@ -124,7 +124,7 @@ def test_attention_of_one_token_takes_its_heads_as_the_projections_made_them(nam
 
 
 def test_whoever_waits_for_a_launch_waits_for_the_one_that_does_its_work(monkeypatch):
-    x, y, z = (api.Ref(i, Dim.TOKENS, 4, Act.F32, 4096 * i, 16) for i in range(3))
+    x, y, z = (api.Ref(i, Dim.TOKENS, 4, RowFormat.F32, 4096 * i, 16) for i in range(3))
     launches = [
         api.Launch(kernel, Dim.TOKENS, (source,), (target,), (), Cost(), "")
         for kernel, source, target in (("scale", x, y), ("softcap", y, z), ("embed", None, x))
@@ -647,7 +647,7 @@ def test_a_step_is_recorded_once_and_values_are_read_and_written():
     runner.feed((0, ids[8:16]))
     assert dict(program._recordings) == recordings, "eight more tokens are the same bucket"
     assert np.linalg.norm(first - want[:8]) <= 5e-3 * np.linalg.norm(want[:8])
-    ref = next(r for launch in program.plan.launches for r in launch.outputs if r.act == "f32")
+    ref = next(r for launch in program.plan.launches for r in launch.outputs if r.format == "f32")
     rows = np.random.default_rng(0).standard_normal((3, ref.cols)).astype(np.float32)
     program.write(ref, rows)
     assert np.array_equal(program.read(ref, 3), rows)
@@ -688,7 +688,7 @@ def test_parts_of_a_step_are_recorded_once_and_make_the_step():
 def test_a_view_is_written_without_the_columns_beside_it():
     runner = Runner(FIXTURES / "qwen3.gguf", "vulkan")
     program = runner.program
-    whole = next(r for launch in program.plan.launches for r in launch.outputs if r.act == "f32")
+    whole = next(r for launch in program.plan.launches for r in launch.outputs if r.format == "f32")
     rows = np.random.default_rng(0).standard_normal((3, whole.cols)).astype(np.float32)
     program.write(whole, rows)
     view = replace(whole, cols=5, first=3, offset=whole.offset + 12)

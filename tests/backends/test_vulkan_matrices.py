@@ -20,6 +20,7 @@ from zinc.gpu.dispatch import Shader
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
 from zinc.ops.cases import Case
+from zinc.ops.elementwise import ActivationFn
 from zinc.ops.registry import Op
 from zinc.quant.blocks import GGMLType
 from zinc.testing.parity import case_tolerance, every_case
@@ -130,7 +131,7 @@ def test_experts_by_matrices_agree_with_reference(
     routes = g.route(case.rows(4), None, top_k=2, scoring=0, renormalise=True)
     order, starts = g.group_experts(routes, n_experts=4)
     gate, up = (case.experts(4, 64, 160, GGMLType.Q8_0, 160**-0.5) for _ in range(2))
-    h = g.moe_glu(x, order, starts, gate, up, act=0)
+    h = g.moe_glu(x, order, starts, gate, up, activation=ActivationFn.SILU)
     down = case.experts(4, 40, 64, GGMLType.Q8_0, 64**-0.5)
     check(backend, OPS["moe_down"], case.returns(g.moe_down(h, order, starts, routes, down)))
     assert products(used) == {"gemm"}

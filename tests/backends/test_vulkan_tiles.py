@@ -27,7 +27,7 @@ from zinc.gpu.lower.linear import GLU, Product
 from zinc.gpu.lower.weights import distance
 from zinc.gpu.packing import row_bytes
 from zinc.ops.cases import Case
-from zinc.ops.graph import Act, Dim
+from zinc.ops.graph import Dim, RowFormat
 from zinc.quant.blocks import GGMLType
 
 DEVICES = {
@@ -51,7 +51,7 @@ class Somewhere:
 
 
 def lowered(device: str, rows: int, cols: int, n_x: int, **product: object) -> Dispatch:
-    x = Ref(0, Dim.TOKENS, cols, Act.Q8_32, 0, row_bytes(Act.Q8_32, cols))
+    x = Ref(0, Dim.TOKENS, cols, RowFormat.Q8_32, 0, row_bytes(RowFormat.Q8_32, cols))
     w = DeviceWeight(1 << 32, GGMLType.Q4_K, 1, rows, cols)
     made = Product(x, w, (1 << 30, 4 * rows), **product)
     return made.dispatch(Somewhere(DEVICES[device]), Bucket(n_x, n_x, 1, 256))
@@ -64,14 +64,14 @@ def every() -> Iterator[tuple[str, int, int, int]]:
                 yield device, rows, cols, n_x
 
 
-@pytest.mark.parametrize("store", [Act.F32, Act.Q8_32])
-def test_every_row_is_made_within_the_limits(store: Act) -> None:
+@pytest.mark.parametrize("store", [RowFormat.F32, RowFormat.Q8_32])
+def test_every_row_is_made_within_the_limits(store: RowFormat) -> None:
     for device, rows, cols, n_x in every():
-        if store is Act.Q8_32 and rows % 32:
+        if store is RowFormat.Q8_32 and rows % 32:
             continue
         few = tiles.are_few(DEVICES[device], n_x)
         kind = GLU if few else 0
-        dispatch = lowered(device, rows, cols, n_x, kind=kind, y_act=store)
+        dispatch = lowered(device, rows, cols, n_x, kind=kind, y_format=store)
         macros = dict(dispatch.shader.defines)
         subgroup = DEVICES[device].subgroup
         if few:
@@ -95,7 +95,7 @@ def test_every_row_is_made_within_the_limits(store: Act) -> None:
         assert threads <= MAX_THREADS
         assert max(dispatch.groups) <= MAX_GROUPS
         assert len(dispatch.push) <= MAX_PUSH_BYTES
-        if store is Act.Q8_32:
+        if store is RowFormat.Q8_32:
             assert tile % 32 == 0
 
 

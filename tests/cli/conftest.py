@@ -61,8 +61,8 @@ def backend() -> str:
     """The CPU backend when it is built with all kernels of the embedded model, else `ref`."""
     try:
         cpu = api.create("cpu")
-        cpu.activation(GGMLType.Q4_K)
-        cpu.activation(GGMLType.Q6_K)
+        cpu.row_format(GGMLType.Q4_K)
+        cpu.row_format(GGMLType.Q6_K)
     except ZincError:
         return "ref"
     return "cpu"

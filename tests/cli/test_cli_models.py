@@ -498,21 +498,21 @@ def test_verify_names_the_launch_that_departs(zinc, monkeypatch, fixture_model, 
     st.integers(1, 20),
     st.integers(0, 2**32 - 1),
 )
-def test_rounding_to_8_bits_stays_within_what_is_allowed(act, n_rows, n_blocks, seed):
+def test_rounding_to_8_bits_stays_within_what_is_allowed(format, n_rows, n_blocks, seed):
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((n_rows, 32 * n_blocks)) * 10 ** rng.uniform(-4, 4, 32 * n_blocks)
     rows = rows.astype(np.float32)
     found = np.empty_like(rows)
     for r in range(n_rows):
-        for at in range(0, rows.shape[1], SCALE_BLOCK[act]):
-            block = rows[r, at : at + SCALE_BLOCK[act]]
+        for at in range(0, rows.shape[1], SCALE_BLOCK[format]):
+            block = rows[r, at : at + SCALE_BLOCK[format]]
             d = np.abs(block).max() / 127
             found[r, at : at + len(block)] = np.round(block / d) * d
-    allowed = storage_error(rows, act)
+    allowed = storage_error(rows, format)
     error = relative_error(found, rows)
     assert error <= allowed
     # All of a block can be as small as a step beside its largest, and no smaller bound holds.
-    assert allowed <= 1.01 / 254 * SCALE_BLOCK[act] ** 0.5
+    assert allowed <= 1.01 / 254 * SCALE_BLOCK[format] ** 0.5
     assert storage_error(rows, "f32") == 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from zinc.backends.api import CacheLayout, Launch, Plan, Ready, Ref
-from zinc.ops.graph import Act, Dim, KVState, RecurrentState
+from zinc.ops.graph import Dim, KVState, RecurrentState, RowFormat
 from zinc.ops.registry import Cost
 
 VOCAB = 97
@@ -178,8 +178,8 @@ def model(
         state_slots=max(slots, 1 if STATE in states else max_outputs),
     )
     launch = Launch("attention", Dim.TOKENS, states, (), (), Cost(), "")
-    output = Ref(0, Dim.OUTPUTS, VOCAB, Act.F32, 0, 0)
-    drawn = Ref(1, Dim.OUTPUTS, 2, Act.F32, 0, 8) if draws else None
+    output = Ref(0, Dim.OUTPUTS, VOCAB, RowFormat.F32, 0, 0)
+    drawn = Ref(1, Dim.OUTPUTS, 2, RowFormat.F32, 0, 8) if draws else None
     plan = Plan((launch,), output, 0, max_tokens, max_outputs, drawn)
     cache = FakeCache(states, layout)
     return FakeProgram(plan, cache), cache

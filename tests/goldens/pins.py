@@ -114,7 +114,7 @@ def operand(x: object) -> str:
     if isinstance(x, Ref):
         view = f"+{x.first}" if x.first else ""
         runs = f"/{x.runs}" if x.runs > 1 else ""
-        return f"@{x.offset}:{x.act.value}[{x.cols}{view}{runs}]x{x.stride}"
+        return f"@{x.offset}:{x.format.value}[{x.cols}{view}{runs}]x{x.stride}"
     if isinstance(x, Weight):
         order = ""
         if x.rows_from is not None or x.transposed_rows is not None:

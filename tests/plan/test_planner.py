@@ -14,7 +14,8 @@ from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.models import load
 from zinc.ops.cases import Case
-from zinc.ops.graph import Act, Dim
+from zinc.ops.elementwise import ActivationFn
+from zinc.ops.graph import Dim, RowFormat
 from zinc.ops.step import Step
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import BLOCKS, GGMLType
@@ -69,7 +70,7 @@ def test_experts_that_read_rows_differently_are_refused() -> None:
     g, x = case.graph, case.rows(256)
     order, starts = g.group_experts(g.route(case.rows(4), None, top_k=2, scoring=0), n_experts=4)
     gate, up = (case.experts(4, 256, 256, t) for t in (GGMLType.Q4_K, GGMLType.Q8_0))
-    case.returns(g.moe_glu(x, order, starts, gate, up, act=0))
+    case.returns(g.moe_glu(x, order, starts, gate, up, activation=ActivationFn.SILU))
     with pytest.raises(UnsupportedError, match="cannot be multiplied together") as error:
         make_plan(case.graph, api.create("cpu"), max_tokens=8, max_outputs=8)
     assert "Q4_K weights read rows as q8_256 and Q8_0 weights as q8_32" in str(error.value)
@@ -82,8 +83,8 @@ def test_selected_rows_are_copied_in_the_format_that_is_read() -> None:
     x = g.select_rows(g.rms_norm(case.rows(64), None, eps=1e-6))
     case.returns(g.linear(x, case.matrix(32, 64, GGMLType.Q8_0)))
     plan = make_plan(case.graph, api.create("cpu"), max_tokens=8, max_outputs=8)
-    stored = [(launch.kernel, launch.outputs[0].act) for launch in plan.launches]
-    assert stored[1:3] == [("rms_norm", Act.Q8_32), ("select_rows", Act.Q8_32)]
+    stored = [(launch.kernel, launch.outputs[0].format) for launch in plan.launches]
+    assert stored[1:3] == [("rms_norm", RowFormat.Q8_32), ("select_rows", RowFormat.Q8_32)]
     assert len(stored) == 4, "nothing is quantised by itself"
 
 

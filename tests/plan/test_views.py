@@ -13,7 +13,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.elementwise import GELU, activate
+from zinc.ops.elementwise import ActivationFn, activate
 from zinc.ops.graph import Value
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
@@ -39,7 +39,7 @@ def test_a_view_reads_what_the_reference_copies() -> None:
     case = Case("views")
     g, wide, gate = case.graph, case.rows(96), case.rows(16)
     inner = g.columns(g.columns(wide, 32, 48), 16, 16)
-    plan, got = run(case.returns(g.glu(gate, inner, act=GELU)))
+    plan, got = run(case.returns(g.glu(gate, inner, activation=ActivationFn.GELU)))
     assert "columns" not in {launch.kernel for launch in plan.launches}
     ((view,), (width, stride)) = views(plan), (16, 4 * 96)
     assert (view.first, view.cols, view.stride) == (48, width, stride)
@@ -48,7 +48,7 @@ def test_a_view_reads_what_the_reference_copies() -> None:
     step = case.step(16)
     attrs = {"first": 48, "width": 16}
     (want,) = OPS["columns"].run(step, [table[step.ids]], attrs)
-    np.testing.assert_array_equal(got, activate(GELU, gates[step.ids], want, {}))
+    np.testing.assert_array_equal(got, activate(ActivationFn.GELU, gates[step.ids], want, {}))
 
 
 def test_the_base_lives_until_its_last_view_is_read() -> None:
@@ -57,7 +57,7 @@ def test_the_base_lives_until_its_last_view_is_read() -> None:
     first = g.columns(wide, 0, 32)
     x: Value = case.rows(32)
     for _ in range(4):  # values that would take the place of a base that nobody keeps
-        x = g.glu(x, g.rms_norm(x, None, eps=1e-6), act=GELU)
+        x = g.glu(x, g.rms_norm(x, None, eps=1e-6), activation=ActivationFn.GELU)
     plan, _ = run(case.returns(g.add(x, first)))
     wide_ref = next(launch.outputs[0] for launch in plan.launches if launch.kernel == "embed")
     end = wide_ref.offset + case.n_tokens * wide_ref.stride

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from zinc.core.errors import DeviceError, RequestError
 from zinc.ops.graph import (
-    Act,
     AttrValue,
     Constant,
     Dim,
@@ -28,6 +27,7 @@ from zinc.ops.graph import (
     KVState,
     Node,
     RecurrentState,
+    RowFormat,
     State,
     Weight,
 )
@@ -38,14 +38,17 @@ from zinc.quant.blocks import GGMLType
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Rows in the arena: value `id`, `cols` columns stored as `act` at `offset`, `stride` bytes a
-    row. A view of some columns of a value has its id, and starts at column `first` of it; a value
-    of several `runs` that is not F32 has so many rows of cols / runs columns in each row."""
+    """Rows of the value `id` in the arena: `cols` columns in `format`, `stride` bytes a row.
+
+    `offset` is the first byte. A view of some columns has the id of its base and starts at its
+    column `first`. In other formats than F32, a row of several `runs` is stored as that many rows
+    of cols / runs columns.
+    """
 
     id: int
     dim: Dim
     cols: int
-    act: Act
+    format: RowFormat
     offset: int
     stride: int
     first: int = field(default=0, repr=False)  # `offset` has it for all but `ref`
@@ -117,7 +120,7 @@ class Plan:
 
 
 # The output of a part of a plan that does not make the plan's: it has no columns.
-NO_OUTPUT = Ref(0, Dim.OUTPUTS, 0, Act.F32, 0, 0)
+NO_OUTPUT = Ref(0, Dim.OUTPUTS, 0, RowFormat.F32, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +335,7 @@ class Kernels(Protocol):
 
     name: str
 
-    def activation(self, type: GGMLType) -> Act:
+    def row_format(self, type: GGMLType) -> RowFormat:
         """The format in which a linear over weights of `type` reads its rows.
 
         Raises UnsupportedError when there is no kernel.
@@ -341,12 +344,12 @@ class Kernels(Protocol):
 
     def supports(self, kernel: str) -> bool: ...
 
-    def stores(self, kernel: str, act: Act) -> bool:
+    def stores(self, kernel: str, format: RowFormat) -> bool:
         """Whether the kernel can store its rows in that format: no pass over them is needed."""
         ...
 
-    def row_bytes(self, act: Act, cols: int) -> int:
-        """Bytes from row to row of an activation."""
+    def row_bytes(self, format: RowFormat, cols: int) -> int:
+        """Bytes from row to row of a value."""
         ...
 
 

@@ -31,7 +31,7 @@ from zinc.backends.api import (
     Transfer,
     Work,
 )
-from zinc.ops.graph import Act, FloatArray, Node, State, Weight
+from zinc.ops.graph import FloatArray, Node, RowFormat, State, Weight
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
 
@@ -179,18 +179,18 @@ class SplitBackend:
     def describe(self) -> str:
         return " with ".join(backend.describe() for backend in self.devices)
 
-    def activation(self, type: GGMLType) -> Act:
+    def row_format(self, type: GGMLType) -> RowFormat:
         """What a weight's rows are on the first device; a plan asks the one that runs it."""
-        return self.devices[0].activation(type)
+        return self.devices[0].row_format(type)
 
     def supports(self, kernel: str) -> bool:
         return all(backend.supports(kernel) for backend in self.devices)
 
-    def stores(self, kernel: str, act: Act) -> bool:
-        return all(backend.stores(kernel, act) for backend in self.devices)
+    def stores(self, kernel: str, format: RowFormat) -> bool:
+        return all(backend.stores(kernel, format) for backend in self.devices)
 
-    def row_bytes(self, act: Act, cols: int) -> int:
-        return self.devices[0].row_bytes(act, cols)
+    def row_bytes(self, format: RowFormat, cols: int) -> int:
+        return self.devices[0].row_bytes(format, cols)
 
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int

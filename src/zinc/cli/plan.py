@@ -147,7 +147,7 @@ def launches(plan: Plan, shape: StepShape, where: Sequence[tuple[str, str]] | No
             launch.label,
             launch.kernel,
             _operands(launch),
-            ", ".join(f"{ref.cols} {ref.act}" for ref in launch.outputs),
+            ", ".join(f"{ref.cols} {ref.format}" for ref in launch.outputs),
             size(shape.bytes(launch)),
             f"{shape.flops(launch) / 1e6:,.2f}",
         )
@@ -221,7 +221,7 @@ def _operand(x: Operand) -> dict[str, Any] | None:
             return None
         case Ref():
             return {
-                "value": x.id, "dim": str(x.dim), "cols": x.cols, "act": str(x.act),
+                "value": x.id, "dim": str(x.dim), "cols": x.cols, "format": str(x.format),
                 "offset": x.offset, "stride": x.stride,
             }  # fmt: skip
         case Weight():
@@ -260,7 +260,7 @@ def dot(plan: Plan) -> str:
         color = _color(launch)
         lines.append(f'  n{i} [label="{_escaped(text)}", fillcolor="{color}"];')
         lines += [
-            f'  n{made[x.id]} -> n{i} [label="{x.cols} {x.act}"];'
+            f'  n{made[x.id]} -> n{i} [label="{x.cols} {x.format}"];'
             for x in launch.inputs
             if isinstance(x, Ref)
         ]

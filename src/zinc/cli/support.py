@@ -23,7 +23,7 @@ from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
     from zinc.backends.api import Kernels
-    from zinc.ops.graph import Act
+    from zinc.ops.graph import RowFormat
     from zinc.quant.blocks import GGMLType
 
 NOT_COMPUTING = {"null"}
@@ -131,17 +131,17 @@ class _Wishful:
     def __init__(self, backend: Kernels) -> None:
         self.backend, self.name = backend, backend.name
 
-    def activation(self, type: GGMLType) -> Act:
-        return self.backend.activation(type)
+    def row_format(self, type: GGMLType) -> RowFormat:
+        return self.backend.row_format(type)
 
     def supports(self, kernel: str) -> bool:
         return True
 
-    def stores(self, kernel: str, act: Act) -> bool:
-        return self.backend.stores(kernel, act)
+    def stores(self, kernel: str, format: RowFormat) -> bool:
+        return self.backend.stores(kernel, format)
 
-    def row_bytes(self, act: Act, cols: int) -> int:
-        return self.backend.row_bytes(act, cols)
+    def row_bytes(self, format: RowFormat, cols: int) -> int:
+        return self.backend.row_bytes(format, cols)
 
 
 def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], set[str]]]:
@@ -166,16 +166,18 @@ def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], 
 
 def _quantised(backend: Kernels) -> GGMLType:
     """Return a block format whose products read quantised rows, if the backend has one."""
-    from zinc.ops.graph import Act
+    from zinc.ops.graph import RowFormat
     from zinc.quant.blocks import GGMLType
 
-    acts = {type: _rows(backend, type) for type in GGMLType}
-    return next((t for t, act in acts.items() if act not in (None, Act.F32)), GGMLType.F32)
+    formats = {type: _rows(backend, type) for type in GGMLType}
+    return next(
+        (t for t, format in formats.items() if format not in (None, RowFormat.F32)), GGMLType.F32
+    )
 
 
 def _rows(backend: Kernels, type: GGMLType) -> str | None:
     try:
-        return str(backend.activation(type))
+        return str(backend.row_format(type))
     except ZincError:
         return None
 
@@ -192,9 +194,9 @@ def _formats(backends: Sequence[Kernels]) -> list[Formats]:
         Formats(
             [t.name for t in types],
             [BLOCKS[t].bits_per_element for t in types],
-            {b.name: act for b, act in zip(backends, acts, strict=True)},
+            {b.name: format for b, format in zip(backends, formats, strict=True)},
         )
-        for acts, types in ordered
+        for formats, types in ordered
     ]
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from zinc.core.errors import UnsupportedError
 from zinc.gpu import grids
 from zinc.gpu.grids import Blocks, Streams, codebook
-from zinc.ops.graph import Act
+from zinc.ops.graph import RowFormat
 from zinc.quant.bits import scales_6bit, scales_mins_6bit
 from zinc.quant.blocks import BLOCKS, GGMLType
 from zinc.quant.decode import DECODERS
@@ -63,15 +63,15 @@ class StreamOffsets:
     n_bytes: int
 
 
-def activation(type: GGMLType) -> Act:
+def row_format(type: GGMLType) -> RowFormat:
     """The format in which products with weights of `type` read their rows.
 
     Raises UnsupportedError when no kernel decodes them.
     """
     if type in FLOATS:
-        return Act.F32
+        return RowFormat.F32
     if type in LAYOUTS:
-        return Act.Q8_32
+        return RowFormat.Q8_32
     raise UnsupportedError(
         f"the Vulkan backend cannot run weights of type {type.name}",
         "it has no kernel that decodes them",
@@ -79,13 +79,13 @@ def activation(type: GGMLType) -> Act:
     )
 
 
-def row_bytes(act: Act, cols: int) -> int:
-    """Bytes from row to row of an activation: Q8_32 has its scales and sums behind its quants."""
-    if act is Act.Q8_32:
+def row_bytes(format: RowFormat, cols: int) -> int:
+    """Bytes from row to row: Q8_32 has its scales and sums behind its quants."""
+    if format is RowFormat.Q8_32:
         return align(align(cols, 16) + 8 * -(-cols // UNIT), 16)
-    if act is Act.F32:
+    if format is RowFormat.F32:
         return 4 * cols
-    raise UnsupportedError(f"the Vulkan backend has no rows of format {act}")
+    raise UnsupportedError(f"the Vulkan backend has no rows of format {format}")
 
 
 def align(n: int, to: int) -> int:
@@ -116,9 +116,9 @@ def pack(
     """The device's bytes of a matrix [planes, rows, cols].
 
     `data` are the bytes of the file; with `rows_from` row i of all planes * rows is its row
-    rows_from[i]. Raises UnsupportedError as `activation` does.
+    rows_from[i]. Raises UnsupportedError as `row_format` does.
     """
-    activation(type)
+    row_format(type)
     n_rows, layout = planes * rows, BLOCKS[type]
     per_row = cols // layout.block_size
     source = data.reshape(-1, per_row * layout.block_bytes)

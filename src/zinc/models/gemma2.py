@@ -12,7 +12,7 @@ from zinc.models.parts.decoder import decoder
 from zinc.models.parts.gemma import query_scale
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.spec import ModelSpec, dense_spec
-from zinc.ops.elementwise import GELU
+from zinc.ops.elementwise import ActivationFn
 
 LAYERS_27B = 46
 
@@ -29,7 +29,7 @@ def spec(file: GGUFFile) -> ModelSpec:
     return replace(
         base,
         attention=tuple(local if s else full for s in m.sliding_layers(base.n_layers, period=2)),
-        activation=GELU,
+        activation=ActivationFn.GELU,
         embed_scale=sqrt(base.hidden),
         logit_softcap=m.positive("final_logit_softcapping", default=30.0),
         post_norms=True,

@@ -12,7 +12,7 @@ from zinc.models.parts.gemma import query_scale
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.rope import sliding_rope
 from zinc.models.parts.spec import ModelSpec, dense_spec
-from zinc.ops.elementwise import GELU
+from zinc.ops.elementwise import ActivationFn
 
 LAYERS_27B = 62
 
@@ -32,7 +32,7 @@ def spec(file: GGUFFile) -> ModelSpec:
     return replace(
         base,
         attention=tuple(attention),
-        activation=GELU,
+        activation=ActivationFn.GELU,
         embed_scale=sqrt(base.hidden),
         logit_softcap=m.optional_positive("final_logit_softcapping"),
         post_norms=True,

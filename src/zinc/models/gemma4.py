@@ -22,7 +22,7 @@ from zinc.models.parts.rope import rope_from, sliding_rope
 from zinc.models.parts.spec import Attention, Experts, ModelSpec, vocab_size
 from zinc.models.parts.token_inputs import token_inputs, token_mlp
 from zinc.models.parts.weights import Weights
-from zinc.ops.elementwise import GELU
+from zinc.ops.elementwise import ActivationFn
 from zinc.ops.graph import Graph, Value
 from zinc.ops.moe import SOFTMAX
 
@@ -63,7 +63,7 @@ def spec(file: GGUFFile) -> Gemma4Spec:
         context=m.size("context_length", MAX_CONTEXT),
         eps=m.positive("attention.layer_norm_rms_epsilon"),
         attention=attention_layers(file, m, n_layers),
-        activation=GELU,
+        activation=ActivationFn.GELU,
         embed_scale=sqrt(hidden),
         logit_softcap=m.optional_positive("final_logit_softcapping"),
         experts=experts,

@@ -10,7 +10,7 @@ from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from
 from zinc.models.parts.spec import ModelSpec, dense_spec
-from zinc.ops.elementwise import CLAMPED_SWIGLU
+from zinc.ops.elementwise import ActivationFn
 from zinc.ops.moe import SOFTMAX_CHOSEN
 
 
@@ -26,7 +26,7 @@ def spec(file: GGUFFile) -> ModelSpec:
     return replace(
         base,
         attention=tuple(local if s else full for s in m.sliding_layers(base.n_layers, period=2)),
-        activation=CLAMPED_SWIGLU,
+        activation=ActivationFn.CLAMPED_SWIGLU,
         experts=experts_from(
             file, "gpt-oss", scoring=SOFTMAX_CHOSEN, renormalise=False, biases=True
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +19,14 @@ from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
-SILU, GELU, RELU_SQUARED, CLAMPED_SWIGLU = range(4)
+
+class ActivationFn(IntEnum):
+    """Activation functions of gated feed-forward layers, as kernels number them."""
+
+    SILU = 0
+    GELU = 1  # tanh form
+    RELU_SQUARED = 2
+    CLAMPED_SWIGLU = 3  # of gpt-oss, with attributes `alpha` and `limit`
 
 
 def _embed_cost(node: Node) -> Cost:
@@ -40,25 +48,25 @@ def embed(step: Step, attrs: Attrs, table: FloatArray) -> Sequence[FloatArray]:
     return [x]
 
 
-def activate(act: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> FloatArray:
-    """act(gate) * up for the activations of gated feed-forward layers.
+def activate(function: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> FloatArray:
+    """Return function(gate) * up, where `function` is an ActivationFn.
 
-    0 SiLU; 1 GELU, tanh form; 2 squared ReLU; 3 the clamped SwiGLU of gpt-oss with `alpha` and
-    `limit`: g = min(gate, limit), u = clamp(up, -limit, limit), g * sigmoid(alpha g) * (u + 1).
+    The clamped SwiGLU is g * sigmoid(alpha g) * (u + 1) with g = min(gate, limit) and
+    u = clamp(up, -limit, limit).
     """
     g = gate.astype(np.float64)
-    if act == SILU:
+    if function == ActivationFn.SILU:
         y = g * sigmoid(g) * up
-    elif act == GELU:
+    elif function == ActivationFn.GELU:
         y = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * up
-    elif act == RELU_SQUARED:
+    elif function == ActivationFn.RELU_SQUARED:
         y = np.square(np.maximum(g, 0)) * up
-    elif act == CLAMPED_SWIGLU:
+    elif function == ActivationFn.CLAMPED_SWIGLU:
         limit, alpha = float(attrs["limit"]), float(attrs["alpha"])
         g = np.minimum(g, limit)
         y = g * sigmoid(alpha * g) * (np.clip(up, -limit, limit) + 1)
     else:
-        raise ValueError(f"unknown activation {act}")
+        raise ValueError(f"unknown activation function {function}")
     return y.astype(np.float32)
 
 
@@ -67,10 +75,10 @@ def sigmoid(x: Float64Array) -> Float64Array:
 
 
 def _glu_cases() -> Iterator[Case]:
-    for act in (SILU, GELU, CLAMPED_SWIGLU):
-        case = Case(f"act{act}")
+    for function in (ActivationFn.SILU, ActivationFn.GELU, ActivationFn.CLAMPED_SWIGLU):
+        case = Case(function.name.lower())
         gate, up = case.rows(96, scale=5.0), case.rows(96, scale=5.0)
-        yield case.returns(case.graph.glu(gate, up, act=act, alpha=1.702, limit=7.0))
+        yield case.returns(case.graph.glu(gate, up, activation=function, alpha=1.702, limit=7.0))
 
 
 @op(
@@ -83,7 +91,7 @@ def _glu_cases() -> Iterator[Case]:
     stores_formats=True,
 )
 def glu(step: Step, attrs: Attrs, gate: FloatArray, up: FloatArray) -> Sequence[FloatArray]:
-    """act(gate) * up, see `activate`."""
+    """activation(gate) * up, see `activate`."""
     return [activate(int(attrs["act"]), gate, up, attrs)]
 
 
@@ -108,7 +116,7 @@ def add(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequence[Floa
 def _columns_cases() -> Iterator[Case]:
     case = Case("columns")
     g, wide, gate = case.graph, case.rows(3 * 32), case.rows(32)
-    h = g.glu(gate, g.columns(wide, 32, 32), act=GELU)
+    h = g.glu(gate, g.columns(wide, 32, 32), activation=ActivationFn.GELU)
     yield case.returns(g.add(h, g.columns(wide, 64, 32)))
 
 
@@ -177,5 +185,5 @@ def _quantize_cases() -> Iterator[Case]:
 
 @op(rows("x"), cost=elementwise_cost, cases=_quantize_cases, row_wise=True)
 def quantize(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
-    """Rounds rows to the activation format of the output; the reference keeps them in float32."""
+    """Rounds rows to the row format of the output; the reference keeps them in float32."""
     return [x]

@@ -33,8 +33,8 @@ class Dim(StrEnum):
     CONSTANT = "constant"
 
 
-class Act(StrEnum):
-    """How the rows of a value are stored. A graph is all F32; the plan chooses the others."""
+class RowFormat(StrEnum):
+    """Storage formats of the rows of a value. A graph is all F32; the plan chooses the others."""
 
     F32 = "f32"
     Q8_32 = "q8_32"
@@ -133,7 +133,7 @@ class Value:
     id: int
     dim: Dim
     cols: int
-    act: Act = Act.F32
+    format: RowFormat = RowFormat.F32
     runs: int = field(default=1, repr=False)
 
 
@@ -210,9 +210,9 @@ class Graph:
         """Names the part of the model that the next nodes belong to."""
         self._label = label
 
-    def value(self, dim: Dim, cols: int, act: Act = Act.F32) -> Value:
+    def value(self, dim: Dim, cols: int, format: RowFormat = RowFormat.F32) -> Value:
         self._n_values += 1
-        return Value(self._n_values, dim, cols, act)
+        return Value(self._n_values, dim, cols, format)
 
     def node(
         self,
@@ -252,8 +252,9 @@ class Graph:
         """x [rows, cols] times weight [out, cols] transposed, plus bias [out]."""
         return self._make("linear", [x, weight, bias, None], weight.rows, x.dim, n_parts=1)
 
-    def glu(self, gate: Value, up: Value, *, act: int, **attrs: float) -> Value:
-        return self._make("glu", [gate, up], gate.cols, gate.dim, act=act, **attrs)
+    def glu(self, gate: Value, up: Value, *, activation: int, **attrs: float) -> Value:
+        """Return activation(gate) * up, where `activation` is an ActivationFn."""
+        return self._make("glu", [gate, up], gate.cols, gate.dim, act=int(activation), **attrs)
 
     def rope_table(self, inv_freq: Constant, *, scale: float = 1.0) -> Value:
         return self._make("rope_table", [inv_freq], 2 * inv_freq.cols, Dim.TOKENS, scale=scale)
@@ -427,13 +428,16 @@ class Graph:
         gate_bias: Weight | None = None,
         up_bias: Weight | None = None,
         *,
-        act: int,
+        activation: int,
         **attrs: float,
     ) -> Value:
-        """act(gate(x)) * up(x) by the experts [experts, ff, hidden] of each token's slots."""
+        """Return activation(gate(x)) * up(x) for the experts of each token's slots.
+
+        Experts are [experts, ff, hidden].
+        """
         out = replace(self.value(x.dim, order.cols * gate.rows), runs=order.cols)
         inputs = (x, order, starts, gate, up, gate_bias, up_bias)
-        given = MappingProxyType({"act": act, **attrs})
+        given = MappingProxyType({"act": int(activation), **attrs})
         self.nodes.append(Node("moe_glu", inputs, (out,), given, self._label))
         return out
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import weight_bytes
-from zinc.ops.elementwise import activate
+from zinc.ops.elementwise import ActivationFn, activate
 from zinc.ops.graph import FloatArray, Node, Value, Weight
 from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Attrs, Cost, op
@@ -74,13 +74,13 @@ def _glu_cases() -> Iterator[Case]:
         x = case.rows(256)
         gate = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
         up = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
-        yield case.returns(case.graph.glu(gate, up, act=0))
+        yield case.returns(case.graph.glu(gate, up, activation=ActivationFn.SILU))
     for tokens in (1, 21):  # files mix formats
         case = Case(f"mixed-{tokens}", n_tokens=tokens)
         x = case.rows(256)
         gate = case.graph.linear(x, case.matrix(64, 256, GGMLType.Q4_K, 256**-0.5))
         up = case.graph.linear(x, case.matrix(64, 256, GGMLType.Q6_K, 256**-0.5))
-        yield case.returns(case.graph.glu(gate, up, act=0))
+        yield case.returns(case.graph.glu(gate, up, activation=ActivationFn.SILU))
 
 
 @op(
@@ -102,7 +102,7 @@ def linear_glu(
     gate_bias: FloatArray | None,
     up_bias: FloatArray | None,
 ) -> Sequence[FloatArray]:
-    """act(x @ gate.T + gate_bias) * (x @ up.T + up_bias) in one pass over both weights."""
+    """activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias) in one pass over both weights."""
     gated = activate(
         int(attrs["act"]), _product(x, gate, gate_bias), _product(x, up, up_bias), attrs
     )

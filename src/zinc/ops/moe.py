@@ -23,7 +23,7 @@ import numpy as np
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import elementwise_cost, weight_bytes
-from zinc.ops.elementwise import CLAMPED_SWIGLU, SILU, Float64Array, activate, sigmoid
+from zinc.ops.elementwise import ActivationFn, Float64Array, activate, sigmoid
 from zinc.ops.graph import FloatArray, Node, Value, Weight
 from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Attrs, Cost, Phase, op
@@ -173,10 +173,10 @@ def _expert_case(
     order, starts = g.group_experts(routes, n_experts=n_experts)
     bias = [case.vector(n_experts * ff) if clamped else None for _ in range(2)]
     gate, up = (case.experts(n_experts, ff, hidden, type, hidden**-0.5) for _ in range(2))
-    act: dict[str, Any] = {"act": SILU}
+    given: dict[str, Any] = {"activation": ActivationFn.SILU}
     if clamped:
-        act = {"act": CLAMPED_SWIGLU, "alpha": 1.702, "limit": 7.0}
-    h = g.moe_glu(x, order, starts, gate, up, bias[0], bias[1], **act)
+        given = {"activation": ActivationFn.CLAMPED_SWIGLU, "alpha": 1.702, "limit": 7.0}
+    h = g.moe_glu(x, order, starts, gate, up, bias[0], bias[1], **given)
     if not down:
         return case.returns(h)
     w_down = case.experts(n_experts, hidden, ff, type, ff**-0.5)
@@ -218,9 +218,10 @@ def moe_glu(
     gate_bias: FloatArray | None,
     up_bias: FloatArray | None,
 ) -> Sequence[FloatArray]:
-    """h[slot] = act(x[token] @ gate[e].T + b) * (x[token] @ up[e].T + b), e the slot's expert.
+    """h[slot] = activation(x[token] @ gate[e].T + b) * (x[token] @ up[e].T + b).
 
-    gate and up are [experts, ff, hidden]; biases are flat, [experts * ff].
+    e is the expert of the slot. gate and up are [experts, ff, hidden]; biases are flat,
+    [experts * ff].
     """
     top_k, ff = order.shape[1], gate.shape[1]
     h = np.empty((order.size, ff), dtype=np.float32)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zinc.ops.graph import Act, Dim, KVState, Node, RecurrentState, Value
+from zinc.ops.graph import Dim, KVState, Node, RecurrentState, RowFormat, Value
 from zinc.ops.registry import OPS
 from zinc.plan.passes import View
 from zinc.plan.split import TRANSFERS
@@ -27,19 +27,19 @@ class Arena:
     n_bytes: int
 
 
-def stride(value: Value, row_bytes: Callable[[Act, int], int]) -> int:
+def stride(value: Value, row_bytes: Callable[[RowFormat, int], int]) -> int:
     """Bytes from row to row of a value."""
-    plain = row_bytes(value.act, value.cols)
-    if value.act is Act.F32:
+    plain = row_bytes(value.format, value.cols)
+    if value.format is RowFormat.F32:
         return plain
-    return max(plain, value.runs * row_bytes(value.act, value.cols // value.runs))
+    return max(plain, value.runs * row_bytes(value.format, value.cols // value.runs))
 
 
 def assign(
     nodes: Sequence[Node],
     output: Value | None,
     rows: dict[Dim, int],
-    row_bytes: Callable[[Act, int], int],
+    row_bytes: Callable[[RowFormat, int], int],
     views: Mapping[int, View] | None = None,
 ) -> Arena:
     """Places every value of `nodes`; `rows` bounds each dim. A view keeps its base alive."""
@@ -118,7 +118,7 @@ def _donor(node: Node, part: int, i: int, last_read: dict[int, int], value: Valu
     donor = None if operand is None else node.input(operand.name, part)
     if not isinstance(donor, Value) or last_read[donor.id] != i or donor.dim is not value.dim:
         return None
-    if donor.act is not value.act or sum(v == donor for v in node.inputs) != 1:
+    if donor.format is not value.format or sum(v == donor for v in node.inputs) != 1:
         return None
     return donor
 

@@ -1,4 +1,4 @@
-"""Rewrites of a graph before it is placed in memory: fusion, and the choice of activation formats.
+"""Rewrites of a graph before it is placed in memory: fusion, and the choice of row formats.
 
 Each pass maps a list of nodes to a list of nodes that computes the same values; `ref` runs both,
 and a test holds them equal. A pass looks at structure only, never at the name of a model.
@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Act, Dim, Input, KVState, Node, Value, Weight
+from zinc.ops.graph import Dim, Input, KVState, Node, RowFormat, Value, Weight
 from zinc.ops.registry import OPS
 from zinc.plan.split import TRANSFERS
 
 Pass: TypeAlias = Callable[[Sequence[Node], Value | None], list[Node]]
-ActivationOf: TypeAlias = Callable[[Weight], Act]
-Stores: TypeAlias = Callable[[str, Act], bool]
+RowFormatOf: TypeAlias = Callable[[Weight], RowFormat]
+Stores: TypeAlias = Callable[[str, RowFormat], bool]
 
 MAX_PARTS = 4
 
@@ -68,7 +68,7 @@ def _may_take_residual(node: Node) -> bool:
     return operand is not None and len(node.outputs) == 1 and node.input(operand.name) is None
 
 
-def fuse_glu(nodes: Sequence[Node], output: Value | None, activation: ActivationOf) -> list[Node]:
+def fuse_glu(nodes: Sequence[Node], output: Value | None, row_format: RowFormatOf) -> list[Node]:
     """glu(linear(x, gate), linear(x, up)) becomes one pass over both weights."""
     made, used = producers(nodes), uses(nodes, output)
     result: list[Node] = []
@@ -82,7 +82,7 @@ def fuse_glu(nodes: Sequence[Node], output: Value | None, activation: Activation
             )
             if fits and gate.rows("x") == up.rows("x"):
                 weights = gate.weight("weight"), up.weight("weight")
-                if activation(weights[0]) == activation(weights[1]):
+                if row_format(weights[0]) == row_format(weights[1]):
                     dropped |= {id(gate), id(up)}
                     inputs = (gate.rows("x"), *weights, gate.input("bias"), up.input("bias"))
                     node = replace(node, op="linear_glu", inputs=inputs)
@@ -91,16 +91,16 @@ def fuse_glu(nodes: Sequence[Node], output: Value | None, activation: Activation
 
 
 def fuse_siblings(
-    nodes: Sequence[Node], output: Value | None, activation: ActivationOf
+    nodes: Sequence[Node], output: Value | None, row_format: RowFormatOf
 ) -> list[Node]:
     """Linears that read the same rows in the same format become one launch of several parts."""
     result: list[Node] = []
-    open_groups: dict[tuple[int, Act], int] = {}
+    open_groups: dict[tuple[int, RowFormat], int] = {}
     for node in nodes:
         if node.op != "linear" or not _may_take_residual(node):
             result.append(node)
             continue
-        key = (node.rows("x").id, activation(node.weight("weight")))
+        key = (node.rows("x").id, row_format(node.weight("weight")))
         at = open_groups.get(key)
         if at is None or len(result[at].outputs) == MAX_PARTS:
             open_groups[key] = len(result)
@@ -214,10 +214,10 @@ def _rope_store(
     return Node("rope_store", inputs, (rotated,), MappingProxyType(attrs), attention.label)
 
 
-def choose_activations(
+def choose_row_formats(
     nodes: Sequence[Node],
     output: Value | None,
-    activation: ActivationOf,
+    row_format: RowFormatOf,
     stores: Stores,
     next_id: int,
 ) -> list[Node]:
@@ -228,45 +228,45 @@ def choose_activations(
     UnsupportedError for a product of several weights that read their rows in different formats.
     """
     made, used = producers(nodes), uses(nodes, output)
-    wanted: dict[int, Counter[Act]] = {}
-    copied: dict[int, Act] = {}  # by id of what a selection reads
+    wanted: dict[int, Counter[RowFormat]] = {}
+    copied: dict[int, RowFormat] = {}  # by id of what a selection reads
     if output is not None:
-        wanted[output.id] = Counter([Act.F32])
+        wanted[output.id] = Counter([RowFormat.F32])
     for node in reversed(nodes):
         if node.op == "select_rows":
             x, (out,) = node.rows("x"), node.outputs
-            acts, source = wanted.get(out.id, Counter()), made.get(x.id)
-            if len(acts) == 1 and used[x.id] == 1 and source is not None:
-                act = next(iter(acts))
-                copied[x.id] = act if _can_store(source, act, stores) else Act.F32
+            formats, source = wanted.get(out.id, Counter()), made.get(x.id)
+            if len(formats) == 1 and used[x.id] == 1 and source is not None:
+                format = next(iter(formats))
+                copied[x.id] = format if _can_store(source, format, stores) else RowFormat.F32
         for value in node.inputs:
             if isinstance(value, Value):
-                act = _wants(node, value, activation, copied)
-                wanted.setdefault(value.id, Counter())[act] += 1
+                format = _wants(node, value, row_format, copied)
+                wanted.setdefault(value.id, Counter())[format] += 1
 
-    stored: dict[tuple[int, Act], Value] = {}
+    stored: dict[tuple[int, RowFormat], Value] = {}
     result: list[Node] = []
     for node in nodes:
         outputs = []
         casts: list[Node] = []
         for value in node.outputs:
-            acts = wanted.get(value.id, Counter())
-            only = next(iter(acts)) if len(acts) == 1 else None
+            formats = wanted.get(value.id, Counter())
+            only = next(iter(formats)) if len(formats) == 1 else None
             if only is not None and _makes(node, only, stores, copied):
-                out = replace(value, act=only)
+                out = replace(value, format=only)
                 outputs.append(out)
                 stored[value.id, only] = out
                 continue
             outputs.append(value)
-            stored[value.id, Act.F32] = value
-            for act in acts:
-                if act is not Act.F32:
-                    out = replace(value, id=next_id, act=act)
+            stored[value.id, RowFormat.F32] = value
+            for format in formats:
+                if format is not RowFormat.F32:
+                    out = replace(value, id=next_id, format=format)
                     next_id += 1
-                    stored[value.id, act] = out
+                    stored[value.id, format] = out
                     casts.append(Node("quantize", (value,), (out,), label=node.label))
         inputs = tuple(
-            stored[v.id, _wants(node, v, activation, copied)] if isinstance(v, Value) else v
+            stored[v.id, _wants(node, v, row_format, copied)] if isinstance(v, Value) else v
             for v in node.inputs
         )
         result.append(replace(node, inputs=inputs, outputs=tuple(outputs)))
@@ -274,39 +274,41 @@ def choose_activations(
     return result
 
 
-def _wants(node: Node, value: Value, activation: ActivationOf, copied: Mapping[int, Act]) -> Act:
+def _wants(
+    node: Node, value: Value, row_format: RowFormatOf, copied: Mapping[int, RowFormat]
+) -> RowFormat:
     if node.op == "select_rows":
-        return copied.get(value.id, Act.F32)
+        return copied.get(value.id, RowFormat.F32)
     operand = None if node.op in TRANSFERS else OPS[node.op].signature.weight_format
     if operand is None or value != node.input(operand.name):
-        return Act.F32
+        return RowFormat.F32
     first, *others = (w for w in node.inputs if isinstance(w, Weight) and not w.is_vector)
-    act = activation(first)
+    format = row_format(first)
     for other in others:
-        if activation(other) is not act:
+        if row_format(other) is not format:
             raise UnsupportedError(
                 f"{first.name} and {other.name} cannot be multiplied together",
-                f"{first.type.name} weights read rows as {act} and {other.type.name} weights as "
-                f"{activation(other)}",
+                f"{first.type.name} weights read rows as {format} and {other.type.name} weights as "
+                f"{row_format(other)}",
                 "use a file in which both have one quantisation, or {backend=ref}",
             )
-    return act
+    return format
 
 
-def _makes(node: Node, act: Act, stores: Stores, copied: Mapping[int, Act]) -> bool:
+def _makes(node: Node, format: RowFormat, stores: Stores, copied: Mapping[int, RowFormat]) -> bool:
     if node.op == "select_rows":
-        return act is copied.get(node.rows("x").id, Act.F32)
-    return _can_store(node, act, stores)
+        return format is copied.get(node.rows("x").id, RowFormat.F32)
+    return _can_store(node, format, stores)
 
 
-def _can_store(node: Node, act: Act, stores: Stores) -> bool:
-    if act is Act.F32:
+def _can_store(node: Node, format: RowFormat, stores: Stores) -> bool:
+    if format is RowFormat.F32:
         return True
     if node.op in TRANSFERS:
         return False
     declared = OPS[node.op].signature.declared(node.inputs)
     has_residual = any(operand.residual and x is not None for operand, x in declared)
-    return not has_residual and stores(node.op, act)
+    return not has_residual and stores(node.op, format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +328,7 @@ def resolve_views(nodes: Sequence[Node]) -> tuple[list[Node], dict[int, View]]:
             result.append(node)
             continue
         base, (out,) = node.rows("x"), node.outputs
-        assert base.act is out.act is Act.F32, "only float32 columns have addresses"
+        assert base.format is out.format is RowFormat.F32, "only float32 columns have addresses"
         first = int(node.attrs["first"])
         if base.id in views:
             base, first = views[base.id].base, first + views[base.id].first

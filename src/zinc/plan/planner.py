@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zinc.backends.api import NO_OUTPUT, Kernels, Launch, Operand, Plan, Ref, Split
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Act, Dim, Graph, Input, Node, Value, Weight
+from zinc.ops.graph import Dim, Graph, Input, Node, RowFormat, Value, Weight
 from zinc.ops.registry import OPS
 from zinc.plan import memory, passes, split
 
@@ -66,16 +66,16 @@ def _part(
 ) -> split.Part:
     """The nodes of one device; ids of new values start at `next_id`."""
 
-    def activation(weight: Weight) -> Act:
-        return backend.activation(weight.type)
+    def row_format(weight: Weight) -> RowFormat:
+        return backend.row_format(weight.type)
 
     nodes: list[Node] = list(given)
     if fuse:
         nodes = passes.fuse_residual(nodes, output)
-        nodes = passes.fuse_glu(nodes, output, activation)
-        nodes = passes.fuse_siblings(nodes, output, activation)
+        nodes = passes.fuse_glu(nodes, output, row_format)
+        nodes = passes.fuse_siblings(nodes, output, row_format)
         nodes = passes.fuse_rope_store(nodes, output)
-    nodes = passes.choose_activations(nodes, output, activation, backend.stores, next_id)
+    nodes = passes.choose_row_formats(nodes, output, row_format, backend.stores, next_id)
     passes.check(nodes, output)
     nodes, views = passes.resolve_views(nodes)
     arena = memory.assign(nodes, output, rows, backend.row_bytes, views)
@@ -85,7 +85,7 @@ def _part(
         base, first = (value, 0) if view is None else (view.base, view.first)
         stride = memory.stride(base, backend.row_bytes)
         offset = arena.offsets[base.id] + 4 * first
-        return Ref(base.id, value.dim, value.cols, value.act, offset, stride, first, value.runs)
+        return Ref(base.id, value.dim, value.cols, value.format, offset, stride, first, value.runs)
 
     launches: list[Launch] = []
     sends: dict[int, split.Exchange] = {}
@@ -116,7 +116,7 @@ def _with_draws(plan: Plan, logits: Value) -> Plan:
     tokens = Value(id, Dim.OUTPUTS, DRAWN_COLS)
     node = Node("sample", (logits,), (tokens,), label="sampling")
     offset, stride = -(-plan.arena_bytes // memory.ALIGNMENT) * memory.ALIGNMENT, 4 * DRAWN_COLS
-    drawn = Ref(id, Dim.OUTPUTS, DRAWN_COLS, Act.F32, offset, stride)
+    drawn = Ref(id, Dim.OUTPUTS, DRAWN_COLS, RowFormat.F32, offset, stride)
     launch = Launch(
         "sample", Dim.OUTPUTS, (plan.output,), (drawn,), (), OPS["sample"].cost(node), node.label
     )
@@ -134,7 +134,7 @@ def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
         )
     for weight in node.inputs:
         if isinstance(weight, Weight) and not weight.is_vector:  # vectors are float32 on backends
-            backend.activation(weight.type)  # raises UnsupportedError
+            backend.row_format(weight.type)  # raises UnsupportedError
 
     def operand(x: Input) -> Operand:
         return ref(x) if isinstance(x, Value) else x

@@ -112,7 +112,7 @@ def compare(
             rows = step.rows(ref.dim)
             wanted = reference.read(ref, rows)
             error = relative_error(program.read(ref, rows), wanted)
-            tolerance = allowed(launch) + storage_error(wanted, ref.act)
+            tolerance = allowed(launch) + storage_error(wanted, ref.format)
             kernels = () if error <= tolerance else tuple(program.kernels(step, i))
             yield Check(name, i, launch.kernel, launch.label, k, error, tolerance, kernels)
 
@@ -189,18 +189,18 @@ def relative_error(found: FloatArray, wanted: FloatArray) -> float:
     return difference / size if size else difference
 
 
-def storage_error(rows: FloatArray, act: str) -> float:
-    """The largest relative error that storing `rows` as `act` may make.
+def storage_error(rows: FloatArray, format: str) -> float:
+    """The largest relative error that storing `rows` as `format` may make.
 
     A value of a block whose largest is m moves by up to half a step, m / 254; a bfloat16 by up to
     2^-9 of itself.
     """
-    if act == "bf16":
+    if format == "bf16":
         return 2**-8
     size = float(np.linalg.norm(rows.astype(np.float64)))
-    if act not in SCALE_BLOCK or not 0 < size < float("inf"):
+    if format not in SCALE_BLOCK or not 0 < size < float("inf"):
         return 0.0
-    starts = np.arange(0, rows.shape[1], SCALE_BLOCK[act])
+    starts = np.arange(0, rows.shape[1], SCALE_BLOCK[format])
     counts = np.diff([*starts, rows.shape[1]])
     steps = np.maximum.reduceat(np.abs(rows).astype(np.float64), starts, axis=1) / 254
     return 1.01 * float(np.sqrt((counts * steps**2).sum())) / size

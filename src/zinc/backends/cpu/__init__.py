@@ -16,7 +16,16 @@ import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData, Work
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
-from zinc.ops.graph import Act, Constant, Dim, FloatArray, KVState, RecurrentState, State, Weight
+from zinc.ops.graph import (
+    Constant,
+    Dim,
+    FloatArray,
+    KVState,
+    RecurrentState,
+    RowFormat,
+    State,
+    Weight,
+)
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType, row_bytes
@@ -126,11 +135,11 @@ class CpuProgram:
         self._program.run(first, last, *self._arguments(step))
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
-        runs = 1 if ref.act is Act.F32 else ref.runs
+        runs = 1 if ref.format is RowFormat.F32 else ref.runs
         cols = ref.cols // runs
-        size = self._backend.row_bytes(ref.act, cols)
+        size = self._backend.row_bytes(ref.format, cols)
         parts = [
-            self._program.read(str(ref.act), ref.offset + i * size, rows, cols, ref.stride)
+            self._program.read(str(ref.format), ref.offset + i * size, rows, cols, ref.stride)
             for i in range(runs)
         ]
         return np.concatenate(parts, axis=1)
@@ -170,7 +179,7 @@ class CpuProgram:
         match x:
             case Ref():
                 stride = 0 if x.dim is Dim.CONSTANT else x.stride  # one row for all
-                return (str(x.act), x.cols, x.offset, stride)
+                return (str(x.format), x.cols, x.offset, stride)
             case Weight():
                 return self._backend.weights[x.name]
             case Constant():
@@ -201,23 +210,23 @@ class CpuKernels:
         self.level = level or levels[0]
         self._kernels = frozenset(_cpu.kernels(self.level))
 
-    def activation(self, type: GGMLType) -> Act:
+    def row_format(self, type: GGMLType) -> RowFormat:
         if not _cpu.packable(self.level, int(type)):
             raise UnsupportedError(
                 f"the CPU backend cannot run weights of type {type.name}",
                 f"level {self.level} has no kernel for them",
                 "use a file in another quantisation, or {backend=ref}",
             )
-        return Act(_cpu.activation(self.level, int(type)))
+        return RowFormat(_cpu.activation(self.level, int(type)))
 
     def supports(self, kernel: str) -> bool:
         return kernel in self._kernels
 
-    def stores(self, kernel: str, act: Act) -> bool:
-        return OPS[kernel].stores_formats and (act is not Act.BF16 or kernel == "moe_glu")
+    def stores(self, kernel: str, format: RowFormat) -> bool:
+        return OPS[kernel].stores_formats and (format is not RowFormat.BF16 or kernel == "moe_glu")
 
-    def row_bytes(self, act: Act, cols: int) -> int:
-        return int(_cpu.row_bytes(str(act), cols))
+    def row_bytes(self, format: RowFormat, cols: int) -> int:
+        return int(_cpu.row_bytes(str(format), cols))
 
 
 class CpuBackend(CpuKernels):

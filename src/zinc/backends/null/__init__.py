@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Plan, Ready, Ref, TensorData, Work
-from zinc.ops.graph import Act, FloatArray, State, Weight
+from zinc.ops.graph import FloatArray, RowFormat, State, Weight
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
@@ -93,16 +93,20 @@ class NullBackend:
     def describe(self) -> str:
         return "null: records launches, computes nothing"
 
-    def activation(self, type: GGMLType) -> Act:
-        return Act.F32 if type in (GGMLType.F32, GGMLType.F16, GGMLType.BF16) else Act.Q8_256
+    def row_format(self, type: GGMLType) -> RowFormat:
+        return (
+            RowFormat.F32
+            if type in (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+            else RowFormat.Q8_256
+        )
 
     def supports(self, kernel: str) -> bool:
         return True
 
-    def stores(self, kernel: str, act: Act) -> bool:
+    def stores(self, kernel: str, format: RowFormat) -> bool:
         return OPS[kernel].stores_formats
 
-    def row_bytes(self, act: Act, cols: int) -> int:
+    def row_bytes(self, format: RowFormat, cols: int) -> int:
         return 4 * cols
 
     def counts(self, plan: Plan, kv_dtype: str, **rows: int) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Operand, Plan, Ready, Ref, TensorData, Work
 from zinc.ops.attention import CacheView
-from zinc.ops.graph import Act, Constant, FloatArray, KVState, RecurrentState, State, Weight
+from zinc.ops.graph import Constant, FloatArray, KVState, RecurrentState, RowFormat, State, Weight
 from zinc.ops.recurrent import StateView
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
@@ -146,16 +146,16 @@ class RefBackend:
     def describe(self) -> str:
         return "ref: numpy float32, the reference"
 
-    def activation(self, type: GGMLType) -> Act:
-        return Act.F32
+    def row_format(self, type: GGMLType) -> RowFormat:
+        return RowFormat.F32
 
     def supports(self, kernel: str) -> bool:
         return kernel in OPS
 
-    def stores(self, kernel: str, act: Act) -> bool:
+    def stores(self, kernel: str, format: RowFormat) -> bool:
         return True  # every value is float32 here, whatever the plan asks for
 
-    def row_bytes(self, act: Act, cols: int) -> int:
+    def row_bytes(self, format: RowFormat, cols: int) -> int:
         return 4 * cols
 
     def counts(self, plan: Plan, kv_dtype: str, **rows: int) -> None:

@@ -31,7 +31,7 @@ from zinc.core.progress import ProgressBar
 from zinc.gpu import lower, packing
 from zinc.gpu.dispatch import LOWERINGS, Bucket, DeviceWeight
 from zinc.gpu.schedule import all_lowered, schedule, waits
-from zinc.ops.graph import Act, State, Weight
+from zinc.ops.graph import RowFormat, State, Weight
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
@@ -50,17 +50,17 @@ def _shared(device: Device) -> tuple[Memory, Staging, Pipelines]:
 class VulkanKernels:
     name = "vulkan"
 
-    def activation(self, type: GGMLType) -> Act:
-        return packing.activation(type)
+    def row_format(self, type: GGMLType) -> RowFormat:
+        return packing.row_format(type)
 
     def supports(self, kernel: str) -> bool:
         return kernel in LOWERINGS
 
-    def stores(self, kernel: str, act: Act) -> bool:
-        return act is Act.Q8_32 and (OPS[kernel].stores_formats or kernel == "linear_glu")
+    def stores(self, kernel: str, format: RowFormat) -> bool:
+        return format is RowFormat.Q8_32 and (OPS[kernel].stores_formats or kernel == "linear_glu")
 
-    def row_bytes(self, act: Act, cols: int) -> int:
-        return packing.row_bytes(act, cols)
+    def row_bytes(self, format: RowFormat, cols: int) -> int:
+        return packing.row_bytes(format, cols)
 
 
 class VulkanBackend(VulkanKernels):

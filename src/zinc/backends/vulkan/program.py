@@ -27,7 +27,7 @@ from zinc.backends.vulkan.shaders import Pipelines, Progress, for_device
 from zinc.backends.vulkan.stepdata import StepData
 from zinc.gpu.dispatch import Bucket, DeviceWeight, Dispatch, Features
 from zinc.gpu.schedule import lowered, schedule, waits
-from zinc.ops.graph import Act, Constant, FloatArray
+from zinc.ops.graph import Constant, FloatArray, RowFormat
 from zinc.ops.step import Step
 
 MAX_RECORDINGS = 64
@@ -176,7 +176,7 @@ class VulkanProgram:
         base = ref.offset - 4 * ref.first  # a view has the rows of its base
         data = self._staging.read(self._arena, base, rows * ref.stride)
         data = data.reshape(rows, ref.stride)
-        if ref.act is Act.F32:
+        if ref.format is RowFormat.F32:
             return data.view(np.float32)[:, ref.first : ref.first + ref.cols].copy()
         return _decode_q8_rows(data, ref)
 

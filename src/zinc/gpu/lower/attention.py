@@ -30,7 +30,7 @@ from zinc.gpu.lower.operands import (
     rows,
     vector_or_null,
 )
-from zinc.ops.graph import Act, Dim, KVState
+from zinc.ops.graph import Dim, KVState, RowFormat
 
 FEW_TOKENS = 16  # up to so many, a workgroup has one token
 # Few queries. Threads hold EACH heads x CHUNKS chunks of eight dimensions twice (q and the sums).
@@ -70,12 +70,12 @@ MAX_MATRIX_DIM = 256  # of a head: a subgroup has its queries and half of its su
 def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     _check(state, at.kv(state))
-    if y.act is Act.F32 or state.head_dim_v % 32 == 0:
+    if y.format is RowFormat.F32 or state.head_dim_v % 32 == 0:
         return _attend(launch, at, bucket, at.ref(y))
     # Blocks of 32 columns go across heads: rows in float32 first.
     stride = 4 * y.cols
     plain = at.scratch(bucket.tokens * stride)
-    floats = replace(y, act=Act.F32, stride=stride)
+    floats = replace(y, format=RowFormat.F32, stride=stride)
     copy = elementwise(Op.COPY, floats, None, y, at, bucket, a_at=plain)
     return [
         *_attend(replace(launch, outputs=(floats,)), at, bucket, plain),
@@ -95,7 +95,7 @@ def prepared_attention(
         return None
     if at.features.batch_invariant or max(state.head_dim, state.head_dim_v) > MAX_PREPARED_DIM:
         return None
-    if y.act is not Act.F32 and state.head_dim_v % 32:
+    if y.format is not RowFormat.F32 and state.head_dim_v % 32:
         return None
     _check(state, at.kv(state))
     cut, attrs = _few_cut(state, n_heads, at, bucket), heads.attributes

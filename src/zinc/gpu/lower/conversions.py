@@ -41,7 +41,7 @@ def quantize(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         at.ref(out),
         out.cols,
         run,
-        row_bytes(out.act, run),
+        row_bytes(out.format, run),
         x.stride,
         out.stride,
         dim_code(x.dim, bucket),

@@ -17,7 +17,7 @@ from zinc.gpu.lower.operands import (
     rows,
 )
 from zinc.gpu.packing import row_bytes
-from zinc.ops.graph import Act
+from zinc.ops.graph import RowFormat
 
 THREADS = 64
 
@@ -44,7 +44,7 @@ def elementwise(
     bucket: Bucket,
     *,
     a_at: int | None = None,
-    act: int = 0,
+    activation: int = 0,
     first: float = 0.0,
     second: float = 0.0,
 ) -> list[Dispatch]:
@@ -74,7 +74,7 @@ def elementwise(
         y.stride,
         y.cols,
         dim_code(y.dim, bucket),
-        act,
+        activation,
         first,
         second,
     )
@@ -109,7 +109,7 @@ def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         launch.outputs[0],
         at,
         bucket,
-        act=int(attrs["act"]),
+        activation=int(attrs["act"]),
         first=float(attrs.get("alpha", 0.0)),
         second=float(attrs.get("limit", 0.0)),
     )
@@ -127,5 +127,8 @@ def select_rows(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
     """Rows of 8-bit blocks are copied as the float32 numbers that their bytes would be."""
     x, (y,) = rows(launch, "x"), launch.outputs
     if is_q8(y):
-        x, y = (replace(ref, act=Act.F32, cols=row_bytes(ref.act, ref.cols) // 4) for ref in (x, y))
+        x, y = (
+            replace(ref, format=RowFormat.F32, cols=row_bytes(ref.format, ref.cols) // 4)
+            for ref in (x, y)
+        )
     return elementwise(Op.SELECT, x, None, y, at, bucket)

@@ -15,7 +15,7 @@ from zinc.gpu.dispatch import (
     Shader,
     lowers,
 )
-from zinc.gpu.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, Activation
+from zinc.gpu.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, GatedActivation
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
@@ -33,7 +33,7 @@ from zinc.gpu.lower.weights import (
     weight_of,
 )
 from zinc.gpu.packing import row_bytes
-from zinc.ops.graph import Act
+from zinc.ops.graph import RowFormat
 
 FEW_SLOTS = 32  # of an expert in a tile
 SPREAD = 4  # workgroups that share the slots of an expert
@@ -58,12 +58,12 @@ class ExpertProduct:
     x: Rows
     w: DeviceWeight
     y: Rows
-    y_act: Act = Act.F32
+    y_format: RowFormat = RowFormat.F32
     bias: int = 0
     kind: int = LINEAR
     up: int = 0
     up_bias: int = 0
-    activation: Activation = NO_ACTIVATION
+    activation: GatedActivation = NO_ACTIVATION
 
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x = self.w, self.read
@@ -87,14 +87,14 @@ class ExpertProduct:
             self.y.stride,
             self.y.run,
             w.planes | top_k << 16,
-            dim_code(x.dim, bucket) | self.activation.act << 8,
+            dim_code(x.dim, bucket) | self.activation.fn << 8,
             self.activation.alpha,
             self.activation.limit,
         )
         defines = (
             *format_defines(at, w, x, w.cols, self.x.run),
             ("PRODUCT", self.kind),
-            ("OUT_Q8", int(self.y_act is not Act.F32)),
+            ("OUT_Q8", int(self.y_format is not RowFormat.F32)),
             ("SPREAD", SPREAD),
         )
         if _by_blocks(at, bucket, self.launch, w):
@@ -105,7 +105,7 @@ class ExpertProduct:
         by_expert = n_x > tiles.FEW or at.features.batch_invariant
         n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
         units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind == GLU else 1
-        if self.y_act is Act.F32:
+        if self.y_format is RowFormat.F32:
             n_rows = w.rows * (w.planes if by_expert else n_x * top_k)
             tile = tiles.mat_vec(at.features, n_rows, units, n_slots, weights)
         else:
@@ -126,7 +126,7 @@ def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -
 
 def _runs(at: Addresses, x: Ref, top_k: int) -> Rows:
     """The slots of a value whose columns are a run for each."""
-    return Rows(at.ref(x), x.stride, row_bytes(x.act, x.cols // top_k))
+    return Rows(at.ref(x), x.stride, row_bytes(x.format, x.cols // top_k))
 
 
 @lowers("moe_glu")
@@ -140,12 +140,12 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         Rows(at.ref(x), x.stride, 0),
         gate,
         _runs(at, out, order.cols),
-        out.act,
+        out.format,
         bias,
         GLU,
         distance(gate, up),
         up_bias,
-        Activation.of(launch),
+        GatedActivation.of(launch),
     )
     if same_layout(gate, up) and not _by_blocks(at, bucket, launch, gate):
         return [both.dispatch(at, bucket)]

@@ -31,26 +31,26 @@ from zinc.gpu.lower.weights import (
     unit,
     weight_of,
 )
-from zinc.ops.graph import Act
+from zinc.ops.graph import RowFormat
 
 LINEAR, GLU, GATED = range(3)  # tile.slang
 
 
 @dataclass(frozen=True, slots=True)
-class Activation:
+class GatedActivation:
     """Attributes of a gated activation."""
 
-    act: int = 0
+    fn: int = 0
     alpha: float = 0.0
     limit: float = 0.0
 
     @classmethod
-    def of(cls, launch: Launch) -> Activation:
+    def of(cls, launch: Launch) -> GatedActivation:
         attrs = launch.attributes
         return cls(int(attrs["act"]), float(attrs.get("alpha", 0)), float(attrs.get("limit", 0)))
 
 
-NO_ACTIVATION = Activation()
+NO_ACTIVATION = GatedActivation()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Product:
     kind: int = LINEAR
     up: int = 0
     up_bias: int = 0
-    activation: Activation = NO_ACTIVATION
+    activation: GatedActivation = NO_ACTIVATION
     planes: int = 1
-    y_act: Act = Act.F32
+    y_format: RowFormat = RowFormat.F32
 
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x = self.w, self.x
@@ -88,11 +88,11 @@ class Product:
             x.stride,
             self.y[1],
             self.residual[1],
-            dim_code(x.dim, bucket) | self.activation.act << 8,
+            dim_code(x.dim, bucket) | self.activation.fn << 8,
             self.activation.alpha,
             self.activation.limit,
         )
-        out_q8 = int(self.y_act is Act.Q8_32)
+        out_q8 = int(self.y_format is RowFormat.Q8_32)
         kind = (("PRODUCT", self.kind), ("OUT_Q8", out_q8))
         defines = (*format_defines(at, w, x, w.cols), *kind)
         if not tiles.are_few(at.features, n_x):
@@ -128,7 +128,7 @@ def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("linear_glu")
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, out, activation = rows(launch, "x"), launch.outputs[0], Activation.of(launch)
+    x, out, activation = rows(launch, "x"), launch.outputs[0], GatedActivation.of(launch)
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
     bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
     y = ref_or_null(at, out)
@@ -142,7 +142,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             up=distance(gate, up),
             up_bias=up_bias,
             activation=activation,
-            y_act=out.act,
+            y_format=out.format,
         )
         return [both.dispatch(at, bucket)]
     # Two formats, or many rows: the gate first, then the other product, which multiplies them.
@@ -158,7 +158,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         kind=GATED,
         up=made,
         activation=activation,
-        y_act=out.act,
+        y_format=out.format,
     )
     return [first.dispatch(at, bucket), second.dispatch(at, bucket, waits=True)]
 

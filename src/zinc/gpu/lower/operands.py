@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from zinc.backends.api import Launch, Operand, Ref
 from zinc.gpu.dispatch import Addresses, Bucket
-from zinc.ops.graph import Act, Constant, Dim, Weight
+from zinc.ops.graph import Constant, Dim, RowFormat, Weight
 
 # As kernels/step.slang numbers them.
 DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
@@ -53,8 +53,8 @@ def power_of_two(n: int) -> int:
 
 def is_q8(ref: Ref) -> int:
     """The macro Q8: whether rows are written as blocks of 8-bit numbers."""
-    assert ref.act in (Act.F32, Act.Q8_32)
-    return int(ref.act is Act.Q8_32)
+    assert ref.format in (RowFormat.F32, RowFormat.Q8_32)
+    return int(ref.format is RowFormat.Q8_32)
 
 
 def in_vectors(at: Addresses, *refs: Ref | None) -> int:
@@ -63,7 +63,7 @@ def in_vectors(at: Addresses, *refs: Ref | None) -> int:
         all(
             at.ref(ref) % 16 == 0 and ref.stride % 16 == 0 and ref.cols % 4 == 0
             for ref in refs
-            if ref is not None and ref.act is Act.F32
+            if ref is not None and ref.format is RowFormat.F32
         )
     )
 

@@ -7,7 +7,7 @@ import struct
 from zinc.backends.api import Operand, Ref
 from zinc.gpu.dispatch import Addresses, DeviceWeight
 from zinc.gpu.packing import FLOATS, UNIT, offsets
-from zinc.ops.graph import Act, Weight
+from zinc.ops.graph import RowFormat, Weight
 from zinc.quant.blocks import GGMLType
 
 
@@ -38,14 +38,14 @@ def unit(w: DeviceWeight) -> int:
 
 def takes_half(w: DeviceWeight, x: Ref) -> bool:
     """Whether products may round both sides to float16: they are known to 8 bits anyway."""
-    return x.act is Act.Q8_32 or w.type is GGMLType.BF16
+    return x.format is RowFormat.Q8_32 or w.type is GGMLType.BF16
 
 
 def format_defines(
     at: Addresses, w: DeviceWeight, x: Ref, cols: int, run: int = 0
 ) -> tuple[tuple[str, int], ...]:
     """Macros for reading `w` against rows of `cols` columns that start at x, or at a run of it."""
-    q8 = x.act is Act.Q8_32
+    q8 = x.format is RowFormat.Q8_32
     vectors = not q8 and cols % unit(w) == 0
     vectors = vectors and not (at.ref(x) | x.stride | run) % 16
     # Constant columns save index arithmetic on GPUs; on a CPU fewer pipelines count for more.

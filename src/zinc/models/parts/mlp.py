@@ -34,5 +34,5 @@ def gated_mlp(layer: Layer, x: Value, ffn: int) -> Value:
     else:
         gate = layer.linear(x, "ffn_gate", ffn)
         up = layer.linear(x, "ffn_up", ffn)
-    h = g.glu(gate, up, act=spec.activation)
+    h = g.glu(gate, up, activation=spec.activation)
     return layer.linear(h, "ffn_down", spec.hidden, ffn)

@@ -7,7 +7,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.spec import Experts
-from zinc.ops.elementwise import CLAMPED_SWIGLU
+from zinc.ops.elementwise import ActivationFn
 from zinc.ops.graph import Value, Weight
 from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
 
@@ -172,8 +172,8 @@ def routed_experts(
         b_gate = w.plane_vectors("ffn_gate_exps", e.count, e.ffn)
         b_up = w.plane_vectors("ffn_up_exps", e.count, e.ffn)
         b_down = w.plane_vectors("ffn_down_exps", e.count, spec.hidden)
-    attrs = {"alpha": 1.702, "limit": 7.0} if spec.activation == CLAMPED_SWIGLU else {}
-    h = g.moe_glu(x, order, starts, gate, up, b_gate, b_up, act=spec.activation, **attrs)
+    attrs = {"alpha": 1.702, "limit": 7.0} if spec.activation == ActivationFn.CLAMPED_SWIGLU else {}
+    h = g.moe_glu(x, order, starts, gate, up, b_gate, b_up, activation=spec.activation, **attrs)
     scale = w.optional_vector("ffn_down_exps", e.count, "scale")
     return g.moe_down(h, order, starts, routes, down, b_down, scale)
 
@@ -199,7 +199,7 @@ def _shared_experts(layer: Layer, e: Experts, x: Value) -> Value:
     g, w, hidden, ffn = layer.g, layer.w, layer.spec.hidden, e.shared_ffn
     gate = g.linear(x, w.matrix("ffn_gate_shexp", ffn, hidden))
     up = g.linear(x, w.matrix("ffn_up_shexp", ffn, hidden))
-    h = g.glu(gate, up, act=layer.spec.activation)
+    h = g.glu(gate, up, activation=layer.spec.activation)
     if e.shared_gate:
         h = g.gate(h, g.linear(x, w.row("ffn_gate_inp_shexp", hidden)))
     return g.linear(h, w.matrix("ffn_down_shexp", hidden, ffn))

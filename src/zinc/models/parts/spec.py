@@ -9,6 +9,7 @@ from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_VOCAB, MAX_WIDTH, Metadata
 from zinc.models.parts.rope import Rope, rope_from
+from zinc.ops.elementwise import ActivationFn
 from zinc.ops.recurrent import DeltaShape
 
 
@@ -111,7 +112,7 @@ class ModelSpec:
     context: int
     eps: float
     attention: tuple[Attention, ...]  # one a layer
-    activation: int = 0
+    activation: ActivationFn = ActivationFn.SILU
     embed_scale: float = 1.0
     logit_softcap: float = 0.0
     experts: Experts | None = None

@@ -39,6 +39,6 @@ def token_mlp(layer: Layer, x: Value, given: Value) -> Value:
     """
     g, width, hidden = layer.g, given.cols, layer.spec.hidden
     gate = g.linear(x, layer.w.matrix("inp_gate", width, hidden))
-    h = g.glu(gate, given, act=layer.spec.activation)
+    h = g.glu(gate, given, activation=layer.spec.activation)
     h = g.linear(h, layer.w.matrix("proj", hidden, width))
     return layer.norm(h, "post_norm")
