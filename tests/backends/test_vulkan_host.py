@@ -26,6 +26,7 @@ from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
+from zinc.gpu.arguments.layout import Struct
 from zinc.gpu.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, Shader
 from zinc.gpu.schedule import accesses, levels, lowered, schedule, waits
 from zinc.models import load
@@ -38,6 +39,10 @@ needs_device = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vul
 KV = KVState("blk.0", n_heads=2, head_dim=32, head_dim_v=64)
 LATENT = KVState("blk.1", n_heads=1, head_dim=64, head_dim_v=32, v_from_k=True)
 STATE = RecurrentState("blk.2", 100)
+
+
+class NoArguments(Struct):
+    """Arguments of a kernel that takes none."""
 
 
 def plan_of(name):
@@ -130,7 +135,7 @@ def test_whoever_waits_for_a_launch_waits_for_the_one_that_does_its_work(monkeyp
         for kernel, source, target in (("scale", x, y), ("softcap", y, z), ("embed", None, x))
     ]
     plan = api.Plan(tuple(launches), x, 3 * 4096, 1, 1)
-    dispatch = Dispatch(Shader("none"), b"", (1, 1, 1))
+    dispatch = Dispatch(Shader("none"), NoArguments(), (1, 1, 1))
     for launch in launches:
         monkeypatch.setitem(LOWERINGS, launch.kernel, lambda *_: [dispatch])
     at = prebuild.Nowhere(Features(32), "f16", 64)

@@ -94,7 +94,7 @@ def test_every_row_is_made_within_the_limits(store: RowFormat) -> None:
         assert macros["BATCH"] * dispatch.groups[1] >= n_x
         assert threads <= MAX_THREADS
         assert max(dispatch.groups) <= MAX_GROUPS
-        assert len(dispatch.push) <= MAX_PUSH_BYTES
+        assert dispatch.arguments.layout().end <= MAX_PUSH_BYTES
         if store is RowFormat.Q8_32:
             assert tile % 32 == 0
 

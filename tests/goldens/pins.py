@@ -138,7 +138,8 @@ def dispatches(plan: Plan, device: str, kv_dtype: str, bucket: str) -> Iterator[
     for i, level in enumerate(schedule(plan, waits(plan), at, BUCKETS[bucket])):
         for launch, dispatch in level:
             grid = "x".join(map(str, dispatch.groups))
-            push = f"{len(dispatch.push)}B:{_digest(dispatch.push)}"
+            arguments = dispatch.arguments.pack()
+            push = f"{len(arguments)}B:{_digest(arguments)}"
             yield f"level {i} launch {launch} {dispatch.shader} grid {grid} push {push}"
 
 

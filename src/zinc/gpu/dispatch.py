@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 from zinc.backends.api import Launch, Plan, Ref
+from zinc.gpu.arguments.layout import Struct
 from zinc.ops.graph import Constant, Dim, KVState, RecurrentState, Weight
 from zinc.quant.blocks import GGMLType
 
@@ -37,14 +38,14 @@ class Shader:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One dispatch of `groups` workgroups. `push` starts with the address of the step's data.
+    """One dispatch of `groups` workgroups of a kernel with these arguments.
 
     With `waits` it reads what an earlier dispatch of the same launch wrote; without, it may run
     beside it.
     """
 
     shader: Shader
-    push: bytes
+    arguments: Struct
     groups: tuple[int, int, int]
     waits: bool = False
 

@@ -130,7 +130,8 @@ def lowered_both(
 def _checked(launch: Launch, dispatches: list[Dispatch]) -> list[Dispatch]:
     """Those that have workgroups."""
     for dispatch in dispatches:
-        assert len(dispatch.push) <= MAX_PUSH_BYTES, f"{launch.kernel} pushes too much"
+        size = dispatch.arguments.layout().end
+        assert size <= MAX_PUSH_BYTES, f"{launch.kernel} has arguments of {size} bytes"
         if max(dispatch.groups) > MAX_GROUPS:
             raise UnsupportedError(
                 f"the Vulkan backend cannot run {launch.label or 'this model'}",

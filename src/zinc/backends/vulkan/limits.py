@@ -5,15 +5,15 @@ A speed of the backend means something only beside these. They are kernels that 
 
 from __future__ import annotations
 
-import struct
 from statistics import median
 from time import perf_counter
 
 from zinc.backends.vulkan.commands import Recorder
 from zinc.backends.vulkan.device import Device
-from zinc.backends.vulkan.memory import Memory
+from zinc.backends.vulkan.memory import Buffer, Memory
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.backends.vulkan.vk.types import CPU_DEVICE
+from zinc.gpu.arguments.structs import LimitsArguments
 from zinc.gpu.dispatch import Dispatch, Shader
 
 READ, DOT = 0, 1
@@ -31,8 +31,8 @@ def read_bytes_per_s(
     buffer = memory.buffer(n_bytes // 16 * 16)
     groups = device.features.compute_units * GROUPS_PER_UNIT
     n = buffer.size // 16
-    push = struct.pack("<3Q2I", 0, buffer.address, buffer.address, n, THREADS * groups)
-    return buffer.size / _seconds(device, pipelines, READ, push, groups, repetitions)
+    arguments = _arguments(buffer, n, groups)
+    return buffer.size / _seconds(device, pipelines, READ, arguments, groups, repetitions)
 
 
 def int8_ops_per_s(
@@ -42,19 +42,30 @@ def int8_ops_per_s(
     rounds = 16 if device.kind == CPU_DEVICE else 4096
     groups = device.features.compute_units * GROUPS_PER_UNIT
     buffer = memory.buffer(16)
-    push = struct.pack("<3Q2I", 0, buffer.address, buffer.address, rounds, THREADS * groups)
+    arguments = _arguments(buffer, rounds, groups)
     n_ops = groups * THREADS * rounds * CHAINS * DOT_OPS
-    return n_ops / _seconds(device, pipelines, DOT, push, groups, repetitions)
+    return n_ops / _seconds(device, pipelines, DOT, arguments, groups, repetitions)
+
+
+def _arguments(buffer: Buffer, n: int, groups: int) -> LimitsArguments:
+    return LimitsArguments(
+        step=0, data=buffer.address, out=buffer.address, n=n, threads=THREADS * groups
+    )
 
 
 def _seconds(
-    device: Device, pipelines: Pipelines, kind: int, push: bytes, groups: int, repetitions: int
+    device: Device,
+    pipelines: Pipelines,
+    kind: int,
+    arguments: LimitsArguments,
+    groups: int,
+    repetitions: int,
 ) -> float:
     shader = Shader("limits", (("KIND", kind),))
     pipelines.prepare([shader])
     recorder = Recorder(device, pipelines, repetitions + 1)
     for _ in range(repetitions + 1):
-        recorder.level([Dispatch(shader, push, (groups, 1, 1))])
+        recorder.level([Dispatch(shader, arguments, (groups, 1, 1))])
         recorder.timestamp()
     commands = recorder.finish()
     warm = perf_counter() + (0 if device.kind == CPU_DEVICE else WARM_UP_S)

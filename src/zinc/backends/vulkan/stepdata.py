@@ -7,17 +7,16 @@ which may move as it grows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import accumulate, chain, islice, repeat
+
 import numpy as np
 
 from zinc.backends.vulkan.memory import Buffer, Kind, Memory
+from zinc.gpu.arguments.structs import MAX_TABLES, StepHeader
 from zinc.ops.step import DRAW, Step
 
-MAX_TABLES = 8
-HEADER_BYTES = 168
-_POINTERS = 2  # index of the first pointer among the header's 64-bit words
-_TABLES = 7  # and of the first table
-_STRIDES = 30  # index of the first stride among its 32-bit words
-_DRAWS = 19  # of the pointers to how tokens are drawn and to those drawn last
+HEADER_BYTES = StepHeader.layout().size
 
 
 class StepData:
@@ -37,13 +36,8 @@ class StepData:
         view = self._buffer.bytes
         self._rows = view[HEADER_BYTES : HEADER_BYTES + 4 * n_rows].view(np.int32)
         self._draws = view[draws:n_bytes].view(DRAW)
-        # What is written is put together here and copied at once, if it changed: each write to
-        # mapped memory crosses a bus, and to read it back is slower still.
-        self._header = np.zeros(HEADER_BYTES, np.uint8)
-        self._words = self._header.view(np.uint32)
-        self._pointers = self._header.view(np.uint64)
-        self._target = view[:HEADER_BYTES]
-        self._pointers[_DRAWS : _DRAWS + 2] = self.address + draws, drawn
+        self._header = view[:HEADER_BYTES]
+        self._draws_at, self._drawn = self.address + draws, drawn
         self._tables: Buffer | None = None
         self._table_rows = np.empty(0, np.int32)
         # What the header was last written for: rows of each kind, and tables.
@@ -66,22 +60,38 @@ class StepData:
             self._counts, self._written = counts, tables
 
     def _write_header(self, step: Step, counts: tuple[int, ...]) -> None:
-        """Sizes, tables, and where everything is."""
-        self._words[:4] = counts[0], counts[3], counts[5], len(step.tables)
-        at = self.address + HEADER_BYTES
-        for i, n in enumerate(counts[:-1]):  # whoever follows n rows
-            at += 4 * n
-            self._pointers[_POINTERS + i] = at
+        """Write sizes, tables, and where everything is."""
         total = sum(table.size for table in step.tables)
         if total > len(self._table_rows):
             self._tables = self._memory.buffer(8 * max(total, 1024), Kind.STEP)
             assert self._tables.bytes is not None
             self._table_rows = self._tables.bytes.view(np.int32)
-        at = self._tables.address if self._tables is not None else 0
-        for i, table in enumerate(step.tables):
-            self._pointers[_TABLES + i] = at
-            self._words[_STRIDES + i] = table.shape[1]
-            at += 4 * table.size
         if total:
             self._table_rows[:total] = np.concatenate([x.reshape(-1) for x in step.tables])
-        self._target[:] = self._header
+        # Positions lie right behind the header; the other arrays follow them.
+        starts = list(accumulate((4 * n for n in counts), initial=self.address + HEADER_BYTES))
+        _, ids, sequence, output_rows, seq_start, state_slot, _ = starts
+        tables_at = self._tables.address if self._tables is not None else 0
+        sizes = [4 * table.size for table in step.tables[:-1]]
+        header = StepHeader(
+            tokens=counts[0],
+            outputs=counts[3],
+            sequences=counts[5],
+            n_tables=len(step.tables),
+            ids=ids,
+            sequence=sequence,
+            output_rows=output_rows,
+            seq_start=seq_start,
+            state_slot=state_slot,
+            tables=_padded(accumulate(sizes, initial=tables_at)),
+            table_stride=_padded(table.shape[1] for table in step.tables),
+            draws=self._draws_at,
+            drawn=self._drawn,
+        )
+        # One copy: mapped memory lies across a bus.
+        self._header[:] = np.frombuffer(header.pack(), np.uint8)
+
+
+def _padded(values: Iterable[int]) -> tuple[int, ...]:
+    """Return the first MAX_TABLES of `values`, with zeros for those that are missing."""
+    return tuple(islice(chain(values, repeat(0)), MAX_TABLES))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 
 from zinc.backends.api import Launch, Ref
 from zinc.core.errors import UnsupportedError
+from zinc.gpu.arguments.structs import (
+    AttentionArguments,
+    AttentionMergeArguments,
+    AttentionTileArguments,
+    RopeAttentionArguments,
+)
 from zinc.gpu.dispatch import (
     NARROW,
     TILE,
@@ -89,7 +94,7 @@ def prepared_attention(
 ) -> list[Dispatch] | None:
     """One token after many keys: workgroups prepare the heads that they need, so that a step has a
     level less and the first keys are on their way meanwhile."""
-    state, qkv = heads.input("cache"), [heads.input(name) for name in ("q", "k", "v")]
+    state, q, k, v = (heads.input(name) for name in ("cache", "q", "k", "v"))
     (y,), n_heads = launch.outputs, int(launch.attributes["n_heads"])
     if bucket.tokens > 1 or not isinstance(state, KVState) or state != launch.input("cache"):
         return None
@@ -105,7 +110,7 @@ def prepared_attention(
         launch,
         at,
         cut,
-        in_vectors(at, *(x for x in qkv if isinstance(x, Ref))),
+        in_vectors(at, *(x for x in (q, k, v) if isinstance(x, Ref))),
         ("NEOX", int(attrs["neox"])),
         ("PREPARES", 1),
         ("ROPE_DIMS", int(attrs["rope_dims"])),
@@ -113,22 +118,34 @@ def prepared_attention(
     )
     partial = at.scratch(cut.splits * _partial_bytes(state, n_heads))
     cache = at.kv(state)
-    push = struct.pack(
-        "<10Q",
-        at.step,
-        *(ref_or_null(at, x)[0] for x in (*qkv, heads.input("table"))),
-        vector_or_null(at, heads.input("q_norm")),
-        vector_or_null(at, heads.input("k_norm")),
-        cache.keys,
-        cache.keys if state.v_from_k else cache.values,
-        partial,
+    arguments = RopeAttentionArguments(
+        step=at.step,
+        q=ref_or_null(at, q)[0],
+        k=ref_or_null(at, k)[0],
+        v=ref_or_null(at, v)[0],
+        table=ref_or_null(at, heads.input("table"))[0],
+        q_norm=vector_or_null(at, heads.input("q_norm")),
+        k_norm=vector_or_null(at, heads.input("k_norm")),
+        keys=cache.keys,
+        values=_values(state, cache),
+        partial=partial,
+        key_block=cache.key_block_bytes,
+        value_block=_value_block_bytes(state, cache),
+        n_heads=n_heads,
+        n_kv_heads=state.n_heads,
+        block_shift=_block_shift(cache),
+        block_table=cache.table,
+        is_one_token=True,
+        window=state.window,
+        splits=cut.splits,
+        scale=float(launch.attributes["scale"]),
+        softcap=float(launch.attributes["softcap"]),
+        eps=float(attrs["eps"]),
+        normalises_v=int(attrs["v_norm"]),
     )
-    push += _shape(cache, state, n_heads, bucket)
-    push += struct.pack("<2I2f", state.window, cut.splits, *_scale_and_cap(launch))
-    push += struct.pack("<fI", float(attrs["eps"]), int(attrs["v_norm"]))
     parts = ceil_div(n_heads // state.n_heads, cut.each)
     return [
-        Dispatch(shader, push, (cut.splits, state.n_heads * parts, 1)),
+        Dispatch(shader, arguments, (cut.splits, state.n_heads * parts, 1)),
         _merge(launch, at, bucket, cut.splits, partial, at.ref(y)),
     ]
 
@@ -159,11 +176,31 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
     shader = _few_shader(launch, at, cut, in_vectors(at, q), ("PREPARES", 0))
     row_bytes = _partial_bytes(state, n_heads)
     partial = at.scratch(bucket.tokens * splits * row_bytes) if splits > 1 else 0
-    push = struct.pack("<7Q", *_pointers(launch, at, state, y_at), partial)
-    push += struct.pack("<2I", q.stride, y.stride) + _shape(at.kv(state), state, n_heads, bucket)
-    push += struct.pack("<2I2f", state.window, splits, *_scale_and_cap(launch))
+    cache = at.kv(state)
+    arguments = AttentionArguments(
+        step=at.step,
+        q=at.ref(q),
+        keys=cache.keys,
+        values=_values(state, cache),
+        sinks=vector_or_null(at, launch.input("sinks")),
+        out=y_at,
+        partial=partial,
+        q_stride=q.stride,
+        out_stride=y.stride,
+        key_block=cache.key_block_bytes,
+        value_block=_value_block_bytes(state, cache),
+        n_heads=n_heads,
+        n_kv_heads=state.n_heads,
+        block_shift=_block_shift(cache),
+        block_table=cache.table,
+        is_one_token=bucket.tokens == 1,
+        window=state.window,
+        splits=splits,
+        scale=float(launch.attributes["scale"]),
+        softcap=float(launch.attributes["softcap"]),
+    )
     parts = ceil_div(n_heads // state.n_heads, cut.each)
-    dispatches = [Dispatch(shader, push, (splits, state.n_heads * parts, bucket.tokens))]
+    dispatches = [Dispatch(shader, arguments, (splits, state.n_heads * parts, bucket.tokens))]
     if splits > 1:
         dispatches.append(_merge(launch, at, bucket, splits, partial, y_at))
     return dispatches
@@ -207,10 +244,17 @@ def _merge(
             ("VECTORS", 1),
         ),
     )
-    sinks = vector_or_null(at, launch.input("sinks"))
-    push = struct.pack("<4Q2I", at.step, sinks, y_at, partial, y.stride, n_heads)
-    push += struct.pack("<2I", splits, dim_code(Dim.TOKENS, bucket))
-    return Dispatch(shader, push, (n_heads, bucket.tokens, 1), waits=True)
+    arguments = AttentionMergeArguments(
+        step=at.step,
+        sinks=vector_or_null(at, launch.input("sinks")),
+        out=y_at,
+        partial=partial,
+        out_stride=y.stride,
+        n_heads=n_heads,
+        splits=splits,
+        dim=dim_code(Dim.TOKENS, bucket),
+    )
+    return Dispatch(shader, arguments, (n_heads, bucket.tokens, 1), waits=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +360,30 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dis
             ("V_FROM_K", int(state.v_from_k)),
         ),
     )
-    push = struct.pack("<6Q2I", *_pointers(launch, at, state, y_at), q.stride, y.stride)
-    push += _shape(at.kv(state), state, n_heads, bucket)
-    push += struct.pack("<I2f", state.window, *_scale_and_cap(launch))
+    cache = at.kv(state)
+    arguments = AttentionTileArguments(
+        step=at.step,
+        q=at.ref(q),
+        keys=cache.keys,
+        values=_values(state, cache),
+        sinks=vector_or_null(at, launch.input("sinks")),
+        out=y_at,
+        q_stride=q.stride,
+        out_stride=y.stride,
+        key_block=cache.key_block_bytes,
+        value_block=_value_block_bytes(state, cache),
+        n_heads=n_heads,
+        n_kv_heads=state.n_heads,
+        block_shift=_block_shift(cache),
+        block_table=cache.table,
+        is_one_token=bucket.tokens == 1,
+        window=state.window,
+        scale=float(launch.attributes["scale"]),
+        softcap=float(launch.attributes["softcap"]),
+    )
     # Each sequence may end in a tile of its own.
     tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), n_rows) + bucket.sequences
-    return [Dispatch(shader, push, (state.n_heads, tiles, 1))]
+    return [Dispatch(shader, arguments, (state.n_heads, tiles, 1))]
 
 
 def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
@@ -338,26 +400,16 @@ def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
     )
 
 
-def _pointers(
-    launch: Launch, at: Addresses, state: KVState, y_at: int
-) -> tuple[int, int, int, int, int, int]:
-    """step, q, keys, values, sinks, out."""
-    q, sinks, cache = rows(launch, "q"), launch.input("sinks"), at.kv(state)
-    values = cache.keys if state.v_from_k else cache.values
-    return (at.step, at.ref(q), cache.keys, values, vector_or_null(at, sinks), y_at)
+def _values(state: KVState, cache: DeviceKV) -> int:
+    return cache.keys if state.v_from_k else cache.values
 
 
-def _shape(cache: DeviceKV, state: KVState, n_heads: int, bucket: Bucket) -> bytes:
-    """key_block, value_block, heads and block, as both kernels have them."""
-    values = cache.key_block_bytes if state.v_from_k else cache.value_block_bytes
-    shift = cache.block_tokens.bit_length() - 1
-    heads = n_heads | state.n_heads << 16
-    block = shift | cache.table << 8 | (bucket.tokens == 1) << 16
-    return struct.pack("<4I", cache.key_block_bytes, values, heads, block)
+def _value_block_bytes(state: KVState, cache: DeviceKV) -> int:
+    return cache.key_block_bytes if state.v_from_k else cache.value_block_bytes
 
 
-def _scale_and_cap(launch: Launch) -> tuple[float, float]:
-    return float(launch.attributes["scale"]), float(launch.attributes["softcap"])
+def _block_shift(cache: DeviceKV) -> int:
+    return cache.block_tokens.bit_length() - 1
 
 
 def _is_capped(launch: Launch) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 from zinc.backends.api import Launch
+from zinc.gpu.arguments.structs import EmbedArguments, QuantizeArguments
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import ceil_div, dim_code, rows
 from zinc.gpu.lower.weights import matrix, unit, weight_of
@@ -16,36 +15,34 @@ THREADS = 64
 @lowers("embed")
 def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     table, out = weight_of(at, launch.input("table")), launch.outputs[0]
-    push = struct.pack(
-        "<Q24sQIIf",
-        at.step,
-        matrix(table),
-        at.ref(out),
-        table.cols,
-        out.stride,
-        float(launch.attributes["scale"]),
+    arguments = EmbedArguments(
+        step=at.step,
+        table=matrix(table),
+        y=at.ref(out),
+        cols=table.cols,
+        y_stride=out.stride,
+        scale=float(launch.attributes["scale"]),
     )
     shader = Shader("embed", (("FORMAT", int(table.type)), ("THREADS", THREADS)))
     groups = (ceil_div(table.cols, unit(table) * THREADS), bucket.rows(out.dim), 1)
-    return [Dispatch(shader, push, groups)]
+    return [Dispatch(shader, arguments, groups)]
 
 
 @lowers("quantize")
 def quantize(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, out = rows(launch, "x"), launch.outputs[0]
     run = out.cols // out.runs
-    push = struct.pack(
-        "<QQQIIIIII",
-        at.step,
-        at.ref(x),
-        at.ref(out),
-        out.cols,
-        run,
-        row_bytes(out.format, run),
-        x.stride,
-        out.stride,
-        dim_code(x.dim, bucket),
+    arguments = QuantizeArguments(
+        step=at.step,
+        x=at.ref(x),
+        y=at.ref(out),
+        cols=out.cols,
+        run_cols=run,
+        run_bytes=row_bytes(out.format, run),
+        x_stride=x.stride,
+        y_stride=out.stride,
+        dim=dim_code(x.dim, bucket),
     )
     shader = Shader("quantize", (("THREADS", THREADS),))
     groups = (ceil_div(out.cols, 4 * THREADS), bucket.rows(x.dim), 1)
-    return [Dispatch(shader, push, groups)]
+    return [Dispatch(shader, arguments, groups)]

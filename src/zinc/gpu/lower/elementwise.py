@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from enum import IntEnum
 
 from zinc.backends.api import Launch, Ref
+from zinc.gpu.arguments.structs import ElementwiseArguments
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
@@ -63,22 +63,21 @@ def elementwise(
         ),
     )
     b_at, b_stride = ref_or_null(at, b)
-    push = struct.pack(
-        "<4Q6I2f",
-        at.step,
-        at.ref(a) if a_at is None else a_at,
-        b_at,
-        at.ref(y),
-        a.stride,
-        b_stride,
-        y.stride,
-        y.cols,
-        dim_code(y.dim, bucket),
-        activation,
-        first,
-        second,
+    arguments = ElementwiseArguments(
+        step=at.step,
+        a=at.ref(a) if a_at is None else a_at,
+        b=b_at,
+        y=at.ref(y),
+        a_stride=a.stride,
+        b_stride=b_stride,
+        y_stride=y.stride,
+        cols=y.cols,
+        dim=dim_code(y.dim, bucket),
+        act=activation,
+        first=first,
+        second=second,
     )
-    return [Dispatch(shader, push, (ceil_div(y.cols, 4 * THREADS), bucket.rows(y.dim), 1))]
+    return [Dispatch(shader, arguments, (ceil_div(y.cols, 4 * THREADS), bucket.rows(y.dim), 1))]
 
 
 @lowers("add")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 
 from zinc.backends.api import Launch, Ref
 from zinc.gpu import tiles
+from zinc.gpu.arguments.structs import ExpertArguments, MoeDownArguments, MoeSumArguments
 from zinc.gpu.dispatch import (
     Addresses,
     Bucket,
@@ -69,27 +69,28 @@ class ExpertProduct:
         w, x = self.w, self.read
         order, starts = rows(self.launch, "order"), rows(self.launch, "starts")
         top_k, n_x = order.cols, bucket.rows(x.dim)
-        push = struct.pack(
-            "<Q24sQQQQQQQIIIIIIIIff",
-            at.step,
-            matrix(w),
-            self.up,
-            self.x.address,
-            self.y.address,
-            at.ref(order),
-            at.ref(starts),
-            self.bias,
-            self.up_bias,
-            w.rows,
-            w.cols,
-            self.x.stride,
-            self.x.run,
-            self.y.stride,
-            self.y.run,
-            w.planes | top_k << 16,
-            dim_code(x.dim, bucket) | self.activation.fn << 8,
-            self.activation.alpha,
-            self.activation.limit,
+        arguments = ExpertArguments(
+            step=at.step,
+            w=matrix(w),
+            up=self.up,
+            x=self.x.address,
+            y=self.y.address,
+            order=at.ref(order),
+            starts=at.ref(starts),
+            bias=self.bias,
+            up_bias=self.up_bias,
+            rows=w.rows,
+            cols=w.cols,
+            x_stride=self.x.stride,
+            x_run=self.x.run,
+            y_stride=self.y.stride,
+            y_run=self.y.run,
+            n_experts=w.planes,
+            top_k=top_k,
+            dim=dim_code(x.dim, bucket),
+            act=self.activation.fn,
+            alpha=self.activation.alpha,
+            limit=self.activation.limit,
         )
         defines = (
             *format_defines(at, w, x, w.cols, self.x.run),
@@ -101,7 +102,7 @@ class ExpertProduct:
             block = tiles.mat_mat(at.features, takes_half(w, x), FEW_SLOTS)
             groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 1))
-            return Dispatch(Shader("gemm", defines), push, groups, waits)
+            return Dispatch(Shader("gemm", defines), arguments, groups, waits)
         by_expert = n_x > tiles.FEW or at.features.batch_invariant
         n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
         units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind == GLU else 1
@@ -113,7 +114,7 @@ class ExpertProduct:
         groups_x = ceil_div(w.rows, tile.tile)
         groups = (groups_x, w.planes, SPREAD) if by_expert else (groups_x, n_x * top_k, 1)
         defines = (*defines, *tile.defines, ("BY_EXPERT", int(by_expert)))
-        return Dispatch(Shader("experts", defines), push, groups, waits)
+        return Dispatch(Shader("experts", defines), arguments, groups, waits)
 
 
 def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
@@ -164,52 +165,51 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     bias, scale = (vector_or_null(at, launch.input(name)) for name in ("bias", "scale"))
     residual, residual_stride = ref_or_null(at, launch.input("residual"))
     slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
-    dim_top_k = dim_code(h.dim, bucket) | top_k << 8
     if n_x <= tiles.FEW and not at.features.batch_invariant:
         units = top_k * ceil_div(w.cols, unit(w))
         tile = tiles.slots(at.features, n_x * w.rows, units)
-        push = struct.pack(
-            "<Q24sQQQQQQIIIIIIII",
-            at.step,
-            matrix(w),
-            slots.address,
-            at.ref(out),
-            at.ref(routes),
-            bias,
-            scale,
-            residual,
-            w.rows,
-            w.cols,
-            slots.stride,
-            slots.run,
-            routes.stride,
-            out.stride,
-            residual_stride,
-            dim_top_k,
+        arguments = MoeDownArguments(
+            step=at.step,
+            w=matrix(w),
+            h=slots.address,
+            y=at.ref(out),
+            routes=at.ref(routes),
+            bias=bias,
+            scale=scale,
+            residual=residual,
+            rows=w.rows,
+            cols=w.cols,
+            h_stride=slots.stride,
+            h_run=slots.run,
+            routes_stride=routes.stride,
+            y_stride=out.stride,
+            residual_stride=residual_stride,
+            dim=dim_code(h.dim, bucket),
+            top_k=top_k,
         )
         defines = (*format_defines(at, w, h, w.cols, slots.run), *tile.defines)
         groups = (ceil_div(w.rows, tile.tile), n_x, 1)
-        return [Dispatch(Shader("moe_down", defines), push, groups)]
+        return [Dispatch(Shader("moe_down", defines), arguments, groups)]
     run = 4 * w.rows
     made = at.scratch(n_x * top_k * run)
     products = ExpertProduct(launch, h, slots, w, Rows(made, top_k * run, run))
-    push = struct.pack(
-        "<QQQQQQQIIIII",
-        at.step,
-        made,
-        at.ref(out),
-        at.ref(routes),
-        bias,
-        scale,
-        residual,
-        w.rows,
-        routes.stride,
-        out.stride,
-        residual_stride,
-        dim_top_k,
+    sums = MoeSumArguments(
+        step=at.step,
+        products=made,
+        y=at.ref(out),
+        routes=at.ref(routes),
+        bias=bias,
+        scale=scale,
+        residual=residual,
+        rows=w.rows,
+        routes_stride=routes.stride,
+        y_stride=out.stride,
+        residual_stride=residual_stride,
+        dim=dim_code(h.dim, bucket),
+        top_k=top_k,
     )
     total = Shader("moe_sum", (("THREADS", THREADS),))
     return [
         products.dispatch(at, bucket),
-        Dispatch(total, push, (ceil_div(w.rows, THREADS), n_x, 1), waits=True),
+        Dispatch(total, sums, (ceil_div(w.rows, THREADS), n_x, 1), waits=True),
     ]

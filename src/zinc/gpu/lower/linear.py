@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 from zinc.backends.api import Launch, Ref
 from zinc.gpu import tiles
+from zinc.gpu.arguments.structs import LinearArguments
 from zinc.gpu.dispatch import (
     Addresses,
     Bucket,
@@ -73,24 +73,24 @@ class Product:
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x = self.w, self.x
         n_rows, n_x = w.planes * w.rows // self.planes, bucket.rows(x.dim)
-        push = struct.pack(
-            "<Q24sQQQQQQIIIIIIff",
-            at.step,
-            matrix(w),
-            self.up,
-            at.ref(x),
-            self.y[0],
-            self.bias,
-            self.up_bias,
-            self.residual[0],
-            n_rows,
-            w.cols,
-            x.stride,
-            self.y[1],
-            self.residual[1],
-            dim_code(x.dim, bucket) | self.activation.fn << 8,
-            self.activation.alpha,
-            self.activation.limit,
+        arguments = LinearArguments(
+            step=at.step,
+            w=matrix(w),
+            up=self.up,
+            x=at.ref(x),
+            y=self.y[0],
+            bias=self.bias,
+            up_bias=self.up_bias,
+            residual=self.residual[0],
+            rows=n_rows,
+            cols=w.cols,
+            x_stride=x.stride,
+            y_stride=self.y[1],
+            residual_stride=self.residual[1],
+            dim=dim_code(x.dim, bucket),
+            act=self.activation.fn,
+            alpha=self.activation.alpha,
+            limit=self.activation.limit,
         )
         out_q8 = int(self.y_format is RowFormat.Q8_32)
         kind = (("PRODUCT", self.kind), ("OUT_Q8", out_q8))
@@ -99,7 +99,7 @@ class Product:
             block = tiles.mat_mat(at.features, takes_half(w, x), n_x)
             groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 0))
-            return Dispatch(Shader("gemm", defines), push, groups, waits)
+            return Dispatch(Shader("gemm", defines), arguments, groups, waits)
         weights = 2 if self.kind == GLU else 1
         units = ceil_div(w.cols, unit(w))
         if out_q8:
@@ -108,7 +108,7 @@ class Product:
             tile = tiles.mat_vec(at.features, n_rows * self.planes, units, n_x, weights)
         tile = tiles.within_grid(tile, n_rows)
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
-        return Dispatch(Shader("matvec", (*defines, *tile.defines)), push, groups, waits)
+        return Dispatch(Shader("matvec", (*defines, *tile.defines)), arguments, groups, waits)
 
 
 @lowers("linear")

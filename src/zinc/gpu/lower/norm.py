@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 from zinc.backends.api import Launch
+from zinc.gpu.arguments.structs import NormArguments
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
@@ -51,19 +50,18 @@ def _norm(
         ),
     )
     other_at, other_stride = ref_or_null(at, beside)
-    push = struct.pack(
-        "<5Q6If",
-        at.step,
-        at.ref(x),
-        vector_or_null(at, launch.input("weight")),
-        other_at,
-        at.ref(y),
-        x.stride,
-        other_stride,
-        y.stride,
-        x.cols,
-        group,
-        dim_code(launch.dim, bucket),
-        float(launch.attributes["eps"]),
+    arguments = NormArguments(
+        step=at.step,
+        x=at.ref(x),
+        weight=vector_or_null(at, launch.input("weight")),
+        other=other_at,
+        y=at.ref(y),
+        x_stride=x.stride,
+        other_stride=other_stride,
+        y_stride=y.stride,
+        cols=x.cols,
+        group=group,
+        dim=dim_code(launch.dim, bucket),
+        eps=float(launch.attributes["eps"]),
     )
-    return [Dispatch(shader, push, (x.cols // group, bucket.rows(launch.dim), 1))]
+    return [Dispatch(shader, arguments, (x.cols // group, bucket.rows(launch.dim), 1))]

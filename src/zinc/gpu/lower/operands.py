@@ -1,8 +1,4 @@
-"""What lowerings share: grids, alignment of rows, addresses of what may be absent.
-
-Lowerings pack push constants with struct.pack("<..."), pointers first, so that no field needs
-padding to its alignment.
-"""
+"""What lowerings share: grids, alignment of rows, addresses of what may be absent."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-
 from zinc.backends.api import Launch
 from zinc.core.errors import UnsupportedError
+from zinc.gpu.arguments.structs import ConvSiluArguments, DeltaRuleArguments
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
 from zinc.ops.graph import RecurrentState, Weight
@@ -20,21 +19,20 @@ DELTA_ROWS = 16  # tokens whose keys and queries are in shared memory at once
 def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
-    push = struct.pack(
-        "<5Q4I",
-        at.step,
-        at.ref(x),
-        at.vector(weight),
-        at.recurrent(state),
-        at.ref(y),
-        x.stride,
-        y.stride,
-        x.cols,
-        state.floats,
+    arguments = ConvSiluArguments(
+        step=at.step,
+        x=at.ref(x),
+        weight=at.vector(weight),
+        state=at.recurrent(state),
+        y=at.ref(y),
+        x_stride=x.stride,
+        y_stride=y.stride,
+        cols=x.cols,
+        slot_floats=state.floats,
     )
     taps = int(launch.attributes["taps"])
     shader = Shader("conv_silu", (("TAPS", taps), ("THREADS", CONV_THREADS)))
-    return [Dispatch(shader, push, (ceil_div(x.cols, CONV_COLS), bucket.sequences, 1))]
+    return [Dispatch(shader, arguments, (ceil_div(x.cols, CONV_COLS), bucket.sequences, 1))]
 
 
 @lowers("delta_rule")
@@ -70,24 +68,23 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ("V_DIM", v_dim),
         ),
     )
-    push = struct.pack(
-        "<8Q8I",
-        at.step,
-        at.ref(qkv),
-        at.ref(alpha),
-        at.ref(beta),
-        at.vector(decay),
-        at.vector(decay_bias),
-        at.recurrent(state),
-        at.ref(y),
-        qkv.stride,
-        alpha.stride,
-        beta.stride,
-        y.stride,
-        attrs["n_k_heads"],
-        attrs["n_v_heads"],
-        state.floats,
-        bucket.tokens == 1,
+    arguments = DeltaRuleArguments(
+        step=at.step,
+        qkv=at.ref(qkv),
+        alpha=at.ref(alpha),
+        beta=at.ref(beta),
+        decay=at.vector(decay),
+        decay_bias=at.vector(decay_bias),
+        state=at.recurrent(state),
+        y=at.ref(y),
+        qkv_stride=qkv.stride,
+        alpha_stride=alpha.stride,
+        beta_stride=beta.stride,
+        y_stride=y.stride,
+        n_k_heads=attrs["n_k_heads"],
+        n_v_heads=attrs["n_v_heads"],
+        slot_floats=state.floats,
+        is_one_token=int(bucket.tokens == 1),
     )
     grid = (attrs["n_v_heads"], ceil_div(v_dim, DELTA_COLS), bucket.sequences)
-    return [Dispatch(shader, push, grid)]
+    return [Dispatch(shader, arguments, grid)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 from zinc.backends.api import Launch, Operand, Ref
+from zinc.gpu.arguments.structs import RopeStoreArguments, RopeTableArguments
 from zinc.gpu.dispatch import Addresses, Bucket, DeviceKV, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
@@ -23,9 +22,16 @@ def rope_table(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     frequencies, (y,) = operand(launch, "inv_freq", Constant), launch.outputs
     n = frequencies.cols
     scale = float(launch.attributes["scale"])
-    push = struct.pack("<3Q2If", at.step, at.vector(frequencies), at.ref(y), y.stride, n, scale)
+    arguments = RopeTableArguments(
+        step=at.step,
+        frequencies=at.vector(frequencies),
+        y=at.ref(y),
+        y_stride=y.stride,
+        n=n,
+        scale=scale,
+    )
     shader = Shader("rope_table", (("THREADS", TABLE_THREADS),))
-    return [Dispatch(shader, push, (ceil_div(n, TABLE_THREADS), bucket.tokens, 1))]
+    return [Dispatch(shader, arguments, (ceil_div(n, TABLE_THREADS), bucket.tokens, 1))]
 
 
 @lowers("rope_store")
@@ -110,29 +116,31 @@ def _heads(
     (q_at, q_stride), (k_at, k_stride), (v_at, v_stride) = (ref_or_null(at, x) for x in qkv)
     table_at, table_stride = ref_or_null(at, table)
     out_at, out_stride = ref_or_null(at, out)
-    assert cache.block_tokens < 1 << 16
-    push = struct.pack(
-        "<10Q9If",
-        at.step,
-        q_at,
-        k_at,
-        v_at,
-        table_at,
-        vector_or_null(at, norms[0]),
-        vector_or_null(at, norms[1]),
-        out_at,
-        cache.keys,
-        cache.values,
-        q_stride,
-        k_stride,
-        v_stride,
-        table_stride,
-        out_stride,
-        cache.key_block_bytes,
-        cache.value_block_bytes,
-        n_q | n_kv << 16,
-        cache.block_tokens | cache.table << 16 | v_norm << 24 | (bucket.tokens == 1) << 25,
-        eps,
+    arguments = RopeStoreArguments(
+        step=at.step,
+        q=q_at,
+        k=k_at,
+        v=v_at,
+        table=table_at,
+        q_norm=vector_or_null(at, norms[0]),
+        k_norm=vector_or_null(at, norms[1]),
+        out=out_at,
+        keys=cache.keys,
+        values=cache.values,
+        q_stride=q_stride,
+        k_stride=k_stride,
+        v_stride=v_stride,
+        table_stride=table_stride,
+        out_stride=out_stride,
+        key_block=cache.key_block_bytes,
+        value_block=cache.value_block_bytes,
+        n_heads=n_q,
+        n_kv_heads=n_kv,
+        block_tokens=cache.block_tokens,
+        block_table=cache.table,
+        normalises_v=bool(v_norm),
+        is_one_token=bucket.tokens == 1,
+        eps=eps,
     )
     heads = n_q + n_kv + (n_kv if v else 0)
-    return [Dispatch(shader, push, (heads, bucket.tokens, 1))]
+    return [Dispatch(shader, arguments, (heads, bucket.tokens, 1))]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-
 from zinc.backends.api import Launch
 from zinc.core.errors import UnsupportedError
+from zinc.gpu.arguments.structs import GroupExpertsArguments, RouteArguments
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import dim_code, power_of_two, rows, vector_or_null
 
@@ -20,19 +19,18 @@ def route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     names = ("group_top", "renormalise", "scoring", "top_groups", "top_k")
     macros = {name.upper(): int(attrs[name]) for name in names}
     macros |= {"EXPERTS": logits.cols, "GROUPS": int(attrs["n_groups"])}
-    push = struct.pack(
-        "<4Q3If",
-        at.step,
-        at.ref(logits),
-        vector_or_null(at, bias),
-        at.ref(y),
-        logits.stride,
-        y.stride,
-        dim_code(launch.dim, bucket),
-        float(attrs["scale"]),
+    arguments = RouteArguments(
+        step=at.step,
+        logits=at.ref(logits),
+        bias=vector_or_null(at, bias),
+        y=at.ref(y),
+        logits_stride=logits.stride,
+        y_stride=y.stride,
+        dim=dim_code(launch.dim, bucket),
+        scale=float(attrs["scale"]),
     )
     shader = Shader("route", tuple(sorted(macros.items())))
-    return [Dispatch(shader, push, (bucket.rows(launch.dim), 1, 1))]
+    return [Dispatch(shader, arguments, (bucket.rows(launch.dim), 1, 1))]
 
 
 @lowers("group_experts")
@@ -45,20 +43,19 @@ def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
             f"{MAX_EXPERTS} are the most",
             "choose another backend with {backend}",
         )
-    push = struct.pack(
-        "<4Q5I",
-        at.step,
-        at.ref(routes),
-        at.ref(order),
-        at.ref(starts),
-        routes.stride,
-        order.stride,
-        dim_code(launch.dim, bucket),
-        order.cols,
-        n_experts,
+    arguments = GroupExpertsArguments(
+        step=at.step,
+        routes=at.ref(routes),
+        order=at.ref(order),
+        starts=at.ref(starts),
+        routes_stride=routes.stride,
+        order_stride=order.stride,
+        dim=dim_code(launch.dim, bucket),
+        top_k=order.cols,
+        n_experts=n_experts,
     )
     experts = max(64, power_of_two(n_experts))
     slots = bucket.rows(launch.dim) * order.cols
     segments = 1 if slots <= FEW_SLOTS else MAX_EXPERTS // experts
     shader = Shader("group_experts", (("EXPERTS", experts), ("SEGMENTS", segments)))
-    return [Dispatch(shader, push, (1, 1, 1))]
+    return [Dispatch(shader, arguments, (1, 1, 1))]

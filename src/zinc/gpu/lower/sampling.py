@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 from zinc.backends.api import Launch
+from zinc.gpu.arguments.structs import SampleArguments
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import ceil_div, power_of_two, rows
 from zinc.ops.sampling import MOST_CANDIDATES
@@ -37,9 +36,16 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
                 ("TOP", MOST_CANDIDATES),
             ),
         )
-        push = struct.pack("<3Q3I", at.step, source, target, stride, target_stride, n)
+        arguments = SampleArguments(
+            step=at.step,
+            source=source,
+            target=target,
+            source_stride=stride,
+            target_stride=target_stride,
+            n=n,
+        )
         grid = (chunks, bucket.outputs, 1)
-        dispatches.append(Dispatch(shader, push, grid, waits=bool(dispatches)))
+        dispatches.append(Dispatch(shader, arguments, grid, waits=bool(dispatches)))
         if chunks == 1:
             return dispatches
         n, source, stride = MOST_CANDIDATES * chunks, target, target_stride

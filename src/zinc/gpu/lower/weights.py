@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 from zinc.backends.api import Operand, Ref
+from zinc.gpu.arguments.structs import Matrix
 from zinc.gpu.dispatch import Addresses, DeviceWeight
 from zinc.gpu.packing import FLOATS, UNIT, offsets
 from zinc.ops.graph import RowFormat, Weight
@@ -16,10 +15,10 @@ def weight_of(at: Addresses, x: Operand) -> DeviceWeight:
     return at.weight(x)
 
 
-def matrix(w: DeviceWeight) -> bytes:
-    """`struct Matrix` of kernels/formats.slang."""
+def matrix(w: DeviceWeight) -> Matrix:
+    """Return the addresses of the streams of `w`."""
     streams = offsets(w.type, w.planes * w.rows, w.cols)
-    return struct.pack("<QQQ", w.address, w.address + streams.h, w.address + streams.s)
+    return Matrix(q=w.address, h=w.address + streams.h, s=w.address + streams.s)
 
 
 def distance(a: DeviceWeight, b: DeviceWeight) -> int:

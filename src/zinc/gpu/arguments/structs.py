@@ -1,0 +1,429 @@
+"""The table of structs that GPU kernels read: arguments of each kernel, and the data of a step.
+
+This is the only place that lists their fields. `python -m zinc.gpu.arguments` writes the Slang
+declarations; `zinc.gpu.arguments.generate.cpp_header` returns the C++ ones.
+
+Names shared by many kernels: `step` is the address of the `StepHeader`; `x`, `y` and other `Bytes`
+are rows whose `_stride` is the bytes from row to row; `dim` is one of `Dim` as
+`zinc.gpu.lower.operands.DIMS` numbers them; a null address stands for an absent operand.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import numpy as np
+
+from zinc.gpu.arguments.layout import (
+    F32,
+    I32,
+    U8,
+    U16,
+    U32,
+    U64,
+    UINT32,
+    Bytes,
+    Flag,
+    Float4s,
+    Floats,
+    Struct,
+    Uint4s,
+    Uints,
+    array,
+    pointer,
+)
+from zinc.ops.step import DRAW
+
+MAX_TABLES = 8
+_DTYPES = {np.dtype("<i4"): I32, np.dtype("<f4"): F32}
+assert DRAW.fields is not None
+
+Draw = type(
+    "Draw",
+    (Struct,),
+    {
+        "__doc__": "How the token of an output row is drawn: `zinc.ops.step.DRAW`.",
+        "__annotations__": {name: _DTYPES[field[0]] for name, field in DRAW.fields.items()},
+    },
+)
+
+_INTS = pointer("int", "int32_t")
+IntArray: TypeAlias = Annotated[int, _INTS]
+
+
+class StepHeader(Struct):
+    """Sizes of a step and where its arrays lie. The int32 positions of its tokens follow it."""
+
+    tokens: U32
+    outputs: U32
+    sequences: U32
+    n_tables: U32
+    ids: IntArray
+    sequence: IntArray
+    output_rows: IntArray
+    seq_start: IntArray
+    state_slot: IntArray
+    tables: Annotated[tuple[int, ...], array(_INTS, MAX_TABLES), "block tables [sequences, stride]"]
+    table_stride: Annotated[
+        tuple[int, ...], array(UINT32, MAX_TABLES), "blocks of a sequence in each table"
+    ]
+    draws: Annotated[int, pointer("Draw"), "one for each output row"]
+    drawn: Annotated[
+        int, pointer("float2", "float"), "token and largest logit of each row drawn last"
+    ]
+
+
+StepAddress: TypeAlias = Annotated[int, pointer("StepHeader")]
+
+
+class Matrix(Struct):
+    """Streams of a packed weight (`zinc.gpu.packing`)."""
+
+    q: Annotated[int, pointer("uint4", "uint32_t"), "low bits of units of 32 elements"]
+    h: Annotated[int, pointer("uint", "uint32_t"), "their high bits or signs"]
+    s: Annotated[int, pointer("uint16_t"), "codebook if there is one, then scales"]
+
+
+class EmbedArguments(Struct):
+    step: StepAddress
+    table: Matrix
+    y: Bytes
+    cols: U32
+    y_stride: U32
+    scale: F32
+
+
+class QuantizeArguments(Struct):
+    step: StepAddress
+    x: Bytes
+    y: Bytes
+    cols: U32
+    run_cols: Annotated[U32, "columns that become one row of blocks"]
+    run_bytes: Annotated[U32, "bytes of such a row"]
+    x_stride: U32
+    y_stride: U32
+    dim: U32
+
+
+class ElementwiseArguments(Struct):
+    step: StepAddress
+    a: Bytes
+    b: Bytes
+    y: Bytes
+    a_stride: U32
+    b_stride: U32
+    y_stride: U32
+    cols: U32
+    dim: U32
+    act: Annotated[U32, "ActivationFn of a GLU"]
+    first: Annotated[F32, "factor of SCALE, cap of SOFTCAP, alpha of GLU"]
+    second: Annotated[F32, "limit of GLU"]
+
+
+class LinearArguments(Struct):
+    """Arguments of linear, linear_glu and head_linear: y = x W."""
+
+    step: StepAddress
+    w: Matrix
+    up: Annotated[U64, "GLU: bytes from w to the other weight; GATED: address of rows of the gate"]
+    x: Bytes
+    y: Bytes
+    bias: Floats
+    up_bias: Floats
+    residual: Bytes
+    rows: Annotated[U32, "of a plane of w, as cols"]
+    cols: U32
+    x_stride: U32
+    y_stride: U32
+    residual_stride: Annotated[U32, "GATED: stride of the gate"]
+    dim: U8
+    act: Annotated[U8, "ActivationFn of GLU and GATED"]
+    alpha: F32
+    limit: F32
+
+
+class ExpertArguments(Struct):
+    """Arguments of products of slots with the experts that they chose."""
+
+    step: StepAddress
+    w: Annotated[Matrix, "[experts, rows, cols]"]
+    up: Annotated[U64, "GLU: bytes from w to the other weight; GATED: the gate [slots, rows]"]
+    x: Annotated[Bytes, "a row for each token, or a run for each slot"]
+    y: Annotated[Bytes, "a run for each slot"]
+    order: Annotated[Floats, "slots sorted by expert"]
+    starts: Annotated[Floats, "first position in order of each expert"]
+    bias: Annotated[Floats, "[experts, rows]"]
+    up_bias: Floats
+    rows: U32
+    cols: U32
+    x_stride: Annotated[U32, "bytes from token to token"]
+    x_run: Annotated[U32, "bytes from rank to rank; 0 if all slots of a token share its row"]
+    y_stride: U32
+    y_run: U32
+    n_experts: U16
+    top_k: U16
+    dim: U8
+    act: U8
+    alpha: F32
+    limit: F32
+
+
+class MoeDownArguments(Struct):
+    step: StepAddress
+    w: Annotated[Matrix, "[experts, rows, cols]"]
+    h: Annotated[Bytes, "a run for each slot"]
+    y: Bytes
+    routes: Annotated[Floats, "rows of top_k expert ids, then top_k weights"]
+    bias: Annotated[Floats, "[experts, rows]"]
+    scale: Annotated[Floats, "[experts]"]
+    residual: Bytes
+    rows: U32
+    cols: U32
+    h_stride: U32
+    h_run: Annotated[U32, "bytes from slot to slot"]
+    routes_stride: U32
+    y_stride: U32
+    residual_stride: U32
+    dim: U8
+    top_k: U8
+
+
+class MoeSumArguments(Struct):
+    step: StepAddress
+    products: Annotated[Floats, "[slots, rows]"]
+    y: Bytes
+    routes: Annotated[Floats, "rows of top_k expert ids, then top_k weights"]
+    bias: Annotated[Floats, "[experts, rows]"]
+    scale: Annotated[Floats, "[experts]"]
+    residual: Bytes
+    rows: U32
+    routes_stride: U32
+    y_stride: U32
+    residual_stride: U32
+    dim: U8
+    top_k: U8
+
+
+class ConcatArguments(Struct):
+    step: StepAddress
+    a: Bytes
+    b: Bytes
+    y: Bytes
+    a_stride: U32
+    b_stride: U32
+    y_stride: U32
+    cols: U32
+    a_head: Annotated[U32, "columns of a head of a"]
+    b_head: U32
+    dim: U32
+
+
+class NormArguments(Struct):
+    step: StepAddress
+    x: Bytes
+    weight: Bytes
+    other: Annotated[Bytes, "the residual, or the gate of a gated norm"]
+    y: Bytes
+    x_stride: U32
+    other_stride: U32
+    y_stride: U32
+    cols: U32
+    group: Annotated[U32, "columns that are normalised together"]
+    dim: U32
+    eps: F32
+
+
+class ConvSiluArguments(Struct):
+    step: StepAddress
+    x: Bytes
+    weight: Annotated[Floats, "[cols, taps]"]
+    state: Floats
+    y: Bytes
+    x_stride: U32
+    y_stride: U32
+    cols: U32
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+
+
+class DeltaRuleArguments(Struct):
+    step: StepAddress
+    qkv: Bytes
+    alpha: Bytes
+    beta: Bytes
+    decay: Floats
+    decay_bias: Floats
+    state: Floats
+    y: Bytes
+    qkv_stride: U32
+    alpha_stride: U32
+    beta_stride: U32
+    y_stride: U32
+    n_k_heads: U32
+    n_v_heads: U32
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+    is_one_token: Annotated[U32, "the step has one token, so its header need not be read"]
+
+
+class RopeTableArguments(Struct):
+    step: StepAddress
+    frequencies: Floats
+    y: Bytes
+    y_stride: U32
+    n: Annotated[U32, "frequencies"]
+    scale: F32
+
+
+class RopeStoreArguments(Struct):
+    step: StepAddress
+    q: Bytes
+    k: Bytes
+    v: Bytes
+    table: Annotated[Bytes, "cosines, then sines of each token's angles"]
+    q_norm: Bytes
+    k_norm: Bytes
+    out: Bytes
+    keys: Bytes
+    values: Bytes
+    q_stride: U32
+    k_stride: U32
+    v_stride: U32
+    table_stride: U32
+    out_stride: U32
+    key_block: Annotated[U32, "bytes of a block of keys"]
+    value_block: U32
+    n_heads: U16
+    n_kv_heads: U16
+    block_tokens: U16
+    block_table: Annotated[U8, "index of the layer's block table"]
+    normalises_v: Flag
+    is_one_token: Annotated[Flag, "the step has one token, so its header need not be read"]
+    eps: F32
+
+
+class AttentionArguments(Struct):
+    """Arguments of attention of few queries."""
+
+    step: StepAddress
+    q: Bytes
+    keys: Bytes
+    values: Annotated[Bytes, "the keys if values are their last dimensions"]
+    sinks: Floats
+    out: Bytes
+    partial: Annotated[Float4s, "sums of each split, if there are several"]
+    q_stride: U32
+    out_stride: U32
+    key_block: Annotated[U32, "bytes of a block of keys"]
+    value_block: U32
+    n_heads: U16
+    n_kv_heads: U16
+    block_shift: Annotated[U8, "log2 of the tokens of a block"]
+    block_table: Annotated[U8, "index of the layer's block table"]
+    is_one_token: Annotated[Flag, "the step has one token, so its header need not be read"]
+    window: U32
+    splits: Annotated[U32, "workgroups that share the keys of a token"]
+    scale: F32
+    softcap: F32
+
+
+class RopeAttentionArguments(Struct):
+    """Arguments of attention of one token that prepares and stores its own heads first."""
+
+    step: StepAddress
+    q: Bytes
+    k: Bytes
+    v: Annotated[Bytes, "null if values are the last dimensions of keys"]
+    table: Annotated[Bytes, "cosines, then sines of the token's angles"]
+    q_norm: Bytes
+    k_norm: Bytes
+    keys: Bytes
+    values: Annotated[Bytes, "the keys if values are their last dimensions"]
+    partial: Annotated[Float4s, "sums of each split"]
+    key_block: Annotated[U32, "bytes of a block of keys"]
+    value_block: U32
+    n_heads: U16
+    n_kv_heads: U16
+    block_shift: Annotated[U8, "log2 of the tokens of a block"]
+    block_table: Annotated[U8, "index of the layer's block table"]
+    is_one_token: Flag
+    window: U32
+    splits: Annotated[U32, "workgroups that share the keys"]
+    scale: F32
+    softcap: F32
+    eps: F32
+    normalises_v: U32
+
+
+class AttentionTileArguments(Struct):
+    """Arguments of attention of many queries."""
+
+    step: StepAddress
+    q: Bytes
+    keys: Bytes
+    values: Annotated[Bytes, "the keys if values are their last dimensions"]
+    sinks: Floats
+    out: Bytes
+    q_stride: U32
+    out_stride: U32
+    key_block: Annotated[U32, "bytes of a block of keys"]
+    value_block: U32
+    n_heads: U16
+    n_kv_heads: U16
+    block_shift: Annotated[U8, "log2 of the tokens of a block"]
+    block_table: Annotated[U8, "index of the layer's block table"]
+    is_one_token: Flag
+    window: U32
+    scale: F32
+    softcap: F32
+
+
+class AttentionMergeArguments(Struct):
+    step: StepAddress
+    sinks: Floats
+    out: Bytes
+    partial: Annotated[Float4s, "sums of each split"]
+    out_stride: U32
+    n_heads: U32
+    splits: U32
+    dim: U32
+
+
+class RouteArguments(Struct):
+    step: StepAddress
+    logits: Bytes
+    bias: Floats
+    y: Annotated[Bytes, "rows of top_k expert ids, then top_k weights"]
+    logits_stride: U32
+    y_stride: U32
+    dim: U32
+    scale: F32
+
+
+class GroupExpertsArguments(Struct):
+    step: StepAddress
+    routes: Bytes
+    order: Annotated[Bytes, "slots sorted by expert"]
+    starts: Annotated[Floats, "first position in order of each expert"]
+    routes_stride: U32
+    order_stride: U32
+    dim: U32
+    top_k: U32
+    n_experts: U32
+
+
+class SampleArguments(Struct):
+    step: StepAddress
+    source: Annotated[Bytes, "rows of logits, or candidates of the dispatch before"]
+    target: Annotated[Bytes, "candidates, or in the last dispatch the token and largest logit"]
+    source_stride: U32
+    target_stride: U32
+    n: Annotated[U32, "logits or candidates of a row"]
+
+
+class LimitsArguments(Struct):
+    """Arguments of the kernels that measure a device."""
+
+    step: Annotated[int, pointer("StepHeader"), "unused"]
+    data: Uint4s
+    out: Uints
+    n: U32
+    threads: U32
