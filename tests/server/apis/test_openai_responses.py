@@ -11,7 +11,7 @@ import pytest
 from serving import MODEL, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams
-from zinc.server.apis.shared.chat.prompt import shorter
+from zinc.server.apis.shared.chat.prompt import truncations
 
 SUM = "Tom has 3 apples and buys 4 more. How many apples has he?"
 ASK = "What is the weather in Paris?"
@@ -334,7 +334,7 @@ def test_truncation_leaves_out_the_oldest_calls_of_one_turn():
         {"role": "user", "content": "c"},
         *[call, result] * 3,
     ]
-    kept = [[m["content"] for m in each] for each in shorter(messages)]
+    kept = [[m["content"] for m in each] for each in truncations(messages)]
     assert kept == [
         ["s", "a", "b", "c", "", "x", "", "x", "", "x"],
         ["s", "c", "", "x", "", "x", "", "x"],

@@ -17,7 +17,7 @@ from zinc.chat.parser import AnswerParser
 from zinc.chat.tools import FORMATS
 from zinc.engine.structured import Grammars
 from zinc.server.errors import ApiError
-from zinc.server.runtime.tool_calls.grammar import calls_or_json, grammar
+from zinc.server.runtime.tool_calls.grammar import calls_or_json, forced_calls
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import TokenKind
 
@@ -108,7 +108,7 @@ def test_every_format_with_calls_can_be_forced():
 @pytest.mark.parametrize("name", FORCED)
 def test_a_call_is_allowed_and_nothing_else(tokenizer_of, name):
     tokenizer = tokenizer_of(name)
-    source = grammar(BY_NAME[name], tokenizer, [WEATHER, TIME], several=False).source
+    source = forced_calls(BY_NAME[name], tokenizer, [WEATHER, TIME], several=False).source
     call, between = CALLS[name]
     if name == "mistral" and tokenizer.id_of("[ARGS]") in tokenizer.special_ids:
         call = '[TOOL_CALLS]get_time[ARGS]{"city": "Rome"}'
@@ -138,7 +138,7 @@ SEVERAL = {
 
 @pytest.mark.parametrize("name", sorted(SEVERAL))
 def test_several_calls(llm: LLM, name):
-    source = grammar(BY_NAME[name], llm.tokenizer, [WEATHER, TIME], several=True).source
+    source = forced_calls(BY_NAME[name], llm.tokenizer, [WEATHER, TIME], several=True).source
     assert follows(llm.tokenizer, source, SEVERAL[name])
     assert follows(llm.tokenizer, source, CALLS[name][0])
     found = calls_in(name, SEVERAL[name], [WEATHER, TIME])
@@ -146,14 +146,14 @@ def test_several_calls(llm: LLM, name):
 
 
 def test_harmony_may_have_reasoned_before(llm: LLM):
-    source = grammar(BY_NAME["harmony"], llm.tokenizer, [TIME], several=False).source
+    source = forced_calls(BY_NAME["harmony"], llm.tokenizer, [TIME], several=False).source
     assert follows(llm.tokenizer, source, "<|start|>assistant" + CALLS["harmony"][0])
 
 
 @pytest.mark.parametrize("name", ["qwen-tags", "glm"])
 def test_values_in_tags(tokenizer_of, name):
     tokenizer = tokenizer_of(name)
-    source = grammar(BY_NAME[name], tokenizer, [MANY], several=False).source
+    source = forced_calls(BY_NAME[name], tokenizer, [MANY], several=False).source
 
     def call(**values: Any) -> str:
         if name == "glm":
@@ -182,7 +182,7 @@ def test_values_that_refer_to_definitions(llm: LLM):
     tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
     tags = "<tool_call>\n<function=go>\n<parameter=at>\n{}\n</parameter>\n</function>\n</tool_call>"
     for name, text in (("qwen-tags", tags), ("gemma4", "<|tool_call>call:go{{at:{}}}<tool_call|>")):
-        source = grammar(BY_NAME[name], llm.tokenizer, [tool], several=False).source
+        source = forced_calls(BY_NAME[name], llm.tokenizer, [tool], several=False).source
         good, bad = ("{x:3}", "{x:3.5}") if name == "gemma4" else ('{"x": 3}', '{"x": 3.5}')
         assert follows(llm.tokenizer, source, text.format(good))
         assert not follows(llm.tokenizer, source, text.format(bad))
@@ -227,7 +227,7 @@ def test_values_of_gemma(llm: LLM, kind, schema, good, bad):
         "$defs": {"tree": tree},
     }  # fmt: skip
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    source = grammar(BY_NAME["gemma4"], tokenizer, [tool], several=False).source
+    source = forced_calls(BY_NAME["gemma4"], tokenizer, [tool], several=False).source
     for value in good:
         text = f"<|tool_call>call:f{{value:{value}}}<tool_call|>"
         assert follows(tokenizer, source, text), value
@@ -277,7 +277,7 @@ def test_text_without_quotes_is_held_to_its_schema(tokenizer_of, name, schema, g
     call, _ = CALLS[name]
     tool = function("get_time", "Tells the time", city="")
     tool["function"]["parameters"]["properties"]["city"] = {"type": "string", **schema}
-    source = grammar(BY_NAME[name], tokenizer, [tool], several=False).source
+    source = forced_calls(BY_NAME[name], tokenizer, [tool], several=False).source
     jsonschema.Draft202012Validator.check_schema(schema)
     # Its package knows times without a zone, which the standard does not.
     checker = jsonschema.FormatChecker() if schema.get("format") != "time" else None
@@ -306,12 +306,12 @@ def test_a_keyword_that_no_grammar_holds_is_left_out_unless_the_tool_is_strict(
 ):
     tool = function("get_time", "Tells the time", city="")
     tool["function"]["parameters"]["properties"]["city"] = {"type": "string", **schema}
-    found = grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+    found = forced_calls(BY_NAME[name], llm.tokenizer, [tool], several=False)
     assert found.dropped == {"get_time": (keyword,)}
     assert follows(llm.tokenizer, found.source, CALLS[name][0])
     tool["function"]["strict"] = True
     with pytest.raises(ApiError, match=f"cannot be followed: {keyword} ") as error:
-        grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+        forced_calls(BY_NAME[name], llm.tokenizer, [tool], several=False)
     assert (error.value.status, error.value.param) == (400, "tools")
 
 
@@ -321,7 +321,7 @@ def test_a_pattern_that_nothing_matches_is_refused(llm: LLM, name, pattern):
     tool = function("get_time", "Tells the time", city="")
     tool["function"]["parameters"]["properties"]["city"] = {"type": "string", "pattern": pattern}
     with pytest.raises(ApiError, match="no text is valid"):
-        grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+        forced_calls(BY_NAME[name], llm.tokenizer, [tool], several=False)
 
 
 @pytest.mark.parametrize("name", ["qwen-tags", "glm"])
@@ -330,7 +330,7 @@ def test_text_that_may_be_null_stands_without_quotes(llm: LLM, name):
     tool = function("get_time", "Tells the time", city="")
     optional = {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]}
     tool["function"]["parameters"]["properties"]["city"] = optional
-    found = grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+    found = forced_calls(BY_NAME[name], llm.tokenizer, [tool], several=False)
     assert found.dropped == {}
     call, _ = CALLS[name]
     for text, value in (("Rome", "Rome"), ("12", "12"), ("null", None)):
@@ -348,13 +348,13 @@ def test_a_schema_that_is_not_valid_is_refused(llm: LLM, name, schema, why):
     tool = function("get_time", "Tells the time", city="")
     tool["function"]["parameters"]["properties"]["city"] = schema
     with pytest.raises(ApiError, match=f"tool 'get_time' cannot be followed: {why}"):
-        grammar(BY_NAME[name], llm.tokenizer, [tool], several=False)
+        forced_calls(BY_NAME[name], llm.tokenizer, [tool], several=False)
 
 
 def test_formats_without_calls_refuse(llm: LLM):
     for name in ("plain", "thinking-only"):
         with pytest.raises(ApiError, match="cannot be forced"):
-            grammar(BY_NAME[name], llm.tokenizer, [WEATHER], several=False)
+            forced_calls(BY_NAME[name], llm.tokenizer, [WEATHER], several=False)
 
 
 NUMBER = {"type": "object", "properties": {"n": {"enum": [5, 6]}}, "required": ["n"]}

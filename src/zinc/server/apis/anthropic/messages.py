@@ -18,7 +18,7 @@ from zinc.server.apis.anthropic.blocks import BlockEvents, content_blocks
 from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
 from zinc.server.apis.anthropic.request import to_request
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished
-from zinc.server.apis.shared.chat.prompt import rendered
+from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.chat.start import answer_chat
 from zinc.server.apis.shared.service import Service, Shape, account, read_fields
 from zinc.server.errors import unsupported
@@ -89,7 +89,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, PromptFields)
     asked = to_request(fields, None)
     async with service.pool.use(fields.model) as model:
-        prompt = await rendered(model, asked)
+        prompt = await prompt_of(model, asked)
     return JSONAnswer({"input_tokens": len(prompt.ids)})
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from zinc.server.apis.openai.chat import ChatFields, to_request
 from zinc.server.apis.shared import prompts
-from zinc.server.apis.shared.chat.prompt import rendered
+from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.fields import (
     Tokens,
 )
@@ -99,5 +99,5 @@ async def apply_template(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ChatFields)
     asked = to_request(fields)
     async with service.pool.use(fields.model) as model:
-        prompt = await rendered(model, asked)
+        prompt = await prompt_of(model, asked)
     return JSONAnswer({"prompt": prompt.text})

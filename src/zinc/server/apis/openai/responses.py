@@ -33,7 +33,7 @@ from zinc.server.apis.openai.shapes import (
     tool_use,
 )
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
-from zinc.server.apis.shared.chat.prompt import rendered
+from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.chat.start import answer_chat
 from zinc.server.apis.shared.fields import (
@@ -197,7 +197,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     messages = [*_previous(service, request, fields), *item_messages(input_items(fields.input))]
     asked = to_request(fields, messages, ResponseTools(fields.tools))
     async with service.pool.use(fields.model) as model:
-        prompt = await rendered(model, asked)
+        prompt = await prompt_of(model, asked)
     return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 

@@ -1,8 +1,8 @@
-"""Arguments of forced calls, checked against schemas that a grammar could not hold in full.
+"""Check arguments of forced calls against schemas that a grammar enforces only in part.
 
-A schema comes from a client, and checking it may take any amount of time: a pattern that
-backtracks, references that branch. So the jsonschema package runs in a child process with a limit
-of time and memory. Nothing is fetched: references lead within the schema.
+Schemas come from clients, and checking one can take unbounded time (patterns that backtrack,
+references that branch). The jsonschema package therefore runs in a child process with limits on
+time and memory. References are resolved within the schema; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from zinc.server.errors import ApiError
 
 SECONDS = 10.0
 MEMORY_BYTES = 1 << 30
-N_CHILDREN = 2  # at a time, for one model
+N_CHILDREN = 2  # that run at a time for one model
 
 
 class ArgumentChecker:
-    """Checks arguments of calls, a few at a time."""
+    """Checks arguments of calls in child processes, at most `N_CHILDREN` at a time."""
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(N_CHILDREN)
@@ -31,9 +31,10 @@ class ArgumentChecker:
     async def first_violation(
         self, calls: Sequence[tuple[str, str]], schemas: Mapping[str, Any]
     ) -> str | None:
-        """Return why a call is not valid, or None if all are.
+        """Return why one of `calls` is not valid, or None if all are valid.
 
-        calls: names and arguments as JSON text. schemas: of the tools that have to be checked.
+        calls: pairs of a tool's name and its arguments as JSON text. schemas: by name, for the
+        tools whose arguments have to be checked.
         """
         pairs = [(schemas[name], text) for name, text in calls if name in schemas]
         if not pairs:
@@ -43,7 +44,10 @@ class ArgumentChecker:
 
 
 def check_available(name: str, keyword: str) -> None:
-    """Raise ApiError if arguments cannot be checked, because jsonschema is not installed."""
+    """Raise ApiError if arguments cannot be checked because jsonschema is not installed.
+
+    name: the tool. keyword: the keyword of its schema that needs the check.
+    """
     if importlib.util.find_spec("jsonschema") is None:
         raise ApiError(
             400,
@@ -57,7 +61,7 @@ def check_available(name: str, keyword: str) -> None:
 
 async def _checked_in_child(data: bytes) -> str | None:
     script = Path(__file__).with_name("argument_check_child.py").resolve()
-    # Without -P the folder of the script would be searched for modules.
+    # -P: do not import modules from the folder of the script.
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", str(script), str(MEMORY_BYTES),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

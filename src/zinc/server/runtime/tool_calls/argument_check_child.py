@@ -1,7 +1,7 @@
-"""Checks values against JSON schemas: the child process of argument_check.py.
+"""The child process of argument_check.py: check values against JSON schemas.
 
-Reads a list of pairs [schema, JSON text] from stdin and writes the first violation, or null, as
-JSON. It imports nothing of zinc, so that it starts quickly.
+It reads a list of pairs [schema, JSON text] from stdin and writes the first violation, or null, as
+JSON to stdout. It imports nothing from zinc, to start quickly.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 
 def violation(schema: Any, text: str) -> str | None:
-    """Return why a JSON text does not follow a schema, or None."""
+    """Return why the JSON value `text` does not follow `schema`, or None if it does."""
     import jsonschema
     import referencing
 
     checker = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    # An empty registry: without one, jsonschema would fetch what a reference names.
+    # With an empty registry, jsonschema does not download the target of a reference.
     validator = checker(
         schema, registry=referencing.Registry(), format_checker=checker.FORMAT_CHECKER
     )

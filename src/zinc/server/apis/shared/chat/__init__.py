@@ -1,1 +1,1 @@
-"""Chat: from a conversation to the events of its answers."""
+"""Chat: render a conversation, start the answers of the model, and read them as events."""

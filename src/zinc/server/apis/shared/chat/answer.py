@@ -1,4 +1,8 @@
-"""Answers of a chat: pieces of text, reasoning and calls."""
+"""An answer of a chat as pieces: content, reasoning and tool calls, and then how it ended.
+
+The calls of a forced answer may have to be checked against a JSON schema first. `ChatAnswer` then
+holds them back until all are complete, and generates the answer again if they are not valid.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,16 @@ from zinc.server.errors import ApiError
 from zinc.server.runtime.job import End, Progress
 from zinc.server.runtime.runner import Generation
 
-MAX_ATTEMPTS = 3  # at a call that has to be checked
+MAX_ATTEMPTS = 3  # to generate calls that pass the check
 _CALL_EVENTS = (CallStart, CallArguments, CallEnd)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How an answer ended. reason: "stop", "length" or "calls"."""
+    """How an answer ended.
+
+    reason: "stop", "length" or "calls". stop: the stop string that matched, if any.
+    """
 
     reason: str
     stop: str | None
@@ -29,7 +36,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An event, and the tokens that content is made of; empty where it tells of the prompt."""
+    """An event of an answer, and the tokens of its text if it is content.
+
+    timings: of the answer so far, if the request asks for them. progress: how much of the prompt
+    has been processed; the event is then empty content.
+    """
 
     event: Event
     tokens: tuple[Sampled, ...] = ()
@@ -39,7 +50,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Collected:
-    """A whole answer."""
+    """A whole answer, built from its pieces."""
 
     answer: Answer = field(default_factory=Answer)
     tokens: list[Sampled] = field(default_factory=list)
@@ -61,21 +72,21 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class CallCheck:
-    """The check of a complete answer's calls, and the way to generate the answer again.
+    """The check of an answer's calls.
 
-    violation: why its calls, pairs of name and arguments, are not valid. again: starts the answer
-    anew; the argument counts from 1.
+    violation: takes the calls as pairs of name and arguments; returns why they are not valid, or
+    None. retry: generates the answer again; takes the number of the attempt, from 1.
     """
 
     violation: Callable[[Sequence[tuple[str, str]]], Awaitable[str | None]]
-    again: Callable[[int], Awaitable[Generation]]
+    retry: Callable[[int], Awaitable[Generation]]
 
 
 class ChatAnswer:
-    """One answer on its way.
+    """A running answer: an async iterator of its pieces, with `Finished` as the last item.
 
-    With a `check`, its calls come once all of them are whole and valid. Reasoning streams as it is
-    made, of the first attempt only.
+    With a `check`, the calls are yielded after they passed it. Reasoning is yielded as it is
+    generated, but only in the first attempt. Iterating raises ApiError if generating fails.
     """
 
     def __init__(self, generation: Generation, check: CallCheck | None = None) -> None:
@@ -89,17 +100,17 @@ class ChatAnswer:
         why: str | None = None
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
-                self.generation = await check.again(attempt)
-            held: list[Piece | Finished] = []
+                self.generation = await check.retry(attempt)
+            held_back: list[Piece | Finished] = []
             async with aclosing(self._pieces()) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Finished) or isinstance(piece.event, _CALL_EVENTS):
-                        held.append(piece)
+                        held_back.append(piece)
                     elif attempt == 0:
                         yield piece
-            why = await check.violation(_whole_calls(held))
+            why = await check.violation(_complete_calls(held_back))
             if why is None:
-                for piece in held:
+                for piece in held_back:
                     yield piece
                 return
         raise ApiError(
@@ -119,7 +130,7 @@ class ChatAnswer:
                 continue
             if not isinstance(item, End):
                 reasoning_tokens += item.thinking
-                # Log-probabilities are given for the content's tokens alone.
+                # Log-probabilities are reported for content only.
                 pending = [] if item.thinking else [*pending, item.sampled]
             for event in item.events:
                 tokens: tuple[Sampled, ...] = ()
@@ -137,13 +148,14 @@ class ChatAnswer:
         self.generation.cancel()
 
     async def collect(self) -> Collected:
+        """Wait for the end and return the whole answer."""
         whole = Collected()
         async for item in self:
             whole.add(item)
         return whole
 
 
-def _whole_calls(pieces: Sequence[Piece | Finished]) -> list[tuple[str, str]]:
-    """Names and arguments of the calls that are complete."""
+def _complete_calls(pieces: Sequence[Piece | Finished]) -> list[tuple[str, str]]:
+    """Return name and arguments of each complete call in `pieces`."""
     calls = Answer.of(piece.event for piece in pieces if isinstance(piece, Piece)).calls
     return [(each.name, each.arguments) for each in calls if each.complete]

@@ -1,4 +1,4 @@
-"""Prompts of conversations: rendered by the chat template, tokenized, cut to the context."""
+"""The prompt of a conversation: rendered by the chat template, tokenized, cut to the context."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ from zinc.server.errors import invalid
 from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.tokenizer.specials import SHIELD
 
+_SWITCHES = ("enable_thinking", "add_generation_prompt", "continue_final_message")
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation: its text, its token ids, and how the answer is to be read."""
+    """A rendered conversation: its text and its token ids.
+
+    format: how to read the answer. opened: the marker of the reasoning block that the prompt
+    leaves open, or "".
+    """
 
     text: str
     ids: list[int]
@@ -28,35 +34,32 @@ class Prompt:
     opened: str
 
 
-async def rendered(
+async def prompt_of(
     model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TOKENS
 ) -> Prompt:
-    """Return the prompt of a conversation; see `prompt_of`.
+    """Return the prompt of `request`, rendered in another thread.
 
-    A model renders few prompts at a time, so a template that meets its deadline again and again
-    leaves threads and workers for other models.
+    At most a few prompts of one model are rendered at a time: a template that always runs into its
+    time limit must not take all threads and render processes from other models.
+
+    Raises ApiError, TemplateError, and TextTooLongError if the prompt has more than `limit` tokens.
     """
     async with model.rendering:
-        return await asyncio.to_thread(prompt_of, model, request, limit)
+        return await asyncio.to_thread(_fitting_prompt, model, request, limit)
 
 
-def prompt_of(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
-    """Return the prompt of a conversation, cut to the context if the request asks for it.
-
-    The oldest turns go first, then the oldest calls of the last turn; system messages and the last
-    question stay. Raises ApiError, TemplateError, and TextTooLongError when the prompt has more
-    than `limit` tokens.
-    """
+def _fitting_prompt(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
+    """Return the prompt of `request`; with `truncate`, the longest one that fits the context."""
     if not request.truncate:
-        return render(model, request, limit)
+        return _render(model, request, limit)
     answer = request.params.max_tokens or 1
     room = model.context - min(answer, model.context // 2)
-    attempts = list(shorter(request.messages))
+    attempts = list(truncations(request.messages))
 
     def attempt(n: int) -> Prompt | None:
-        """Return the prompt of the `n`th attempt, or None when it is too long."""
+        """Return the prompt of the `n`th attempt, or None if it is too long."""
         try:
-            prompt = render(model, replace(request, messages=attempts[n]), model.context)
+            prompt = _render(model, replace(request, messages=attempts[n]), model.context)
         except TextTooLongError:
             return None
         return prompt if len(prompt.ids) <= room else None
@@ -71,11 +74,15 @@ def prompt_of(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
             high = middle
     if found is None and low < len(attempts):
         found = attempt(low)
-    return found or render(model, replace(request, messages=attempts[-1]), limit)
+    return found or _render(model, replace(request, messages=attempts[-1]), limit)
 
 
-def shorter(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Yield the messages, and then without more and more of their oldest turns."""
+def truncations(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Yield `messages`, then shorter and shorter versions of the conversation.
+
+    The oldest turns are left out first, then the oldest calls after the last question. System
+    messages and the last question always stay.
+    """
     yield messages
     roles = [message["role"] for message in messages]
     n_system = next((i for i, r in enumerate(roles) if r not in ("system", "developer")), 0)
@@ -89,11 +96,8 @@ def shorter(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[
         yield [*system, messages[last], *messages[start:]]
 
 
-def render(model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TOKENS) -> Prompt:
-    """Return the prompt of a conversation.
-
-    Raises ApiError, TemplateError, and TextTooLongError when it has more than `limit` tokens.
-    """
+def _render(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
+    """Return the prompt of all messages of `request`; raises as `prompt_of` does."""
     arguments = _template_variables(request.template_args)
     style = model.chat_style(for_tools=bool(request.tools))
     tokenizer = model.tokenizer
@@ -103,7 +107,7 @@ def render(model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TO
         where = error.what.split(" ")[0]
         param = where if request.param == "messages" else request.param
         raise invalid(param, error.what.replace(where, param, 1), error.why, error.hint) from None
-    continued = _is_continued(request, arguments, style.format)
+    continued = _continues_last_message(request, arguments, style.format)
     text = style.template.render_shielded(
         tokenizer, prepared, request.tools or None, arguments, continued
     )
@@ -112,16 +116,13 @@ def render(model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TO
     return Prompt(text.replace(SHIELD, ""), ids, style.format, opened)
 
 
-_SWITCHES = ("enable_thinking", "add_generation_prompt", "continue_final_message")
-
-
 def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request's variables for the chat template. Raises ApiError."""
+    """Return the chat template variables of a request, checked. Raises ApiError."""
     variables = {}
     for name, value in given.items():
         param = f"chat_template_kwargs.{name[:80]}"
         if not is_variable(name):
-            raise invalid(param, f"{param} cannot be set", "it is not a variable for templates")
+            raise invalid(param, f"{param} cannot be set", "it is not a template variable")
         if name in _SWITCHES:
             if value is None:
                 continue
@@ -131,11 +132,13 @@ def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     return variables
 
 
-def _is_continued(request: ChatRequest, arguments: dict[str, Any], format: ChatFormat) -> bool:
-    """Return whether an answer continues the last message.
+def _continues_last_message(
+    request: ChatRequest, arguments: dict[str, Any], format: ChatFormat
+) -> bool:
+    """Return whether the answer continues the last message, and not a new message.
 
-    Takes `continue_final_message` out of `arguments`; the default is to continue a message of the
-    assistant that has text, as llama.cpp's server and Anthropic's API do. Raises ApiError.
+    Removes `continue_final_message` from `arguments`. By default a text message of the assistant
+    at the end is continued, as llama.cpp's server and Anthropic's API do. Raises ApiError.
     """
     if not request.messages:
         raise invalid(request.param, f"{request.param} is empty", "there is nothing to answer")
@@ -145,7 +148,7 @@ def _is_continued(request: ChatRequest, arguments: dict[str, Any], format: ChatF
         raise invalid(
             "continue_final_message",
             "continue_final_message and add_generation_prompt are both true",
-            "a prompt ends inside of the last message or after it",
+            "an answer either continues the last message or starts a new one",
         )
     if asked is False or (asked is None and adds is False):
         return False
@@ -163,6 +166,6 @@ def _is_continued(request: ChatRequest, arguments: dict[str, Any], format: ChatF
         raise invalid(
             request.param,
             "the last message is the assistant's",
-            "this model's format has no way to continue one",
+            "this model's chat format cannot continue a message",
         )
     return True

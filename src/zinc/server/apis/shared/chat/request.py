@@ -1,4 +1,4 @@
-"""A conversation to be continued."""
+"""A chat request, in the form that all APIs are translated to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from zinc.server.runtime.job import NO_TELEMETRY, Telemetry
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A conversation to be continued, in OpenAI's shape.
+    """A conversation to continue. Messages and tools have the shape of OpenAI's chat API.
 
-    With `forced_tools` an answer is a call of one of them. A last message of the assistant is the
-    beginning of the answer. With `one_call` an answer ends after its first call. `thinking_budget`
-    bounds the reasoning, in tokens. With `truncate` the oldest turns are left out when the prompt
-    does not fit. `param` names the field that holds the messages, for errors.
+    messages: if the last one is the assistant's, the answer continues it.
+    tools: functions that the model may call.
+    forced_tools: the answer must be a call of one of these.
+    one_call: the answer ends after its first call.
+    template_args: variables for the chat template.
+    n: number of answers.
+    thinking_budget: most tokens of reasoning.
+    truncate: leave out the oldest turns if the prompt does not fit.
+    param: the request field that holds the messages, named in errors.
     """
 
     messages: Sequence[Mapping[str, Any]]

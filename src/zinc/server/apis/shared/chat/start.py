@@ -1,9 +1,14 @@
-"""Starting the answers of a chat."""
+"""The start of a chat: from a `ChatRequest` to its answers, queued for the engine.
+
+    ChatRequest -> prompt (template, token ids) -> constraints -> Runner -> ChatAnswer
+
+The APIs translate their requests to `ChatRequest` and the pieces of each answer back.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,20 +18,19 @@ from starlette.responses import Response
 from zinc.chat.format import ChatFormat
 from zinc.chat.parser import TokenParser
 from zinc.core.errors import TextTooLongError
-from zinc.engine.constraint import Thinking
+from zinc.engine import constraint as engine
 from zinc.server.apis.shared.chat.answer import CallCheck, ChatAnswer
-from zinc.server.apis.shared.chat.prompt import Prompt, rendered
+from zinc.server.apis.shared.chat.constraint import AnswerConstraint, answer_constraint
+from zinc.server.apis.shared.chat.prompt import Prompt, prompt_of
 from zinc.server.apis.shared.chat.request import ChatRequest
-from zinc.server.apis.shared.fields import MAX_ANSWERS, Constraint, constraints, with_seed
+from zinc.server.apis.shared.fields import MAX_ANSWERS, constraints, with_seed
 from zinc.server.apis.shared.service import Service, Shape, answer, client_of
 from zinc.server.errors import context_exceeded
 from zinc.server.runtime.job import ANYBODY, Client, Job
 from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.runner import Generation
-from zinc.server.runtime.tool_calls import grammar as forced_calls
-from zinc.server.runtime.tool_calls.argument_check import check_available
 
-RETRY_TEMPERATURE = 0.7  # at least
+MIN_RETRY_TEMPERATURE = 0.7  # a greedy retry would repeat the answer
 
 
 async def answer_chat(
@@ -39,7 +43,10 @@ async def answer_chat(
     shape: Shape,
     ping_interval_s: float | None = None,
 ) -> Response:
-    """Return the response to a conversation, by the model called `name`; see `service.answer`."""
+    """Return the response to the chat `asked`, by the model called `name`.
+
+    The other parameters are those of `service.answer`.
+    """
     client = client_of(service, request)
 
     async def begin(model: LoadedModel) -> list[ChatAnswer]:
@@ -51,123 +58,116 @@ async def answer_chat(
 async def start(
     model: LoadedModel, request: ChatRequest, client: Client = ANYBODY
 ) -> list[ChatAnswer]:
-    """Queues the answers that a request asks for.
+    """Queue the `request.n` answers of `request` and return them.
 
-    Raises ApiError: 400 for what cannot be done, context_length_exceeded, 429 when busy.
+    Raises ApiError: 400 for a request that cannot be served, with the code
+    context_length_exceeded for a prompt that does not fit, and 429 if the queue is full.
     """
     model.runner.check_room(request.n)
-    try:
-        prompt = await rendered(model, request, model.context)
-    except TextTooLongError as error:
-        raise context_exceeded(
-            error.n_tokens, model.context, request.param, at_least=not error.is_exact
-        ) from None
-    if len(prompt.ids) >= model.context:
-        raise context_exceeded(len(prompt.ids), model.context, request.param)
+    prompt = await _prompt(model, request)
     if request.thinking_budget is not None and prompt.format.thinking is None:
-        # A bound on reasoning that there is not is kept; clients send one to every model.
+        # Clients send a budget to every model; one without reasoning always keeps it.
         model.note("its chat format marks no reasoning, so thinking budgets have no effect")
+    prepared = await _prepare(model, request, prompt.format)
+    thinking = _thinking(model, request, prompt, prepared.answer.constraint is not None)
 
     def reader() -> TokenParser:
         return TokenParser(
             model.tokenizer, prompt.format, request.tools, prompt.opened, request.params.stop
         )
 
-    forced = await asyncio.to_thread(_forced, model, request, prompt.format)
-    if forced is not None:
-        constraint: Constraint | None = forced.constraint
-    else:
-        constraint = await asyncio.to_thread(_form, model, request, prompt.format)
-    thinking = _thinking(model, request, prompt, constraint is not None)
-    held = await asyncio.to_thread(constraints, model, constraint, request.n)
-    breakers = await asyncio.to_thread(model.llm.dry_breakers, request.params)
     jobs = [
         Job(
             prompt.ids,
             with_seed(request.params, i),
             reader,
             thinking,
-            held[i],
+            constraint,
             one_call=request.one_call,
             priority=request.priority,
-            dry_breakers=breakers,
+            dry_breakers=prepared.dry_breakers,
             telemetry=request.telemetry,
         )
-        for i in range(request.n)
+        for i, constraint in enumerate(prepared.constraints)
     ]
     generations = model.runner.submit(jobs, client)
-    if forced is None or not forced.unheld:
+    if not prepared.answer.unchecked:
         return [ChatAnswer(generation) for generation in generations]
     return [
-        ChatAnswer(generation, _check(model, forced, job, client))
+        ChatAnswer(generation, _call_check(model, prepared.answer, job, client))
         for generation, job in zip(generations, jobs, strict=True)
     ]
 
 
+async def _prompt(model: LoadedModel, request: ChatRequest) -> Prompt:
+    """Return the prompt of `request`. Raises ApiError if it leaves no room in the context."""
+    try:
+        prompt = await prompt_of(model, request, model.context)
+    except TextTooLongError as error:
+        raise context_exceeded(
+            error.n_tokens, model.context, request.param, at_least=not error.is_exact
+        ) from None
+    if len(prompt.ids) >= model.context:
+        raise context_exceeded(len(prompt.ids), model.context, request.param)
+    return prompt
+
+
 @dataclass(frozen=True, slots=True)
-class _Forced:
-    """A constraint to calls of tools, and the schemas that it does not hold in full, by tool."""
+class _Prepared:
+    """What takes time to build for a request: one constraint for each answer, and DRY breakers."""
 
-    constraint: Constraint
-    unheld: Mapping[str, Any]
+    answer: AnswerConstraint
+    constraints: Sequence[engine.Constraint | None]
+    dry_breakers: Collection[Sequence[int]]
 
 
-def _forced(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> _Forced | None:
-    """Return the constraint to the calls that a request demands, or None. Raises ApiError.
+async def _prepare(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> _Prepared:
+    """Build the constraints and the DRY breakers of `request`. Raises ApiError.
 
-    A demanded call goes before the form of the answer, which text has and calls have not.
+    This runs in another thread, unless there is nothing to build: changing threads costs time to
+    the first token. It is not part of rendering the prompt, because compiling a grammar would
+    occupy one of the model's few renderings.
     """
-    if not request.forced_tools:
-        return None
-    several = not request.one_call and len(request.forced_tools) == len(request.tools or ())
-    found = forced_calls.grammar(format, model.tokenizer, request.forced_tools, several)
-    for name, keywords in found.dropped.items():
-        check_available(name, keywords[0])
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {}
-               for tool in request.forced_tools}  # fmt: skip
-    return _Forced(
-        Constraint("rules", found.source, "tool_choice"),
-        {name: schemas[name] for name in found.dropped},
-    )
+
+    def build() -> _Prepared:
+        found = answer_constraint(model, request, format)
+        return _Prepared(
+            found,
+            constraints(model, found.constraint, request.n),
+            model.llm.dry_breakers(request.params),
+        )
+
+    is_quick = not (request.forced_tools or request.constraint or request.params.dry_multiplier)
+    return build() if is_quick else await asyncio.to_thread(build)
 
 
-def _check(model: LoadedModel, forced: _Forced, job: Job, client: Client) -> CallCheck:
+def _call_check(
+    model: LoadedModel, answer: AnswerConstraint, job: Job, client: Client
+) -> CallCheck:
+    """Return the check of the calls that `job` generates."""
+
     async def violation(calls: Sequence[tuple[str, str]]) -> str | None:
-        return await model.arguments.first_violation(calls, forced.unheld)
+        return await model.arguments.first_violation(calls, answer.unchecked)
 
-    async def again(attempt: int) -> Generation:
-        held = await asyncio.to_thread(constraints, model, forced.constraint, 1)
+    async def retry(attempt: int) -> Generation:
+        (constraint,) = await asyncio.to_thread(constraints, model, answer.constraint, 1)
         params = with_seed(job.params, attempt * MAX_ANSWERS)
-        # A greedy answer would be the same again.
-        params = replace(params, temperature=max(params.temperature, RETRY_TEMPERATURE))
+        params = replace(params, temperature=max(params.temperature, MIN_RETRY_TEMPERATURE))
         (generation,) = model.runner.submit(
-            [replace(job, params=params, constraint=held[0])], client
+            [replace(job, params=params, constraint=constraint)], client
         )
         return generation
 
-    return CallCheck(violation, again)
-
-
-def _form(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> Constraint | None:
-    """Return the form of an answer that need not be a call, or None. Raises ApiError.
-
-    With tools and a JSON form the answer is calls or JSON, as the model chooses.
-    """
-    form = request.constraint
-    is_json = form is not None and form.kind in ("json_object", "json_schema")
-    if form is None or not is_json or not request.tools or not format.has_calls:
-        return form
-    schema = {"type": "object"} if form.kind == "json_object" else form.source
-    source = forced_calls.calls_or_json(
-        format, model.tokenizer, request.tools, not request.one_call, schema, form.param
-    )
-    return Constraint("rules", source, form.param)
+    return CallCheck(violation, retry)
 
 
 def _thinking(
     model: LoadedModel, request: ChatRequest, prompt: Prompt, constrained: bool
-) -> Thinking | None:
-    """Where the engine finds the reasoning, in token ids; a constraint holds from its end on."""
+) -> engine.Thinking | None:
+    """Return the markers of the reasoning as token ids; a constraint applies after its end.
+
+    None if the format has no reasoning, or if a constrained answer begins without it.
+    """
     marks = prompt.format.thinking
     wanted = bool(request.template_args.get("enable_thinking"))
     if marks is None or (constrained and not wanted and not prompt.opened):
@@ -178,4 +178,4 @@ def _thinking(
     )
     inside = bool(prompt.opened)
     opens = constrained and not inside
-    return Thinking(start, end, inside, request.thinking_budget, opens)
+    return engine.Thinking(start, end, inside, request.thinking_budget, opens)

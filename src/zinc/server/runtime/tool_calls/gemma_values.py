@@ -1,8 +1,8 @@
-"""Values of arguments in grammars of forced calls, where they are not one JSON object.
+"""Grammar rules for argument values in Gemma 4's notation.
 
-Two notations: values between tags, as text or JSON (Qwen 3 Coder, GLM), and Gemma 4's objects,
-which are JSON with other quotes and bare keys. Keywords that a notation cannot express are dropped
-from the grammar by `SchemaRules.drop`, which refuses them for a tool that is strict.
+It is JSON with `<|"|>` as the quote and bare keys: {key:<|"|>text<|"|>,other:[1,2]}. Keywords of a
+schema that the rules cannot express are dropped with `SchemaRules.drop`, which refuses them for a
+strict tool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from zinc.grammar.schema.rules import SchemaRules
-from zinc.tokenizer import Tokenizer
+from zinc.server.runtime.tool_calls.marks import Marks, literal
 
 Schema: TypeAlias = Any  # a mapping, or true or false
 
@@ -21,18 +21,12 @@ _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SCALARS = ("number", "integer", "boolean", "null")
 _MAX_COUNT = 10_000
 
-# Of no effect by themselves; `then` and `else` count with `if`.
+# Keywords that allow or forbid nothing. `then` and `else` only act with `if`, which is dropped.
 _ANNOTATIONS = frozenset(
     ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default",
      "examples", "deprecated", "readOnly", "writeOnly", "strict", "then", "else")
 )  # fmt: skip
-# Keywords about an object as a whole.
-_VALIDATION = frozenset(
-    ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "const", "enum",
-     "minProperties", "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas",
-     "dependencies")
-)  # fmt: skip
-# What GemmaValues reads, by type.
+# The keywords that GemmaValues expresses, by type.
 _READ = {
     "string": {"minLength", "maxLength", "pattern", "format"},
     "array": {"items", "minItems", "maxItems"},
@@ -41,91 +35,11 @@ _READ = {
 }
 
 
-class Marks:
-    """Markers as a grammar has them: a control token by its id, anything else as text."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def has(self, marker: str) -> bool:
-        """Whether the vocabulary has it as a control token."""
-        return self._tokenizer.id_of(marker) in self._tokenizer.special_ids
-
-    def __call__(self, marker: str) -> str:
-        return f"<[{self._tokenizer.id_of(marker)}]>" if self.has(marker) else literal(marker)
-
-    def split(self, text: str) -> str:
-        """Text in which markers of the form <...> may stand."""
-        parts = [part for part in re.split(r"(<[^<>]*>)", text) if part]
-        return " ".join(self(part) for part in parts)
-
-    def text_to(self, name: str, marker: str, pattern: str) -> tuple[str, list[str]]:
-        """Text up to a marker: what refers to both, and the rules."""
-        if self.has(marker):
-            terminal = name.upper()  # only those have several expressions
-            return f"{terminal} {self(marker)}", [f"{terminal}: {pattern}"]
-        return name, [f"{name}[suffix={literal(marker)}]: {pattern}"]
-
-
-def literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def drop_unwritten(parameters: Mapping[str, Any], rules: SchemaRules) -> None:
-    """Drop keywords of a tool's parameters that do not speak of single properties."""
-    for keyword in parameters:
-        if keyword in _VALIDATION:
-            rules.drop(keyword, "is not supported at the top of this model's calls")
-    required = parameters.get("required")
-    properties = parameters.get("properties")
-    if isinstance(required, list) and isinstance(properties, Mapping):
-        missing = [key for key in required if key not in properties]
-        if missing:
-            rules.drop("required", f"names {str(missing[0])[:40]!r}, which properties lacks")
-
-
-def text_or_json(
-    name: str, key: str, rules: SchemaRules, open: str, close: str, marks: Marks
-) -> list[str]:
-    """Return rules of the parameter `key` between tags: text as it stands, other values as JSON.
-
-    The list is empty if the schema allows no value.
-    """
-    at = ("properties", key)
-    kinds = rules.kinds(*at)
-    if not kinds:
-        return []
-    head, others = marks.split(open), kinds - {"string"}
-    options: list[str] = []
-    made: list[str] = []
-    if "string" in kinds:
-        text, made = _text(f"{name}_value", rules.text(*at), close, marks)
-        options.append(f"{head} {text}")
-        if others - {"null"} and not rules.is_any(*at):
-            # Text that spells a number is read as one.
-            rules.drop("type", f"of {key[:40]!r} mixes text with other types")
-    if others and not (options and rules.is_any(*at)):
-        json = rules.json(f"{name}_json", *at, kinds=others)
-        options.append(f"{head} {json.start} {marks.split(close)}")
-        made += json.lines
-    return [f"{name}: {' | '.join(options)}", *made]
-
-
-def _text(name: str, pattern: str, close: str, marks: Marks) -> tuple[str, list[str]]:
-    """Text up to a closing tag: what refers to both, and the rules."""
-    marker, _, rest = close.partition(">")
-    if marks.has(marker + ">"):
-        text, rules = marks.text_to(name, marker + ">", pattern)
-        return f"{text} {literal(rest)}", rules
-    # To the first tag that ends a line of its own.
-    return marks.text_to(name, close, pattern)
-
-
 class GemmaValues:
-    """Rules of values in Gemma 4's notation; `rules` grows with each value asked for.
+    """Builds grammar rules for values; `rules` collects them.
 
-    {key:<|"|>text<|"|>,other:[1,2]}: `prefix` begins the names of rules, `root` is the schema that
-    references are looked up in. Keywords that are not read are dropped from `schema_rules`.
+    prefix: the beginning of the names of rules. root: the schema that references are resolved in.
+    schema_rules: where keywords that cannot be expressed are dropped.
     """
 
     QUOTE = '<|"|>'
@@ -138,10 +52,10 @@ class GemmaValues:
         self._prefix, self._root, self._marks = prefix, root, marks
         self._quote = marks(self.QUOTE)
         self._n_rules = 0
-        self._made: dict[str, str] = {}  # rules of references, and of what is shared
+        self._made: dict[str, str] = {}  # names of shared rules: by reference, "any" and "object"
 
     def value(self, schema: Schema) -> str:
-        """The name of a rule for what a schema allows; what it cannot express is any value."""
+        """Return the name of a rule for the values of `schema`: any value if it says nothing."""
         if not isinstance(schema, Mapping):
             return self._any()
         if isinstance(reference := schema.get("$ref"), str):
@@ -161,7 +75,7 @@ class GemmaValues:
         kind = schema.get("type")
         if isinstance(kind, Sequence) and not isinstance(kind, str) and kind:
             return self._rule(" | ".join(self.value({**schema, "type": each}) for each in kind))
-        if kind != "object":  # `object_of` looks at its own
+        if kind != "object":  # `object_of` drops its own
             read = _READ.get("number" if kind == "integer" else str(kind), set())
             self._drop_unread(schema, {"type", *read})
         if kind == "string":
@@ -175,7 +89,10 @@ class GemmaValues:
         return self._any()
 
     def object_of(self, schema: Mapping[str, Any]) -> str:
-        """Members in the order of the schema; those that are not required may be left out."""
+        """Return the name of a rule for an object with its members in the order of the schema.
+
+        Members that are not required are optional.
+        """
         self._drop_unread(schema, {"type", *_READ["object"]})
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or not properties:
@@ -183,7 +100,8 @@ class GemmaValues:
                 return self._rule(literal("{}"))
             return self._free_object()
         required = set(schema.get("required") or ())
-        # From the last one: what may follow when a member went before, and when none did.
+        # Backwards from the last member. `after`: the rest of the object after another member,
+        # which begins with a comma. `first`: the rest when no member has been written yet.
         after, first = self._rule(literal("}")), self._rule(literal("}"))
         for key, each in reversed(list(properties.items())):
             member = f"{self._key(key)} {literal(':')} {self.value(each)}"
@@ -195,10 +113,8 @@ class GemmaValues:
             )
         return self._rule(f"{literal('{')} {first}")
 
-    # -- within -----------------------------------------------------------------------------------
-
     def _drop_unread(self, schema: Mapping[str, Any], read: Set[str]) -> None:
-        """Drop the keywords that are neither read nor annotations."""
+        """Drop the keywords of `schema` that are neither in `read` nor annotations."""
         for keyword in schema:
             if keyword not in read and keyword not in _ANNOTATIONS:
                 self._schema_rules.drop(keyword, "is not supported in this model's calls")
@@ -209,7 +125,7 @@ class GemmaValues:
         return made.start
 
     def _part(self, schema: Mapping[str, Any]) -> SchemaRules:
-        """Rules of one scalar, which drop keywords as those of the whole schema do."""
+        """Return rules for the scalar `schema` that drop keywords into the same list."""
         return self._schema_rules.sharing(schema)
 
     def _rule(self, body: str) -> str:
@@ -223,7 +139,7 @@ class GemmaValues:
 
     def _reference(self, reference: str) -> str:
         if reference not in self._made:
-            # Named before it is made, since what it refers to may contain it.
+            # The name comes first: the definition may refer to itself.
             self._made[reference] = name = self._new_name()
             self.rules.append(f"{name}: {self.value(_resolve(self._root, reference))}")
         return self._made[reference]
@@ -266,7 +182,7 @@ class GemmaValues:
         return self._made["object"]
 
     def _written(self, value: Any) -> str:
-        """A value as it is, in this notation."""
+        """Return the symbols of one constant value."""
         match value:
             case str():
                 return (
@@ -289,7 +205,7 @@ class GemmaValues:
 
 
 def _count(schema: Mapping[str, Any], key: str) -> int | None:
-    """A bound on lengths, where it is one that a grammar can hold."""
+    """Return the length limit `key` of a schema, or None if a grammar cannot enforce it."""
     value = schema.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
@@ -297,12 +213,15 @@ def _count(schema: Mapping[str, Any], key: str) -> int | None:
 
 
 def _choices(schema: Mapping[str, Any]) -> Any:
-    """The values that a schema lists, or None."""
+    """Return the constant values that a schema allows, or None if it lists none."""
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _resolve(root: Mapping[str, Any], reference: str) -> Schema:
-    """What a reference within the schema names (RFC 6901); anything else is any value."""
+    """Return the part of the schema `root` that a JSON pointer (RFC 6901) names.
+
+    True, the schema of any value, if there is no such part.
+    """
     found: Any = root
     if not reference.startswith("#"):
         return True
