@@ -24,8 +24,8 @@ from zinc.backends.api import CacheLayout, TensorData
 from zinc.backends.vulkan import VulkanBackend, create
 from zinc.gpu.lower import attention
 from zinc.ops.cases import Case
-from zinc.ops.graph import KVState
 from zinc.ops.step import Step
+from zinc.ops.values import KVState
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
 

@@ -31,8 +31,8 @@ from zinc.gpu.dispatch import Bucket, DeviceWeight, Dispatch, Features
 from zinc.gpu.lower.linear import GLU, LINEAR, Product
 from zinc.gpu.lower.weights import distance
 from zinc.gpu.tiles import Block, Tile
-from zinc.ops.graph import Dim, RowFormat
 from zinc.ops.step import Step
+from zinc.ops.values import Dim, RowFormat
 from zinc.quant.blocks import BLOCKS, GGMLType
 from zinc.quant.decode import decode
 

@@ -55,8 +55,9 @@ from zinc.grammar.kinds import Kind
 from zinc.kv.disk import check_folder
 from zinc.models import load as load_architecture
 from zinc.models.parts.context import RopeScaling
-from zinc.ops.graph import FloatArray, Graph
+from zinc.ops.graph import Graph
 from zinc.ops.step import Step
+from zinc.ops.values import FloatArray
 from zinc.plan.device_map import DeviceMap
 from zinc.plan.hidden import hidden_graph
 from zinc.plan.planner import make_plan

@@ -9,8 +9,8 @@ from present import absent
 from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, TensorData
 from zinc.ops.cases import Case
-from zinc.ops.graph import KVState
 from zinc.ops.step import Step
+from zinc.ops.values import KVState
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
 

@@ -11,7 +11,7 @@ from zinc.backends.api import CacheLayout, TensorData
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.packing import FLOATS, LAYOUTS, offsets, pack, row_bytes, row_format
 from zinc.ops.cases import Case
-from zinc.ops.graph import RowFormat, Weight
+from zinc.ops.values import RowFormat, Weight
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import BLOCKS, GGMLType
 from zinc.quant.decode import decode

@@ -31,8 +31,8 @@ from zinc.gpu.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, Shad
 from zinc.gpu.schedule import accesses, levels, lowered, schedule, waits
 from zinc.models import load
 from zinc.ops.cases import Case
-from zinc.ops.graph import Dim, KVState, RecurrentState, RowFormat
 from zinc.ops.registry import Cost, Phase
+from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat
 from zinc.plan.planner import make_plan
 
 needs_device = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))

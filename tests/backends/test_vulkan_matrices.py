@@ -20,8 +20,8 @@ from zinc.gpu.dispatch import Shader
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
 from zinc.ops.cases import Case
-from zinc.ops.elementwise import ActivationFn
 from zinc.ops.registry import Op
+from zinc.ops.values import ActivationFn
 from zinc.quant.blocks import GGMLType
 from zinc.testing.parity import case_tolerance, every_case
 

@@ -27,7 +27,7 @@ from zinc.gpu.lower.linear import GLU, Product
 from zinc.gpu.lower.weights import distance
 from zinc.gpu.packing import row_bytes
 from zinc.ops.cases import Case
-from zinc.ops.graph import Dim, RowFormat
+from zinc.ops.values import Dim, RowFormat
 from zinc.quant.blocks import GGMLType
 
 DEVICES = {

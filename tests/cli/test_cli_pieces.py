@@ -16,8 +16,8 @@ from zinc.cli import text
 from zinc.cli.answer import DIM, RESET, Printer, show
 from zinc.cli.cost import StepShape
 from zinc.core.progress import ProgressBar, is_plain
-from zinc.ops.graph import Dim
 from zinc.ops.registry import Cost
+from zinc.ops.values import Dim
 
 
 class Terminal(io.StringIO):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from zinc.backends.api import CacheLayout, Launch, Plan, Ready, Ref
-from zinc.ops.graph import Dim, KVState, RecurrentState, RowFormat
 from zinc.ops.registry import Cost
+from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat
 
 VOCAB = 97
 END = 96

@@ -6,7 +6,7 @@ import pytest
 
 from zinc.core.errors import RequestError
 from zinc.engine import loader
-from zinc.ops.graph import KVState, RecurrentState
+from zinc.ops.values import KVState, RecurrentState
 
 KV = KVState("blk.1", n_heads=2, head_dim=64, head_dim_v=32)
 LATENT = KVState("blk.2", n_heads=1, head_dim=96, head_dim_v=64, v_from_k=True)

@@ -28,7 +28,8 @@ from zinc.formats.gguf_writer import GGUFWriter
 from zinc.gpu.dispatch import Bucket, Features
 from zinc.gpu.schedule import schedule, waits
 from zinc.models import load
-from zinc.ops.graph import Constant, Graph, KVState, RecurrentState, Weight
+from zinc.ops.graph import Graph
+from zinc.ops.values import Constant, KVState, RecurrentState, Weight
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import row_bytes
 

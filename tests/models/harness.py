@@ -25,8 +25,8 @@ from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.models import load
 from zinc.models.parts.context import RopeScaling
-from zinc.ops.graph import KVState
 from zinc.ops.step import Step
+from zinc.ops.values import KVState
 from zinc.plan.planner import make_plan
 from zinc.plan.weights import tensor_data
 from zinc.quant.blocks import GGMLType

@@ -19,7 +19,7 @@ from zinc.core.errors import ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architectures, load
 from zinc.models.parts.spec import ModelSpec
-from zinc.ops.graph import KVState, RecurrentState
+from zinc.ops.values import KVState, RecurrentState
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
 from zinc.testing.parity import every_case, is_for

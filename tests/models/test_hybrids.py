@@ -17,7 +17,7 @@ from zinc.engine.loader import kv_bytes_per_token, state_bytes_per_sequence
 from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.ops.graph import KVState, RecurrentState
+from zinc.ops.values import KVState, RecurrentState
 
 HYBRIDS = ["qwen35", "qwen35moe", "qwen3next"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)

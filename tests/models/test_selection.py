@@ -16,7 +16,8 @@ from zinc.models import load
 from zinc.models.parts.selection import MOST_SELECTED, select_early
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.graph import Dim, Graph
+from zinc.ops.graph import Graph
+from zinc.ops.values import Dim
 from zinc.plan.planner import make_plan
 from zinc.testing.parity import CASE_BLOCK_TOKENS, bind_case, every_case
 

@@ -9,10 +9,11 @@ import pytest
 
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.graph import Node, RecurrentState, Value, Weight
+from zinc.ops.graph import Node
 from zinc.ops.recurrent import CHUNK, DeltaShape, StateView, delta_case, delta_rule_in_chunks
 from zinc.ops.registry import Reference
 from zinc.ops.step import Step
+from zinc.ops.values import RecurrentState, Value, Weight
 
 PLAIN = OPS["delta_rule"].reference
 CASES = [case for name in ("delta_rule", "conv_silu") for case in OPS[name].cases()]

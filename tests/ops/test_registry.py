@@ -13,9 +13,9 @@ import zinc
 from zinc.backends.ref import RefBackend, RefProgram
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.graph import KVState, RecurrentState
 from zinc.ops.operands import Signature, cache, matrix, rows, vector
 from zinc.ops.registry import Op, op
+from zinc.ops.values import KVState, RecurrentState
 from zinc.plan import passes
 from zinc.plan.planner import make_plan
 from zinc.testing.parity import CASE_BLOCK_TOKENS, bind_case, every_case

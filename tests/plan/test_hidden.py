@@ -10,7 +10,8 @@ from zinc.backends import api
 from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.ops.graph import Dim, Graph
+from zinc.ops.graph import Graph
+from zinc.ops.values import Dim
 from zinc.plan.hidden import hidden_graph
 from zinc.plan.planner import make_plan
 

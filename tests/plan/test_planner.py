@@ -14,9 +14,8 @@ from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.models import load
 from zinc.ops.cases import Case
-from zinc.ops.elementwise import ActivationFn
-from zinc.ops.graph import Dim, RowFormat
 from zinc.ops.step import Step
+from zinc.ops.values import ActivationFn, Dim, RowFormat
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import BLOCKS, GGMLType
 

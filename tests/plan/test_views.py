@@ -13,8 +13,8 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.elementwise import ActivationFn, activate
-from zinc.ops.graph import Value
+from zinc.ops.elementwise import activate
+from zinc.ops.values import ActivationFn, Value
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
 

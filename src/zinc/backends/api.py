@@ -19,20 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.core.errors import DeviceError, RequestError
-from zinc.ops.graph import (
+from zinc.ops.graph import Node
+from zinc.ops.registry import OPS, Cost, Phase
+from zinc.ops.step import Step
+from zinc.ops.values import (
     AttrValue,
     Constant,
     Dim,
     FloatArray,
     KVState,
-    Node,
     RecurrentState,
     RowFormat,
     State,
     Weight,
 )
-from zinc.ops.registry import OPS, Cost, Phase
-from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType
 
 

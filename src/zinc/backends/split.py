@@ -31,8 +31,9 @@ from zinc.backends.api import (
     Transfer,
     Work,
 )
-from zinc.ops.graph import FloatArray, Node, RowFormat, State, Weight
+from zinc.ops.graph import Node
 from zinc.ops.step import Step
+from zinc.ops.values import FloatArray, RowFormat, State, Weight
 from zinc.quant.blocks import GGMLType
 
 Views = list[npt.NDArray[np.uint8]]

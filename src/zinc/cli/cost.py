@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zinc.backends.api import Launch
 from zinc.core.kv_types import BYTES_A_NUMBER
-from zinc.ops.graph import Dim, Weight
+from zinc.ops.values import Dim, Weight
 from zinc.quant.blocks import row_bytes
 
 

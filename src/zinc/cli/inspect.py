@@ -147,7 +147,7 @@ def _load(file: GGUFFile) -> tuple[ModelSpec, Graph] | ZincError:
 def _memory(file: GGUFFile, loaded: tuple[ModelSpec, Graph] | ZincError) -> dict[str, Any]:
     """Return what a run takes; a backend's repacking may add a little. An error stands alone."""
     from zinc.engine.loader import context_bytes, state_bytes_per_sequence
-    from zinc.ops.graph import KVState, RecurrentState, Weight
+    from zinc.ops.values import KVState, RecurrentState, Weight
 
     if isinstance(loaded, ZincError):
         return {"error": loaded.in_options()}

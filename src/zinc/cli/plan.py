@@ -214,7 +214,7 @@ def describe(plan: Plan, shape: StepShape) -> dict[str, Any]:
 
 def _operand(x: Operand) -> dict[str, Any] | None:
     from zinc.backends.api import Ref
-    from zinc.ops.graph import Constant, Weight
+    from zinc.ops.values import Constant, Weight
 
     match x:
         case None:
@@ -234,7 +234,7 @@ def _operand(x: Operand) -> dict[str, Any] | None:
 
 def _operands(launch: Launch) -> str:
     """Return the weights of a launch with their types, and the state that it reads."""
-    from zinc.ops.graph import KVState, RecurrentState, Weight
+    from zinc.ops.values import KVState, RecurrentState, Weight
 
     names = []
     for x in launch.inputs:

@@ -23,7 +23,7 @@ from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
     from zinc.backends.api import Kernels
-    from zinc.ops.graph import RowFormat
+    from zinc.ops.values import RowFormat
     from zinc.quant.blocks import GGMLType
 
 NOT_COMPUTING = {"null"}
@@ -147,7 +147,7 @@ class _Wishful:
 def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], set[str]]]:
     """By backend: the kernels of an architecture's plans, and of them those that read matrices."""
     from zinc.models.parts import probe
-    from zinc.ops.graph import Weight
+    from zinc.ops.values import Weight
     from zinc.plan.planner import make_plan
 
     found: dict[str, tuple[set[str], set[str]]] = {}
@@ -166,7 +166,7 @@ def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], 
 
 def _quantised(backend: Kernels) -> GGMLType:
     """Return a block format whose products read quantised rows, if the backend has one."""
-    from zinc.ops.graph import RowFormat
+    from zinc.ops.values import RowFormat
     from zinc.quant.blocks import GGMLType
 
     formats = {type: _rows(backend, type) for type in GGMLType}

@@ -27,7 +27,7 @@ from zinc.engine.sampling import Sampled, Sampler, SamplingParams, sample_rows
 from zinc.engine.sequence import Sequence
 from zinc.kv import BlockAllocator, CachePool
 from zinc.kv.disk import DiskCache
-from zinc.ops.graph import RecurrentState
+from zinc.ops.values import RecurrentState
 
 # Prompt tokens of a step that has streams in it: what a stream may stall for.
 PROMPT_TOKENS_BESIDE_STREAMS = 128

@@ -15,7 +15,7 @@ from zinc.engine.identity import TensorDigests
 from zinc.formats.gguf import GGUFFile
 from zinc.kv import Group, window_blocks
 from zinc.models.parts.spec import ModelSpec
-from zinc.ops.graph import KVState, RecurrentState, State
+from zinc.ops.values import KVState, RecurrentState, State
 from zinc.plan.weights import tensor_data
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "data" / "zinc-demo-30m-q4_k_m.gguf"

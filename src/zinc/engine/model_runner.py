@@ -19,9 +19,9 @@ from zinc.engine.batch import make_next_step, make_step
 from zinc.engine.flight import Flight
 from zinc.engine.sampling import Draw
 from zinc.engine.sequence import Sequence
-from zinc.ops.graph import FloatArray
 from zinc.ops.sampling import draws_of
 from zinc.ops.step import Step
+from zinc.ops.values import FloatArray
 
 _BY_HOST: Draw = (0, 0, 1.0, 0.0, 1.0, 0.0)
 _NO_TOKENS = np.empty((0, 2), np.float32)

@@ -16,7 +16,8 @@ from zinc.core.errors import RequestError
 from zinc.engine import loader
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.spec import ModelSpec
-from zinc.ops.graph import Graph, State
+from zinc.ops.graph import Graph
+from zinc.ops.values import State
 from zinc.plan.device_map import DEVICE, DeviceMap, choose
 from zinc.plan.planner import make_plan
 

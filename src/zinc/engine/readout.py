@@ -17,7 +17,7 @@ import numpy.typing as npt
 from zinc.core.errors import RequestError
 from zinc.engine.sampling import Sampled
 from zinc.engine.sampling.chain import log_probabilities
-from zinc.ops.graph import FloatArray
+from zinc.ops.values import FloatArray
 
 
 class Readout(Protocol):

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 from zinc.backends.api import Launch, Plan, Ref
 from zinc.gpu.arguments.layout import Struct
-from zinc.ops.graph import Constant, Dim, KVState, RecurrentState, Weight
+from zinc.ops.values import Constant, Dim, KVState, RecurrentState, Weight
 from zinc.quant.blocks import GGMLType
 
 MAX_PUSH_BYTES = 128  # what every Vulkan device has

@@ -8,7 +8,7 @@ behind the numbers of a plane come its scales, a float16 for each 32 numbers of 
 from __future__ import annotations
 
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import KVState
+from zinc.ops.values import KVState
 
 DTYPES = ("f16", "q8_0")
 

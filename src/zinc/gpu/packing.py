@@ -22,7 +22,7 @@ import numpy.typing as npt
 from zinc.core.errors import UnsupportedError
 from zinc.gpu import grids
 from zinc.gpu.grids import Blocks, Streams, codebook
-from zinc.ops.graph import RowFormat
+from zinc.ops.values import RowFormat
 from zinc.quant.bits import scales_6bit, scales_mins_6bit
 from zinc.quant.blocks import BLOCKS, GGMLType
 from zinc.quant.decode import DECODERS

@@ -24,8 +24,8 @@ from zinc.gpu.dispatch import (
     Bucket,
     Dispatch,
 )
-from zinc.ops.graph import Dim, KVState, RecurrentState
 from zinc.ops.registry import OPS
+from zinc.ops.values import Dim, KVState, RecurrentState
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from zinc.models.parts.gemma import query_scale
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.rope import sliding_rope
 from zinc.models.parts.spec import ModelSpec, dense_spec
-from zinc.ops.elementwise import ActivationFn
+from zinc.ops.values import ActivationFn
 
 LAYERS_27B = 62
 

@@ -22,9 +22,9 @@ from zinc.models.parts.rope import rope_from, sliding_rope
 from zinc.models.parts.spec import Attention, Experts, ModelSpec, vocab_size
 from zinc.models.parts.token_inputs import token_inputs, token_mlp
 from zinc.models.parts.weights import Weights
-from zinc.ops.elementwise import ActivationFn
-from zinc.ops.graph import Graph, Value
+from zinc.ops.graph import Graph
 from zinc.ops.moe import SOFTMAX
+from zinc.ops.values import ActivationFn, Value
 
 
 @dataclass(frozen=True, slots=True)

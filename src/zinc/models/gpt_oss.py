@@ -10,8 +10,8 @@ from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from
 from zinc.models.parts.spec import ModelSpec, dense_spec
-from zinc.ops.elementwise import ActivationFn
 from zinc.ops.moe import SOFTMAX_CHOSEN
+from zinc.ops.values import ActivationFn
 
 
 def spec(file: GGUFFile) -> ModelSpec:

@@ -9,10 +9,11 @@ import numpy as np
 
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import FloatArray, KVState, Node
+from zinc.ops.graph import Node
 from zinc.ops.operands import cache, rows, vector
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import IntArray, Step
+from zinc.ops.values import FloatArray, KVState
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from zinc.ops.graph import Constant, Dim, FloatArray, Graph, KVState, Value, Weight
+from zinc.ops.graph import Graph
 from zinc.ops.random_blocks import random_blocks
 from zinc.ops.step import Draws, Step
+from zinc.ops.values import Constant, Dim, FloatArray, KVState, Value, Weight
 from zinc.quant.blocks import GGMLType
 from zinc.quant.encode import ENCODERS, encode
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
@@ -11,22 +10,14 @@ import numpy.typing as npt
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import FloatArray, Node
+from zinc.ops.graph import Node
 from zinc.ops.operands import matrix, rows
 from zinc.ops.registry import Attrs, Cost, op
 from zinc.ops.step import Step
+from zinc.ops.values import ActivationFn, FloatArray
 from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]
-
-
-class ActivationFn(IntEnum):
-    """Activation functions of gated feed-forward layers, as kernels number them."""
-
-    SILU = 0
-    GELU = 1  # tanh form
-    RELU_SQUARED = 2
-    CLAMPED_SWIGLU = 3  # of gpt-oss, with attributes `alpha` and `limit`
 
 
 def _embed_cost(node: Node) -> Cost:

@@ -10,136 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from types import MappingProxyType
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from zinc.ops.operands import Kind
 from zinc.ops.registry import OPS
-from zinc.quant.blocks import GGMLType
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-
-
-class Dim(StrEnum):
-    """What a value has one row for."""
-
-    TOKENS = "tokens"
-    OUTPUTS = "outputs"
-    SEQUENCES = "sequences"
-    CONSTANT = "constant"
-
-
-class RowFormat(StrEnum):
-    """Storage formats of the rows of a value. A graph is all F32; the plan chooses the others."""
-
-    F32 = "f32"
-    Q8_32 = "q8_32"
-    Q8_256 = "q8_256"
-    BF16 = "bf16"
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A tensor of the model file: a matrix [planes, rows, cols] or a float32 vector [cols].
-
-    `rows_from` lists source rows when the order in the file is not the order of computation, or
-    when the weight is a part of a tensor: `shape` stays that of the tensor, `source` is its name,
-    and `name` tells the parts of one tensor apart. With `transposed_rows` the weight is made at
-    load (zinc.plan.weights): these rows of the source, cut into planes and each plane transposed.
-    """
-
-    name: str
-    type: GGMLType
-    shape: tuple[int, ...]
-    rows_from: tuple[int, ...] | range | None = None
-    source: str = field(default="", repr=False)
-    transposed_rows: tuple[int, ...] | None = field(default=None, repr=False)
-
-    @property
-    def tensor(self) -> str:
-        """Name of the tensor in the file."""
-        return self.source or self.name
-
-    @property
-    def is_vector(self) -> bool:
-        return len(self.shape) == 1
-
-    @property
-    def planes(self) -> int:
-        return self.shape[0] if len(self.shape) == 3 else 1
-
-    @property
-    def rows(self) -> int:
-        return len(self.rows_from) if self.rows_from is not None else self.shape[-2]
-
-    @property
-    def cols(self) -> int:
-        return self.shape[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A float32 vector that is computed at load (RoPE frequencies)."""
-
-    name: str
-    values: tuple[float, ...]
-
-    @property
-    def cols(self) -> int:
-        return len(self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class KVState:
-    """Keys and values of one layer. `window` 0 keeps every position, else the last `window`.
-
-    With `v_from_k` the value of a position is the last head_dim_v dimensions of its key (latent
-    attention), so that nothing but the key has to be kept.
-    """
-
-    name: str
-    n_heads: int
-    head_dim: int
-    head_dim_v: int
-    window: int = 0
-    v_from_k: bool = field(default=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentState:
-    """What a sequence carries from step to step in one layer: `floats` float32 numbers in its slot.
-
-    Unlike keys and values it does not grow with the context, and no earlier position can be had
-    from it: each position of a sequence goes through once, in order. Its meaning is that of the op
-    that has it; a sequence that brings position 0 starts from zeros, whatever the slot holds.
-    """
-
-    name: str
-    floats: int
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A matrix [rows of `dim`, cols] that a node makes.
-
-    Its columns may fall into `runs` that are read each for itself (those of a token's experts):
-    other than in F32 each is stored as a row of its own, so that no block has part of two.
-    """
-
-    id: int
-    dim: Dim
-    cols: int
-    format: RowFormat = RowFormat.F32
-    runs: int = field(default=1, repr=False)
-
-
-State: TypeAlias = KVState | RecurrentState
-Input: TypeAlias = Value | Weight | Constant | State | None
-AttrValue: TypeAlias = int | float
+from zinc.ops.values import (
+    ActivationFn,
+    AttrValue,
+    Constant,
+    Dim,
+    Input,
+    KVState,
+    RecurrentState,
+    RowFormat,
+    State,
+    Value,
+    Weight,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +139,8 @@ class Graph:
         """x [rows, cols] times weight [out, cols] transposed, plus bias [out]."""
         return self._make("linear", [x, weight, bias, None], weight.rows, x.dim, n_parts=1)
 
-    def glu(self, gate: Value, up: Value, *, activation: int, **attrs: float) -> Value:
-        """Return activation(gate) * up, where `activation` is an ActivationFn."""
+    def glu(self, gate: Value, up: Value, *, activation: ActivationFn, **attrs: float) -> Value:
+        """Return activation(gate) * up."""
         return self._make("glu", [gate, up], gate.cols, gate.dim, act=int(activation), **attrs)
 
     def rope_table(self, inv_freq: Constant, *, scale: float = 1.0) -> Value:
@@ -428,7 +315,7 @@ class Graph:
         gate_bias: Weight | None = None,
         up_bias: Weight | None = None,
         *,
-        activation: int,
+        activation: ActivationFn,
         **attrs: float,
     ) -> Value:
         """Return activation(gate(x)) * up(x) for the experts of each token's slots.

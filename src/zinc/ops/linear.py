@@ -12,11 +12,12 @@ import numpy as np
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import weight_bytes
-from zinc.ops.elementwise import ActivationFn, activate
-from zinc.ops.graph import FloatArray, Node, Value, Weight
+from zinc.ops.elementwise import activate
+from zinc.ops.graph import Node
 from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Attrs, Cost, op
 from zinc.ops.step import Step
+from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
 

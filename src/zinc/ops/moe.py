@@ -23,11 +23,12 @@ import numpy as np
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import elementwise_cost, weight_bytes
-from zinc.ops.elementwise import ActivationFn, Float64Array, activate, sigmoid
-from zinc.ops.graph import FloatArray, Node, Value, Weight
+from zinc.ops.elementwise import Float64Array, activate, sigmoid
+from zinc.ops.graph import Node
 from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import IntArray, Step
+from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
 # How a router turns logits into weights: over all experts, each for itself, over the chosen ones.

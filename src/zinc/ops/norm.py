@@ -8,10 +8,10 @@ import numpy as np
 
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import FloatArray
 from zinc.ops.operands import rows, vector
 from zinc.ops.registry import Attrs, op
 from zinc.ops.step import Step
+from zinc.ops.values import FloatArray
 
 
 def _cases() -> Iterator[Case]:

@@ -20,11 +20,12 @@ import numpy as np
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.elementwise import Float64Array, sigmoid
-from zinc.ops.graph import FloatArray, Node, RecurrentState
+from zinc.ops.graph import Node
 from zinc.ops.norm import normalise
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import Step
+from zinc.ops.values import FloatArray, RecurrentState
 from zinc.quant.blocks import row_bytes
 
 # Positions [CHUNK i, CHUNK i + CHUNK) are a chunk of the chunkwise form, however a prompt was cut.

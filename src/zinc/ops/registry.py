@@ -17,8 +17,9 @@ from zinc.ops.operands import Kind, Operand, Signature
 
 if TYPE_CHECKING:
     from zinc.ops.cases import Case
-    from zinc.ops.graph import AttrValue, FloatArray, Node
+    from zinc.ops.graph import Node
     from zinc.ops.step import Step
+    from zinc.ops.values import AttrValue, FloatArray
 
 Attrs: TypeAlias = "Mapping[str, AttrValue]"
 # Called as reference(step, attrs, **operands). Rows arrive as float32 [rows, cols], matrices as

@@ -14,11 +14,11 @@ import numpy as np
 from zinc.ops.attention import CacheView
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import FloatArray
 from zinc.ops.norm import normalise
 from zinc.ops.operands import cache, rows, vector
 from zinc.ops.registry import Attrs, Phase, op
 from zinc.ops.step import Step
+from zinc.ops.values import FloatArray
 
 
 def _table_cases() -> Iterator[Case]:

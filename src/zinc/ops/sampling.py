@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from zinc.ops.cases import Case
-from zinc.ops.graph import FloatArray, Node
+from zinc.ops.graph import Node
 from zinc.ops.operands import rows
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import DRAW, Draws, Step
+from zinc.ops.values import FloatArray
 
 MOST_CANDIDATES = 64  # the largest k
 MASS_RESOLUTION = 1e-6  # a mass so near to its target counts as equal to it

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zinc.ops.graph import Dim
+from zinc.ops.values import Dim
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 

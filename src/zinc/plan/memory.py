@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zinc.ops.graph import Dim, KVState, Node, RecurrentState, RowFormat, Value
+from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
+from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat, Value
 from zinc.plan.passes import View
 from zinc.plan.split import TRANSFERS
 

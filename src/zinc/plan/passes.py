@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Dim, Input, KVState, Node, RowFormat, Value, Weight
+from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
+from zinc.ops.values import Dim, Input, KVState, RowFormat, Value, Weight
 from zinc.plan.split import TRANSFERS
 
 Pass: TypeAlias = Callable[[Sequence[Node], Value | None], list[Node]]

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from zinc.backends.api import NO_OUTPUT, Kernels, Launch, Operand, Plan, Ref, Split
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Dim, Graph, Input, Node, RowFormat, Value, Weight
+from zinc.ops.graph import Graph, Node
 from zinc.ops.registry import OPS
+from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split
 
 DRAWN_COLS = 2  # of the op `sample`

@@ -15,8 +15,9 @@ from itertools import groupby
 from types import MappingProxyType
 
 from zinc.backends.api import Plan, Ref, Segment, SplitPlan, Transfer
-from zinc.ops.graph import KVState, Node, RecurrentState, Value
+from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
+from zinc.ops.values import KVState, RecurrentState, Value
 
 SEND, RECEIVE = "send", "receive"
 TRANSFERS = {SEND, RECEIVE}  # nodes that are no ops: they have no entry in zinc.ops

@@ -12,7 +12,7 @@ import numpy as np
 
 from zinc.backends.api import ByteReader, TensorData
 from zinc.formats.gguf import Tensor
-from zinc.ops.graph import FloatArray, Weight
+from zinc.ops.values import FloatArray, Weight
 from zinc.quant.decode import decode
 from zinc.quant.encode import encode
 

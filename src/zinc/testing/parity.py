@@ -32,9 +32,9 @@ from zinc.backends.api import (
 from zinc.core.progress import ProgressBar
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.graph import FloatArray, Weight
 from zinc.ops.registry import Op
 from zinc.ops.step import Step
+from zinc.ops.values import FloatArray, Weight
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import BLOCKS, GGMLType
 

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData, Work
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
-from zinc.ops.graph import (
+from zinc.ops.registry import OPS
+from zinc.ops.step import Step
+from zinc.ops.values import (
     Constant,
     Dim,
     FloatArray,
@@ -26,8 +28,6 @@ from zinc.ops.graph import (
     State,
     Weight,
 )
-from zinc.ops.registry import OPS
-from zinc.ops.step import Step
 from zinc.quant.blocks import GGMLType, row_bytes
 from zinc.quant.codebooks import flat_digits
 from zinc.quant.decode import decode

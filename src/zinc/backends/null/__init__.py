@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Plan, Ready, Ref, TensorData, Work
-from zinc.ops.graph import FloatArray, RowFormat, State, Weight
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
+from zinc.ops.values import FloatArray, RowFormat, State, Weight
 from zinc.quant.blocks import GGMLType
 
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, Operand, Plan, Ready, Ref, TensorData, Work
 from zinc.ops.attention import CacheView
-from zinc.ops.graph import Constant, FloatArray, KVState, RecurrentState, RowFormat, State, Weight
 from zinc.ops.recurrent import StateView
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
+from zinc.ops.values import Constant, FloatArray, KVState, RecurrentState, RowFormat, State, Weight
 from zinc.quant.blocks import GGMLType
 from zinc.quant.decode import decode
 

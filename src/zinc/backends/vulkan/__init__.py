@@ -31,9 +31,9 @@ from zinc.core.progress import ProgressBar
 from zinc.gpu import lower, packing
 from zinc.gpu.dispatch import LOWERINGS, Bucket, DeviceWeight
 from zinc.gpu.schedule import all_lowered, schedule, waits
-from zinc.ops.graph import RowFormat, State, Weight
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
+from zinc.ops.values import RowFormat, State, Weight
 from zinc.quant.blocks import GGMLType
 from zinc.quant.decode import decode
 

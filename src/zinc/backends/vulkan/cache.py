@@ -13,7 +13,7 @@ from zinc.backends.api import CacheLayout
 from zinc.backends.vulkan.memory import Buffer, Memory, Pool, Slice, Staging
 from zinc.gpu.dispatch import DeviceKV
 from zinc.gpu.kv_layout import key_block_bytes, value_block_bytes
-from zinc.ops.graph import KVState, RecurrentState, State
+from zinc.ops.values import KVState, RecurrentState, State
 
 
 class VulkanCache:

@@ -8,7 +8,7 @@ from zinc.backends.api import Ref
 from zinc.backends.vulkan.cache import VulkanCache
 from zinc.backends.vulkan.memory import Buffer, Memory, Slice, rounded
 from zinc.gpu.dispatch import DeviceKV, DeviceWeight, Features
-from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
+from zinc.ops.values import Constant, KVState, RecurrentState, Weight
 
 SCRATCH_BYTES = 16 << 20
 

@@ -29,7 +29,7 @@ from zinc.gpu.dispatch import (
 )
 from zinc.gpu.kv_layout import DTYPES, key_block_bytes, value_block_bytes
 from zinc.gpu.schedule import all_lowered
-from zinc.ops.graph import Constant, KVState, RecurrentState, Weight
+from zinc.ops.values import Constant, KVState, RecurrentState, Weight
 
 SOMEWHERE = 1 << 32  # an address, aligned to anything
 

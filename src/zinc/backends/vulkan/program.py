@@ -27,8 +27,8 @@ from zinc.backends.vulkan.shaders import Pipelines, Progress, for_device
 from zinc.backends.vulkan.stepdata import StepData
 from zinc.gpu.dispatch import Bucket, DeviceWeight, Dispatch, Features
 from zinc.gpu.schedule import lowered, schedule, waits
-from zinc.ops.graph import Constant, FloatArray, RowFormat
 from zinc.ops.step import Step
+from zinc.ops.values import Constant, FloatArray, RowFormat
 
 MAX_RECORDINGS = 64
 IN_FLIGHT = 2

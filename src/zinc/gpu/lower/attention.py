@@ -35,7 +35,7 @@ from zinc.gpu.lower.operands import (
     rows,
     vector_or_null,
 )
-from zinc.ops.graph import Dim, KVState, RowFormat
+from zinc.ops.values import Dim, KVState, RowFormat
 
 FEW_TOKENS = 16  # up to so many, a workgroup has one token
 # Few queries. Threads hold EACH heads x CHUNKS chunks of eight dimensions twice (q and the sums).

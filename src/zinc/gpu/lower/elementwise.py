@@ -17,7 +17,7 @@ from zinc.gpu.lower.operands import (
     rows,
 )
 from zinc.gpu.packing import row_bytes
-from zinc.ops.graph import RowFormat
+from zinc.ops.values import RowFormat
 
 THREADS = 64
 

@@ -33,7 +33,7 @@ from zinc.gpu.lower.weights import (
     weight_of,
 )
 from zinc.gpu.packing import row_bytes
-from zinc.ops.graph import RowFormat
+from zinc.ops.values import RowFormat
 
 FEW_SLOTS = 32  # of an expert in a tile
 SPREAD = 4  # workgroups that share the slots of an expert

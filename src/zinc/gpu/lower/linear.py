@@ -31,7 +31,7 @@ from zinc.gpu.lower.weights import (
     unit,
     weight_of,
 )
-from zinc.ops.graph import RowFormat
+from zinc.ops.values import RowFormat
 
 LINEAR, GLU, GATED = range(3)  # tile.slang
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from zinc.backends.api import Launch, Operand, Ref
 from zinc.gpu.dispatch import Addresses, Bucket
-from zinc.ops.graph import Constant, Dim, RowFormat, Weight
+from zinc.ops.values import Constant, Dim, RowFormat, Weight
 
 # As kernels/step.slang numbers them.
 DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}

@@ -7,7 +7,7 @@ from zinc.core.errors import UnsupportedError
 from zinc.gpu.arguments.structs import ConvSiluArguments, DeltaRuleArguments
 from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
 from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
-from zinc.ops.graph import RecurrentState, Weight
+from zinc.ops.values import RecurrentState, Weight
 
 CONV_THREADS = 128
 CONV_COLS = 32  # the macro of kernels/conv_silu.slang

@@ -12,7 +12,7 @@ from zinc.gpu.lower.operands import (
     ref_or_null,
     vector_or_null,
 )
-from zinc.ops.graph import Constant, KVState
+from zinc.ops.values import Constant, KVState
 
 TABLE_THREADS = 32
 

@@ -6,7 +6,7 @@ from zinc.backends.api import Operand, Ref
 from zinc.gpu.arguments.structs import Matrix
 from zinc.gpu.dispatch import Addresses, DeviceWeight
 from zinc.gpu.packing import FLOATS, UNIT, offsets
-from zinc.ops.graph import RowFormat, Weight
+from zinc.ops.values import RowFormat, Weight
 from zinc.quant.blocks import GGMLType
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zinc.models.parts.layer import Layer
-from zinc.ops.graph import KVState, Value
+from zinc.ops.values import KVState, Value
 
 
 def attention(layer: Layer, x: Value) -> Value:

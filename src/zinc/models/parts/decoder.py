@@ -18,7 +18,8 @@ from zinc.models.parts.layer import Layer, RopeTables
 from zinc.models.parts.mlp import mlp as default_mlp
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph, Value
+from zinc.ops.graph import Graph
+from zinc.ops.values import Value
 
 # mixer(layer, x): mixes normalised rows x [tokens, hidden] over the tokens of a sequence.
 Mixer: TypeAlias = Callable[[Layer, Value], Value]

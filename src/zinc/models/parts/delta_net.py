@@ -16,8 +16,8 @@ from zinc.models.parts.attention import attention
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.spec import DeltaNet, ModelSpec, dense_spec
-from zinc.ops.graph import RecurrentState, Value, Weight
 from zinc.ops.recurrent import DeltaShape
+from zinc.ops.values import RecurrentState, Value, Weight
 
 MAX_TAPS = 16
 

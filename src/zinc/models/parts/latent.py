@@ -22,7 +22,7 @@ from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
 from zinc.models.parts.rope import Rope, rope_from
 from zinc.models.parts.spec import Attention
 from zinc.models.parts.weights import Weights
-from zinc.ops.graph import KVState, Value, Weight
+from zinc.ops.values import KVState, Value, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

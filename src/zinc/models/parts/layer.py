@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from zinc.models.parts.rope import Rope
 from zinc.models.parts.spec import Attention, ModelSpec
 from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph, Value
+from zinc.ops.graph import Graph
+from zinc.ops.values import Value
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.moe import expert_mlp
-from zinc.ops.graph import Value
+from zinc.ops.values import Value
 
 
 def mlp(layer: Layer, x: Value, residual: Value) -> Value:

@@ -7,9 +7,8 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.spec import Experts
-from zinc.ops.elementwise import ActivationFn
-from zinc.ops.graph import Value, Weight
 from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
+from zinc.ops.values import ActivationFn, Value, Weight
 
 MAX_EXPERTS, MAX_CHOSEN = 4096, 256
 # `expert_gating_func` of the GGUF specification.

@@ -15,7 +15,8 @@ from typing import Any
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architecture
 from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph, Weight
+from zinc.ops.graph import Graph
+from zinc.ops.values import Weight
 from zinc.quant.blocks import GGMLType
 
 WIDTH = 256  # a whole number of blocks of every format

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.ops.graph import Constant
+from zinc.ops.values import Constant
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zinc.ops.graph import Dim, Graph, Value
+from zinc.ops.graph import Graph
 from zinc.ops.registry import OPS
+from zinc.ops.values import Dim, Value
 
 # Values that are selected: what attention made and what it is added to. Each is a launch, which a
 # decoded token has for nothing. Slots in order of expert count rows of the step and cannot be.

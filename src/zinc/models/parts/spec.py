@@ -9,8 +9,8 @@ from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_VOCAB, MAX_WIDTH, Metadata
 from zinc.models.parts.rope import Rope, rope_from
-from zinc.ops.elementwise import ActivationFn
 from zinc.ops.recurrent import DeltaShape
+from zinc.ops.values import ActivationFn
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from math import sqrt
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph, Value
+from zinc.ops.graph import Graph
+from zinc.ops.values import Value
 
 
 def token_inputs(g: Graph, spec: ModelSpec, w: Weights, x: Value, width: int) -> list[Value]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.ops.graph import Weight
+from zinc.ops.values import Weight
 from zinc.quant.blocks import GGMLType
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from zinc.engine.readout import Pooled
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Timings
-from zinc.ops.graph import FloatArray
+from zinc.ops.values import FloatArray
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.service import Service, account, client_of
 from zinc.server.http.responses import record, stop, unless_disconnected
