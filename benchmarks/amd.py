@@ -33,7 +33,7 @@ from zinc.backends.vulkan.prebuild import Nowhere
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.errors import DeviceError
 from zinc.formats.gguf import GGUFFile
-from zinc.gpu.dispatch import Bucket, Features, Shader
+from zinc.gpu.dispatch import Bucket, Features, KernelVariant
 from zinc.gpu.schedule import all_lowered
 from zinc.models import load
 from zinc.plan.planner import make_plan
@@ -79,17 +79,17 @@ class Wanted:
     kernels: Sequence[str] = ()
 
 
-def shaders(wanted: Wanted, features: Features) -> dict[Shader, tuple[str, str]]:
+def shaders(wanted: Wanted, features: Features) -> dict[KernelVariant, tuple[str, str]]:
     """The first (model, step) that runs each shader."""
     at = Nowhere(features, "f16", BLOCK_TOKENS)
-    found: dict[Shader, tuple[str, str]] = {}
+    found: dict[KernelVariant, tuple[str, str]] = {}
     for model in wanted.models:
         plan = plan_of(model)
         for step in wanted.steps:
             for dispatches in all_lowered(plan.launches, at, BUCKETS[step]):
                 for dispatch in dispatches:
-                    if dispatch.shader.name in wanted.kernels or not wanted.kernels:
-                        found.setdefault(dispatch.shader, (model, step))
+                    if dispatch.kernel.name in wanted.kernels or not wanted.kernels:
+                        found.setdefault(dispatch.kernel, (model, step))
     return found
 
 
@@ -121,7 +121,9 @@ class Numbers:
         )
 
 
-Kernels = dict[Shader, tuple[tuple[str, str], Numbers]]  # with the first (model, step) of each
+Kernels = dict[
+    KernelVariant, tuple[tuple[str, str], Numbers]
+]  # with the first (model, step) of each
 COLUMNS = ("VGPRs", "spills", "LDS", "waves", "instructions", "dot4", "wmma", "b128")
 
 

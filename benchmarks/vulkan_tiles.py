@@ -239,11 +239,11 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
     results = []
     # A kernel that a driver refuses says so below, in its line.
     with contextlib.suppress(ZincError):
-        bench.backend.pipelines.prepare([now[0].shader, *(d[0].shader for _, d in plans)])
+        bench.backend.pipelines.prepare([now[0].kernel, *(d[0].kernel for _, d in plans)])
     bench.warm_up()
     for tile, dispatches in [("chosen", now), *plans]:
         try:
-            bench.backend.pipelines.prepare([dispatches[0].shader])
+            bench.backend.pipelines.prepare([dispatches[0].kernel])
             seconds = bench.seconds(dispatches, dependent=True)
             free = bench.seconds(dispatches, dependent=False)
         except ZincError as error:

@@ -30,6 +30,6 @@ def computing() -> list[str]:
 def _check_compiler() -> None:
     """A device alone runs no kernel of a source checkout. Raises DeviceError."""
     from zinc.backends.vulkan.shaders import spirv
-    from zinc.gpu.dispatch import Shader
+    from zinc.gpu.dispatch import KernelVariant
 
-    spirv(Shader("limits", (("KIND", 0), ("SUBGROUP", 32))))
+    spirv(KernelVariant("limits", (("KIND", 0), ("SUBGROUP", 32))))

@@ -27,7 +27,7 @@ from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.engine.loader import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu.arguments.layout import Struct
-from zinc.gpu.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, Shader
+from zinc.gpu.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, KernelVariant
 from zinc.gpu.schedule import accesses, levels, lowered, schedule, waits
 from zinc.models import load
 from zinc.ops.cases import Case
@@ -135,7 +135,7 @@ def test_whoever_waits_for_a_launch_waits_for_the_one_that_does_its_work(monkeyp
         for kernel, source, target in (("scale", x, y), ("softcap", y, z), ("embed", None, x))
     ]
     plan = api.Plan(tuple(launches), x, 3 * 4096, 1, 1)
-    dispatch = Dispatch(Shader("none"), NoArguments(), (1, 1, 1))
+    dispatch = Dispatch(KernelVariant("none"), NoArguments(), (1, 1, 1))
     for launch in launches:
         monkeypatch.setitem(LOWERINGS, launch.kernel, lambda *_: [dispatch])
     at = prebuild.Nowhere(Features(32), "f16", 64)
@@ -163,22 +163,22 @@ def test_a_kernel_is_compiled_again_when_an_include_changes(tmp_path, monkeypatc
     monkeypatch.setattr(shaders, "_source", shaders.source)
     (tmp_path / "a.slang").write_text('#include "b.slang"\n')
     (tmp_path / "b.slang").write_text("// 1\n")
-    keys = {shaders.key(Shader("a")), shaders.key(Shader("a", (("N", 1),)))}
+    keys = {shaders.key(KernelVariant("a")), shaders.key(KernelVariant("a", (("N", 1),)))}
     (tmp_path / "b.slang").write_text("// 2\n")
-    keys.add(shaders.key(Shader("a")))
+    keys.add(shaders.key(KernelVariant("a")))
     assert len(keys) == 3
 
 
 def test_without_a_compiler_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(shaders, "compiler", lambda: None)
     with pytest.raises(DeviceError, match="pip install --no-deps slangtorch"):
-        shaders.spirv(Shader("limits", (("KIND", 7),)), tmp_path)
+        shaders.spirv(KernelVariant("limits", (("KIND", 7),)), tmp_path)
 
 
 @pytest.mark.skipif(shaders.compiler() is None, reason="there is no Slang compiler")
 def test_a_kernel_that_does_not_compile_is_named(tmp_path):
     with pytest.raises(DeviceError, match=r"the kernel limits \(-DKIND=oops\) does not compile"):
-        shaders.spirv(Shader("limits", (("KIND", "oops"),)), tmp_path)
+        shaders.spirv(KernelVariant("limits", (("KIND", "oops"),)), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -202,7 +202,7 @@ def test_batch_invariant_launches_have_one_pipeline_each_whatever_the_step(name,
         if launch.kernel == "group_experts":  # whole numbers have no order of additions
             continue
         made = {
-            tuple(dispatch.shader for dispatch in LOWERINGS[launch.kernel](launch, at, bucket))
+            tuple(dispatch.kernel for dispatch in LOWERINGS[launch.kernel](launch, at, bucket))
             for bucket in prebuild.buckets(1024, 64, 1 << 16)
             if bucket.rows(launch.dim)
         }
@@ -239,12 +239,12 @@ def test_few_queries_take_matrices_where_the_device_has_them(heads, head_dim, na
             at = prebuild.Nowhere(features, "f16", 64)
             first = LOWERINGS["attention"](launch, at, Bucket(1, 1, 1, keys))[0]
             kernel = "attention_few_matrices" if matrices and deep else "attention"
-            assert first.shader.name == kernel
+            assert first.kernel.name == kernel
             if kernel != "attention":
-                assert ("COLUMNS", columns) in first.shader.defines
+                assert ("COLUMNS", columns) in first.kernel.defines
                 assert 1 <= first.groups[0] * first.groups[1] <= 132, "one workgroup a unit"
                 if shaders.compiler() is not None:
-                    assert shaders.spirv(shaders.for_device(first.shader, features))
+                    assert shaders.spirv(shaders.for_device(first.kernel, features))
 
 
 @needs_device
@@ -454,7 +454,7 @@ def test_kernels_of_whole_subgroups_ask_for_them(monkeypatch):
     monkeypatch.setattr(opened.vk, "vkCreateComputePipelines", look)
     for fills, want in ((True, vk.STAGE_FLAG_FULL_SUBGROUPS), (False, 0)):
         monkeypatch.setattr(opened, "fills_subgroups", fills)
-        shaders.Pipelines(opened).prepare([Shader("limits", (("KIND", 0),))])
+        shaders.Pipelines(opened).prepare([KernelVariant("limits", (("KIND", 0),))])
         assert flags.pop() == want
 
 
@@ -486,7 +486,7 @@ def test_a_driver_that_refuses_a_kernel_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr(opened.vk, "vkCreateComputePipelines", refuse)
     pipelines = shaders.Pipelines(opened)
     with pytest.raises(DeviceError, match="the driver does not take the kernel limits: vkCreateC"):
-        pipelines.prepare([Shader("limits", (("KIND", 0),))])
+        pipelines.prepare([KernelVariant("limits", (("KIND", 0),))])
 
 
 @needs_device

@@ -16,7 +16,7 @@ from present import absent
 
 from zinc.backends import api
 from zinc.backends.vulkan import VulkanBackend, shaders
-from zinc.gpu.dispatch import Shader
+from zinc.gpu.dispatch import KernelVariant
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
 from zinc.ops.cases import Case
@@ -78,9 +78,9 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]
 
 
 @pytest.fixture
-def used(backend: VulkanBackend, monkeypatch: pytest.MonkeyPatch) -> list[Shader]:
+def used(backend: VulkanBackend, monkeypatch: pytest.MonkeyPatch) -> list[KernelVariant]:
     """What the backend has compiled or taken from before, filled as it does."""
-    prepare, found = backend.pipelines.prepare, list[Shader]()
+    prepare, found = backend.pipelines.prepare, list[KernelVariant]()
 
     def noting(shaders, progress=None):
         found.extend(shaders)
@@ -99,13 +99,13 @@ def check(backend: VulkanBackend, op: Op, case: Case) -> None:
     "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.every) for n in KERNELS]
 )
 def test_attention_by_matrices_agrees_with_reference(
-    backend: VulkanBackend, used: list[Shader], name: str
+    backend: VulkanBackend, used: list[KernelVariant], name: str
 ) -> None:
     check(backend, OPS["attention"], CASES[name])
     assert {shader.name for shader in used if "matrices" in shader.name} == KERNELS[name]
 
 
-def products(used: list[Shader]) -> set[str]:
+def products(used: list[KernelVariant]) -> set[str]:
     """Kernels of products by matrices."""
     return {shader.name for shader in used if ("MATRICES", 1) in shader.defines}
 
@@ -114,7 +114,7 @@ def products(used: list[Shader]) -> set[str]:
 @pytest.mark.every
 @pytest.mark.parametrize("type", [GGMLType.Q8_0, GGMLType.Q5_1])
 def test_products_by_matrices_agree_with_reference(
-    backend: VulkanBackend, used: list[Shader], type: GGMLType
+    backend: VulkanBackend, used: list[KernelVariant], type: GGMLType
 ) -> None:
     case = Case("many", 24)
     weight = case.matrix(72, 288, type, 288**-0.5)
@@ -124,7 +124,7 @@ def test_products_by_matrices_agree_with_reference(
 
 @pytest.mark.every
 def test_experts_by_matrices_agree_with_reference(
-    backend: VulkanBackend, used: list[Shader]
+    backend: VulkanBackend, used: list[KernelVariant]
 ) -> None:
     case = Case("experts", 40)
     g, x = case.graph, case.rows(160)

@@ -72,7 +72,7 @@ def test_every_row_is_made_within_the_limits(store: RowFormat) -> None:
         few = tiles.are_few(DEVICES[device], n_x)
         kind = GLU if few else 0
         dispatch = lowered(device, rows, cols, n_x, kind=kind, y_format=store)
-        macros = dict(dispatch.shader.defines)
+        macros = dict(dispatch.kernel.defines)
         subgroup = DEVICES[device].subgroup
         if few:
             tile = macros["ROWS"] * macros["WAVES"] // macros["KSPLIT"]

@@ -141,7 +141,7 @@ def dispatches(plan: Plan, device: str, kv_dtype: str, bucket: str) -> Iterator[
             grid = "x".join(map(str, dispatch.groups))
             arguments = dispatch.arguments.pack()
             push = f"{len(arguments)}B:{_digest(arguments)}"
-            yield f"level {i} launch {launch} {dispatch.shader} grid {grid} push {push}"
+            yield f"level {i} launch {launch} {dispatch.kernel} grid {grid} push {push}"
 
 
 def _digest(data: bytes) -> str:

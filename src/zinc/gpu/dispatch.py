@@ -26,7 +26,7 @@ TILE, NARROW = 16, 8  # sides of tiles that subgroups multiply
 
 
 @dataclass(frozen=True, slots=True)
-class Shader:
+class KernelVariant:
     """One pipeline: `kernels/<name>.slang`, entry point `main`, with these macros defined."""
 
     name: str
@@ -44,7 +44,7 @@ class Dispatch:
     beside it.
     """
 
-    shader: Shader
+    kernel: KernelVariant
     arguments: Struct
     groups: tuple[int, int, int]
     waits: bool = False

@@ -118,7 +118,7 @@ class VulkanBackend(VulkanKernels):
     def compile(self, steps: Iterable[tuple[Plan, Step]], kv_dtype: str) -> None:
         at = Nowhere(self.features, kv_dtype)
         wanted = [
-            dispatch.shader
+            dispatch.kernel
             for plan, step in steps
             for dispatches in all_lowered(plan.launches, at, bucket_of(plan, step))
             for dispatch in dispatches

@@ -65,7 +65,7 @@ class Recorder:
     def dispatch(self, dispatch: Dispatch) -> None:
         """Runs beside what was recorded since the last barrier."""
         f, layout, push = self._vk, self._pipelines.layout, dispatch.arguments.pack()
-        f.vkCmdBindPipeline(self.handle, vk.BIND_COMPUTE, self._pipelines.get(dispatch.shader))
+        f.vkCmdBindPipeline(self.handle, vk.BIND_COMPUTE, self._pipelines.get(dispatch.kernel))
         f.vkCmdPushConstants(self.handle, layout, vk.SHADER_STAGE_COMPUTE, 0, len(push), push)
         f.vkCmdDispatch(self.handle, *dispatch.groups)
         self.n_dispatches += 1

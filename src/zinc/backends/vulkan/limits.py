@@ -14,7 +14,7 @@ from zinc.backends.vulkan.memory import Buffer, Memory
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.backends.vulkan.vk.types import CPU_DEVICE
 from zinc.gpu.arguments.structs import LimitsArguments
-from zinc.gpu.dispatch import Dispatch, Shader
+from zinc.gpu.dispatch import Dispatch, KernelVariant
 
 READ, DOT = 0, 1
 THREADS = 256  # of a workgroup of the kernel
@@ -61,11 +61,11 @@ def _seconds(
     groups: int,
     repetitions: int,
 ) -> float:
-    shader = Shader("limits", (("KIND", kind),))
-    pipelines.prepare([shader])
+    kernel = KernelVariant("limits", (("KIND", kind),))
+    pipelines.prepare([kernel])
     recorder = Recorder(device, pipelines, repetitions + 1)
     for _ in range(repetitions + 1):
-        recorder.level([Dispatch(shader, arguments, (groups, 1, 1))])
+        recorder.level([Dispatch(kernel, arguments, (groups, 1, 1))])
         recorder.timestamp()
     commands = recorder.finish()
     warm = perf_counter() + (0 if device.kind == CPU_DEVICE else WARM_UP_S)

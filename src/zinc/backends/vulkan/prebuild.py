@@ -25,7 +25,7 @@ from zinc.gpu.dispatch import (
     DeviceKV,
     DeviceWeight,
     Features,
-    Shader,
+    KernelVariant,
 )
 from zinc.gpu.kv_layout import DTYPES, key_block_bytes, value_block_bytes
 from zinc.gpu.schedule import all_lowered
@@ -89,7 +89,7 @@ def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]
 
 def shaders(
     plan: Plan, features: Features, steps: Iterable[Bucket], kv_dtype: str, block_tokens: int = 64
-) -> set[Shader]:
+) -> set[KernelVariant]:
     """What the plan runs in those steps, as it is compiled for a device with these features."""
     at = Nowhere(features, kv_dtype, block_tokens)
     alike = {
@@ -97,7 +97,7 @@ def shaders(
         for first, second in pairwise((*plan.launches, plan.launches[0]))
     }
     return {
-        for_device(dispatch.shader, features)
+        for_device(dispatch.kernel, features)
         for bucket in steps
         for pair in alike.values()
         for dispatches in all_lowered(pair, at, bucket)
@@ -136,7 +136,7 @@ def device_classes() -> Iterator[Features]:
                 )
 
 
-def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[Shader]:
+def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[KernelVariant]:
     """What a plan runs on those devices, with either type of keys and values and in either mode,
     and what measures a device."""
     deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context).keys
@@ -148,7 +148,7 @@ def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[Shader
     ]
     found = set()
     for device in devices:
-        measures = (Shader("limits", (("KIND", kind),)) for kind in (READ, DOT))
+        measures = (KernelVariant("limits", (("KIND", kind),)) for kind in (READ, DOT))
         found |= {for_device(shader, device) for shader in measures}
         for mode, kv_dtype in product((False, True), DTYPES):
             features = replace(device, batch_invariant=mode)
@@ -156,7 +156,7 @@ def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[Shader
     return found
 
 
-def build(wanted: Iterable[Shader], folder: Path) -> int:
+def build(wanted: Iterable[KernelVariant], folder: Path) -> int:
     """Compiles what `folder` lacks, on all cores; returns the number of all. Raises DeviceError."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         return sum(1 for _ in threads.map(lambda shader: spirv(shader, folder), wanted))

@@ -191,7 +191,7 @@ class VulkanProgram:
     def kernels(self, step: Step, launch: int) -> list[str]:
         dispatches = lowered(self.plan.launches[launch], self._operands, bucket_of(self.plan, step))
         return [
-            str(for_device(dispatch.shader, self._operands.features)) for dispatch in dispatches
+            str(for_device(dispatch.kernel, self._operands.features)) for dispatch in dispatches
         ]
 
     def profile(self, step: Step) -> list[float]:
@@ -246,7 +246,7 @@ class VulkanProgram:
         part = replace(self.plan, launches=self.plan.launches[first:last])
         before = [tuple(j - first for j in w if j >= first) for w in self._waits[first:last]]
         levels = schedule(part, before, self._operands, bucket)
-        self._pipelines.prepare((d.shader for level in levels for _, d in level), self._progress)
+        self._pipelines.prepare((d.kernel for level in levels for _, d in level), self._progress)
         return levels
 
     def _recorded(self, bucket: Bucket, slot: int) -> Recording:

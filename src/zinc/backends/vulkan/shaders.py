@@ -28,7 +28,7 @@ from zinc.backends.vulkan.device import Device
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
-from zinc.gpu.dispatch import MAX_PUSH_BYTES, Features, Shader
+from zinc.gpu.dispatch import MAX_PUSH_BYTES, Features, KernelVariant
 
 KERNELS = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "spirv"
@@ -62,15 +62,15 @@ _source = cache(source)
 _compilers = slang.Processes()
 
 
-def key(shader: Shader) -> str:
+def key(shader: KernelVariant) -> str:
     """Name of the SPIR-V of a shader: changes exactly when what is compiled changes."""
     given = repr((_source(shader.name), sorted(shader.defines), OPTIONS))
     return f"{shader.name}-{hashlib.sha256(given.encode()).hexdigest()[:20]}"
 
 
-def for_device(shader: Shader, features: Features) -> Shader:
+def for_device(shader: KernelVariant, features: Features) -> KernelVariant:
     """The shader as it is compiled for a device: SUBGROUP has the lanes of its subgroups."""
-    return Shader(shader.name, (*shader.defines, ("SUBGROUP", features.subgroup)))
+    return KernelVariant(shader.name, (*shader.defines, ("SUBGROUP", features.subgroup)))
 
 
 @cache
@@ -88,7 +88,7 @@ def compiler() -> Path | None:
     return None
 
 
-def spirv(shader: Shader, folder: Path | None = None) -> bytes:
+def spirv(shader: KernelVariant, folder: Path | None = None) -> bytes:
     """The SPIR-V of a shader, compiled if nobody has yet. Raises DeviceError.
 
     folder: where compiled SPIR-V is kept, instead of the user's cache.
@@ -125,7 +125,7 @@ def save(path: Path, data: bytes) -> None:
         pass
 
 
-def _compile(shader: Shader) -> bytes:
+def _compile(shader: KernelVariant) -> bytes:
     program = compiler()
     if program is None:
         raise DeviceError(
@@ -151,7 +151,7 @@ def _compile(shader: Shader) -> bytes:
         return out.read_bytes()
 
 
-def _run(program: Path, shader: Shader, out: Path) -> str:
+def _run(program: Path, shader: KernelVariant, out: Path) -> str:
     """Compiles to a file; returns what the compiler reports when it fails."""
     source = KERNELS / f"{shader.name}.slang"
     library = slang.library(program)
@@ -177,7 +177,7 @@ class Pipelines:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._made: dict[Shader, int] = {}
+        self._made: dict[KernelVariant, int] = {}
         ranges = vk.PushConstantRange(stages=vk.SHADER_STAGE_COMPUTE, size=MAX_PUSH_BYTES)
         self.layout = device.create(
             "vkCreatePipelineLayout",
@@ -186,10 +186,10 @@ class Pipelines:
         self._file = cache_folder() / f"pipelines-{device.uuid}.bin"
         self._cache = self._load_cache()
 
-    def get(self, shader: Shader) -> int:
+    def get(self, shader: KernelVariant) -> int:
         return self._made[shader]
 
-    def prepare(self, shaders: Iterable[Shader], progress: Progress | None = None) -> None:
+    def prepare(self, shaders: Iterable[KernelVariant], progress: Progress | None = None) -> None:
         """Makes the pipelines that are missing, on all cores. Raises DeviceError."""
         with self._lock:
             missing = [s for s in dict.fromkeys(shaders) if s not in self._made]
@@ -204,7 +204,7 @@ class Pipelines:
                         progress(done + 1, len(missing))
             self._save_cache()
 
-    def _make(self, shader: Shader) -> int:
+    def _make(self, shader: KernelVariant) -> int:
         device, f = self._device, self._device.vk
         code = spirv(for_device(shader, device.features))
         text = ctypes.create_string_buffer(code, len(code))

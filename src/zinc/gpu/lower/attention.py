@@ -19,7 +19,7 @@ from zinc.gpu.dispatch import (
     Bucket,
     DeviceKV,
     Dispatch,
-    Shader,
+    KernelVariant,
     lowers,
     lowers_both,
 )
@@ -106,7 +106,7 @@ def prepared_attention(
     cut, attrs = _few_cut(state, n_heads, at, bucket), heads.attributes
     if cut.splits == 1:
         return None
-    shader = _few_shader(
+    kernel = _few_kernel(
         launch,
         at,
         cut,
@@ -145,7 +145,7 @@ def prepared_attention(
     )
     parts = ceil_div(n_heads // state.n_heads, cut.each)
     return [
-        Dispatch(shader, arguments, (cut.splits, state.n_heads * parts, 1)),
+        Dispatch(kernel, arguments, (cut.splits, state.n_heads * parts, 1)),
         _merge(launch, at, bucket, cut.splits, partial, at.ref(y)),
     ]
 
@@ -173,7 +173,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
     n_heads = int(launch.attributes["n_heads"])
     cut = _few_cut(state, n_heads, at, bucket)
     splits = cut.splits
-    shader = _few_shader(launch, at, cut, in_vectors(at, q), ("PREPARES", 0))
+    kernel = _few_kernel(launch, at, cut, in_vectors(at, q), ("PREPARES", 0))
     row_bytes = _partial_bytes(state, n_heads)
     partial = at.scratch(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     cache = at.kv(state)
@@ -200,17 +200,17 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
         softcap=float(launch.attributes["softcap"]),
     )
     parts = ceil_div(n_heads // state.n_heads, cut.each)
-    dispatches = [Dispatch(shader, arguments, (splits, state.n_heads * parts, bucket.tokens))]
+    dispatches = [Dispatch(kernel, arguments, (splits, state.n_heads * parts, bucket.tokens))]
     if splits > 1:
         dispatches.append(_merge(launch, at, bucket, splits, partial, y_at))
     return dispatches
 
 
-def _few_shader(
+def _few_kernel(
     launch: Launch, at: Addresses, cut: _Cut, vectors: int, *defines: tuple[str, int]
-) -> Shader:
+) -> KernelVariant:
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
-    return Shader(
+    return KernelVariant(
         cut.kernel,
         (
             *cut.defines,
@@ -234,7 +234,7 @@ def _merge(
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
     parts = max(1, 256 // (state.head_dim_v // 4))
-    shader = Shader(
+    kernel = KernelVariant(
         "attention_merge",
         (
             ("HEAD_DIM_V", state.head_dim_v),
@@ -254,7 +254,7 @@ def _merge(
         splits=splits,
         dim=dim_code(Dim.TOKENS, bucket),
     )
-    return Dispatch(shader, arguments, (n_heads, bucket.tokens, 1), waits=True)
+    return Dispatch(kernel, arguments, (n_heads, bucket.tokens, 1), waits=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,7 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dis
         n_rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
         keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2, at.kv(state).block_tokens)
         name, own = "attention_tiles", (("THREADS", TILE_THREADS),)
-    shader = Shader(
+    kernel = KernelVariant(
         name,
         (
             *own,
@@ -383,7 +383,7 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dis
     )
     # Each sequence may end in a tile of its own.
     tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), n_rows) + bucket.sequences
-    return [Dispatch(shader, arguments, (state.n_heads, tiles, 1))]
+    return [Dispatch(kernel, arguments, (state.n_heads, tiles, 1))]
 
 
 def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:

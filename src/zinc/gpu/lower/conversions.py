@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zinc.backends.api import Launch
 from zinc.gpu.arguments.structs import EmbedArguments, QuantizeArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
 from zinc.gpu.lower.operands import ceil_div, dim_code, rows
 from zinc.gpu.lower.weights import matrix, unit, weight_of
 from zinc.gpu.packing import row_bytes
@@ -23,9 +23,9 @@ def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         y_stride=out.stride,
         scale=float(launch.attributes["scale"]),
     )
-    shader = Shader("embed", (("FORMAT", int(table.type)), ("THREADS", THREADS)))
+    kernel = KernelVariant("embed", (("FORMAT", int(table.type)), ("THREADS", THREADS)))
     groups = (ceil_div(table.cols, unit(table) * THREADS), bucket.rows(out.dim), 1)
-    return [Dispatch(shader, arguments, groups)]
+    return [Dispatch(kernel, arguments, groups)]
 
 
 @lowers("quantize")
@@ -43,6 +43,6 @@ def quantize(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         y_stride=out.stride,
         dim=dim_code(x.dim, bucket),
     )
-    shader = Shader("quantize", (("THREADS", THREADS),))
+    kernel = KernelVariant("quantize", (("THREADS", THREADS),))
     groups = (ceil_div(out.cols, 4 * THREADS), bucket.rows(x.dim), 1)
-    return [Dispatch(shader, arguments, groups)]
+    return [Dispatch(kernel, arguments, groups)]

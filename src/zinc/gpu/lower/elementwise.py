@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from zinc.backends.api import Launch, Ref
 from zinc.gpu.arguments.structs import ElementwiseArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
@@ -53,7 +53,7 @@ def elementwise(
     `a_at` is where `a` is, when that is not its place in the arena.
     """
     rows_of_b = None if op is Op.GATE_ROW else b
-    shader = Shader(
+    kernel = KernelVariant(
         "elementwise",
         (
             ("OP", op.value),
@@ -77,7 +77,7 @@ def elementwise(
         first=first,
         second=second,
     )
-    return [Dispatch(shader, arguments, (ceil_div(y.cols, 4 * THREADS), bucket.rows(y.dim), 1))]
+    return [Dispatch(kernel, arguments, (ceil_div(y.cols, 4 * THREADS), bucket.rows(y.dim), 1))]
 
 
 @lowers("add")

@@ -12,7 +12,7 @@ from zinc.gpu.dispatch import (
     Bucket,
     DeviceWeight,
     Dispatch,
-    Shader,
+    KernelVariant,
     lowers,
 )
 from zinc.gpu.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, GatedActivation
@@ -102,7 +102,7 @@ class ExpertProduct:
             block = tiles.mat_mat(at.features, takes_half(w, x), FEW_SLOTS)
             groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 1))
-            return Dispatch(Shader("gemm", defines), arguments, groups, waits)
+            return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
         by_expert = n_x > tiles.FEW or at.features.batch_invariant
         n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
         units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind == GLU else 1
@@ -114,7 +114,7 @@ class ExpertProduct:
         groups_x = ceil_div(w.rows, tile.tile)
         groups = (groups_x, w.planes, SPREAD) if by_expert else (groups_x, n_x * top_k, 1)
         defines = (*defines, *tile.defines, ("BY_EXPERT", int(by_expert)))
-        return Dispatch(Shader("experts", defines), arguments, groups, waits)
+        return Dispatch(KernelVariant("experts", defines), arguments, groups, waits)
 
 
 def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
@@ -189,7 +189,7 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         )
         defines = (*format_defines(at, w, h, w.cols, slots.run), *tile.defines)
         groups = (ceil_div(w.rows, tile.tile), n_x, 1)
-        return [Dispatch(Shader("moe_down", defines), arguments, groups)]
+        return [Dispatch(KernelVariant("moe_down", defines), arguments, groups)]
     run = 4 * w.rows
     made = at.scratch(n_x * top_k * run)
     products = ExpertProduct(launch, h, slots, w, Rows(made, top_k * run, run))
@@ -208,7 +208,7 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         dim=dim_code(h.dim, bucket),
         top_k=top_k,
     )
-    total = Shader("moe_sum", (("THREADS", THREADS),))
+    total = KernelVariant("moe_sum", (("THREADS", THREADS),))
     return [
         products.dispatch(at, bucket),
         Dispatch(total, sums, (ceil_div(w.rows, THREADS), n_x, 1), waits=True),

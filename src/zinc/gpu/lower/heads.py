@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zinc.backends.api import Launch
 from zinc.gpu.arguments.structs import ConcatArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
 from zinc.gpu.lower.operands import ceil_div, dim_code, rows
 
 THREADS = 128
@@ -28,4 +28,4 @@ def concat_heads(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch
         dim=dim_code(launch.dim, bucket),
     )
     grid = (ceil_div(y.cols, THREADS), bucket.rows(launch.dim), 1)
-    return [Dispatch(Shader("concat", (("THREADS", THREADS),)), arguments, grid)]
+    return [Dispatch(KernelVariant("concat", (("THREADS", THREADS),)), arguments, grid)]

@@ -12,7 +12,7 @@ from zinc.gpu.dispatch import (
     Bucket,
     DeviceWeight,
     Dispatch,
-    Shader,
+    KernelVariant,
     lowers,
 )
 from zinc.gpu.lower.operands import (
@@ -99,7 +99,7 @@ class Product:
             block = tiles.mat_mat(at.features, takes_half(w, x), n_x)
             groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 0))
-            return Dispatch(Shader("gemm", defines), arguments, groups, waits)
+            return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
         weights = 2 if self.kind == GLU else 1
         units = ceil_div(w.cols, unit(w))
         if out_q8:
@@ -108,7 +108,9 @@ class Product:
             tile = tiles.mat_vec(at.features, n_rows * self.planes, units, n_x, weights)
         tile = tiles.within_grid(tile, n_rows)
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
-        return Dispatch(Shader("matvec", (*defines, *tile.defines)), arguments, groups, waits)
+        return Dispatch(
+            KernelVariant("matvec", (*defines, *tile.defines)), arguments, groups, waits
+        )
 
 
 @lowers("linear")

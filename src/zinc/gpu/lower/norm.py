@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zinc.backends.api import Launch
 from zinc.gpu.arguments.structs import NormArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
@@ -39,7 +39,7 @@ def _norm(
     threads = min(MAX_THREADS, max(32, power_of_two(ceil_div(group, 8))))
     beside = rows_or_none(launch, other)
     aligned = in_vectors(at, x, y, beside) and group % 4 == 0
-    shader = Shader(
+    kernel = KernelVariant(
         "norm",
         (
             ("THREADS", threads),
@@ -64,4 +64,4 @@ def _norm(
         dim=dim_code(launch.dim, bucket),
         eps=float(launch.attributes["eps"]),
     )
-    return [Dispatch(shader, arguments, (x.cols // group, bucket.rows(launch.dim), 1))]
+    return [Dispatch(kernel, arguments, (x.cols // group, bucket.rows(launch.dim), 1))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zinc.backends.api import Launch
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.arguments.structs import ConvSiluArguments, DeltaRuleArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
 from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
 from zinc.ops.values import RecurrentState, Weight
 
@@ -31,8 +31,8 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         slot_floats=state.floats,
     )
     taps = int(launch.attributes["taps"])
-    shader = Shader("conv_silu", (("TAPS", taps), ("THREADS", CONV_THREADS)))
-    return [Dispatch(shader, arguments, (ceil_div(x.cols, CONV_COLS), bucket.sequences, 1))]
+    kernel = KernelVariant("conv_silu", (("TAPS", taps), ("THREADS", CONV_THREADS)))
+    return [Dispatch(kernel, arguments, (ceil_div(x.cols, CONV_COLS), bucket.sequences, 1))]
 
 
 @lowers("delta_rule")
@@ -56,7 +56,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             f"it takes {shared} bytes of shared memory, and there are {at.features.shared_bytes}",
             "choose another backend with {backend}",
         )
-    shader = Shader(
+    kernel = KernelVariant(
         "delta_rule",
         (
             ("COLS", DELTA_COLS),
@@ -87,4 +87,4 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         is_one_token=int(bucket.tokens == 1),
     )
     grid = (attrs["n_v_heads"], ceil_div(v_dim, DELTA_COLS), bucket.sequences)
-    return [Dispatch(shader, arguments, grid)]
+    return [Dispatch(kernel, arguments, grid)]

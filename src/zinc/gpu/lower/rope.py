@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zinc.backends.api import Launch, Operand, Ref
 from zinc.gpu.arguments.structs import RopeStoreArguments, RopeTableArguments
-from zinc.gpu.dispatch import Addresses, Bucket, DeviceKV, Dispatch, Shader, lowers
+from zinc.gpu.dispatch import Addresses, Bucket, DeviceKV, Dispatch, KernelVariant, lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
     in_vectors,
@@ -30,8 +30,8 @@ def rope_table(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         n=n,
         scale=scale,
     )
-    shader = Shader("rope_table", (("THREADS", TABLE_THREADS),))
-    return [Dispatch(shader, arguments, (ceil_div(n, TABLE_THREADS), bucket.tokens, 1))]
+    kernel = KernelVariant("rope_table", (("THREADS", TABLE_THREADS),))
+    return [Dispatch(kernel, arguments, (ceil_div(n, TABLE_THREADS), bucket.tokens, 1))]
 
 
 @lowers("rope_store")
@@ -101,7 +101,7 @@ def _heads(
     head_dim_v = state.head_dim_v if state and v else head_dim
     width = max(head_dim, head_dim_v)
     cache = at.kv(state) if state and n_kv else DeviceKV(0, 0, 0, 0, 1, "f16", 0)
-    shader = Shader(
+    kernel = KernelVariant(
         "rope_store",
         (
             ("HEAD_DIM", head_dim),
@@ -143,4 +143,4 @@ def _heads(
         eps=eps,
     )
     heads = n_q + n_kv + (n_kv if v else 0)
-    return [Dispatch(shader, arguments, (heads, bucket.tokens, 1))]
+    return [Dispatch(kernel, arguments, (heads, bucket.tokens, 1))]

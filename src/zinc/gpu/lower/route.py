@@ -5,7 +5,7 @@ from __future__ import annotations
 from zinc.backends.api import Launch
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.arguments.structs import GroupExpertsArguments, RouteArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
 from zinc.gpu.lower.operands import dim_code, power_of_two, rows, vector_or_null
 
 MAX_EXPERTS = 1024  # a thread each
@@ -29,8 +29,8 @@ def route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         dim=dim_code(launch.dim, bucket),
         scale=float(attrs["scale"]),
     )
-    shader = Shader("route", tuple(sorted(macros.items())))
-    return [Dispatch(shader, arguments, (bucket.rows(launch.dim), 1, 1))]
+    kernel = KernelVariant("route", tuple(sorted(macros.items())))
+    return [Dispatch(kernel, arguments, (bucket.rows(launch.dim), 1, 1))]
 
 
 @lowers("group_experts")
@@ -57,5 +57,5 @@ def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
     experts = max(64, power_of_two(n_experts))
     slots = bucket.rows(launch.dim) * order.cols
     segments = 1 if slots <= FEW_SLOTS else MAX_EXPERTS // experts
-    shader = Shader("group_experts", (("EXPERTS", experts), ("SEGMENTS", segments)))
-    return [Dispatch(shader, arguments, (1, 1, 1))]
+    kernel = KernelVariant("group_experts", (("EXPERTS", experts), ("SEGMENTS", segments)))
+    return [Dispatch(kernel, arguments, (1, 1, 1))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zinc.backends.api import Launch
 from zinc.gpu.arguments.structs import SampleArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, Shader, lowers
+from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
 from zinc.gpu.lower.operands import ceil_div, power_of_two, rows
 from zinc.ops.sampling import MOST_CANDIDATES
 
@@ -26,7 +26,7 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         else:
             target_stride = 8 * MOST_CANDIDATES * chunks
             target = at.scratch(bucket.outputs * target_stride)
-        shader = Shader(
+        kernel = KernelVariant(
             "sample",
             (
                 ("CHUNK", CHUNK if chunks > 1 else max(MOST_CANDIDATES, power_of_two(n))),
@@ -45,7 +45,7 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             n=n,
         )
         grid = (chunks, bucket.outputs, 1)
-        dispatches.append(Dispatch(shader, arguments, grid, waits=bool(dispatches)))
+        dispatches.append(Dispatch(kernel, arguments, grid, waits=bool(dispatches)))
         if chunks == 1:
             return dispatches
         n, source, stride = MOST_CANDIDATES * chunks, target, target_stride
