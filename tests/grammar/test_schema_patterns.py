@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zinc.grammar.schema import ecmascript, lexemes
-from zinc.grammar.schema.evaluate import pattern_expression
+from zinc.grammar.pattern.chars import PatternError
+from zinc.grammar.pattern.render import as_json
+from zinc.grammar.pattern.terminals import matches, pattern_terminal
 from zinc.grammar.schema.numbers import Bound, decimal_pattern, integer_pattern
 
 pytest.importorskip("llguidance")
@@ -85,10 +86,10 @@ def in_python(pattern: str) -> re.Pattern[str]:
 def test_a_pattern_is_found_where_python_finds_it(pattern):
     expected = in_python(pattern)
     for text in SAMPLES:
-        found = lexemes.matches(pattern_expression(pattern), text)
+        found = matches(pattern_terminal(pattern), text)
         assert found == bool(expected.search(text)), text
-        quoted = pattern_expression(pattern, ecmascript.as_json, '"')
-        assert lexemes.matches(quoted, json.dumps(text, ensure_ascii=False)) == found, text
+        quoted = pattern_terminal(pattern, as_json, '"')
+        assert matches(quoted, json.dumps(text, ensure_ascii=False)) == found, text
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,9 @@ def test_a_pattern_is_found_where_python_finds_it(pattern):
         (r"\Aa\Z", "a", "ba"),
     ],
 )
-def test_ecmascript_is_read_as_it_is(pattern, yes, no):
-    assert lexemes.matches(pattern_expression(pattern), yes)
-    assert not lexemes.matches(pattern_expression(pattern), no)
+def test_patterns_match_as_ecmascript_says(pattern, yes, no):
+    assert matches(pattern_terminal(pattern), yes)
+    assert not matches(pattern_terminal(pattern), no)
 
 
 @pytest.mark.parametrize(
@@ -125,12 +126,12 @@ def test_ecmascript_is_read_as_it_is(pattern, yes, no):
      "(" * 100 + ")" * 100, "((a{1000}){1000}){1000}", "(^a)*", "^*", r"\u{110000}"],
 )  # fmt: skip
 def test_what_cannot_be_read_the_same_way_is_refused(pattern):
-    with pytest.raises(ecmascript.PatternError):
-        pattern_expression(pattern)
+    with pytest.raises(PatternError):
+        pattern_terminal(pattern)
 
 
 @FEW
 @given(st.sampled_from(PATTERNS), st.text('ab1-_.{}"\\\n é', max_size=6))
 def test_patterns_of_any_text(pattern, text):
-    found = lexemes.matches(pattern_expression(pattern), text)
+    found = matches(pattern_terminal(pattern), text)
     assert found == bool(in_python(pattern).search(text))

@@ -1,22 +1,26 @@
-"""Sets of JSON values, by JSON type: what a schema allows once its keywords are read.
+"""Sets of JSON values by JSON type, as a schema allows them.
 
     Values = {"string": (Text(...), Literals(...)), "null": (Literals((None,)),)}
 
-A type that is missing is not allowed; several alternatives of a type are a union. Arrays and
-objects refer to subschemas by location, so a recursive schema stays finite: a conjunction of
-subschemas is a tuple of locations.
+A missing type is not allowed; several alternatives of a type form a union. Arrays and objects refer
+to subschemas by location, so a recursive schema stays finite. A conjunction of subschemas is a
+tuple of locations.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from math import ceil, floor, lcm
 from typing import Any, TypeAlias
 
+from zinc.grammar.pattern.chars import Ranges
+from zinc.grammar.pattern.render import as_text, render
+from zinc.grammar.pattern.terminals import pattern_terminal
+from zinc.grammar.pattern.tree import ANY_CHARS, Repeat
 from zinc.grammar.schema.document import Located
 from zinc.grammar.schema.numbers import Bound
 
@@ -27,7 +31,7 @@ Conjunction: TypeAlias = tuple[Located, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Literals:
-    """Values that are listed. Equal ones list the same JSON values, so that [1] is not [true]."""
+    """Listed values, compared as JSON values: [1] differs from [true]."""
 
     values: tuple[Any, ...]
 
@@ -44,15 +48,40 @@ class Literals:
 
 @dataclass(frozen=True, slots=True)
 class Number:
+    """Numbers of a range, optionally integers or multiples of a number only."""
+
     low: Bound | None = None
     high: Bound | None = None
     integer: bool = False
     multiple_of: Fraction | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the range holds no number; `multiple_of` is not considered."""
+        low, high = self.low, self.high
+        if self.integer:
+            least, most = integer_bounds(self)
+            return least is not None and most is not None and least > most
+        if low is None or high is None:
+            return False
+        return low.value > high.value or (low.value == high.value and (low.is_open or high.is_open))
+
+    def has(self, value: int | Decimal) -> bool:
+        """Return whether a number belongs to the set."""
+        low, high = self.low, self.high
+        if low is not None and (value < low.value or (value == low.value and low.is_open)):
+            return False
+        if high is not None and (value > high.value or (value == high.value and high.is_open)):
+            return False
+        exact = Fraction(value)
+        if self.integer and exact.denominator != 1:
+            return False
+        return self.multiple_of is None or (exact / self.multiple_of).denominator == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Strings: lengths in code points, ECMAScript patterns that are all found."""
+    """Strings in which all patterns (ECMA-262) are found; lengths count code points."""
 
     least: int = 0
     most: int | None = None
@@ -84,12 +113,46 @@ class ObjectPart:
 
 @dataclass(frozen=True, slots=True)
 class Array:
+    """Arrays that satisfy all parts."""
+
     parts: tuple[ArrayPart, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, int | None]:
+        """Least and greatest number of items; None is no limit."""
+        return _limits(self.parts)
+
+    @property
+    def n_prefix(self) -> int:
+        """Number of leading items with a schema of their own."""
+        return max((len(part.prefix) for part in self.parts), default=0)
+
+    def item(self, i: int) -> Conjunction:
+        """Return the subschemas that apply to item `i`."""
+        found = (part.prefix[i] if i < len(part.prefix) else part.rest for part in self.parts)
+        return conjunction(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
+    """Objects that satisfy all parts."""
+
     parts: tuple[ObjectPart, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, int | None]:
+        """Least and greatest number of members; None is no limit."""
+        return _limits(self.parts)
+
+    @property
+    def required(self) -> list[str]:
+        """Keys that must be present, in the order of the schema."""
+        return list(dict.fromkeys(key for part in self.parts for key in part.required))
+
+    @property
+    def names(self) -> Conjunction:
+        """Subschemas that apply to every key (`propertyNames`)."""
+        return conjunction(part.names for part in self.parts)
 
 
 Alternative: TypeAlias = Literals | Number | Text | Array | Object
@@ -183,6 +246,13 @@ def merged_texts(a: Text, b: Text) -> Text:
     return Text(max(a.least, b.least), smaller(a.most, b.most), patterns)
 
 
+def _limits(parts: Sequence[ArrayPart | ObjectPart]) -> tuple[int, int | None]:
+    least, most = 0, None
+    for part in parts:
+        least, most = max(least, part.least), smaller(most, part.most)
+    return least, most
+
+
 def smaller(a: int | None, b: int | None) -> int | None:
     """Return the smaller of two limits, where None is no limit."""
     return b if a is None else a if b is None else min(a, b)
@@ -206,3 +276,30 @@ def _listed_together(alternatives: list[Alternative]) -> tuple[Alternative, ...]
     values = {identity(value): value for each in literals for value in each.values}
     others = [each for each in alternatives if not isinstance(each, Literals)]
     return (replace(literals[0], values=tuple(values.values())), *others)
+
+
+def conjunction(parts: Iterable[Located | None]) -> Conjunction:
+    """Return the conjunction of some subschemas, without duplicates and those that allow all."""
+    found = dict.fromkeys(each for each in parts if each is not None and each.schema is not True)
+    return tuple(sorted(found, key=_by_path)) if len(found) > 1 else tuple(found)
+
+
+def _by_path(located: Located) -> tuple[str, str]:
+    return located.path, located.base
+
+
+def literals(choices: Iterable[Any]) -> Values:
+    """Return the set of some listed values."""
+    found: dict[str, dict[str, Any]] = {}
+    for value in choices:
+        found.setdefault(type_of(value), {})[identity(value)] = value
+    return {kind: (Literals(tuple(values.values())),) for kind, values in found.items()}
+
+
+def text_terminal(text: Text, spell: Callable[[Ranges], str] = as_text, quote: str = "") -> str:
+    """Return a terminal that matches the strings of a set; arguments as in `pattern_terminal`."""
+    parts = [pattern_terminal(pattern, spell, quote) for pattern in text.patterns]
+    if text.least or text.most is not None or not parts:
+        any_text = Repeat(ANY_CHARS, text.least, text.most)
+        parts.append(f"/{quote}{render(any_text, spell) or '()'}{quote}/")
+    return " & ".join(parts)

@@ -16,7 +16,8 @@ from typing import Any
 from zinc.chat.format import ChatFormat
 from zinc.grammar.kinds import MAX_SOURCE_CHARACTERS
 from zinc.grammar.schema.document import SchemaError, load
-from zinc.grammar.schema.rules import SPACED, SchemaRules
+from zinc.grammar.schema.rules import SchemaRules
+from zinc.grammar.schema.writer import SPACED
 from zinc.server.errors import invalid, unsupported
 from zinc.server.runtime.tool_calls.formats import CALL_FORMATS, Call, CallFormat
 from zinc.server.runtime.tool_calls.marks import Marks

@@ -1,0 +1,52 @@
+"""The syntax tree of a regular expression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from zinc.grammar.pattern.chars import SCALARS, Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a set."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The anchor ^ or $."""
+
+    is_start: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Items one after another."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several alternatives."""
+
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An item `least` to `most` times; None sets no limit."""
+
+    item: Node
+    least: int
+    most: int | None
+
+
+Node: TypeAlias = Chars | Anchor | Sequence | Choice | Repeat
+EMPTY = Sequence(())
+NOTHING = Choice(())
+ANY_CHARS = Chars(SCALARS)
+ANY_TEXT = Repeat(ANY_CHARS, 0, None)
