@@ -1,4 +1,4 @@
-"""Registers and instructions of hot kernels on AMD GPUs, as RADV compiles them without one."""
+"""Registers and instructions of the Vulkan kernels, as RADV compiles them for AMD GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = [*Path("/usr/share/vulkan/icd.d").glob("radeon_icd*.json")]
-# Kernels that no step waits for.
+# Kernels that take a negligible part of a step.
 COLD = {"embed", "rope_table", "elementwise", "group_experts"}
 ATTENTION = ("attention_tiles", "attention_matrices")
 
@@ -24,18 +24,18 @@ def has_compiler() -> bool:
     return bool(shutil.which("slangc") or any(map(importlib.util.find_spec, packages)))
 
 
-def tabulate(path: Path, *options: str) -> list[dict]:
-    """One dict for every kernel and family."""
+def compile_kernels(path: Path, *options: str) -> list[dict]:
+    """Run amd.py with `options`; return a dict for each kernel and family."""
     if not DRIVERS:
         pytest.skip("RADV is not installed")
     if not has_compiler():
         pytest.skip("there is no Slang compiler")
     environment = {
-        "VK_DRIVER_FILES": str(DRIVERS[0]),  # or the one of a Mesa elsewhere
+        "VK_DRIVER_FILES": str(DRIVERS[0]),  # a value from outside wins
         **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
     }
-    command = [sys.executable, ROOT / "benchmarks" / "amd.py", path]
+    command = [sys.executable, ROOT / "benchmarks" / "amd.py", "--json", path]
     done = subprocess.run(
         [*command, *options],
         env=environment,
@@ -44,22 +44,23 @@ def tabulate(path: Path, *options: str) -> list[dict]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(path.read_text())
+    data = json.loads(path.read_text())
+    return [{**kernel, "mesa": data["mesa"]} for kernel in data["kernels"]]
 
 
 @pytest.fixture(scope="module")
-def tabulated(tmp_path_factory):
-    """What two models run for a token, a few and a prompt."""
+def compiled(tmp_path_factory):
+    """All kernels of two models."""
     path = tmp_path_factory.mktemp("amd") / "amd.json"
-    return tabulate(path, "--shapes", "qwen3-8b", "deepseek2-lite")
+    return compile_kernels(path, "--shapes", "qwen3-8b", "deepseek2-lite")
 
 
 @pytest.fixture(scope="module")
-def tabulated_attention(tmp_path_factory):
-    """Attention of a prompt with heads of 64, 128 and 256."""
+def compiled_attention(tmp_path_factory):
+    """Prefill attention with heads of 64, 128 and 256 dimensions."""
     path = tmp_path_factory.mktemp("attention") / "amd.json"
     shapes = ("--shapes", "gptoss-6l", "qwen3-8b", "gemma3-1b")
-    return tabulate(path, *shapes, "--steps", "prompt", "--kernels", *ATTENTION)
+    return compile_kernels(path, *shapes, "--steps", "prefill", "--kernels", *ATTENTION)
 
 
 @pytest.fixture(params=["rdna2", "rdna3", "rdna4"])
@@ -67,59 +68,59 @@ def family(request):
     return request.param
 
 
-def of_family(tabulated, family):
-    found = [k for k in tabulated if k["family"] == family]
+def of_family(compiled, family):
+    found = [k for k in compiled if k["family"] == family]
     if not found:
-        pytest.skip(f"this Mesa does not compile for {family} without one")
+        pytest.skip(f"this Mesa does not compile for {family} without such a GPU")
     return found
 
 
 @pytest.fixture
-def kernels(family, tabulated):
-    return of_family(tabulated, family)
+def kernels(family, compiled):
+    return of_family(compiled, family)
 
 
 def spilling(kernels):
     return {(k["model"], k["kernel"]): k["spills"] for k in kernels if k["spills"]}
 
 
-def counts_halves_twice(kernel):
-    """Whether Mesa sets a register aside for each half of a matrix, as 25.0 does, 25.2 does not."""
+def doubles_registers(kernel):
+    """Whether this Mesa uses a register for each half of an F16 matrix, as versions before 25.2."""
     version = tuple(map(int, kernel["mesa"].split(".")[:2]))
     return kernel["matrices"] > 0 and version < (25, 2)
 
 
-@pytest.mark.parametrize("step", ["decode", "prompt"])
+@pytest.mark.parametrize("step", ["decode", "prefill"])
 def test_no_kernel_spills(kernels, step):
-    hot = [k for k in kernels if k["step"] == step and not counts_halves_twice(k)]
+    hot = [k for k in kernels if k["step"] == step and not doubles_registers(k)]
     assert hot
     assert spilling(hot) == {}
 
 
-def test_attention_of_a_prompt_spills_nothing(family, tabulated_attention):
-    kernels = of_family(tabulated_attention, family)
+def test_prefill_attention_does_not_spill(family, compiled_attention):
+    kernels = of_family(compiled_attention, family)
     assert len(kernels) >= 3
-    assert spilling(k for k in kernels if not counts_halves_twice(k)) == {}
+    assert spilling(k for k in kernels if not doubles_registers(k)) == {}
 
 
-def test_kernels_of_a_few_tokens_hardly_spill(kernels):
-    few = [k["spills"] for k in kernels if k["step"] == "few"]
-    assert max(few) <= 6  # Mesa 22.3; newer ones spill nothing
+def test_kernels_of_a_batch_hardly_spill(kernels):
+    batch = [k["spills"] for k in kernels if k["step"] == "batch"]
+    assert max(batch) <= 6  # Mesa 22.3; newer versions spill nothing
 
 
-def test_products_use_the_integer_dot_and_wide_loads(kernels):
+def test_decode_products_use_integer_dots_and_wide_loads(kernels):
     products = [k for k in kernels if k["kernel"] == "matvec" and k["model"] == "qwen3-8b"]
     assert products
     assert all(k["dots"] >= 16 and k["wide_loads"] >= 4 for k in products)
 
 
-def test_products_of_a_prompt_use_matrices_or_the_integer_dot(kernels):
+def test_prefill_products_use_matrices_or_integer_dots(kernels):
     products = [k for k in kernels if k["kernel"] == "gemm" and k["model"] == "qwen3-8b"]
     assert products
     assert all(k["matrices"] >= 32 or k["dots"] >= 256 for k in products)
 
 
-def test_hot_kernels_of_decode_leave_room_for_other_waves(kernels):
+def test_hot_decode_kernels_fit_eight_waves(kernels):
     hot = [k for k in kernels if k["step"] == "decode" and k["kernel"] not in COLD]
     assert {k["kernel"] for k in hot} >= {"norm", "matvec", "attention", "rope_store"}
     assert all(k["waves"] >= 8 for k in hot)

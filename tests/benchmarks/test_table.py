@@ -23,3 +23,10 @@ def test_every_result_is_cited():
     text = "".join(page.read_text() for page in pages)
     files = {path.name for path in RESULTS.glob("*.json") if not path.name.startswith("compare-")}
     assert {name for name in files if name not in text} == set()
+
+
+def test_page_of_amd_equals_its_data(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import amd
+
+    assert amd.page() == amd.PAGE.read_text(), "run: python benchmarks/amd.py --page"

@@ -18,6 +18,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+PROGRAMS = {"python": sys.executable, "zinc": f"{sys.executable} -m zinc"}
 ADDRESS = "http://127.0.0.1:8080"  # of the server in every example
 
 
@@ -40,9 +41,9 @@ def with_demo_model(text: str) -> str:
 
 
 def script(command: str) -> str:
-    """Return a `zinc` command as one for this checkout, this Python and the demo model."""
+    """Return a `zinc` or `python` command for this checkout, this Python and the demo model."""
     command = with_demo_model(command).replace("git diff", "echo '+ x = 1'")
-    return command.replace("zinc ", f"{sys.executable} -m zinc ", 1)
+    return re.sub(r"\b(python(?= )|zinc(?= ))", lambda m: PROGRAMS[m[0]], command, count=1)
 
 
 def environment(state: Path) -> dict[str, str]:
