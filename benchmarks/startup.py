@@ -21,7 +21,7 @@ from typing import Any
 
 import zinc
 from zinc.cli.machine import cpu_model
-from zinc.engine.loader import resolve_model
+from zinc.engine.load.files import resolve_model
 
 CONTEXT = 512
 LOADING = """

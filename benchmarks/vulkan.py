@@ -28,13 +28,17 @@ import numpy as np
 
 from zinc.backends.api import Program
 from zinc.backends.vulkan import VulkanBackend, create
-from zinc.cli import loading, roofline
+from zinc.cli import roofline
 from zinc.cli.bench import Bench
 from zinc.cli.cost import StepShape
+from zinc.cli.loading import open_model
+from zinc.cli.steps import StepMaker
 from zinc.core.errors import ZincError
 from zinc.engine.engine import Engine
+from zinc.engine.load.model import LoadedModel
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.planned import plan_model
 from zinc.engine.sampling import SamplingParams
-from zinc.formats.gguf import GGUFFile
 from zinc.gpu import packing
 from zinc.gpu.lower import attention
 
@@ -58,21 +62,22 @@ def pack_once() -> None:
     packing.pack = cached
 
 
-def decode(bench: Bench, bound: loading.Bound, n: int, depth: int) -> dict[str, Any]:
+def decode(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, Any]:
     """Single tokens after `depth` cached ones."""
-    steps = [bound.step([7], depth + i, outputs=1) for i in range(n)]
+    maker = StepMaker(model)
+    steps = [maker.step([7], depth + i, outputs=1) for i in range(n)]
     for step in steps[:4]:
-        bound.program.step(step)
+        model.program.step(step)
     rates, host = [], []
     for _ in range(DECODE_REPETITIONS):
-        waited, start = bound.program.work.waited_s, time.perf_counter()
+        waited, start = model.program.work.waited_s, time.perf_counter()
         for step in steps:
-            bound.program.step(step)
+            model.program.step(step)
         seconds = time.perf_counter() - start
         rates.append(n / seconds)
-        host.append((seconds - bound.program.work.waited_s + waited) / n)
-    shape = StepShape(1, 1, depth, bound.kv_dtype)
-    n_bytes = sum(shape.bytes(launch) for launch in bound.plan.launches)
+        host.append((seconds - model.program.work.waited_s + waited) / n)
+    shape = StepShape(1, 1, depth, model.kv_dtype)
+    n_bytes = sum(shape.bytes(launch) for launch in model.plan.launches)
     rate = statistics.median(rates)
     return {
         "depth": depth,
@@ -82,7 +87,7 @@ def decode(bench: Bench, bound: loading.Bound, n: int, depth: int) -> dict[str, 
         "host_us": 1e6 * statistics.median(host),
         "gb_per_s": n_bytes * rate / 1e9,
         **profiled(bench, shape),
-        **asdict(bound.program.counts(steps[0])),
+        **asdict(model.program.counts(steps[0])),
     }
 
 
@@ -95,20 +100,21 @@ def profiled(bench: Bench, shape: StepShape) -> dict[str, Any]:
     }
 
 
-def fill(bound: loading.Bound, depth: int) -> None:
+def fill(model: LoadedModel, depth: int) -> None:
     """Puts `depth` tokens into the cache."""
-    for at in range(0, depth, bound.plan.max_tokens):
-        tokens = min(bound.plan.max_tokens, depth - at)
-        bound.program.step(bound.step([1 + i % 1000 for i in range(tokens)], at, outputs=1))
+    maker = StepMaker(model)
+    for at in range(0, depth, model.plan.max_tokens):
+        tokens = min(model.plan.max_tokens, depth - at)
+        model.program.step(maker.step([1 + i % 1000 for i in range(tokens)], at, outputs=1))
 
 
-def prefill(bench: Bench, bound: loading.Bound, n: int, depth: int) -> dict[str, Any]:
+def prefill(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, Any]:
     """A prompt of `n` tokens after `depth` cached ones."""
-    step = bound.step([1 + i % 1000 for i in range(n)], depth, outputs=1)
+    step = StepMaker(model).step([1 + i % 1000 for i in range(n)], depth, outputs=1)
     seconds = []
     for _ in range(REPETITIONS + 2):
         start = time.perf_counter()
-        bound.program.step(step)
+        model.program.step(step)
         seconds.append(time.perf_counter() - start)
     rates = [n / s for s in seconds[2:]]
     return {
@@ -116,24 +122,24 @@ def prefill(bench: Bench, bound: loading.Bound, n: int, depth: int) -> dict[str,
         "depth": depth,
         "tokens_per_s": statistics.median(rates),
         "all_tokens_per_s": rates,
-        **profiled(bench, StepShape(n, 1, depth, bound.kv_dtype)),
-        **asdict(bound.program.counts(step)),
+        **profiled(bench, StepShape(n, 1, depth, model.kv_dtype)),
+        **asdict(model.program.counts(step)),
     }
 
 
 CHAINS = {"greedy": {"temperature": 0}, "default": {}}
 
 
-def answers(bound: loading.Bound, n: int, streams: int, how: str, chain: str) -> dict[str, Any]:
+def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> dict[str, Any]:
     """Tokens/s of whole answers through the engine, drawn as `how` says.
 
     "host": logits are read back and the host draws; "device": the device draws, and runs a step
     ahead; "device, in step": it draws, and the host looks at each token before the next step.
     """
-    program: Program = bound.program
+    program: Program = model.program
     if how == "host":
-        program = cast(Program, Undrawn(bound.program))
-    engine = Engine(program, bound.cache, bound.spec.vocab, bound.context, prefix_cache=False)
+        program = cast(Program, Undrawn(model.program))
+    engine = Engine(program, model.cache, model.spec.vocab, model.context, prefix_cache=False)
     if how == "device, in step":
         engine._follow = lambda flight: None  # type: ignore[method-assign]
     rates = []
@@ -173,35 +179,38 @@ def measure(name: str, backend: VulkanBackend, args: argparse.Namespace) -> dict
     if not path.exists():
         make_model.write(str(path), make_model.SHAPES[name], "q4_k_m", repeat=True)
     made = time.perf_counter()
-    with GGUFFile.open(path) as file:
-        context = max(args.depths) + max(args.prefill, args.decode, args.answer) + 64
-        streams = max(args.streams, default=1)
-        bound = loading.bind(
-            file, backend, context, args.kv_dtype, max_outputs=streams, n_sequences=streams
-        )
+    streams = max(args.streams, default=1)
+    options = LoadOptions(
+        path,
+        context=max(args.depths) + max(args.prefill, args.decode, args.answer) + 64,
+        kv_dtype=args.kv_dtype,
+        max_outputs=streams,
+        sequences=streams,
+    )
+    with open_model(plan_model(options, backend)) as model:
         report: dict[str, Any] = {
             "shape": name,
-            "file_gb": file.n_bytes / 1e9,
-            "kv_dtype": bound.kv_dtype,
+            "file_gb": model.file.n_bytes / 1e9,
+            "kv_dtype": model.kv_dtype,
             "make_s": made - start,
             "load_s": time.perf_counter() - made,
-            "launches": len(bound.plan.launches),
+            "launches": len(model.plan.launches),
         }
-        bench = Bench(bound)
+        bench = Bench(model)
         print(f"{name}: made in {report['make_s']:.1f} s, loaded in {report['load_s']:.1f} s")
         start = time.perf_counter()
         report["prefill"], report["decode"] = [], []
         for depth in args.depths:
-            fill(bound, depth)
-            report["prefill"].append(prefill(bench, bound, args.prefill, depth))
+            fill(model, depth)
+            report["prefill"].append(prefill(bench, model, args.prefill, depth))
             show(f"prefill {args.prefill} at {depth}", report["prefill"][-1])
             if depth == args.depths[0]:
                 report["first_steps_s"] = time.perf_counter() - start
-            report["decode"].append(decode(bench, bound, args.decode, depth))
+            report["decode"].append(decode(bench, model, args.decode, depth))
             show(f"decode at {depth}", report["decode"][-1])
         report["answers"] = []
         for chain, streams, how in product(CHAINS, args.streams, DRAWN_BY):
-            found = answers(bound, args.answer, streams, how, chain)
+            found = answers(model, args.answer, streams, how, chain)
             report["answers"].append(found)
             print(
                 f"  answers, {chain} chain, {streams} streams, drawn by {how}: "

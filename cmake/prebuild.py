@@ -23,10 +23,11 @@ def main(folder: Path, models: list[Path]) -> None:
         print("no Vulkan kernels are prebuilt: numpy is not here")
         return
     from zinc.backends.vulkan import VulkanKernels, prebuild, shaders
-    from zinc.engine.loader import BATCH_TOKENS, EMBEDDED_MODEL, MAX_SEQUENCES
+    from zinc.engine.load.files import EMBEDDED_MODEL
+    from zinc.engine.load.options import LoadOptions
+    from zinc.engine.load.planned import plan_graph
     from zinc.formats.gguf import GGUFFile
     from zinc.models import load
-    from zinc.plan.planner import make_plan
 
     if shaders.compiler() is None:
         print("no Vulkan kernels are prebuilt: there is no Slang compiler")
@@ -35,13 +36,7 @@ def main(folder: Path, models: list[Path]) -> None:
     for path in (EMBEDDED_MODEL, *models):
         with GGUFFile.open(path) as file:
             spec, graph = load(file)
-        plan = make_plan(
-            graph,
-            VulkanKernels(),
-            max_tokens=BATCH_TOKENS,
-            max_outputs=MAX_SEQUENCES,
-            draws=True,
-        )
+        plan = plan_graph(graph, VulkanKernels(), LoadOptions())
         wanted |= prebuild.shipped(plan, prebuild.device_classes(), spec.context)
     prebuild.build(wanted, folder)
     names = {f"{shaders.key(shader)}.spv" for shader in wanted}

@@ -13,7 +13,7 @@ import zinc
 from zinc import LLM, SamplingParams
 from zinc.cli.main import main
 from zinc.core.errors import RequestError, ZincError
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.formats.metadata import GGUFArray

@@ -88,10 +88,10 @@ def test_requests_of_several_threads_share_steps(llm, monkeypatch):
     assert len(sizes) < 4 * 64
 
 
-def test_scoring_takes_the_cache_from_those_who_run(monkeypatch):
+def test_scoring_waits_while_running_requests_hold_the_cache(monkeypatch):
     """A window as long as the context, while eight answers hold all of the cache."""
-    full, go, preempted = threading.Event(), threading.Event(), []
-    step, preempt = Engine.step, Engine._preempt
+    full, go = threading.Event(), threading.Event()
+    step = Engine.step
 
     def held(engine):
         gained = step(engine)
@@ -100,10 +100,6 @@ def test_scoring_takes_the_cache_from_those_who_run(monkeypatch):
             assert go.wait(PATIENCE_S)
         return gained
 
-    def counted(engine, sequence):
-        preempted.append(sequence)
-        preempt(engine, sequence)
-
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     prompts = [f"{i} {'word ' * 50}" for i in range(8)]  # each grows to two blocks of sixteen
     text = " ".join(PROMPTS * 3)
@@ -111,16 +107,14 @@ def test_scoring_takes_the_cache_from_those_who_run(monkeypatch):
         want = [llm.generate(prompt, params).token_ids for prompt in prompts]
         perplexity = llm.perplexity(text, window=128)
         monkeypatch.setattr(Engine, "step", held)
-        monkeypatch.setattr(Engine, "_preempt", counted)
         with ThreadPoolExecutor(2) as pool:
             answers = pool.submit(llm.generate, prompts, params)
             assert full.wait(PATIENCE_S)
             score = pool.submit(llm.perplexity, text, window=128)
-            wait_for(lambda: not llm._open.worker._calls.empty())
+            wait_for(lambda: not llm.worker._calls.empty())
             go.set()
             assert score.result(PATIENCE_S) == perplexity
             assert [a.token_ids for a in answers.result(PATIENCE_S)] == want
-    assert len(preempted) == 8
 
 
 def test_a_request_that_fails_disturbs_no_other(llm):
@@ -316,7 +310,7 @@ CALLS = {
     "engine": lambda llm: llm.engine,
     "backend": lambda llm: llm.backend,
     "program": lambda llm: llm.program,
-    "placed": lambda llm: llm.placed,
+    "choice": lambda llm: llm.choice,
 }
 
 

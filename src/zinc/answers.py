@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.engine import Engine
-from zinc.engine.readout import Pooled
+from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Sequence, Timings
 from zinc.engine.worker import EngineWorker, Task
@@ -144,16 +144,16 @@ class CompletionTask(Task):
         return [answer.completion() for answer in self._answers]
 
 
-class EmbeddingTask(Task):
-    """Runs prompts of token ids up to the final norm; `pools[i]` reads the rows of `prompts[i]`."""
+class ReadoutTask(Task):
+    """Runs prompts of token ids without an answer; `readouts[i]` takes the rows of `prompts[i]`."""
 
-    def __init__(self, prompts: Seq[Seq[int]], pools: Seq[Pooled]) -> None:
+    def __init__(self, prompts: Seq[Seq[int]], readouts: Seq[Readout]) -> None:
         super().__init__()
-        self._prompts, self._pools = prompts, pools
+        self._prompts, self._readouts = prompts, readouts
 
     def submit(self, engine: Engine) -> None:
-        for ids, pool in zip(self._prompts, self._pools, strict=True):
-            self.sequences.append(engine.submit(ids, _NO_ANSWER, readout=pool))
+        for ids, readout in zip(self._prompts, self._readouts, strict=True):
+            self.sequences.append(engine.submit(ids, _NO_ANSWER, readout=readout))
 
 
 class StreamTask(Task):

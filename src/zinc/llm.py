@@ -11,13 +11,11 @@ A thin layer of text over the engine: everything below it works on token ids.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from zinc.answers import (
     Chunk,
     Completion,
     CompletionTask,
-    EmbeddingTask,
+    ReadoutTask,
     Request,
     Stream,
     StreamTask,
@@ -41,43 +39,27 @@ from zinc.backends import api
 from zinc.chat import renderer
 from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
-from zinc.engine import loader, placing
 from zinc.engine.constraint import Thinking
 from zinc.engine.engine import Engine
-from zinc.engine.identity import TensorDigests, cache_key
-from zinc.engine.loader import Memory
-from zinc.engine.readout import Pooled, Pooling, embedding
-from zinc.engine.sampling import SamplingParams, breaker_sequences, recommended
-from zinc.engine.structured import ConstraintLike, Grammar, Grammars, started
-from zinc.engine.worker import EngineWorker, closed_error
-from zinc.formats.gguf import GGUFFile
+from zinc.engine.load.device_map import BackendChoice
+from zinc.engine.load.model import LoadedModel
+from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
+from zinc.engine.load.planned import plan_model
+from zinc.engine.load.weights import Progress
+from zinc.engine.readout import Pooled, Pooling, Readout, TextLikelihood, TextLogits, embedding
+from zinc.engine.sampling import SamplingParams, recommended
+from zinc.engine.structured import ConstraintLike, Grammar, started
+from zinc.engine.worker import EngineWorker
 from zinc.grammar.kinds import Kind
-from zinc.kv.disk import check_folder
-from zinc.models import load as load_architecture
+from zinc.model_text import ModelText
 from zinc.models.parts.context import RopeScaling
-from zinc.ops.graph import Graph
-from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 from zinc.plan.device_map import DeviceMap
-from zinc.plan.hidden import hidden_graph
-from zinc.plan.planner import make_plan
 from zinc.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Chunk", "Completion", "Stream"]
 
-T = TypeVar("T")
 Messages = Seq[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A loaded model, freed by `close`: weights and cache on a backend, and their engine."""
-
-    placed: placing.Placed
-    cache: api.Cache
-    program: api.Program
-    engine: Engine
-    worker: EngineWorker
 
 
 class LLM:
@@ -87,7 +69,7 @@ class LLM:
     backend: "auto", or a name from `zinc.backends.api.discover()`.
     threads: CPU threads; default, one for each core that this process may use.
     device_map: which layers are on the device, which on the CPU (docs/placement.md); default, as
-        many on the device as fit. `LLM.placed.note` says so if some do not.
+        many on the device as fit. `LLM.choice.note` says so if some do not.
     context: tokens of prompt and answer together; default, the model's own as far as memory goes.
     rope: RoPE scaling for a longer context than the file states. Sequences that fit the original
         context run without it.
@@ -119,7 +101,7 @@ class LLM:
         context: int | None = None,
         rope: RopeScaling | None = None,
         kv_dtype: str = "auto",
-        batch_tokens: int = loader.BATCH_TOKENS,
+        batch_tokens: int = BATCH_TOKENS,
         prefix_cache: bool = True,
         cache_bytes: int | None = None,
         swap_bytes: int | None = None,
@@ -127,134 +109,79 @@ class LLM:
         pooling: str | None = None,
         chat_template: str | None = None,
         options: Mapping[str, str] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        self._chat_template = chat_template
-        self._loaded: _Loaded | None = None
-        self._lazy = threading.RLock()  # for what is built when it is first used
-        folder = Path(cache_dir).expanduser() if cache_dir is not None and prefix_cache else None
-        if folder is not None:
-            check_folder(folder)
-        self.path: Path = loader.resolve_model(model)
-        self.file = GGUFFile.open(self.path)
-        if chat_template is not None or "tokenizer.chat_template" in self.file.metadata:
-            renderer.SHARED.start()  # it gets ready while weights are loaded
-        self.spec, graph = load_architecture(self.file, rope=rope, context=context)
-        self._graphs = [graph]
-        if 0 < self.spec.plain_context < (context or self.spec.context):
-            _, graph = load_architecture(self.file, rope=rope, context=context, extended=True)
-            self._graphs.append(graph)
-        said = self.file.metadata.get(f"{self.spec.arch}.pooling_type")
-        self.pooling = Pooling.of_file(said) if pooling is None else Pooling.named(pooling)
-        outputs = min(64, batch_tokens)
-        placed = placing.place(
-            loader.create_backend(backend, threads, options),
-            lambda: loader.create_backend("cpu", threads, options),
-            self.file,
-            self.spec,
-            self._graphs,
-            placing.Wanted(context, kv_dtype, batch_tokens, outputs),
-            device_map,
-        )
-        chosen = placed.backend
-        plans = [_plan(chosen, g, batch_tokens, outputs, draws=True) for g in self._graphs]
-        self.plan = plans[0]
-        arena_bytes = sum(plan.arena_bytes for plan in plans)
-        states = self.plan.states
-        self.kv_dtype = kv_dtype = loader.resolve_kv_dtype(kv_dtype, chosen.name, states)
-        memories = placing.budgets(self.file, plans, chosen)
-        size = placing.choose_cache(self.spec, memories, kv_dtype, context, batch_tokens)
-        self.context = size.context
-        digests = None if folder is None else TensorDigests(self.file, folder)
-        loader.upload(self.file, self.plan, chosen, progress, digests)
-        layout = loader.cache_layout(states, size.tokens, kv_dtype, size.state_slots, batch_tokens)
-        cache = chosen.allocate(states, layout)
-        programs = [chosen.prepare(plan, cache) for plan in plans]
-        engine = Engine(
-            programs[0],
-            cache,
-            self.spec.vocab,
-            self.context,
-            prefix_cache=prefix_cache,
-            cache_bytes=cache_bytes,
-            swap_bytes=loader.choose_swap() if swap_bytes is None else swap_bytes,
-            hidden=self._prepare_hidden,
-            extended=programs[1] if len(programs) > 1 else None,
-            plain_context=self.spec.plain_context,
-        )
-        self._scorers: dict[bool, api.Program] = {}
-        if folder is not None and digests is not None:
-            key = cache_key(digests.finish(), plans, layout, chosen)
-            engine.keep_on_disk(folder, key, cache_bytes)
-        self.memory = Memory(chosen.weight_bytes, cache.n_bytes, arena_bytes)
-        self._loaded = _Loaded(placed, cache, programs[0], engine, EngineWorker(engine))
+        path = None if model is None else Path(model)
+        folder = None if cache_dir is None else Path(cache_dir).expanduser()
+        load = LoadOptions(
+            path=path, backend=backend, threads=threads, device_map=device_map, context=context,
+            rope=rope, kv_dtype=kv_dtype, batch_tokens=batch_tokens, prefix_cache=prefix_cache,
+            cache_bytes=cache_bytes, swap_bytes=swap_bytes, cache_dir=folder, pooling=pooling,
+            chat_template=chat_template, backend_options=options or {},
+        )  # fmt: skip
+        self._load(load, progress)
 
-    @property
-    def _open(self) -> _Loaded:
-        """The loaded model. Raises RequestError after `close`."""
-        if self._loaded is None:
-            raise closed_error()
-        return self._loaded
+    @classmethod
+    def from_options(cls, options: LoadOptions, progress: Progress | None = None) -> LLM:
+        """Load the model that `options` name. Raises as the constructor does."""
+        llm = cls.__new__(cls)
+        llm._load(options, progress)
+        return llm
+
+    def _load(self, options: LoadOptions, progress: Progress | None) -> None:
+        asked = None if options.pooling is None else Pooling.named(options.pooling)
+        planned = plan_model(options)
+        metadata = planned.file.metadata
+        if options.chat_template is not None or "tokenizer.chat_template" in metadata:
+            renderer.SHARED.start()  # it starts while weights are loaded
+        self.model = LoadedModel(planned, progress)
+        self.file, self.spec, self.path = planned.file, planned.spec, planned.file.path
+        self.plan, self.kv_dtype = self.model.plan, self.model.kv_dtype
+        self.context, self.memory = self.model.context, self.model.memory
+        self.pooling = asked or Pooling.of_file(metadata.get(f"{self.spec.arch}.pooling_type"))
+        self._text = ModelText(
+            self.file, self.spec.vocab, options.chat_template, self.model.check_open
+        )
+
+    @cached_property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of SamplingParams that the file recommends, for requests without `params`."""
+        return recommended(self.file.metadata)
 
     @property
     def engine(self) -> Engine:
         """The engine, which one thread owns: run nothing on it while requests run."""
-        return self._open.engine
+        return self.model.engine
 
     @property
     def worker(self) -> EngineWorker:
         """The thread that owns the engine."""
-        return self._open.worker
+        return self.model.worker
 
     @property
     def backend(self) -> api.Backend:
         """The backend that runs the model."""
-        return self._open.placed.backend
+        return self.model.backend
 
     @property
-    def placed(self) -> placing.Placed:
-        """How the model is divided over devices's parts on devices."""
-        return self._open.placed
+    def choice(self) -> BackendChoice:
+        """The backend with the reason why it was chosen, and how the model is divided."""
+        return self.model.choice
 
     @property
     def program(self) -> api.Program:
         """The program of sequences up to the plain context."""
-        return self._open.program
+        return self.model.program
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, which goes on working after `close`.
-
-        Raises FormatError when the file's tokenizer is damaged.
-        """
-        built: Tokenizer | None = self.__dict__.get("_tokenizer")
-        return built or self._build("_tokenizer", self._make_tokenizer)
-
-    def _make_tokenizer(self) -> Tokenizer:
-        metadata: Mapping[str, Any] = self.file.metadata
-        if self._chat_template is not None:  # and none of those that a file may name beside it
-            own = {"tokenizer.chat_template": self._chat_template, "tokenizer.chat_templates": []}
-            metadata = {**metadata, **own}
-        return Tokenizer.from_metadata(metadata, str(self.path))
-
-    def _build(self, name: str, make: Callable[[], T]) -> T:
-        """Return the attribute `name`; the first thread to ask makes it, once."""
-        _ = self._open
-        with self._lazy:
-            if name not in self.__dict__:
-                self.__dict__[name] = make()
-            return cast(T, self.__dict__[name])
-
-    @cached_property
-    def sampling(self) -> dict[str, Any]:
-        """Arguments of SamplingParams that the file recommends; requests without `params` have
-        them."""
-        return recommended(self.file.metadata)
+        """The model's tokenizer. Raises FormatError if the file's tokenizer is damaged."""
+        return self._text.tokenizer
 
     @property
     def template(self) -> ChatTemplate:
-        """The model's chat template. Raises TemplateError when it has none."""
-        return self._build("_template", lambda: ChatTemplate.from_tokenizer(self.tokenizer))
+        """The model's chat template. Raises TemplateError if it has none."""
+        return self._text.template
 
     # -- generation -----------------------------------------------------------------------------
 
@@ -266,11 +193,7 @@ class LLM:
         It may be passed to any number of requests. Raises RequestError when `source` cannot be
         followed, UnsupportedError when the optional dependency llguidance is missing.
         """
-        return self._grammars.constraint(kind, source)
-
-    @property
-    def _grammars(self) -> Grammars:
-        return self._build("_grammar_maker", lambda: Grammars(self.tokenizer, self.spec.vocab))
+        return self._text.grammars.constraint(kind, source)
 
     @overload
     def generate(  # a str is a sequence of str, and comes first
@@ -316,7 +239,7 @@ class LLM:
             one = cast("str | Seq[int]", prompt)
             return self._complete([self._request(one, params, constraint, thinking)])[0]
         prompts = cast("Seq[str | Seq[int]]", prompt)
-        held = started(constraint, lambda: self._grammars, len(prompts))
+        held = started(constraint, lambda: self._text.grammars, len(prompts))
         return self._complete(
             [
                 self._request(prompt, params, each, thinking)
@@ -372,7 +295,7 @@ class LLM:
             )
         ids = cast("str | Seq[int]", prompt)
         task = StreamTask(self._request(ids, params, constraint, thinking), self.tokenizer)
-        worker = self._open.worker
+        worker = self.model.worker
         worker.start(task)
         return Stream(worker, task)
 
@@ -406,19 +329,19 @@ class LLM:
         thinking: Thinking | None = None,
     ) -> Request:
         """Return `prompt` and its settings as the engine takes them."""
-        _ = self._open
+        self.model.check_open()
         return Request(
             self._ids_of(prompt),
             params,
             self.tokenizer.eog_ids,
             self.dry_breakers(params),
-            started(constraint, lambda: self._grammars)[0],
+            started(constraint, lambda: self._text.grammars)[0],
             thinking,
         )
 
     def _complete(self, requests: list[Request]) -> list[Completion]:
         task = CompletionTask(requests, self.tokenizer)
-        self._open.worker.run(task)
+        self.model.worker.run(task)
         return task.completions()
 
     def _ids_of(self, text: str | Seq[int]) -> list[int]:
@@ -428,23 +351,10 @@ class LLM:
         return list(text)
 
     def dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """The DRY breakers of a request as token ids; a walk over the vocabulary the first time."""
+        """Return the DRY breakers of `params` as token ids; none if DRY is off."""
         if params.dry_multiplier == 0:
             return ()
-        return self._breaker_sequences(params.dry_sequence_breakers)
-
-    @property
-    def _breaker_sequences(self) -> Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]:
-        return self._build("_breakers", self._make_breaker_sequences)
-
-    def _make_breaker_sequences(
-        self,
-    ) -> Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]:
-        tokenizer = self.tokenizer
-        vocabulary = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
-        encode = partial(tokenizer.encode, add_special=False)
-        # Bounded: clients of a server choose them.
-        return lru_cache(16)(lambda breakers: breaker_sequences(breakers, vocabulary, encode))
+        return self._text.dry_breakers(params.dry_sequence_breakers)
 
     # -- embeddings -----------------------------------------------------------------------------
 
@@ -469,30 +379,29 @@ class LLM:
                 "an embedding is one row for each of them",
                 "choose mean, cls or last",
             )
-        worker = self._open.worker
+        worker = self.model.worker
         prompts = [self._ids_of(text) for text in ([texts] if isinstance(texts, str) else texts)]
         pools = [Pooled(how) for _ in prompts]
-        worker.run(EmbeddingTask(prompts, pools))
+        worker.run(ReadoutTask(prompts, pools))
         rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]
         return np.array(rows, np.float32).reshape(len(rows), dimensions or self.spec.hidden)
-
-    def _prepare_hidden(self, extended: bool) -> api.Program:
-        n = self.plan.max_tokens
-        plan = _plan(self.backend, hidden_graph(self._graphs[extended]), n, n)
-        return self.backend.prepare(plan, self._open.cache)
 
     # -- scoring --------------------------------------------------------------------------------
 
     def logits(self, ids: Seq[int]) -> FloatArray:
-        """Logits float32 [tokens, vocab] after each token of a prompt."""
-        worker, prompt = self._open.worker, list(ids)
-        return worker.call(lambda engine: np.concatenate(list(self._score(engine, prompt))))
+        """Return the logits after each token of `ids`, float32 [tokens, vocab].
+
+        Raises RequestError if there are more tokens than the context holds, or an unknown id.
+        """
+        readout = TextLogits()
+        self._score(list(ids), readout)
+        return readout.logits
 
     def perplexity(
         self,
         text: str | Seq[int],
         window: int = 512,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> float:
         """exp of the mean negative log-likelihood over a text, in windows of so many tokens.
 
@@ -501,7 +410,7 @@ class LLM:
         window / 2 tokens before it. A tail shorter than a window is left out, as llama.cpp does.
         Raises RequestError when the text is shorter than one window.
         """
-        worker = self._open.worker
+        self.model.check_open()
         ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
         if not 2 <= window <= self.context:
             raise RequestError(
@@ -521,37 +430,16 @@ class LLM:
             part = ids[i * window : (i + 1) * window]
             if bos is not None:
                 part[0] = bos
-            nll, n = worker.call(partial(self._second_half, ids=part))
-            total, count = total + nll, count + n
+            scored = TextLikelihood(first_scored=window // 2)
+            self._score(part, scored)
+            total, count = total + scored.total, count + scored.count
             if progress is not None:
                 progress(i + 1, n_windows)
         return float(np.exp(total / count))
 
-    def _second_half(self, engine: Engine, ids: list[int]) -> tuple[float, int]:
-        """Return the summed negative log-likelihood of the later half of `ids`, and its length."""
-        total, count, row = 0.0, 0, 0
-        for logits in self._score(engine, ids):
-            for r in range(max(row, len(ids) // 2), min(row + len(logits), len(ids) - 1)):
-                x = logits[r - row].astype(np.float64)
-                top = x.max()
-                total += top + np.log(np.exp(x - top).sum()) - x[ids[r + 1]]
-                count += 1
-            row += len(logits)
-        return total, count
-
-    def _scorer(self, extended: bool) -> api.Program:
-        """Return a program that gives logits of every row, beside those of the engine."""
-        if extended not in self._scorers:
-            n = self.plan.max_tokens
-            plan = _plan(self.backend, self._graphs[extended], n, n)
-            self._scorers[extended] = self.backend.prepare(plan, self._open.cache)
-        return self._scorers[extended]
-
-    def _score(self, engine: Engine, ids: list[int]) -> Iterator[FloatArray]:
-        """Yield the logits after each of `ids`, a chunk of rows at a time, in the engine's thread.
-
-        The rows are valid until the next chunk. Raises RequestError.
-        """
+    def _score(self, ids: list[int], readout: Readout) -> None:
+        """Run `ids` without an answer; `readout` takes the rows. Raises RequestError."""
+        worker = self.model.worker
         if not 0 < len(ids) <= self.context:
             raise RequestError(
                 f"cannot score {len(ids)} tokens",
@@ -563,48 +451,17 @@ class LLM:
                 "cannot score the tokens",
                 f"an id lies outside the vocabulary of {self.spec.vocab}",
             )
-        pool, program = engine.pool, self._scorer(len(ids) > engine.plain_context)
-        blocks = zip(pool.most(len(ids)), pool.available, strict=True)
-        if pool.available_slots == 0 or any(most > available for most, available in blocks):
-            engine.make_room()
-        with pool.borrow() as holding:
-            for at in range(0, len(ids), self.plan.max_tokens):
-                part = np.array(ids[at : at + self.plan.max_tokens], np.int32)
-                rows = np.arange(len(part), dtype=np.int32)
-                pool.trim(holding, at)
-                pool.grow(holding, at + len(part))
-                step = Step(
-                    ids=part,
-                    positions=rows + np.int32(at),
-                    sequence=np.zeros(len(part), np.int32),
-                    output_rows=rows,
-                    seq_start=np.array([0, len(part)], np.int32),
-                    state_slot=np.array([holding.slot], np.int32),
-                    tables=tuple(np.array([table], np.int32) for table in holding.tables),
-                )
-                yield program.step(step).copy()
+        worker.run(ReadoutTask([ids], [readout]))
 
     def close(self) -> None:
         """Free the model's memory; requests that still run end with an error.
 
         With `cache_dir` the prefix cache is on disk when this returns. Closing twice is allowed.
         """
-        loaded, self._loaded = self._loaded, None
-        try:
-            if loaded is not None:
-                loaded.worker.close()
-        finally:
-            self._scorers.clear()
-            self.file.close()
+        self.model.close()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _plan(
-    backend: api.Backend, graph: Graph, max_tokens: int, max_outputs: int, *, draws: bool = False
-) -> api.Plan:
-    return make_plan(graph, backend, max_tokens=max_tokens, max_outputs=max_outputs, draws=draws)

@@ -24,7 +24,7 @@ from zinc.backends.vulkan.vk.library import PORTABILITY, DeviceLostError, Librar
 from zinc.cli import roofline
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu.arguments.layout import Struct
 from zinc.gpu.dispatch import JOINT, LOWERINGS, Bucket, Dispatch, Features, KernelVariant

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -17,14 +19,20 @@ from present import computing
 from zinc.backends import api
 from zinc.backends.null import NullBackend
 from zinc.backends.ref import RefBackend, RefProgram
-from zinc.cli import bench_text, loading
+from zinc.cli import bench_text
 from zinc.cli import check as check_command
 from zinc.cli.bench import Bench
 from zinc.cli.cost import StepShape
 from zinc.cli.step_profile import Profile
+from zinc.cli.steps import StepMaker
 from zinc.cli.text import size
-from zinc.engine import loader, placing
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.cache_layout import BLOCK_TOKENS, cache_layout, kv_bytes_per_token
+from zinc.engine.load import memory as load_memory
+from zinc.engine.load.files import EMBEDDED_MODEL
+from zinc.engine.load.memory import RESERVE_SHARE, budgets, choose_cache
+from zinc.engine.load.model import LoadedModel
+from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
+from zinc.engine.load.planned import PlannedModel, plan_model
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan
@@ -92,6 +100,17 @@ def test_inspect_begins_with_a_summary(zinc):
     assert found["supported"] == "yes"
 
 
+def planned(path: Path, backend: api.Backend, context: int, sequences: int = 1) -> PlannedModel:
+    options = LoadOptions(
+        path, context=context, kv_dtype="f16", max_outputs=sequences, sequences=sequences
+    )
+    return plan_model(options, backend)
+
+
+def loaded(path: Path, backend: api.Backend, context: int, sequences: int = 1) -> LoadedModel:
+    return LoadedModel(planned(path, backend, context, sequences))
+
+
 def test_the_summary_names_experts_and_a_missing_template(zinc, fixture_model):
     out = zinc("inspect", fixture_model.with_stem("qwen35moe")).out
     assert "4 experts of which 2 run" in out
@@ -108,10 +127,10 @@ def test_windows_are_counted_as_windows(zinc, fixture_model, tmp_path):
     with GGUFFile.open(path) as file:
         spec, graph = load(file)
         states = make_plan(graph, api.kernels("ref"), max_tokens=1, max_outputs=1).states
-        layout = loader.cache_layout(states, spec.context, "f16", 1, loader.BATCH_TOKENS)
+        layout = cache_layout(states, spec.context, "f16", 1, BATCH_TOKENS)
         cache = api.create("ref").allocate(states, layout)  # in float32
     assert memory["kv_f16_bytes"] == cache.n_bytes // 2
-    assert 2 * memory["kv_f16_bytes"] < loader.kv_bytes_per_token(states, "f16") * spec.context
+    assert 2 * memory["kv_f16_bytes"] < kv_bytes_per_token(states, "f16") * spec.context
 
 
 def test_inspect_shows_a_file_that_cannot_run(zinc, tmp_path):
@@ -157,12 +176,12 @@ def test_a_scaling_that_cannot_be_is_one_line(zinc, fixture_model):
 @pytest.mark.parametrize("name", ["ref", "null"])
 def test_the_plan_printed_is_the_plan_made(zinc, fixture_model, name):
     found = json.loads(zinc("plan", fixture_model, "--backend", name, "--json").out)
-    with GGUFFile.open(fixture_model) as file:
-        bound = loading.bind(file, api.create(name), 512, "f16")
-        n_weights = sum(file.tensors[w.tensor].n_bytes for w in bound.plan.weights)
-    assert found["hash"] == bound.plan.hash
-    assert [x["kernel"] for x in found["launches"]] == [x.kernel for x in bound.plan.launches]
-    assert found["arena_bytes"] == bound.plan.arena_bytes
+    with planned(fixture_model, api.create(name), 512) as made:
+        plan = made.plans[0]
+        n_weights = sum(made.file.tensors[w.tensor].n_bytes for w in plan.weights)
+    assert found["hash"] == plan.hash
+    assert [x["kernel"] for x in found["launches"]] == [x.kernel for x in plan.launches]
+    assert found["arena_bytes"] == plan.arena_bytes
     assert found["weights_bytes"] == n_weights
     assert found["bytes"] == sum(x["bytes"] for x in found["launches"])
     # A decode step reads every weight once, but for the rows of the embedding it does not look up.
@@ -248,7 +267,7 @@ def test_plan_says_what_does_not_fit_on_the_device(zinc, fixture_model, monkeypa
     whole = zinc(*plan)
     sizes = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes")
     room = int(share * sum(json.loads(whole.out)[key] for key in sizes))
-    available = int(room / (1 - loader.MEMORY_RESERVE))
+    available = int(room / (1 - RESERVE_SHARE))
     monkeypatch.setattr(RefBackend, "available_bytes", lambda _: available)
     result = zinc(*plan)
     device, host = json.loads(result.out)["devices"]
@@ -260,8 +279,8 @@ def test_plan_says_what_does_not_fit_on_the_device(zinc, fixture_model, monkeypa
 
 def available(monkeypatch, n_bytes: float) -> None:
     """Have as much memory free as leaves `n_bytes` for a model."""
-    free = int(n_bytes / (1 - loader.MEMORY_RESERVE)) + 1
-    monkeypatch.setattr(loader, "available_memory_bytes", lambda backend=None: free)
+    free = int(n_bytes / (1 - RESERVE_SHARE)) + 1
+    monkeypatch.setattr(load_memory, "available_memory_bytes", lambda backend=None: free)
 
 
 def test_plan_says_whether_the_model_fits(zinc, fixture_model, monkeypatch):
@@ -269,7 +288,7 @@ def test_plan_says_whether_the_model_fits(zinc, fixture_model, monkeypatch):
     found = json.loads(zinc(*plan, 4096, "--json").out)
     needed = sum(found[key] for key in ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes"))
     assert found["memories"][0]["needed_bytes"] == needed
-    for room, context in ((needed, 4096), (needed - 1, 4096 - loader.BLOCK_TOKENS)):
+    for room, context in ((needed, 4096), (needed - 1, 4096 - BLOCK_TOKENS)):
         available(monkeypatch, room)
         result = zinc(*plan, 4096, "--json")
         found = json.loads(result.out)
@@ -285,8 +304,8 @@ def test_plan_says_whether_the_model_fits(zinc, fixture_model, monkeypatch):
             spec, graph = load(file)
             backend = api.create("ref")
             made = make_plan(graph, backend, max_tokens=512, max_outputs=1, draws=True)
-            memories = placing.budgets(file, [made], backend)
-            chosen = placing.choose_cache(spec, memories, "f16", None, made.max_tokens)
+            memories = budgets(file, [made], backend)
+            chosen = choose_cache(spec, memories, "f16", None, made.max_tokens)
         assert chosen.context == context
 
 
@@ -355,10 +374,9 @@ def test_bench_prints_one_json_object(zinc, fixture_model, backend):
             whole = sum(kind[column] for kind in profile)
             assert sum(row[column] for row in phases) == pytest.approx(whole)
         assert found[f"{name}_phases_percent_of_step"] > 0
-    with GGUFFile.open(fixture_model) as file:
-        bound = loading.bind(file, api.create(backend), 16, "f16")
-    n_launches = sum(kind["launches"] for kind in found["decode_profile"])
-    assert n_launches == len(bound.plan.launches)
+    with planned(fixture_model, api.create(backend), 16) as made:
+        n_launches = len(made.plans[0].launches)
+    assert sum(kind["launches"] for kind in found["decode_profile"]) == n_launches
     if backend == "cpu":
         assert found["decode_percent_of_bandwidth"] > 0
         assert found["bandwidth_gb_per_s"] > 0
@@ -392,15 +410,13 @@ def test_bench_explains_what_is_above_a_limit():
 
 
 def test_bench_measures_prefill_and_decode_apart(fixture_model):
-    with GGUFFile.open(fixture_model) as file:
-        bound = loading.bind(file, NullBackend(), 700, "f16")
-        bench = Bench(bound)
-        prefill, decode = bench.measure(600, 3, 5, reps=2)
-    most = loading.BATCH_TOKENS
+    with loaded(fixture_model, NullBackend(), 700) as model:
+        prefill, decode = Bench(model).measure(600, 3, 5, reps=2)
+        program = model.program
+    most = BATCH_TOKENS
     one_round = [(most, 0, 0), (600 - most, most, 1), (1, 5, 1), (1, 6, 1), (1, 7, 1)]
     steps = [
-        (step.n_tokens, int(step.positions[0]), len(step.output_rows))
-        for step in bound.program.steps
+        (step.n_tokens, int(step.positions[0]), len(step.output_rows)) for step in program.steps
     ]
     # The fill to the depth, a warm-up round, and two that count.
     assert steps == [(5, 0, 1), *one_round * 3]
@@ -410,10 +426,10 @@ def test_bench_measures_prefill_and_decode_apart(fixture_model):
 
 
 def test_bench_decodes_streams_together(fixture_model):
-    with GGUFFile.open(fixture_model) as file:
-        bound = loading.bind(file, NullBackend(), 70, "f16", max_outputs=3, n_sequences=3)
-        _, decode = Bench(bound).measure(0, 2, 65, reps=1)
-    fills, steps = bound.program.steps[:3], bound.program.steps[3:]
+    with loaded(fixture_model, NullBackend(), 70, sequences=3) as model:
+        _, decode = Bench(model).measure(0, 2, 65, reps=1)
+        program = model.program
+    fills, steps = program.steps[:3], program.steps[3:]
     assert [step.tables[0].tolist() for step in fills] == [[[0, 1]], [[2, 3]], [[4, 5]]]
     assert [step.positions.tolist() for step in steps] == [[65] * 3, [66] * 3] * 2
     for step in steps:
@@ -477,15 +493,18 @@ def test_verify_agrees_on_the_embedded_model(zinc, backend):
 @pytest.mark.parametrize("factor", [1.01, float("nan")])
 @pytest.mark.parametrize("kernel", ["linear", "attention", "linear_glu"])
 def test_verify_names_the_launch_that_departs(zinc, monkeypatch, fixture_model, kernel, factor):
-    with GGUFFile.open(fixture_model) as file:
-        launches = loading.bind(file, RefBackend(), 64, "f16").plan.launches
+    with planned(fixture_model, RefBackend(), 64) as made:
+        launches = made.plans[0].launches
     index = [i for i, x in enumerate(launches) if x.kernel == kernel and x.label == "blk.1"][-1]
-    monkeypatch.setattr(loader, "create_backend", lambda *_: BrokenBackend(index, factor))
-    result = zinc("verify", fixture_model)
+    backends = {"ref": RefBackend, "cpu": partial(BrokenBackend, index, factor)}
+    monkeypatch.setattr(api, "create", lambda name, *_: backends[name]())
+    result = zinc("verify", fixture_model, "--backend", "cpu")
     assert result.status == 1
     expected = rf"launch {index} \({kernel} of blk\.1\) departs in the prefill: relative error "
     assert re.search(expected + ("1.00e-02" if factor == 1.01 else "inf"), result.out)
-    found = json.loads(zinc("verify", fixture_model, "--json").out, parse_constant=pytest.fail)
+    found = json.loads(
+        zinc("verify", fixture_model, "--backend", "cpu", "--json").out, parse_constant=pytest.fail
+    )
     assert found["first_departure"]["launch"] == index
     departed = [c["launch"] for c in found["checks"] if c["departs"]]
     if factor == 1.01:
@@ -518,13 +537,12 @@ def test_rounding_to_8_bits_stays_within_what_is_allowed(format, n_rows, n_block
 
 def test_verify_runs_the_plan_of_the_backend(fixture_model):
     """`ref` walks a plan with 8-bit activations as well as its own."""
-    with GGUFFile.open(fixture_model) as file:
-        bound = loading.bind(file, NullBackend(), 64, "f16")
-        reference = loading.bind(file, RefBackend(), 64, "f16", plan=bound.plan)
-        own = loading.bind(file, RefBackend(), 64, "f16")
-        step = bound.step(range(1, 9), 0, outputs=1)
+    with planned(fixture_model, NullBackend(), 64) as made:
+        reference = LoadedModel(made.on(RefBackend()))
+        own = loaded(fixture_model, RefBackend(), 64)
+        step = StepMaker(own).step(range(1, 9), 0, outputs=1)
         assert np.array_equal(reference.program.step(step), own.program.step(step))
-        assert replace(bound.plan, arena_bytes=0) != own.plan
+        assert replace(reference.plan, arena_bytes=0) != own.plan
 
 
 # -- check --------------------------------------------------------------------------------------

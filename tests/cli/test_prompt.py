@@ -14,7 +14,7 @@ from zinc.cli import prompt, streams
 from zinc.cli.main import build_parser
 from zinc.cli.usage import UsageError
 from zinc.core.errors import RequestError
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
 
 
 def read(*argv: object) -> tuple[str | None, str]:

@@ -28,7 +28,7 @@ from zinc.core import progress
 from zinc.core.errors import RequestError
 from zinc.core.progress import ProgressBar, stepper
 from zinc.core.terminal import visible
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.llm import Chunk
 
 SOURCE = Path(__file__).parent.parent.parent / "src"

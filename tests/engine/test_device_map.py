@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 from present import computing
 
 from zinc import LLM, DeviceMap, SamplingParams
+from zinc.backends import api
 from zinc.core.errors import RequestError
-from zinc.engine import loader, placing
+from zinc.engine.load.device_map import BackendChoice, OpenModel, divide
+from zinc.engine.load.memory import RESERVE_SHARE
+from zinc.engine.load.options import LoadOptions
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.ops.graph import Graph, Node
+from zinc.ops.graph import Node
 from zinc.plan.device_map import DEVICE, HOST, choose
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
@@ -86,7 +90,7 @@ def test_bits_go_away_and_come_back_to_each_device() -> None:
         prefix_cache=False,
     ) as llm:
         llm.generate(list(range(3, 80)), GREEDY)
-        cache = llm._open.cache
+        cache = llm.model.cache
         for views, put, at in (
             (lambda i: cache.block_views(0, i), lambda i, v: cache.put_block(0, i, v), 3),
             (cache.state_views, cache.put_state, 1),
@@ -161,7 +165,7 @@ class SmallDevice:
     """`ref` with a memory of its own."""
 
     def __init__(self, available: int) -> None:
-        self.ref, self.available = loader.create_backend("ref"), available
+        self.ref, self.available = api.create("ref"), available
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.ref, name)
@@ -170,9 +174,13 @@ class SmallDevice:
         return self.available
 
 
-def opened(name: str) -> tuple[GGUFFile, placing.ModelSpec, Graph]:
+OPTIONS = LoadOptions(context=64, kv_dtype="f16", batch_tokens=8)
+
+
+def opened(name: str) -> OpenModel:
     file = GGUFFile.open(FIXTURES / f"{name}.gguf")
-    return file, *load(file)
+    spec, graph = load(file)
+    return OpenModel(file, spec, (graph,))
 
 
 @pytest.mark.parametrize(
@@ -184,23 +192,22 @@ def opened(name: str) -> tuple[GGUFFile, placing.ModelSpec, Graph]:
     ],
 )
 def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: str) -> None:
-    file, spec, graph = opened("qwen35moe")
-    with file:
+    model = opened("qwen35moe")
+    with model.file as file:
         weights = sum(tensor.n_bytes for tensor in file.tensors.values())
-        wanted = placing.Wanted(64, "f16", 8, 8)
-        device = SmallDevice(int(share * weights / (1 - loader.MEMORY_RESERVE)))
-        host = loader.create_backend("cpu")
-        placed = placing.place(device, lambda: host, file, spec, [graph], wanted)
-    moved = 0 if placed.device_map is None else placed.device_map.cpu_moe
-    assert placed.note.startswith(note.format(n=moved))
-    assert ("(it does not fit on the device as a whole)" in placed.note) == bool(note)
+        device = SmallDevice(int(share * weights / (1 - RESERVE_SHARE)))
+        host = api.create("cpu")
+        choice = divide(device, lambda: host, model, OPTIONS)
+    moved = 0 if choice.device_map is None else choice.device_map.cpu_moe
+    assert choice.note.startswith(note.format(n=moved))
+    assert ("(it does not fit on the device as a whole)" in choice.note) == bool(note)
     if not note:
-        assert placed.backend is device
+        assert choice.backend is device
     elif share:
-        assert placed.backend.name == "ref+cpu"
-        assert 0 < moved < spec.n_layers
+        assert choice.backend.name == "ref+cpu"
+        assert 0 < moved < model.spec.n_layers
     else:
-        assert placed.backend is host
+        assert choice.backend is host
 
 
 @pytest.mark.parametrize(
@@ -214,15 +221,16 @@ def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: 
 def test_what_a_model_does_not_have_is_refused(
     family: str, device_map: DeviceMap, says: str
 ) -> None:
-    file, spec, graph = opened(family)
-    with file, pytest.raises(RequestError, match="(?i)" + says.format(n=spec.n_layers)):
-        device_map.check(graph.nodes, spec.n_layers)
+    model = opened(family)
+    n = model.spec.n_layers
+    with model.file, pytest.raises(RequestError, match="(?i)" + says.format(n=n)):
+        device_map.check(model.graphs[0].nodes, n)
 
 
 def test_more_layers_than_there_are_is_all_of_them() -> None:
-    file, spec, graph = opened("qwen35moe")
-    with file:
-        n = spec.n_layers
+    model = opened("qwen35moe")
+    with model.file:
+        n, graph = model.spec.n_layers, model.graphs[0]
         for many, all_of_them in (
             (DeviceMap(gpu_layers=99), DeviceMap()),
             (DeviceMap(cpu_moe=99), DeviceMap(cpu_moe=n)),
@@ -240,15 +248,13 @@ def test_the_cpu_alone_has_nothing_to_divide() -> None:
 
 
 def test_a_model_on_one_device_is_not_split() -> None:
-    file, spec, graph = opened("qwen3")
-    with file:
-        wanted = placing.Wanted(64, "f16", 8, 8)
-        device, host = loader.create_backend("ref"), loader.create_backend("cpu")
+    model = opened("qwen3")
+    with model.file:
+        device, host = api.create("ref"), api.create("cpu")
 
-        def placed(n: int) -> placing.Placed:
-            return placing.place(
-                device, lambda: host, file, spec, [graph], wanted, DeviceMap(gpu_layers=n)
-            )
+        def divided(n: int) -> BackendChoice:
+            options = replace(OPTIONS, device_map=DeviceMap(gpu_layers=n))
+            return divide(device, lambda: host, model, options)
 
-        assert placed(spec.n_layers + 1).backend is device
-        assert placed(0).backend is host
+        assert divided(model.spec.n_layers + 1).backend is device
+        assert divided(0).backend is host

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zinc.backends import cpu
-from zinc.engine import loader
+from zinc.engine.load.weights import upload
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan
@@ -20,7 +20,7 @@ def weights(family: str) -> dict[str, np.ndarray]:
     with GGUFFile.open(FIXTURES / f"{family}.gguf") as file:
         _, graph = load(file)
         backend = cpu.create(threads=1)
-        loader.upload(file, make_plan(graph, backend, max_tokens=8, max_outputs=1), backend)
+        upload(file, make_plan(graph, backend, max_tokens=8, max_outputs=1), backend)
         return {name: tensor.to_float32() for name, tensor in backend.weights.items()}
 
 

@@ -12,7 +12,7 @@ from present import computing
 from test_engine import check_idle, engine, finish, greedy, prompt
 
 from zinc import LLM, SamplingParams
-from zinc.engine import loader
+from zinc.engine.load import memory
 from zinc.engine.preemption import Rates
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
@@ -95,7 +95,7 @@ def test_the_cheaper_way_is_taken():
     on_backends(("gemma3", "qwen35"), ("ref", *computing()), everywhere=["qwen35"]),
 )
 def test_a_model_goes_on_from_its_copy(family, backend, monkeypatch, copying):
-    monkeypatch.setattr(loader, "choose_pool", lambda *args: 256)
+    monkeypatch.setattr(memory, "choose_pool", lambda *args: 256)
     short = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
     path, options = FIXTURES / f"{family}.gguf", {"backend": backend, "context": 256}
     with LLM(path, **options, swap_bytes=1 << 30) as llm:

@@ -86,7 +86,7 @@ def test_memory_is_what_is_allocated_and_windows_are_small():
         full, sliding = sorted(llm.engine.pool.groups, key=lambda g: g.window)
         assert sliding.window == 16
         assert sliding.n_blocks * 3 < full.n_blocks
-        layers = list(llm._open.cache.layers.values())
+        layers = list(llm.model.cache.layers.values())
         assert llm.memory.kv_bytes == sum(x.k.nbytes + x.v.nbytes for x in layers)
         assert {len(x.k) for x in layers} == {full.n_blocks, sliding.n_blocks}
 

@@ -22,9 +22,14 @@ def greedy(n):
 
 def engine(kind="full", n_blocks=64, **options):
     program, cache = model(kind, n_blocks, **options)
-    hidden = FakeProgram(program.plan, cache)
+    reading = FakeProgram(program.plan, cache)
     return Engine(
-        program, cache, VOCAB, 200, prompt_tokens_beside_streams=10, hidden=lambda extended: hidden
+        program,
+        cache,
+        VOCAB,
+        200,
+        prompt_tokens_beside_streams=10,
+        prepare=lambda kind, extended: reading,
     )
 
 
@@ -125,7 +130,7 @@ def test_a_prompt_may_fill_the_context_when_nothing_follows():
 def test_a_failed_pass_fails_its_prompts_only():
     for broken in ("hidden", "logits"):
         e = engine()
-        (e._runner._make_hidden(False) if broken == "hidden" else e.program).fail_at = 90
+        (e._runner._prepare("hidden", False) if broken == "hidden" else e.program).fail_at = 90
         stream = e.submit([1, 2, 3], greedy(1))
         embedded = e.submit([4, 90], NONE, readout=Pooled())
         scored = e.submit([6, 7, 90, 1], greedy(1), readout=PromptLogprobs())

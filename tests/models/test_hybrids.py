@@ -12,8 +12,8 @@ from models.harness import BACKENDS, FIXTURES, Runner, expected, planned, relati
 
 from zinc.backends.api import CacheLayout
 from zinc.core.errors import ModelError
+from zinc.engine.cache_layout import kv_bytes_per_token, state_bytes_per_sequence
 from zinc.engine.engine import Engine
-from zinc.engine.loader import kv_bytes_per_token, state_bytes_per_sequence
 from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load

@@ -23,7 +23,7 @@ import numpy as np
 from security.grammar_cases import case
 
 from zinc.core.errors import RequestError
-from zinc.engine import loader
+from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.engine.structured import Grammars
 from zinc.formats.gguf import GGUFFile
 from zinc.tokenizer import Tokenizer
@@ -92,7 +92,7 @@ def cases(arguments: list[str]) -> Iterator[tuple[int, Any, Any]]:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    file = GGUFFile.open(loader.resolve_model(None))
+    file = GGUFFile.open(EMBEDDED_MODEL)
     tokenizer = Tokenizer.from_metadata(dict(file.metadata), "demo")
     grammars = Grammars(tokenizer)
     for i, kind, source in cases(sys.argv[1:]):

@@ -19,7 +19,7 @@ CUT_BY_A_THREAD = """
 import json, os, random, shutil, sys, threading, time
 from zinc import LLM, SamplingParams
 from zinc.core.errors import FormatError
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
 
 source, folder, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
 rng = random.Random(5)

@@ -12,7 +12,8 @@ from serving import MODEL, Running, running
 
 from zinc.core.errors import ModelError, RequestError
 from zinc.core.native import is_panic
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
+from zinc.engine.load.options import LoadOptions
 from zinc.engine.structured import GrammarConstraint
 from zinc.formats.gguf import GGUFFile
 from zinc.server.config import ModelSource
@@ -137,9 +138,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
     load = pool.load_llm
 
-    def noted(path: Path, *args: object) -> object:
-        found.append(path)
-        return load(path, *args)
+    def noted(options: LoadOptions, *args: object) -> object:
+        found.append(options.path)
+        return load(options, *args)
 
     monkeypatch.setattr(pool, "load_llm", noted)
     return found
@@ -172,11 +173,11 @@ def test_a_panic_while_a_model_is_loaded_is_told_once(
     models = (ModelSource(MODEL, None), ModelSource("other", other))
     error, load = panic(), pool.load_llm
 
-    def failing(path: Path, *args: object) -> object:
-        if path == other:
-            loads.append(path)
+    def failing(options: LoadOptions, *args: object) -> object:
+        if options.path == other:
+            loads.append(options.path)
             raise error
-        return load(path, *args)
+        return load(options, *args)
 
     monkeypatch.setattr(pool, "load_llm", failing)
     loads.clear()

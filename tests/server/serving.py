@@ -18,10 +18,11 @@ import pytest
 from zinc.backends import api
 from zinc.core.errors import ZincError
 from zinc.engine.engine import Engine
+from zinc.engine.load.options import LoadOptions
 from zinc.engine.sequence import Sequence
 from zinc.quant.blocks import GGMLType
 from zinc.server.app import Application
-from zinc.server.config import LoadOptions, ModelSource, ServerConfig
+from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.main import Server, bind
 
 MODEL = "demo"

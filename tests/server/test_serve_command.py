@@ -26,7 +26,7 @@ from zinc import LLM
 from zinc.cli import serve
 from zinc.cli.main import main
 from zinc.core.errors import RequestError
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.models.parts.context import RopeScaling
 from zinc.server.config import ServerConfig
 from zinc.server.http import log
@@ -57,7 +57,7 @@ def test_options(tmp_path: Path):
     assert (found.max_body_bytes, found.load.context, found.load.kv_dtype) == (2048, 512, "q8_0")
     assert found.load.rope == RopeScaling("yarn", 4.0, 256)
     assert (found.load.prefix_cache, found.load.cache_bytes) == (False, 1 << 20)
-    assert found.load.cache_dir == str(tmp_path)
+    assert found.load.cache_dir == tmp_path
     assert found.load.swap_bytes == 2 << 20
     assert found.load.chat_template == keys.read_text()
     assert found.sampling == {"temperature": 0.5, "top_k": 7}
@@ -156,7 +156,7 @@ import sys, time
 from zinc.cli.main import main
 from zinc.server.runtime import pool
 
-def slow(path, options, progress):
+def slow(options, progress):
     print("zinc: it loads", file=sys.stderr, flush=True)
     while True:
         time.sleep(0.05)

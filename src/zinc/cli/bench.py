@@ -24,8 +24,8 @@ from zinc.core.progress import ProgressBar, stepper
 if TYPE_CHECKING:
     from zinc.backends.api import Plan, Work
     from zinc.cli.cost import StepShape
-    from zinc.cli.loading import Bound
     from zinc.cli.roofline import Roofline
+    from zinc.engine.load.model import LoadedModel
     from zinc.ops.step import Step
 
 # What a profiled step draws its tokens with, in the order of DRAW: the default of a request.
@@ -52,29 +52,17 @@ def run(args: argparse.Namespace) -> int:
     if args.prefill == args.decode == 0:
         raise usage.UsageError("--prefill 0 and --decode 0 leave nothing to measure")
 
-    from zinc import models
-    from zinc.cli import loading, roofline
-    from zinc.engine.placing import Wanted
-    from zinc.formats.gguf import GGUFFile
+    from zinc.cli import roofline
 
-    backend = loading.create_backend(args)
-    with GGUFFile.open(usage.model_path(args)) as file:
-        context = max(args.prefill, args.depth + args.decode)
-        wanted = Wanted(context * args.streams, args.kv_dtype, loading.BATCH_TOKENS, args.streams)
-        backend = loading.place(args, backend, file, *models.load(file), wanted)
-        with loading.context_from("--prefill, --depth or --decode"):
-            bound = loading.bind(
-                file, backend, context, args.kv_dtype,
-                max_outputs=args.streams, n_sequences=args.streams,
-            )  # fmt: skip
-        limits = roofline.measure_visibly(backend)
-        bench = Bench(bound)
+    with _load(args) as model:
+        limits = roofline.measure_visibly(model.backend)
+        bench = Bench(model)
         with ProgressBar("measuring", delay_s=0) as progress:
             prefill_s, decode_s = bench.measure(
                 args.prefill, args.decode, args.depth, args.reps, progress
             )
         report = _report(args, bench, prefill_s, decode_s, limits)
-        report["model"], report["model_bytes"] = str(file.path), file.n_bytes
+        report["model"], report["model_bytes"] = str(model.file.path), model.file.n_bytes
         for name, shape in bench.shapes(args.prefill, args.decode, args.depth):
             report[f"{name}_step"] = bench.counts(shape)
         if not args.json:
@@ -91,6 +79,24 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report))
     return 0
+
+
+def _load(args: argparse.Namespace) -> LoadedModel:
+    """Load the model for `args.streams` sequences of the longest measured run."""
+    from zinc.cli import loading
+    from zinc.engine.load.planned import plan_model
+
+    options = usage.load_options(
+        args,
+        path=usage.model_path(args),
+        context=max(args.prefill, args.depth + args.decode),
+        max_outputs=args.streams,
+        sequences=args.streams,
+    )
+    with loading.context_from("--prefill, --depth or --decode"):
+        planned = plan_model(options)
+        loading.print_choice(planned.choice)
+        return loading.open_model(planned)
 
 
 @dataclass(slots=True)
@@ -124,15 +130,19 @@ class Rate:
 
 
 class Bench:
-    """Steps of random tokens on a bound plan."""
+    """Steps of random tokens on a model that was loaded for a fixed number of sequences."""
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         import numpy as np
 
-        self._bound, self.kv_dtype = bound, bound.kv_dtype
-        self.backend = bound.backend
+        from zinc.cli.steps import StepMaker
+
+        assert model.options.sequences is not None
+        self.n_sequences = model.options.sequences
+        self._model, self._steps, self.kv_dtype = model, StepMaker(model), model.kv_dtype
+        self.backend = model.backend
         rng = np.random.default_rng(0)
-        self._ids: list[int] = rng.integers(bound.spec.vocab, size=bound.context).tolist()
+        self._ids: list[int] = rng.integers(model.spec.vocab, size=model.context).tolist()
 
     def measure(
         self,
@@ -146,12 +156,12 @@ class Bench:
 
         Each runs `reps` times, in turns. `progress` is told between runs, never in a timed one.
         """
-        n_fills = self._bound.n_sequences if depth and decode else 0
+        n_fills = self.n_sequences if depth and decode else 0
         tick = stepper(progress, n_fills + (reps + 1) * (bool(prefill) + bool(decode)))
         prefill_s: list[tuple[float, Work]] = []
         decode_s: list[tuple[float, Work]] = []
         if depth and decode:
-            for sequence in range(self._bound.n_sequences):
+            for sequence in range(self.n_sequences):
                 self._prefill(depth, sequence)
                 tick()
         for rep in range(reps + 1):  # the first is the warm-up
@@ -174,7 +184,7 @@ class Bench:
 
     def _run(self, shapes: list[StepShape], sequence: int = 0) -> tuple[float, Work]:
         """Run a step of each shape; return the seconds and the program's work counters."""
-        program = self._bound.program
+        program = self._model.program
         program.work = work = type(program.work)()
         start = time.perf_counter()
         for shape in shapes:
@@ -184,16 +194,16 @@ class Bench:
     def _step(self, shape: StepShape, sequence: int = 0) -> Step:
         if shape.sequences > 1:
             first = self._ids[shape.depth]
-            ids = [(first + i) % self._bound.spec.vocab for i in range(shape.sequences)]
-            return self._bound.together(ids, shape.depth)
+            ids = [(first + i) % self._model.spec.vocab for i in range(shape.sequences)]
+            return self._steps.together(ids, shape.depth)
         ids = self._ids[shape.depth : shape.depth + shape.tokens]
-        return self._bound.step(ids, shape.depth, outputs=shape.outputs, sequence=sequence)
+        return self._steps.step(ids, shape.depth, outputs=shape.outputs, sequence=sequence)
 
     def _prefill_shapes(self, n: int) -> list[StepShape]:
         """Return the steps of a prompt of `n` tokens; only the last one computes logits."""
         from zinc.cli.cost import StepShape
 
-        most = self._bound.plan.max_tokens
+        most = self._model.plan.max_tokens
         return [
             StepShape(min(most, n - at), int(at + most >= n), at, self.kv_dtype)
             for at in range(0, n, most)
@@ -202,7 +212,7 @@ class Bench:
     def _decode_shapes(self, n: int, depth: int) -> list[StepShape]:
         from zinc.cli.cost import StepShape
 
-        streams = self._bound.n_sequences
+        streams = self.n_sequences
         return [StepShape(1, 1, depth + i, self.kv_dtype, streams) for i in range(n)]
 
     def shapes(self, prefill: int, decode: int, depth: int) -> list[tuple[str, StepShape]]:
@@ -215,17 +225,17 @@ class Bench:
         from zinc.cli.plan import barrier_report
 
         counts = self.backend.counts(
-            self._bound.plan,
+            self._model.plan,
             self.kv_dtype,
             tokens=shape.tokens * shape.sequences,
             outputs=shape.outputs * shape.sequences,
             sequences=shape.sequences,
             keys=shape.depth + shape.tokens,
         )
-        return barrier_report(counts, self._bound.spec.n_layers)
+        return barrier_report(counts, self._model.spec.n_layers)
 
     def _rate(self, runs: list[tuple[float, Work]], shapes: list[StepShape]) -> Rate:
-        launches = self._bound.plan.launches
+        launches = self._model.plan.launches
         return Rate(
             [seconds for seconds, _ in runs],
             sum(shape.tokens * shape.sequences for shape in shapes),
@@ -244,8 +254,8 @@ class Bench:
         """
         from zinc.ops.sampling import draws_of
 
-        step, program = self._step(shape), self._bound.program
-        if self._bound.plan.drawn is not None:
+        step, program = self._step(shape), self._model.program
+        if self._model.plan.drawn is not None:
             step = replace(step, draws=draws_of([COMMON_CHAIN] * len(step.output_rows)))
         runs, whole = [], []
         tick = stepper(progress, reps + 1)
@@ -256,7 +266,7 @@ class Bench:
             whole.append(time.perf_counter() - start)
             tick()
         seconds = [statistics.median(times) for times in zip(*runs[1:], strict=True)]
-        plan: Plan = self._bound.plan
+        plan: Plan = self._model.plan
         return Profile(shape, plan.launches, seconds, statistics.median(whole[1:]))
 
 

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from zinc.cli import machine
-    from zinc.engine.loader import available_memory_bytes
+    from zinc.engine.load.memory import available_memory_bytes
 
     report: dict[str, Any] = {
         "zinc": __version__,

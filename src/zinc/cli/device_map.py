@@ -8,7 +8,7 @@ from typing import Any
 from zinc.backends.api import Segment, SplitPlan, Transfer
 from zinc.cli.cost import StepShape, file_bytes
 from zinc.cli.text import size
-from zinc.engine.loader import context_bytes, state_bytes_per_sequence
+from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
 
 
 def devices(plan: SplitPlan) -> list[int]:
@@ -38,7 +38,7 @@ def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int
             "backend": name,
             "launches": len(part.launches),
             "weights_bytes": sum(file_bytes(weight) for weight in part.weights),
-            "kv_bytes": context_bytes(part.states, context, shape.kv_dtype),
+            "kv_bytes": context_bytes(part.states, context, shape.kv_dtype, part.max_tokens),
             "state_bytes": state_bytes_per_sequence(part.states),
             "arena_bytes": part.arena_bytes,
         }

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from zinc.backends.api import Backend, Plan, Split
+from zinc.backends.api import Split
 from zinc.cli.text import size
 from zinc.core.errors import MemoryLimitError
-from zinc.engine import loader, placing
-from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.spec import ModelSpec
+from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
+from zinc.engine.load.memory import RESERVE_SHARE, choose_context
+from zinc.engine.load.planned import PlannedModel
 
 
-def report(
-    file: GGUFFile, spec: ModelSpec, plan: Plan, backend: Backend, kv_dtype: str, context: int
-) -> dict[str, Any]:
-    """Return, for each memory of `backend`, what one sequence of `context` tokens needs, as JSON.
+def report(planned: PlannedModel, context: int) -> dict[str, Any]:
+    """Return, for each memory of a model's backend, what one sequence of `context` tokens needs.
 
     needed_bytes: weights, arena, recurrent state, keys and values. available_bytes: free memory
     less the part that zinc leaves to others. fitting_context_tokens: the longest context, up to the
     model's own, for which there is room; 0 when the weights alone are too large.
     """
-    memories = placing.budgets(file, [plan], backend)
+    backend, kv_dtype = planned.backend, planned.kv_dtype
+    max_tokens = planned.options.batch_tokens
+    memories = planned.budgets()
     names = [backend.name]
     if isinstance(backend, Split) and len(memories) > 1:
         names = [each.name for each in backend.devices]
     entries, contexts = [], []
     for name, memory in zip(names, memories, strict=True):
-        taken = memory.taken + loader.state_bytes_per_sequence(memory.states)
-        cache = loader.context_bytes(memory.states, context, kv_dtype, plan.max_tokens)
-        available = int(memory.available * (1 - loader.MEMORY_RESERVE))
+        taken = memory.taken + state_bytes_per_sequence(memory.states)
+        cache = context_bytes(memory.states, context, kv_dtype, max_tokens)
+        available = int(memory.available * (1 - RESERVE_SHARE))
         entries.append(
             {
                 "backend": name,
@@ -39,8 +39,8 @@ def report(
             }
         )
         try:
-            fitting = loader.choose_context(
-                spec, memory.states, kv_dtype, None, memory.available, taken, plan.max_tokens
+            fitting = choose_context(
+                planned.spec, memory.states, kv_dtype, None, memory.available, taken, max_tokens
             )
         except MemoryLimitError:
             fitting = 0
@@ -55,7 +55,7 @@ def report(
 def text(found: dict[str, Any], context: int) -> str:
     """Return the report for people, one line for each memory."""
     several = len(found["memories"]) > 1
-    share = f"({1 - loader.MEMORY_RESERVE:.0%} of the free memory)"
+    share = f"({1 - RESERVE_SHARE:.0%} of the free memory)"
     lines = []
     for memory in found["memories"]:
         verdict = "fits in memory" if memory["fits"] else "DOES NOT FIT in memory"

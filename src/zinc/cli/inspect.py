@@ -146,7 +146,8 @@ def _load(file: GGUFFile) -> tuple[ModelSpec, Graph] | ZincError:
 
 def _memory(file: GGUFFile, loaded: tuple[ModelSpec, Graph] | ZincError) -> dict[str, Any]:
     """Return what a run takes; a backend's repacking may add a little. An error stands alone."""
-    from zinc.engine.loader import context_bytes, state_bytes_per_sequence
+    from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
+    from zinc.engine.load.options import BATCH_TOKENS
     from zinc.ops.values import KVState, RecurrentState, Weight
 
     if isinstance(loaded, ZincError):
@@ -159,8 +160,8 @@ def _memory(file: GGUFFile, loaded: tuple[ModelSpec, Graph] | ZincError) -> dict
     return {
         "weights_bytes": sum(tensor.n_bytes for tensor in tensors),
         "context_tokens": spec.context,
-        "kv_f16_bytes": context_bytes(states, spec.context, "f16"),
-        "kv_q8_0_bytes": context_bytes(states, spec.context, "q8_0"),
+        "kv_f16_bytes": context_bytes(states, spec.context, "f16", BATCH_TOKENS),
+        "kv_q8_0_bytes": context_bytes(states, spec.context, "q8_0", BATCH_TOKENS),
         "state_bytes": state_bytes_per_sequence(states),
         **nextn_memory(file, spec),
     }

@@ -36,29 +36,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.dot:
         raise UsageError("give either --json or --dot")
 
-    from zinc import models
     from zinc.backends.api import Split, SplitPlan
     from zinc.cli import device_map, fit, loading
     from zinc.cli.cost import StepShape
     from zinc.cli.inspect import nextn_memory
-    from zinc.engine.loader import check_context, resolve_kv_dtype
-    from zinc.engine.placing import Wanted
-    from zinc.formats.gguf import GGUFFile
-    from zinc.plan.planner import make_plan
+    from zinc.engine.load.options import BATCH_TOKENS
+    from zinc.engine.load.planned import plan_model
 
-    backend = loading.create_backend(args)
-    with GGUFFile.open(usage.model_path(args)) as file:
-        rope = usage.rope_scaling(args)
-        spec, graph = models.load(file, rope=rope, context=args.context)
-        if args.context is not None:
-            check_context(spec, args.context)
-        if 0 < spec.plain_context < args.depth + args.tokens:
-            _, graph = models.load(file, rope=rope, context=args.context, extended=True)
-        most = max(args.tokens, loading.BATCH_TOKENS)
-        wanted = Wanted(args.context, args.kv_dtype, most, 1)
-        backend = loading.place(args, backend, file, spec, graph, wanted)
-        plan = make_plan(graph, backend, max_tokens=most, max_outputs=1, draws=True)
-        kv_dtype = resolve_kv_dtype(args.kv_dtype, backend.name, plan.states)
+    most = max(args.tokens, BATCH_TOKENS)
+    path = usage.model_path(args)
+    options = usage.load_options(args, path=path, batch_tokens=most, max_outputs=1)
+    with plan_model(options) as planned:
+        loading.print_choice(planned.choice)
+        file, spec, backend = planned.file, planned.spec, planned.backend
+        kv_dtype = planned.kv_dtype
+        plan = planned.plan_for(args.depth + args.tokens)
         shape = StepShape(args.tokens, 1, args.depth, kv_dtype)
         counts = backend.counts(
             plan,
@@ -72,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         memory = _memory(plan, args.context or spec.context, kv_dtype)
         memory |= nextn_memory(file, spec)
         context = memory["context_tokens"]
-        fitting = fit.report(file, spec, plan, backend, kv_dtype, context)
+        fitting = fit.report(planned, context)
         split: dict[str, Any] = {}
         if isinstance(plan, SplitPlan) and isinstance(backend, Split):
             names = [each.name for each in backend.devices]
@@ -127,11 +119,11 @@ def barrier_text(report: dict[str, Any]) -> str:
 
 def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, Any]:
     from zinc.cli.cost import file_bytes
-    from zinc.engine.loader import context_bytes, state_bytes_per_sequence
+    from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
 
     return {
         "weights_bytes": sum(file_bytes(weight) for weight in plan.weights),
-        "kv_bytes": context_bytes(plan.states, context, kv_dtype),
+        "kv_bytes": context_bytes(plan.states, context, kv_dtype, plan.max_tokens),
         "state_bytes": state_bytes_per_sequence(plan.states),
         "context_tokens": context,
         "arena_bytes": plan.arena_bytes,

@@ -179,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
 def config(args: argparse.Namespace) -> ServerConfig:
     """Return the server's configuration. Raises RequestError, FormatError."""
     from zinc.cli import loading, text
-    from zinc.server.config import LoadOptions, ServerConfig
+    from zinc.server.config import ServerConfig
 
     loading.sampling_params(args)  # raises with the name of the option
     keys = list(args.api_key)
@@ -187,20 +187,13 @@ def config(args: argparse.Namespace) -> ServerConfig:
         keys += _keys_in(text.read_file(args.api_key_file), args.api_key_file)
     return ServerConfig(
         models=tuple(_source(each) for each in args.models) or (_embedded(args),),
-        load=LoadOptions(
-            backend=usage.backend_name(args),
-            threads=usage.threads(args),
-            device_map=usage.device_map(args),
-            context=args.context,
-            rope=usage.rope_scaling(args),
-            kv_dtype=args.kv_dtype,
+        load=usage.load_options(
+            args,
             prefix_cache=not args.no_prefix_cache,
             cache_bytes=args.cache_size,
             swap_bytes=args.swap_size,
             cache_dir=_cache_dir(args),
             pooling=args.pooling,
-            chat_template=usage.chat_template(args),
-            backend_options=usage.backend_options(args),
         ),
         sampling=usage.sampler_arguments(args),
         host=args.host,
@@ -235,13 +228,15 @@ def _keys_in(text: str, name: str) -> list[str]:
     return keys
 
 
-def _cache_dir(args: argparse.Namespace) -> str | None:
-    """Return the folder for the prefix cache. Raises RequestError when it cannot be written."""
+def _cache_dir(args: argparse.Namespace) -> Path | None:
+    """Return the folder for the prefix cache. Raises RequestError if it cannot be written."""
     from zinc.kv.disk import check_folder
 
-    folder: str | None = args.cache_dir
-    if folder is not None and not args.no_prefix_cache:
-        check_folder(Path(folder).expanduser())
+    if args.cache_dir is None:
+        return None
+    folder = Path(args.cache_dir).expanduser()
+    if not args.no_prefix_cache:
+        check_folder(folder)
     return folder
 
 

@@ -13,6 +13,7 @@ from zinc.core.errors import RequestError
 from zinc.core.kv_types import BYTES_A_NUMBER
 
 if TYPE_CHECKING:
+    from zinc.engine.load.options import LoadOptions
     from zinc.models.parts.context import RopeScaling
     from zinc.plan.device_map import DeviceMap
 
@@ -284,9 +285,29 @@ def device_map(args: argparse.Namespace) -> DeviceMap | None:
     return DeviceMap(args.gpu_layers, args.cpu_moe or 0)
 
 
+def load_options(args: argparse.Namespace, **fields: Any) -> LoadOptions:
+    """Return what the options of a command say about loading; `fields` are set as given.
+
+    Options that the command does not have stay at their defaults.
+    """
+    from zinc.engine.load.options import LoadOptions
+
+    given = {
+        "backend": backend_name(args),
+        "threads": threads(args),
+        "device_map": device_map(args),
+        "context": getattr(args, "context", None),
+        "rope": rope_scaling(args) if hasattr(args, "rope_scaling") else None,
+        "kv_dtype": args.kv_dtype,
+        "chat_template": chat_template(args),
+        "backend_options": backend_options(args),
+    }
+    return LoadOptions(**{**given, **fields})
+
+
 def model_path(args: argparse.Namespace) -> Path:
     """Return the model file; note on stderr that it is the embedded one. Raises FormatError."""
-    from zinc.engine.loader import resolve_model
+    from zinc.engine.load.files import resolve_model
 
     path = resolve_model(args.model)
     if args.model is None:

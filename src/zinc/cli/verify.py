@@ -20,7 +20,7 @@ from zinc.core.progress import ProgressBar
 
 if TYPE_CHECKING:
     from zinc.backends.api import Launch
-    from zinc.cli.loading import Bound
+    from zinc.engine.load.model import LoadedModel
     from zinc.ops.step import Step
     from zinc.testing.parity import Check
 
@@ -43,36 +43,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from zinc import models
     from zinc.backends import api
     from zinc.cli import loading
     from zinc.core.errors import RequestError
-    from zinc.engine.placing import Wanted
-    from zinc.formats.gguf import GGUFFile
+    from zinc.engine.load.options import BATCH_TOKENS
+    from zinc.engine.load.planned import plan_model
 
-    if args.tokens > loading.BATCH_TOKENS:
+    if args.tokens > BATCH_TOKENS:
         raise RequestError(
             f"--tokens {args.tokens} is too much",
-            f"the prompt is one step of at most {loading.BATCH_TOKENS} tokens",
+            f"the prompt is one step of at most {BATCH_TOKENS} tokens",
         )
-    backend = loading.create_backend(args)
-    report: dict[str, Any] = {"backend": backend.name, "description": backend.describe()}
+    report: dict[str, Any] = {}
     wrong = _test_kernels(args, report) if args.kernels else None
-    with GGUFFile.open(usage.model_path(args)) as file:
-        context = args.tokens + DECODE_STEPS
-        wanted = Wanted(context, args.kv_dtype, loading.BATCH_TOKENS, args.tokens)
-        backend = loading.place(args, backend, file, *models.load(file), wanted)
+    options = usage.load_options(
+        args,
+        path=usage.model_path(args),
+        context=args.tokens + DECODE_STEPS,
+        max_outputs=args.tokens,
+        sequences=1,
+    )
+    with loading.context_from("--tokens"), plan_model(options) as planned:
+        loading.print_choice(planned.choice)
+        backend = planned.backend
         report |= {"backend": backend.name, "description": backend.describe()}
-        with loading.context_from("--tokens"):
-            bound = loading.bind(file, backend, context, args.kv_dtype, max_outputs=args.tokens)
-        reference = loading.bind(file, api.create("ref"), context, bound.kv_dtype, plan=bound.plan)
+        model = loading.open_model(planned)
+        reference = loading.open_model(planned.on(api.create("ref")))
         with ProgressBar("comparing launches") as progress:
-            checks = list(compare_layers(bound, reference, args.tokens, progress))
-            logits = compare_logits(bound, reference, args.tokens)
+            checks = list(compare_layers(model, reference, args.tokens, progress))
+            logits = compare_logits(model, reference, args.tokens)
         departed = next((check for check in checks if check.departs), None)
         if args.json:
             report |= {
-                "model": str(file.path),
+                "model": str(planned.file.path),
                 "checks": [check.to_dict() for check in checks],
                 "first_departure": departed and departed.to_dict(),
                 **logits,
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             json.dump(report, sys.stdout)
             print()
         else:
-            print(f"{file.path} on {backend.describe()}, against ref")
+            print(f"{planned.file.path} on {backend.describe()}, against ref")
             if args.verbose:
                 print(_parts(checks))
             print(_verdict(checks, departed, logits))
@@ -92,6 +95,7 @@ def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | N
     from zinc.cli import loading
     from zinc.testing import parity
 
+    description = loading.create_backend(args).describe()
     results = list(parity.compare_cases(lambda: loading.create_backend(args)))
     departed = [check for checks in results for check in checks if check.departs]
     first = departed[0] if departed else None
@@ -102,7 +106,7 @@ def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | N
         "departures": [check.to_dict() for check in departed],
     }
     if not args.json:
-        print(f"kernels on {report['description']}, against ref")
+        print(f"kernels on {description}, against ref")
         if first is None:
             print(f"all {len(kernels)} kernels agree in {len(results)} cases")
         for check in departed[: None if args.verbose else 1]:
@@ -112,31 +116,34 @@ def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | N
     return first
 
 
-def _steps(bound: Bound, n_tokens: int) -> Iterator[tuple[str, Step]]:
+def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
     """Yield a prompt with logits for every token, then steps of single tokens after it.
 
     A token is sampled from each row if the plan has a launch for that.
     """
     import numpy as np
 
+    from zinc.cli.steps import StepMaker
     from zinc.ops.sampling import draws_of
 
+    maker = StepMaker(model)
+
     rng = np.random.default_rng(0)
-    ids = rng.integers(bound.spec.vocab, size=bound.context).tolist()
+    ids = rng.integers(model.spec.vocab, size=model.context).tolist()
     draws = draws_of([(40, 0, 0.95, 0.05, 0.8, point) for point in rng.random(n_tokens)])
-    steps = [("prefill", bound.step(ids[:n_tokens], 0, outputs=n_tokens))]
+    steps = [("prefill", maker.step(ids[:n_tokens], 0, outputs=n_tokens))]
     steps += [
-        (f"decode at {at}", bound.step([ids[at]], at, outputs=1))
+        (f"decode at {at}", maker.step([ids[at]], at, outputs=1))
         for at in range(n_tokens, n_tokens + DECODE_STEPS)
     ]
     for name, step in steps:
-        n_drawn = len(step.output_rows) if bound.plan.drawn else 0
+        n_drawn = len(step.output_rows) if model.plan.drawn else 0
         yield name, replace(step, draws=draws[:n_drawn] if n_drawn else None)
 
 
 def compare_layers(
-    bound: Bound,
-    reference: Bound,
+    model: LoadedModel,
+    reference: LoadedModel,
     n_tokens: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Check]:
@@ -147,23 +154,23 @@ def compare_layers(
     from zinc.testing.parity import compare, launch_tolerance
 
     def allowed(launch: Launch) -> float:
-        return launch_tolerance(launch, bound.kv_dtype)
+        return launch_tolerance(launch, model.kv_dtype)
 
-    n_launches = len(bound.plan.launches)
+    n_launches = len(model.plan.launches)
     total = (DECODE_STEPS + 2) * n_launches
-    for i, (name, step) in enumerate(_steps(bound, n_tokens)):
-        for check in compare(name, bound.program, reference.program, step, allowed):
+    for i, (name, step) in enumerate(_steps(model, n_tokens)):
+        for check in compare(name, model.program, reference.program, step, allowed):
             yield check
             if progress is not None:
                 progress(i * n_launches + check.index + 1, total)
 
 
-def compare_logits(bound: Bound, reference: Bound, n_tokens: int) -> dict[str, Any]:
+def compare_logits(model: LoadedModel, reference: LoadedModel, n_tokens: int) -> dict[str, Any]:
     """Compare the logits of the prompt when both programs run without being aligned."""
     from zinc.testing.parity import relative_error
 
-    _, step = next(_steps(bound, n_tokens))
-    found = bound.program.step(step).copy()
+    _, step = next(_steps(model, n_tokens))
+    found = model.program.step(step).copy()
     wanted = reference.program.step(step)
     error = relative_error(found, wanted)
     return {

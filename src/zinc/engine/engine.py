@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from zinc.backends.api import Cache, Program
 from zinc.core.errors import MemoryLimitError, QueueFullError, UnsupportedError
-from zinc.engine import loader
 from zinc.engine.admission import STREAM_TOKENS, next_schedule
+from zinc.engine.cache_layout import cache_groups, state_bytes_per_sequence
 from zinc.engine.checkpoints import checkpoint_positions
 from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
 from zinc.engine.flight import Flight
 from zinc.engine.holdings import Holdings
 from zinc.engine.limits import Limits
-from zinc.engine.model_runner import ModelRunner
-from zinc.engine.readout import Readout
+from zinc.engine.model_runner import ModelRunner, PrepareProgram
+from zinc.engine.readout import Readout, ReadoutKind
 from zinc.engine.sampling import Sampled, Sampler, SamplingParams, sample_rows
 from zinc.engine.sequence import Sequence
 from zinc.kv import BlockAllocator, CachePool
@@ -42,8 +42,8 @@ class Engine:
     longer to copy, is run again. max_waiting: how many requests may wait beside those that run;
     None sets no bound. extended: the program of sequences that are longer than `plain_context`
     tokens. One that outgrows it is run again from its beginning, since its cached keys are rotated
-    with the plain frequencies. hidden: makes the program, on the same cache, whose output are the
-    rows behind the final norm; of extended sequences, or of others.
+    with the plain frequencies. prepare: returns the program for readouts of a kind, on the same
+    cache, for extended sequences or others.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Engine:
         swap_bytes: int = 0,
         max_waiting: int | None = None,
         prompt_tokens_beside_streams: int = PROMPT_TOKENS_BESIDE_STREAMS,
-        hidden: Callable[[bool], Program] | None = None,
+        prepare: PrepareProgram | None = None,
         extended: Program | None = None,
         plain_context: int = 0,
     ) -> None:
@@ -71,20 +71,20 @@ class Engine:
         recurrent = any(isinstance(s, RecurrentState) for s in states)
         self.max_sequences = min(64, program.plan.max_outputs)
         self.pool = CachePool(
-            loader.cache_groups(states, layout),
+            cache_groups(states, layout),
             layout.block_tokens,
             layout.state_slots if recurrent else self.max_sequences,
             cache,
             chunk_tokens=program.plan.max_tokens,
             recurrent=recurrent,
-            state_bytes=loader.state_bytes_per_sequence(states),
+            state_bytes=state_bytes_per_sequence(states),
             prefix_cache=prefix_cache,
             limit_bytes=cache_bytes,
         )
         self.holdings = Holdings(self.pool, swap_bytes)
         self.longest = self.pool.longest(context)
         self._limits = Limits(n_vocab, self.longest)
-        self._runner = ModelRunner(program, extended, hidden, len(self.pool.groups))
+        self._runner = ModelRunner(program, extended, prepare, len(self.pool.groups))
         self.disk: DiskCache | None = None
         self._sequences: dict[int, Sequence] = {}
         self._flight: Flight | None = None
@@ -153,9 +153,9 @@ class Engine:
         ids = list(ids)
         wanted = self._limits.answer_tokens(ids, params)
         self._check_queue()
-        if readout is not None and readout.hidden:
-            if not self._runner.can_embed:
-                raise UnsupportedError("this engine has no hidden states to give", "")
+        if readout is not None and readout.kind is not ReadoutKind.PROMPT_LOGITS:
+            if not self._runner.can_read(readout.kind):
+                raise UnsupportedError(f"this engine has no program for {readout.kind}", "")
             wanted = 0
         sampler = Sampler(params, self.n_vocab, end_tokens=end_tokens, dry_breakers=dry_breakers)
         sampler.accept_prompt(ids)
@@ -248,24 +248,11 @@ class Engine:
         for extended in (False, True):
             part = [s for s in running if s.extended is extended]
             gained += self._run([s for s in part if not s.is_read], counts)
-            read = [s for s in part if s.is_read]
-            self._embed([s for s in read if not s.is_reusable], counts)
-            for s in read:
-                if s.is_reusable:
+            self._embed([s for s in part if s.reads(ReadoutKind.HIDDEN)], counts)
+            for s in part:
+                if s.is_read and not s.reads(ReadoutKind.HIDDEN):
                     gained += self._score(s, counts[s.id])
         return sorted(gained, key=lambda s: s.id)
-
-    def make_room(self) -> None:
-        """Preempt every running sequence, so that the caller can use the cache between two steps.
-
-        The step in flight is finished first. The sequences go on with the next steps.
-        """
-        flight, self._flight = self._flight, None
-        if flight is not None and flight.live:
-            self._give_out(flight)
-        for s in list(self._sequences.values()):
-            if s.holding is not None:
-                self._preempt(s)
 
     # -- who has a part of the cache ------------------------------------------------------------
 

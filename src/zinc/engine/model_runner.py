@@ -10,44 +10,49 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from zinc.backends.api import DrawingProgram, Drawn, Program, Ready
 from zinc.engine.batch import make_next_step, make_step
 from zinc.engine.flight import Flight
+from zinc.engine.readout import ReadoutKind
 from zinc.engine.sampling import Draw
 from zinc.engine.sequence import Sequence
 from zinc.ops.sampling import draws_of
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 
+# Returns the program for readouts of a kind, for sequences that are extended or not.
+PrepareProgram: TypeAlias = Callable[[ReadoutKind, bool], Program]
+
 _BY_HOST: Draw = (0, 0, 1.0, 0.0, 1.0, 0.0)
 _NO_TOKENS = np.empty((0, 2), np.float32)
 
 
 class ModelRunner:
-    """program: of sequences that are not extended; extended: of those that are. hidden: makes the
-    program whose output are the rows behind the final norm. All are on one cache of `n_groups`.
+    """Runs steps on a model's programs, which share one cache of `n_groups` groups of layers.
 
-    Methods raise what the device raises; sequences of one call are all extended, or none is.
+    program: runs sequences up to the plain context. extended: runs longer ones. prepare: returns
+    the program for readouts of a kind, extended or not. The sequences of one call are all extended,
+    or none is. Methods raise the errors of the device.
     """
 
     def __init__(
         self,
         program: Program,
         extended: Program | None,
-        hidden: Callable[[bool], Program] | None,
+        prepare: PrepareProgram | None,
         n_groups: int,
     ) -> None:
         self._program, self._extended = program, extended
-        self._make_hidden, self._n_groups = hidden, n_groups
-        self._hidden: dict[bool, Program] = {}
+        self._prepare, self._n_groups = prepare, n_groups
+        self._reading: dict[tuple[ReadoutKind, bool], Program] = {}
 
-    @property
-    def can_embed(self) -> bool:
-        return self._make_hidden is not None
+    def can_read(self, kind: ReadoutKind) -> bool:
+        """Return whether there is a program for readouts of `kind`."""
+        return kind is ReadoutKind.PROMPT_LOGITS or self._prepare is not None
 
     def launch(self, running: Seq[Sequence], counts: Mapping[int, int]) -> Flight:
         """Queues a step of so many tokens of each, by id; it has run already when this returns,
@@ -81,30 +86,39 @@ class ModelRunner:
         )
 
     def embed(self, running: Seq[Sequence], counts: Mapping[int, int]) -> None:
-        """Runs tokens of prompts up to the final norm, and has their rows read."""
-        extended = running[0].extended
-        if extended not in self._hidden:
-            assert self._make_hidden is not None
-            self._hidden[extended] = self._make_hidden(extended)
+        """Run tokens of prompts up to the final norm; their readouts take the rows."""
+        program = self._reading_program(ReadoutKind.HIDDEN, running[0].extended)
         step = make_step(running, counts, self._n_groups, every_row=True)
-        rows = self._hidden[extended].step(step)
+        rows = program.step(step)
         for s, start, end in zip(running, step.seq_start, step.seq_start[1:], strict=False):
             assert s.readout is not None
             s.readout.read(s.ids, s.n_run, rows[start:end])
             s.n_run += int(end - start)
 
     def score(self, s: Sequence, count: int) -> FloatArray:
-        """Runs tokens of a prompt alone and has the logits of all read, as many at a time as the
-        program gives; returns those of the last, [1, vocab]."""
+        """Run the next `count` tokens of a prompt alone; the readout takes the logits of each.
+
+        A step has as many tokens as the program has output rows. Returns the logits of the last
+        token, float32 [1, vocab].
+        """
+        assert s.readout is not None
         program = self._program_of(s)
+        if s.readout.kind is ReadoutKind.LOGITS:
+            program = self._reading_program(s.readout.kind, s.extended)
         end = s.n_run + count
         while s.n_run < end:
             n = min(end - s.n_run, program.plan.max_outputs)
             logits = program.step(make_step([s], {s.id: n}, self._n_groups, every_row=True))
-            assert s.readout is not None
             s.readout.read(s.ids[: s.n_prompt], s.n_run, logits)
             s.n_run += n
         return logits[-1:]
+
+    def _reading_program(self, kind: ReadoutKind, extended: bool) -> Program:
+        """Return the program that yields rows of `kind`; it is prepared when first used."""
+        if (kind, extended) not in self._reading:
+            assert self._prepare is not None
+            self._reading[kind, extended] = self._prepare(kind, extended)
+        return self._reading[kind, extended]
 
     def _program_of(self, s: Sequence) -> Program:
         return self._extended if s.extended and self._extended is not None else self._program

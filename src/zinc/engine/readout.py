@@ -1,8 +1,8 @@
-"""What is read from the rows of a prompt while it runs: an embedding, or how likely it was.
+"""Readouts: consumers of the rows that a prompt yields, for embeddings, log-probabilities, scores.
 
-A sequence with a readout runs its whole prompt, whatever the prefix cache has of it. `Pooled` reads
-the hidden states behind the final norm; the sequence ends with its prompt. `PromptLogprobs` reads
-logits, and the sequence goes on to its answer.
+A sequence with a readout runs its whole prompt, even if the prefix cache holds a part of it.
+`Pooled` reads hidden states, `TextLogits` and `TextLikelihood` read logits; these sequences end
+with their prompt. `PromptLogprobs` reads logits, and the answer follows.
 """
 
 from __future__ import annotations
@@ -20,26 +20,33 @@ from zinc.engine.sampling.chain import log_probabilities
 from zinc.ops.values import FloatArray
 
 
-class Readout(Protocol):
-    """Takes the rows of a prompt in order. `hidden`: those behind the final norm, else logits."""
+class ReadoutKind(StrEnum):
+    """The rows that a readout takes, and whether an answer follows the prompt."""
 
-    hidden: bool
+    HIDDEN = "hidden"  # hidden states behind the final norm; no answer
+    LOGITS = "logits"  # logits of a text, a row for every token of a step; no answer
+    PROMPT_LOGITS = "prompt logits"  # logits of a prompt, whose answer follows
+
+
+class Readout(Protocol):
+    """Takes the rows of a prompt in order."""
+
+    kind: ReadoutKind
 
     def read(self, ids: Sequence[int], first: int, rows: FloatArray) -> None:
-        """rows: [tokens, hidden] or [tokens, vocab] of the prompt `ids` from position `first` on.
+        """Take `rows`, which belong to the prompt `ids` from position `first` on.
 
-        They are valid during the call only.
+        rows: float32 [tokens, hidden] or [tokens, vocab], valid during the call only.
         """
         ...
 
     def reset(self) -> None:
-        """Forgets everything: the prompt begins anew."""
+        """Discard all rows, because the prompt starts again."""
         ...
 
 
 class Pooling(StrEnum):
-    """How the rows of a text become one: their mean, the first or the last; or none of them does,
-    and each stays."""
+    """How the rows of a text become one: their mean, the first or the last; NONE keeps them all."""
 
     MEAN = "mean"
     CLS = "cls"
@@ -48,7 +55,7 @@ class Pooling(StrEnum):
 
     @classmethod
     def named(cls, name: str) -> Pooling:
-        """Raises RequestError when there is none of that name."""
+        """Return the pooling called `name`. Raises RequestError if there is none."""
         try:
             return cls(name)
         except ValueError:
@@ -57,7 +64,7 @@ class Pooling(StrEnum):
 
     @classmethod
     def of_file(cls, number: object) -> Pooling:
-        """What `<architecture>.pooling_type` of a model file means; the mean when it has none.
+        """Return the pooling for `number`, the file's `<arch>.pooling_type`; by default the mean.
 
         https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: 0 none, 1 mean, 2 cls, 3 last.
         """
@@ -65,10 +72,13 @@ class Pooling(StrEnum):
 
 
 class Pooled:
-    """One row for a prompt, or every one. `row` is float64 [hidden], not normalised; for
-    Pooling.NONE there are `rows`, float32 [tokens, hidden], in its place."""
+    """Hidden states of a prompt, pooled into one row.
 
-    hidden = True
+    `row` is float64 [hidden], not normalised. Pooling.NONE keeps `rows`, float32 [tokens, hidden],
+    instead.
+    """
+
+    kind = ReadoutKind.HIDDEN
 
     def __init__(self, pooling: Pooling = Pooling.MEAN) -> None:
         self._pooling = pooling
@@ -102,12 +112,12 @@ class Pooled:
 
 
 class PromptLogprobs:
-    """How likely each token of a prompt was: `tokens` has one entry for each but the first.
+    """Log-probabilities of a prompt: `tokens` has one entry for each token but the first.
 
-    top: so many of the most likely tokens in each place are reported beside.
+    top: number of most likely alternatives to report for each position.
     """
 
-    hidden = False
+    kind = ReadoutKind.PROMPT_LOGITS
 
     def __init__(self, top: int = 0) -> None:
         self._top = top
@@ -121,14 +131,57 @@ class PromptLogprobs:
             self.tokens.append(log_probabilities(logits, token, self._top))
 
 
+class TextLogits:
+    """Logits of a text: `logits` is float32 [tokens, vocab] when the text has run."""
+
+    kind = ReadoutKind.LOGITS
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._parts: list[FloatArray] = []
+
+    def read(self, ids: Sequence[int], first: int, rows: FloatArray) -> None:
+        self._parts.append(rows.copy())
+
+    @property
+    def logits(self) -> FloatArray:
+        return np.concatenate(self._parts)
+
+
+class TextLikelihood:
+    """Negative log-likelihood of a text: `total` in nats over `count` scored tokens.
+
+    The token at position i is scored by the logits at i - 1; scoring starts with the logits at
+    position `first_scored`.
+    """
+
+    kind = ReadoutKind.LOGITS
+
+    def __init__(self, first_scored: int) -> None:
+        self._first_scored = first_scored
+        self.reset()
+
+    def reset(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def read(self, ids: Sequence[int], first: int, rows: FloatArray) -> None:
+        for at in range(max(first, self._first_scored), min(first + len(rows), len(ids) - 1)):
+            x = rows[at - first].astype(np.float64)
+            top = x.max()
+            self.total += top + np.log(np.exp(x - top).sum()) - x[ids[at + 1]]
+            self.count += 1
+
+
 def embedding(
     row: npt.NDArray[np.float64], dimensions: int | None = None, norm: float | None = 2
 ) -> FloatArray:
-    """A pooled row as an embedding, float32 [dimensions or hidden].
+    """Return a pooled row as an embedding, float32 [dimensions or hidden].
 
-    It is cut to its first `dimensions`, as models trained for that allow (Kusupati et al. 2022,
-    arXiv:2205.13147), and then divided by its p-norm for `norm` = p; None leaves it as it is.
-    Raises RequestError when the model has fewer dimensions.
+    The row is cut to its first `dimensions`, which models with Matryoshka training allow (Kusupati
+    et al. 2022, arXiv:2205.13147), and then divided by its p-norm for `norm` = p, unless that is
+    None. Raises RequestError if the model has fewer dimensions.
     """
     if dimensions is not None and not 1 <= dimensions <= len(row):
         raise RequestError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zinc.engine.constraint import Constraint, ThinkingTracker
-from zinc.engine.readout import Readout
+from zinc.engine.readout import Readout, ReadoutKind
 from zinc.engine.sampling import Sampled, Sampler
 from zinc.kv import TOKEN_BYTES, Holding, Prospect, Swapped, key_of
 
@@ -100,13 +100,17 @@ class Sequence:
 
     @property
     def is_read(self) -> bool:
-        """Whether the rows of its next tokens are wanted."""
+        """Whether a readout wants the rows of the next tokens."""
         return self.readout is not None and self.n_read < self.n_prompt
+
+    def reads(self, kind: ReadoutKind) -> bool:
+        """Return whether a readout of `kind` wants the rows of the next tokens."""
+        return self.readout is not None and self.is_read and self.readout.kind is kind
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the prefix cache keeps it: texts to be embedded are rarely begun again."""
-        return self.readout is None or not self.readout.hidden
+        """Whether the prefix cache keeps it. Texts without an answer are rarely continued."""
+        return self.readout is None or self.readout.kind is ReadoutKind.PROMPT_LOGITS
 
     def key_to(self, n_tokens: int) -> bytes:
         """The first tokens as the prefix cache wants them.

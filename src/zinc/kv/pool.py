@@ -7,8 +7,7 @@ is released. Memory that only the prefix cache holds counts as available and is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -299,16 +298,6 @@ class CachePool:
             allocator.n_sole(b for b in table if b >= 0)
             for allocator, table in zip(self.allocators, holding.tables, strict=True)
         )
-
-    @contextmanager
-    def borrow(self) -> Iterator[Holding]:
-        """An empty holding for the time of the context. Raises MemoryLimitError."""
-        slot = self._slot_for(Match(0))
-        holding = Holding([[] for _ in self.groups], slot, [0] * len(self.groups))
-        try:
-            yield holding
-        finally:
-            self.release(holding)
 
     def check(self) -> None:
         """Raises AssertionError when anything is held twice or lost; call it when idle."""

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from zinc.core.errors import RequestError
+from zinc.engine.load.options import LoadOptions
 from zinc.engine.sampling import SamplingParams
-from zinc.models.parts.context import RopeScaling
-from zinc.plan.device_map import DeviceMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +19,6 @@ class ModelSource:
 
     name: str
     path: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How models are loaded; the arguments of `LLM`."""
-
-    backend: str = "auto"
-    threads: int | None = None
-    device_map: DeviceMap | None = None
-    context: int | None = None
-    rope: RopeScaling | None = None
-    kv_dtype: str = "auto"
-    prefix_cache: bool = True
-    cache_bytes: int | None = None
-    swap_bytes: int | None = None
-    cache_dir: str | None = None
-    pooling: str | None = None
-    chat_template: str | None = None
-    backend_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +43,7 @@ class ServerConfig:
     """
 
     models: tuple[ModelSource, ...]
-    load: LoadOptions = LoadOptions()
+    load: LoadOptions = field(default_factory=LoadOptions)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 8080

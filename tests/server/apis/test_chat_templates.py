@@ -11,7 +11,7 @@ from serving import LOAD, WEATHER, Running, running, wait_for
 
 from zinc import LLM, SamplingParams
 from zinc.chat.renderer import SHARED
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.formats.metadata import GGUFArray

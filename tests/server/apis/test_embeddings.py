@@ -13,8 +13,8 @@ import pytest
 from serving import LOAD, MODEL, Brake, Running, running, wait_for
 
 from zinc import LLM
+from zinc.engine.load.options import LoadOptions
 from zinc.engine.sequence import Sequence
-from zinc.server.config import LoadOptions
 
 TEXTS = ["Once upon a time", "The ship sailed north.", "x"]
 

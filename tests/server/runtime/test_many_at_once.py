@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from serving import MODEL, PATIENCE_S, Brake, Running, running, wait_for
 
-import zinc.llm
+import zinc.model_text
 from zinc import LLM, SamplingParams
 from zinc.engine.engine import Engine
 from zinc.engine.sequence import Sequence
@@ -149,13 +149,13 @@ def test_breakers_are_found_beside_the_engine(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A walk over the vocabulary each: streams must not wait for it."""
-    found, threads = zinc.llm.breaker_sequences, []
+    found, threads = zinc.model_text.breaker_sequences, []
 
     def noting(*args: Any) -> Any:
         threads.append(threading.current_thread().name)
         return found(*args)
 
-    monkeypatch.setattr(zinc.llm, "breaker_sequences", noting)
+    monkeypatch.setattr(zinc.model_text, "breaker_sequences", noting)
     dry = {"dry_multiplier": 0.8, "max_tokens": 2}
     for i, (path, more) in enumerate(
         [

@@ -20,7 +20,8 @@ from serving import LOAD, PATIENCE_S, Brake, Running, running, wait_for
 
 from zinc import LLM
 from zinc.core.errors import FormatError, MemoryLimitError
-from zinc.engine.loader import EMBEDDED_MODEL
+from zinc.engine.load.files import EMBEDDED_MODEL
+from zinc.engine.load.options import LoadOptions
 from zinc.server import main
 from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.errors import ApiError
@@ -54,9 +55,9 @@ def test_many_clients_load_a_model_once(monkeypatch: pytest.MonkeyPatch):
     loads = []
     load = pool_module.load_llm
 
-    def counted(path: Path, *more: Any) -> Any:
-        loads.append(path)
-        return load(path, *more)
+    def counted(options: LoadOptions, *more: Any) -> Any:
+        loads.append(options.path)
+        return load(options, *more)
 
     monkeypatch.setattr(pool_module, "load_llm", counted)
     with running(models=(ALICE, BOB)) as server, ThreadPoolExecutor(8) as pool:
@@ -116,10 +117,10 @@ def slow_loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     go = threading.Event()
     load = pool_module.load_llm
 
-    def waiting(path: Path, options: Any, progress: Callable[[int, int], None]) -> Any:
+    def waiting(options: LoadOptions, progress: Callable[[int, int], None]) -> Any:
         progress(1, 4)
         assert go.wait(PATIENCE_S)
-        return load(path, options, progress)
+        return load(options, progress)
 
     monkeypatch.setattr(pool_module, "load_llm", waiting)
     try:
@@ -151,9 +152,9 @@ def test_a_load_that_takes_longer_than_clients_wait_is_not_begun_again(
         with slow_loading(monkeypatch) as go:
             load = pool_module.load_llm
 
-            def counted(path: Path, *more: Any) -> Any:
-                loads.append(path)
-                return load(path, *more)
+            def counted(options: LoadOptions, *more: Any) -> Any:
+                loads.append(options.path)
+                return load(options, *more)
 
             monkeypatch.setattr(pool_module, "load_llm", counted)
             for _ in range(3):
@@ -172,8 +173,8 @@ def test_a_pool_that_is_closed_begins_no_load(monkeypatch: pytest.MonkeyPatch):
     loads = []
     go = threading.Event()
 
-    def waiting(path: Path, *_: Any) -> Any:
-        loads.append(path)
+    def waiting(options: LoadOptions, *_: Any) -> Any:
+        loads.append(options.path)
         go.wait(PATIENCE_S)
         raise FormatError("nothing was loaded")
 
@@ -330,7 +331,7 @@ def test_a_library_that_panics_while_a_model_loads(monkeypatch: pytest.MonkeyPat
 def test_a_load_that_nobody_waits_for_stops_at_its_next_report(monkeypatch: pytest.MonkeyPatch):
     reports = []
 
-    def endless(path: Path, options: Any, progress: Callable[[int, int], None]) -> Any:
+    def endless(options: LoadOptions, progress: Callable[[int, int], None]) -> Any:
         while True:
             progress(1, 4)
             reports.append(time.monotonic())
@@ -375,7 +376,7 @@ def test_the_size_of_a_split_file(tmp_path: Path):
 
 
 def test_the_prefix_cache_survives_a_restart(tmp_path: Path):
-    load = replace(LOAD, cache_dir=str(tmp_path))
+    load = replace(LOAD, cache_dir=tmp_path)
     story = {**HELLO, "messages": [{"role": "user", "content": "The fox ran home. " * 40}]}
     cached = []
     for _ in range(2):

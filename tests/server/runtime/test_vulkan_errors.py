@@ -10,7 +10,7 @@ from serving import Answer, Running, running
 
 from zinc.backends.vulkan.device import open_device
 from zinc.backends.vulkan.vk.library import check
-from zinc.server.config import LoadOptions
+from zinc.engine.load.options import LoadOptions
 
 pytestmark = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zinc.core.errors import FormatError, ModelError, UnsupportedError, ZincError
-from zinc.engine.loader import resolve_model
+from zinc.engine.load.files import resolve_model
 from zinc.engine.sampling import recommended
 from zinc.formats.gguf import GGUFFile
 from zinc.server.config import ModelSource

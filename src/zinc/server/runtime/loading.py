@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.weights import Progress
 from zinc.llm import LLM
-from zinc.server.config import LoadOptions
 
 T = TypeVar("T")
-Progress: TypeAlias = Callable[[int, int], None]
-Load: TypeAlias = Callable[[Path, LoadOptions, Progress], LLM]
+Load: TypeAlias = Callable[[LoadOptions, Progress], LLM]
 
 
 class _CancelledError(Exception):
@@ -21,14 +20,14 @@ class _CancelledError(Exception):
 
 
 class LoadThread:
-    """Runs `load(path, options, progress)` in a daemon thread; create it in the event loop.
+    """Runs `load(options, progress)` in a daemon thread; create it in the event loop.
 
     When `result` is cancelled the thread stops at its next report of progress. A model that is
     complete by then is closed.
     """
 
-    def __init__(self, load: Load, path: Path, options: LoadOptions, progress: Progress) -> None:
-        self._load, self._path, self._options = load, path, options
+    def __init__(self, load: Load, options: LoadOptions, progress: Progress) -> None:
+        self._load, self._options = load, options
         self._progress = progress
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[LLM] = self._loop.create_future()
@@ -46,7 +45,7 @@ class LoadThread:
 
     def _run(self) -> None:
         try:
-            llm = self._load(self._path, self._options, self._report)
+            llm = self._load(self._options, self._report)
         except BaseException as error:
             # An argument and no variable here: the error refers to what was loaded by then.
             self._tell(self._fail, error)

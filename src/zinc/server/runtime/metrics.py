@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from zinc.engine.loader import Memory
+from zinc.engine.load.memory import MemoryReport
 from zinc.engine.sequence import Timings
 from zinc.server.runtime.runner import Load, Observer
 
@@ -154,7 +154,7 @@ class ServerMetrics:
         """Gauges that only a loaded model has."""
         return [f for f in self.families if f.kind == "gauge"]
 
-    def describe(self, model: str, load: Load, memory: Memory) -> None:
+    def describe(self, model: str, load: Load, memory: MemoryReport) -> None:
         """Sets the gauges of a loaded model."""
         for gauge, value in (
             (self.running, load.running),

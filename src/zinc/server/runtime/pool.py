@@ -12,12 +12,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from pathlib import Path
+from dataclasses import replace
 
 from zinc.core.errors import ModelError, ZincError
 from zinc.core.progress import ProgressBar
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.weights import Progress
 from zinc.llm import LLM
-from zinc.server.config import LoadOptions, ServerConfig
+from zinc.server.config import ServerConfig
 from zinc.server.errors import ApiError
 from zinc.server.runtime.entry import Entry, State
 from zinc.server.runtime.loaded_model import LoadedModel
@@ -215,7 +217,9 @@ class ModelPool:
             bar(done, total)
 
         try:
-            entry.thread = LoadThread(load_llm, entry.path, self.config.load, progress)
+            entry.thread = LoadThread(
+                load_llm, replace(self.config.load, path=entry.path), progress
+            )
             llm = await entry.thread.result()
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
@@ -242,8 +246,8 @@ class ModelPool:
             llm.context,
             time.perf_counter() - started,
         )
-        if llm.placed.note:
-            log.info("%s: %s", entry.source.name, llm.placed.note)
+        if llm.choice.note:
+            log.info("%s: %s", entry.source.name, llm.choice.note)
 
     def _failed(self, entry: Entry, error: ZincError) -> ApiError:
         """Note why a model cannot be loaded; return the error for its clients."""
@@ -314,23 +318,8 @@ def _load_error(entry: Entry) -> ApiError:
     )
 
 
-def load_llm(path: Path, options: LoadOptions, progress: Callable[[int, int], None]) -> LLM:
-    llm = LLM(
-        path,
-        backend=options.backend,
-        threads=options.threads,
-        device_map=options.device_map,
-        context=options.context,
-        rope=options.rope,
-        kv_dtype=options.kv_dtype,
-        prefix_cache=options.prefix_cache,
-        cache_bytes=options.cache_bytes,
-        swap_bytes=options.swap_bytes,
-        cache_dir=options.cache_dir,
-        pooling=options.pooling,
-        chat_template=options.chat_template,
-        options=options.backend_options,
-        progress=progress,
-    )
-    _ = llm.tokenizer  # built here, in the loading thread
+def load_llm(options: LoadOptions, progress: Progress) -> LLM:
+    """Load a model and its tokenizer, in the thread of a `LoadThread`."""
+    llm = LLM.from_options(options, progress)
+    _ = llm.tokenizer
     return llm

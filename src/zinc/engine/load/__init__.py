@@ -1,0 +1,9 @@
+"""Loading: from `LoadOptions` to a `LoadedModel` that owns weights, cache, programs and engine.
+
+options.py     what to load and how
+planned.py     file, backend and plans; reads no weights
+model.py       weights, cache, programs and engine
+auto.py        which device backend="auto" means
+device_map.py  how a model is divided between a device and the CPU
+memory.py      how large context and cache can be
+"""

@@ -1,0 +1,121 @@
+"""The backend that a model is loaded on: a device, a device with the CPU, or the CPU alone.
+
+A `DeviceMap` decides how the model is divided. Without one, the whole model goes to the device if
+it fits there with its cache; otherwise as few layers as possible go to the CPU, and the choice
+carries a note that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from zinc.backends.api import Backend, SplitPlan
+from zinc.backends.split import SplitBackend
+from zinc.core.errors import RequestError
+from zinc.engine.cache_layout import resolve_kv_dtype
+from zinc.engine.load.memory import budgets, has_room
+from zinc.engine.load.options import LoadOptions
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.spec import ModelSpec
+from zinc.ops.graph import Graph
+from zinc.plan.device_map import DEVICE, DeviceMap, choose
+from zinc.plan.planner import make_plan
+
+# Tokens of context that a model on a device needs room for, unless a context is given.
+ROOM_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """The backend that runs a model, and how it was chosen.
+
+    device_map: how the model is divided; None if the device shares the host's memory. note: what
+    runs on the CPU instead of the device, and why; empty if nothing does.
+    """
+
+    backend: Backend
+    device_map: DeviceMap | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model file with its graphs: the first for sequences up to the plain context of `spec`, the
+    second, if there is one, for longer sequences."""
+
+    file: GGUFFile
+    spec: ModelSpec
+    graphs: tuple[Graph, ...]
+
+
+def divide(
+    device: Backend, create_host: Callable[[], Backend], model: OpenModel, options: LoadOptions
+) -> BackendChoice:
+    """Return the backend for `model`: `device` if all of it fits there, else both or the CPU.
+
+    create_host: makes the CPU backend, if it is needed. Raises RequestError if the device map of
+    `options` does not suit the model or the device.
+    """
+    nodes, n_layers = model.graphs[0].nodes, model.spec.n_layers
+    host = cache(create_host)
+    device_map = options.device_map
+    if device_map is None:
+        if device.available_bytes() is None:
+            return BackendChoice(device)
+        device_map = choose(
+            nodes, n_layers, lambda each: fits_on(device, host, model, options, each)
+        )
+        why = "it does not fit on the device as a whole"
+    else:
+        if device.name == "cpu":
+            raise RequestError(
+                "the model cannot be divided between a device and the CPU",
+                "the model runs on the CPU",
+                "choose a device with {backend=vulkan}, or leave {gpu_layers} and {cpu_moe} out",
+            )
+        device_map.check(nodes, n_layers)
+        why = "as asked"
+    if device_map.is_whole(n_layers):
+        return BackendChoice(device, device_map)
+    note = f"{device_map.describe(n_layers)} ({why})"
+    if device_map.first_layer(n_layers) > n_layers:
+        return BackendChoice(host(), device_map, note)
+    return BackendChoice(split_backend(device, host(), model, device_map), device_map, note)
+
+
+def split_backend(
+    device: Backend, host: Backend, model: OpenModel, device_map: DeviceMap
+) -> SplitBackend:
+    """Return `device` and `host` as one backend that divides `model` by `device_map`."""
+    backend = SplitBackend([device, host], device_map.assign(model.spec.n_layers))
+    plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1)
+    assert isinstance(plan, SplitPlan)
+    backend.keep(plan)
+    return backend
+
+
+def fits_on(
+    device: Backend,
+    host: Callable[[], Backend],
+    model: OpenModel,
+    options: LoadOptions,
+    device_map: DeviceMap,
+) -> bool:
+    """Return whether `device` has room for its part of `model`, with the cache of its context.
+
+    host: makes the CPU backend, for a device map that uses it.
+    """
+    backend = device
+    if not device_map.is_whole(model.spec.n_layers):
+        backend = split_backend(device, host(), model, device_map)
+    n_tokens, n_outputs = options.batch_tokens, options.output_rows
+    plans = [
+        make_plan(graph, backend, max_tokens=n_tokens, max_outputs=n_outputs)
+        for graph in model.graphs
+    ]
+    memory = budgets(model.file, plans, backend)[DEVICE]
+    kv_dtype = resolve_kv_dtype(options.kv_dtype, "f16", plans[0].states)
+    context = options.context or min(model.spec.context, ROOM_TOKENS)
+    return has_room(memory, kv_dtype, context * (options.sequences or 1), n_tokens)

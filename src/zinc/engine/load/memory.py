@@ -1,0 +1,239 @@
+"""How much memory a load may take: the context, the cache and the recurrent states that fit.
+
+A load plans with what the system or the device reports as available, less a reserve. Weights and
+arenas come first; the cache gets a share of the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zinc.backends.api import Backend, Plan, Split, SplitPlan
+from zinc.core.errors import MemoryLimitError, RequestError
+from zinc.engine.cache_layout import (
+    cache_bytes,
+    cache_layout,
+    context_bytes,
+    state_bytes_per_sequence,
+)
+from zinc.engine.load.files import weights_bytes
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.spec import ModelSpec
+from zinc.ops.values import State
+
+# Share of the available memory that is left to the rest of the process and the page cache.
+RESERVE_SHARE = 0.15
+MAX_SEQUENCES = 64
+# The most of the memory beside the weights that goes to recurrent states.
+STATE_SHARE = 1 / 16
+# Recurrent states of running sequences, and checkpoints.
+MAX_STATE_SLOTS = 96
+# The cache holds one context, or up to POOL_CONTEXTS within this share of the memory.
+POOL_CONTEXTS = 8
+POOL_SHARE = 1 / 8
+# The most of the host memory that goes to copies of preempted sequences.
+SWAP_SHARE = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Bytes that a loaded model takes."""
+
+    weights_bytes: int
+    kv_bytes: int
+    arena_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights, cache and arenas together."""
+        return self.weights_bytes + self.kv_bytes + self.arena_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """A memory: available bytes, bytes of weights and arenas, and the states kept in it."""
+
+    available: int
+    taken: int
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """context: tokens of the longest sequence. tokens: of all sequences together."""
+
+    context: int
+    tokens: int
+    state_slots: int
+
+
+def available_memory_bytes(backend: Backend | None = None) -> int:
+    """Return the free bytes of the backend's device, or of the host without swapping."""
+    if backend is not None and (on_device := backend.available_bytes()) is not None:
+        return on_device
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[MemoryBudget]:
+    """Return the memories of a backend, with the bytes that `plans` take of each beside the cache.
+
+    All plans have the same weights and states.
+    """
+    if not isinstance(backend, Split):
+        return [_budget(file, [backend], [plans])]
+    parts = [[plan.parts[i] for plan in plans if isinstance(plan, SplitPlan)] for i in (0, 1)]
+    if all(each.available_bytes() is None for each in backend.devices):
+        return [_budget(file, backend.devices, parts)]
+    return [_budget(file, [each], [p]) for each, p in zip(backend.devices, parts, strict=True)]
+
+
+def _budget(
+    file: GGUFFile, backends: Sequence[Backend], parts: Sequence[Sequence[Plan]]
+) -> MemoryBudget:
+    """Return the memory that `backends` share; `parts` has the plans of each."""
+    taken = sum(
+        weights_bytes(file, plans[0]) + sum(plan.arena_bytes for plan in plans) for plans in parts
+    )
+    states = tuple(state for plans in parts for state in plans[0].states)
+    return MemoryBudget(available_memory_bytes(backends[0]), taken, states)
+
+
+def choose_cache(
+    spec: ModelSpec,
+    memories: Sequence[MemoryBudget],
+    kv_dtype: str,
+    wanted: int | None,
+    chunk_tokens: int,
+) -> CacheSize:
+    """Return the largest cache that every memory has room for. Raises as `choose_context` does."""
+    slots = min(choose_state_slots(m.states, m.available, m.taken) for m in memories)
+    taken = [m.taken + slots * state_bytes_per_sequence(m.states) for m in memories]
+    context = min(
+        choose_context(spec, m.states, kv_dtype, wanted, m.available, used, chunk_tokens)
+        for m, used in zip(memories, taken, strict=True)
+    )
+    tokens = min(
+        choose_pool(m.states, context, kv_dtype, m.available, used, chunk_tokens)
+        for m, used in zip(memories, taken, strict=True)
+    )
+    return CacheSize(context, tokens, slots)
+
+
+def choose_state_slots(states: tuple[State, ...], available: int, taken: int) -> int:
+    """Return how many recurrent states to hold, at least one.
+
+    Running sequences and checkpoints share them. `taken` of the `available` bytes are weights and
+    arenas.
+    """
+    each = state_bytes_per_sequence(states)
+    if each == 0:
+        return MAX_SEQUENCES
+    room = available * (1 - RESERVE_SHARE) - taken
+    share = max(room * STATE_SHARE, min(4 * each, room / 4))
+    return max(1, min(MAX_STATE_SLOTS, int(share / each)))
+
+
+def choose_context(
+    spec: ModelSpec,
+    states: tuple[State, ...],
+    kv_dtype: str,
+    wanted: int | None,
+    available: int,
+    taken: int,
+    chunk_tokens: int | None = None,
+) -> int:
+    """Return the context in tokens: `wanted`, or as much of the model's own as fits in memory.
+
+    `taken` of the `available` bytes are weights, arenas and recurrent states. chunk_tokens: see
+    `cache_layout`. Raises RequestError if `wanted` is out of range, MemoryLimitError if it does not
+    fit.
+    """
+    room = available * (1 - RESERVE_SHARE) - taken
+
+    def needs_bytes(context: int) -> int:
+        return cache_bytes(states, cache_layout(states, context, kv_dtype, 1, chunk_tokens))
+
+    fits = _largest(spec.context, lambda context: needs_bytes(context) <= room)
+    if wanted is None:
+        context = min(spec.context, fits)
+        if context < min(spec.context, 512):
+            raise MemoryLimitError(
+                "the model does not fit in memory",
+                f"its weights need {taken / 1e9:.1f} GB and {available / 1e9:.1f} GB are available",
+                "use a smaller model or quantisation",
+            )
+        return context
+    check_context(spec, wanted)
+    if wanted > fits:
+        raise MemoryLimitError(
+            f"a context of {wanted:,} tokens does not fit in memory",
+            f"its keys and values need {needs_bytes(wanted) / 1e9:.1f} GB "
+            f"and {max(0.0, room) / 1e9:.1f} GB are left beside the weights",
+            f"choose {{context={max(1, fits)}}} or less"
+            + (", or {kv_dtype=q8_0}" if kv_dtype == "f16" else ""),
+        )
+    return wanted
+
+
+def check_context(spec: ModelSpec, wanted: int) -> None:
+    """Raise RequestError if `wanted` tokens are more than the model was made for."""
+    if not 1 <= wanted <= spec.context:
+        raise RequestError(
+            f"a context of {wanted:,} tokens is not possible",
+            f"the model was made for 1 to {spec.context:,}",
+            f"choose {{context={spec.context}}} or less, or extend it with {{rope_scaling=yarn}}",
+        )
+
+
+def choose_pool(
+    states: tuple[State, ...],
+    context: int,
+    kv_dtype: str,
+    available: int,
+    taken: int,
+    chunk_tokens: int | None = None,
+) -> int:
+    """Return the tokens that the cache holds: a multiple of `context`, at least one context.
+
+    All sequences and the prefix cache share them. The arguments are those of `choose_context`.
+    """
+    room = (available * (1 - RESERVE_SHARE) - taken) * POOL_SHARE
+
+    def fits(contexts: int) -> bool:
+        layout = cache_layout(states, contexts * context, kv_dtype, 1, chunk_tokens)
+        return cache_bytes(states, layout) <= room
+
+    return context * max(1, _largest(POOL_CONTEXTS, fits))
+
+
+def choose_swap() -> int:
+    """Return the bytes of host memory that copies of preempted sequences may take."""
+    return int(available_memory_bytes() * SWAP_SHARE)
+
+
+def has_room(memory: MemoryBudget, kv_dtype: str, context: int, chunk_tokens: int) -> bool:
+    """Return whether a memory has room for its weights, arenas and one sequence of `context`."""
+    needed = context_bytes(memory.states, context, kv_dtype, chunk_tokens)
+    needed += memory.taken + state_bytes_per_sequence(memory.states)
+    return needed <= memory.available * (1 - RESERVE_SHARE)
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to `limit` that fits, or 0; every smaller number fits too."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,196 @@
+"""A loaded model: the one owner of weights, cache, programs and engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zinc.backends.api import Backend, Cache, CacheLayout, Program
+from zinc.engine.cache_layout import BLOCK_TOKENS, cache_layout, state_bytes_per_sequence
+from zinc.engine.engine import Engine
+from zinc.engine.identity import TensorDigests, cache_key
+from zinc.engine.load.device_map import BackendChoice
+from zinc.engine.load.memory import (
+    CacheSize,
+    MemoryReport,
+    choose_cache,
+    choose_context,
+    choose_swap,
+)
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.planned import PlannedModel, plan_graph, plan_model
+from zinc.engine.load.weights import Progress, upload
+from zinc.engine.readout import ReadoutKind
+from zinc.engine.worker import EngineWorker, closed_error
+from zinc.ops.graph import Graph
+from zinc.plan.hidden import hidden_graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Resources:
+    """Everything that `close` frees."""
+
+    choice: BackendChoice
+    cache: Cache
+    program: Program
+    engine: Engine
+    worker: EngineWorker
+
+
+class LoadedModel:
+    """A model on a backend, ready to run token ids.
+
+    `options`, `file`, `spec`, `plan`, `kv_dtype`, `context` (tokens of the longest sequence) and
+    `memory` stay readable after `close`; the other properties raise RequestError then.
+    """
+
+    def __init__(self, planned: PlannedModel, progress: Progress | None = None) -> None:
+        """Load the weights of `planned` and allocate its cache.
+
+        Owns the file of `planned`, and closes it if loading fails. progress: called with the bytes
+        loaded and the bytes in all. Raises a `ZincError` if the file is damaged or memory is short.
+        """
+        self.options, self.file, self.spec = planned.options, planned.file, planned.spec
+        self.plan, self.kv_dtype = planned.plans[0], planned.kv_dtype
+        try:
+            self._resources: _Resources | None = self._load(planned, progress)
+        except BaseException:
+            self.file.close()
+            raise
+
+    @classmethod
+    def open(cls, options: LoadOptions, progress: Progress | None = None) -> LoadedModel:
+        """Plan and load the model that `options` name. Raises a `ZincError`."""
+        return cls(plan_model(options), progress)
+
+    def _load(self, planned: PlannedModel, progress: Progress | None) -> _Resources:
+        options, backend = self.options, planned.backend
+        size = _cache_size(planned)
+        self.context = size.context
+        folder = options.cache_folder
+        digests = None if folder is None else TensorDigests(self.file, folder)
+        upload(self.file, self.plan, backend, progress, digests)
+        layout = _layout(planned, size)
+        cache = backend.allocate(self.plan.states, layout)
+        programs = [backend.prepare(plan, cache) for plan in planned.plans]
+        engine = Engine(
+            programs[0],
+            cache,
+            self.spec.vocab,
+            self.context,
+            prefix_cache=options.prefix_cache,
+            cache_bytes=options.cache_bytes,
+            swap_bytes=choose_swap() if options.swap_bytes is None else options.swap_bytes,
+            prepare=_Preparer(planned, cache),
+            extended=programs[1] if len(programs) > 1 else None,
+            plain_context=self.spec.plain_context,
+        )
+        if folder is not None and digests is not None:
+            key = cache_key(digests.finish(), planned.plans, layout, backend)
+            engine.keep_on_disk(folder, key, options.cache_bytes)
+        arena_bytes = sum(plan.arena_bytes for plan in planned.plans)
+        self.memory = MemoryReport(backend.weight_bytes, cache.n_bytes, arena_bytes)
+        return _Resources(planned.choice, cache, programs[0], engine, EngineWorker(engine))
+
+    @property
+    def _open(self) -> _Resources:
+        """The live resources. Raises RequestError after `close`."""
+        if self._resources is None:
+            raise closed_error()
+        return self._resources
+
+    @property
+    def choice(self) -> BackendChoice:
+        """The backend, and why the model runs there."""
+        return self._open.choice
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that runs the model."""
+        return self._open.choice.backend
+
+    @property
+    def cache(self) -> Cache:
+        """The keys, values and recurrent states of all sequences."""
+        return self._open.cache
+
+    @property
+    def program(self) -> Program:
+        """The program of sequences up to the plain context."""
+        return self._open.program
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. The worker's thread owns it: run nothing on it while requests run."""
+        return self._open.engine
+
+    @property
+    def worker(self) -> EngineWorker:
+        """The thread that owns the engine."""
+        return self._open.worker
+
+    def check_open(self) -> None:
+        """Raise RequestError if the model is closed."""
+        _ = self._open
+
+    def close(self) -> None:
+        """Free the model's memory; running requests end with an error.
+
+        With a cache directory, the prefix cache is on disk when this returns. Closing twice is
+        allowed.
+        """
+        resources, self._resources = self._resources, None
+        try:
+            if resources is not None:
+                resources.worker.close()
+        finally:
+            self.file.close()
+
+    def __enter__(self) -> LoadedModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparer:
+    """Prepares the programs that only some requests need, on the cache of the others."""
+
+    planned: PlannedModel
+    cache: Cache
+
+    def __call__(self, kind: ReadoutKind, extended: bool) -> Program:
+        graph: Graph = self.planned.model.graphs[extended]
+        if kind is ReadoutKind.HIDDEN:
+            graph = hidden_graph(graph)
+        options, backend = self.planned.options, self.planned.backend
+        plan = plan_graph(graph, backend, options, output_rows=options.batch_tokens)
+        return backend.prepare(plan, self.cache)
+
+
+def _cache_size(planned: PlannedModel) -> CacheSize:
+    """Return the size of the cache: as `options.sequences` say, or what fits in memory."""
+    options, memories = planned.options, planned.budgets()
+    if options.sequences is None:
+        tokens = options.batch_tokens
+        return choose_cache(planned.spec, memories, planned.kv_dtype, options.context, tokens)
+    context = min(
+        choose_context(
+            planned.spec,
+            memory.states,
+            planned.kv_dtype,
+            options.context,
+            memory.available,
+            memory.taken + state_bytes_per_sequence(memory.states),
+        )
+        for memory in memories
+    )
+    whole_blocks = -(-context // BLOCK_TOKENS) * BLOCK_TOKENS
+    return CacheSize(context, options.sequences * whole_blocks, options.sequences)
+
+
+def _layout(planned: PlannedModel, size: CacheSize) -> CacheLayout:
+    options = planned.options
+    chunk_tokens = options.batch_tokens if options.sequences is None else None
+    states = planned.plans[0].states
+    return cache_layout(states, size.tokens, planned.kv_dtype, size.state_slots, chunk_tokens)

@@ -1,0 +1,53 @@
+"""The options of a load: one frozen record that `LLM`, the CLI and the server fill in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zinc.models.parts.context import RopeScaling
+from zinc.plan.device_map import DeviceMap
+
+# Tokens of a step, unless a load says otherwise.
+BATCH_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What to load and how. `LLM` describes the fields that are its arguments.
+
+    path: the model file; None is the embedded model. backend_options: as in
+    `zinc.backends.api.create`. max_outputs: output rows of a step (default: 64, or `batch_tokens`
+    if that is less). sequences: give the cache exactly this many sequences of `context` tokens, in
+    which every layer keeps every position (default: as many as fit). swap_bytes: None takes a share
+    of the free host memory.
+    """
+
+    path: Path | None = None
+    backend: str = "auto"
+    threads: int | None = None
+    device_map: DeviceMap | None = None
+    context: int | None = None
+    rope: RopeScaling | None = None
+    kv_dtype: str = "auto"
+    batch_tokens: int = BATCH_TOKENS
+    prefix_cache: bool = True
+    cache_bytes: int | None = None
+    swap_bytes: int | None = None
+    cache_dir: Path | None = None
+    pooling: str | None = None
+    chat_template: str | None = None
+    backend_options: Mapping[str, str] = field(default_factory=dict)
+    max_outputs: int | None = None
+    sequences: int | None = None
+
+    @property
+    def output_rows(self) -> int:
+        """The most output rows of a step."""
+        return self.max_outputs or min(64, self.batch_tokens)
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """The folder of the prefix cache; None without a prefix cache."""
+        return self.cache_dir if self.prefix_cache else None

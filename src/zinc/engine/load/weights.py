@@ -1,0 +1,41 @@
+"""Weights from a model file to a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from zinc.backends.api import Backend, Expecting, Plan
+from zinc.engine.identity import TensorDigests
+from zinc.formats.gguf import GGUFFile
+from zinc.plan.weights import tensor_data
+
+# Called with the bytes done and the bytes in all.
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+def upload(
+    file: GGUFFile,
+    plan: Plan,
+    backend: Backend,
+    progress: Progress | None = None,
+    digests: TensorDigests | None = None,
+) -> None:
+    """Upload every weight of `plan` to `backend`, the largest first.
+
+    A backend may read a whole tensor before it packs it; the peak of memory is lowest if it does so
+    while the other tensors are not loaded yet. `digests` hashes the tensors as they are read.
+    Raises FormatError if the file cannot be read.
+    """
+    tensors = [(w, file.tensors[w.tensor]) for w in plan.weights]
+    tensors.sort(key=lambda pair: pair[1].n_bytes, reverse=True)
+    total = sum(t.n_bytes for _, t in tensors)
+    done = 0
+    if isinstance(backend, Expecting):
+        backend.expect([weight for weight, _ in tensors])
+    for weight, tensor in tensors:
+        reader = tensor if digests is None else digests.reader(tensor)
+        backend.upload(weight, tensor_data(weight, tensor, reader))
+        done += tensor.n_bytes
+        if progress is not None:
+            progress(done, total)
