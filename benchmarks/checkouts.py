@@ -1,11 +1,11 @@
-"""Compares two checkouts of zinc: first token, prefill and decode, by `LLM` and by server.
+"""Compare two checkouts of zinc: first token, prefill and decode, by `LLM` and by server.
 
     python benchmarks/checkouts.py --before FOLDER --after FOLDER --out FILE [--rounds 40] MODEL...
 
-Each folder is a checkout whose extension is built in place. Both have a model loaded and a server
-running all the time, and requests alternate between them, so that both meet the same state of the
-machine. A ratio is the time before over the time after in the same round: above 1 is faster. The
-last line is one JSON object with the median ratios.
+Each FOLDER is a checkout with its extension built in place. Both keep a model loaded and a server
+running, and requests alternate between them, so that load on the machine affects both. A ratio is
+the time before divided by the time after in the same round: above 1 is faster. The last line of
+output is one JSON object with the median ratios.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEXT = "Tell me a story about a fox and a bear."
 
 
 def answer_requests(model: str) -> None:
-    """Load `model`, and print the seconds of each request named on stdin."""
+    """Load `model` and print the seconds of each request named on stdin."""
     from zinc import LLM, SamplingParams
 
     llm = LLM(model, **SETTINGS)
@@ -51,7 +51,7 @@ def answer_requests(model: str) -> None:
 
 
 class Checkout:
-    """A checkout with a loaded model and a server. Every measurement returns seconds."""
+    """A checkout with a loaded model and a running server; measurements return seconds."""
 
     def __init__(self, folder: Path, model: str) -> None:
         path = [str(folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]

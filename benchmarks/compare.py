@@ -1,12 +1,12 @@
-"""zinc beside llama.cpp on the same file, in interleaved runs.
+"""Compare zinc with llama.cpp on the same file, in interleaved runs.
 
     python benchmarks/compare.py --llama-bin FOLDER --out benchmarks/results/NAME.json FILE...
 
-FOLDER holds llama.cpp's llama-bench, and llama-batched-bench for --streams. --level holds zinc to a
-SIMD level, beside a llama.cpp that was built for the same (--llama-build says how).
-Each pair runs zinc, then llama.cpp with its weights repacked and not, in alternating order, each in
-a process of its own with a warm-up. A ratio is zinc's rate over the better of llama.cpp's settings
-in the same pair; the median over pairs is what counts, since machines are noisy and pairs are not.
+FOLDER holds llama-bench, and llama-batched-bench for --streams. Each pair runs, in alternating
+order, zinc and llama.cpp with and without repacked weights, each in a new process with a warm-up.
+A ratio is zinc's rate divided by the faster llama.cpp rate of the same pair, and the report holds
+the median over pairs: a shared machine changes less within a pair than between pairs. --level
+restricts zinc to a SIMD level; build llama.cpp for the same one and describe it by --llama-build.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import zinc
 from zinc.cli.machine import cpu_model
 from zinc.core import env
 
-# What is measured, and the limit of the machine that holds it.
+# The limit of the machine that each kind of step is compared with.
 LIMITS = {"prefill": "int8_peak", "decode": "bandwidth"}
 
 
@@ -48,7 +48,7 @@ def run_zinc(model: str, args: argparse.Namespace) -> dict[str, Any]:
     ]  # fmt: skip
     level = {env.LEVEL.name: args.level} if args.level else {}
     result: dict[str, Any] = json.loads(run(command, level))
-    result["model"] = Path(model).name  # a report says nothing of where files lie
+    result["model"] = Path(model).name  # without the folder
     return result
 
 
@@ -60,7 +60,7 @@ def run_llama(model: str, args: argparse.Namespace, repack: int) -> dict[str, An
 
 
 def llama_bench(model: str, args: argparse.Namespace, repack: int) -> tuple[dict[str, float], str]:
-    """Prefill and decode of one stream, and llama.cpp's version."""
+    """Return prefill and decode tokens/s of one stream, and llama.cpp's version."""
     command = [
         str(Path(args.llama_bin) / "llama-bench"), "-m", model, "-t", str(args.threads),
         "-fa", "1", "-o", "json", "-r", str(args.reps), "-p", str(args.prefill),
@@ -76,7 +76,7 @@ def llama_bench(model: str, args: argparse.Namespace, repack: int) -> tuple[dict
 
 
 def llama_streams(model: str, args: argparse.Namespace, repack: int) -> float:
-    """Tokens/s of all streams together, each after a prompt of `depth` tokens (at least one)."""
+    """Return tokens/s of all streams together, each after a prompt of `depth` tokens or one."""
     prompt = max(1, args.depth)
     context = args.streams * (prompt + args.decode)
     command = [
@@ -91,6 +91,7 @@ def llama_streams(model: str, args: argparse.Namespace, repack: int) -> float:
 
 
 def compare(model: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the row of the report for one model: all pairs, and their medians."""
     kinds = [kind for kind in LIMITS if getattr(args, kind)]
     pairs: list[dict[str, Any]] = []
     for i in range(args.pairs):
@@ -130,16 +131,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+")
     parser.add_argument("--llama-bin", required=True, help="folder of llama.cpp's programs")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=5, help="interleaved runs")
     parser.add_argument("--reps", type=int, default=1, help="repetitions inside one run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=128)
     parser.add_argument("--depth", type=int, default=0)
-    parser.add_argument("--streams", type=int, default=1, help="sequences that decode together")
-    parser.add_argument("--kv-dtype", default="f16", help="of both engines: f16, q8_0 or q4_0")
-    parser.add_argument("--level", help="SIMD level of zinc (default: the best of this machine)")
-    parser.add_argument("--llama-build", help="how llama.cpp was built, if not for this machine")
+    parser.add_argument("--streams", type=int, default=1, help="concurrent sequences")
+    parser.add_argument(
+        "--kv-dtype", default="f16", help="keys and values of both engines: f16, q8_0 or q4_0"
+    )
+    parser.add_argument("--level", help="SIMD level of zinc (default: the best available)")
+    parser.add_argument("--llama-build", help="description of llama.cpp's build, for the report")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
     rows = [compare(model, args) for model in args.models]

@@ -1,10 +1,11 @@
-"""Runs thousands of short requests with random cancels in one process, and watches its memory.
+"""Check that memory stays bounded over thousands of short requests in one process.
 
     python benchmarks/endurance.py [MODEL] [--requests 10000] [--out FILE]
 
-Resident memory grows until the prefix cache has filled the cache it was given, and not behind that:
-the second half of the requests may add 5% at most, and the Python heap (tracemalloc, after a
-collection) next to nothing. The last line is one JSON object; exit status 1 says that it leaks.
+A quarter of the requests is cancelled at random. Resident memory may grow until the prefix cache is
+full: the second half of the requests may add 5% to it, and MOST_HEAP_GROWTH_BYTES to the Python
+heap (tracemalloc, after a garbage collection). The last line of output is one JSON object. The exit
+status is 1 if memory grows more or cache blocks stay held.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import Any
 from zinc import LLM, SamplingParams
 
 MOST_GROWTH = 0.05
-# What the interpreter keeps for itself (caches of numbers, frames, regular expressions).
+# Allowance for caches of the interpreter (numbers, frames, regular expressions).
 MOST_HEAP_GROWTH_BYTES = 256 << 10
 SAMPLES = 20
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, files left out: a mapped model comes and goes."""
+    """Return the anonymous resident memory of this process; mapped files do not count."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -37,13 +38,13 @@ def resident_bytes() -> int:
 
 
 class Load:
-    """Keeps `width` requests going until `n_requests` were made; a quarter of them is cancelled."""
+    """A load generator: `width` requests at a time until `n_requests` were submitted."""
 
     def __init__(self, llm: LLM, n_requests: int, width: int, seed: int) -> None:
         self._llm, self._n_requests, self._width = llm, n_requests, width
         self._random = random.Random(seed)
         self._stems = [self._ids(n) for n in (20, 90, 200, 400)]
-        self._running: list[tuple[Any, int]] = []  # with how many tokens each lives
+        self._running: list[tuple[Any, int]] = []  # and the tokens after which it is cancelled
         self.n_made = 0
         self.ends: Counter[str] = Counter()
 
@@ -51,7 +52,7 @@ class Load:
         return [self._random.randrange(3, self._llm.spec.vocab) for _ in range(n)]
 
     def step(self) -> bool:
-        """One step of the engine; False when all is done."""
+        """Run one engine step. Return False once all requests have ended."""
         while len(self._running) < self._width and self.n_made < self._n_requests:
             self._running.append(self._make())
         if not self._running:
@@ -80,8 +81,8 @@ class Load:
         return self._llm.engine.submit(ids, params, end_tokens=eog, client=client), life
 
 
-def heap_of_zinc(first: tracemalloc.Snapshot, last: tracemalloc.Snapshot) -> list[str]:
-    """The lines that hold more than before, the most first."""
+def grown_lines(first: tracemalloc.Snapshot, last: tracemalloc.Snapshot) -> list[str]:
+    """Return the source lines whose allocations grew most between two snapshots."""
     rows = last.compare_to(first, "lineno")
     grown = sorted((r for r in rows if r.size_diff > 0), key=lambda r: -r.size_diff)
     return [f"{r.traceback}: +{r.size_diff} bytes in {r.count_diff} objects" for r in grown[:12]]
@@ -89,9 +90,9 @@ def heap_of_zinc(first: tracemalloc.Snapshot, last: tracemalloc.Snapshot) -> lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a GGUF file; default, the embedded model")
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--width", type=int, default=8, help="requests at a time")
+    parser.add_argument("model", nargs="?", help="a GGUF file (default: the embedded model)")
+    parser.add_argument("--requests", type=int, default=10_000, help="requests in all")
+    parser.add_argument("--width", type=int, default=8, help="concurrent requests")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--context", type=int, default=None)
     parser.add_argument("--out", help="write the report as JSON")
@@ -107,7 +108,7 @@ def main() -> None:
         while load.step():
             if load.n_made < every * (len(rows) + 1):
                 continue
-            # Traced from a quarter on: by the middle, what the cache holds is traced as well.
+            # Tracing starts at a quarter, so that by the middle it covers the cache's contents.
             if 4 * load.n_made >= args.requests and not tracemalloc.is_tracing():
                 tracemalloc.start()
             if 2 * load.n_made >= args.requests and middle is None:
@@ -126,7 +127,7 @@ def main() -> None:
         last = tracemalloc.take_snapshot()
         heap = tracemalloc.get_traced_memory()[0] - heap
         tracemalloc.stop()
-        print(*heap_of_zinc(middle, last), sep="\n", file=sys.stderr)
+        print(*grown_lines(middle, last), sep="\n", file=sys.stderr)
         pool = llm.engine.pool
         held = sum(a.n_held for a in pool.allocators)
         pool.check()

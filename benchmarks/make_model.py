@@ -1,10 +1,10 @@
-"""Writes a GGUF file of a published model's shape with random weights, for speed measurements.
+"""Write a GGUF file with the shape of a published model and random weights.
 
     python benchmarks/make_model.py qwen3-0.6b /tmp/qwen3-0.6b-q4_k_m.gguf [--type q4_k_m]
 
-Speed does not depend on the values, so no download is needed; the text such a model writes is
-noise. Every block is drawn from a pool of really quantised Gaussian blocks, so scales and quants
-have realistic ranges. The vocabulary is synthetic: byte tokens and numbered fillers.
+Speed does not depend on the values of weights, so benchmarks need no download. The text of such a
+model is noise. Blocks come from a pool of quantised Gaussian blocks, so scales and quants have
+realistic ranges. The vocabulary is synthetic: byte tokens and numbered fillers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POOL_BLOCKS = 2048
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Gated DeltaNet layers: all but the last of every `interval` layers."""
+    """Sizes of Gated DeltaNet layers: all layers but every `interval`-th, which is attention."""
 
     k_heads: int
     v_heads: int
@@ -45,8 +45,10 @@ class DeltaNet:
 
 @dataclass(frozen=True)
 class Experts:
-    """Feed-forward layers of `count` experts of width `ffn`, of which a token runs `top_k`, beside
-    a gated expert of width `shared_ffn` that every token runs."""
+    """Sizes of a mixture of experts.
+
+    A token runs `top_k` of `count` experts of width `ffn`, and a shared one of width `shared_ffn`.
+    """
 
     count: int
     top_k: int
@@ -56,8 +58,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class Latent:
-    """Latent attention: widths of the latent, of a head's parts that rotate and do not, and of its
-    value."""
+    """Widths of latent attention.
+
+    rank: the latent. rope, nope: the parts of a query head with and without RoPE. value: a value
+    head.
+    """
 
     rank: int
     rope: int
@@ -67,10 +72,12 @@ class Latent:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a dense decoder, of one with experts, or of a hybrid, whose attention has a gate on
-    its output. `biases`: gpt-oss, with biases everywhere and sinks. `post_norms`: a norm after
-    attention and one after the feed-forward layer. `window`: that of the layers that slide.
-    `dense_layers`: those before the first with experts."""
+    """Sizes of a decoder: dense, with experts, or a hybrid with recurrent layers.
+
+    delta: recurrent layers; attention then has an output gate. biases: biases on all projections
+    and attention sinks, as in gpt-oss. post_norms: a norm after attention and one after the MLP.
+    window: sliding window in tokens. dense_layers: layers before the first one with experts.
+    """
 
     arch: str
     layers: int
@@ -153,16 +160,16 @@ SHAPES = {
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Whether Q4_K_M spends more bits on attn_v and ffn_down of this layer."""
+    """Return whether Q4_K_M uses Q6_K for attn_v and ffn_down of this layer."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-# What llama-quantize writes instead where a row is no whole number of super-blocks.
+# Formats that llama-quantize uses if a row is not a whole number of super-blocks.
 SMALLER_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q5_K: GGMLType.Q5_1}
 
 
 def tensor_type(name: str, layer: int, cols: int, shape: Shape, mix: str) -> GGMLType:
-    """The block type of a matrix in a file of this mix (q4_k_m, mxfp4 or a plain type)."""
+    """Return the block type of a matrix with `cols` columns; `mix` is as in --type."""
     if name in ("ssm_conv1d", "ffn_gate_inp"):
         return GGMLType.F32
     type = wanted_type(name, layer, shape, mix)
@@ -170,7 +177,8 @@ def tensor_type(name: str, layer: int, cols: int, shape: Shape, mix: str) -> GGM
 
 
 def wanted_type(name: str, layer: int, shape: Shape, mix: str) -> GGMLType:
-    if mix == "mxfp4":  # of the experts; the rest of such files is Q8_0
+    """Return the block type that `mix` gives a matrix, whatever its number of columns."""
+    if mix == "mxfp4":  # experts only
         return GGMLType.MXFP4 if name.endswith("_exps") else GGMLType.Q8_0
     if mix != "q4_k_m":
         return GGMLType[mix.upper()]
@@ -186,7 +194,7 @@ def wanted_type(name: str, layer: int, shape: Shape, mix: str) -> GGMLType:
 class RandomWeights:
     """Matrices of quantised Gaussian blocks with standard deviation 1 / sqrt(cols).
 
-    With `repeat` those of the same type and shape are the same, so that a large file is made fast.
+    With `repeat`, matrices of equal type and shape are equal, which makes large files quickly.
     """
 
     def __init__(self, seed: int, repeat: bool = False) -> None:
@@ -217,7 +225,7 @@ class RandomWeights:
 
 
 def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGMLType]]:
-    """Names, shapes and types in file order."""
+    """Yield the name, shape and type of every tensor, in file order."""
     f32 = GGMLType.F32
 
     def matrix(prefix: str, name: str, layer: int, *dims: int) -> tuple:
@@ -295,14 +303,14 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
 
 
 def byte_characters() -> list[str]:
-    """The 256 printable characters byte-level BPE writes bytes with."""
+    """Return the 256 printable characters that byte-level BPE represents bytes with."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
 
 
 def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False) -> None:
-    """Writes the file; a seed always gives the same bytes. repeat: layers have the same ones."""
+    """Write the file to `path`. Equal seeds give equal bytes; `repeat` is as in RandomWeights."""
     weights = RandomWeights(seed, repeat)
     rng = np.random.default_rng(seed + 1)
     arch = shape.arch
@@ -375,7 +383,7 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path")
     parser.add_argument(
-        "--type", default="q4_k_m", help="q4_k_m, mxfp4 (of experts) or a block type such as q8_0"
+        "--type", default="q4_k_m", help="q4_k_m, mxfp4 (experts only) or a block type such as q8_0"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeat", action="store_true", help="the same matrices in every layer")

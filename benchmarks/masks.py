@@ -1,11 +1,12 @@
-"""What it costs to hold an answer to a JSON schema: the time of a token, with and without it.
+"""Measure the time a JSON schema constraint adds to each decoded token.
 
     python benchmarks/masks.py [--tokens 200] [--pairs 9] [--out FILE] [MODEL]
 
-An answer to a schema and a free one of as many tokens run in turn; the cost is the median over the
-pairs of what the constraint adds to the time of a token behind the first, as a part of that
-without. Tokens that the schema dictates are not drawn, and several run in one step: so it may be
-below 0. `--most 0.05` fails when it is more. The last line is one JSON object.
+Constrained and unconstrained answers of equal length alternate. The cost is the median over these
+pairs of the added time per token, relative to the unconstrained time and without the first token.
+It can be negative, because tokens that the schema determines are not sampled and run several to a
+step. `--most 0.05` exits with status 1 if any cost exceeds 5%. The last line of output is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import zinc
 from zinc import LLM, SamplingParams
 from zinc.cli.machine import cpu_model
 
-# An answer that is long, and of every kind of value.
+# Long answers with every kind of value.
 ITEM = {
     "type": "object",
     "properties": {
@@ -35,7 +36,7 @@ ITEM = {
     "required": ["name", "age", "tags", "married", "height"],
     "additionalProperties": False,
 }
-# One that names what has to come, so that some tokens are dictated; and one that leaves it open.
+# The first schema determines many tokens (property names), the second only few.
 PAIRS = {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "named properties": {"type": "array", "items": ITEM, "minItems": 40},
@@ -47,9 +48,9 @@ PROMPT = "Write a list of people in JSON, with their names and ages."
 def run(
     llm: LLM, params: SamplingParams, schema: dict[str, Any] | None = None
 ) -> tuple[float, int]:
-    """Milliseconds of a token behind the first, and the steps that all of them took."""
+    """Return the milliseconds per token after the first, and the number of engine steps."""
     constraint = None if schema is None else llm.constraint("json_schema", schema).start()
-    ids = llm.tokenizer.encode(PROMPT)  # a template is of no matter, and random weights have none
+    ids = llm.tokenizer.encode(PROMPT)  # no chat template: random models have none
     engine = llm.engine
     sequence = engine.submit(ids, params, end_tokens=llm.tokenizer.eog_ids, constraint=constraint)
     while sequence.finish_reason is None and not sequence.first_token:
@@ -65,7 +66,7 @@ def run(
 
 
 def measure(llm: LLM, args: argparse.Namespace, schema: str, temperature: float) -> dict[str, Any]:
-    """A row of the report: milliseconds a token, and what a schema adds to them."""
+    """Return a row of the report for one schema and temperature."""
     free = SamplingParams(temperature=temperature, seed=1, max_tokens=args.tokens, ignore_eos=True)
     held = SamplingParams(temperature=temperature, seed=1, max_tokens=args.tokens)
     pairs: list[tuple[float, float]] = []
@@ -92,11 +93,11 @@ def measure(llm: LLM, args: argparse.Namespace, schema: str, temperature: float)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", help="GGUF files; default, the embedded model")
-    parser.add_argument("--tokens", type=int, default=200, help="of an answer")
+    parser.add_argument("models", nargs="*", help="GGUF files (default: the embedded model)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each answer")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--most", type=float, help="fail when it costs more of a token's time")
+    parser.add_argument("--most", type=float, help="highest allowed cost, as a share")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
     rows = []
@@ -106,7 +107,7 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['model']}, temperature {row['temperature']}, {row['schema']}: "
-            f"{row['token_ms']:.3f} ms a token, {row['held_token_ms']:.3f} held to the schema "
+            f"{row['token_ms']:.3f} ms a token, {row['held_token_ms']:.3f} with the schema "
             f"({row['cost']:+.1%}), {row['held_steps']} steps",
             file=sys.stderr,
         )

@@ -1,10 +1,10 @@
-"""Decode speed while other processes want the cores too, beside llama.cpp's.
+"""Measure how much decode speed zinc and llama.cpp keep while other processes use the cores.
 
     python benchmarks/neighbours.py --llama-bench PATH --out benchmarks/results/NAME.json FILE
 
-Each round runs both engines with no, one and two spinning neighbours, in alternating order, each in
-a process of its own. A share is the rate with neighbours over the quiet one of the same round.
-Last, what an idle pool of threads burns: CPU seconds of a loaded model that does nothing.
+Each round runs both engines, in alternating order and in new processes, beside zero, one and two
+spinning processes. A share is the rate beside spinning processes divided by the rate without them
+in the same round. The last number is the CPU time that a loaded, idle model uses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with LLM(sys.argv[1], context=64) as llm:
 
 @contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """So many processes that spin, the i-th bound to core i of those this process may use."""
+    """Run `count` spinning processes, each bound to one of the cores this process may use."""
     cores = sorted(os.sched_getaffinity(0))
     spin = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
     processes = [
@@ -71,6 +71,7 @@ def run_llama(model: str, args: argparse.Namespace) -> float:
 
 
 def idle_cpu_s(model: str) -> float:
+    """Return the CPU seconds that a loaded model uses in IDLE_S seconds without requests."""
     command = [sys.executable, "-c", IDLE, model, str(IDLE_S)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -108,7 +109,7 @@ def main() -> None:
         for count in (1, 2):
             shares = [rates[name][count] / rates[name][0] for rates in rounds]
             report[f"{name}_share_with_{count}"] = statistics.median(shares)
-            print(f"{name} with {count}: {statistics.median(shares):.0%} of its quiet rate")
+            print(f"{name} beside {count}: {statistics.median(shares):.0%} of its rate alone")
     print(f"idle: {report['idle_cpu_s_per_s']:.1%} of one core")
     if args.out:
         Path(args.out).write_text(json.dumps(report, indent=1) + "\n")

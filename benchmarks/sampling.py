@@ -1,10 +1,10 @@
-"""Times the sampler chain on logits shaped like a model's, in milliseconds a token.
-
-A token costs `sample` and `accept`. The rows differ in what runs; `default` is the default chain,
-`default + penalties` adds repetition, presence and frequency penalties over 64 tokens, and the
-rows without top-k show that nothing sorts the vocabulary. The last line is one JSON object.
+"""Measure the sampler chains on random logits, in milliseconds per token.
 
     python benchmarks/sampling.py [--vocab 151936] [--reps 300]
+
+A token costs one `sample` and one `accept`. `default` is the default chain; `default + penalties`
+adds repetition, presence and frequency penalties over 64 tokens. Chains without top-k show that the
+vocabulary is never sorted. The last line of output is one JSON object.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
     reps: int = arguments.reps
     random = np.random.default_rng(0)
-    # A bulk of unlikely tokens and a tail of likely ones: entropy of about 3 nats, as in prose.
+    # Mostly unlikely tokens and 40 likely ones: an entropy of about 3 nats, as in prose.
     rows = random.normal(0, 2.5, (8, arguments.vocab)).astype(np.float32)
     for row in rows:
         row[random.integers(0, arguments.vocab, 40)] += np.linspace(8, 18, 40, dtype=np.float32)
@@ -73,7 +73,7 @@ def measure(
     reps: int,
     mask: Mask | None = None,
 ) -> float:
-    """Median milliseconds of a sample and its accept, over `reps` tokens."""
+    """Return the median milliseconds of `sample` and `accept` over `reps` tokens."""
     sampler = Sampler(params, rows.shape[1])
     sampler.accept_prompt(prompt)
     times_ms = []

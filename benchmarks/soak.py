@@ -1,12 +1,12 @@
-"""Treats a running server badly, ten thousand times, and looks at what is left of it.
+"""Send malformed and interrupted requests to a server and check that it stays healthy.
 
     python benchmarks/soak.py [--requests 10000] [--out FILE]
 
-Starts `zinc serve` with the embedded model and sends it bodies that are no requests, requests that
-stop half-way, clients that read slowly or leave in the middle of a stream, and between them honest
-requests, whose answers must be right. Nothing may be answered with a 5xx status; at the end the
-server is healthy, holds no cache block and no connection, and its memory grew by less than 5% over
-the second half. The last line is one JSON object; exit status 1 says that something was not so.
+Starts `zinc serve` with the embedded model. Clients send malformed bodies, stop within a request,
+read slowly, disconnect within a stream, and in between send valid requests whose answers must be
+correct. No answer may have a 5xx status except 503. At the end the server must be healthy and hold
+no cache block and no connection, and its memory may grow by at most 5% in the second half. The last
+line of output is one JSON object. The exit status is 1 if a condition is not met.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Any
 
 MOST_GROWTH = 0.05
 SAMPLES = 20
-AT_ONCE = 24
-CACHE = "16M"  # small, so that it is full long before the second half
+CONCURRENT = 24
+CACHE = "16M"  # small enough to be full well before the second half
 PATIENCE_S = 60.0
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
@@ -57,7 +57,10 @@ HONEST = {"prompt": "Once upon a time", "max_tokens": 6, "temperature": 0}
 
 
 class Client:
-    """Bad and good manners, each a coroutine; `counts` says what came of them."""
+    """A client with one coroutine for each kind of behaviour.
+
+    counts: runs by behaviour. statuses: answers by HTTP status. wrong: unexpected answers.
+    """
 
     def __init__(self, port: int, seed: int) -> None:
         self._port = port
@@ -68,12 +71,12 @@ class Client:
         self.honest_text: str | None = None
 
     async def run(self, n_requests: int, each: Callable[[int], Awaitable[None]]) -> None:
-        """Sends so many requests, some at a time; `each` is told how many were sent."""
-        manners = [
+        """Send `n_requests`, CONCURRENT at a time; call `each` with the number sent so far."""
+        behaviours = [
             (60, self.malformed), (6, self.not_http), (8, self.half_closed),
             (6, self.slow_reader), (8, self.leaves), (4, self.slow_body), (8, self.honest),
         ]  # fmt: skip
-        weights = [weight for weight, _ in manners]
+        weights = [weight for weight, _ in behaviours]
         made = 0
 
         async def work() -> None:
@@ -81,7 +84,7 @@ class Client:
             while made < n_requests:
                 made += 1
                 await each(made)
-                (_, act), *_ = self._random.choices(manners, weights)
+                (_, act), *_ = self._random.choices(behaviours, weights)
                 self.counts[act.__name__] += 1
                 try:
                     async with asyncio.timeout(PATIENCE_S):
@@ -91,16 +94,17 @@ class Client:
                 except TimeoutError:
                     self.wrong.append(f"{act.__name__} was not answered in {PATIENCE_S:g} s")
 
-        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(work() for _ in range(CONCURRENT)))
 
-    # -- manners ----------------------------------------------------------------------------------
+    # -- behaviours --------------------------------------------------------------------------------
 
     async def malformed(self) -> None:
-        """A body that is nearly right, or not at all."""
+        """Send a valid body with random damage."""
         path, valid = self._random.choice(list(VALID.items()))
         await self._exchange(_post(path, self._body(valid)))
 
     async def not_http(self) -> None:
+        """Send bytes that are not a valid HTTP request."""
         kind = self._random.randrange(4)
         if kind == 0:
             data = self._random.randbytes(self._random.randrange(1, 400)) + b"\r\n\r\n"
@@ -114,7 +118,7 @@ class Client:
         await self._exchange(data, may_be_silent=True)
 
     async def half_closed(self) -> None:
-        """Part of a request, and then no more: closed on our side, entirely, or by a reset."""
+        """Send part of a request, then close one side, close the connection, or reset it."""
         path, valid = self._random.choice(list(VALID.items()))
         data = _post(path, json.dumps(valid).encode())
         reader, writer = await self._connect()
@@ -127,7 +131,7 @@ class Client:
         await self._close(writer, reset=end == 2)
 
     async def slow_reader(self) -> None:
-        """Takes a long stream in small sips, and gives up after some."""
+        """Read a long stream in small pieces, then disconnect."""
         reader, writer = await self._connect(receive_bytes=4096)
         writer.write(_post("/v1/completions", json.dumps(STORY).encode()))
         for _ in range(self._random.randrange(2, 8)):
@@ -137,7 +141,7 @@ class Client:
         await self._close(writer, reset=False)
 
     async def leaves(self) -> None:
-        """Goes in the middle of a stream, or before an answer."""
+        """Disconnect within a stream, or before the answer."""
         streams = self._random.random() < 0.7
         body = json.dumps({**STORY, "stream": streams}).encode()
         reader, writer = await self._connect()
@@ -150,7 +154,7 @@ class Client:
         await self._close(writer, reset=self._random.random() < 0.5)
 
     async def slow_body(self) -> None:
-        """A body in small pieces; it is a good one in the end."""
+        """Send a valid body in small pieces."""
         head, _, body = _post("/tokenize", b'{"content": "Hello"}').partition(b"\r\n\r\n")
         reader, writer = await self._connect()
         writer.write(head + b"\r\n\r\n")
@@ -162,16 +166,17 @@ class Client:
         await self._close(writer, reset=False)
 
     async def honest(self) -> None:
-        """A request as it should be, whose answer is always the same."""
+        """Send a valid request; its answer must be the same every time."""
         answer = await self._exchange(_post("/v1/completions", json.dumps(HONEST).encode()), "200")
         text = json.loads(answer[1])["choices"][0]["text"]
         self.honest_text = self.honest_text or text
         if text != self.honest_text:
-            self.wrong.append(f"an honest request was answered {text!r}")
+            self.wrong.append(f"a valid request was answered {text!r}")
 
-    # -- within -----------------------------------------------------------------------------------
+    # -- requests and answers ----------------------------------------------------------------------
 
     def _body(self, valid: dict[str, Any]) -> bytes:
+        """Return `valid` as JSON with random fields changed, or with damaged bytes."""
         rng = self._random
         fields = dict(valid)
         for _ in range(rng.randrange(1, 4)):
@@ -213,7 +218,7 @@ class Client:
     def _note(self, answer: tuple[str, bytes], expected: str | None = None) -> None:
         status, body = answer
         self.statuses[status] += 1
-        # A queue that is full is an answer; anything else from 500 on is the server's failure.
+        # 503 reports a full queue; any other 5xx status is a failure of the server.
         wrong = status != expected if expected else status.startswith("5") and status != "503"
         if wrong:
             self.wrong.append(f"status {status}: {body[:300]!r}")
@@ -221,7 +226,7 @@ class Client:
     async def _read(
         self, reader: asyncio.StreamReader, may_be_silent: bool = False
     ) -> tuple[str, bytes]:
-        """Status and body; the answers end with the connection."""
+        """Read to the end of the connection; return status and body."""
         data = await reader.read()
         head, _, body = data.partition(b"\r\n\r\n")
         found = re.match(rb"HTTP/1.1 (\d+)", head)
@@ -257,7 +262,7 @@ def _post(path: str, body: bytes) -> bytes:
 
 
 class Served:
-    """A server of its own process, and what can be seen of it from outside."""
+    """A `zinc serve` process, and measurements of it from outside."""
 
     def __init__(self, threads: int) -> None:
         command = [sys.executable, "-m", "zinc", "serve", "--port", "0", "--threads", str(threads)]
@@ -275,14 +280,14 @@ class Served:
             raise SystemExit("the server did not start")
 
     async def drain_log(self) -> None:
-        """Reads the log, so that the server never waits for somebody to do so."""
+        """Read the log continuously, so that the server never blocks on a full pipe."""
         assert self.process.stderr is not None
         while await asyncio.to_thread(self.process.stderr.readline):
             pass
         self.process.stderr.close()
 
     def resident_bytes(self) -> int:
-        """Resident memory of the server, files left out: a mapped model comes and goes."""
+        """Return the anonymous resident memory of the server; mapped files do not count."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"RssAnon:\s+(\d+)", status)
         if found is None:
@@ -310,6 +315,7 @@ class Served:
 
 
 async def soak(n_requests: int, threads: int, seed: int) -> dict[str, Any]:
+    """Run a server and send it `n_requests`; return the report."""
     begun = time.perf_counter()
     server = Served(threads)
     log = asyncio.create_task(server.drain_log())
@@ -336,7 +342,7 @@ async def soak(n_requests: int, threads: int, seed: int) -> dict[str, Any]:
                 "running": await server.gauge("requests_running"),
                 "open_files": server.open_files() - files,
             }
-            # One more than before is the connection that asks.
+            # The connection of this request is open too.
             if left["blocks_held"] == left["running"] == 0 and left["open_files"] <= 1:
                 break
             await asyncio.sleep(0.2)
@@ -349,7 +355,7 @@ async def soak(n_requests: int, threads: int, seed: int) -> dict[str, Any]:
     return {
         "requests": n_requests,
         "seconds": round(time.perf_counter() - begun, 1),
-        "manners": dict(client.counts),
+        "behaviours": dict(client.counts),
         "statuses": dict(sorted(client.statuses.items())),
         "wrong": client.wrong[:20],
         "n_wrong": len(client.wrong),

@@ -1,10 +1,10 @@
-"""How soon a model answers, and how much memory that takes.
+"""Measure the time to the first token from process start, and the peak memory of loading.
 
     python benchmarks/startup.py --out benchmarks/results/NAME.json [FILE...]
 
-For each file (default: the embedded model), after one run that fills the page cache: seconds from
-the start of a process to the first bytes of `zinc run`'s answer, seconds that loading takes within
-it, and the peak of resident memory beside the file and the cache. Medians over --runs processes.
+One run fills the page cache. Then, as medians over --runs processes for each file (default: the
+embedded model): seconds from process start to the first bytes of `zinc run`'s answer, seconds for
+import and loading, and peak resident memory divided by the size of file and KV cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ with LLM(sys.argv[1], context=int(sys.argv[2])) as llm:
 
 
 def first_token_s(model: Path) -> float | None:
-    """None when the answer is empty, as that of random weights may be."""
+    """Return the seconds from process start to the first output of `zinc run`.
+
+    Return None if the answer is empty, which random weights can cause.
+    """
     command = [
         sys.executable, "-m", "zinc", "run", "-m", str(model), "--context", str(CONTEXT),
         "--raw", "--temperature", "0", "--max-tokens", "8", "Once upon a time",
@@ -54,7 +57,7 @@ def first_token_s(model: Path) -> float | None:
 
 
 def loading(model: Path) -> dict[str, Any]:
-    """What LOADING says, and `peak_bytes` of its process."""
+    """Run LOADING on `model`; return its JSON object and the `peak_bytes` of its process."""
     command = [sys.executable, "-c", LOADING, str(model), str(CONTEXT)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -66,6 +69,7 @@ def loading(model: Path) -> dict[str, Any]:
 
 
 def measure(model: Path, runs: int) -> dict[str, Any]:
+    """Return the row of the report for one model."""
     first_token_s(model)
     answers = [first_token_s(model) for _ in range(runs)]
     loads = [loading(model) for _ in range(runs)]
@@ -100,7 +104,7 @@ def main() -> None:
             + (f"first token after {row['first_token_s']:.2f} s, " if row["first_token_s"] else "")
             + f"imported in {row['import_s']:.2f} s, loaded in {row['load_s']:.2f} s, "
             f"peak {row['peak_bytes'] / 1e6:,.0f} MB, "
-            f"{row['peak_of_file_and_kv']:.2f} x of file and KV"
+            f"{row['peak_of_file_and_kv']:.2f} times file and KV cache"
         )
 
 

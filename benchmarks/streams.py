@@ -1,12 +1,12 @@
-"""`zinc serve` beside llama-server on the same file: streams that decode together, over HTTP.
+"""Compare `zinc serve` with llama-server: concurrent streams over HTTP on the same file.
 
     python benchmarks/streams.py --llama-bin FOLDER [--streams 1 8] [--out FILE] MODEL
 
-FOLDER holds llama-server. Each pair runs zinc, then llama-server with its weights repacked and not,
-in alternating order, each in a process of its own with a warm-up; every server decodes the same
-prompts, as one stream and as several. A rate is the tokens that arrive while all streams decode,
-over that time; a ratio is zinc's rate over the better of llama-server's in the same pair. The last
-line is one JSON object.
+FOLDER holds llama-server. Each pair runs, in alternating order, zinc and llama-server with and
+without repacked weights, each in a new process with a warm-up. Every server decodes the same
+prompts with each number of --streams. The rate counts tokens that arrive while all streams decode.
+The ratio is zinc's rate divided by the faster llama-server rate of the pair. The last line of
+output is one JSON object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENGINES = ("zinc", "llama_repack", "llama_plain")
 
 
 def command(engine: str, port: int, args: argparse.Namespace) -> list[str]:
-    """The server of an engine. Both have the same context for each stream, and no chat page."""
+    """Return the command that serves with `engine` on `port`, with equal context per stream."""
     context = 256 + args.tokens
     if engine == "zinc":
         return [
@@ -58,7 +58,7 @@ def command(engine: str, port: int, args: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def served(engine: str, args: argparse.Namespace) -> Iterator[int]:
-    """The port of a server that is ready."""
+    """Run a server and yield its port once it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -68,7 +68,7 @@ def served(engine: str, args: argparse.Namespace) -> Iterator[int]:
         until = time.monotonic() + START_S
         while not asyncio.run(is_ready(port)):
             if process.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"the server of {engine} did not start; --log FILE tells why")
+                raise SystemExit(f"the server of {engine} did not start; see --log FILE")
             time.sleep(0.1)
         yield port
     finally:
@@ -88,7 +88,7 @@ async def is_ready(port: int) -> bool:
 
 
 async def stream(port: int, text: str, n_tokens: int) -> list[tuple[float, int]]:
-    """When tokens of one answer came, and how many at a time."""
+    """Stream one answer; return the time and the number of tokens of each event."""
     body = json.dumps({
         "prompt": text, "n_predict": n_tokens, "temperature": 0, "ignore_eos": True,
         "stream": True, "cache_prompt": False,
@@ -106,22 +106,22 @@ async def stream(port: int, text: str, n_tokens: int) -> list[tuple[float, int]]
             if not event["stop"] and event["tokens"]:
                 arrivals.append((time.perf_counter(), len(event["tokens"])))
     writer.close()
-    if sum(n for _, n in arrivals) < n_tokens - 8:  # text that is held back comes with the end
-        raise SystemExit(f"an answer broke off after {sum(n for _, n in arrivals)} tokens")
+    if sum(n for _, n in arrivals) < n_tokens - 8:  # the last event carries held-back text
+        raise SystemExit(f"an answer ended early after {sum(n for _, n in arrivals)} tokens")
     return arrivals
 
 
 async def decode(port: int, n_streams: int, n_tokens: int) -> dict[str, float]:
-    """Aggregate tokens/s of so many streams, and the median of their first tokens' times."""
-    # Unlike those before, so that no prompt is in a cache.
+    """Return the total tokens/s of `n_streams` and the median time to their first token."""
+    # Prompts differ from earlier ones, so that no cache holds them.
     texts = [f"{n_tokens}-{n_streams}-{i}. {TEXTS[i % len(TEXTS)]}" for i in range(n_streams)]
     begun = time.perf_counter()
     answers = await asyncio.gather(*(stream(port, text, n_tokens) for text in texts))
     first = max(arrivals[0][0] for arrivals in answers)
     last = min(arrivals[-1][0] for arrivals in answers)
     if last <= first:
-        raise SystemExit("the streams did not run together: more --tokens")
-    # The first arrival in the time is where the clock starts, so it is not counted.
+        raise SystemExit("the streams did not overlap: raise --tokens")
+    # The clock starts at the arrival `first`, so its tokens are not counted.
     n = sum(n for arrivals in answers for at, n in arrivals if first < at <= last)
     return {
         "tokens_per_s": n / (last - first),
@@ -130,6 +130,7 @@ async def decode(port: int, n_streams: int, n_tokens: int) -> dict[str, float]:
 
 
 def measure(engine: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return the rates of one engine by number of streams."""
     with served(engine, args) as port:
         asyncio.run(decode(port, max(args.streams), 16))
         return {str(n): asyncio.run(decode(port, n, args.tokens)) for n in args.streams}
@@ -143,8 +144,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kv-dtype", default="q8_0", help="of both: f16 or q8_0")
-    parser.add_argument("--log", help="append what the servers print")
+    parser.add_argument(
+        "--kv-dtype", default="q8_0", help="keys and values of both servers: f16 or q8_0"
+    )
+    parser.add_argument("--log", help="file for the output of the servers")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
 

@@ -1,11 +1,12 @@
-"""Time to the first token of a conversation's second turn, beside that of its first.
+"""Measure the prefix cache: time to the first token of the second turn against the first.
 
     python benchmarks/turns.py [--tokens 3000] [--reps 3] [--out FILE] [MODEL...]
 
-The first turn is a long message. The second repeats it, with the answer and another message behind
-it, as every client does; the prefix cache leaves only what is new to run. Its tokens are compared
-with those of an engine without the cache. `--most 0.05` fails when a ratio is higher or tokens
-differ. The last line is one JSON object; times are medians over conversations of their own words.
+The first turn is a long message. The second repeats it and adds the answer and a new message, as
+every client does, so the prefix cache leaves only the new part to run. An engine without the cache
+must produce the same tokens. Times are medians over conversations with different words.
+`--most 0.05` exits with status 1 if a ratio is higher or tokens differ. The last line of output is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ ANSWER = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 
 
 def message(llm: LLM, n_tokens: int, seed: int) -> str:
-    """About so many tokens of text."""
+    """Return a random text of about `n_tokens` tokens."""
     rng = random.Random(seed)
     words = [rng.choice(WORDS) for _ in range(n_tokens)]
     tokens_each = len(llm.tokenizer.encode(" ".join(words))) / n_tokens
@@ -62,11 +63,11 @@ def message(llm: LLM, n_tokens: int, seed: int) -> str:
 
 
 def talk(llm: LLM, n_tokens: int, seed: int) -> tuple[list[int], list[Timings]]:
-    """Two turns: the tokens of the second answer, and the timings of both."""
+    """Run two turns; return the tokens of the second answer and the timings of both."""
     text, more = message(llm, n_tokens, seed), "And what happened then?"
     try:
         llm.template  # noqa: B018 - raises when there is none
-    except TemplateError:  # a model of random weights: a message, and the token that ends a turn
+    except TemplateError:  # random models have no template: build the turns from tokens
         end = sorted(llm.tokenizer.eog_ids)[:1]
         ids = [*llm.tokenizer.encode(text), *end, *llm.tokenizer.encode("\n", add_special=False)]
         first = llm.generate(ids, ANSWER)
@@ -81,6 +82,7 @@ def talk(llm: LLM, n_tokens: int, seed: int) -> tuple[list[int], list[Timings]]:
 
 
 def measure(model: str | None, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the row of the report for one model."""
     options = {"threads": args.threads, "context": args.context, "kv_dtype": args.kv_dtype}
     with LLM(model, **options) as llm:
         name = llm.path.name
@@ -105,13 +107,13 @@ def measure(model: str | None, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", help="GGUF files; default, the embedded model")
-    parser.add_argument("--tokens", type=int, default=3000, help="of the first message")
-    parser.add_argument("--reps", type=int, default=3, help="conversations a model")
+    parser.add_argument("models", nargs="*", help="GGUF files (default: the embedded model)")
+    parser.add_argument("--tokens", type=int, default=3000, help="tokens of the first message")
+    parser.add_argument("--reps", type=int, default=3, help="conversations for each model")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--context", type=int, default=None)
     parser.add_argument("--kv-dtype", default="auto")
-    parser.add_argument("--most", type=float, help="fail when a ratio is higher, or tokens differ")
+    parser.add_argument("--most", type=float, help="highest allowed ratio")
     parser.add_argument("--out", help="write the report as JSON")
     args = parser.parse_args()
     rows = []
@@ -120,7 +122,7 @@ def main() -> None:
         print(
             f"{row['model']}: {row['first_turn_tokens']} tokens {row['first_token_s']:.3f} s, "
             f"second turn {row['second_turn_first_token_s']:.4f} s ({row['ratio']:.2%}), "
-            f"{'same' if row['same_tokens'] else 'OTHER'} tokens as without the cache",
+            f"{'same' if row['same_tokens'] else 'DIFFERENT'} tokens without the cache",
             file=sys.stderr,
         )
     report = {

@@ -1,12 +1,11 @@
-"""Speed of the Vulkan backend on random weights in the shapes of published models.
+"""Measure prefill, decode and whole answers on the Vulkan backend.
 
     python benchmarks/vulkan.py results.json [--shapes qwen3-8b qwen36-35b-a3b] [--depths 0 16384]
 
-For each shape it makes a file in --folder, then measures prefill and decode, what the host does in
-a step, and where the device's time goes, by kernel; then answers as a client gets them, with tokens
-that the host draws or the device. The read bandwidth is measured in the same run,
-as a share of which decode is given. Equal matrices are packed once: it makes loading fast and
-changes nothing that is measured, since each has memory of its own.
+For each model shape it writes a file with random weights to --folder and measures prefill and
+decode with their profiles by kernel, the host's time in a step, and answers through the engine with
+tokens sampled by the host or the device. Read bandwidth is measured in the same run. Equal matrices
+are packed once to shorten loading; each still has its own memory, so measurements do not change.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from zinc.gpu import packing
 from zinc.gpu.lower import attention
 
 REPETITIONS = 3
-DECODE_REPETITIONS = 9  # each takes a fifth of a second, and one in three is off by a percent
+DECODE_REPETITIONS = 9  # short, and one in three is off by a percent
 PROFILE_RUNS = 5
-DRAWN_BY = ("host", "device, in step", "device")
+SAMPLED_BY = ("host", "device, in step", "device")
 
 
 def pack_once() -> None:
-    """Has equal matrices packed once."""
+    """Replace `packing.pack` by a version that packs equal matrices once."""
     pack, made = packing.pack, {}
 
     def cached(type, data, planes, rows, cols, rows_from=None):  # noqa: ANN001, ANN202
@@ -63,7 +62,7 @@ def pack_once() -> None:
 
 
 def decode(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, Any]:
-    """Single tokens after `depth` cached ones."""
+    """Measure `n` single-token steps after `depth` cached tokens."""
     maker = StepMaker(model)
     steps = [maker.step([7], depth + i, outputs=1) for i in range(n)]
     for step in steps[:4]:
@@ -101,7 +100,7 @@ def profiled(bench: Bench, shape: StepShape) -> dict[str, Any]:
 
 
 def fill(model: LoadedModel, depth: int) -> None:
-    """Puts `depth` tokens into the cache."""
+    """Run prompts until the cache holds `depth` tokens."""
     maker = StepMaker(model)
     for at in range(0, depth, model.plan.max_tokens):
         tokens = min(model.plan.max_tokens, depth - at)
@@ -109,7 +108,7 @@ def fill(model: LoadedModel, depth: int) -> None:
 
 
 def prefill(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, Any]:
-    """A prompt of `n` tokens after `depth` cached ones."""
+    """Measure a prompt of `n` tokens after `depth` cached tokens."""
     step = StepMaker(model).step([1 + i % 1000 for i in range(n)], depth, outputs=1)
     seconds = []
     for _ in range(REPETITIONS + 2):
@@ -131,14 +130,14 @@ CHAINS = {"greedy": {"temperature": 0}, "default": {}}
 
 
 def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> dict[str, Any]:
-    """Tokens/s of whole answers through the engine, drawn as `how` says.
+    """Measure answers of `n` tokens through the engine, in tokens/s.
 
-    "host": logits are read back and the host draws; "device": the device draws, and runs a step
-    ahead; "device, in step": it draws, and the host looks at each token before the next step.
+    how: "host" samples from logits that are read back; "device, in step" samples on the device and
+    waits for the host after each token; "device" runs one step ahead of the host.
     """
     program: Program = model.program
     if how == "host":
-        program = cast(Program, Undrawn(model.program))
+        program = cast(Program, HostSampled(model.program))
     engine = Engine(program, model.cache, model.spec.vocab, model.context, prefix_cache=False)
     if how == "device, in step":
         engine._follow = lambda flight: None  # type: ignore[method-assign]
@@ -165,8 +164,8 @@ def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> d
     }
 
 
-class Undrawn:
-    """A program that leaves the drawing of tokens to the host."""
+class HostSampled:
+    """A program without the launch that samples tokens, so that the host samples them."""
 
     def __init__(self, program: Program) -> None:
         self.step, self.work = program.step, program.work
@@ -209,11 +208,11 @@ def measure(name: str, backend: VulkanBackend, args: argparse.Namespace) -> dict
             report["decode"].append(decode(bench, model, args.decode, depth))
             show(f"decode at {depth}", report["decode"][-1])
         report["answers"] = []
-        for chain, streams, how in product(CHAINS, args.streams, DRAWN_BY):
+        for chain, streams, how in product(CHAINS, args.streams, SAMPLED_BY):
             found = answers(model, args.answer, streams, how, chain)
             report["answers"].append(found)
             print(
-                f"  answers, {chain} chain, {streams} streams, drawn by {how}: "
+                f"  answers, {chain} chain, {streams} streams, sampled by {how}: "
                 f"{found['tokens_per_s']:,.1f} tokens/s"
             )
             sys.stdout.flush()
@@ -245,7 +244,7 @@ def show(title: str, result: dict[str, Any]) -> None:
 
 
 def clocks() -> str | None:
-    """What NVIDIA's tool says of clocks and driver, where it is."""
+    """Return nvidia-smi's line of name, driver, clocks and power, or None without nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw"]
     try:
         done = subprocess.run(
@@ -267,17 +266,19 @@ def main() -> int:
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--answer", type=int, default=256, help="tokens of an answer")
     parser.add_argument(
-        "--streams", type=int, nargs="*", default=[1], help="answers at a time; none skips them"
+        "--streams", type=int, nargs="*", default=[1], help="concurrent answers; empty skips them"
     )
     parser.add_argument("--kv-dtype", default="f16")
     parser.add_argument(
         "--attention", nargs="*", default=[], metavar="NAME=N",
-        help="other values for constants of lower/attention.py",
+        help="values for constants of gpu/lower/attention.py",
     )  # fmt: skip
     parser.add_argument("--device", default="")
-    parser.add_argument("--batch-invariant", action="store_true", help="measure that mode")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="measure the batch-invariant mode"
+    )
     parser.add_argument("--folder", default="/dev/shm")
-    parser.add_argument("--keep", action="store_true", help="do not remove the files")
+    parser.add_argument("--keep", action="store_true", help="keep the model files")
     args = parser.parse_args()
 
     np.seterr(all="ignore")

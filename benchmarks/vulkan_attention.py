@@ -1,12 +1,12 @@
-"""Time of attention on Vulkan: by vectors, by how keys are cut, or with matrices and without.
+"""Measure attention on Vulkan with different tilings, and with and without matrix instructions.
 
     python benchmarks/vulkan_attention.py results.json [--keys 16384] [--shape 32 8 128]
     python benchmarks/vulkan_attention.py results.json --quick --shape 16 2 256
     python benchmarks/vulkan_attention.py results.json --tokens 512
 
-Layers enough to outgrow the caches of the device run one after another, each on what the last gave,
-so that nothing hides where a launch begins and ends; the cache is empty: time does not depend on
-its numbers. GB/s counts the keys and values that are read, TFLOP/s products that the mask leaves.
+LAYERS dependent layers run one after another: enough keys and values to exceed the caches of the
+device, and launches that cannot overlap. The KV cache holds zeros, because time does not depend on
+its values. GB/s counts keys and values read; TFLOP/s counts unmasked products.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from zinc.quant.blocks import GGMLType
 LAYERS = 6
 RUNS = 12
 BLOCK_TOKENS = 64
-WARM_UP_S = 0.3  # of steps, so that clocks are up
-# What is tried of the constants of lower/attention.py, without matrices.
+WARM_UP_S = 0.3  # until clocks have risen
+# Values to try for constants of gpu/lower/attention.py, without matrix instructions.
 TRIED = {"WAVES": (4, 8), "AT_ONCE": (2, 4), "GROUPS_A_UNIT": (4, 2, 3, 6, 8)}
 
 
 class Layers:
-    """Attention of the last tokens in LAYERS layers, and the cache of all runs."""
+    """LAYERS attention layers on a backend, with a step of the last `tokens` of `keys` tokens."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Layers:
         self.step = Step(zeros, positions, zeros, one, starts, one, (blocks,))
 
     def seconds(self) -> float:
-        """Of one layer, the median of RUNS steps, as the constants are now."""
+        """Return the seconds of one layer, the median of RUNS steps, with the current constants."""
         program = self.backend.prepare(self.plan, self.cache)
         program.step(self.step)
         end = time.perf_counter() + WARM_UP_S
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=16384)
     parser.add_argument("--shape", type=int, nargs=3, default=(32, 8, 128))
     parser.add_argument(
-        "--quick", action="store_true", help="only what is chosen now, with matrices and without"
+        "--quick", action="store_true", help="current constants only, with and without matrices"
     )
     parser.add_argument("--kv-dtype", default="f16", choices=("f16", "q8_0"))
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""How fast products with weights are on this device, tile by tile.
+"""Measure GEMV and GEMM on Vulkan with every tile that tiles.py could choose.
 
     python benchmarks/vulkan_tiles.py results.json [--quick]
 
-For each product of common shapes it times what `tiles.py` could choose: dependent launches, as in
-a step, over weights that rotate through more memory than any cache. What it prints first for a
-product is what is chosen now. A sample of each result is compared with numpy.
+Launches depend on each other, as in a step, and read weights that rotate through more memory than
+any cache holds. The first line of each product is the tile that tiles.py chooses. A sample of each
+result is compared with numpy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from zinc.quant.decode import decode
 
 MAX_TOKENS = 512
 ROTATE_BYTES = 300 << 20
-SAMPLE = 48  # rows of weights that are checked
+SAMPLE = 48  # output columns that are checked
 REPEATS = 5
 WARM_UP_S = 0.3
 DISTINCT_ROWS = 256
@@ -93,6 +93,7 @@ def shapes(quick: bool) -> list[Shape]:
 
 
 def candidates(shape: Shape, features: Features) -> Iterator[Tile | Block]:
+    """Yield the tiles to try for a product."""
     matrices = features.cooperative_matrix
     if not tiles.are_few(features, shape.n_x):
         for rows, batch, down, across in (
@@ -119,7 +120,7 @@ def candidates(shape: Shape, features: Features) -> Iterator[Tile | Block]:
 
 
 class Bench:
-    """Weights, rows and results in device memory, and where they are: dispatch.Addresses."""
+    """Weights, activations and results in device memory (a dispatch.Addresses)."""
 
     def __init__(self) -> None:
         self.backend = create()
@@ -131,14 +132,14 @@ class Bench:
         self._warm_at = 0.0
 
     def warm_up(self) -> None:
-        """Clocks have come up before the next measurement is taken."""
+        """Run for WARM_UP_S before the next measurement, until clocks have risen."""
         self._warm_at = time.perf_counter() + WARM_UP_S
 
     def ref(self, ref: Ref) -> int:
         return self._arena.address + ref.offset
 
     def rows(self, n: int, cols: int, format: RowFormat) -> tuple[Ref, np.ndarray]:
-        """Rows of x, and what they stand for."""
+        """Write `n` random rows of `cols` values in `format`; return them and their values."""
         x = np.random.default_rng(3).standard_normal((n, cols)).astype(np.float32)
         stride = packing.row_bytes(format, cols)
         staging = self.backend._staging
@@ -161,7 +162,7 @@ class Bench:
         return Ref(0, Dim.TOKENS, cols, format, 0, stride), x
 
     def weights(self, shape: Shape) -> tuple[list[DeviceWeight], np.ndarray]:
-        """Copies of a random weight, and its first rows in float32."""
+        """Upload copies of a random weight; return them and their first SAMPLE rows."""
         layout, rng = BLOCKS[shape.type], np.random.default_rng(5)
         n = DISTINCT_ROWS * shape.cols // layout.block_size
         raw = rng.integers(0, 256, (n, layout.block_bytes), dtype=np.uint8)
@@ -187,7 +188,7 @@ class Bench:
         return made, sample
 
     def seconds(self, dispatches: list[Dispatch], dependent: bool) -> float:
-        """Of each dispatch: the best of some rounds."""
+        """Return the seconds of one dispatch, the best of REPEATS rounds."""
         recorder = Recorder(self.backend.device, self.backend.pipelines, 2)
         recorder.timestamp()
         for dispatch in dispatches:
@@ -210,6 +211,7 @@ class Bench:
 
 
 def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
+    """Return a result for the chosen tile, then for all candidates, the fastest first."""
     format = packing.row_format(shape.type)
     weights, sample = bench.weights(shape)
     x, values = bench.rows(shape.n_x, shape.cols, format)
@@ -237,7 +239,7 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
         plans.append((tile, lowered()))
     tiles.mat_vec, tiles.mat_mat = defaults
     results = []
-    # A kernel that a driver refuses says so below, in its line.
+    # A kernel that the driver refuses is reported in its own line below.
     with contextlib.suppress(ZincError):
         bench.backend.pipelines.prepare([now[0].kernel, *(d[0].kernel for _, d in plans)])
     bench.warm_up()

@@ -1,5 +1,5 @@
-// Products of weight tiles alone: cycles a value in the first-level cache, and GB/s of weights that two
-// threads stream from memory. What a change to a format's kernel does shows here in seconds, without a model.
+// Benchmark of the tile GEMM of every weight format: ns per row and vector from the L1 cache, and GB/s
+// of weights that two threads stream from memory. It measures a changed kernel in seconds, without a model.
 //
 //   n=src/zinc/backends/cpu/native; level=avx512bf16; o=build/dev/CMakeFiles/kernels_$level.dir/$n/kernels
 //   g++ -O2 -std=c++20 -DZINC_LEVEL=$level -I$n dev/kernels/tiles.cpp $o/*.o
@@ -31,7 +31,7 @@ namespace {
 constexpr int kRows[] = {1, 2, 4, 6, 8, 12, 16, 32, 64, 256};
 constexpr int kMostRows = 256;
 constexpr int64_t kStreamBytes = int64_t{256} << 20;  // past any cache
-constexpr int64_t kChunkTiles = 16;                   // that a thread takes at once
+constexpr int64_t kChunkTiles = 16;                   // a thread takes at a time
 
 double now_s() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -48,7 +48,7 @@ double best_of(int reps, F&& f) {
     return best;
 }
 
-// Two threads take chunks of neighbouring tiles until all are read.
+// Multiply with all tiles on two threads, which take chunks of neighbouring tiles.
 void stream(const WeightFormat& f, TileMatmul product, const std::byte* tiles, int64_t n_tiles) {
     const int64_t bytes = f.tile_bytes(product.cols);
     std::atomic<int64_t> next{0};
@@ -74,19 +74,19 @@ void stream(const WeightFormat& f, TileMatmul product, const std::byte* tiles, i
 
 int main(int argc, char** argv) {
     const int64_t cols = argc > 1 ? std::atoll(argv[1]) : 1024;
-    syscall(SYS_arch_prctl, 0x1023, 18);  // level amx: Linux has to be asked for its registers
+    syscall(SYS_arch_prctl, 0x1023, 18);  // level amx: request the tile registers from Linux
     const Bytes tiles(kStreamBytes);
     std::mt19937 random(1);
     for (auto format = ZINC_LEVEL::kFormats; *format; ++format) {
         const WeightFormat& f = **format;
         if (argc > 2 && std::strcmp(argv[2], f.name) != 0) continue;
         const int64_t bytes = f.tile_bytes(cols), n_tiles = kStreamBytes / bytes;
-        // Any bits will do: the kernels take the same time whatever the weights are, unless numbers are
-        // subnormal, so all bytes are positive and small.
+        // Time does not depend on the weights, except for subnormal numbers: small positive bytes
+        // avoid them.
         for (int64_t i = 0; i < n_tiles * bytes; ++i) tiles.data[i] = std::byte(17 + i % 32);
         const int64_t row = row_bytes(f.activation, cols);
         const Bytes x(static_cast<size_t>(row * kMostRows));
-        // Small bytes are subnormal in products with small ones.
+        // Small bytes would be subnormal as floats.
         const bool floats = f.activation == Act::f32;
         for (int64_t i = 0; i < kMostRows * row; ++i)
             x.data[i] = std::byte(floats ? 0x3f : 0x21 + random() % 31);
