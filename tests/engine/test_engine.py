@@ -166,7 +166,7 @@ def test_a_long_conversation_in_a_small_cache_keeps_its_windows():
 def test_a_sliding_group_holds_its_window_only():
     e = engine("sliding", n_blocks=64, prefix_cache=False)
     s = e.submit(prompt(300), greedy(40), ())
-    most = e.pool.most(400)
+    most = e.pool.max_blocks(400)
     while s.finish_reason is None:
         e.step()
         if s.holding is not None:

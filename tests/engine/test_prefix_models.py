@@ -183,7 +183,7 @@ llm = LLM({str(FIXTURES / "qwen35.gguf")!r}, context=2048, cache_dir={str(tmp_pa
 short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 print(llm.generate(list(range(3, 153)), short).token_ids, flush=True)
 for chunk in llm.stream(list(range(9, 300)), SamplingParams(max_tokens=1500, ignore_eos=True)):
-    if chunk.token_ids and llm.engine.disk.behind:
+    if chunk.token_ids and llm.engine.disk.has_pending:
         time.sleep(0.04)  # a step hands over what is new, and the disk may be slow
     elif chunk.token_ids:
         print("written", flush=True)

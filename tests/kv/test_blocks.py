@@ -8,14 +8,14 @@ from zinc.core.errors import MemoryLimitError
 from zinc.kv import BlockAllocator
 
 
-def test_a_lone_sequence_gets_a_contiguous_run():
+def test_a_single_sequence_gets_contiguous_blocks():
     allocator = BlockAllocator(8)
     first = allocator.acquire(3)
     allocator.release(first)
     assert allocator.acquire(5) == [0, 1, 2, 3, 4]
 
 
-def test_too_few_blocks_takes_none():
+def test_a_failed_acquire_takes_no_blocks():
     allocator = BlockAllocator(4)
     allocator.acquire(3)
     with pytest.raises(MemoryLimitError, match="1 of 4 are free"):
@@ -35,7 +35,7 @@ def test_a_shared_block_is_freed_by_its_last_holder():
         allocator.release(blocks)
 
 
-def test_a_kept_block_outlives_its_holders_and_can_be_had_back():
+def test_a_kept_block_is_idle_without_holders_and_can_be_shared_again():
     allocator = BlockAllocator(3)
     blocks = allocator.acquire(2)
     allocator.keep(blocks[0])
@@ -58,7 +58,7 @@ ACTIONS = st.sampled_from(["acquire", "share", "release", "keep", "drop"])
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 5))))
-def test_counts_hold_under_any_use(actions):
+def test_counts_agree_after_any_actions(actions):
     allocator = BlockAllocator(12)
     held: list[list[int]] = []
     kept: set[int] = set()
@@ -83,7 +83,7 @@ def test_counts_hold_under_any_use(actions):
         assert allocator.n_idle == len(kept - in_use)
         for blocks in held:
             alone = [b for b in blocks if sum(b in other for other in held) == 1]
-            assert allocator.n_sole(blocks) == len(alone)
+            assert allocator.n_exclusive(blocks) == len(alone)
     for blocks in held:
         allocator.release(blocks)
     for block in kept:

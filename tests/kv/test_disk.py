@@ -1,4 +1,4 @@
-"""The prefix cache on disk: found again, and never believed when it is damaged."""
+"""The prefix cache on disk: restored after a restart, and never used if damaged."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from zinc.core.errors import DeviceError, RequestError
-from zinc.kv import CachePool, Group, key_of, piece
+from zinc.kv import CachePool, Group, cache_file, key_of
 from zinc.kv.disk import FIRST_PAUSE_S, LONGEST_PAUSE_S, DiskCache, check_folder
 
 BLOCK, SIZE = 4, 16
 
 
 class Memory:
-    """Blocks and slots as bytes."""
+    """A copier whose blocks and slots are byte arrays."""
 
     def __init__(self, groups, n_slots):
         self.groups = [np.zeros((2, g.n_blocks, SIZE), np.uint8) for g in groups]
@@ -53,7 +53,7 @@ def new_pool(n_blocks=40, n_slots=8, recurrent=True):
 
 
 def run(pool, ids, namespace=b""):
-    """A sequence whose every block and state says what it is of."""
+    """Run a sequence; each block and state contains a value derived from its text."""
     holding, n = pool.attach(key_of(ids), len(ids) - 1, namespace)
     pool.grow(holding, len(ids))
     for group, table in enumerate(holding.tables):
@@ -108,13 +108,13 @@ def write(folder, conversations=CONVERSATIONS, limit_bytes=None, pool=None):
 
 
 def read(folder, pool=None, key="key"):
-    """(pool, tokens restored)"""
+    """Return a pool restored from the folder, and the number of restored tokens."""
     pool = pool or new_pool()
     disk = DiskCache(folder, key, pool, 1 << 20)
     n_tokens = disk.load()
     check_contents(pool)
     assert all(a.n_held == 0 for a in pool.allocators)
-    assert not disk.behind
+    assert not disk.has_pending
     disk.close()
     return pool, n_tokens
 
@@ -129,14 +129,14 @@ def saved(tmp_path):
     return tmp_path
 
 
-def test_what_was_kept_is_found_again(saved):
+def test_kept_prefixes_are_restored(saved):
     pool, n_tokens = read(saved)
     assert n_tokens == N_TOKENS
     for ids in CONVERSATIONS:
         assert pool.prospect(key_of([*ids, 99]), len(ids)).n_cached == len(ids)
 
 
-def test_a_namespace_is_found_again_and_by_nobody_else(tmp_path):
+def test_a_restored_namespace_matches_only_itself(tmp_path):
     pool = new_pool(n_blocks=80, n_slots=20)
     disk = DiskCache(tmp_path, "key", pool)
     for namespace, ids in zip([b"a", b"b", b"a", b""], CONVERSATIONS, strict=True):
@@ -153,13 +153,13 @@ def test_a_namespace_is_found_again_and_by_nobody_else(tmp_path):
     assert pool.prospect(key_of([1, 2, 3, 4, 5]), 5).n_cached == 0
 
 
-def test_it_is_readable_by_its_owner_alone(saved):
+def test_files_are_readable_by_their_owner_alone(saved):
     assert len(files(saved)) == 6 + 4
     for path in (saved / "key", *files(saved)):
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_piece_is_written_once(saved):
+def test_a_file_is_written_once(saved):
     for path in files(saved):  # long ago, by any clock
         os.utime(path, (1, 1))
     before = {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in files(saved)}
@@ -174,12 +174,12 @@ def test_a_piece_is_written_once(saved):
     assert len(used) == 3 + 1  # so that they are known to be the most recent
 
 
-def test_what_is_written_a_step_is_bounded_and_parents_come_first(tmp_path):
+def test_bytes_written_per_step_are_bounded_and_parents_come_first(tmp_path):
     pool = new_pool()
     disk = DiskCache(tmp_path, "key", pool)
     run(pool, list(range(40)))
     sizes = []
-    while disk.behind:
+    while disk.has_pending:
         disk.collect(limit_bytes=2 * BLOCKS_BYTES)
         for _ in range(9):
             disk.wait()
@@ -192,7 +192,7 @@ def test_what_is_written_a_step_is_bounded_and_parents_come_first(tmp_path):
     disk.close()
 
 
-def test_what_a_running_sequence_committed_is_written(tmp_path):
+def test_prefixes_committed_by_a_running_sequence_are_written(tmp_path):
     pool = new_pool()
     disk = DiskCache(tmp_path, "key", pool)
     holding, _ = pool.attach(b"", 0)
@@ -206,7 +206,7 @@ def test_what_a_running_sequence_committed_is_written(tmp_path):
     disk.close()
 
 
-def test_a_longer_text_takes_the_place_of_its_beginning(tmp_path):
+def test_a_longer_text_replaces_its_shorter_tail(tmp_path):
     write(tmp_path, [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]])
     assert len(files(tmp_path, ".kv")) == 2
     assert len(files(tmp_path, ".state")) == 2  # of a recurrent layer each is good for a branch
@@ -217,7 +217,7 @@ def test_a_longer_text_takes_the_place_of_its_beginning(tmp_path):
     assert len(files(tmp_path, ".kv")) == 2
 
 
-def test_a_smaller_cache_takes_the_most_recent_and_leaves_a_slot(saved):
+def test_a_smaller_cache_restores_the_most_recent_and_leaves_a_slot(saved):
     pool, n_tokens = read(saved, new_pool(n_blocks=3, n_slots=2))
     assert 0 < n_tokens <= 12
     assert pool.slots.n_free == 1
@@ -225,7 +225,7 @@ def test_a_smaller_cache_takes_the_most_recent_and_leaves_a_slot(saved):
     assert len(files(saved)) == 6 + 4  # the rest is there for a larger one
 
 
-def test_what_was_used_last_is_evicted_last_after_a_restart(tmp_path):
+def test_order_of_use_survives_a_restart(tmp_path):
     for first in (1, 5, 9):
         write(tmp_path, [[first] * 4])
     write(tmp_path, [[1] * 4])
@@ -237,7 +237,7 @@ def test_what_was_used_last_is_evicted_last_after_a_restart(tmp_path):
     assert pool.prospect(key_of([5] * 5), 4).n_cached == 0
 
 
-def test_bytes_are_limited_to_the_most_recent(tmp_path):
+def test_the_limit_keeps_the_most_recent_files(tmp_path):
     write(tmp_path, limit_bytes=BLOCKS_BYTES + STATE_BYTES)
     assert len(files(tmp_path)) == 2
     pool, n_tokens = read(tmp_path)
@@ -245,21 +245,21 @@ def test_bytes_are_limited_to_the_most_recent(tmp_path):
     assert pool.prospect(key_of([30, 31, 1]), 2).n_cached == 2
 
 
-def test_of_a_long_text_its_beginning_is_kept(tmp_path):
+def test_the_limit_keeps_the_beginning_of_a_long_text(tmp_path):
     write(tmp_path, [list(range(40))], limit_bytes=4 * BLOCKS_BYTES)
     n_blocks = len(files(tmp_path, ".kv"))
     assert 4 <= n_blocks < 10
     assert read(tmp_path)[1] == 4 * n_blocks
 
 
-def test_what_was_evicted_from_memory_stays_on_disk(tmp_path):
+def test_prefixes_evicted_from_memory_stay_on_disk(tmp_path):
     pool = write(tmp_path, [[i] * 8 for i in range(1, 7)], pool=new_pool(n_blocks=4))
     assert len(pool.tree) <= 4
     write(tmp_path, [[i] * 8 for i in range(1, 7)], limit_bytes=1 << 20)
     assert read(tmp_path)[1] == 48
 
 
-def test_what_somebody_removed_is_written_again_when_it_is_used(tmp_path):
+def test_removed_files_are_written_again_when_used(tmp_path):
     pool = new_pool()
     disk = DiskCache(tmp_path, "key", pool)
     for ids in CONVERSATIONS:
@@ -276,7 +276,7 @@ def test_what_somebody_removed_is_written_again_when_it_is_used(tmp_path):
     assert len(found.tree) == len(pool.tree)
 
 
-def test_no_folder_is_no_trouble(tmp_path, caplog):
+def test_a_missing_folder_restores_nothing_without_a_warning(tmp_path, caplog):
     assert read(tmp_path / "no" / "where")[1] == 0
     write(tmp_path, [])
     assert not caplog.records
@@ -287,7 +287,7 @@ def test_a_folder_of_another_model_is_ignored_with_a_warning(saved, caplog):
     (saved / "key").rename(saved / "other")
     with caplog.at_level(logging.WARNING):
         assert read(saved, key="other")[1] == 0
-    assert "of another model" in caplog.text
+    assert "belongs to another model" in caplog.text
     assert not list((saved / "other").iterdir())
 
 
@@ -308,13 +308,13 @@ def test_a_folder_is_made_readable_by_its_owner_alone(tmp_path):
 
 
 class FullDisk:
-    """Fails to write while `error` is set; counts the tries."""
+    """A replacement of write_file that fails while `error` is set and counts its calls."""
 
     def __init__(self, monkeypatch, number=errno.ENOSPC):
         self.error = OSError(number, os.strerror(number))
         self.n_tries = 0
-        self._write = piece.write
-        monkeypatch.setattr(piece, "write", self.write)
+        self._write = cache_file.write_file
+        monkeypatch.setattr(cache_file, "write_file", self.write)
 
     def write(self, *arguments):
         self.n_tries += 1
@@ -337,7 +337,7 @@ def test_writing_goes_on_after_a_pause(tmp_path, caplog, monkeypatch, number):
         run(pool, ids)
         disk.flush()
     assert full.n_tries == 1
-    assert not disk.behind
+    assert not disk.has_pending
     now += FIRST_PAUSE_S - 1
     disk.flush()
     assert full.n_tries == 1
@@ -399,7 +399,7 @@ def test_closing_tries_once_more(tmp_path, monkeypatch):
     assert read(tmp_path)[1] == N_TOKENS
 
 
-def test_a_pause_keeps_no_more_than_the_tree(tmp_path, monkeypatch):
+def test_a_long_pause_queues_only_nodes_in_the_tree(tmp_path, monkeypatch):
     FullDisk(monkeypatch)
     pool = new_pool(n_blocks=8)
     disk = DiskCache(tmp_path, "key", pool, clock=lambda: 0.0)
@@ -426,7 +426,7 @@ def test_files_are_removed_during_a_pause(tmp_path, monkeypatch):
     disk.close()
 
 
-def test_a_device_that_cannot_be_read_is_one_warning(tmp_path, caplog, monkeypatch):
+def test_a_device_error_warns_once(tmp_path, caplog, monkeypatch):
     now = 0.0
     pool = new_pool()
     disk = DiskCache(tmp_path, "key", pool, clock=lambda: now)
@@ -439,7 +439,7 @@ def test_a_device_that_cannot_be_read_is_one_warning(tmp_path, caplog, monkeypat
     for ids in CONVERSATIONS:
         run(pool, ids)
         disk.collect()
-    assert not disk.behind
+    assert not disk.has_pending
     assert len(messages(caplog)) == 1
     assert "the device is lost" in messages(caplog)[0]
     monkeypatch.setattr(pool.copier, "block_views", block_views)
@@ -448,13 +448,13 @@ def test_a_device_that_cannot_be_read_is_one_warning(tmp_path, caplog, monkeypat
     assert read(tmp_path)[1] == N_TOKENS
 
 
-def test_states_that_a_model_does_not_have_are_refused(saved, caplog):
+def test_states_of_a_model_without_recurrent_layers_are_ignored(saved, caplog):
     _, n_tokens = read(saved, new_pool(recurrent=False))
     assert n_tokens == N_TOKENS
-    assert "contradicts the model" in caplog.text
+    assert "does not fit the model" in caplog.text
 
 
-def test_what_a_dead_process_left_is_removed(saved):
+def test_temporary_files_of_a_killed_process_are_removed(saved):
     old, new = (saved / "key" / f"tmp-{name}" for name in ("old", "new"))
     for path in (old, new):
         path.write_bytes(b"half")
@@ -465,8 +465,8 @@ def test_what_a_dead_process_left_is_removed(saved):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_damage_is_noticed(saved, caplog, seed):
-    """Cut, flipped, overwritten or extended: what is loaded is right, and the pool is whole."""
+def test_damaged_files_are_ignored(saved, caplog, seed):
+    """Files are cut, overwritten or extended; restored data is right and the pool consistent."""
     rng = random.Random(seed)
     path = rng.choice(files(saved))
     data = bytearray(path.read_bytes())

@@ -15,7 +15,7 @@ def test_the_lowest_free_slot_goes_first() -> None:
     slots.check()
 
 
-def test_more_than_there_are_is_refused() -> None:
+def test_acquire_fails_without_free_slots() -> None:
     slots = SlotAllocator(1)
     slots.acquire()
     with pytest.raises(MemoryLimitError, match="all 1 state slots are taken"):
@@ -24,7 +24,7 @@ def test_more_than_there_are_is_refused() -> None:
 
 
 @pytest.mark.parametrize("slot", [0, 1, -1])
-def test_a_slot_that_nobody_holds_cannot_be_released(slot: int) -> None:
+def test_a_free_slot_cannot_be_released(slot: int) -> None:
     slots = SlotAllocator(2)
     with pytest.raises(ValueError, match="free already"):
         slots.release(slot)

@@ -1,4 +1,4 @@
-"""The prefix tree against the definition of a longest common prefix."""
+"""The prefix tree, compared with a direct search for the longest common prefix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = 4
 
 
 class Keeper:
-    """A tree with blocks to put into it, as sequences that end would leave them."""
+    """A prefix tree, with methods that insert sequences as the pool does."""
 
     def __init__(self, n_blocks=200, windows=(0,), n_slots=20, **options):
         self.allocators = [BlockAllocator(n_blocks) for _ in windows]
@@ -23,7 +23,7 @@ class Keeper:
         self.tree = PrefixTree(self.allocators, self.slots, windows, BLOCK, **options)
 
     def put(self, ids, state=False, last=None, namespace=b""):
-        """Puts a sequence in; `last` is how many blocks of a window group it still holds."""
+        """Insert a sequence that still holds its last `last` blocks of window groups."""
         n = -(-len(ids) // BLOCK)
         tables = [a.acquire(n) for a in self.allocators]
         for table, window, allocator in zip(tables, self.windows, self.allocators, strict=True):
@@ -101,7 +101,7 @@ def test_a_match_has_every_block_that_the_window_needs(sequences, ids, window):
 
 @settings(deadline=None)
 @given(st.lists(IDS, min_size=1, max_size=12), st.data())
-def test_eviction_frees_what_it_says_and_leaves_a_tree(sequences, data):
+def test_eviction_frees_the_returned_count_and_keeps_the_tree_consistent(sequences, data):
     keeper = Keeper(windows=(0, 6), recurrent=True)
     for other in sequences:
         keeper.put(other, state=True)
@@ -120,7 +120,7 @@ def test_eviction_frees_what_it_says_and_leaves_a_tree(sequences, data):
     assert keeper.slots.n_free == 20
 
 
-def test_the_least_recently_used_goes_first():
+def test_the_least_recently_used_is_evicted_first():
     keeper = Keeper()
     for first in range(3):
         keeper.put([first] * 8)
@@ -139,7 +139,7 @@ def test_a_block_in_use_is_not_evicted():
     assert keeper.tree.evict_blocks(0, 4) == 4
 
 
-def test_who_comes_second_shares_the_blocks_of_the_first():
+def test_equal_texts_share_blocks():
     keeper = Keeper()
     first = keeper.put(list(range(10)))
     second = keeper.put([*range(10), 11, 12])
@@ -147,7 +147,7 @@ def test_who_comes_second_shares_the_blocks_of_the_first():
     assert keeper.allocators[0].n_idle == 3
 
 
-def test_what_is_kept_stays_within_its_bytes():
+def test_kept_bytes_stay_within_the_limit():
     keeper = Keeper(block_bytes=[100], recurrent=True, state_bytes=50, limit_bytes=1000)
     for first in range(30):
         keeper.put([first] * 11, state=True)
@@ -156,7 +156,7 @@ def test_what_is_kept_stays_within_its_bytes():
     assert keeper.find([0] * 11) == 0
 
 
-def test_a_checkpoint_moves_with_the_text_it_belongs_to():
+def test_a_checkpoint_moves_to_the_node_that_replaces_its_tail():
     keeper = Keeper(recurrent=True)
     keeper.put([1, 2], state=True)
     keeper.put([1, 2, 3, 4, 5, 6], state=True)
@@ -164,21 +164,21 @@ def test_a_checkpoint_moves_with_the_text_it_belongs_to():
     assert len(keeper.tree) == 2
 
 
-def test_checkpoints_that_were_not_used_for_longest_go_first():
+def test_the_least_recently_used_checkpoint_is_evicted_first():
     keeper = Keeper(recurrent=True)
     for first in range(4):
         keeper.put([first] * 3, state=True)
     keeper.tree.touch(keeper.tree.find(key_of([0] * 3), 10))
     spared = keeper.tree.find(key_of([1] * 3), 10).state
-    assert keeper.tree.evict_state(but=spared)
+    assert keeper.tree.evict_state(except_slot=spared)
     assert [keeper.find([i] * 3) for i in range(4)] == [3, 3, 0, 3]
     assert keeper.tree.evict_state()
     assert [keeper.find([i] * 3) for i in range(4)] == [3, 0, 0, 3]
     keeper.check()
 
 
-def test_a_match_among_many_that_begin_alike_compares_a_few(monkeypatch):
-    """As when a thousand conversations begin with one system prompt."""
+def test_a_match_among_many_siblings_compares_few(monkeypatch):
+    """A thousand conversations share a system prompt and diverge within one block."""
     keeper = Keeper(n_blocks=1000, recurrent=True)
     keeper.put(range(6), state=True)
     for other in range(100, 500):
@@ -195,7 +195,7 @@ def test_a_match_among_many_that_begin_alike_compares_a_few(monkeypatch):
     assert len(compared) < 10
 
 
-def test_a_text_that_grows_is_walked_from_where_it_was(monkeypatch):
+def test_a_growing_text_is_inserted_from_its_last_node(monkeypatch):
     keeper = Keeper()
     tables = [keeper.allocators[0].acquire(50)]
     seen = []
@@ -219,8 +219,8 @@ NAMESPACES = st.sampled_from([b"", b"a", b"b"])
 
 @settings(max_examples=examples(200))
 @given(st.lists(st.tuples(NAMESPACES, IDS, st.booleans()), max_size=12), NAMESPACES, IDS)
-def test_a_namespace_is_a_tree_of_its_own(texts, namespace, wanted):
-    """Whatever others put in, before or after, a prefix is as long as in a tree without them."""
+def test_namespaces_do_not_affect_each_other(texts, namespace, wanted):
+    """A match is as long as in a tree that holds only its own namespace."""
     together, alone = (Keeper(recurrent=True) for _ in range(2))
     for whose, ids, state in texts:
         if ids:
@@ -230,7 +230,7 @@ def test_a_namespace_is_a_tree_of_its_own(texts, namespace, wanted):
     assert together.find(wanted, namespace=namespace) == alone.find(wanted)
 
 
-def test_a_namespace_without_prefixes_leaves_nothing_behind():
+def test_an_empty_namespace_leaves_no_root():
     keeper = Keeper()
     for i in range(20):
         keeper.put([1, 2, 3, 4, 5], namespace=b"%d" % i)

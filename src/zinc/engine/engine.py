@@ -82,7 +82,7 @@ class Engine:
             limit_bytes=cache_bytes,
         )
         self.holdings = Holdings(self.pool, swap_bytes)
-        self.longest = self.pool.longest(context)
+        self.longest = self.pool.max_tokens(context)
         self._limits = Limits(n_vocab, self.longest)
         self._runner = ModelRunner(program, extended, prepare, len(self.pool.groups))
         self.disk: DiskCache | None = None
@@ -98,7 +98,7 @@ class Engine:
     @property
     def is_behind(self) -> bool:
         """Return whether the prefix cache has something to write to disk."""
-        return self.disk is not None and self.disk.behind
+        return self.disk is not None and self.disk.has_pending
 
     def keep_on_disk(self, folder: Path, key: str, limit_bytes: int | None = None) -> None:
         """Finds again what the prefix cache had under `key`, and writes behind what it gains."""

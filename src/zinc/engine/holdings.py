@@ -31,7 +31,7 @@ class Holdings:
     def demand(self, s: Sequence, tight: bool) -> Demand:
         """What a sequence asks of the scheduler. Without `tight` nobody will be preempted."""
         pool = self.pool
-        most = pool.most(len(s.ids))
+        most = pool.max_blocks(len(s.ids))
         pins: tuple[int, ...] = ()
         frees: tuple[int, ...] = ()
         if s.holding is None:
@@ -44,7 +44,7 @@ class Holdings:
             tables = s.holding.tables
             n_run, n_table = s.n_run, len(tables[0])
             held = tuple(len(t) - n for t, n in zip(tables, s.holding.n_trimmed, strict=True))
-            frees = pool.sole(s.holding) if tight else (0,) * len(most)
+            frees = pool.exclusive_blocks(s.holding) if tight else (0,) * len(most)
         missing = pool.blocks(len(s.ids)) - n_table
         return Demand(
             id=s.id,

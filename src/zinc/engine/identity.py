@@ -26,7 +26,7 @@ from zinc.backends.api import Backend, ByteReader, CacheLayout, Plan
 from zinc.core.errors import FormatError
 from zinc.formats.gguf import GGUFFile, Tensor
 from zinc.formats.gguf_part import Part
-from zinc.kv.piece import write_atomically
+from zinc.kv.cache_file import write_atomically
 
 log = logging.getLogger("zinc.cache")
 

@@ -1,4 +1,4 @@
-"""Cache bookkeeping: which blocks and states belong to whom, and what is kept for reuse."""
+"""Bookkeeping of the KV cache: blocks, state slots, prefix cache, swap and disk."""
 
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.copier import Copier

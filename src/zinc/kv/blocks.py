@@ -1,9 +1,9 @@
-"""Blocks of cache positions: who holds which, by reference count. No tensors here.
+"""Reference counts of KV cache blocks.
 
-A sequence's positions [64 i, 64 i + 64) live in one block of every layer of a group. Blocks may be
-held by several sequences at once (a shared prefix); the last one to release it frees it. The prefix
-cache may keep a block as well: a block that nobody but the cache holds is idle, and can be had back
-at any time. Runs are given out in ascending order, so that a lone conversation stays contiguous.
+Positions [64 i, 64 i + 64) of a sequence lie in one block, which spans all layers of a group. A
+block may be held by several sequences with a common prefix; it becomes free when the last of them
+releases it. The prefix cache can keep a block too. A block that only the prefix cache keeps is idle
+and can be evicted at any time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from zinc.core.errors import MemoryLimitError
 
 
 class BlockAllocator:
-    """Gives out block numbers 0 to n_blocks - 1."""
+    """Allocates block numbers 0 to n_blocks - 1, the lowest free ones first.
+
+    Ascending numbers keep the blocks of a single conversation contiguous in memory.
+    """
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
-        self._free = list(range(n_blocks))  # a heap, so that the lowest go first
+        self._free = list(range(n_blocks))  # a heap
         self._holders = [0] * n_blocks
         self._kept = bytearray(n_blocks)
         self._n_idle = 0
@@ -30,16 +33,19 @@ class BlockAllocator:
 
     @property
     def n_idle(self) -> int:
-        """Blocks that only the prefix cache holds."""
+        """Number of blocks that only the prefix cache keeps."""
         return self._n_idle
 
     @property
     def n_held(self) -> int:
-        """Blocks that sequences hold."""
+        """Number of blocks that sequences hold."""
         return self.n_blocks - len(self._free) - self._n_idle
 
     def acquire(self, count: int) -> list[int]:
-        """`count` free blocks, held once. Raises MemoryLimitError, taking none, when too few."""
+        """Return `count` free blocks with one holder each.
+
+        Raises MemoryLimitError, and allocates none, if fewer are free.
+        """
         if count > len(self._free):
             raise MemoryLimitError(
                 f"cannot hold {count} more cache blocks",
@@ -52,7 +58,7 @@ class BlockAllocator:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Adds a holder to blocks that are held or kept already."""
+        """Add a holder to blocks that are already held or kept. Raises ValueError for free ones."""
         for block in blocks:
             if self._holders[block] == 0 and not self._kept[block]:
                 raise ValueError(f"block {block} is free and cannot be shared")
@@ -60,22 +66,26 @@ class BlockAllocator:
             self._holders[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Takes a holder away; a block without holders is free again, or idle when it is kept."""
+        """Remove a holder; a block without holders becomes idle if it is kept, else free."""
         for block in blocks:
             if self._holders[block] == 0:
                 raise ValueError(f"block {block} is free already")
             self._holders[block] -= 1
-            if self._holders[block] == 0:
-                self._let_go(block)
+            if self._holders[block] > 0:
+                continue
+            if self._kept[block]:
+                self._n_idle += 1
+            else:
+                heapq.heappush(self._free, block)
 
     def keep(self, block: int) -> None:
-        """The prefix cache keeps a block that a sequence holds."""
+        """Keep a block for the prefix cache; a sequence must hold it."""
         if self._kept[block] or self._holders[block] == 0:
             raise ValueError(f"block {block} is kept already, or free")
         self._kept[block] = True
 
     def drop(self, block: int) -> None:
-        """The prefix cache lets go of a block."""
+        """Stop keeping a block; it becomes free if no sequence holds it."""
         if not self._kept[block]:
             raise ValueError(f"block {block} is not kept")
         self._n_idle -= self.is_idle(block)
@@ -84,23 +94,19 @@ class BlockAllocator:
             heapq.heappush(self._free, block)
 
     def is_idle(self, block: int) -> bool:
+        """Return whether the prefix cache keeps a block that no sequence holds."""
         return bool(self._kept[block]) and self._holders[block] == 0
 
     def is_kept(self, block: int) -> bool:
+        """Return whether the prefix cache keeps a block."""
         return bool(self._kept[block])
 
-    def n_sole(self, blocks: Iterable[int]) -> int:
-        """How many of a holder's blocks would be free or idle without it."""
+    def n_exclusive(self, blocks: Iterable[int]) -> int:
+        """Return how many of `blocks` have exactly one holder."""
         return sum(1 for block in blocks if self._holders[block] == 1)
 
-    def _let_go(self, block: int) -> None:
-        if self._kept[block]:
-            self._n_idle += 1
-        else:
-            heapq.heappush(self._free, block)
-
     def check(self) -> None:
-        """Raises AssertionError when free list and holders disagree; call it when idle."""
+        """Raise AssertionError if free list and holder counts disagree; call it between steps."""
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         assert self._n_idle == sum(map(self.is_idle, range(self.n_blocks))), "idle blocks are lost"

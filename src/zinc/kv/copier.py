@@ -1,4 +1,4 @@
-"""What the bookkeeping of the cache asks of those who keep its data."""
+"""Interface through which cache bookkeeping copies cache data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class Copier(Protocol):
-    """What has the data: a backend's Cache. Views are what `disk` and `swap` copy, and fill to put
-    them back."""
+    """Access to the data of cache blocks and recurrent states; a backend's cache implements it.
+
+    Views are byte arrays, one or more a layer. `disk` and `swap` copy them out, and fill them to
+    restore a block or state.
+    """
 
     def copy_block(self, group: int, source: int, target: int) -> None: ...
     def copy_state(self, source: int, target: int) -> None: ...

@@ -1,10 +1,9 @@
-"""The prefix cache on disk, so that a conversation goes on after a restart or a crash.
+"""The prefix cache on disk, which survives restarts and crashes.
 
-What the tree gains is written behind: the engine hands over a few megabytes a step, as copies, and
-a thread writes them, a file a block (zinc.kv.piece). A process may be killed at any time; what was
-written by then is found again. A folder belongs to one `key` (model, plan, layout, version). What
-does not fit any more, is damaged or foreign is left out with a warning: a cache may forget, and
-never lies.
+New nodes of the tree are written in the background: in each step the engine copies a few megabytes,
+and a thread writes them, one file a block (zinc.kv.cache_file). If the process is killed, the files
+written so far are restored at the next start. A folder belongs to one `key` (model, plan, layout,
+version). Files that do not fit in memory, are damaged or foreign are ignored with a warning.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.core.errors import DeviceError, RequestError
-from zinc.kv import piece
+from zinc.kv import cache_file
+from zinc.kv.cache_file import BLOCK, STATE, Header, file_name
 from zinc.kv.node import ROOT, TOKEN_BYTES, Node
-from zinc.kv.piece import BLOCK, STATE, Head, piece_name
 from zinc.kv.pool import CachePool
-from zinc.kv.recovery import File, Recovery, block_views
+from zinc.kv.recovery import CacheFile, Recovery, block_views
 
 log = logging.getLogger("zinc.cache")
 
-# What a step may copy: about a millisecond. A piece is never divided.
+# Bytes copied a step, in about a millisecond. The data of one file is never divided.
 STEP_BYTES = 4 << 20
-# Copies that wait for the disk; with more of them the engine stops handing over.
+# Bytes that wait for the writer; beyond, the engine copies no more.
 MAX_WAITING_BYTES = 64 << 20
-# After a failure nothing is written for a while: at first this long, then twice as long each time.
+# After a failure writing pauses; the pause doubles with each further failure.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 600.0
 
 
 def check_folder(folder: Path) -> None:
-    """Create `folder` if it is missing; raises RequestError unless files can be written to it."""
+    """Create `folder` if it is missing. Raises RequestError unless files can be written to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -57,7 +56,7 @@ def check_folder(folder: Path) -> None:
 
 @dataclass(slots=True)
 class _Job:
-    """Work of the writer thread. `write`: the file that it writes, and the node of the tree."""
+    """A task of the writer thread; `write` is the name of the file it writes, and its node."""
 
     future: Future[Exception | None]
     n_bytes: int = 0
@@ -65,11 +64,12 @@ class _Job:
 
 
 class DiskCache:
-    """The files of one pool in `folder`/`key`; at most `limit_bytes` of them, the oldest go first.
+    """The files of one pool in `folder`/`key`.
 
-    Not thread-safe: it belongs to the thread that runs the engine. Without a limit it keeps as much
-    as the pool can. After a failure to write (no space, no permission) or to read from the device
-    it warns once and pauses; then it writes what was missed, or pauses for longer.
+    The least recently used files are removed when there are more than `limit_bytes` (by default the
+    size of the pool). Not thread-safe: only the engine's thread may use it. If writing fails (no
+    space, no permission) or reading from the device, it warns once and pauses. Afterwards it writes
+    what was missed, or pauses for longer.
     """
 
     def __init__(
@@ -83,34 +83,36 @@ class DiskCache:
         self.folder, self.key = folder / key, key
         self._pool = pool
         self._limit_bytes = pool.total_bytes if limit_bytes is None else limit_bytes
-        self._files: OrderedDict[str, File] = OrderedDict()  # least recently used first
+        self._files: OrderedDict[str, CacheFile] = OrderedDict()  # least recently used first
         self._n_bytes = 0
-        self._children: Counter[bytes] = Counter()  # files by the name of their parent
-        self._tails: dict[bytes, dict[bytes, str]] = {}  # by parent and tokens
+        self._children: Counter[bytes] = Counter()  # number of files by digest of their parent
+        self._tails: dict[bytes, dict[bytes, str]] = {}  # names by parent and tokens
         self._jobs: deque[_Job] = deque()
         self._waiting_bytes = 0
-        self._lost: deque[str] = deque()  # files that somebody else has removed
+        self._missing: deque[str] = (
+            deque()
+        )  # names of files that were not written or have disappeared
         self._clock = clock
-        self._error: Exception | None = None  # why nothing is written now; the writer sets it too
-        self._pause_s = 0.0  # the length of the latest pause; 0 after a write that succeeded
+        self._error: Exception | None = None  # why writing is paused; the writer sets it too
+        self._pause_s = 0.0  # length of the last pause; 0 after a successful write
         self._resume_at = 0.0
         self._writer = ThreadPoolExecutor(1, "zinc-cache")
         self._touched = pool.tree.watch()
 
-    # -- writing behind -------------------------------------------------------------------------
+    # -- writing --------------------------------------------------------------------------------
 
     @property
-    def behind(self) -> bool:
-        """Return whether anything can be written now, rather than after the pause."""
-        self._settle()
+    def has_pending(self) -> bool:
+        """Whether anything can be written now rather than after a pause."""
+        self._finish_jobs()
         is_paused = self._error is not None and self._clock() < self._resume_at
         return bool(self._jobs or (self._touched and not is_paused))
 
     def collect(self, limit_bytes: int = STEP_BYTES) -> None:
-        """Hand over what the tree gained, parents first: about `limit_bytes` of it."""
-        self._settle()
-        while self._lost:  # to be written again when their text is used next
-            self._drop(self._lost.popleft())
+        """Hand about `limit_bytes` of new data to the writer, parents first."""
+        self._finish_jobs()
+        while self._missing:  # they are written again when their text is next used
+            self._drop(self._missing.popleft())
         if self._error is not None and not self._resume():
             self._forget_evicted()
             return
@@ -118,28 +120,28 @@ class DiskCache:
         while self._touched and taken < limit_bytes and self._waiting_bytes < MAX_WAITING_BYTES:
             node, _ = self._touched.popitem(last=False)
             try:
-                taken += self._take(node, used)
+                taken += self._hand_over(node, used)
             except (DeviceError, MemoryError) as error:
                 self._pause(error, [node])
                 break
         if used:
-            self._do(lambda: self._refresh(used))
-        self._forget()
+            self._submit(lambda: self._refresh(used))
+        self._enforce_limit()
 
     def wait(self) -> None:
-        """Wait for the oldest write that is under way, if there is one."""
+        """Wait for the oldest pending write, if there is one."""
         if self._jobs:
             self._jobs[0].future.result()
-            self._settle()
+            self._finish_jobs()
 
     def flush(self) -> None:
-        """Write everything that is not on disk yet, unless writing is paused."""
-        while self.behind:
+        """Write everything that is not yet on disk, unless writing is paused."""
+        while self.has_pending:
             self.collect()
             self.wait()
 
     def close(self) -> None:
-        """Write what is not on disk yet, also during a pause, and end the writer thread."""
+        """Write what is not yet on disk, even during a pause, and end the writer thread."""
         while self._jobs:
             self.wait()
         self._resume_at = 0.0
@@ -147,8 +149,8 @@ class DiskCache:
         self.flush()
         self._writer.shutdown()
 
-    def _take(self, node: Node, used: list[str]) -> int:
-        """Hands over what is new of a node; returns its bytes."""
+    def _hand_over(self, node: Node, used: list[str]) -> int:
+        """Hand the new data of a node to the writer; return its size in bytes."""
         pool = self._pool
         is_tail = node.n_tokens < pool.block_tokens
         if node not in pool.tree:
@@ -156,82 +158,85 @@ class DiskCache:
         parent, taken = _digest(node.parent), 0
         is_first = node.depth == 1
         groups = tuple(g for g, block in enumerate(node.blocks) if block >= 0)
-        name = piece_name(parent, node.tokens, BLOCK)
+        name = file_name(parent, node.tokens, BLOCK)
         known = self._files.get(name)
-        if known is not None and set(groups) <= set(known.head.groups):
+        if known is not None and set(groups) <= set(known.header.groups):
             self._files.move_to_end(name)
             used.append(name)
         else:
-            head = Head(self.key, parent, node.tokens, groups, is_first=is_first)
-            taken += self._put(node, head, block_views(pool, groups, node.blocks))
+            header = Header(self.key, parent, node.tokens, groups, is_first=is_first)
+            taken += self._write(node, header, block_views(pool, groups, node.blocks))
             self._replace_tails(parent, node.tokens, is_tail)
         for offset, slot in sorted(node.states.items()):
             tokens = node.tokens[: offset * TOKEN_BYTES]
-            name = piece_name(parent, tokens, STATE)
+            name = file_name(parent, tokens, STATE)
             if name in self._files:
                 self._files.move_to_end(name)
                 used.append(name)
             else:
-                head = Head(self.key, parent, tokens, is_state=True, is_first=is_first)
-                taken += self._put(node, head, pool.copier.state_views(slot))
+                header = Header(self.key, parent, tokens, is_state=True, is_first=is_first)
+                taken += self._write(node, header, pool.copier.state_views(slot))
         return taken
 
-    def _put(self, node: Node, head: Head, views: Iterable[npt.NDArray[np.uint8]]) -> int:
+    def _write(self, node: Node, header: Header, views: Iterable[npt.NDArray[np.uint8]]) -> int:
+        """Have a file written with a copy of the views; return its size in bytes."""
         data = b"".join(view.data for view in views)
-        self._add(head, len(data))
+        self._add(header, len(data))
 
         def write() -> None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            piece.write(self.folder, self.key, head, data)
+            cache_file.write_file(self.folder, self.key, header, data)
 
-        self._do(write, len(data), (head.name, node))
+        self._submit(write, len(data), (header.name, node))
         return len(data)
 
     def _replace_tails(self, parent: bytes, tokens: bytes, is_tail: bool) -> None:
-        """Drops the files of tails that a longer text has taken the place of."""
+        """Drop the files of tails that the given tokens extend."""
         tails = self._tails.setdefault(parent, {}) if is_tail else self._tails.get(parent, {})
         for shorter in [t for t in tails if tokens.startswith(t) and t != tokens]:
             self._drop(tails.pop(shorter))
         if is_tail:
-            tails[tokens] = piece_name(parent, tokens, BLOCK)
+            tails[tokens] = file_name(parent, tokens, BLOCK)
 
-    def _add(self, head: Head, size: int) -> None:
-        old = self._files.pop(head.name, None)
-        self._files[head.name] = File(size, head)
+    def _add(self, header: Header, size: int) -> None:
+        """Add a file to the index, as the most recently used one."""
+        old = self._files.pop(header.name, None)
+        self._files[header.name] = CacheFile(size, header)
         self._n_bytes += size - (old.size if old else 0)
-        self._children[head.parent] += old is None
+        self._children[header.parent] += old is None
 
     def _drop(self, name: str) -> None:
+        """Remove a file from the index, and have it deleted."""
         file = self._files.pop(name, None)
         if file is None:
             return
         self._n_bytes -= file.size
-        parent, tokens = file.head.parent, file.head.tokens
+        parent, tokens = file.header.parent, file.header.tokens
         self._children[parent] -= 1
         if not self._children[parent]:
             del self._children[parent]
-        if not file.head.is_state and parent in self._tails:
+        if not file.header.is_state and parent in self._tails:
             self._tails[parent].pop(tokens, None)
             if not self._tails[parent]:
                 del self._tails[parent]
-        self._do(lambda: self._remove(name), always=True)
+        self._submit(lambda: self._remove(name), always=True)
 
-    def _forget(self) -> None:
-        """Drops the least recently used files until the rest is within the limit."""
+    def _enforce_limit(self) -> None:
+        """Drop the least recently used files until the rest is within the limit."""
         while self._n_bytes > self._limit_bytes:
-            # Without its parent a file is of no use, so those go first that nobody needs.
+            # A file is useless without its parent, so children go first.
             self._drop(next(n for n in self._files if not self._is_parent(n)))
 
     def _is_parent(self, name: str) -> bool:
         return name.endswith(BLOCK) and bytes.fromhex(name.removesuffix(BLOCK)) in self._children
 
     def _refresh(self, names: Iterable[str]) -> None:
-        """Set the times of files to now: on disk, their order is that of their last use."""
+        """Set the modification times of files to now; they record the order of last use."""
         for name in names:
             try:
                 os.utime(self.folder / name)
-            except FileNotFoundError:  # another process found it too old, or the folder is gone
-                self._lost.append(name)
+            except FileNotFoundError:  # another process removed the file or the folder
+                self._missing.append(name)
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(NotADirectoryError):
@@ -239,7 +244,7 @@ class DiskCache:
 
     # -- the writer thread and its failures -----------------------------------------------------
 
-    def _do(
+    def _submit(
         self,
         job: Callable[[], None],
         n_bytes: int = 0,
@@ -247,22 +252,23 @@ class DiskCache:
         *,
         always: bool = False,
     ) -> None:
-        """Have the writer run `job`; during a pause only if `always`, as that frees space."""
+        """Have the writer run `job`; during a pause only if `always`, for jobs that free space."""
         self._waiting_bytes += n_bytes
         self._jobs.append(_Job(self._writer.submit(self._try, job, always), n_bytes, write))
 
     def _try(self, job: Callable[[], None], always: bool) -> Exception | None:
+        """Run a job in the writer thread; return its error, or the one that caused a pause."""
         if self._error is not None and not always:
             return self._error
         try:
             job()
         except OSError as error:
-            self._error = error  # so that the jobs behind it do not try as well
+            self._error = error  # the following jobs then do not try either
             return error
         return None
 
-    def _settle(self) -> None:
-        """Take note of the jobs that are done."""
+    def _finish_jobs(self) -> None:
+        """Process the results of finished jobs."""
         failed: list[Node] = []
         cause: Exception | None = None
         while self._jobs and self._jobs[0].future.done():
@@ -274,7 +280,7 @@ class DiskCache:
                 continue
             name, node = job.write
             if error is not None:
-                self._lost.append(name)
+                self._missing.append(name)
                 failed.append(node)
             elif self._pause_s and self._error is None:
                 log.warning("the prefix cache is written to %s again", self.folder)
@@ -283,12 +289,12 @@ class DiskCache:
             self._pause(cause, failed)
 
     def _pause(self, error: Exception, nodes: list[Node]) -> None:
-        """Write nothing for a while, and `nodes` before anything else then."""
+        """Pause writing; afterwards `nodes` are written first."""
         for node in reversed(nodes):
             self._touched[node] = None
             self._touched.move_to_end(node, last=False)
         if self._resume_at > self._clock():
-            return  # of the jobs that were under way when the pause began
+            return  # a job that was pending when the pause began
         if not self._pause_s:
             log.warning(
                 "the prefix cache cannot be written to %s now and is tried again later: %s",
@@ -300,14 +306,14 @@ class DiskCache:
         self._resume_at = self._clock() + self._pause_s
 
     def _resume(self) -> bool:
-        """End the pause if it is over and nothing of before is under way."""
+        """End the pause if its time is over and no job is pending; return whether it ended."""
         if self._jobs or self._clock() < self._resume_at:
             return False
         self._error = None
         return True
 
     def _forget_evicted(self) -> None:
-        """Drop nodes that have left the tree, so that a long pause takes no memory."""
+        """Forget queued nodes that have left the tree, so that a long pause takes no memory."""
         if len(self._touched) > 2 * len(self._pool.tree) + 64:
             for node in [n for n in self._touched if n not in self._pool.tree]:
                 del self._touched[node]
@@ -315,25 +321,25 @@ class DiskCache:
     # -- reading --------------------------------------------------------------------------------
 
     def load(self) -> int:
-        """Restore what was written, as far as there is room; return the number of tokens."""
+        """Restore files as far as there is room; return the number of restored tokens."""
         files, n_tokens = Recovery(self.folder, self.key, self._pool).run()
         for name, file in files.items():
-            head = file.head
-            self._add(head, file.size)
-            if not head.is_state and len(head.tokens) < self._pool.block_tokens * TOKEN_BYTES:
-                self._tails.setdefault(head.parent, {})[head.tokens] = name
+            header = file.header
+            self._add(header, file.size)
+            if not header.is_state and len(header.tokens) < self._pool.block_tokens * TOKEN_BYTES:
+                self._tails.setdefault(header.parent, {})[header.tokens] = name
         self._touched.clear()
-        self._forget()
+        self._enforce_limit()
         return n_tokens
 
 
 def _digest(node: Node | None) -> bytes:
-    """What names the text up to the end of a node."""
+    """Return the digest of the text up to the end of a node."""
     path: list[Node] = []
     while node is not None and node.parent is not None and not node.digest:
         path.append(node)
         node = node.parent
     digest = (node.digest if node is not None else b"") or ROOT
     for below in reversed(path):
-        digest = below.digest = piece.chain(digest, below.tokens)
+        digest = below.digest = cache_file.text_digest(digest, below.tokens)
     return digest

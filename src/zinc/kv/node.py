@@ -1,7 +1,8 @@
-"""A node of the prefix tree, and which of its children share most with a text.
+"""Nodes of the prefix tree.
 
-Thousands of conversations may begin alike and part in one block, so children are kept in order:
-what shares most with a text stands beside the place that it would have.
+Thousands of conversations may share a prefix and diverge within one block, so a node keeps its
+children's tokens sorted. The children with the longest common prefix with some tokens then stand
+next to the position where these tokens would be inserted.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 TOKEN_BYTES = 4
-# Names the empty text, of requests without a namespace.
+# Digest of the empty text in the default namespace.
 ROOT = bytes(16)
 
 
 def root_digest(namespace: bytes) -> bytes:
-    """Return what names the empty text of a namespace.
+    """Return the digest of the empty text in a namespace.
 
-    Prompts of different namespaces share nothing in the prefix cache, in memory or on disk.
+    Prompts in different namespaces have different digests, so they share nothing in the prefix
+    cache, in memory or on disk.
     """
     if not namespace:
         return ROOT
@@ -31,21 +33,22 @@ def root_digest(namespace: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One block of tokens behind its parent's, or fewer: the tail of a text.
+    """One block of tokens after those of its parent; a tail has fewer tokens than a block.
 
-    blocks: one a group, -1 where none is kept; depth: blocks from the root to its end. children:
-    by their tokens; order: these tokens, sorted, so that those that begin alike are neighbours.
-    states: slot of the recurrent state behind so many tokens of the node (1 to its length). digest:
-    names the text up to its end, once zinc.kv.disk has asked for it; that of a root always.
+    tokens: int32 ids as bytes. blocks: the block of each group, -1 if none is kept. last_used: time
+    of last use on the tree's clock. depth: number of nodes from the root to this one. children: by
+    their tokens; sorted_tokens: the same tokens, sorted. states: maps a number of tokens of this
+    node to the slot of the recurrent state after them. digest: of the text up to the end of the
+    node; zinc.kv.disk computes it on demand, a root has it from the start.
     """
 
     tokens: bytes
     parent: Node | None
     blocks: list[int]
-    used: int = 0
+    last_used: int = 0
     depth: int = 0
     children: dict[bytes, Node] = field(default_factory=dict)
-    order: list[bytes] = field(default_factory=list)
+    sorted_tokens: list[bytes] = field(default_factory=list)
     states: dict[int, int] = field(default_factory=dict)
     digest: bytes = b""
 
@@ -54,35 +57,42 @@ class Node:
         return len(self.tokens) // TOKEN_BYTES
 
     def add(self, child: Node) -> None:
+        """Add a child."""
         self.children[child.tokens] = child
-        insort(self.order, child.tokens)
+        insort(self.sorted_tokens, child.tokens)
 
     def remove(self, child: Node) -> None:
+        """Remove a child."""
         del self.children[child.tokens]
-        del self.order[bisect_left(self.order, child.tokens)]
+        del self.sorted_tokens[bisect_left(self.sorted_tokens, child.tokens)]
 
-    def starting(self, tokens: bytes) -> Node | None:
-        """A child that has all of `tokens`."""
-        at = bisect_left(self.order, tokens)
-        found = at < len(self.order) and self.order[at].startswith(tokens)
-        return self.children[self.order[at]] if found else None
+    def extending_child(self, tokens: bytes) -> Node | None:
+        """Return a child whose tokens start with `tokens`, or None."""
+        at = bisect_left(self.sorted_tokens, tokens)
+        found = at < len(self.sorted_tokens) and self.sorted_tokens[at].startswith(tokens)
+        return self.children[self.sorted_tokens[at]] if found else None
 
-    def tail_of(self, tokens: bytes) -> Node | None:
-        """The child whose tokens `tokens` begin with and go on. There is one at most."""
-        at = bisect_left(self.order, tokens) - 1
-        found = at >= 0 and tokens.startswith(self.order[at])
-        return self.children[self.order[at]] if found else None
+    def prefix_child(self, tokens: bytes) -> Node | None:
+        """Return the child whose tokens are a proper prefix of `tokens`, or None."""
+        at = bisect_left(self.sorted_tokens, tokens) - 1
+        found = at >= 0 and tokens.startswith(self.sorted_tokens[at])
+        return self.children[self.sorted_tokens[at]] if found else None
 
-    def alike(self, tokens: bytes) -> Iterator[tuple[Node, int]]:
-        """Children that begin as `tokens` do, and for how many: the longest first."""
-        at = bisect_left(self.order, tokens)
-        # What two of them share can only shrink with their distance in the order.
-        sides = map(self._shared, (reversed(self.order[:at]), self.order[at:]), (tokens, tokens))
+    def sharing(self, tokens: bytes) -> Iterator[tuple[Node, int]]:
+        """Yield children with a common prefix with `tokens` and its length, the longest first."""
+        at = bisect_left(self.sorted_tokens, tokens)
+        # In sorted order, common prefixes only get shorter with distance.
+        sides = map(
+            self._shared,
+            (reversed(self.sorted_tokens[:at]), self.sorted_tokens[at:]),
+            (tokens, tokens),
+        )
         for n, each in heapq.merge(*sides, key=lambda pair: -pair[0]):
             yield self.children[each], n
 
     @staticmethod
     def _shared(order: Iterable[bytes], tokens: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the length of the common prefix with each of `order`, until there is none."""
         for each in order:
             if (n := common_tokens(each, tokens)) == 0:
                 return
@@ -90,7 +100,7 @@ class Node:
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
-    """Tokens that two runs of ids begin with alike."""
+    """Return the number of tokens in the common prefix of two keys (int32 ids as bytes)."""
     n = min(len(a), len(b))
     if a[:TOKEN_BYTES] != b[:TOKEN_BYTES]:
         return 0

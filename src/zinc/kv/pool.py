@@ -1,8 +1,8 @@
-"""The cache of a model as sequences see it: block tables, state slots, and prefixes to begin with.
+"""The KV cache of a model as sequences use it: block tables, state slots and cached prefixes.
 
-One place decides who gets blocks: a sequence is attached (its cached prefix shared, the rest still
-to run), grows as it runs, gives back what has left its windows, commits what others may reuse and
-is released. Memory that only the prefix cache holds counts as available and is evicted on demand.
+A sequence is attached (it shares its cached prefix), grows as it runs, gives back blocks that its
+sliding windows have passed, commits prefixes for others to reuse, and is released. Memory that only
+the prefix cache holds counts as available and is evicted on demand.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import numpy.typing as npt
 from zinc.core.errors import MemoryLimitError
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.copier import Copier
+from zinc.kv.matching import Match
 from zinc.kv.node import Node
 from zinc.kv.slots import SlotAllocator
 from zinc.kv.swap import Swapped, copy_in, copy_out
-from zinc.kv.tree import Match, PrefixTree
+from zinc.kv.tree import PrefixTree
 
-# Blocks behind a window that are kept a while: the next turn often departs a little before the end.
+# Blocks kept in front of a sliding window: the next turn often diverges a little before the end.
 SLACK_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that share block tables. `window` 0 keeps every position, else the last so many."""
+    """Layers that share block tables.
+
+    window: size of their sliding window in tokens, 0 for full attention.
+    """
 
     n_blocks: int
     window: int = 0
@@ -36,22 +40,27 @@ class Group:
 
 @dataclass(slots=True)
 class Holding:
-    """What one sequence holds: a block table for each group (-1 where a window has left) and a
-    state slot. `n_trimmed` counts the entries of each table that have been given back. `kept` is
-    the last whole block that the prefix cache was given of it. `namespace` is whose prefixes it
-    begins with and leaves behind."""
+    """Blocks and slot of one sequence.
+
+    tables: block table of each group, -1 for blocks that a window has passed. n_trimmed: number of
+    leading entries of each table that were given back. last_kept: node of the last full block that
+    was inserted into the prefix cache. namespace: of the prefixes that it reuses and leaves behind.
+    """
 
     tables: list[list[int]]
     slot: int
     n_trimmed: list[int]
-    kept: Node | None = None
+    last_kept: Node | None = None
     namespace: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What attaching a sequence would bring: tokens that are cached, and the idle blocks of each
-    group that it would take out of what is available."""
+    """Effect of attaching a sequence.
+
+    n_cached: tokens of its cached prefix. pins: idle blocks of each group that would no longer be
+    available to others.
+    """
 
     n_cached: int
     pins: tuple[int, ...]
@@ -59,7 +68,7 @@ class Prospect:
 
 @dataclass(slots=True)
 class PoolStats:
-    """Counts since the pool was made."""
+    """Counters since the pool was created."""
 
     lookups: int = 0
     hits: int = 0
@@ -72,10 +81,11 @@ class PoolStats:
 
 @dataclass(eq=False)
 class CachePool:
-    """Blocks of `block_tokens` positions in groups of layers, and `n_slots` recurrent states.
+    """Blocks of `block_tokens` positions for groups of layers, and `n_slots` state slots.
 
-    chunk_tokens: the most positions a sequence gains in one step. recurrent: whether slots have
-    anything in them. prefix_cache: whether anything is kept for others; limit_bytes bounds it.
+    chunk_tokens: most tokens that a sequence gains in one step. recurrent: the model has recurrent
+    layers, whose states take `state_bytes` a slot. prefix_cache: keep prefixes for reuse, at most
+    `limit_bytes` of them.
     """
 
     groups: Sequence[Group]
@@ -103,38 +113,41 @@ class CachePool:
             limit_bytes=self.limit_bytes,
         )
 
-    # -- how much there is ----------------------------------------------------------------------
+    # -- sizes ---------------------------------------------------------------------------------
 
     @property
     def available(self) -> tuple[int, ...]:
-        """Blocks of each group that are free, or would be if the prefix cache let go."""
+        """Number of blocks of each group that are free or idle."""
         return tuple(a.n_free + a.n_idle for a in self.allocators)
 
     @property
     def available_slots(self) -> int:
+        """Number of slots that are free or hold a checkpoint."""
         return self.slots.n_free + self.tree.n_states
 
     @property
     def cached_bytes(self) -> int:
+        """Size of what the prefix cache keeps."""
         return self.tree.n_bytes
 
     @property
     def total_bytes(self) -> int:
-        """What blocks and states take when all are in use."""
+        """Size of all blocks and states."""
         states = self.n_slots * self.state_bytes if self.recurrent else 0
         return sum(g.n_blocks * g.block_bytes for g in self.groups) + states
 
     def blocks(self, n_tokens: int) -> int:
+        """Return the number of blocks for `n_tokens` positions."""
         return -(-n_tokens // self.block_tokens)
 
-    def most(self, n_tokens: int) -> tuple[int, ...]:
-        """The most blocks of each group that a sequence of so many tokens holds at a time."""
+    def max_blocks(self, n_tokens: int) -> tuple[int, ...]:
+        """Return the most blocks of each group that a sequence of `n_tokens` holds at a time."""
         return tuple(min(self.blocks(n_tokens), self._cap(g.window)) for g in self.groups)
 
-    def longest(self, n_tokens: int) -> int:
-        """The most tokens, up to `n_tokens`, that a sequence may have when it is alone."""
+    def max_tokens(self, n_tokens: int) -> int:
+        """Return the most tokens, up to `n_tokens`, that a single sequence can have."""
         for n_blocks in range(self.blocks(n_tokens), 0, -1):
-            most = self.most(n_blocks * self.block_tokens)
+            most = self.max_blocks(n_blocks * self.block_tokens)
             if all(m <= g.n_blocks for m, g in zip(most, self.groups, strict=True)):
                 return min(n_tokens, n_blocks * self.block_tokens)
         return 0
@@ -144,15 +157,15 @@ class CachePool:
             return 1 << 30
         return window_blocks(window, self.chunk_tokens, self.block_tokens)
 
-    # -- a sequence's life ----------------------------------------------------------------------
+    # -- sequences ------------------------------------------------------------------------------
 
     @property
     def generation(self) -> int:
-        """Changes when what `prospect` says may change."""
+        """Counter that changes when results of `prospect` may change."""
         return self.tree.generation
 
     def prospect(self, key: bytes, limit: int, namespace: bytes = b"") -> Prospect:
-        """What `attach` would find, without taking it."""
+        """Return what `attach` would find, without attaching."""
         if not self.prefix_cache:
             return Prospect(0, (0,) * len(self.groups))
         match = self.tree.find(key, limit, namespace)
@@ -163,10 +176,10 @@ class CachePool:
         return Prospect(match.n_tokens, tuple(pins))
 
     def attach(self, key: bytes, limit: int, namespace: bytes = b"") -> tuple[Holding, int]:
-        """A holding that begins with the longest prefix of at most `limit` tokens that is cached in
-        the namespace.
+        """Return a new holding and the number of tokens that it has from the prefix cache.
 
-        Returns it and how many tokens it has. Raises MemoryLimitError when no slot is left.
+        key: token ids of the sequence, from `key_of`; at most `limit` tokens of it are matched.
+        Raises MemoryLimitError if no slot is left.
         """
         match = self.tree.find(key, limit, namespace) if self.prefix_cache else Match(0)
         self.tree.touch(match)
@@ -183,10 +196,10 @@ class CachePool:
         if n_tail:
             try:
                 self._copy_tail(holding, match)
-            except MemoryLimitError:  # the tail is run again
+            except MemoryLimitError:  # no block for the tail: run it again
                 self.release(holding)
                 return self.attach(key, n_full * self.block_tokens, namespace)
-            except BaseException:  # the device failed: what is held goes back
+            except BaseException:  # a device error: give back what is held
                 self.release(holding)
                 raise
         self.stats.lookups += 1
@@ -195,7 +208,10 @@ class CachePool:
         return holding, match.n_tokens
 
     def grow(self, holding: Holding, n_tokens: int) -> None:
-        """Gives blocks for positions 0 to n_tokens - 1. Raises MemoryLimitError, taking none."""
+        """Allocate the missing blocks for `n_tokens` positions.
+
+        Raises MemoryLimitError, and allocates none, if there are too few.
+        """
         n_blocks = self.blocks(n_tokens)
         missing = [n_blocks - len(table) for table in holding.tables]
         if max(missing) <= 0:
@@ -206,7 +222,7 @@ class CachePool:
             table.extend(allocator.acquire(max(0, count)))
 
     def trim(self, holding: Holding, n_tokens: int) -> None:
-        """Gives back blocks that no token behind the first `n_tokens` will attend to."""
+        """Give back blocks that no token after the first `n_tokens` attends to."""
         for group, (allocator, g) in enumerate(zip(self.allocators, self.groups, strict=True)):
             if not g.window:
                 continue
@@ -218,12 +234,12 @@ class CachePool:
                 holding.n_trimmed[group] = gone
 
     def commit(self, holding: Holding, key: bytes) -> None:
-        """Keeps a prefix that has been run, without the recurrent state behind it."""
+        """Keep a prefix that has been run, without its recurrent state."""
         if self.prefix_cache:
             self._keep(holding, key)
 
     def checkpoint(self, holding: Holding, key: bytes) -> None:
-        """Keeps a prefix that has been run, with a copy of the recurrent state behind it."""
+        """Keep a prefix that has been run, with a copy of the recurrent state at its end."""
         if not self.prefix_cache:
             return
         node, offset = self._keep(holding, key)
@@ -242,7 +258,7 @@ class CachePool:
         self.stats.checkpoints += kept
 
     def release(self, holding: Holding, key: bytes | None = None) -> None:
-        """Takes everything back; with a key (of the tokens that were run) it is kept for others."""
+        """Release a holding; with the key of the tokens that were run, keep them for reuse."""
         slot: int | None = holding.slot
         if key and self.prefix_cache:
             node, offset = self._keep(holding, key)
@@ -251,13 +267,13 @@ class CachePool:
         for allocator, table in zip(self.allocators, holding.tables, strict=True):
             allocator.release(b for b in table if b >= 0)
             table.clear()
-        self.tree.generation += 1  # blocks may be idle now
+        self.tree.generation += 1  # blocks may have become idle
         self.tree.shrink()
         if slot is not None:
             self.slots.release(slot)
 
     def holding_bytes(self, holding: Holding) -> int:
-        """What a copy of it takes."""
+        """Return the size of a copy of a holding, as `swap_out` makes."""
         blocks = sum(
             g.block_bytes * sum(b >= 0 for b in table)
             for g, table in zip(self.groups, holding.tables, strict=True)
@@ -265,7 +281,7 @@ class CachePool:
         return blocks + (self.state_bytes if self.recurrent else 0)
 
     def swap_out(self, holding: Holding, n_tokens: int) -> Swapped:
-        """A copy of what it holds of its first `n_tokens`; it still has to be released."""
+        """Copy the cache of the first `n_tokens`; the holding still has to be released."""
         self.stats.swapped_out += 1
         n_table = self.blocks(n_tokens)
         tables = [table[:n_table] for table in holding.tables]
@@ -273,8 +289,10 @@ class CachePool:
         return copy_out(self.copier, tables, holding.n_trimmed, n_tokens, slot)
 
     def swap_in(self, swapped: Swapped, namespace: bytes = b"") -> Holding:
-        """A holding like the one that was copied. Raises MemoryLimitError, or what the device
-        raises, taking none."""
+        """Return a holding with the data of a copy.
+
+        Raises MemoryLimitError or an error of the device, and then holds nothing.
+        """
         slot = self._slot_for(Match(0))
         n_trimmed = list(swapped.n_trimmed)
         holding = Holding([[] for _ in self.groups], slot, n_trimmed, namespace=namespace)
@@ -292,40 +310,41 @@ class CachePool:
         self.stats.swapped_in += 1
         return holding
 
-    def sole(self, holding: Holding) -> tuple[int, ...]:
-        """Blocks of each group that would be available without this sequence."""
+    def exclusive_blocks(self, holding: Holding) -> tuple[int, ...]:
+        """Return the number of blocks of each group that only this sequence holds."""
         return tuple(
-            allocator.n_sole(b for b in table if b >= 0)
+            allocator.n_exclusive(b for b in table if b >= 0)
             for allocator, table in zip(self.allocators, holding.tables, strict=True)
         )
 
     def check(self) -> None:
-        """Raises AssertionError when anything is held twice or lost; call it when idle."""
+        """Raise AssertionError if blocks or slots are lost or held twice; call it between steps."""
         for allocator in self.allocators:
             allocator.check()
         self.slots.check()
         self.tree.check()
 
-    # -- within ---------------------------------------------------------------------------------
+    # -- helpers --------------------------------------------------------------------------------
 
     def _keep(self, holding: Holding, key: bytes) -> tuple[Node, int]:
-        """Puts what a sequence holds into the tree; returns where it ends there."""
-        node, offset = self.tree.insert(key, holding.tables, holding.kept, holding.namespace)
-        holding.kept = node if offset == self.block_tokens else node.parent
+        """Insert the blocks of a sequence into the tree; return the last node and offset in it."""
+        node, offset = self.tree.insert(key, holding.tables, holding.last_kept, holding.namespace)
+        holding.last_kept = node if offset == self.block_tokens else node.parent
         return node, offset
 
     def _shared(self, match: Match, group: int) -> Sequence[Node]:
-        """Nodes of a match whose block of a group a sequence would share: whole and in sight."""
+        """Return the nodes of a match whose block of a group is full and within the window."""
         window = self.groups[group].window
         gone = max(0, match.n_tokens - window + 1) // self.block_tokens if window else 0
         return match.path[gone : match.n_tokens // self.block_tokens]
 
     def _slot_for(self, match: Match) -> int:
-        """A slot, with the state of the match in it: a copy, or the checkpoint itself as the last.
+        """Return a slot with a copy of the state of a match.
 
-        Raises MemoryLimitError when sequences hold every slot.
+        If no other slot is left, the checkpoint itself becomes the slot. Raises MemoryLimitError if
+        sequences hold every slot.
         """
-        full = self.slots.n_free == 0 and not self.tree.evict_state(but=match.state)
+        full = self.slots.n_free == 0 and not self.tree.evict_state(except_slot=match.state)
         if full and match.state >= 0:
             self.tree.take_state(match.state)
             return match.state
@@ -333,13 +352,13 @@ class CachePool:
         if match.state >= 0:
             try:
                 self.copier.copy_state(match.state, slot)
-            except BaseException:  # the device failed
+            except BaseException:  # a device error
                 self.slots.release(slot)
                 raise
         return slot
 
     def _copy_tail(self, holding: Holding, match: Match) -> None:
-        """Copies the block that a match ends within: its owner may still write behind the match."""
+        """Copy the last, partly matched block, since the sequence will write after the match."""
         tail = match.path[-1]
         sources = [block for block in tail.blocks if block >= 0]
         pinned = [g for g, block in enumerate(tail.blocks) if block >= 0]
@@ -359,11 +378,11 @@ class CachePool:
                 self.allocators[group].release([block])
 
     def _reserve(self, group: int, count: int) -> None:
-        """Evicts until `count` blocks are free. Raises MemoryLimitError when that cannot be."""
+        """Evict until `count` blocks are free. Raises MemoryLimitError if that is impossible."""
         allocator = self.allocators[group]
         short = count - allocator.n_free
         if short > 0:
-            # A few more than needed, so that a growing sequence does not evict at every block.
+            # Evict some extra, so that a growing sequence does not evict for every block.
             spare = min(allocator.n_blocks // 32, max(0, allocator.n_idle - short))
             self.tree.evict_blocks(group, short + spare)
         if count > allocator.n_free:
@@ -375,10 +394,13 @@ class CachePool:
 
 
 def window_blocks(window: int, chunk_tokens: int, block_tokens: int) -> int:
-    """The most blocks that a sequence holds in a group of sliding-window layers, in one step."""
+    """Return the most blocks that a sequence holds in a group with a sliding window.
+
+    chunk_tokens: most tokens that it gains in one step.
+    """
     return -(-(window + chunk_tokens) // block_tokens) + SLACK_BLOCKS + 1
 
 
 def key_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
-    """Token ids as the prefix tree wants them."""
+    """Return token ids as a key of the prefix tree: int32 ids as bytes."""
     return np.asarray(ids, np.int32).tobytes()

@@ -1,8 +1,8 @@
-"""What the files of a prefix cache bring back: the whole ones, as far as there is room.
+"""Restores a prefix cache from its files, as far as there is room in memory.
 
-Files are listed, connected (a block is of use behind its parents only), chosen by how lately they
-were used, and read into memory. Whatever is damaged, foreign or left without its parents is removed
-with a warning or without: nothing in a file is believed before its checksum agrees.
+Files are listed, connected to their parents (a block is useless without the text before it),
+chosen by time of last use, and read. Files that are damaged, foreign or without parents are
+removed; nothing in a file is used before its checksum has been verified.
 """
 
 from __future__ import annotations
@@ -21,49 +21,52 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.core.errors import MemoryLimitError
-from zinc.kv import piece
+from zinc.kv import cache_file
+from zinc.kv.cache_file import BLOCK, STATE, DamagedError, Header
 from zinc.kv.node import ROOT, TOKEN_BYTES, Node
-from zinc.kv.piece import BLOCK, STATE, DamagedError, Head
 from zinc.kv.pool import CachePool
 
 log = logging.getLogger("zinc.cache")
 
-# A file that was never given its name is somebody's who died, after so long.
+# Temporary files of this age are left over from a process that was killed.
 TEMPORARY_AGE_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """A file that is whole as far as its head tells. size: bytes of its data."""
+class CacheFile:
+    """A cache file with a valid header; `size` is the size of its data in bytes."""
 
     size: int
-    head: Head
+    header: Header
 
 
 class Recovery:
-    """Brings a folder's files of one `key` back into a pool."""
+    """Restores the files of one `key` in a folder into a pool."""
 
     def __init__(self, folder: Path, key: str, pool: CachePool) -> None:
         self._folder, self._key, self._pool = folder, key, pool
 
-    def run(self) -> tuple[dict[str, File], int]:
-        """The files that are there to stay, least recently used first, and the tokens restored."""
+    def run(self) -> tuple[dict[str, CacheFile], int]:
+        """Restore files.
+
+        Returns all valid files, least recently used first, and the number of restored tokens.
+        """
         found = self._index()
         restored: dict[bytes, Node] = {}
         n_tokens, pool = 0, self._pool
         for name in self._choose(found):
-            head = found[name].head
-            is_first = head.is_first
-            parent = pool.tree.root(head.parent) if is_first else restored.get(head.parent)
+            header = found[name].header
+            is_first = header.is_first
+            parent = pool.tree.root(header.parent) if is_first else restored.get(header.parent)
             if parent is None:
-                continue  # it was damaged
+                continue  # the parent was damaged or did not fit
             try:
                 with (self._folder / name).open("rb") as file:
-                    piece.read_head(file, self._key)
-                    if head.is_state:
-                        self._restore_state(file, head, parent)
+                    cache_file.read_header(file, self._key)
+                    if header.is_state:
+                        self._restore_state(file, header, parent)
                         continue
-                    node = self._restore(file, head, parent)
+                    node = self._restore(file, header, parent)
             except (OSError, DamagedError) as error:
                 self._ignore(name, error)
                 del found[name]
@@ -71,12 +74,12 @@ class Recovery:
             except MemoryLimitError:
                 break
             if node is not None:
-                restored[piece.chain(head.parent, head.tokens)] = node
+                restored[cache_file.text_digest(header.parent, header.tokens)] = node
                 n_tokens += node.n_tokens
         return found, n_tokens
 
-    def _index(self) -> dict[str, File]:
-        """The files that hang together, least recently used first; others are removed."""
+    def _index(self) -> dict[str, CacheFile]:
+        """Return the files with all their parents, least recently used first; remove the others."""
         times: list[tuple[int, str]] = []
         long_ago = time.time_ns() - TEMPORARY_AGE_NS
         try:
@@ -84,12 +87,12 @@ class Recovery:
                 changed = entry.stat().st_mtime_ns
                 if entry.name.endswith((BLOCK, STATE)):
                     times.append((changed, entry.name))
-                elif entry.name.startswith(piece.TEMPORARY) and changed < long_ago:
+                elif entry.name.startswith(cache_file.TEMPORARY) and changed < long_ago:
                     os.unlink(entry.path)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 log.warning("the prefix cache in %s cannot be read: %s", self._folder, error)
-        found: dict[str, File] = {}
+        found: dict[str, CacheFile] = {}
         for _, name in sorted(times):
             try:
                 found[name] = self._open(name)
@@ -97,54 +100,57 @@ class Recovery:
                 self._ignore(name, error)
         return self._connected(found)
 
-    def _open(self, name: str) -> File:
+    def _open(self, name: str) -> CacheFile:
+        """Read and check the header of a file. Raises DamagedError."""
         with (self._folder / name).open("rb") as file:
-            head = piece.read_head(file, self._key)
+            header = cache_file.read_header(file, self._key)
             size = os.fstat(file.fileno()).st_size - file.tell()
         pool = self._pool
-        count, rest = divmod(len(head.tokens), TOKEN_BYTES)
+        count, rest = divmod(len(header.tokens), TOKEN_BYTES)
         fits = (
-            head.name == name
-            and len(head.parent) == len(ROOT)
+            header.name == name
+            and len(header.parent) == len(ROOT)
             and rest == 0
             and 0 < count <= pool.block_tokens
-            and head.groups == tuple(sorted(set(head.groups) & set(range(len(pool.groups)))))
-            and (pool.recurrent or not head.is_state)
+            and header.groups == tuple(sorted(set(header.groups) & set(range(len(pool.groups)))))
+            and (pool.recurrent or not header.is_state)
             and (
-                head.is_state
-                or all(g in head.groups for g, group in enumerate(pool.groups) if not group.window)
+                header.is_state
+                or all(
+                    g in header.groups for g, group in enumerate(pool.groups) if not group.window
+                )
             )
         )
         if not fits:
-            raise DamagedError("its head contradicts the model")
-        return File(size, head)
+            raise DamagedError("its header does not fit the model")
+        return CacheFile(size, header)
 
-    def _connected(self, found: dict[str, File]) -> dict[str, File]:
-        """Those that can be reached from the beginning of a text."""
+    def _connected(self, found: dict[str, CacheFile]) -> dict[str, CacheFile]:
+        """Return the files with all their parents, and remove the others."""
         reached: dict[bytes, bool] = {}
 
-        def reaches(head: Head) -> bool:
+        def reaches(header: Header) -> bool:
             path = []
-            while not head.is_first and head.parent not in reached:
-                path.append(head.parent)
-                above = found.get(head.parent.hex() + BLOCK)
+            while not header.is_first and header.parent not in reached:
+                path.append(header.parent)
+                above = found.get(header.parent.hex() + BLOCK)
                 if above is None:
                     break
-                head = above.head
-            answer = head.is_first or reached.get(head.parent, False)
+                header = above.header
+            answer = header.is_first or reached.get(header.parent, False)
             reached.update(dict.fromkeys(path, answer))
             return answer
 
-        kept = {name: file for name, file in found.items() if reaches(file.head)}
+        kept = {name: file for name, file in found.items() if reaches(file.header)}
         for name in found.keys() - kept.keys():
             self._remove(name)
         return kept
 
-    def _choose(self, found: dict[str, File]) -> list[str]:
-        """What there is room for: parents before children, and else the least recent first."""
+    def _choose(self, found: dict[str, CacheFile]) -> list[str]:
+        """Return the files to restore: parents first, otherwise the least recently used first."""
         pool = self._pool
         blocks = [a.n_free for a in pool.allocators]
-        n_slots = pool.slots.n_free - 1  # one is left for a sequence
+        n_slots = pool.slots.n_free - 1  # leave one for a sequence
         room = pool.total_bytes if pool.limit_bytes is None else pool.limit_bytes
         chosen: set[str] = set()
         order: list[list[str]] = []
@@ -153,12 +159,12 @@ class Recovery:
             at = name
             while at not in chosen:
                 path.append(at)
-                head = found[at].head
-                if head.is_first:
+                header = found[at].header
+                if header.is_first:
                     break
-                at = head.parent.hex() + BLOCK
-            wants = Counter(g for n in path for g in found[n].head.groups)
-            states = sum(found[n].head.is_state for n in path)
+                at = header.parent.hex() + BLOCK
+            wants = Counter(g for n in path for g in found[n].header.groups)
+            states = sum(found[n].header.is_state for n in path)
             size = sum(found[n].size for n in path)
             fits = all(wants[g] <= n for g, n in enumerate(blocks)) and states <= n_slots
             if not fits or size > room:
@@ -168,53 +174,54 @@ class Recovery:
             n_slots, room = n_slots - states, room - size
             chosen.update(path)
             order.append(path[::-1])
-        # The tree takes what comes last as used last.
+        # The tree takes the order of insertion for that of use.
         placed: dict[str, None] = {}
         for path in reversed(order):
             for name in path:
                 self._place(name, found, placed)
-        return sorted(placed, key=lambda n: found[n].head.is_state)
+        return sorted(placed, key=lambda n: found[n].header.is_state)
 
     @staticmethod
-    def _place(name: str, found: dict[str, File], placed: dict[str, None]) -> None:
-        """Puts a file behind its parents."""
+    def _place(name: str, found: dict[str, CacheFile], placed: dict[str, None]) -> None:
+        """Append a file to `placed`, after those of its parents that are missing."""
         path = [name]
-        while not (head := found[path[-1]].head).is_first:
-            above = head.parent.hex() + BLOCK
+        while not (header := found[path[-1]].header).is_first:
+            above = header.parent.hex() + BLOCK
             if above in placed:
                 break
             path.append(above)
         placed.update(dict.fromkeys(reversed(path)))
 
-    def _restore(self, file: BufferedReader, head: Head, parent: Node) -> Node | None:
-        """Reads a block into memory of its own. Raises MemoryLimitError when there is none."""
+    def _restore(self, file: BufferedReader, header: Header, parent: Node) -> Node | None:
+        """Read a file of blocks into new blocks. Raises DamagedError or MemoryLimitError."""
         pool = self._pool
         blocks = [-1] * len(pool.groups)
         try:
-            for group in head.groups:
+            for group in header.groups:
                 (blocks[group],) = pool.allocators[group].acquire(1)
-            views = {g: pool.copier.block_views(g, blocks[g]) for g in head.groups}
-            piece.read_data(file, head, chain.from_iterable(views.values()))
+            views = {g: pool.copier.block_views(g, blocks[g]) for g in header.groups}
+            cache_file.read_data(file, header, chain.from_iterable(views.values()))
             for group, filled in views.items():
                 pool.copier.put_block(group, blocks[group], filled)
-            return pool.tree.restore(parent, head.tokens, blocks)
+            return pool.tree.restore(parent, header.tokens, blocks)
         finally:
             for allocator, block in zip(pool.allocators, blocks, strict=True):
                 if block >= 0:
                     allocator.release([block])
 
-    def _restore_state(self, file: BufferedReader, head: Head, parent: Node) -> None:
+    def _restore_state(self, file: BufferedReader, header: Header, parent: Node) -> None:
+        """Read a checkpoint into a new slot, if its node was restored and a slot is to spare."""
         pool = self._pool
-        node = pool.tree.child(parent, head.tokens)
+        node = pool.tree.child(parent, header.tokens)
         if node is None or pool.slots.n_free < 2:
             return
         slot = pool.slots.acquire()
         kept = False
         try:
             views = pool.copier.state_views(slot)
-            piece.read_data(file, head, views)
+            cache_file.read_data(file, header, views)
             pool.copier.put_state(slot, views)
-            kept = pool.tree.put_state(node, len(head.tokens) // TOKEN_BYTES, slot)
+            kept = pool.tree.put_state(node, len(header.tokens) // TOKEN_BYTES, slot)
         finally:
             if not kept:
                 pool.slots.release(slot)
@@ -233,6 +240,6 @@ class Recovery:
 def block_views(
     pool: CachePool, groups: Iterable[int], blocks: list[int]
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of a node: of its block in each group, in every layer."""
+    """Yield views of the data of a node: its block in each of `groups`, layer by layer."""
     for group in groups:
         yield from pool.copier.block_views(group, blocks[group])

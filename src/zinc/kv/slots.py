@@ -1,8 +1,8 @@
-"""Slots for what a sequence carries besides cache blocks: one each, of the same size for everybody.
+"""Slots for the recurrent states of sequences and of checkpoints.
 
-A recurrent state is as large after one token as after a million, so a sequence holds one slot in
-every recurrent layer from its first step to its last. The prefix cache keeps copies of states in
-slots too (checkpoints), and gives them back when a sequence needs one.
+A recurrent state has the same size after any number of tokens, so a sequence holds one slot, which
+spans all recurrent layers, from its first step to its last. The prefix cache keeps checkpoints
+(copies of states) in slots too and frees them when a sequence needs one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from zinc.core.errors import MemoryLimitError
 
 
 class SlotAllocator:
-    """Gives out slot numbers 0 to n_slots - 1, the lowest free one first."""
+    """Allocates slot numbers 0 to n_slots - 1, the lowest free one first."""
 
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots
@@ -25,7 +25,7 @@ class SlotAllocator:
         return len(self._free)
 
     def acquire(self) -> int:
-        """A free slot. Raises MemoryLimitError when there is none."""
+        """Return a free slot. Raises MemoryLimitError if there is none."""
         if not self._free:
             raise MemoryLimitError(
                 "cannot run another sequence",
@@ -37,13 +37,14 @@ class SlotAllocator:
         return slot
 
     def release(self, slot: int) -> None:
+        """Free a slot. Raises ValueError if it is free already."""
         if slot not in self._held:
             raise ValueError(f"slot {slot} is free already")
         self._held.remove(slot)
         heapq.heappush(self._free, slot)
 
     def check(self) -> None:
-        """Raises AssertionError when free list and holders disagree; call it when idle."""
+        """Raise AssertionError if a slot is lost, or both free and held."""
         assert len(set(self._free)) == len(self._free), "a slot is free twice"
         assert set(self._free) | self._held == set(range(self.n_slots)), "a slot is lost"
         assert not self._held & set(self._free), "a slot is free and held"

@@ -1,7 +1,7 @@
-"""A sequence's part of the cache as a copy in ordinary memory, while others need its place.
+"""Copies of preempted sequences' cache data in host memory.
 
-The copy has the bytes of its blocks and of its recurrent state as the backend keeps them, so what
-comes back is bit for bit what left, in other blocks.
+A copy holds the bytes of blocks and recurrent states in the backend's own format. Swapping in
+restores the same bits, in other blocks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from zinc.kv.copier import Bytes, Copier
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """The first `n_tokens` of a sequence.
+    """Cache data of the first `n_tokens` of a sequence.
 
-    blocks: for each group and entry of its table the bytes in every layer, None where a window has
-    left. state: the bytes of its recurrent states, empty without any.
+    blocks: for each group, the bytes of each block in the block table; None for blocks that a
+    sliding window has passed. n_trimmed: for each group, the number of blocks that its window has
+    passed. state: the bytes of the recurrent states, empty if the model has none.
     """
 
     n_tokens: int
@@ -29,16 +30,18 @@ class Swapped:
 
     @property
     def n_bytes(self) -> int:
+        """Size of the copy."""
         blocks = (block for table in self.blocks for block in table if block is not None)
         return self.state.nbytes + sum(block.nbytes for block in blocks)
 
     @property
     def n_blocks(self) -> tuple[int, ...]:
-        """Blocks of each group that it needs to come back."""
+        """Number of blocks of each group that swapping in needs."""
         return tuple(sum(block is not None for block in table) for table in self.blocks)
 
     @property
     def n_table(self) -> int:
+        """Number of entries of each block table."""
         return len(self.blocks[0])
 
 
@@ -49,7 +52,11 @@ def copy_out(
     n_tokens: int,
     slot: int | None,
 ) -> Swapped:
-    """slot: of its recurrent states, None when the model has none."""
+    """Copy the data of a sequence into host memory.
+
+    tables: its block table for each group. slot: slot of its recurrent state, None if the model has
+    none.
+    """
     blocks = tuple(
         tuple(None if b < 0 else _joined(copier.block_views(group, b)) for b in table)
         for group, table in enumerate(tables)
@@ -61,7 +68,7 @@ def copy_out(
 def copy_in(
     copier: Copier, swapped: Swapped, tables: Sequence[Sequence[int]], slot: int | None
 ) -> None:
-    """The inverse of `copy_out`, into other blocks and another slot."""
+    """Copy swapped data into the blocks of `tables` and into `slot`, the inverse of `copy_out`."""
     for group, (table, blocks) in enumerate(zip(tables, swapped.blocks, strict=True)):
         for number, block in zip(table, blocks, strict=True):
             if block is not None:
@@ -71,11 +78,13 @@ def copy_in(
 
 
 def _joined(views: Sequence[Bytes]) -> Bytes:
+    """Return the bytes of all views as one array."""
     flat = [view.reshape(-1) for view in views]
     return np.concatenate(flat) if flat else np.empty(0, np.uint8)
 
 
 def _filled(data: Bytes, views: list[Bytes]) -> list[Bytes]:
+    """Copy `data` into the views, one after another, and return them."""
     at = 0
     for view in views:
         view[...] = data[at : at + view.nbytes].reshape(view.shape)

@@ -1,16 +1,16 @@
 """The prefix cache: a radix tree over token ids whose nodes are cache blocks.
 
-    root ── "You are …" (64 tokens) ── … ┬─ … ── tail (21 tokens)      a node = one block a group
-                                         └─ … ── … ── tail (5)         children differ in tokens
+    root ── "You are …" (64 tokens) ── … ┬─ … ── tail (21 tokens)   a node = one block a group
+                                         └─ … ── … ── tail (5)      siblings differ in tokens
 
-A node keeps its blocks in the allocators, so that they outlive the sequence that filled them. Full
-blocks never change and are shared; the tail of a conversation may be found by several, and each
-copies it. A group of sliding-window layers has blocks only where the window lay when a sequence
-was put in; a recurrent layer has its state only at checkpoints. What a match may use is therefore
-the longest prefix for which everything is there. Least recently used leaves go first.
+The tree keeps the blocks of its nodes, so they outlive the sequence that filled them. Full blocks
+never change and are shared; a tail is copied by each sequence that continues it. A group of
+sliding-window layers has blocks only where the window of an inserted sequence lay, and recurrent
+layers have a state only at checkpoints (matching.py finds what is usable). The least recently used
+leaves are evicted first.
 
-Each namespace has a root of its own, so a prompt never finds what another namespace ran. Blocks and
-slots are shared by all of them.
+Each namespace has its own root, so a prompt never matches one of another namespace. All namespaces
+share the blocks and slots.
 """
 
 from __future__ import annotations
@@ -18,28 +18,19 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from zinc.kv.blocks import BlockAllocator
+from zinc.kv.matching import Match, PrefixMatcher
 from zinc.kv.node import ROOT, TOKEN_BYTES, Node, root_digest
 from zinc.kv.slots import SlotAllocator
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A usable prefix of `n_tokens`, in the blocks of `path`; `state` is a slot, or -1."""
-
-    n_tokens: int
-    path: tuple[Node, ...] = ()
-    state: int = -1
-
-
 class PrefixTree:
-    """Prefixes that were run, in blocks of the allocators (one a group) and slots.
+    """Cached prefixes; their data lies in blocks of the allocators (one a group) and in slots.
 
-    windows: of each group, 0 when it keeps every position. With `recurrent`, only prefixes that end
-    at a checkpoint match. limit_bytes bounds what is kept, counted by `block_bytes` of each group
-    and `state_bytes`.
+    windows: sliding window of each group in tokens, 0 for full attention. recurrent: only prefixes
+    that end at a checkpoint match. limit_bytes: bound on the kept data, where a block of each group
+    counts `block_bytes` and a checkpoint `state_bytes`; None sets no bound.
     """
 
     def __init__(
@@ -55,17 +46,18 @@ class PrefixTree:
         limit_bytes: int | None = None,
     ) -> None:
         self._allocators, self._slots = allocators, slots
-        self._windows, self._recurrent = windows, recurrent
+        self._windows = windows
+        self._matcher = PrefixMatcher(windows, block_tokens, recurrent)
         self.block_tokens = block_tokens
         self._width = block_tokens * TOKEN_BYTES
         self._block_bytes = tuple(block_bytes) or (0,) * len(windows)
         self._state_bytes, self._limit_bytes = state_bytes, limit_bytes
-        self._roots: dict[bytes, Node] = {}  # by digest; those that have children
+        self._roots: dict[bytes, Node] = {}  # by digest; only roots with children
         self._nodes: dict[Node, None] = {}
         self._states: dict[int, tuple[Node, int]] = {}  # least recently used first
         self._clock = 0
         self.n_bytes = 0
-        self.generation = 0  # changes when the answer of `find` may change
+        self.generation = 0  # changes when results of `find` may change
         self._touched: OrderedDict[Node, None] | None = None
 
     def __len__(self) -> int:
@@ -75,9 +67,9 @@ class PrefixTree:
         return node in self._nodes
 
     def watch(self) -> OrderedDict[Node, None]:
-        """Nodes that were put in, used again or changed, parents first; the caller takes them out.
+        """Return the queue of nodes that are inserted, used or changed from now on, parents first.
 
-        Some of them may have left the tree by then.
+        The caller removes nodes from it. Some may have left the tree in the meantime.
         """
         if self._touched is None:
             self._touched = OrderedDict()
@@ -91,10 +83,10 @@ class PrefixTree:
     def n_states(self) -> int:
         return len(self._states)
 
-    # -- looking up -----------------------------------------------------------------------------
+    # -- lookup -----------------------------------------------------------------------------------
 
     def root(self, digest: bytes = ROOT) -> Node:
-        """Return the root that `digest` names; it stays in the tree while it has children."""
+        """Return the root with a digest; it belongs to the tree while it has children."""
         return self._roots.get(digest) or Node(b"", None, [], digest=digest)
 
     def find(self, key: bytes, limit: int, namespace: bytes = b"") -> Match:
@@ -102,86 +94,18 @@ class PrefixTree:
 
         It has at most `limit` tokens.
         """
-        key = key[: limit * TOKEN_BYTES]
-        path: list[Node] = []
-        node = root = self.root(root_digest(namespace))
-        for at in range(0, len(key) - self._width + 1, self._width):
-            child = node.children.get(key[at : at + self._width])
-            if child is None:
-                break
-            path.append(child)
-            node = child
-        best = self._longest(path, len(path) * self.block_tokens)
-        # Others may begin like the next block, each with a checkpoint or window of its own; and a
-        # checkpoint of a text that went another way from a block on may be further than ours.
-        for depth in reversed(range(len(path) + 1)):
-            start = depth * self.block_tokens
-            if depth < len(path) and (
-                not self._recurrent or best.n_tokens >= start + self.block_tokens
-            ):
-                break
-            rest = key[depth * self._width : (depth + 1) * self._width]
-            for child, n in self._branches(path[depth - 1] if depth else root, rest):
-                if start + n > best.n_tokens:
-                    match = self._longest([*path[:depth], child], start + n)
-                    best = max(best, match, key=lambda m: m.n_tokens)
-                elif not self._recurrent:
-                    break
-        return best
-
-    def _branches(self, parent: Node, rest: bytes) -> Iterator[tuple[Node, int]]:
-        """Children that may lengthen a match by so many tokens: in any order with `recurrent`, when
-        these end at a checkpoint; else the longest first."""
-        if not self._recurrent:
-            yield from parent.alike(rest)
-            return
-        for tokens, child in parent.children.items():
-            for offset in child.states:
-                if rest.startswith(tokens[: offset * TOKEN_BYTES]):
-                    yield child, offset
-
-    def _longest(self, path: Sequence[Node], total: int) -> Match:
-        """The longest prefix of at most `total` tokens along a path that has all it needs."""
-        for n_tokens, state in self._ends(path, total):
-            if self._has_windows(path, n_tokens):
-                n_nodes = -(-n_tokens // self.block_tokens)
-                return Match(n_tokens, tuple(path[:n_nodes]), state)
-        return Match(0)
-
-    def _ends(self, path: Sequence[Node], total: int) -> Iterator[tuple[int, int]]:
-        """(tokens, state slot) at which a match along a path may end, the longest first."""
-        if not self._recurrent:
-            if total:
-                yield total, -1
-            for i in reversed(range(1, len(path))):
-                yield i * self.block_tokens, -1
-            return
-        for i in reversed(range(len(path))):
-            start = i * self.block_tokens
-            for offset in sorted(path[i].states, reverse=True):
-                if start + offset <= total:
-                    yield start + offset, path[i].states[offset]
-
-    def _has_windows(self, path: Sequence[Node], n_tokens: int) -> bool:
-        """Whether every window still holds what the token behind a prefix attends to."""
-        for group, window in enumerate(self._windows):
-            if window:
-                first = max(0, n_tokens - window + 1) // self.block_tokens
-                last = -(-n_tokens // self.block_tokens)
-                if any(node.blocks[group] < 0 for node in path[first:last]):
-                    return False
-        return True
+        return self._matcher.find(self.root(root_digest(namespace)), key[: limit * TOKEN_BYTES])
 
     def touch(self, match: Match) -> None:
-        """Marks a match as used now."""
+        """Mark a match as used now."""
         self._clock += 1
         self.generation += 1
         for node in match.path:
-            node.used = self._clock
+            node.last_used = self._clock
         if match.state >= 0:
             self._states[match.state] = self._states.pop(match.state)
 
-    # -- putting in -----------------------------------------------------------------------------
+    # -- insertion -------------------------------------------------------------------------------
 
     def insert(
         self,
@@ -190,12 +114,12 @@ class PrefixTree:
         after: Node | None = None,
         namespace: bytes = b"",
     ) -> tuple[Node, int]:
-        """Keeps the blocks of a prefix; returns the node it ends in, and how many tokens into it.
+        """Insert a prefix and keep its blocks; return its last node and the offset in it in tokens.
 
-        tables: block table of each group, -1 where no block is held. Where the tree has a full
-        block of the same tokens already, the table is changed to share that one. after: a node of
-        a whole block that the same tables were put in up to; if it is still there, what is before
-        it is not looked at again.
+        tables: block table of each group, -1 where no block is held. If the tree already has a full
+        block of the same tokens, the table is changed to share it. after: node of a full block up
+        to which the same tables were inserted before; insertion continues from it if the tree still
+        has it.
         """
         self._clock += 1
         self.generation += 1
@@ -218,26 +142,27 @@ class PrefixTree:
                 self._merge(child, [table[i] for table in tables])
                 if len(tokens) == self._width:
                     self._share(child, i, tables)
-            child.used = self._clock
+            child.last_used = self._clock
             self._touch(child)
             node, offset = child, len(tokens) // TOKEN_BYTES
         self.shrink()
         return node, offset
 
     def child(self, parent: Node, tokens: bytes) -> Node | None:
-        """Return the node behind a parent, which may be a root, that has all of `tokens`."""
+        """Return the child of `parent` (which may be a root) that contains `tokens`, or None."""
         return self._child(parent, tokens)
 
     def _child(self, node: Node, tokens: bytes) -> Node | None:
-        """The child that has all of `tokens`; shorter tails of the same text end in it."""
+        """Return the child whose tokens start with `tokens`; a full block must be equal."""
         if len(tokens) == self._width:
             return node.children.get(tokens)
-        return node.starting(tokens)
+        return node.extending_child(tokens)
 
     def _add(self, parent: Node, tokens: bytes, blocks: Sequence[int]) -> Node:
+        """Add a node; it replaces a tail whose tokens it extends, and takes over its states."""
         node = Node(tokens, parent, [-1] * len(blocks), self._clock, parent.depth + 1)
         self._nodes[node] = None
-        if tail := parent.tail_of(tokens):
+        if tail := parent.prefix_child(tokens):
             for offset, slot in list(tail.states.items()):
                 self._move_state(slot, node, offset)
             self._remove(tail)
@@ -248,7 +173,7 @@ class PrefixTree:
         return node
 
     def _merge(self, node: Node, blocks: Sequence[int]) -> None:
-        """Keeps blocks of a sequence where the node, of the same tokens, has none."""
+        """Keep the given block of each group in which the node has none yet."""
         for group, block in enumerate(blocks):
             if node.blocks[group] < 0 <= block and not self._allocators[group].is_kept(block):
                 self._allocators[group].keep(block)
@@ -256,6 +181,7 @@ class PrefixTree:
                 self.n_bytes += self._block_bytes[group]
 
     def _share(self, node: Node, i: int, tables: Sequence[list[int]]) -> None:
+        """Replace entry `i` of the tables with the node's blocks, which have the same content."""
         for group, table in enumerate(tables):
             mine, kept = table[i], node.blocks[group]
             if mine >= 0 and kept >= 0 and mine != kept:
@@ -264,9 +190,9 @@ class PrefixTree:
                 table[i] = kept
 
     def restore(self, parent: Node, tokens: bytes, blocks: Sequence[int]) -> Node | None:
-        """Puts in a node as it was, with blocks (-1 for none) that the caller holds.
+        """Insert a node that was read from disk; the caller holds its blocks (-1 for none).
 
-        Returns None, keeping nothing, when the text is there already.
+        Returns None, and keeps nothing, if the tree already has the text.
         """
         if not 0 < len(tokens) <= self._width or self._child(parent, tokens) is not None:
             return None
@@ -275,7 +201,11 @@ class PrefixTree:
         return self._add(parent, tokens, blocks)
 
     def put_state(self, node: Node, offset: int, slot: int) -> bool:
-        """Keeps a checkpoint; False when there is one, or no place: the slot stays the caller's."""
+        """Keep a checkpoint after `offset` tokens of a node.
+
+        Returns False, and leaves the slot to the caller, if there is one already or the node has
+        left the tree.
+        """
         if offset == 0 or offset in node.states or node not in self._nodes:
             return False
         node.states[offset] = slot
@@ -283,10 +213,11 @@ class PrefixTree:
         self.n_bytes += self._state_bytes
         self.generation += 1
         self._touch(node)
-        self.shrink(but=slot)
+        self.shrink(except_slot=slot)
         return True
 
     def has_state(self, node: Node, offset: int) -> bool:
+        """Return whether a node has a checkpoint after `offset` of its tokens."""
         return offset in node.states
 
     def _move_state(self, slot: int, node: Node, offset: int) -> None:
@@ -298,10 +229,10 @@ class PrefixTree:
         node.states[offset] = slot
         self._states[slot] = (node, offset)
 
-    # -- letting go -----------------------------------------------------------------------------
+    # -- eviction -------------------------------------------------------------------------------
 
     def evict_blocks(self, group: int, count: int) -> int:
-        """Frees `count` idle blocks of a group, or as many as there are; returns how many."""
+        """Free up to `count` idle blocks of a group; return the number of freed blocks."""
         if self._windows[group]:
             return self._evict_windows(group, count)
         freed = 0
@@ -313,10 +244,10 @@ class PrefixTree:
         return freed
 
     def _evict_windows(self, group: int, count: int) -> int:
-        """Windows are given up one by one, wherever they lie; the rest of the node stays."""
+        """Evict single blocks of a sliding-window group; their nodes stay for the other groups."""
         allocator, freed = self._allocators[group], 0
         nodes = [n for n in self._nodes if n.blocks[group] >= 0]
-        for node in sorted(nodes, key=lambda n: n.used):
+        for node in sorted(nodes, key=lambda n: n.last_used):
             if freed >= count:
                 break
             if allocator.is_idle(node.blocks[group]):
@@ -326,7 +257,7 @@ class PrefixTree:
         return freed
 
     def _prune(self, node: Node) -> None:
-        """Removes a node that keeps nothing, and what leads to it alone."""
+        """Remove a node that keeps no data, and its ancestors that then keep none either."""
         while not node.children and not node.states and max(node.blocks, default=0) < 0:
             parent = node.parent
             self._remove(node)
@@ -335,34 +266,38 @@ class PrefixTree:
             node = parent
 
     def take_state(self, slot: int) -> None:
-        """Gives a checkpoint's slot to the caller."""
+        """Remove a checkpoint and leave its slot to the caller."""
         node, offset = self._states.pop(slot)
         del node.states[offset]
         self.n_bytes -= self._state_bytes
         self.generation += 1
 
-    def evict_state(self, but: int = -1) -> bool:
-        """Frees the slot of the checkpoint that was not used for longest, if there is one."""
-        slot = next((s for s in self._states if s != but), None)
+    def evict_state(self, except_slot: int = -1) -> bool:
+        """Free the slot of the least recently used checkpoint; return whether there was one.
+
+        except_slot: slot of a checkpoint to leave alone.
+        """
+        slot = next((s for s in self._states if s != except_slot), None)
         if slot is None:
             return False
         self._drop_state(slot)
         return True
 
     def clear(self) -> None:
-        """Lets go of everything that no sequence holds."""
+        """Evict everything that no sequence holds."""
         for group in range(len(self._windows)):
             self.evict_blocks(group, self._allocators[group].n_blocks)
         while self.evict_state():
             pass
 
     def _leaves(self) -> Iterator[Node]:
-        """Leaves whose blocks no sequence holds, least recently used first; then their parents.
+        """Yield leaves whose blocks no sequence holds, the least recently used first.
 
-        The caller removes each before it asks for the next. A sequence that holds a block holds
-        all before it where nothing slides, so every idle block can be reached from a leaf.
+        The caller removes each leaf before it asks for the next, so that parents become leaves in
+        turn. Every idle block of full attention is reached: a sequence that holds a block also
+        holds all blocks before it.
         """
-        heap = [(n.used, i, n) for i, n in enumerate(self._nodes) if self._is_leaf(n)]
+        heap = [(n.last_used, i, n) for i, n in enumerate(self._nodes) if self._is_leaf(n)]
         heapq.heapify(heap)
         order = len(self._nodes)
         while heap:
@@ -371,16 +306,17 @@ class PrefixTree:
             yield node
             if parent and parent.parent is not None and self._is_leaf(parent):
                 order += 1
-                heapq.heappush(heap, (parent.used, order, parent))
+                heapq.heappush(heap, (parent.last_used, order, parent))
 
     def _is_leaf(self, node: Node) -> bool:
-        """Whether a node may be removed: nothing hangs on it, and no sequence holds its blocks."""
+        """Return whether a node may be removed: it has no children, and no sequence its blocks."""
         return not node.children and all(
             block < 0 or a.is_idle(block)
             for a, block in zip(self._allocators, node.blocks, strict=True)
         )
 
     def _remove(self, node: Node) -> None:
+        """Remove a node from the tree, with its blocks and states."""
         for group in range(len(node.blocks)):
             self._drop_block(node, group)
         for slot in list(node.states.values()):
@@ -403,24 +339,27 @@ class PrefixTree:
         self.take_state(slot)
         self._slots.release(slot)
 
-    def shrink(self, but: int = -1) -> None:
-        """Lets go of what is over the limit and no sequence holds, but not of state slot `but`."""
+    def shrink(self, except_slot: int = -1) -> None:
+        """Evict until the limit is met, or sequences hold the rest.
+
+        except_slot: slot of a checkpoint to leave alone.
+        """
         if self._limit_bytes is None or self.n_bytes <= self._limit_bytes:
             return
         for node in self._leaves():
-            if but not in node.states.values():
+            if except_slot not in node.states.values():
                 self._remove(node)
             else:
                 break
             if self.n_bytes <= self._limit_bytes:
                 return
-        while self.n_bytes > self._limit_bytes and self.evict_state(but):
+        while self.n_bytes > self._limit_bytes and self.evict_state(except_slot):
             pass
 
-    # -- looking after --------------------------------------------------------------------------
+    # -- inspection -----------------------------------------------------------------------------
 
     def walk(self, visit: Callable[[Node, bytes], None]) -> None:
-        """Calls `visit` with every node and the key up to its end, parents first."""
+        """Call `visit` with every node and the key up to its end, parents first."""
         stack = [(c, c.tokens) for root in self._roots.values() for c in root.children.values()]
         while stack:
             node, key = stack.pop()
@@ -428,14 +367,14 @@ class PrefixTree:
             stack.extend((child, key + child.tokens) for child in node.children.values())
 
     def check(self) -> None:
-        """Raises AssertionError when nodes, allocators and slots disagree."""
+        """Raise AssertionError if nodes, allocators and slots disagree."""
         seen: dict[Node, None] = {}
         kept: list[set[int]] = [set() for _ in self._allocators]
 
         def visit(node: Node, key: bytes) -> None:
             seen[node] = None
             assert 0 < len(node.tokens) <= self._width
-            assert node.order == sorted(node.children), "children are out of order"
+            assert node.sorted_tokens == sorted(node.children), "children are out of order"
             for group, block in enumerate(node.blocks):
                 if block >= 0:
                     assert block not in kept[group], f"block {block} is kept twice"
