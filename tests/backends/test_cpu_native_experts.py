@@ -312,7 +312,7 @@ def test_route(level: str, attrs: dict[str, float], n_experts: int, biased: bool
         pytest.skip("too few experts")
     logits = rng.standard_normal((21, n_experts), dtype=np.float32) * 3
     bias = rng.standard_normal(n_experts, dtype=np.float32) if biased else None
-    want = route(None, [logits, bias], attrs)[0]
+    want = route(None, attrs, logits, bias)[0]
     got = routed(level, logits, bias, attrs)
     k = int(attrs["top_k"])
     np.testing.assert_array_equal(got[:, :k], want[:, :k])
@@ -348,7 +348,7 @@ def test_group_experts(level: str, n: int, n_experts: int, top_k: int) -> None:
     rng = np.random.default_rng(n)
     ids = np.argsort(rng.random((n, n_experts)), axis=1)[:, :top_k]
     routes = np.concatenate([ids, np.ones_like(ids)], axis=1).astype(np.float32)
-    want_order, want_starts = group_experts(None, [routes], {"n_experts": n_experts})
+    want_order, want_starts = group_experts(None, {"n_experts": n_experts}, routes)
     p = Launches(level, n)
     order, starts = p.rows("f32", top_k), p.rows("f32", n_experts + 1, count=1)
     p.add("group_experts", [p.given(routes)], [order, starts], n_experts=n_experts)
