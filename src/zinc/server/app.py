@@ -1,4 +1,4 @@
-"""The ASGI application: the table of endpoints, and what is around each of them."""
+"""The ASGI application: routes, middleware, and errors in the form of each API."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from zinc.server.runtime.pool import ModelPool
 
 
 class Application:
-    """The server without its sockets: `asgi` is the application, `pool` its models.
+    """The server without its sockets.
 
-    Raises FormatError when a model's file is not there.
+    asgi: the ASGI application. pool: the models (None before the start). Raises FormatError if the
+    file of a model does not exist.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -77,7 +78,7 @@ class Application:
         return routes
 
     def _around(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        """The handler, with failures turned into the API's own errors."""
+        """Return the handler of `endpoint`, with exceptions turned into error responses."""
 
         async def handle(request: Request) -> Response:
             if self._service is None:
@@ -100,7 +101,7 @@ class Application:
         return JSONAnswer(_document(bool(self.config.api_keys)))
 
     def _route_of(self, scope: Scope) -> str:
-        """The path of the endpoint that a request goes to, as the table has it."""
+        """Return the path pattern of the endpoint that handles a request, or "other"."""
         for route in self._routes:
             if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
                 return route.path
@@ -108,7 +109,7 @@ class Application:
 
 
 def _is_public(path: str) -> bool:
-    """Whether a path is answered to those who have no key."""
+    """Return whether a path needs no API key."""
     return path in ("/health", "/v1/health") or page.is_public(path)
 
 
@@ -125,7 +126,7 @@ def _error_answer(error: ApiError, request: Request) -> Response:
     return JSONAnswer(error_body(error, request.scope), error.status, error.headers)
 
 
-# Endpoints that clients know from elsewhere: why there is none, and what to use.
+# Endpoints of other servers that clients ask for: why they are missing, and what to use instead.
 _ABSENT = {
     ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"): (
         "models that rank texts are not supported",
@@ -133,17 +134,17 @@ _ABSENT = {
     ),
     ("/lora-adapters",): (
         "adapters are not supported",
-        "serve a file that they are merged into",
+        "serve a model file with the adapter merged into it",
     ),
     ("/slots/",): (
-        "what a slot has run can be neither saved nor erased by itself",
-        "--cache-dir keeps it over restarts",
+        "the cache of a single slot cannot be saved or erased",
+        "--cache-dir keeps the prefix cache across restarts",
     ),
     ("/api/",): (
-        "Ollama's API is not spoken here",
-        "use those of OpenAI, Anthropic or llama.cpp",
+        "Ollama's API is not supported",
+        "use the API of OpenAI, Anthropic or llama.cpp",
     ),
-    ("/v1/audio/", "/v1/images/"): ("models here read and write text", ""),
+    ("/v1/audio/", "/v1/images/"): ("only text models are supported", ""),
 }
 
 
@@ -155,7 +156,7 @@ def _not_there(path: str) -> tuple[str, str] | None:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What Starlette refuses by itself: unknown paths and methods."""
+    """Return the response to an error that Starlette raised: an unknown path or method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = {
         404: f"there is no {request.method} {request.url.path[:120]}",

@@ -1,4 +1,4 @@
-"""What a server is told at its start: one frozen value, checked when it is made."""
+"""The configuration of a server, checked when it is created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zinc.engine.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that can be served: the name clients use, and its file (None: the embedded one)."""
+    """A model to serve. name: as clients call it. path: its file (None: the embedded model)."""
 
     name: str
     path: Path | None
@@ -23,23 +23,29 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Raises RequestError when the server would be open to strangers without having been told so.
+    """The configuration of a server. Raises RequestError if it is not valid.
 
-    models: the first answers requests that name none. sampling: arguments of `SamplingParams` for
-    requests that do not give them. max_waiting: requests of a model that may
-    wait beside those that run. ttl_s: an idle model is unloaded after so long (None: never).
-    memory_budget_bytes: what loaded models may take together (None: what fits). api_keys: any of
-    them opens the API; empty, it is open to whoever can connect. origins: web pages and browser
-    extensions that may call it, beside pages of this machine and apps; "SCHEME://*" is every page
-    of a scheme, "*" every page. hosts: names in the Host header that are
-    accepted beside loopback names, when no key is set. grace_s: how long running answers may take
-    to end once the server is asked to stop. allow_public: serve a public address without a key.
-    share_cache: let requests with different keys begin with each other's cached prefixes; a client
-    can then learn whether another one has sent a text. max_connections: clients that may be
-    connected at a time. max_body_memory_bytes: what the bodies of all requests may take together
-    (None: 256 MiB, or four of the largest). ignore_unknown_fields: pass over fields no API defines,
-    where the default is to refuse them. strict_model_names: answer 404 for another name also when
-    one model is served, where the default is to answer with that model.
+    models: the models to serve; the first is the default of requests that name none.
+    sampling: arguments of `SamplingParams` for requests that do not give them.
+    api_keys: any of these is accepted; with none, the API is open to everyone who can connect.
+    origins: web pages and browser extensions that may call the server, besides pages of this
+        machine and apps. "SCHEME://*" is every origin of a scheme, "*" every origin.
+    hosts: names accepted in the Host header besides loopback names, if there is no key.
+    allow_public: serve on a public address without a key.
+    share_cache: share the prefix cache between API keys. A client can then find out, by timing,
+        whether another one has sent a text.
+    ignore_unknown_fields: ignore request fields that no API defines, instead of refusing them.
+    strict_model_names: answer 404 for unknown names even if only one model is served.
+    max_waiting: requests of one model that may wait besides those that run.
+    max_body_bytes: largest request body.
+    max_body_memory_bytes: memory for the bodies of all requests together (None: 256 MiB, or four
+        times the largest body).
+    max_connections: clients that may be connected at a time.
+    ttl_s: unload a model after this idle time (None: never).
+    memory_budget_bytes: memory for all loaded models together (None: available memory).
+    load_wait_s: time that a request waits for its model to load.
+    grace_s: time for running answers to finish after a stop signal.
+    json_log: write the log as JSON lines.
     """
 
     models: tuple[ModelSource, ...]
@@ -97,21 +103,21 @@ class ServerConfig:
 
     @property
     def body_memory_bytes(self) -> int:
-        """The most bytes that the bodies of all requests may take together."""
+        """The limit for the memory of all request bodies together."""
         return self.max_body_memory_bytes or max(256 << 20, 4 * self.max_body_bytes)
 
     @property
     def checks_host(self) -> bool:
-        """Return whether only loopback names are accepted as Host.
+        """Whether only loopback names are accepted in the Host header.
 
-        A page of a stranger can point its own name at 127.0.0.1 and so pass a browser's origin
-        check (DNS rebinding); the name it used stands in the Host header.
+        A web page can resolve its own domain to 127.0.0.1 and so pass the browser's same-origin
+        check (DNS rebinding). The Host header then still contains that domain.
         """
         return not self.api_keys and is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own and reachable only from itself."""
+    """Return whether a host name or IP address is a loopback address."""
     name = host.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -1,4 +1,4 @@
-"""The table of endpoints: path, handler, and what the OpenAPI document says of each."""
+"""The table of endpoints: path, handler, and description for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint: what it does, how the document describes it, and other paths it is known by."""
+    """An endpoint of the server. aliases: further paths with the same handler."""
 
     handler: Handler
     operation: Operation

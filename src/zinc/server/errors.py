@@ -1,8 +1,7 @@
-"""Failures of a request, and how each API spells them.
+"""Errors that are sent to clients, with HTTP status and the form of each API.
 
-`ApiError` carries a status and the field at fault. Messages are for the client, so nothing of the
-machine (paths, tracebacks) goes into them; what nobody foresaw is one fixed sentence, and its cause
-stands in the log.
+Messages contain no paths or tracebacks of this machine. An unexpected exception becomes one fixed
+sentence, and its cause is logged.
 """
 
 from __future__ import annotations
@@ -47,10 +46,11 @@ ANTHROPIC_TYPES = {
 
 
 class ApiError(ZincError):
-    """A request that is answered with `status`; `param` names the field that is at fault.
+    """An error response to a request.
 
-    `kind` is the type in OpenAI's envelope (None: the one of the status). `details` are further
-    members of the error object, `headers` go into the response.
+    status: HTTP status. what, why, hint: the message (see ZincError). code: short name of the
+    error. kind: `type` in OpenAI's error object (None: derived from the status). param: the request
+    field that is wrong. headers: response headers. details: further members of the error object.
     """
 
     def __init__(
@@ -76,10 +76,11 @@ class ApiError(ZincError):
 
     @property
     def message(self) -> str:
-        """The sentences; settings are options, since a server is started by a command."""
+        """The message. Settings are named as options of `zinc serve`."""
         return self.in_options()
 
     def openai(self) -> dict[str, Any]:
+        """Return the error as a response body of OpenAI's API."""
         return {
             "error": {
                 "message": self.message,
@@ -91,17 +92,21 @@ class ApiError(ZincError):
         }
 
     def anthropic(self) -> dict[str, Any]:
+        """Return the error as a response body of Anthropic's API."""
         kind = ANTHROPIC_TYPES.get(self.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message, **self.details}}
 
 
 def invalid(param: str | None, what: str, why: str = "", hint: str = "") -> ApiError:
-    """A field that is not as it must be."""
+    """Return the error for a field, `param`, with an invalid value."""
     return ApiError(400, what, why, hint, param=param, code="invalid_value")
 
 
 def unsupported(param: str, why: str, hint: str = "") -> ApiError:
-    """A field that an API defines and this server cannot honour: refused, never ignored."""
+    """Return the error for a field, `param`, that the API defines and this server does not support.
+
+    Such fields are refused and never ignored.
+    """
     return ApiError(
         400,
         f"{param} is not supported",
@@ -117,10 +122,9 @@ def context_exceeded(
 ) -> ApiError:
     """Return the error for a prompt of `n_prompt` tokens that does not fit in `context` tokens.
 
-    Clients shorten the conversation and try again when they recognise this error: by OpenAI's
-    code, by llama.cpp's type or by the words "exceeds the available context size" and, in Claude
-    Code, "prompt is too long". at_least: `n_prompt` is a lower bound, of a text that was not
-    tokenized to its end.
+    Some clients shorten the conversation and retry when they recognise this error: by OpenAI's
+    code, by llama.cpp's type, by the words "exceeds the available context size" or, in Claude Code,
+    by "prompt is too long". at_least: tokenizing stopped early, so `n_prompt` is a lower bound.
     """
     n_tokens = f"at least {n_prompt}" if at_least else str(n_prompt)
     return ApiError(
@@ -136,7 +140,7 @@ def context_exceeded(
 
 
 def from_exception(error: BaseException) -> ApiError:
-    """What a client is told about an exception; anything unforeseen becomes one plain sentence."""
+    """Return the ApiError for an exception; an unexpected one becomes a fixed sentence."""
     match error:
         case ApiError():
             return error

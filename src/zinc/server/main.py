@@ -1,8 +1,8 @@
-"""Runs the application on uvicorn, and stops it: running answers end first, or are told.
+"""Run the application under uvicorn, and stop it gracefully.
 
-`serve` listens, loads the first model and then blocks until a signal comes. On the first signal the
-server takes no more requests and gives those that run `grace_s`; what runs then ends with an error
-event. A second one does not wait.
+`serve` listens, loads the first model and blocks until a signal arrives. After the first signal the
+server refuses new requests and gives running ones `grace_s` seconds; those still running then end
+with an error event. A second signal stops the server at once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from zinc.server.http import log
 from zinc.server.http.connection import AcceptFailures, Connection, connections_allowed
 
 _SIGNALS = [signal.SIGINT, signal.SIGTERM]
-_HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has no such signal
-_BACKLOG = 512  # connections that the system holds until they are accepted
-_TELL_S = 3.0  # for error events to reach clients, after the grace
-_LOAD_END_S = 1.0  # for a load that was cancelled to notice
+_HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; not on Windows
+_BACKLOG = 512  # connections that the system queues until they are accepted
+_ERROR_EVENT_S = 3.0  # after the grace time, for error events to reach clients
+_LOAD_END_S = 1.0  # for a cancelled load to stop
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a shutdown that ends answers in time.
+    """uvicorn's server, with a shutdown that ends running answers after the grace time.
 
-    listening: called once connections are accepted. loaded: called once the first model is loaded,
-    or another one may take its place. `failure` says why the server stopped by itself.
+    listening: called when connections are accepted. loaded: called when the first model is loaded,
+    or has failed and there are others. failure: why the server stopped by itself, if it did.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 lifespan="on",
                 timeout_keep_alive=30,
-                timeout_graceful_shutdown=int(config.grace_s + _TELL_S) + 1,
+                timeout_graceful_shutdown=int(config.grace_s + _ERROR_EVENT_S) + 1,
                 h11_max_incomplete_event_size=64 << 10,
                 http=Connection,
                 ws="none",
@@ -98,12 +98,12 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Stop on a signal and, unlike uvicorn, do not raise it again: the exit status is 0."""
+        """Stop on a signal. Unlike uvicorn, do not raise the signal again: the exit status is 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         signals = list(_SIGNALS)
-        # `nohup` starts a process with SIGHUP ignored, so that it outlives its terminal.
+        # Keep ignoring SIGHUP if the process was started with `nohup`.
         if _HANG_UP is not None and signal.getsignal(_HANG_UP) is not signal.SIG_IGN:
             signals.append(_HANG_UP)
         before = {number: signal.signal(number, self.handle_exit) for number in signals}
@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket at the configured address. Raises RequestError when there is none."""
+    """Return a socket that listens at the configured address. Raises RequestError if it cannot."""
     try:
         found = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -145,12 +145,12 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def serve(config: ServerConfig, loaded: Callable[[str], None] = lambda url: None) -> bool:
-    """Serve until a signal comes; `loaded` is called with the address when the model is loaded.
+    """Serve until a signal arrives.
 
-    Until then connections are accepted, and requests answered with 503. Returns False when a model
-    is still being loaded in native code, which cannot be stopped. Raises RequestError when the
-    address cannot be used, FormatError for a file that is not there, and any ZincError that keeps
-    the only model from being loaded.
+    loaded: called with the server's URL when the first model is loaded. Requests before that get
+    status 503. Returns False if a model is still being loaded by native code, which cannot be
+    stopped. Raises RequestError if the address cannot be used, FormatError for a missing file, and
+    the ZincError that keeps the only model from loading.
     """
     log.set_up(config.json_log)
     application = Application(config)

@@ -1,4 +1,4 @@
-"""Endpoints for those who run the server: health, metrics, and which models there are."""
+"""Endpoints that belong to no single API: health, metrics, and the list of models."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from zinc.server.runtime.metrics import CONTENT_TYPE
 
 
 class ModelFields(Fields):
-    """A model to be loaded or unloaded."""
+    """A request to load or unload a model."""
 
     model: str
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Return 200 if a model is or can be loaded. Raises ApiError 503 at the start and the end."""
+    """Answer 200 if the server can take requests.
+
+    Raises ApiError 503 while the first model is loading, if no model can be loaded, and during
+    shutdown.
+    """
     entry = service.pool.default
     if service.pool.closing is not None:
         raise service.pool.closing
@@ -34,6 +38,7 @@ async def health(service: Service, request: Request) -> Response:
 
 
 async def metrics(service: Service, request: Request) -> Response:
+    """Answer with all metrics in Prometheus' text format."""
     m = service.metrics
     for gauge in m.of_models:
         gauge.clear()
@@ -41,12 +46,12 @@ async def metrics(service: Service, request: Request) -> Response:
         m.loaded.set(entry.model is not None, name)
         if entry.model is not None:
             m.describe(name, entry.model.runner.load, entry.model.llm.memory)
-    headers = {"Process-Start-Time-Unix": str(m.started_unix_s)}  # as llama.cpp's server has it
+    headers = {"Process-Start-Time-Unix": str(m.started_unix_s)}  # as llama.cpp's server sends
     return Response(m.render(), headers=headers, media_type=CONTENT_TYPE)
 
 
 async def models(service: Service, request: Request) -> Response:
-    """List the models, in the form of the API that the client speaks."""
+    """List the models in the form of the API that the request belongs to."""
     if speaks_anthropic(request.scope):
         return await anthropic.list_models(service, request)
     rows = [entry.describe() for entry in service.pool.entries.values()]
@@ -54,13 +59,14 @@ async def models(service: Service, request: Request) -> Response:
 
 
 async def model(service: Service, request: Request) -> Response:
+    """Describe one model. Raises ApiError 404."""
     if speaks_anthropic(request.scope):
         return await anthropic.get_model(service, request)
     return JSONAnswer(service.pool.named(request.path_params["name"]).describe())
 
 
 async def load_model(service: Service, request: Request) -> Response:
-    """Loads a model now, so that the first request need not wait for it."""
+    """Load a model now, so that the first request does not wait for it."""
     fields = await read_fields(service, request, ModelFields)
     async with service.pool.use(service.pool.named(fields.model).source.name):
         pass
@@ -68,6 +74,7 @@ async def load_model(service: Service, request: Request) -> Response:
 
 
 async def unload_model(service: Service, request: Request) -> Response:
+    """Unload a model. Raises ApiError 409 if requests are using it."""
     fields = await read_fields(service, request, ModelFields)
     entry = service.pool.named(fields.model)
     if entry.model is not None and not await service.pool.unload(entry):

@@ -1,8 +1,9 @@
-"""Who may call: keys, names of this host, and web pages. Plain ASGI, around every endpoint.
+"""Access checks around every endpoint, as ASGI middleware: API key, Host header, Origin header.
 
-A browser lets any page send simple requests to 127.0.0.1, so a request that carries an Origin is
-answered only when that page is this server's own, of this machine, of an app (an editor's panel),
-or one that was allowed. The origin "null" is not an app's: any page gets it from a sandboxed frame.
+A browser lets any web page send simple requests to 127.0.0.1. A request with an Origin header is
+therefore answered only if the origin is this server, another server on this machine, an app (such
+as an editor's panel), or allowed by the configuration. The origin "null" counts as a web page,
+since any page can get it from a sandboxed frame.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from zinc.server.http.responses import RECORD, JSONAnswer, Record
 from zinc.server.runtime.metrics import ServerMetrics
 
 APP_SCHEMES = ("app", "file", "tauri", "vscode-file", "vscode-webview")
-"""Schemes of origins that pages of the web cannot have: apps such as VS Code and Obsidian do."""
+"""URL schemes of apps such as VS Code and Obsidian, which web pages cannot have as origin."""
 
 HOST_NAMES = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
-"""Names by which containers call this machine. Under .internal nobody else can have one."""
+"""Names that containers use for this machine. Domains under .internal cannot be registered."""
 
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _PREFLIGHT_S = 600
 
 
 class RequestLog:
-    """The outermost layer: gives a request its id, and notes how it was answered."""
+    """The outermost middleware: gives each request an id, logs it and counts it."""
 
     def __init__(
         self, app: ASGIApp, metrics: ServerMetrics, route_of: Callable[[Scope], str]
@@ -47,7 +48,7 @@ class RequestLog:
             return
         record = scope[RECORD] = Record(f"req_{uuid.uuid4().hex}")
         started = time.perf_counter()
-        status = 499  # as nginx has it: the client went before there was an answer
+        status = 499  # nginx's code for a client that disconnected before the response
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -63,7 +64,7 @@ class RequestLog:
         except Exception as error:
             report_failure(record, error)
         finally:
-            # Only known paths become labels, so that strangers cannot grow the metrics.
+            # Only known paths become labels, so that clients cannot grow the metrics.
             self._metrics.requests.add(1, _method(scope), self._route_of(scope), str(status))
             client = scope.get("client") or ("-",)
             log_request(
@@ -81,7 +82,10 @@ def _method(scope: Scope) -> str:
 
 
 class Access:
-    """Refuses strangers: wrong host, foreign page, missing key. Answers CORS preflights."""
+    """Refuses requests with a wrong Host, Origin or API key, and answers CORS preflights.
+
+    is_public: whether a path needs no API key.
+    """
 
     def __init__(
         self, app: ASGIApp, config: ServerConfig, is_public: Callable[[str], bool]
@@ -109,12 +113,12 @@ class Access:
             answer.headers["Access-Control-Allow-Headers"] = asked
             answer.headers["Access-Control-Max-Age"] = str(_PREFLIGHT_S)
             if headers.get("access-control-request-private-network") == "true":
-                # https://wicg.github.io/private-network-access: a page of the web calls localhost.
+                # A web page calls localhost (https://wicg.github.io/private-network-access).
                 answer.headers["Access-Control-Allow-Private-Network"] = "true"
         else:
             await self._app(scope, receive, self._allowing(origin, send))
             return
-        # An error is readable for the page only when the page is allowed to call at all.
+        # A page whose origin is refused must not read the error either.
         allowed = origin if error is None or error.status != 403 else None
         await answer(scope, receive, self._allowing(allowed, send))
 
@@ -164,7 +168,7 @@ class Access:
 
     def _knows_key(self, headers: Headers) -> bool:
         given = key_in(headers)
-        # A comparison in constant time, so that its duration tells nothing of the key.
+        # Constant time: the duration must not reveal how much of the key is right.
         return any(hmac.compare_digest(given.encode(), key) for key in self._keys)
 
     def _allowing(self, origin: str | None, send: Send) -> Send:
@@ -189,7 +193,7 @@ def key_in(headers: Headers) -> str:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without the port."""
     if host.startswith("["):
         return host.partition("]")[0].strip("[").lower()
     return host.partition(":")[0].lower()

@@ -1,11 +1,11 @@
-"""Request bodies: bytes → JSON → a checked request, within limits, with the field named on failure.
+"""Request bodies: read, parse and check them. Errors name the field that is wrong.
 
-A body is bounded three times: its own size, the memory that all bodies take together
-(`BodyMemory`), and the values in its JSON, which are counted before they are made, since a value of
-three bytes becomes an object of seventy.
+There are three limits: the size of one body, the memory of all bodies together (`BodyMemory`), and
+the number of JSON values in a body. Values are counted before parsing, because a value of three
+bytes becomes a Python object of seventy.
 
-JSON is read as RFC 8259 has it: no NaN, no Infinity. Lone surrogates, which JavaScript clients
-produce when they cut text in the middle of an emoji, become U+FFFD, since no UTF-8 can carry them.
+JSON follows RFC 8259, without NaN and Infinity. A lone surrogate, which JavaScript clients produce
+when they cut a string within an emoji, becomes U+FFFD, because UTF-8 cannot encode it.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zinc.server.errors import ApiError, invalid
 
-Json: TypeAlias = Any  # whatever a JSON text can hold
+Json: TypeAlias = Any  # a parsed JSON value
 
 _LARGE_BYTES = 1 << 20
 _BODY_TIMEOUT_S = 60.0
 _MAX_DEPTH = 100
 MAX_VALUES = 1 << 20
-MAX_MEMBERS = 1 << 16  # of objects, and the objects and arrays themselves
+MAX_MEMBERS = 1 << 16  # members of objects, plus objects and arrays
 VALUE_BYTES = 64  # estimated memory of a JSON value, beyond its text
-# The first bytes of each body are not counted: a flood of large bodies must not refuse small ones.
+# The first bytes of each body are not counted, so that large bodies cannot lock out small ones.
 FREE_BYTES = 1 << 16
 _COUNTED_BYTES = 1 << 20
 _LEASE = "zinc.body"
 
 
 class FirstError(FailFast):
-    """On a list: stop at the first item that is wrong, since a body may hold millions of them."""
+    """Annotation of a list field: report the first wrong item only, as there may be millions."""
 
-    __hash__ = object.__hash__  # typing wants to compare members of unions
+    __hash__ = object.__hash__  # typing hashes the members of unions
 
 
 class Fields(BaseModel):
-    """Base of what requests consist of. Types are exact: "1" is no number and 1 no boolean.
+    """Base class of requests and their parts. Types are strict: "1" is not accepted as a number.
 
-    A field that is null counts as not given where None is its default. Unknown fields of the
-    request itself are refused (`parse`); those inside messages are passed over, since clients send
-    back what a server gave them, with whatever it and they added.
+    A field with the default None may be null. Unknown fields are refused at the top level of a
+    request (`parse`) but ignored within messages: clients send back the messages of a server with
+    additional fields.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
@@ -58,10 +58,10 @@ Model = TypeVar("Model", bound=Fields)
 
 
 class BodyMemory:
-    """ASGI middleware that bounds the memory of all request bodies to `limit_bytes`.
+    """ASGI middleware that limits the memory of all request bodies together to `limit_bytes`.
 
-    A request holds its share until it has been answered. The first `FREE_BYTES` of each body are
-    not counted.
+    A body counts until its request has been answered. The first `FREE_BYTES` of each body are not
+    counted.
     """
 
     def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
@@ -77,7 +77,7 @@ class BodyMemory:
             lease.release()
 
     def take(self, n_bytes: int) -> None:
-        """Count `n_bytes` more. Raises ApiError 503 when that is too much."""
+        """Count `n_bytes` more. Raises ApiError 503 if that exceeds the limit."""
         if self.n_bytes + n_bytes > self._limit_bytes:
             raise ApiError(
                 503,
@@ -85,7 +85,7 @@ class BodyMemory:
                 f"their bodies take {self._limit_bytes} bytes together",
                 "try again later, or start the server with a larger --max-body-memory",
                 code="body_memory_exceeded",
-                # What is left of the body is not read.
+                # The rest of the body is not read, so the connection cannot be used again.
                 headers={"Retry-After": "2", "Connection": "close"},
             )
         self.n_bytes += n_bytes
@@ -100,7 +100,7 @@ class Lease:
         self._counted = 0
 
     def take(self, n_bytes: int) -> None:
-        """Add `n_bytes` to the body. Raises ApiError 503 when there is no room for them."""
+        """Count `n_bytes` more for this request. Raises ApiError 503 if the memory is full."""
         more = max(0, self._n_bytes + n_bytes - FREE_BYTES) - self._counted
         self.memory.take(more)
         self._counted += more
@@ -112,7 +112,11 @@ class Lease:
 
 
 async def read_json(request: Request, max_bytes: int) -> Json:
-    """Return the JSON value in a request's body. Raises ApiError 400, 408, 413 or 503."""
+    """Read the body of `request` and return its JSON value.
+
+    Raises ApiError: 400 for invalid JSON or a disconnected client, 408 after a time limit, 413 for
+    more than `max_bytes` or too many values, 503 if the memory of all bodies is used up.
+    """
     lease: Lease = request.scope[_LEASE]
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
@@ -141,10 +145,10 @@ async def read_json(request: Request, max_bytes: int) -> Json:
 
 
 def count_values(body: bytes | bytearray) -> int:
-    """Return an upper bound of the values in a JSON text. Raises ApiError 413 for too many.
+    """Return an upper bound of the number of values in a JSON text, counting commas and brackets.
 
-    Commas and brackets are counted, first in all of the text; only if there are many, a second pass
-    leaves out those in strings.
+    If there are many, a second pass leaves out those in strings. Raises ApiError 413 if there are
+    too many.
     """
     counts = [body.count(mark) for mark in _MARKS]
     if VALUE_BYTES * sum(counts) > FREE_BYTES:
@@ -152,7 +156,7 @@ def count_values(body: bytes | bytearray) -> int:
         inside, at = False, 0
         while at < len(body) and not _exceeds(counts):
             part = bytes(body[at : at + _COUNTED_BYTES])
-            # An escape is not cut in two.
+            # Do not cut an escape sequence in two.
             if (len(part) - len(part.rstrip(b"\\"))) % 2:
                 part = bytes(body[at : at + _COUNTED_BYTES + 1])
             at += len(part)
@@ -181,7 +185,7 @@ def _exceeds(counts: Sequence[int]) -> bool:
 
 
 def parse_json(body: bytes | bytearray) -> Json:
-    """Return the value of a JSON text. Raises ApiError 400."""
+    """Return the value of the JSON text `body`. Raises ApiError 400 if it is not valid."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -192,7 +196,7 @@ def parse_json(body: bytes | bytearray) -> Json:
         raise _not_json(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
     except RecursionError:
         raise _not_json("it is nested too deep") from None
-    except ValueError as error:  # a constant, or a number of thousands of digits
+    except ValueError as error:  # NaN or Infinity, or a number with thousands of digits
         raise _not_json(str(error)[:100]) from None
     if _depth_exceeds(value, _MAX_DEPTH):
         raise _not_json(f"it is nested deeper than {_MAX_DEPTH} levels")
@@ -207,7 +211,7 @@ def own_names(kind: type[Fields]) -> set[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like `name`, or None when no name is like it."""
+    """Return the name in `known` that is most similar to `name`, or None if none is similar."""
     found = difflib.get_close_matches(name[:80], list(known), 1, 0.75)
     return found[0] if found else None
 
@@ -215,9 +219,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def parse(
     kind: type[Model], value: Json, *, ignore_unknown: bool = False, known: Iterable[str] = ()
 ) -> Model:
-    """Return `value` as a request of that kind. Raises ApiError 400 that names the field at fault.
+    """Return `value` as an instance of `kind`. Raises ApiError 400, naming the wrong field.
 
-    known: further names that the error for an unknown field may suggest.
+    ignore_unknown: accept unknown fields. known: further names to suggest for an unknown field.
     """
     if not isinstance(value, dict):
         raise invalid(None, "the body is not a JSON object", f"it is {_json_kind(value)}")
@@ -245,7 +249,8 @@ def parse(
 
 
 def _explained(error: ValidationError, value: Json) -> ApiError:
-    # A union reports each alternative; the one that got deepest is what the client meant.
+    """Return an ApiError for a validation error of `value`."""
+    # A union reports an error for each alternative. The deepest one is most likely what was meant.
     found = error.errors(include_url=False, include_input=False, include_context=False)
     paths = [(_path(value, e["loc"], e["type"] == "missing"), e["msg"]) for e in found]
     path, message = max(paths, key=lambda each: len(each[0]))
@@ -256,7 +261,11 @@ def _explained(error: ValidationError, value: Json) -> ApiError:
 
 
 def _path(value: Json, where: Sequence[int | str], missing: bool) -> list[int | str]:
-    """The keys and indices in an error's location, without pydantic's names of alternatives."""
+    """Return the keys and indices of an error's location in `value`.
+
+    where: the location as pydantic reports it, which also contains names of union members.
+    missing: the last key is a field that `value` lacks.
+    """
     path: list[int | str] = []
     for at, part in enumerate(where):
         if isinstance(value, dict) and isinstance(part, str):
@@ -279,7 +288,7 @@ def _too_large(max_bytes: int) -> ApiError:
         f"this server reads bodies of up to {max_bytes} bytes",
         "send less, or start it with a larger --max-body",
         code="request_too_large",
-        # What is left of the body is not read, so the connection cannot serve another request.
+        # The rest of the body is not read, so the connection cannot be used again.
         headers={"Connection": "close"},
     )
 
@@ -293,7 +302,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _depth_exceeds(value: Json, limit: int) -> bool:
-    """Checked without recursion, so that whatever walks the value later cannot overflow."""
+    """Return whether `value` is nested deeper than `limit`; does not use recursion itself."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(limit + 1):
         if not level:
@@ -313,6 +322,7 @@ def _json_kind(value: Json) -> str:
 
 
 def _well_formed(value: Json) -> Json:
+    """Return `value` with each lone surrogate in its texts replaced by U+FFFD."""
     match value:
         case str():
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

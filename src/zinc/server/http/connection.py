@@ -1,9 +1,9 @@
-"""Connections of HTTP clients: how many there may be, and how long each may take to ask.
+"""Limits on HTTP connections: their number, and time limits for slow clients.
 
-uvicorn closes a connection that is idle between requests, and bodies are timed where they are read
-(body.py); this adds what is missing against clients that open connections and do little with them:
-a request has to begin within a time, an answer has to be read, and beyond a number of connections
-new ones are turned away.
+uvicorn closes connections that are idle between requests, and body.py limits the time of a body.
+This module adds protection against clients that open connections and do little with them: the head
+of a request must arrive in time, a response must be read, and connections beyond the limit get an
+error.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ except ImportError:  # Windows has no such limit
 
 log = logging.getLogger("zinc.server")
 
-# From the start of a connection, or the last answer on it, to the whole head of the next request;
-# and how long a client may take in nothing of an answer that waits to be sent.
+# The time limit for the head of a request, from the start of the connection or the last response;
+# and for a client that reads nothing while data waits to be sent.
 PATIENCE_S = 40.0
-# Files that are open beside connections: models, the cache's, and connections being refused.
+# Open files besides connections: models, the cache, and connections that are being refused.
 RESERVED_FILES = 32
-# Failed accepts come by the hundred, so they are logged at most this often.
+# Accepts fail by the hundred, so they are logged at most this often.
 _COMPLAINT_S = 30.0
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connection(H11Protocol):
-    """A connection that has to ask in time, and to read what it is answered.
+    """A connection with time limits for requests and for reading responses.
 
-    As many as uvicorn's `limit_concurrency` less one may be open at a time: what comes then gets
-    503 and Retry-After.
+    At most `limit_concurrency` - 1 connections (uvicorn's setting) may be open at a time. Further
+    ones get status 503 with Retry-After.
     """
 
     _deadline: asyncio.TimerHandle | None = None
-    _unsent = 0  # bytes that were not sent yet when the deadline was set
+    _unsent = 0  # bytes in the write buffer when the deadline was set
 
     def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -70,7 +70,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # else the next request was here already, and runs
+        if self.cycle.response_complete:  # else a pipelined request is already running
             self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,7 +87,7 @@ class Connection(H11Protocol):
             self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, unless an answer has begun already, and close the connection."""
+        """Answer data that is not HTTP, unless a response has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             error = ApiError(400, "the request is not valid HTTP", "", "check the client or proxy")
             self.transport.write(_answer(b"400 Bad Request", error))
@@ -99,7 +99,7 @@ class Connection(H11Protocol):
         self._deadline = self.loop.call_later(PATIENCE_S, self._too_late)
 
     def _too_late(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unsent:  # it reads, if slowly
+        if self.transport.get_write_buffer_size() < self._unsent:  # the client reads, but slowly
             self._set_deadline()
         else:
             self.transport.abort()
@@ -111,10 +111,10 @@ class Connection(H11Protocol):
 
 
 class AcceptFailures:
-    """An event loop's exception handler that logs failed accepts, one line every 30 s.
+    """An exception handler for the event loop that logs failed accepts, at most every 30 s.
 
     asyncio tries again after a second, so the server recovers when connections close. Other
-    exceptions go to asyncio's own handler.
+    exceptions go to asyncio's default handler.
     """
 
     def __init__(self) -> None:
@@ -136,9 +136,9 @@ class AcceptFailures:
 
 
 def connections_allowed(wanted: int) -> int:
-    """Return how many connections the process may hold, at most `wanted`.
+    """Return how many connections the process can hold, at most `wanted`.
 
-    The limit of open files is raised as far as the system lets a process raise its own.
+    Raises the process's limit of open files as far as needed and allowed.
     """
     if resource is None:
         return wanted
@@ -146,7 +146,7 @@ def connections_allowed(wanted: int) -> int:
     needed = wanted + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        with contextlib.suppress(OSError, ValueError):  # macOS has a limit below "none"
+        with contextlib.suppress(OSError, ValueError):  # macOS reports no limit but has one
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             soft = raised
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -157,11 +157,11 @@ def connections_allowed(wanted: int) -> int:
 
 
 class StrictConnection(h11.Connection):
-    """An HTTP/1.1 parser that refuses a request with two lengths.
+    """An HTTP/1.1 parser that refuses requests with both Content-Length and Transfer-Encoding.
 
-    With both Content-Length and Transfer-Encoding, a proxy in front may believe the former and this
-    server the latter; what one takes for the body is then a second request to the other (request
-    smuggling). RFC 9112, section 6.1 lets a server refuse such a request.
+    A proxy may use the former and this server the latter. They would then disagree on where the
+    body ends, and part of it would run as a second request (request smuggling). RFC 9112, section
+    6.1 allows a server to refuse such a request.
     """
 
     def next_event(self) -> Any:
@@ -179,7 +179,7 @@ def _refusal() -> bytes:
 
 
 def _answer(status: bytes, error: ApiError) -> bytes:
-    """Return a whole response, as bytes, that closes its connection."""
+    """Return the bytes of a whole response to a connection that is closed afterwards."""
     body = encode_json(error.openai())
     return (
         b"HTTP/1.1 " + status + b"\r\nContent-Type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""The API that a client speaks, on paths that several APIs share, and its error envelope."""
+"""Which API a request belongs to, where paths are shared, and the form of its errors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from zinc.server.errors import ApiError
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Return whether a request is meant for Anthropic's API.
+    """Return whether a request belongs to Anthropic's API.
 
-    OpenAI and Anthropic share /v1/models; Anthropic's clients name a version in a header.
+    OpenAI and Anthropic share /v1/models; Anthropic's clients send a version header.
     """
     path: str = scope["path"]
     if path.startswith("/v1/messages"):
@@ -22,5 +22,5 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def error_body(error: ApiError, scope: Scope) -> dict[str, Any]:
-    """Return the error as the API of this request spells it."""
+    """Return `error` as the JSON body of the API that the request belongs to."""
     return error.anthropic() if speaks_anthropic(scope) else error.openai()

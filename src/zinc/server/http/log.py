@@ -1,4 +1,4 @@
-"""The request log: one line a request, as text or JSON, on stderr; never what was said in it."""
+"""The log on stderr, one line per request, as text or JSON. Prompts and answers are not logged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from zinc.server.http.responses import Record
 
 log = logging.getLogger("zinc.server")
 _requests = logging.getLogger("zinc.requests")
-# "zinc.cache" and "zinc.loading" warn from layers below the server, also while it runs.
+# "zinc.cache" and "zinc.loading" are loggers of layers below the server.
 LOGGERS = ("zinc.server", "zinc.requests", "zinc.cache", "zinc.loading", "uvicorn.error")
 
 
 def set_up(json_lines: bool) -> None:
-    """Write the server's log, the request log and the warnings of a loaded model to stderr."""
+    """Write the server's log, the request log and the warnings of loaded models to stderr.
+
+    json_lines: one JSON object per line instead of text.
+    """
     handler = _Stderr()
     handler.setFormatter(_JSONLines() if json_lines else _TextLines())
     for name in LOGGERS:
@@ -36,6 +39,7 @@ def set_up(json_lines: bool) -> None:
 def log_request(
     record: Record, method: str, path: str, status: int, seconds: float, client: str
 ) -> None:
+    """Log one answered request; fields of `record` that are not set are left out."""
     fields: dict[str, Any] = {
         "id": record.id,
         "client": client,
@@ -58,7 +62,10 @@ def log_request(
 
 
 def report_failure(record: Record, error: BaseException) -> None:
-    """Note why a request failed; an error that is not its own fault is logged with traceback."""
+    """Note in `record` why a request failed.
+
+    An error that the client did not cause is also logged with its traceback.
+    """
     if isinstance(error, ClientDisconnect):
         record.error = "the client has gone"
     elif isinstance(error, ApiError):
@@ -71,7 +78,7 @@ def report_failure(record: Record, error: BaseException) -> None:
 
 
 class _Stderr(logging.Handler):
-    """Writes to what is stderr now, which may not be what it was when the log was set up."""
+    """Writes to the current `sys.stderr`, which can change after the log was set up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

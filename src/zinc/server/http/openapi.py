@@ -1,6 +1,6 @@
-"""The OpenAPI document, made from the endpoints' own request models, and a page that shows it.
+"""The OpenAPI document, generated from the request models of the endpoints, and a page of it.
 
-The page needs nothing from outside, so it works where the server does.
+The page loads nothing from other hosts, so it works offline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _REF = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An endpoint for the document. `query` are names of its query parameters."""
+    """The description of an endpoint.
+
+    fields: the model of the request body. query: names of query parameters. streams: whether the
+    response can be an event stream. statuses: error statuses beyond the common ones.
+    """
 
     method: str
     path: str
@@ -37,7 +41,7 @@ class Operation:
 _MEANINGS = {
     400: "a field is not valid, not known or not supported; `param` names it",
     401: "the API key is missing or wrong",
-    403: "the page that asks is not allowed to",
+    403: "the origin of the calling web page is not allowed",
     404: "there is no such model, response or path",
     405: "the path has no such method",
     409: "the model is in use",
@@ -50,7 +54,7 @@ _MEANINGS = {
 
 
 def document(operations: Sequence[Operation], with_key: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document. with_key: the server asks for an API key."""
     kinds = list(dict.fromkeys(o.fields for o in operations if o.fields is not None))
     _, definitions = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=_REF, by_alias=True
@@ -61,7 +65,7 @@ def document(operations: Sequence[Operation], with_key: bool) -> dict[str, Any]:
     schemas["Error"] = _ERROR
     paths: dict[str, Any] = {}
     for operation in operations:
-        path = re.sub(r":\w+}", "}", operation.path)  # Starlette's converters are not its
+        path = re.sub(r":\w+}", "}", operation.path)  # without Starlette's converters
         paths.setdefault(path, {})[operation.method.lower()] = _describe(operation, path)
     found: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -137,7 +141,7 @@ _ERROR = {
 
 
 def page(operations: Sequence[Operation]) -> str:
-    """The endpoints and their fields as HTML."""
+    """Return an HTML page that lists the endpoints and their fields."""
     parts = []
     for operation in operations:
         parts.append(

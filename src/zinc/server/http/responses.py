@@ -1,7 +1,7 @@
-"""HTTP below the APIs: JSON responses, event streams, and noticing that a client has gone.
+"""HTTP responses: JSON, event streams, and cancellation when a client disconnects.
 
-An event stream and a long answer both watch the connection while they wait; when it closes, the
-work behind it is cancelled, and with it the sequences in the engine.
+Event streams and long requests watch the connection while they wait. When it closes, the work is
+cancelled, and with it the sequences in the engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORD = "zinc.record"
 
 @dataclass(slots=True)
 class Record:
-    """What the request log says of a request beside its line; never what was said in it."""
+    """Facts about a request for the request log. It holds no text of prompts or answers."""
 
     id: str
     model: str | None = None
@@ -43,15 +43,19 @@ class Record:
 
 
 def record(request: Request) -> Record:
+    """Return the log record of `request`."""
     found: Record = request.scope[RECORD]
     return found
 
 
 def encode_json(value: Json) -> bytes:
+    """Return `value` as compact JSON in UTF-8. Raises ValueError for NaN and infinity."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 class JSONAnswer(Response):
+    """A response whose body is JSON."""
+
     media_type = "application/json"
 
     def __init__(
@@ -61,17 +65,22 @@ class JSONAnswer(Response):
 
 
 def event(data: Json, name: str | None = None) -> bytes:
-    """One server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    """Return the bytes of a server-sent event.
+
+    https://html.spec.whatwg.org/multipage/server-sent-events.html
+    """
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + (data if isinstance(data, bytes) else encode_json(data)) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends the events of `events`, then awaits `close`, also after an error or a disconnect.
+    """A stream of server-sent events.
 
-    `on_error` returns the event that reports a failure after the stream has begun. `ping` is sent
-    after each `ping_interval_s` seconds without an event (0 or less: never), so that clients and
-    proxies with a read timeout keep the connection while a long prompt is processed.
+    events: the encoded events. close: awaited at the end, also after an error or a disconnect.
+    on_error: returns the event that reports a failure during the stream. ping: sent after every
+    `ping_interval_s` seconds without an event (0 or less: never), so that clients and proxies with
+    a read timeout keep the connection while a long prompt is processed. report: called with a
+    failure, to log it.
     """
 
     def __init__(
@@ -106,7 +115,7 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         async def write(body: bytes, more: bool = True) -> None:
             self._last_write = asyncio.get_running_loop().time()
-            # A client that stops reading must not hold its answer's memory for ever.
+            # A client that stops reading must not keep the memory of its answer.
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
 
@@ -138,15 +147,15 @@ class EventStream(Response):
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes.
+    """Return the result of `work`, or cancel it and raise ClientDisconnect if the client goes.
 
-    Raises ClientDisconnect then. The body of the request must have been read.
+    The body of `request` must have been read.
     """
     return await _first_of(work, _disconnected(request.receive))
 
 
 async def merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """Items of several streams as they come, each with the number of its stream."""
+    """Yield the items of several streams as they arrive, each with the index of its stream."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for item in only:
@@ -179,7 +188,7 @@ async def merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[in
 
 
 async def _first_of(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, None]) -> T:
-    """The result of `work`; when `other` ends first, `work` is cancelled: ClientDisconnect."""
+    """Return the result of `work`. If `other` ends first, cancel `work`; raise ClientDisconnect."""
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(other)
     try:
         await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -191,7 +200,7 @@ async def _first_of(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, Non
 
 
 async def stop(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancels tasks and waits for their end."""
+    """Cancel `tasks` and wait for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
