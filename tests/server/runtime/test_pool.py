@@ -201,7 +201,7 @@ def test_a_pool_that_is_closed_begins_no_load(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_shutdown_tells_those_who_wait_for_a_model(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(main, "_TELL_S", PATIENCE_S)
+    monkeypatch.setattr(main, "_ERROR_EVENT_S", PATIENCE_S)
     with running(models=(ALICE, BOB), grace_s=0.2) as server, ThreadPoolExecutor(1) as pool:
         with slow_loading(monkeypatch):
             answer = pool.submit(server.post, "/v1/chat/completions", {**HELLO, "model": "bob"})

@@ -1,4 +1,4 @@
-"""A model that the server offers, loaded or not."""
+"""A model that the server offers: its file, its state, and the model itself while it is loaded."""
 
 from __future__ import annotations
 
@@ -25,18 +25,24 @@ class State(StrEnum):
 
 
 class Entry:
-    """A model of the pool, loaded or not. Raises FormatError when its file is not there."""
+    """A model of the pool, loaded or not. Raises FormatError if its file does not exist.
+
+    failure: why it could not be loaded. progress: loaded bytes, and bytes in all. thread: the
+    thread of the last load, which can outlive the requests that waited for it. users: requests that
+    are using the model. needed_bytes: memory that the model takes; the size of its files until it
+    has been loaded once.
+    """
 
     def __init__(self, source: ModelSource) -> None:
         self.source = source
         self.path = resolve_model(source.path)
         self.state = State.UNLOADED
-        self.failure: ZincError | None = None  # why it could not be loaded
+        self.failure: ZincError | None = None
         self._broken_version: tuple[int, int] | None = None
-        self.progress = (0, 0)  # bytes done, bytes in all
+        self.progress = (0, 0)
         self.model: LoadedModel | None = None
         self.loading: asyncio.Task[None] | None = None
-        self.thread: LoadThread | None = None  # which may go on when nobody waits for it
+        self.thread: LoadThread | None = None
         self.unloading: asyncio.Task[None] | None = None
         self.users = 0
         self.last_used = time.monotonic()
@@ -44,16 +50,16 @@ class Entry:
         self.size_bytes = self.needed_bytes = file_bytes(self.path)
 
     def fail(self, error: ZincError) -> None:
-        """Note why the file could not be loaded."""
+        """Note why the model could not be loaded."""
         self.state = State.FAILED
-        # A copy: the error itself refers to what was loaded by then.
+        # A copy: the traceback of the error refers to the partly loaded model.
         self.failure = ZincError(error.what, error.why, error.hint)
         is_lasting = isinstance(error, FormatError | ModelError | UnsupportedError)
         self._broken_version = self._version() if is_lasting else None
 
     @property
     def is_broken(self) -> bool:
-        """Return whether loading failed because of the file, and the file has not changed since."""
+        """Whether loading failed because of the file, and the file has not changed since."""
         return self.failure is not None and self._broken_version == self._version()
 
     def _version(self) -> tuple[int, int]:
@@ -64,17 +70,20 @@ class Entry:
         return found.st_mtime_ns, found.st_size
 
     def sampling(self) -> dict[str, Any]:
-        """Arguments of SamplingParams that its file recommends; reads it if it is not loaded."""
+        """Return the arguments of SamplingParams that the file recommends.
+
+        Reads the file if the model is not loaded.
+        """
         if self.model is not None:
             return self.model.llm.sampling
         try:
             with GGUFFile.open(self.path) as file:
                 return recommended(file.metadata)
         except ZincError:
-            return {}  # loading it will say what is wrong
+            return {}  # loading reports the error
 
     def describe(self) -> dict[str, Any]:
-        """Its row in `/v1/models`: OpenAI's fields, and what is known of its state."""
+        """Return the model's entry of /v1/models: OpenAI's fields, plus state and metadata."""
         meta: dict[str, Any] = {"size": self.size_bytes}
         row: dict[str, Any] = {
             "id": self.source.name,

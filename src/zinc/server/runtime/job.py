@@ -1,4 +1,4 @@
-"""Jobs for a runner, and the items that it yields for each."""
+"""Jobs for a runner, and the items that it delivers for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zinc.server.runtime.reader import TokenReader
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What a stream tells beside its tokens: their timings, and how far the prompt has come."""
+    """Which further items a stream contains: timings with each token, progress of the prompt."""
 
     timings: bool = False
     progress: bool = False
@@ -28,10 +28,10 @@ NO_TELEMETRY = Telemetry()
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Whose request it is.
+    """The sender of a request.
 
-    Clients of different `name` get equal shares of the engine. The prefix cache is shared within a
-    `namespace` only.
+    name: the engine is shared equally between clients with different names. namespace: the prefix
+    cache is shared only within a namespace.
     """
 
     name: str = ""
@@ -43,13 +43,17 @@ ANYBODY = Client()
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One sequence to run, and how its tokens are read.
+    """One sequence to run, and how to read its tokens.
 
-    `thinking` tells the engine where reasoning ends and how long it may be; `constraint` is what
-    the answer is held to. With `one_call` the answer ends after its first whole call. `deadline_s`
-    bounds the time from submission to the last token; what is there then is the answer. Jobs of
-    higher `priority` go first. `readout` has its rows before the first token or the end comes.
-    `dry_breakers` are those of `params` as token ids, which are too slow to find between two steps.
+    ids: the prompt. reader: creates the reader of the answer's tokens.
+    thinking: the markers of reasoning, and its token budget.
+    constraint: limits the tokens of the answer.
+    one_call: end the answer after its first complete call.
+    deadline_s: time limit from submission; the tokens up to then are the answer.
+    priority: jobs with a higher priority run first.
+    readout: receives rows of hidden states; complete before the first token is delivered.
+    dry_breakers: the DRY breakers of `params` as token ids, computed before submission because
+        that is slow.
     """
 
     ids: Sequence[int]
@@ -67,8 +71,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a prompt has come: `timings.prompt_tokens` of its `n_prompt` tokens have run, the
-    cached ones among them. The first has these alone, the last all.
+    """How much of a prompt has been processed: `timings.prompt_tokens` of `n_prompt` tokens.
+
+    Cached tokens count as processed. The first item of a prompt reports only these, the last one
+    all of its tokens.
     """
 
     n_prompt: int
@@ -77,10 +83,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token and the events that became certain with it: often none, at times of earlier tokens.
+    """A token, and the events that it completes.
 
-    `thinking`: whether it belongs to the reasoning, as far as can be said yet. `timings`: up to the
-    step that it came with, if the job asks for them.
+    events: can be empty, or contain text of earlier tokens, while a marker or a stop string may be
+    in progress. thinking: whether the token belongs to the reasoning, as far as is known. timings:
+    of the answer so far, if the job asks for them.
     """
 
     sampled: Sampled
@@ -91,8 +98,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last of a generation. `events` are those that were held back; `stop` the stop string
-    that matched, if any. reason: "stop" or "length".
+    """The last item of a generation.
+
+    reason: "stop" or "length". events: those held back until now. stop: the stop string that
+    matched, if any.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""A loaded model: its runner, its chat templates, and how many prompts it renders at once."""
+"""A loaded model with its runner, chat templates and argument checker."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from zinc.tokenizer import Tokenizer
 
 log = logging.getLogger("zinc.server")
 
-_RENDERINGS = 2  # prompts of one model that are rendered at a time, with workers left for others
+_RENDERINGS = 2  # prompts of one model rendered at a time; leaves worker processes to other models
 
 
 class LoadedModel:
-    """A model that can take requests."""
+    """A model that can take requests.
+
+    rendering: held while a prompt is rendered. arguments: checks arguments of forced calls.
+    """
 
     def __init__(self, name: str, llm: LLM, runner: Runner) -> None:
         self.name = name
@@ -42,13 +45,17 @@ class LoadedModel:
         return self.llm.context
 
     def note(self, text: str) -> None:
-        """Log what a request asked of the model in vain, once for each text."""
+        """Log a warning about something the model cannot do, once for each `text`."""
         if text not in self._noted:
             self._noted.add(text)
             log.warning("%s: %s", self.name, text)
 
     def chat_style(self, for_tools: bool = False) -> ChatStyle:
-        """How it chats. Raises ApiError when it has no template, TemplateError for a broken one."""
+        """Return the chat template and the format of answers.
+
+        for_tools: prefer the template for conversations with tools, if the model has several.
+        Raises ApiError if the model has no template, TemplateError if it does not compile.
+        """
         if not self.tokenizer.chat_templates:
             raise ApiError(
                 400,
@@ -59,7 +66,7 @@ class LoadedModel:
             )
         if for_tools not in self._styles:
             template = ChatTemplate.from_tokenizer(self.tokenizer, for_tools=for_tools)
-            template.name = self.name  # clients know it by this name, and not its path
+            template.name = self.name  # clients must not see the path of the file
             self._styles[for_tools] = ChatStyle(
                 template, TemplateTraits.of(template), detect(template.source)
             )
@@ -68,7 +75,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ChatStyle:
-    """A chat template, what it wants its messages to be, and the format of answers."""
+    """A chat template, the form of messages it accepts, and the format of answers."""
 
     template: ChatTemplate
     traits: TemplateTraits

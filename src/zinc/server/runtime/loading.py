@@ -1,4 +1,4 @@
-"""Loads a model beside the event loop, in a thread that never holds up the end of the process."""
+"""Load a model in a thread of its own, which does not keep the process from ending."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Load: TypeAlias = Callable[[LoadOptions, Progress], LLM]
 
 
 class _CancelledError(Exception):
-    """Nobody waits for the model any more."""
+    """The load was cancelled."""
 
 
 class LoadThread:
-    """Runs `load(options, progress)` in a daemon thread; create it in the event loop.
+    """Runs `load(options, progress)` in a daemon thread. Create it in the event loop.
 
-    When `result` is cancelled the thread stops at its next report of progress. A model that is
-    complete by then is closed.
+    If `result` is cancelled, the thread stops at its next progress report. A model that has been
+    loaded completely by then is closed.
     """
 
     def __init__(self, load: Load, options: LoadOptions, progress: Progress) -> None:
@@ -35,11 +35,11 @@ class LoadThread:
         self._thread.start()
 
     async def result(self) -> LLM:
-        """Wait for the model. Raises what `load` raises."""
+        """Return the loaded model. Raises the exceptions of `load`."""
         return await self._future
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for the end of the thread; return whether it came."""
+        """Wait at most `seconds` for the thread to end; return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -47,10 +47,10 @@ class LoadThread:
         try:
             llm = self._load(self._options, self._report)
         except BaseException as error:
-            # An argument and no variable here: the error refers to what was loaded by then.
-            self._tell(self._fail, error)
+            # Keep no reference to the error here: its traceback refers to the partly loaded model.
+            self._call_in_loop(self._fail, error)
         else:
-            if self._future.cancelled() or not self._tell(self._give, llm):
+            if self._future.cancelled() or not self._call_in_loop(self._give, llm):
                 llm.close()
 
     def _report(self, done: int, total: int) -> None:
@@ -68,10 +68,10 @@ class LoadThread:
         if not self._future.cancelled():
             self._future.set_exception(error)
 
-    def _tell(self, what: Callable[[T], None], value: T) -> bool:
-        """Call `what(value)` in the event loop; return False when that has been closed."""
+    def _call_in_loop(self, callback: Callable[[T], None], value: T) -> bool:
+        """Call `callback(value)` in the event loop; return False if the loop is closed."""
         try:
-            self._loop.call_soon_threadsafe(what, value)
+            self._loop.call_soon_threadsafe(callback, value)
         except RuntimeError:
             return False
         return True

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms in Prometheus' text format (version 0.0.4).
 
-A few dozen lines instead of a dependency: everything is counted in the event loop, so nothing needs
-a lock. https://prometheus.io/docs/instrumenting/exposition_formats/
+All of them are updated in the event loop, so they need no lock.
+https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Labels = tuple[str, ...]
 
 
 class Family:
-    """A metric with its values by label; `set` makes a gauge of it and `add` a counter."""
+    """A counter (`add`) or gauge (`set`), with one value for each combination of labels."""
 
     def __init__(self, kind: str, name: str, help: str, labels: Sequence[str] = ()) -> None:
         self.kind, self.name, self.help = kind, name, help
@@ -41,19 +41,20 @@ class Family:
         return self._values.get(labels, 0)
 
     def known(self) -> dict[Labels, float]:
-        """Values by label, in the order they came."""
+        """Return the values by label, in the order of their first use."""
         return dict(self._values)
 
     def clear(self) -> None:
         self._values.clear()
 
     def lines(self) -> Iterable[str]:
+        """Yield the lines of the text format."""
         for labels, value in self._values.items():
             yield f"{self.name}{_braces(self.labels, labels)} {_number(value)}"
 
 
 class Histogram(Family):
-    """Observations counted in buckets, by label."""
+    """A metric that counts observations in buckets, for each combination of labels."""
 
     def __init__(
         self, name: str, help: str, buckets: Sequence[float], labels: Sequence[str] = ()
@@ -85,7 +86,7 @@ class Histogram(Family):
 
 
 class ServerMetrics:
-    """The metrics of a server; gauges are set when they are read."""
+    """The metrics of a server. Counters are updated by requests, gauges when they are read."""
 
     def __init__(self) -> None:
         self.started_unix_s = int(time.time())
@@ -97,33 +98,39 @@ class ServerMetrics:
             return Family("gauge", f"zinc_{name}", help, labels)
 
         self.requests = counter(
-            "http_requests_total", "Requests answered.", "method", "path", "status"
+            "http_requests_total", "Answered requests.", "method", "path", "status"
         )
-        self.answers = counter("answers_total", "Answers ended, by reason.", "model", "reason")
-        self.prompt_tokens = counter("prompt_tokens_total", "Tokens of prompts.", "model")
+        self.answers = counter("answers_total", "Finished answers, by reason.", "model", "reason")
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens.", "model")
         self.cached_tokens = counter(
-            "prompt_cached_tokens_total", "Tokens of prompts that came from the cache.", "model"
+            "prompt_cached_tokens_total", "Prompt tokens found in the prefix cache.", "model"
         )
-        self.prompt_seconds = counter("prompt_seconds_total", "Seconds in prefill.", "model")
-        self.generated_tokens = counter("generated_tokens_total", "Tokens generated.", "model")
-        self.generate_seconds = counter("generate_seconds_total", "Seconds in decode.", "model")
+        self.prompt_seconds = counter("prompt_seconds_total", "Seconds of prefill.", "model")
+        self.generated_tokens = counter("generated_tokens_total", "Generated tokens.", "model")
+        self.generate_seconds = counter("generate_seconds_total", "Seconds of decode.", "model")
         self.first_token = Histogram(
-            "zinc_time_to_first_token_seconds", "From arrival to first token.", _SECONDS, ["model"]
+            "zinc_time_to_first_token_seconds",
+            "Time from submission to the first token of an answer.",
+            _SECONDS,
+            ["model"],
         )
         self.between_tokens = Histogram(
-            "zinc_inter_token_seconds", "Mean time a token of an answer.", _TOKEN_SECONDS, ["model"]
+            "zinc_inter_token_seconds",
+            "Mean time between the tokens of an answer.",
+            _TOKEN_SECONDS,
+            ["model"],
         )
-        self.running = gauge("requests_running", "Sequences in the batch.", "model")
-        self.waiting = gauge("requests_waiting", "Sequences that wait for room.", "model")
-        self.steps = gauge("engine_steps", "Steps run since the model was loaded.", "model")
+        self.running = gauge("requests_running", "Running sequences.", "model")
+        self.waiting = gauge("requests_waiting", "Waiting sequences.", "model")
+        self.steps = gauge("engine_steps", "Engine steps since the model was loaded.", "model")
         self.kv_blocks = gauge("kv_blocks", "Blocks of the KV cache.", "model")
-        self.kv_blocks_used = gauge("kv_blocks_used", "Blocks that sequences hold.", "model")
+        self.kv_blocks_used = gauge("kv_blocks_used", "Blocks used by sequences.", "model")
         self.kv_blocks_cached = gauge(
-            "kv_blocks_cached", "Blocks that only the prefix cache holds.", "model"
+            "kv_blocks_cached", "Blocks used only by the prefix cache.", "model"
         )
         self.cached_bytes = gauge("prefix_cache_bytes", "Bytes of the prefix cache.", "model")
-        self.cache_lookups = gauge("prefix_cache_lookups", "Prompts looked up.", "model")
-        self.cache_hits = gauge("prefix_cache_hits", "Prompts that began as another.", "model")
+        self.cache_lookups = gauge("prefix_cache_lookups", "Lookups of the prefix cache.", "model")
+        self.cache_hits = gauge("prefix_cache_hits", "Hits of the prefix cache.", "model")
         self.kv_bytes = gauge("kv_bytes", "Bytes of the KV cache.", "model")
         self.weights_bytes = gauge("weights_bytes", "Bytes of weights.", "model")
         self.loaded = gauge("model_loaded", "Whether a model is loaded.", "model")
@@ -133,7 +140,7 @@ class ServerMetrics:
         return [each for each in vars(self).values() if isinstance(each, Family)]
 
     def observer(self, model: str) -> Observer:
-        """What is to be told about the answers of a model."""
+        """Return the observer that counts the answers of `model`."""
 
         def ended(reason: str, t: Timings) -> None:
             self.answers.add(1, model, reason)
@@ -151,11 +158,11 @@ class ServerMetrics:
 
     @property
     def of_models(self) -> list[Family]:
-        """Gauges that only a loaded model has."""
+        """The gauges, which have a value only while a model is loaded."""
         return [f for f in self.families if f.kind == "gauge"]
 
     def describe(self, model: str, load: Load, memory: MemoryReport) -> None:
-        """Sets the gauges of a loaded model."""
+        """Set the gauges of a loaded model."""
         for gauge, value in (
             (self.running, load.running),
             (self.waiting, load.waiting),
@@ -172,7 +179,7 @@ class ServerMetrics:
             gauge.set(value, model)
 
     def _as_llama(self) -> list[Family]:
-        """Figures that are there already, under the names of llama.cpp's server.
+        """Return the metrics that llama.cpp's server has too, under its names.
 
         https://github.com/ggml-org/llama.cpp/tree/master/tools/server, "GET /metrics".
         """
@@ -198,19 +205,20 @@ class ServerMetrics:
             return tokens / (self.generate_seconds.value(model) or math.inf)
 
         return [
-            derived("counter", "prompt_tokens_total", "Tokens of prompts that were run.", run),
+            derived("counter", "prompt_tokens_total", "Processed prompt tokens.", run),
             same("counter", "prompt_tokens_cached_total", self.cached_tokens),
             same("counter", "prompt_seconds_total", self.prompt_seconds),
             same("counter", "tokens_predicted_total", self.generated_tokens),
             same("counter", "tokens_predicted_seconds_total", self.generate_seconds),
             same("counter", "n_decode_total", self.steps),
-            derived("gauge", "prompt_tokens_seconds", "Prompt tokens a second.", prompt_rate),
-            derived("gauge", "predicted_tokens_seconds", "Generated tokens a second.", rate),
+            derived("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", prompt_rate),
+            derived("gauge", "predicted_tokens_seconds", "Generated tokens per second.", rate),
             same("gauge", "requests_processing", self.running),
             same("gauge", "requests_deferred", self.waiting),
         ]
 
     def render(self) -> str:
+        """Return all metrics in the text format."""
         lines = []
         for family in [*self.families, *self._as_llama()]:
             lines.append(f"# HELP {family.name} {family.help}")

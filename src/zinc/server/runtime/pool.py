@@ -1,8 +1,8 @@
-"""The models that a server offers: loaded when asked for, unloaded when idle or in the way.
+"""The models of a server: loaded on request, unloaded when idle or to free memory.
 
-A request borrows a model (`use`) and gives it back; only a model that nobody has borrowed can be
-unloaded. One model is loaded at a time. Before a load, idle models go, least recently used first,
-until the new one fits the budget.
+A request borrows a model with `use`; only models without borrowers can be unloaded. Models are
+loaded one at a time. If the new model exceeds the memory budget, idle models are unloaded first,
+the least recently used one before the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ log = logging.getLogger("zinc.server")
 
 
 class ModelPool:
-    """Models by name. `observer` makes the observer of a model's requests."""
+    """The models of a server, by name.
+
+    entries: the models, the default one first. observer: returns the observer for the requests of a
+    model, by its name. closing: the error for new requests once the server is shutting down.
+    """
 
     def __init__(
         self, config: ServerConfig, entries: Iterable[Entry], observer: Callable[[str], Observer]
@@ -54,7 +58,7 @@ class ModelPool:
         return [e.model for e in self.entries.values() if e.model is not None]
 
     def start(self) -> None:
-        """Begin to load the first model, in the background."""
+        """Start loading the default model in the background."""
         self._is_starting = True
         self._first_load = self._begin_load(self.default)
         self._first_load.add_done_callback(self._started)
@@ -62,9 +66,9 @@ class ModelPool:
             self._janitor = asyncio.create_task(self._unload_idle(self.config.ttl_s))
 
     async def until_started(self) -> None:
-        """Wait for the first model.
+        """Wait until the default model is loaded or has failed.
 
-        Raises ZincError when it is the only one and cannot be loaded: nothing can be served then.
+        Raises ZincError if it has failed and is the only model.
         """
         assert self._first_load is not None
         await asyncio.wait([self._first_load])
@@ -72,17 +76,17 @@ class ModelPool:
             raise self.default.failure
 
     def entry(self, name: str | None) -> Entry:
-        """Return the model that answers a request for `name`.
+        """Return the model for a request that asks for `name`. Raises ApiError 404.
 
-        A server with one model answers for any name unless `strict_model_names` is set: clients
-        ask for the model they were written for. Raises ApiError 404.
+        A server with a single model answers any name, unless `strict_model_names` is set, because
+        many clients always send the name of a hosted model.
         """
         if not name or (len(self.entries) == 1 and not self.config.strict_model_names):
             return self.default
         return self.named(name)
 
     def named(self, name: str) -> Entry:
-        """Return the model of exactly this name. Raises ApiError 404."""
+        """Return the model called `name`. Raises ApiError 404."""
         try:
             return self.entries[name]
         except KeyError:
@@ -97,13 +101,13 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[LoadedModel]:
-        """Borrows a model, loading it first when needed.
+        """Borrow a model; load it first if it is not loaded.
 
-        Raises ApiError: 404 for a name that there is not, 503 while the server starts or when the
-        model cannot be loaded beside those in use, 500 when its file is no good.
+        Raises ApiError: 404 for an unknown name, 503 while the server loads its first model
+        or if the load does not finish in time, 500 if the file cannot be loaded.
         """
         entry = self.entry(name)
-        entry.users += 1  # before any wait, so that it is not unloaded under us
+        entry.users += 1  # before any await, so that the model is not unloaded meanwhile
         try:
             if entry.model is None:
                 await self._wait_for(entry)
@@ -116,7 +120,7 @@ class ModelPool:
                 self._changed.notify_all()
 
     def abort(self, error: ApiError) -> None:
-        """Refuses new requests and ends those that run or wait for a model."""
+        """Refuse new requests with `error`, and end those that run or wait for a model."""
         self.closing = error
         for entry in self.entries.values():
             if entry.loading is not None:
@@ -125,6 +129,7 @@ class ModelPool:
             model.runner.fail_all(error)
 
     async def close(self) -> None:
+        """Refuse new requests, stop loading, and unload all models."""
         self.closing = self.closing or ApiError(503, "the server is shutting down")
         for task in (self._janitor, *(entry.loading for entry in self.entries.values())):
             if task is not None:
@@ -134,12 +139,12 @@ class ModelPool:
                 await self._unload(entry)
 
     def loads_end_within(self, seconds: float) -> bool:
-        """Wait for loads that were cancelled; return whether all of them have ended."""
+        """Wait at most `seconds` for each cancelled load; return whether all have ended."""
         threads = [entry.thread for entry in self.entries.values() if entry.thread is not None]
         return all(thread.ends_within(seconds) for thread in threads)
 
     async def unload(self, entry: Entry) -> bool:
-        """Unloads a model; False when somebody uses it."""
+        """Unload a model. Return False if it is in use or not loaded."""
         async with self._loading:
             if entry.users or entry.model is None:
                 return False
@@ -147,7 +152,7 @@ class ModelPool:
             return True
 
     def _begin_load(self, entry: Entry) -> asyncio.Task[None]:
-        """Loads a model in a task of its own: who gives up waiting leaves it to whoever comes."""
+        """Start a task that loads a model. A client that gives up does not cancel the load."""
         entry.state = State.LOADING
         task = asyncio.create_task(self._load(entry))
 
@@ -156,7 +161,7 @@ class ModelPool:
             if entry.state is State.LOADING:
                 entry.state = State.UNLOADED
             if not task.cancelled():
-                task.exception()  # has been told to those who waited, if there are any left
+                task.exception()  # mark it as retrieved; the waiting requests raise it
 
         task.add_done_callback(ended)
         entry.loading = task
@@ -166,6 +171,7 @@ class ModelPool:
         self._is_starting = False
 
     async def _wait_for(self, entry: Entry) -> None:
+        """Wait until a model is loaded; raises as `use` does."""
         if self.closing is not None:
             raise self.closing
         if entry is self.default and self._is_starting:
@@ -203,9 +209,9 @@ class ModelPool:
             await self._load_alone(entry)
 
     async def _load_alone(self, entry: Entry) -> None:
-        """Loads a model; the caller holds `_loading`."""
+        """Load a model. The caller holds the lock `_loading`."""
         if unloading := [e.unloading for e in self.entries.values() if e.unloading is not None]:
-            await asyncio.wait(unloading)  # their memory is not free yet
+            await asyncio.wait(unloading)  # until their memory is free
         await self._make_room(entry)
         entry.failure, entry.progress = None, (0, 0)
         started = time.perf_counter()
@@ -258,7 +264,11 @@ class ModelPool:
         return _load_error(entry)
 
     async def _make_room(self, entry: Entry, wait: bool = True) -> None:
-        """Unloads idle models until `entry` fits the budget, or is alone; waits for busy ones."""
+        """Unload idle models until `entry` fits the memory budget or is the only model left.
+
+        wait: wait for models in use to become idle. Raises ApiError if no request needs `entry` any
+        more.
+        """
         budget = self.config.memory_budget_bytes
         if budget is None:
             return
@@ -278,7 +288,7 @@ class ModelPool:
                     await self._changed.wait()
 
     async def _unload(self, entry: Entry) -> None:
-        """Frees a loaded model, to the end also when the one who waits for it is cancelled."""
+        """Unload a model. Cancelling the caller does not stop this."""
         if entry.model is not None:
             entry.unloading = asyncio.create_task(self._free(entry, entry.model))
             entry.model, entry.state = None, State.UNLOADED
@@ -301,12 +311,12 @@ class ModelPool:
                 if entry.model is not None and entry.users == 0 and idle_s >= ttl_s:
                     try:
                         await self.unload(entry)
-                    except Exception:  # of this model: others are still to be unloaded
-                        log.exception("%s was not unloaded as it should be", entry.source.name)
+                    except Exception:  # go on with the other models
+                        log.exception("%s could not be unloaded", entry.source.name)
 
 
 def _load_error(entry: Entry) -> ApiError:
-    """Return the error for clients of a model that could not be loaded."""
+    """Return the error for requests to a model that could not be loaded."""
     error = entry.failure
     assert error is not None
     return ApiError(

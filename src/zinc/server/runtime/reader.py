@@ -1,4 +1,4 @@
-"""Readers: turn the tokens of one answer into text, and find its stop strings."""
+"""Token readers: turn the tokens of one answer into events, and find its stop strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from zinc.tokenizer import StreamDecoder, Tokenizer
 
 
 class TokenReader(Protocol):
-    """Tokens of one answer in, events out. `stopped` is the stop string that ended it, if any."""
+    """Turns the tokens of one answer into events.
+
+    stopped: the stop string that ended the answer, if any. is_thinking: whether the next token
+    belongs to the reasoning.
+    """
 
     @property
     def is_thinking(self) -> bool: ...
@@ -21,7 +25,7 @@ class TokenReader(Protocol):
 
 
 class PlainReader:
-    """Reads an answer that is only text."""
+    """Reads an answer that is plain text, without reasoning or calls."""
 
     is_thinking = False
 
@@ -40,4 +44,5 @@ class PlainReader:
 
 
 def content_events(text: str) -> list[Event]:
+    """Return `text` as a list of events, which is empty for an empty text."""
     return [Content(text)] if text else []

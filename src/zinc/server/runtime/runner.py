@@ -1,9 +1,9 @@
-"""The way from the event loop to a model's engine, and back.
+"""The runner: connects the event loop with the engine of a model.
 
-The engine is not thread-safe, so its own thread (`zinc.engine.worker`) submits, steps and cancels;
-the event loop sends it commands and gets back, once a step, what every request gained. Tokens are
-read in that thread (decoded, and told apart into text, reasoning and calls), because a stop string
-has to end its sequence before the next step is spent on it.
+The engine is not thread-safe. Its own thread (`zinc.engine.worker`) submits, steps and cancels
+sequences. The event loop sends commands to that thread and gets the new tokens of all requests
+after each step. Tokens are decoded and split into text, reasoning and calls in the engine's thread,
+so that a stop string ends its sequence before the next step.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from zinc.server.runtime.reader import TokenReader
 
 log = logging.getLogger("zinc.server")
 
-_MOVING_AVERAGE = 0.1
+_MOVING_AVERAGE = 0.1  # weight of the latest job in the mean duration
 
 
 class Generation:
-    """A job on its way, as the event loop sees it: an async iterator of tokens and one `End`.
+    """A submitted job in the event loop: an async iterator of `Token`s and then one `End`.
 
-    A job may ask for `Progress` before its tokens. Iterating raises ApiError when it fails.
+    `Progress` items come before the tokens if the job asks for them. Iterating raises ApiError if
+    the job fails.
     """
 
     def __init__(self, runner: Runner, job: Job, client: Client) -> None:
@@ -66,29 +67,32 @@ class Generation:
             self.cancel()
 
     def cancel(self) -> None:
-        """Ends the job before the engine's next step; nothing happens when it has ended."""
+        """End the job before the engine's next step, unless it has ended already."""
         self._runner.cancel(self)
 
     def deliver(self, items: list[Item]) -> None:
-        """Called in the event loop by the runner."""
+        """Add `items` for the iterator. The runner calls this in the event loop."""
         self._items.put_nowait(items)
 
 
 @dataclass(slots=True, eq=False)
 class _Active:
-    """A job on the engine's side."""
+    """A submitted job in the engine's thread.
+
+    taken: tokens already delivered. told: prompt tokens in the last `Progress`.
+    """
 
     generation: Generation
     sequence: EngineSequence
     reader: TokenReader
     deadline: float | None
     taken: int = 0
-    told: int | None = None  # prompt tokens of the last progress
+    told: int | None = None
 
 
 @dataclass(slots=True)
 class Load:
-    """Figures of a runner, for `/metrics`, `/slots` and Retry-After."""
+    """Statistics of a runner, for /metrics and /slots."""
 
     running: int = 0
     waiting: int = 0
@@ -105,7 +109,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """What a runner tells about requests as they end; called in the event loop."""
+    """Callbacks for statistics of finished jobs; called in the event loop.
+
+    first_token: seconds to the first token. between_tokens: mean seconds between tokens. ended: the
+    reason and the timings.
+    """
 
     first_token: Callable[[float], None] = lambda seconds: None
     between_tokens: Callable[[float], None] = lambda seconds: None
@@ -114,9 +122,9 @@ class Observer:
 
 @dataclass(eq=False)
 class Runner:
-    """Runs jobs on `llm`; construct and call it in the event loop.
+    """Runs jobs on the engine of `llm`. Construct and call it in the event loop.
 
-    At most `max_waiting` jobs wait beside those that the engine can run at once.
+    max_waiting: jobs that may wait besides those that the engine can run at once.
     """
 
     llm: LLM
@@ -134,16 +142,17 @@ class Runner:
         self._worker = self.llm.worker
         self._worker.attach(self._task)
 
-    # -- the event loop's side --------------------------------------------------------------------
+    # -- called in the event loop -----------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
+        """The number of jobs that can run or wait."""
         return self.llm.engine.max_sequences + self.max_waiting
 
     def submit(self, jobs: Sequence[Job], client: Client = ANYBODY) -> list[Generation]:
-        """Queues the jobs of one request, all or none. Clients get equal shares of the engine.
+        """Queue the jobs of one request, all or none.
 
-        Raises ApiError: 429 when the queue is full, 503 when the server is going down.
+        Raises ApiError: 429 if the queue is full, 503 if the model is being unloaded.
         """
         self.check_room(len(jobs))
         generations = [Generation(self, job, client) for job in jobs]
@@ -153,9 +162,9 @@ class Runner:
         return generations
 
     def check_room(self, n_jobs: int) -> None:
-        """Raises what `submit` would of so many jobs: before they are made, which takes time.
+        """Raise the ApiError that `submit` would raise for `n_jobs` jobs.
 
-        Safe in any thread.
+        Called before work is spent on building the jobs. Safe in any thread.
         """
         if self._closing is not None:
             raise self._closing
@@ -177,16 +186,17 @@ class Runner:
             )
 
     def cancel(self, generation: Generation) -> None:
+        """End a job before the engine's next step, unless it has ended already."""
         if self.live.pop(generation, "ended") is None:
             self._worker.post(self._task, lambda: self._cancel(generation))
 
     def fail_all(self, error: ApiError) -> None:
-        """Ends every job with an error, and refuses new ones with it."""
+        """End every job with `error`, and refuse new ones with it."""
         self._closing = error
         self._worker.post(self._task, lambda: self._fail(error))
 
     async def close(self) -> None:
-        """Let go of the engine; jobs that are still there end with an error."""
+        """Detach from the engine. Jobs that still run end with an error."""
         self.fail_all(self._closing or ApiError(503, "the model is being unloaded"))
         await asyncio.to_thread(self._worker.stop, self._task)
 
@@ -217,7 +227,7 @@ class Runner:
         if t.generated_tokens > 1:
             self.observer.between_tokens(t.generate_seconds / (t.generated_tokens - 1))
 
-    # -- the engine thread's side -----------------------------------------------------------------
+    # -- called in the engine's thread -------------------------------------------------------------
 
     def _start(self, generation: Generation) -> None:
         job = generation.job
@@ -240,7 +250,7 @@ class Runner:
             return
         deadline = None if job.deadline_s is None else generation.submitted + job.deadline_s
         self._active[generation] = _Active(generation, sequence, reader, deadline)
-        if sequence.finish_reason is not None:  # nothing was asked of it
+        if sequence.finish_reason is not None:  # the job asks for no tokens
             self._collect()
 
     def _cancel(self, generation: Generation) -> None:
@@ -255,18 +265,18 @@ class Runner:
         for each in active.values():
             try:
                 self.llm.engine.cancel(each.sequence)
-            except Exception:  # a bug: its client has been told
+            except Exception:  # a bug; the client already has an error
                 log.exception("a request could not be cancelled")
         self._measure()
 
     def _collect(self) -> None:
-        """Turns what the step gained into events, and sends them in one go."""
+        """Turn the tokens of the last step into items, and send them to the event loop."""
         batch: list[tuple[Generation, list[Item]]] = []
         now = time.perf_counter()
         for active in list(self._active.values()):
             try:
                 items = self._items(active, now)
-            except Exception:  # a bug in a reader is its request's trouble, not the server's
+            except Exception:  # a bug in a reader must only fail its own request
                 log.exception("the answer of a request could not be read")
                 self.llm.engine.cancel(active.sequence)
                 items = [ApiError(500, "the answer could not be read", code="internal_error")]
@@ -279,6 +289,7 @@ class Runner:
         self._send(batch)
 
     def _items(self, active: _Active, now: float) -> list[Item]:
+        """Return the new items of a job, and end it if a stop string or a limit was reached."""
         sequence, reader, engine = active.sequence, active.reader, self.llm.engine
         active.generation.running = sequence.holding is not None
         telemetry = active.generation.job.telemetry
@@ -320,12 +331,12 @@ class Runner:
             return
         try:
             self._loop.call_soon_threadsafe(self._delivered, batch)
-        except RuntimeError:  # the loop is closed: nobody is left to hear it
-            log.debug("%d events came after the event loop had ended", len(batch))
+        except RuntimeError:  # the loop is closed
+            log.debug("%d results came after the event loop had ended", len(batch))
 
 
 class _Jobs(Task):
-    """The jobs of a runner, as its engine's worker sees them: one task, which ends with `close`."""
+    """The jobs of a runner as one task of the engine's worker thread."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__()
@@ -340,13 +351,13 @@ class _Jobs(Task):
         return False
 
     def fail(self, error: BaseException) -> bool:
-        """Fail what runs because of a bug, or a panic of a library; later jobs go on."""
+        """Fail the running jobs after a bug or a library's panic; later jobs can run."""
         self._runner._fail(_sequence_error(error))
         return False
 
 
 def _progress(active: _Active) -> Iterator[Progress]:
-    """What is to be told of a prompt after a step."""
+    """Yield the progress of a prompt after a step: at its start, and when more has been run."""
     s = active.sequence
     if not s.started:
         return
@@ -365,7 +376,7 @@ def _is_whole_call(event: Event) -> bool:
 
 
 def _sequence_error(error: BaseException) -> ApiError:
-    """Why one sequence failed, for its client."""
+    """Return the error for the client of a sequence that failed with `error`."""
     match error:
         case ApiError():
             return error
