@@ -1,11 +1,11 @@
-"""Small vocabularies, made by hand, for tests of everything but the ids of real models."""
+"""Small vocabularies, made by hand, for tests that need no real model."""
 
 from zinc.tokenizer.tokenizer import _BYTE_OF
 from zinc.tokenizer.vocabulary import TokenKind
 
 
 def byte_level(*extra, pre="gpt-2", merges=(), **keys):
-    """The 256 bytes, then `extra` as (text, TokenKind)."""
+    """Return byte-level metadata: the 256 bytes, then `extra` as (text, TokenKind)."""
     tokens = list(_BYTE_OF) + [text for text, _ in extra]
     kinds = [TokenKind.NORMAL] * 256 + [kind for _, kind in extra]
     return {
@@ -19,7 +19,7 @@ def byte_level(*extra, pre="gpt-2", merges=(), **keys):
 
 
 def scored(pieces, *extra, **keys):
-    """<unk>, <s>, </s>, the 256 bytes, `pieces` as {text: score}, then `extra`."""
+    """Return SentencePiece metadata: control tokens, 256 bytes, `pieces` {text: score}, `extra`."""
     control = [
         ("<unk>", TokenKind.UNKNOWN),
         ("<s>", TokenKind.CONTROL),

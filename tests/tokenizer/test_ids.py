@@ -42,7 +42,7 @@ def test_every_pretokenizer_is_covered():
 
 @pytest.mark.parametrize("name", FILES)
 def test_decode_inverts_encode(name):
-    """Save for bytes that Falcon has no token for and spaces that Phi 3 swallows after markers."""
+    """Except bytes without a token in Falcon, and spaces after special tokens in Phi 3."""
     tokenizer = Tokenizer.from_metadata(load(name)["metadata"], name)
     for text in TEXTS:
         if name == "falcon" and any(char in text for char in "\x1c\x7f\x0b\x0c"):

@@ -1,4 +1,4 @@
-"""SentencePiece merging against the definition, written out in the slowest way."""
+"""SentencePiece merging, compared with a direct implementation of its definition."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ PIECES = st.dictionaries(
 
 
 def merge_slowly(text, ids, scores):
-    """Merge the neighbours of the highest score, the leftmost of equals, until none is a token."""
+    """Merge the pair with the highest score, leftmost first, until no pair is a token."""
     symbols = list(text)
     while True:
         candidates = [

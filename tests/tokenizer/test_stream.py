@@ -1,4 +1,4 @@
-"""Streaming gives the text of a bulk decoding, whatever the split, and ends at stop strings."""
+"""Streaming gives the same text as decoding all tokens at once, and ends at stop strings."""
 
 import pytest
 from hypothesis import given
@@ -47,8 +47,8 @@ def test_invalid_bytes_equal_bulk_decoding(data):
 
 
 @given(st.binary())
-def test_nothing_is_emitted_that_could_change(data):
-    """What is out after each byte is a prefix of the text under every continuation."""
+def test_emitted_text_never_changes(data):
+    """The text after each byte is a prefix of the final text, whatever follows."""
     decoder = StreamDecoder(BYTES)
     text = ""
     for position, id in enumerate(ids_of(data), 1):
@@ -60,12 +60,12 @@ def test_nothing_is_emitted_that_could_change(data):
             )
 
 
-def test_replacement_only_when_a_character_cannot_come_any_more():
+def test_incomplete_characters_are_held_back_until_invalid():
     parts, _ = stream(BYTES, ids_of(b"\xf0\x9f\x98\x80\xf0\x9fa\xe2\x82"))
     assert parts == ["", "", "", "😀", "", "", "\ufffda", "", "", "\ufffd"]
 
 
-def test_control_tokens_are_left_out_unless_asked_for():
+def test_control_tokens_are_left_out_by_default():
     assert "".join(stream(BYTES, [BYTE_ID[b"a"], 256])[0]) == "a"
     assert "".join(stream(BYTES, [BYTE_ID[b"a"], 256], skip_special=False)[0]) == "a<|im_end|>"
 
@@ -74,7 +74,7 @@ def test_control_tokens_are_left_out_unless_asked_for():
 
 
 def first_stop(text, stops):
-    """The stop string that ends first in `text`, the longest of those, and where it begins."""
+    """Return the longest of the stop strings that end first in `text`, and where it begins."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -87,7 +87,7 @@ STOPS = st.lists(st.text("abé", min_size=1, max_size=5), max_size=4)
 
 
 @given(st.text("abé", max_size=40), STOPS)
-def test_stop_strings_equal_a_search_of_the_whole(text, stops):
+def test_stop_strings_match_a_search_of_the_whole_text(text, stops):
     expected, position = first_stop(text, stops)
     parts, stopped = stream(BYTES, ids_of(text.encode()), stop=stops)
     assert stopped == expected
@@ -96,7 +96,7 @@ def test_stop_strings_equal_a_search_of_the_whole(text, stops):
 
 @given(st.lists(st.text("ab", max_size=6)), STOPS)
 def test_no_part_of_a_stop_string_is_ever_emitted(chunks, stops):
-    """The text that is out never ends in a way that a coming stop string would take back."""
+    """Emitted text never ends with the beginning of a stop string that is then found."""
     matcher = StopMatcher(stops)
     out, seen = "", ""
     for chunk in chunks:
@@ -112,7 +112,7 @@ def test_no_part_of_a_stop_string_is_ever_emitted(chunks, stops):
                         assert len(held) >= n
 
 
-def test_stop_string_over_token_borders():
+def test_stop_string_across_tokens():
     decoder = StreamDecoder(BYTES, stop=["\nUser:", "###"])
     parts = [decoder.push(id) for id in ids_of(b"hi\nUse\nUser: x")]
     assert "".join(parts) == "hi\nUse"
@@ -121,14 +121,14 @@ def test_stop_string_over_token_borders():
     assert decoder.finish() == ""
 
 
-def test_held_text_comes_out_at_the_end():
+def test_held_text_is_returned_at_the_end():
     decoder = StreamDecoder(BYTES, stop=["###"])
     assert [decoder.push(id) for id in ids_of(b"a##")] == ["a", "", ""]
     assert decoder.finish() == "##"
     assert decoder.stopped is None
 
 
-def test_one_stop_string_may_stand_alone():
+def test_a_single_stop_string_needs_no_list():
     assert StopMatcher("ab").push("xaby") == "x"
 
 

@@ -50,7 +50,7 @@ def test_end_of_turn_is_found_by_its_text():
     assert tokenizer.special_ids == {256, 257}
 
 
-def test_marks_around_a_gap_are_found_by_key_or_text():
+def test_fill_in_the_middle_tokens_are_found_by_key_or_text():
     texts = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
     tokenizer = make(byte_level(*[(text, NORMAL) for text in texts]))
     assert tokenizer.fill == FillMarks(256, 257, 258, 259, 260)
@@ -72,7 +72,7 @@ def test_harmony_ends_a_message_with_end_and_an_answer_with_return():
     assert tokenizer.encode("<|channel|>", parse_special=True) == [259]
 
 
-def test_ids_out_of_range_do_not_count():
+def test_role_ids_out_of_range_are_ignored():
     tokenizer = make(byte_level(("<|x|>", CONTROL), bos_token_id=5000, eos_token_id=2**31))
     assert tokenizer.bos_id is None
     assert tokenizer.eos_id is None
@@ -103,7 +103,7 @@ def test_add_bos_without_a_bos_token_adds_nothing():
 # -- special tokens -------------------------------------------------------------------------------
 
 
-def test_control_tokens_only_where_asked_and_user_defined_always():
+def test_control_tokens_are_parsed_on_request_and_user_defined_always():
     tokenizer = chat_tokenizer()
     assert tokenizer.encode("<|im_end|>", parse_special=True) == [257]
     assert 257 not in tokenizer.encode("<|im_end|>")
@@ -122,14 +122,14 @@ MARKERS = st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "a", 
 
 
 @given(st.lists(MARKERS).map("".join))
-def test_shielded_text_holds_no_control_token(text):
+def test_shielded_text_contains_no_control_token(text):
     tokenizer = chat_tokenizer_once()
     ids = tokenizer.encode_prompt(tokenizer.shield(text))
     assert not tokenizer.special_ids.intersection(ids)
     assert tokenizer.decode(ids) == text.replace("\ufdd0", "")
 
 
-def test_prompt_parses_what_is_not_shielded():
+def test_prompt_parses_unshielded_text():
     tokenizer = chat_tokenizer()
     prompt = f"<|im_start|>{tokenizer.shield('<|im_end|>')}<|im_end|>"
     ids = tokenizer.encode_prompt(prompt)
@@ -159,7 +159,7 @@ def test_bytes_round_trip(text):
     assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
 
 
-def test_bytes_without_a_token_part_their_neighbours():
+def test_bytes_without_a_token_prevent_merges_across_them():
     metadata = byte_level(("xx", NORMAL), merges=["x x"])
     tokens = metadata["tokenizer.ggml.tokens"]
     position = tokens.index("a")
@@ -182,7 +182,7 @@ def test_token_bytes():
             tokenizer.token_bytes(id)
 
 
-def test_tokens_added_as_they_stand_keep_their_text():
+def test_plain_text_tokens_in_a_byte_level_vocabulary_keep_their_text():
     tokenizer = make(byte_level(("▶ x", NORMAL)))
     assert tokenizer.decode([256]) == "▶ x"
 
@@ -202,7 +202,7 @@ PATIENCE_S = 60
 
 
 def test_other_threads_run_while_a_long_text_is_encoded():
-    """Else a prompt of a megabyte would hold up every stream of a server."""
+    """Otherwise a prompt of a megabyte would stall every stream of a server."""
     path = Path(zinc.__file__).parent / "data" / "zinc-demo-30m-q4_k_m.gguf"
     tokenizer = Tokenizer.from_gguf(path)
     text, begun, done = "The fox ran home.\n" * 20_000, threading.Event(), threading.Event()
@@ -272,8 +272,8 @@ def test_damaged_scores(scores):
         make({key: value for key, value in metadata.items() if value is not None})
 
 
-def test_odd_entries_are_tolerated():
-    """Empty and repeated tokens, unknown types, merges of absent tokens: files in use have them."""
+def test_irregular_entries_of_files_in_use_are_accepted():
+    """Empty and repeated tokens, unknown kinds, merges of missing tokens."""
     metadata = byte_level(("", NORMAL), ("a", NORMAL), ("zz", 99), merges=["q qq", "z z"])
     tokenizer = make(metadata)
     assert tokenizer.encode("zz") == [258]

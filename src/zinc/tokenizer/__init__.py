@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF metadata: text to ids, ids to text, and ids to text as they stream."""
+"""Tokenizers from GGUF metadata, and streaming detokenization with stop strings."""
 
 from zinc.tokenizer.stream import StopMatcher, StreamDecoder
 from zinc.tokenizer.tokenizer import Tokenizer

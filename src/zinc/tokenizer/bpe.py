@@ -1,8 +1,8 @@
-"""Byte-pair encoding on the `tokenizers` library, from a GGUF vocabulary and its merges.
+"""Byte-pair encoding with the `tokenizers` library, from a GGUF vocabulary and its merges.
 
-Two spellings exist: byte-level (GPT-2: each byte is a printable character) and UTF-8 with `▁` for a
-space (Gemma 4). The library's objects are built directly; going through its JSON is ten times
-slower at 250,000 tokens.
+Vocabularies are spelled in two ways: byte-level (GPT-2: each byte is a printable character), or
+UTF-8 with `▁` for a space (Gemma 4). The library's objects are built directly, since loading them
+from JSON is ten times slower for 250,000 tokens.
 """
 
 from __future__ import annotations
@@ -13,59 +13,59 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from zinc.core.errors import ModelError, RequestError, TextTooLongError
 from zinc.core.native import is_panic
-from zinc.tokenizer.cuts import (
+from zinc.tokenizer.chunks import (
     BETWEEN_LINES,
     BETWEEN_WORDS,
     CHUNK_CHARACTERS,
-    Cuts,
-    Neighbours,
+    AdjacentPairs,
+    Chunker,
 )
 from zinc.tokenizer.pretokenizers import PreTokenizer
 from zinc.tokenizer.vocabulary import Vocabulary
 
 SPACE = "▁"
-# Longer text is encoded as a batch of one: that alone lets other threads run meanwhile.
+# Longer text is encoded as a batch of one, since only batches let other threads run.
 LONG_CHARACTERS = 4096
-# A run that cannot be cut takes 160 bytes of memory a character, so it is bounded.
+# Longest text without a place to cut it: a character takes 160 bytes of memory.
 _LONGEST_RUN = 1 << 20
 
 
 class BytePairEncoder:
-    """Text without special tokens → ids.
+    """Encodes text without special tokens.
 
-    `merges` are `left right` in order of priority. Raises ModelError when one is not a pair.
+    merges: pairs `left right`, in order of priority. Raises ModelError if one is not a pair.
     """
 
-    def __init__(self, vocabulary: Vocabulary, merges: list[str], cut: PreTokenizer) -> None:
-        self._spaces = not cut.byte_level
-        self._missing = None if _spells_all_bytes(vocabulary, cut) else len(vocabulary)
+    def __init__(self, vocabulary: Vocabulary, merges: list[str], pre: PreTokenizer) -> None:
+        self._spaces = not pre.byte_level
+        self._missing = None if _spells_all_bytes(vocabulary, pre) else len(vocabulary)
         pairs = _pairs(merges, vocabulary.path)
-        self._tokenizer = Tokenizer(_model(vocabulary, pairs, cut, self._missing))
+        self._tokenizer = Tokenizer(_model(vocabulary, pairs, pre, self._missing))
         steps: list[pre_tokenizers.PreTokenizer] = [
-            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.patterns
+            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns
         ]
-        if cut.byte_level:
+        if pre.byte_level:
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-        # Without spaces between words, pre-tokens are lines: merges cross words.
-        neighbours = Neighbours(vocabulary.texts) if self._spaces else None
+        # Pre-tokens are lines when `▁` stands for a space, so tokens may span words.
+        neighbours = AdjacentPairs(vocabulary.texts) if self._spaces else None
         safe = BETWEEN_LINES if self._spaces else BETWEEN_WORDS
-        self._cuts = Cuts(safe, neighbours, _LONGEST_RUN)
-        self._one_run = threading.Lock()  # so that not every thread has one in memory
-        self.gives_every_character = self._missing is None
+        self._chunker = Chunker(safe, neighbours, _LONGEST_RUN)
+        self._one_run = threading.Lock()  # limits memory to one long run at a time
+        self.covers_all_text = self._missing is None
 
     def encode(self, text: str, limit: int | None = None) -> list[int]:
         """Return the ids of a text.
 
-        Raises TextTooLongError soon after there are more than `limit`, RequestError when the text
-        has a run of more than a million characters that cannot be cut.
+        Raises TextTooLongError soon after the number of ids exceeds `limit`, and RequestError if
+        the text has more than a million characters without a place to cut it.
         """
         if self._spaces:
             text = text.replace(" ", SPACE)
         if len(text) <= LONG_CHARACTERS:
             return self._encode(text)
         ids: list[int] = []
-        for chunk in self._cuts.chunks(text):
+        for chunk in self._chunker.chunks(text):
             if len(chunk) <= 2 * CHUNK_CHARACTERS:
                 ids += self._encode(chunk)
             else:
@@ -93,13 +93,15 @@ class BytePairEncoder:
         return ids
 
 
-def _spells_all_bytes(vocabulary: Vocabulary, cut: PreTokenizer) -> bool:
-    if cut.byte_level:
+def _spells_all_bytes(vocabulary: Vocabulary, pre: PreTokenizer) -> bool:
+    """Return whether the vocabulary has a token for every byte."""
+    if pre.byte_level:
         return all(char in vocabulary.ids for char in pre_tokenizers.ByteLevel.alphabet())
     return all(f"<0x{byte:02X}>" in vocabulary.ids for byte in range(256))
 
 
 def _pairs(merges: list[str], path: str) -> list[tuple[str, str]]:
+    """Return merges as pairs. Raises ModelError, which names the file, if one is not a pair."""
     pairs = []
     for merge in merges:
         left, _, right = merge.partition(" ")
@@ -116,13 +118,13 @@ def _pairs(merges: list[str], path: str) -> list[tuple[str, str]]:
 def _model(
     vocabulary: Vocabulary,
     pairs: list[tuple[str, str]],
-    cut: PreTokenizer,
+    pre: PreTokenizer,
     missing: int | None,
 ) -> models.BPE:
-    """The library's model. `missing` is an id for bytes without a token.
+    """Return the library's model.
 
-    Such bytes give no id, but they still part their neighbours; the library would merge those. So
-    they get an id past the vocabulary, which the encoder drops afterwards.
+    missing: id for bytes without a token, past the vocabulary; the encoder drops it afterwards.
+    Without it the library would merge the tokens before and after such a byte.
     """
     ids, unk_token = vocabulary.ids, None
     if missing is not None:
@@ -134,8 +136,8 @@ def _model(
             ids,
             pairs,
             unk_token=unk_token,
-            ignore_merges=cut.ignore_merges,
-            byte_fallback=not cut.byte_level,
+            ignore_merges=pre.ignore_merges,
+            byte_fallback=not pre.byte_level,
         )
 
     try:
@@ -143,7 +145,7 @@ def _model(
     except BaseException as error:  # the library raises bare Exception, or panics
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-    # A merge names a token that is not there. It can never apply, so it is left out.
+    # Some merge names a missing token. It can never apply, so leave it out.
     try:
         return build([p for p in pairs if p[0] in ids and p[1] in ids and p[0] + p[1] in ids])
     except BaseException as error:

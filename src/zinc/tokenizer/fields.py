@@ -1,7 +1,7 @@
-"""Typed reading of `tokenizer.*` metadata, with errors that name the key and the file.
+"""Typed access to `tokenizer.*` metadata, with errors that name the key and the file.
 
-Arrays arrive as the GGUF reader's lazy sequences or as plain lists; both are read in one go, since
-a vocabulary has hundreds of thousands of entries.
+Arrays are lazy sequences of the GGUF reader or plain lists. Either is converted as a whole, since a
+vocabulary has hundreds of thousands of entries.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Array = Any  # a list, or the reader's lazy sequence with `to_list` and `to_nump
 
 
 class Fields:
-    """A view of metadata. Each getter returns None when the key is absent.
+    """Metadata with typed getters, which return None for a missing key.
 
-    Raises ModelError when the key holds a value of another type.
+    They raise ModelError if the value has another type.
     """
 
     def __init__(self, metadata: Mapping[str, Any], path: str) -> None:
@@ -35,12 +35,14 @@ class Fields:
         )
 
     def text(self, key: str) -> str | None:
+        """Return a string."""
         value = self._metadata.get(key)
         if value is not None and not isinstance(value, str):
             raise self._wrong(key, "a string")
         return value
 
     def integer(self, key: str) -> int | None:
+        """Return an integer."""
         value = self._metadata.get(key)
         if value is None:
             return None
@@ -49,6 +51,7 @@ class Fields:
         return int(value)
 
     def flag(self, key: str) -> bool | None:
+        """Return a boolean."""
         value = self._metadata.get(key)
         if value is not None and not isinstance(value, bool | np.bool_):
             raise self._wrong(key, "a boolean")
@@ -63,6 +66,7 @@ class Fields:
         return value
 
     def strings(self, key: str) -> list[str] | None:
+        """Return an array of strings as a list."""
         value = self._array(key, "an array of strings")
         if value is None:
             return None
@@ -72,7 +76,7 @@ class Fields:
         return items
 
     def numbers(self, key: str, length: int) -> np.ndarray[Any, np.dtype[Any]] | None:
-        """The first `length` numbers of an array. Raises ModelError when there are fewer."""
+        """Return the first `length` numbers of an array. Raises ModelError if there are fewer."""
         value = self._array(key, "an array of numbers")
         if value is None:
             return None

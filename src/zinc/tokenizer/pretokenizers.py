@@ -1,10 +1,10 @@
-r"""Pre-tokenizers: how text is cut into words before byte-pair merges, by `tokenizer.ggml.pre`.
+r"""Pre-tokenizers: how text is split into words before byte-pair merges, by `tokenizer.ggml.pre`.
 
-A pre-tokenizer is a list of regular expressions, as published with each model. Each expression cuts
-every piece that the one before it left; matches and the gaps between them both become pieces. The
-patterns are written for Oniguruma (Unicode classes, `\s` is White_Space), which is what the
-`tokenizers` library runs. Where the GGUF ecosystem settled on a pattern that departs from the
-published one, ids must agree with the files in circulation, and a comment says so.
+A pre-tokenizer is a list of regular expressions, as published with each model. Each expression
+splits the pieces that the previous one left; matches and the text between them both become pieces.
+The patterns are written for Oniguruma (Unicode classes, `\s` is White_Space), which the
+`tokenizers` library uses. For some models, GGUF files in circulation expect a pattern that differs
+from the published one; a comment says where.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SINGLE_DIGITS = (r"\p{N}", _GPT2)
 
 
 def _cased(letter: str, contraction: str, digits: str) -> str:
-    """Words cut where the case changes (o200k, Tekken).
+    """Return a pattern that splits words where the case changes (o200k, Tekken).
 
-    The published patterns name the Unicode cases (Lu, Lt, Lm, Lo, M against Ll, Lm, Lo, M). GGUF
-    files are tokenized everywhere with case told apart for ASCII letters only, which differs in
-    scripts with case (`ÄäÄ`) and in those with combining marks.
+    The published patterns use Unicode cases (Lu, Lt, Lm, Lo, M against Ll, Lm, Lo, M). The tools
+    that GGUF files are made for distinguish the case of ASCII letters only. This differs in other
+    scripts with case (`ÄäÄ`) and with combining marks.
     """
     upper = rf"(?:(?={letter})[^a-z])"
     lower = rf"(?:(?={letter})[^A-Z])"
@@ -58,13 +58,13 @@ _TEKKEN = _cased(r"\p{L}", "", r"\p{N}")
 
 
 def _code_points(ranges: str) -> str:
-    """The inside of a character class, from hexadecimal code points and ranges of them."""
+    """Return the inside of a character class for hexadecimal code points and ranges."""
     return "".join(
         "-".join(f"\\x{{{point}}}" for point in item.split("-")) for item in ranges.split()
     )
 
 
-# Spaces are never part of a word in these, although the ranges hold some (U+2000, U+3000).
+# The ranges include some spaces (U+2000, U+3000), which are not part of a word.
 _CJK = rf"(?:(?!\s)[{_code_points('4E00-9FA5 800-4E00 AC00-D7FF')}])+"
 _KANJI_KANA = f"[{_code_points('4E00-9FA5 3040-309F 30A0-30FF')}]+"
 _ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
@@ -74,7 +74,7 @@ _DEEPSEEK3 = (
     rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
 )
-# The letters with case up to Unicode 13, as DeepSeek LLM's tokenizer lists them.
+# Letters with case up to Unicode 13, as DeepSeek LLM's tokenizer lists them.
 _DEEPSEEK_LETTERS = _code_points(
     "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F 386 "
     "388-38A 38C 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA "
@@ -98,19 +98,20 @@ _DEEPSEEK_LLM = (
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
-# Words end at these marks, in the scripts that BLOOM was trained on.
+# Words end at punctuation of the scripts that BLOOM was trained on.
 _BLOOM = rf" ?[^(\s|.,!?{_code_points('2026 3002 FF0C 3001 964 6D4 60C')})]+"
 _LINES = (r"[^\n]+|\n+",)
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How a byte-pair vocabulary cuts text, and what its family implies where metadata is silent.
+    """How a family of byte-pair tokenizers splits text, and its defaults for missing metadata.
 
-    `patterns` are applied in order. `byte_level` vocabularies spell bytes as GPT-2's printable
-    characters; the others hold UTF-8 with `▁` for a space and `<0xNN>` for stray bytes.
-    `ignore_merges` takes a word that is a token as it is, merges or not. `add_bos` is for files
-    that do not say; `always_bos` for families whose files are known to say it wrongly.
+    patterns: expressions that are applied in order. ignore_merges: a word that is a token stays
+    one, whatever the merges say. add_bos: default if the file does not say. always_bos: add BOS
+    even if the file says otherwise, as files of the family are known to be wrong. byte_level: bytes
+    are spelled as GPT-2's printable characters; otherwise tokens are UTF-8 with `▁` for a space and
+    `<0xNN>` for single bytes.
     """
 
     patterns: tuple[str, ...]
@@ -157,21 +158,21 @@ _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split
 
 
 def pretokenizer_names() -> list[str]:
-    """Every value of `tokenizer.ggml.pre` that `pretokenizer` knows, sorted."""
+    """Return all known values of `tokenizer.ggml.pre`, sorted."""
     return sorted(_BY_NAME)
 
 
 def pretokenizer(name: str, path: str = "the model") -> PreTokenizer:
-    """The pre-tokenizer that `tokenizer.ggml.pre` names; an empty name means `default`.
+    """Return the pre-tokenizer with a name; an empty name means `default`.
 
-    Raises UnsupportedError when nothing is known by that name: any other cut would give the model
-    tokens that it was not trained on.
+    path: file to name in the error. Raises UnsupportedError for an unknown name, since another
+    pre-tokenizer would give the model tokens that it was not trained on.
     """
     try:
         return _BY_NAME[name or "default"]
     except KeyError:
         raise UnsupportedError(
             f"{path} needs the pre-tokenizer {name!r}",
-            "zinc does not know how it cuts text, and a guess would harm every answer",
+            "zinc does not know how it splits text, and a wrong guess would harm every answer",
             "update zinc, or convert the model again with a current converter if the name is wrong",
         ) from None

@@ -1,9 +1,9 @@
-"""Special tokens in text: found before anything else is tokenized.
+"""Special tokens in text, found before the rest of the text is tokenized.
 
-The longest token is looked for first, over the whole text, then the next in what is left. That is
-what the files in circulation were made for; it differs from leftmost-longest only where tokens
-overlap in the text. A vocabulary may have thousands of such tokens (`<unused4711>`), so they are
-grouped by how they begin: a text without the beginning cannot hold the token.
+The longest token is searched first in the whole text, then the next longest in the remaining text.
+Files in circulation expect this order; it differs from leftmost-longest only for tokens that
+overlap in the text. A vocabulary may have thousands of special tokens (`<unused4711>`), so they are
+grouped by their first characters: a text without these cannot contain the token.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from zinc.core.errors import TextTooLongError
 
-# An invisible break, put into a token's text to keep it text. A Unicode noncharacter: it is for
-# internal use and stands in no document.
+# Inserted into the text of a special token so that it is not recognised. It is a Unicode
+# noncharacter, which documents do not contain.
 SHIELD = "\ufdd0"
 _BEGINNING = 4
 _FEW = 32
@@ -23,9 +23,10 @@ _SPACE = " \t\n\v\f\r"
 
 
 class SpecialTokens:
-    """A set of tokens to cut out of text. `tokens` maps text to id.
+    """Special tokens that can be found in text.
 
-    `strip_after` are ids that swallow the whitespace that follows them.
+    tokens: maps the text of each token to its id. strip_after: ids after which whitespace is
+    removed.
     """
 
     def __init__(self, tokens: Mapping[str, int], strip_after: Iterable[int] = ()) -> None:
@@ -45,7 +46,7 @@ class SpecialTokens:
         self._first = re.compile(f"[{''.join(firsts)}]" if firsts else r"(?!)")
 
     def _present(self, text: str) -> list[str]:
-        """The tokens that occur in `text`, longest (in bytes) first."""
+        """Return the tokens that occur in `text`, longest (in bytes) first."""
         present = [
             token
             for beginning, tokens in self._groups.items()
@@ -55,10 +56,10 @@ class SpecialTokens:
         return sorted(present, key=_n_bytes_down)
 
     def _occurring(self, beginning: str, tokens: list[str], text: str) -> list[str]:
-        """Return the `tokens` that occur in `text`, in order; all of them have one `beginning`."""
+        """Return those of `tokens` that occur in `text`; all start with `beginning`."""
         if len(tokens) <= _FEW:
             return [token for token in tokens if token in text]
-        # A search for each of thousands of tokens would go through a long text as often.
+        # Search for the common beginning once, rather than for each of thousands of tokens.
         lengths = sorted({len(token) for token in tokens})
         wanted, found = set(tokens), set[str]()
         at = text.find(beginning)
@@ -70,15 +71,15 @@ class SpecialTokens:
         return [token for token in tokens if token in found]
 
     def split(self, text: str, limit: int | None = None) -> list[str | int]:
-        """Cut `text` into pieces of plain text and token ids, in order. No piece is empty.
+        """Split `text` into pieces of plain text, none of them empty, and token ids.
 
-        Raises TextTooLongError when there are more than `limit` token ids.
+        Raises TextTooLongError if there are more than `limit` token ids.
         """
         present = self._present(text)
         if len(present) <= _FEW or self._strip_after:
             return self._cut(text, present, limit)
         pieces: list[str | int] = []
-        parts: list[str] = []  # of the plain text since the last token
+        parts: list[str] = []  # plain text since the last token
         plain, n_found = 0, 0
         for begin, end in self._clusters(text):
             parts.append(text[plain:begin])
@@ -101,7 +102,7 @@ class SpecialTokens:
         return pieces
 
     def _cut(self, text: str, present: Iterable[str], limit: int | None = None) -> list[str | int]:
-        """Cut `text` at the tokens that are `present` in it, one token after the other."""
+        """Split `text` at each of the `present` tokens, in their order."""
         pieces: list[str | int] = [text] if text else []
         n_found = 0
         for token in present:
@@ -128,7 +129,7 @@ class SpecialTokens:
         return pieces
 
     def shield(self, text: str) -> str:
-        """Break every token in `text`, so that `split` leaves it as text."""
+        """Insert SHIELD into every token in `text`, so that `split` does not find it."""
         text = text.replace(SHIELD, "")
         present = self._present(text)
         if len(present) <= _FEW:
@@ -142,10 +143,10 @@ class SpecialTokens:
         return "".join((*parts, text[plain:]))
 
     def _clusters(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield the stretches of `text` that are covered by tokens that overlap each other.
+        """Yield (start, end) of the parts of `text` that overlapping tokens cover.
 
-        Which tokens are found in one has no effect on another. With thousands of different tokens
-        in a text, looking at each stretch alone takes a thousandth of the time.
+        These parts can be split independently. For a text with thousands of different tokens, this
+        takes a thousandth of the time.
         """
         begin = end = -1
         for found in self._first.finditer(text):
@@ -162,7 +163,7 @@ class SpecialTokens:
             yield begin, end
 
     def _within(self, cluster: str) -> list[str]:
-        """Return what `_present` does, for a text that is short."""
+        """Return the tokens that occur in a short text, longest (in bytes) first."""
         if len(cluster) > _SHORT:
             return self._present(cluster)
         found = {
@@ -177,7 +178,7 @@ class SpecialTokens:
         return sorted(found, key=self._order.__getitem__)
 
     def _longest_at(self, text: str, at: int) -> int:
-        """Return the characters of the longest token that stands at a place, or 0."""
+        """Return the length of the longest token at position `at`, in characters, or 0."""
         for length in self._lengths.get(text[at : at + _BEGINNING], ()):
             if text[at : at + length] in self._ids:
                 return length
@@ -192,6 +193,7 @@ def _n_bytes_down(token: str) -> int:
 
 
 def _broken(text: str, tokens: Iterable[str]) -> str:
+    """Return `text` with SHIELD after the first character of each token."""
     for token in tokens:
         text = text.replace(token, token[:1] + SHIELD + token[1:])
     return text

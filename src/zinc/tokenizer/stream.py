@@ -1,9 +1,9 @@
-"""Tokens to text while they arrive: whole characters only, and never part of a stop string.
+"""Streaming detokenization: complete characters only, and never part of a stop string.
 
-A token may end in the middle of a character, so bytes wait until the character is whole or can no
-longer become one (then it is U+FFFD, as in a decoding of the whole). Text that may be the beginning
-of a stop string waits too. Stop strings are matched by an Aho-Corasick automaton: constant time a
-character, whatever their number and overlap.
+A token may end within a character, so bytes are held back until the character is complete or
+invalid (then it becomes U+FFFD, as when the whole text is decoded at once). Text that may be the
+beginning of a stop string is held back too. Stop strings are matched by an Aho-Corasick automaton,
+in constant time a character whatever their number and overlap.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from zinc.tokenizer.tokenizer import Tokenizer
 
 
 class StreamDecoder:
-    """Push ids, get text that is final. `stopped` is the stop string that ended the text, if any.
+    """Turns token ids into text as they arrive.
 
-    After a stop string, which is not part of the text, `push` and `finish` return nothing more.
-    When several match, the one that ends first wins; of those that end together, the longest.
-    Raises RequestError for an empty stop string.
+    stop: strings that end the text and are not part of it; afterwards `push` and `finish` return
+    nothing. If several match, the one that ends first wins, and the longest of those that end
+    together. skip_special: leave out control tokens. Raises RequestError for an empty stop string.
     """
 
     def __init__(
@@ -34,21 +34,25 @@ class StreamDecoder:
 
     @property
     def stopped(self) -> str | None:
+        """Stop string that ended the text, or None."""
         return self._matcher.matched
 
     def push(self, id: int) -> str:
-        """The text that became final with this token; often empty."""
+        """Return the text that became final with this token; often empty."""
         if self._skip_special and self._tokenizer.is_hidden(id):
             return ""
         return self._matcher.push(self._decoder.decode(self._tokenizer.token_bytes(id)))
 
     def finish(self) -> str:
-        """The rest: nothing more will come, so what waited is text (or U+FFFD)."""
+        """Return the text that was held back, after the last token."""
         return self._matcher.push(self._decoder.decode(b"", final=True)) + self._matcher.finish()
 
 
 class StopMatcher:
-    """Passes text on, holds back what may be the beginning of a stop string, ends at one."""
+    """Finds stop strings in streamed text, and holds back text that may be the start of one.
+
+    `matched` is the stop string that was found, or None.
+    """
 
     def __init__(self, stop: Iterable[str]) -> None:
         self.matched: str | None = None
@@ -60,7 +64,10 @@ class StopMatcher:
         self._build()
 
     def _build(self) -> None:
-        """Aho, Corasick (1975): a trie with, for each node, the longest proper suffix in it."""
+        """Build the automaton of Aho and Corasick (1975).
+
+        It is a trie in which each node links to the node of its longest proper suffix.
+        """
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
         self._fail = [0]
@@ -86,12 +93,13 @@ class StopMatcher:
                 queue.append(child)
 
     def _step(self, node: int, char: str) -> int:
+        """Return the node after reading `char` in `node`."""
         while node and char not in self._next[node]:
             node = self._fail[node]
         return self._next[node].get(char, 0)
 
     def push(self, text: str) -> str:
-        """The part of all text so far that is final and not returned yet."""
+        """Add text; return the text that is final and was not returned before."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -108,6 +116,6 @@ class StopMatcher:
         return held[:final]
 
     def finish(self) -> str:
-        """The text that was held back for a stop string that never came."""
+        """Return the text that was held back, at the end of the stream."""
         held, self._held, self._state = self._held, "", 0
         return held

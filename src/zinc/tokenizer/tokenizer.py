@@ -1,9 +1,9 @@
-"""Text to token ids and back, from the metadata of a GGUF file alone.
+"""Tokenizers built from the metadata of a GGUF file.
 
-`Tokenizer` puts the parts together: special tokens are cut out first (`specials`), the text between
-goes through the model's encoder (`bpe` or `spm`), and the file's flags say what is added at the
-ends. Ids equal llama.cpp's, with one exception: the frame tokens of Harmony (gpt-oss) are parsed
-only when special tokens are, since a user's text must not be able to forge a message.
+Special tokens are found first (`specials`), the text between them goes through the model's encoder
+(`bpe` or `spm`), and BOS and EOS are added as the file says. Ids equal llama.cpp's, with one
+exception: the frame tokens of Harmony (gpt-oss) are parsed only together with other control tokens,
+so that a user's text cannot forge a message.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from zinc.tokenizer.vocabulary import (
 )
 
 _CHAT_TEMPLATE = "tokenizer.chat_template"
-# A text that is not longer is tokenized to its end, so that an error can say how long it is.
+# Texts up to this length are tokenized completely, so that errors can state the exact count.
 _COUNTED_CHARACTERS = 100_000
 
 
 class Encoder(Protocol):
-    """Text without special tokens → ids.
+    """Encodes text without special tokens.
 
-    gives_every_character: whether no character of a text is left out of its tokens.
+    covers_all_text: every character of a text becomes part of a token; none is dropped.
     """
 
-    gives_every_character: bool
+    covers_all_text: bool
 
     def encode(self, text: str, limit: int | None = None) -> list[int]: ...
 
 
 class Tokenizer:
-    """The tokenizer of one model. Immutable; safe to share between threads.
+    """The tokenizer of one model. Immutable, so threads can share it.
 
-    `add_bos`, `add_eos`: whether `encode` adds these tokens. `add_space_prefix`: whether a space
-    goes before text at the start (SentencePiece). `eog_ids` end an answer; `special_ids` are tokens
-    that are not text; `fill` are the marks of a model that fills gaps, else None; `chat_template`
-    is the model's Jinja source.
+    add_bos, add_eos: `encode` adds these tokens. add_space_prefix: text starts with a space
+    (SentencePiece). eog_ids: tokens that end an answer. special_ids: control tokens. fill: tokens
+    for filling in the middle, or None. chat_template: Jinja source of the default chat template, or
+    None.
     """
 
     def __init__(
@@ -141,14 +141,13 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of `text`.
 
-        `add_special` adds BOS and EOS where the model asks for them. `parse_special` also finds
-        control tokens that are written out; leave it off for text that a user typed. Lone
-        surrogates, which no UTF-8 text has, become U+FFFD.
+        add_special: add BOS and EOS if the model wants them. parse_special: recognise the text of
+        control tokens; leave it off for text from users. Lone surrogates, which UTF-8 cannot
+        encode, become U+FFFD.
 
-        Raises TextTooLongError when there are more than `limit` tokens: of a text of more than
-        100,000 characters as soon as that is certain, by its length or a part of it. Raises
-        RequestError for a text with a run of a million characters (100,000 with SentencePiece) that
-        no token ends in for certain, such as spaces.
+        Raises TextTooLongError for more than `limit` tokens; for a text of more than 100,000
+        characters as soon as that is certain. Raises RequestError for a run of a million characters
+        (100,000 with SentencePiece) without a place to cut the text, such as a run of spaces.
         """
         specials = self._matched_all if parse_special else self._matched_always
         early = limit if len(text) > _COUNTED_CHARACTERS else None
@@ -169,9 +168,9 @@ class Tokenizer:
     def encode_prompt(self, prompt: str, *, limit: int | None = None) -> list[int]:
         """Return the ids of a rendered chat prompt.
 
-        Control tokens are parsed, except in shielded text. BOS comes first exactly once if the
-        model asks for it, whether or not the template wrote it; EOS is never added, since the
-        answer is still to come. `limit` is that of `encode`.
+        Control tokens are recognised, except in shielded text. If the model wants BOS, it comes
+        first exactly once, whether or not the template wrote it. EOS is never added, since the
+        answer follows. limit: as in `encode`.
         """
         early = limit if len(prompt) > _COUNTED_CHARACTERS else None
         pieces = self._matched_all.split(_well_formed(prompt), early)
@@ -184,6 +183,7 @@ class Tokenizer:
         return ids
 
     def _encode_pieces(self, pieces: Sequence[str | int], limit: int | None) -> list[int]:
+        """Return the ids of plain text and special tokens, as `SpecialTokens.split` gives them."""
         if limit is not None:
             self._check_length(pieces, limit)
         ids: list[int] = []
@@ -205,8 +205,8 @@ class Tokenizer:
         return ids
 
     def _check_length(self, pieces: Sequence[str | int], limit: int) -> None:
-        """Raise TextTooLongError if pieces have more than `limit` tokens however they are cut."""
-        if not self._encoder.gives_every_character:
+        """Raise TextTooLongError if even the longest tokens would give more than `limit`."""
+        if not self._encoder.covers_all_text:
             return
         n_characters = sum(len(piece) for piece in pieces if isinstance(piece, str))
         n_special = sum(isinstance(piece, int) for piece in pieces)
@@ -217,8 +217,10 @@ class Tokenizer:
     # -- decoding -------------------------------------------------------------------------------
 
     def token_bytes(self, id: int) -> bytes:
-        """What a token stands for, as bytes: a part of a character for some. Control tokens give
-        their text, unused ones nothing. Raises RequestError for an id outside the vocabulary.
+        """Return the bytes of a token, which may be only part of a character.
+
+        Control tokens give their text, unused tokens nothing. Raises RequestError for an id outside
+        the vocabulary.
         """
         piece = self._pieces.get(id)
         if piece is None:
@@ -234,7 +236,7 @@ class Tokenizer:
         match self._vocabulary.kinds[id]:
             case TokenKind.NORMAL if self._byte_level:
                 spelled = [_BYTE_OF.get(char) for char in text]
-                if None in spelled:  # a token added as it stands
+                if None in spelled:  # a token added to the vocabulary in plain text
                     return text.encode(errors="replace")
                 return bytes(byte for byte in spelled if byte is not None)
             case TokenKind.NORMAL:
@@ -250,17 +252,18 @@ class Tokenizer:
                 return text.encode(errors="replace")
 
     def is_hidden(self, id: int) -> bool:
-        """Whether a token is left out of an answer's text: control tokens, all but a few."""
+        """Return whether a token is left out of an answer's text, as most control tokens are."""
         return id in self._hidden
 
     def decode_bytes(self, ids: Iterable[int], skip_special: bool = True) -> bytes:
-        """The bytes of `ids`, in order; possibly not whole characters."""
+        """Return the bytes of some tokens; the last character may be incomplete."""
         hidden = self._hidden if skip_special else frozenset()
         return b"".join(self.token_bytes(id) for id in ids if id not in hidden)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`, the inverse of `encode`: the space that `encode` put before the text
-        is taken off again. Bytes that are not UTF-8 become U+FFFD.
+        """Return the text of some tokens, the inverse of `encode`.
+
+        The space that `encode` put before the text is removed. Invalid UTF-8 becomes U+FFFD.
         """
         text = self.decode_bytes(ids, skip_special).decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self.add_space_prefix else text
@@ -268,11 +271,11 @@ class Tokenizer:
     # -- vocabulary -----------------------------------------------------------------------------
 
     def id_of(self, token_text: str) -> int | None:
-        """The id of a token by its spelling in the file, or None."""
+        """Return the id of the token that the file spells `token_text`, or None."""
         return self._vocabulary.ids.get(token_text)
 
     def text_of(self, id: int) -> str:
-        """A token as the file spells it. Raises RequestError for an id outside the vocabulary."""
+        """Return a token as the file spells it. Raises RequestError for an unknown id."""
         self.token_bytes(id)
         return self._vocabulary.texts[id]
 
@@ -288,7 +291,7 @@ def _check_count(ids: Sequence[int], limit: int) -> None:
 def _from_scores(fields: Fields) -> Tokenizer:
     vocabulary = read_vocabulary(fields)
     roles = assign_roles(vocabulary, fields, {"bos": 1, "eos": 2, "unk": 0})
-    # Phi 3 was trained with the whitespace after its markers swallowed; only its name tells.
+    # Phi 3 was trained without the whitespace after special tokens; only its name tells.
     name = (fields.text("general.name") or "").lower()
     return Tokenizer(
         vocabulary,
@@ -303,17 +306,17 @@ def _from_scores(fields: Fields) -> Tokenizer:
     )
 
 
-def _from_merges(fields: Fields, cut: PreTokenizer) -> Tokenizer:
+def _from_merges(fields: Fields, pre: PreTokenizer) -> Tokenizer:
     vocabulary = read_vocabulary(fields)
     roles = assign_roles(vocabulary, fields, {})
     merges = fields.strings(PREFIX + "merges") or []
-    add_bos = _flag(fields, "add_bos_token", cut.add_bos)
+    add_bos = _flag(fields, "add_bos_token", pre.add_bos)
     return Tokenizer(
         vocabulary,
         roles,
-        BytePairEncoder(vocabulary, merges, cut),
-        byte_level=cut.byte_level,
-        add_bos=add_bos or cut.always_bos,
+        BytePairEncoder(vocabulary, merges, pre),
+        byte_level=pre.byte_level,
+        add_bos=add_bos or pre.always_bos,
         add_eos=_flag(fields, "add_eos_token", False),
         add_space_prefix=False,
         chat_templates=_chat_templates(fields),
@@ -326,7 +329,7 @@ def _flag(fields: Fields, key: str, default: bool) -> bool:
 
 
 def _chat_templates(fields: Fields) -> dict[str, str]:
-    """Templates by name: `default`, and those that the file names (`tool_use`, `rag`)."""
+    """Return chat templates by name: `default`, and others in the file (`tool_use`, `rag`)."""
     names = fields.strings("tokenizer.chat_templates") or []
     keys = {"default": _CHAT_TEMPLATE} | {name: f"{_CHAT_TEMPLATE}.{name}" for name in names}
     found = {name: fields.text(key) for name, key in keys.items()}
@@ -334,12 +337,14 @@ def _chat_templates(fields: Fields) -> dict[str, str]:
 
 
 def _strip_after(vocabulary: Vocabulary, roles: Roles) -> frozenset[int]:
+    """Return the tokens of Phi 3 after which whitespace is removed."""
     special = vocabulary.of_kind(TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)
     kept = {vocabulary.ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
     return frozenset(special) - kept
 
 
 def _well_formed(text: str) -> str:
+    """Return a text with U+FFFD in place of lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -348,7 +353,10 @@ def _well_formed(text: str) -> str:
 
 
 def _byte_spelling() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for U+0100 and on."""
+    """Return the byte of each character in GPT-2's alphabet.
+
+    Printable Latin-1 stands for itself; the other bytes are spelled as U+0100 and following.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {

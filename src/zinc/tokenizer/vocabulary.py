@@ -1,8 +1,8 @@
-"""The vocabulary of a model: token texts, their kinds, and the ids with a role.
+"""The vocabulary of a model: token texts, their kinds, and ids with a role such as end of turn.
 
-Read from `tokenizer.ggml.*` of a GGUF file. Roles that the file does not name are found by the
-well-known texts of chat models, because many files in circulation were converted without them: an
-end-of-turn token that is missed means a model that never stops.
+It is read from `tokenizer.ggml.*` of a GGUF file. Many files do not name all roles, so missing ones
+are found by the token texts that chat models use; without its end-of-turn token a model would never
+stop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _END_OF_GENERATION = (
     *_END_OF_TURN, *_END_OF_MESSAGE, "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>",
     "[EOS]", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
 )  # fmt: skip
-# Code models mark the parts of a completion. Padding, the next repository and the next file end it.
+# Fill-in-the-middle tokens of code models. Those for padding, repository and file end an answer.
 _FIM = {
     ("fim_pre_token_id", "prefix_token_id"): (
         "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
@@ -62,9 +62,9 @@ _FIM_ENDS = {
     ),
     ("fim_sep_token_id",): ("<|file_sep|>",),
 }  # fmt: skip
-# Harmony's frame (gpt-oss) is part of the answer: a parser downstream needs to see it.
+# Frame tokens of Harmony (gpt-oss) stay in the text of an answer, since its parser needs them.
 _HARMONY_FRAME = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-# Both sets of texts mean that `<|end|>` closes a message and not the answer.
+# If a vocabulary has texts of both sets, `<|end|>` ends a message and not the answer.
 _ENDS_MESSAGE_ONLY = (
     ({"<|return|>"}, {"<|call|>", "<|calls|>"}),
     ({"<|flush|>"}, {"<|call|>", "<|calls|>"}),
@@ -73,9 +73,9 @@ _ENDS_MESSAGE_ONLY = (
 
 @dataclass(frozen=True)
 class FillMarks:
-    """Ids that mark the parts of a text whose middle a code model writes.
+    """Fill-in-the-middle token ids: they mark the text before, after and in the gap.
 
-    `repository` and `file` go before names of what stands around it, where a model knows them.
+    repository, file: tokens before the name of a repository and of a file, if the model has them.
     """
 
     prefix: int
@@ -87,9 +87,9 @@ class FillMarks:
 
 @dataclass(frozen=True)
 class Roles:
-    """Ids with a role; None where the model has none.
+    """Token ids with a role; None if the model has none.
 
-    `eog` ends an answer. `shown` are control tokens that belong to the answer's text.
+    eog: tokens that end an answer. shown: control tokens that stay in the text of an answer.
     """
 
     bos: int | None
@@ -106,8 +106,8 @@ class Roles:
 class Vocabulary:
     """Tokens with their kinds and scores.
 
-    `texts[id]` is the token as the file spells it, `ids` the inverse, `kinds[id]` a TokenKind as
-    uint8, `scores[id]` the merge priority (None when the file has none).
+    texts: token texts as spelled in the file, by id. ids: the inverse. kinds: TokenKind values, by
+    id. scores: merge priorities by id, None if the file has none.
     """
 
     path: str
@@ -120,16 +120,16 @@ class Vocabulary:
         return len(self.texts)
 
     def of_kind(self, *kinds: TokenKind) -> list[int]:
-        """Ids of these kinds, ascending."""
+        """Return the ids of some kinds, ascending."""
         return np.flatnonzero(np.isin(self.kinds, kinds)).tolist()
 
     def first(self, texts: Sequence[str]) -> int | None:
-        """The id of the first of these texts that is a token."""
+        """Return the id of the first of `texts` that is a token, or None."""
         return next((self.ids[text] for text in texts if text in self.ids), None)
 
 
 def read_vocabulary(fields: Fields) -> Vocabulary:
-    """The tokens of a file. Raises ModelError when arrays are missing, mistyped or too short."""
+    """Read the tokens of a file. Raises ModelError for missing, mistyped or short arrays."""
     texts = fields.strings(PREFIX + "tokens")
     if not texts:
         raise ModelError(
@@ -154,10 +154,10 @@ def read_vocabulary(fields: Fields) -> Vocabulary:
 
 
 def assign_roles(vocabulary: Vocabulary, fields: Fields, defaults: dict[str, int]) -> Roles:
-    """Find the ids with a role, and mark those tokens as control tokens in `vocabulary.kinds`.
+    """Return the ids with a role, and mark these tokens as control tokens in `vocabulary.kinds`.
 
-    `defaults` are the ids that the kind of tokenizer implies (`bos`, `eos`, `unk`) where the file
-    is silent; an id outside the vocabulary counts as absent.
+    defaults: ids of `bos`, `eos` and `unk` that the kind of tokenizer implies if the file names
+    none. Ids outside the vocabulary count as missing.
     """
     n = len(vocabulary)
 
@@ -201,7 +201,7 @@ def assign_roles(vocabulary: Vocabulary, fields: Fields, defaults: dict[str, int
     if end in eog and any(a & texts_of_eog and b & texts_of_eog for a, b in _ENDS_MESSAGE_ONLY):
         eog.discard(end)
         frame.add(end)
-    # Gemma 4 and PLaMo have `</s>` as an HTML tag.
+    # In Gemma 4 and PLaMo, `</s>` is an HTML tag.
     tag = vocabulary.ids.get("</s>")
     if tag in eog and texts_of_eog & {"<|tool_response>", "<|plamo:eos|>"}:
         eog.discard(tag)

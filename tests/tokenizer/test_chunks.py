@@ -1,4 +1,4 @@
-"""Long text that is tokenized in chunks has the ids of the whole, and stops at a limit."""
+"""Long text tokenized in chunks gives the ids of the whole text, and stops at a limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from small_vocabularies import byte_level, scored
 from test_ids import DATA, FILES, TEXTS
 
 from zinc.core.errors import RequestError, TextTooLongError
-from zinc.tokenizer import Tokenizer, bpe, cuts, specials, spm
+from zinc.tokenizer import Tokenizer, bpe, chunks, specials, spm
 from zinc.tokenizer import tokenizer as tokenizers
 from zinc.tokenizer.pretokenizers import pretokenizer, pretokenizer_names
 from zinc.tokenizer.specials import SHIELD, SpecialTokens
@@ -66,14 +66,14 @@ MIXED = st.lists(st.sampled_from(WORDS), max_size=40).map("".join)
 
 def encode_in_chunks(tokenizer, text, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuts, "CHUNK_CHARACTERS", size)
+        patch.setattr(chunks, "CHUNK_CHARACTERS", size)
         patch.setattr(bpe, "LONG_CHARACTERS", 0 if size < NEVER else NEVER)
         patch.setattr(spm, "CHUNK_CHARACTERS", size)
         return tokenizer.encode(text, parse_special=True)
 
 
 @pytest.mark.parametrize(("name", "pre"), KINDS)
-def test_chunks_have_the_ids_of_the_whole(name, pre):
+def test_chunks_give_the_ids_of_the_whole_text(name, pre):
     found = tokenizer(name, pre)
 
     @settings(max_examples=examples(200))
@@ -95,14 +95,14 @@ def test_text_of_words_lines_or_ideographs_is_cut(name):
         if name in ("gemma-4", "llama-spm", "phi-3"):
             text = text.replace(" ", "▁")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cuts, "CHUNK_CHARACTERS", 10)
-            chunks = list(encoder._cuts.chunks(text))
+            patch.setattr(chunks, "CHUNK_CHARACTERS", 10)
+            chunks = list(encoder._chunker.chunks(text))
         assert "".join(chunks) == text
         assert max(map(len, chunks)) <= 40
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_limit_is_kept_to(name):
+def test_more_tokens_than_the_limit_raise(name):
     found = tokenizer(name)
     for text in ("the words of a text\n" * 500, "字典。" * 3000, "a", ""):
         whole = found.encode(text, add_special=False)
@@ -116,12 +116,12 @@ def test_a_limit_is_kept_to(name):
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("text", ["the words of a text\n" * 50, "字典。" * 300, "<s>" * 100])
-def test_a_lower_bound_of_the_tokens_is_one(name, text):
+def test_the_bound_by_length_is_never_above_the_count(name, text):
     found = tokenizer(name)
     whole = found.encode(text, add_special=False, parse_special=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "_COUNTED_CHARACTERS", 0)
-        patch.setattr(cuts, "CHUNK_CHARACTERS", 10)
+        patch.setattr(chunks, "CHUNK_CHARACTERS", 10)
         for limit in (0, 1, len(whole) // 2, len(whole) - 1):
             with pytest.raises(TextTooLongError) as error:
                 found.encode(text, add_special=False, parse_special=True, limit=limit)
@@ -150,10 +150,10 @@ def test_tokenizing_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(found, "longest_token_characters", NEVER)
     with pytest.raises(TextTooLongError):
         found.encode("some words\n" * 100_000, limit=1000)
-    assert sum(tokenized) <= 2 * cuts.CHUNK_CHARACTERS
+    assert sum(tokenized) <= 2 * chunks.CHUNK_CHARACTERS
 
 
-def test_bytes_without_a_token_do_not_count():
+def test_characters_without_a_token_disable_the_bound():
     found = Tokenizer.from_metadata(byte_level() | {"tokenizer.ggml.tokens": ["a", "b"]} | {
         "tokenizer.ggml.token_type": [1, 1]
     })  # fmt: skip
@@ -185,8 +185,8 @@ for pre in sys.argv[2:]:
 
 
 @pytest.mark.every
-def test_no_run_of_characters_takes_a_pretokenizer_long():
-    """Patterns that go back over a run from each of its characters would take minutes here."""
+def test_no_pretokenizer_backtracks_quadratically():
+    """Patterns that backtrack quadratically would take minutes here."""
     ran = subprocess.run(
         [sys.executable, "-c", HOSTILE_RUNS, str(DATA / "qwen2.json"), *PRE_TOKENIZERS],
         env={"PYTHONPATH": str(SOURCE)},
@@ -202,7 +202,7 @@ SPECIALS = st.lists(st.text("ab<>", min_size=1, max_size=6), max_size=8, unique=
 
 @settings(max_examples=examples(1000))
 @given(SPECIALS, st.text("ab<>c", max_size=40), st.sampled_from([0, 8, 256]))
-def test_many_special_tokens_are_found_as_few_are(tokens, text, short):
+def test_many_special_tokens_are_split_like_few(tokens, text, short):
     found = SpecialTokens({token: id for id, token in enumerate(tokens)})
     few, few_shielded = found.split(text), found.shield(text)
     with pytest.MonkeyPatch.context() as patch:
@@ -217,8 +217,8 @@ def test_many_special_tokens_are_found_as_few_are(tokens, text, short):
                 found.split(text, n_found - 1)
 
 
-def test_thousands_of_different_special_tokens_in_a_text():
-    """One after the other, they would be looked for in as many pieces: half a minute."""
+def test_a_text_with_thousands_of_different_special_tokens_is_fast():
+    """Searching each token in each piece would take half a minute."""
     n = 6000
     found = SpecialTokens({f"<unused{id}>": id for id in range(n)})
     text = "".join(f"<unused{id}>x" for id in range(n)) * 10
