@@ -16,7 +16,8 @@ from small_vocabularies import byte_level, scored
 from test_ids import DATA, FILES, TEXTS
 
 from zinc.core.errors import RequestError, TextTooLongError
-from zinc.tokenizer import Tokenizer, bpe, chunks, specials, spm
+from zinc.tokenizer import Tokenizer, bpe, specials, spm
+from zinc.tokenizer import chunks as chunking
 from zinc.tokenizer import tokenizer as tokenizers
 from zinc.tokenizer.pretokenizers import pretokenizer, pretokenizer_names
 from zinc.tokenizer.specials import SHIELD, SpecialTokens
@@ -66,7 +67,7 @@ MIXED = st.lists(st.sampled_from(WORDS), max_size=40).map("".join)
 
 def encode_in_chunks(tokenizer, text, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK_CHARACTERS", size)
+        patch.setattr(chunking, "CHUNK_CHARACTERS", size)
         patch.setattr(bpe, "LONG_CHARACTERS", 0 if size < NEVER else NEVER)
         patch.setattr(spm, "CHUNK_CHARACTERS", size)
         return tokenizer.encode(text, parse_special=True)
@@ -95,7 +96,7 @@ def test_text_of_words_lines_or_ideographs_is_cut(name):
         if name in ("gemma-4", "llama-spm", "phi-3"):
             text = text.replace(" ", "▁")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(chunks, "CHUNK_CHARACTERS", 10)
+            patch.setattr(chunking, "CHUNK_CHARACTERS", 10)
             chunks = list(encoder._chunker.chunks(text))
         assert "".join(chunks) == text
         assert max(map(len, chunks)) <= 40
@@ -121,7 +122,7 @@ def test_the_bound_by_length_is_never_above_the_count(name, text):
     whole = found.encode(text, add_special=False, parse_special=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "_COUNTED_CHARACTERS", 0)
-        patch.setattr(chunks, "CHUNK_CHARACTERS", 10)
+        patch.setattr(chunking, "CHUNK_CHARACTERS", 10)
         for limit in (0, 1, len(whole) // 2, len(whole) - 1):
             with pytest.raises(TextTooLongError) as error:
                 found.encode(text, add_special=False, parse_special=True, limit=limit)
@@ -150,7 +151,7 @@ def test_tokenizing_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(found, "longest_token_characters", NEVER)
     with pytest.raises(TextTooLongError):
         found.encode("some words\n" * 100_000, limit=1000)
-    assert sum(tokenized) <= 2 * chunks.CHUNK_CHARACTERS
+    assert sum(tokenized) <= 2 * chunking.CHUNK_CHARACTERS
 
 
 def test_characters_without_a_token_disable_the_bound():
