@@ -7,7 +7,7 @@ import re
 import pytest
 from pages import PAGES, ROOT
 
-ALL = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "dev" / "kernels" / "README.md"]
+ALL = [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "dev" / "kernels").glob("*.md")]
 
 
 def anchors(page):
