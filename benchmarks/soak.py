@@ -53,7 +53,7 @@ ODD: list[Any] = [
     {"type": "text"}, [{"role": "user"}], [1, "a", None], {"a": {"b": {"c": [{}] * 9}}},
 ]  # fmt: skip
 STORY = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
-HONEST = {"prompt": "Once upon a time", "max_tokens": 6, "temperature": 0}
+VALID_REQUEST = {"prompt": "Once upon a time", "max_tokens": 6, "temperature": 0}
 
 
 class Client:
@@ -68,13 +68,13 @@ class Client:
         self.counts: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.honest_text: str | None = None
+        self.valid_text: str | None = None
 
     async def run(self, n_requests: int, each: Callable[[int], Awaitable[None]]) -> None:
         """Send `n_requests`, CONCURRENT at a time; call `each` with the number sent so far."""
         behaviours = [
             (60, self.malformed), (6, self.not_http), (8, self.half_closed),
-            (6, self.slow_reader), (8, self.leaves), (4, self.slow_body), (8, self.honest),
+            (6, self.slow_reader), (8, self.disconnects), (4, self.slow_body), (8, self.valid),
         ]  # fmt: skip
         weights = [weight for weight, _ in behaviours]
         made = 0
@@ -140,7 +140,7 @@ class Client:
             await asyncio.sleep(0.02)
         await self._close(writer, reset=False)
 
-    async def leaves(self) -> None:
+    async def disconnects(self) -> None:
         """Disconnect within a stream, or before the answer."""
         streams = self._random.random() < 0.7
         body = json.dumps({**STORY, "stream": streams}).encode()
@@ -165,12 +165,14 @@ class Client:
         self._note(await self._read(reader), "200")
         await self._close(writer, reset=False)
 
-    async def honest(self) -> None:
+    async def valid(self) -> None:
         """Send a valid request; its answer must be the same every time."""
-        answer = await self._exchange(_post("/v1/completions", json.dumps(HONEST).encode()), "200")
+        answer = await self._exchange(
+            _post("/v1/completions", json.dumps(VALID_REQUEST).encode()), "200"
+        )
         text = json.loads(answer[1])["choices"][0]["text"]
-        self.honest_text = self.honest_text or text
-        if text != self.honest_text:
+        self.valid_text = self.valid_text or text
+        if text != self.valid_text:
             self.wrong.append(f"a valid request was answered {text!r}")
 
     # -- requests and answers ----------------------------------------------------------------------
