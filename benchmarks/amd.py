@@ -50,7 +50,7 @@ BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 
 SHAPES = ("qwen3-8b", "qwen35moe-64x", "gemma3-1b", "gptoss-6l", "deepseek2-lite")
 STEPS = {
-    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, draws=True),
+    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, samples=True),
     "batch": Bucket(tokens=8, outputs=8, sequences=8, keys=4096),
     "prefill": Bucket(tokens=512, outputs=1, sequences=1, keys=4096),
 }
@@ -124,7 +124,7 @@ def plan_of(name: str) -> Plan:
         make_model.write(str(path), shape, mix, repeat=True)
         with GGUFFile.open(path) as file:
             _, graph = load(file)
-            return make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=8, draws=True)
+            return make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=8, samples=True)
 
 
 def variants(selection: Selection, features: Features) -> dict[KernelVariant, tuple[str, str]]:

@@ -169,7 +169,7 @@ class HostSampled:
 
     def __init__(self, program: Program) -> None:
         self.step, self.work = program.step, program.work
-        self.plan = replace(program.plan, drawn=None)
+        self.plan = replace(program.plan, sampled=None)
 
 
 def measure(name: str, backend: VulkanBackend, args: argparse.Namespace) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def test_a_machine_without_a_compiler_runs_the_embedded_model_from_a_wheel(tmp_p
     features = api.create("vulkan").device.features
     with GGUFFile.open(EMBEDDED_MODEL) as file:
         spec, graph = load(file)
-    plan = make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=64, draws=True)
+    plan = make_plan(graph, VulkanKernels(), max_tokens=512, max_outputs=64, samples=True)
     wanted = prebuild.shipped(plan, [features], spec.context)
     compiled, wheel = cache_folder() / "spirv", tmp_path / "wheel"
     assert prebuild.build(wanted, compiled) == len(wanted)

@@ -303,7 +303,7 @@ def test_plan_says_whether_the_model_fits(zinc, fixture_model, monkeypatch):
         with GGUFFile.open(fixture_model) as file:
             spec, graph = load(file)
             backend = api.create("ref")
-            made = make_plan(graph, backend, max_tokens=512, max_outputs=1, draws=True)
+            made = make_plan(graph, backend, max_tokens=512, max_outputs=1, samples=True)
             memories = budgets(file, [made], backend)
             chosen = choose_cache(spec, memories, "f16", None, made.max_tokens)
         assert chosen.context == context

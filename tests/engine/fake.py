@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zinc.backends.api import CacheLayout, Launch, Plan, Ready, Ref
+from zinc.backends.api import CacheLayout, FinishedStep, Launch, Plan, Ref
 from zinc.ops.registry import Cost
 from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat
 
@@ -77,21 +77,23 @@ class FakeCache:
 
 
 class FakeProgram:
-    """Counts the tokens it ran, and the steps that began before their tokens were known (the fake
-    draws the likeliest only); `fail_at` raises in the step that runs that token."""
+    """Counts the tokens it ran, and the steps that began before their tokens were known.
+
+    It samples the most likely token only. `fail_at`: the token whose step raises.
+    """
 
     def __init__(self, plan, cache):
         self.plan, self.cache = plan, cache
         self.n_run = 0
         self.sizes = []
         self.fail_at = None
-        self.drawn, self.n_ahead = np.empty(0, np.int32), 0
+        self.sampled, self.n_ahead = np.empty(0, np.int32), 0
 
     def step(self, step):
         assert 0 < step.n_tokens <= self.plan.max_tokens
         assert step.n_sequences <= self.plan.max_outputs
         assert len(set(step.state_slot.tolist())) == step.n_sequences
-        step = step.with_drawn(self.drawn)
+        step = step.with_ids(self.sampled)
         self.n_run += step.n_tokens
         self.sizes.append(np.diff(step.seq_start).tolist())
         if self.fail_at is not None and self.fail_at in step.ids:
@@ -104,11 +106,12 @@ class FakeProgram:
                     logits[i, self._next(step, s, int(step.positions[row]))] = 1.0
         return logits
 
-    def draw(self, step):
-        self.n_ahead += bool((step.ids < 0).any())
+    def sample(self, step):
+        self.n_ahead += step.sampled_rows is not None
         logits = self.step(step)
-        self.drawn = np.where(step.draws["k"] > 0, logits.argmax(axis=1), -1).astype(np.int32)
-        return Ready(np.stack([self.drawn, logits.max(axis=1)], axis=1), logits)
+        tokens = np.where(step.sample_params["k"] > 0, logits.argmax(axis=1), -1)
+        self.sampled = tokens.astype(np.int32)
+        return FinishedStep(np.stack([self.sampled, logits.max(axis=1)], axis=1), logits)
 
     def _run(self, step, s, row):
         token, position = int(step.ids[row]), int(step.positions[row])
@@ -166,9 +169,9 @@ def shifted(kind, ids, n, context, n_kept, ends=()):
 
 
 def model(
-    kind, n_blocks, *, max_tokens=24, max_outputs=8, slots=6, window_blocks=None, draws=False
+    kind, n_blocks, *, max_tokens=24, max_outputs=8, slots=6, window_blocks=None, samples=False
 ):
-    """(program, cache) with so many blocks in every group; `draws`: it draws tokens itself."""
+    """(program, cache) with so many blocks in every group; `samples`: it samples tokens itself."""
     states = KINDS[kind]
     windows = sorted({s.window for s in states if isinstance(s, KVState)})
     layout = CacheLayout(
@@ -179,7 +182,7 @@ def model(
     )
     launch = Launch("attention", Dim.TOKENS, states, (), (), Cost(), "")
     output = Ref(0, Dim.OUTPUTS, VOCAB, RowFormat.F32, 0, 0)
-    drawn = Ref(1, Dim.OUTPUTS, 2, RowFormat.F32, 0, 8) if draws else None
-    plan = Plan((launch,), output, 0, max_tokens, max_outputs, drawn)
+    sampled = Ref(1, Dim.OUTPUTS, 2, RowFormat.F32, 0, 8) if samples else None
+    plan = Plan((launch,), output, 0, max_tokens, max_outputs, sampled)
     cache = FakeCache(states, layout)
     return FakeProgram(plan, cache), cache

@@ -22,7 +22,7 @@ ENDS = frozenset([END])
 def drawing(request):
     """Whether programs draw tokens themselves, a step ahead of what the engine knows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("test_engine.model", partial(model, draws=request.param))
+        patch.setattr("test_engine.model", partial(model, samples=request.param))
         yield request.param
 
 
@@ -31,7 +31,7 @@ def greedy(n):
 
 
 def engine(kind="full", n_blocks=64, context=400, **options):
-    names = ("max_tokens", "max_outputs", "slots", "window_blocks", "draws")
+    names = ("max_tokens", "max_outputs", "slots", "window_blocks", "samples")
     program, cache = model(kind, n_blocks, **{k: options.pop(k) for k in names if k in options})
     return Engine(program, cache, VOCAB, context, prompt_tokens_beside_streams=10, **options)
 

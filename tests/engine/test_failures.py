@@ -54,9 +54,9 @@ def test_without_memory_for_a_copy_a_request_is_run_again(copying, monkeypatch):
     check_idle(e)
 
 
-@pytest.mark.parametrize("draws", [False, True])
-def test_a_checkpoint_that_fails_ends_its_request_alone(draws, monkeypatch):
-    e = engine("everything", n_blocks=80, slots=10, max_tokens=200, draws=draws)
+@pytest.mark.parametrize("samples", [False, True])
+def test_a_checkpoint_that_fails_ends_its_request_alone(samples, monkeypatch):
+    e = engine("everything", n_blocks=80, slots=10, max_tokens=200, samples=samples)
     good = e.submit(prompt(40, 1), greedy(9), ())
     bad = e.submit(prompt(90), greedy(9), ())
     copy_state = e.pool.copier.copy_state
@@ -98,18 +98,18 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_a_cache_that_is_true(kind, moment
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_step_on_its_way_did_not_write_is_not_kept(kind, monkeypatch):
     """A device that draws may tell that a step has failed only when its tokens are asked for."""
-    e = engine(kind, max_tokens=60, draws=True)
+    e = engine(kind, max_tokens=60, samples=True)
     bad = e.submit(prompt(90), greedy(9), ())
-    draw = e.program.draw
+    sample = e.program.sample
 
     class Lost:
         def tokens(self):
             raise DeviceError("the device is lost")
 
-    monkeypatch.setattr(e.program, "draw", lambda step: Lost())
+    monkeypatch.setattr(e.program, "sample", lambda step: Lost())
     finish(e, bad)
     assert isinstance(bad.error, DeviceError)
-    monkeypatch.setattr(e.program, "draw", draw)
+    monkeypatch.setattr(e.program, "sample", sample)
     good = e.submit(prompt(90), greedy(9), ENDS)
     finish(e, good)
     assert good.ids == alone(kind, prompt(90), 9, ENDS)

@@ -43,8 +43,8 @@ class Prompt(Task):
         return [*self.ids, *sequence.generated]
 
 
-def worker_of(kind, n_blocks=40, draws=False):
-    return EngineWorker(Engine(*model(kind, n_blocks, draws=draws), VOCAB, 200))
+def worker_of(kind, n_blocks=40, samples=False):
+    return EngineWorker(Engine(*model(kind, n_blocks, samples=samples), VOCAB, 200))
 
 
 def use(worker, kind, seed):
@@ -68,11 +68,11 @@ def use(worker, kind, seed):
                 assert task.answer() == alone(kind, ids, n)
 
 
-@pytest.mark.parametrize("draws", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("samples", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_requests_of_several_threads(kind, draws):
+def test_random_requests_of_several_threads(kind, samples):
     """Also with programs that draw tokens themselves, so that a step is in flight between calls."""
-    worker = worker_of(kind, draws=draws)
+    worker = worker_of(kind, samples=samples)
     with ThreadPoolExecutor(6) as pool:
         for each in [pool.submit(use, worker, kind, seed) for seed in range(6)]:
             each.result(PATIENCE_S)

@@ -43,7 +43,7 @@ IN_FULL = {"cpu", "vulkan", *(f"vulkan gpu f16 {step}" for step in ("decode", "p
 
 # Steps of one token, of one token of each of eight sequences, and of a prompt.
 BUCKETS = {
-    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, draws=True),
+    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, samples=True),
     "streams": Bucket(tokens=8, outputs=8, sequences=8, keys=4096),
     "prompt": Bucket(tokens=512, outputs=1, sequences=1, keys=4096),
 }
@@ -72,7 +72,9 @@ def pinned(name: str) -> str:
     lines = []
     for backend, options in (("ref", None), ("cpu", {"level": "scalar"}), ("vulkan", None)):
         kernels = api.kernels(backend, options)
-        plan = make_plan(graph, kernels, max_tokens=MAX_TOKENS, max_outputs=MAX_OUTPUTS, draws=True)
+        plan = make_plan(
+            graph, kernels, max_tokens=MAX_TOKENS, max_outputs=MAX_OUTPUTS, samples=True
+        )
         lines += _section(backend, f"arena {plan.arena_bytes} bytes", _numbered(plan))
         if backend == "vulkan":
             for kv_dtype, device, bucket in product(("f16", "q8_0"), DEVICES, BUCKETS):

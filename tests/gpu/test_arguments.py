@@ -11,8 +11,8 @@ import pytest
 from zinc.backends.vulkan.shaders import KERNELS
 from zinc.gpu.arguments.generate import FOLDER, all_structs, cpp_header, file_name, slang
 from zinc.gpu.arguments.layout import F32, U8, U16, U32, U64, FieldType, Flag, Struct
-from zinc.gpu.arguments.structs import Draw, StepHeader
-from zinc.ops.step import DRAW
+from zinc.gpu.arguments.structs import SampleParams, StepHeader
+from zinc.ops.step import SAMPLE_PARAMS
 
 
 class Mixed(Struct):
@@ -51,10 +51,12 @@ def test_a_number_that_exceeds_its_bits_is_refused() -> None:
 
 
 def test_a_draw_is_laid_out_as_numpy_lays_it_out() -> None:
-    fields = DRAW.fields
+    fields = SAMPLE_PARAMS.fields
     assert fields is not None
-    assert {f.name: f.offset for f in Draw.layout().fields} == {k: v[1] for k, v in fields.items()}
-    assert Draw.layout().size == DRAW.itemsize
+    assert {f.name: f.offset for f in SampleParams.layout().fields} == {
+        k: v[1] for k, v in fields.items()
+    }
+    assert SampleParams.layout().size == SAMPLE_PARAMS.itemsize
 
 
 def test_positions_follow_the_step_header_on_four_bytes() -> None:

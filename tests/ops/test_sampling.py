@@ -13,7 +13,7 @@ from zinc.engine.sampling import Sampler, SamplingParams
 from zinc.engine.sampling.candidates import Candidates
 from zinc.engine.sampling.short import Short, draw_short
 from zinc.ops.cases import Case
-from zinc.ops.sampling import draws_of
+from zinc.ops.sampling import pack_sample_params
 
 DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("sample"))]
 CHI_SQUARE_999_7 = 24.32  # 0.999 quantile, 7 degrees of freedom
@@ -21,7 +21,7 @@ CHI_SQUARE_999_7 = 24.32  # 0.999 quantile, 7 degrees of freedom
 
 def drawn(name, logits, draws):
     """(tokens, largest logits) of rows."""
-    case = Case("draw", len(logits), draws=draws_of(draws))
+    case = Case("draw", len(logits), sample_params=pack_sample_params(draws))
     rows = case.graph.select_rows(case.graph.embed(case.given(logits)))
     tokens, peaks = run(api.create(name), case.returns(case.graph.sample(rows))).T
     return tokens.astype(int).tolist(), peaks
@@ -113,4 +113,4 @@ def test_a_damaged_row_shows_in_its_largest_logit(k):
 )
 def test_which_requests_a_device_draws_for(settings, draws):
     sampler = Sampler(SamplingParams(seed=1, **settings), 50, end_tokens=[7])
-    assert (sampler.draw() is not None) is draws
+    assert (sampler.device_params() is not None) is draws

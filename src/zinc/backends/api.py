@@ -90,8 +90,8 @@ class Launch:
 class Plan:
     """A program for steps of at most `max_tokens` tokens and `max_outputs` output rows.
 
-    drawn: where the tokens of a step are that has `draws` (zinc.ops.sampling), float32 [outputs, 2]
-    that no other step of the program touches; None when the host is to draw them.
+    sampled: the tokens that a step with `sample_params` samples, float32 [outputs, 2] as
+    `zinc.ops.sampling` returns them; no other launch writes there. None if the host samples.
     """
 
     launches: tuple[Launch, ...]
@@ -99,7 +99,7 @@ class Plan:
     arena_bytes: int
     max_tokens: int
     max_outputs: int
-    drawn: Ref | None = None
+    sampled: Ref | None = None
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -236,6 +236,14 @@ class Program(Protocol):
         """Runs the batch. Returns logits float32 [outputs, vocab], valid until the next step."""
         ...
 
+    def sample(self, step: Step) -> StepResult:
+        """Queue a step with `sample_params`, and return before it has run.
+
+        Only for a plan that has `sampled`. `step.sampled_rows` may refer to the previous call,
+        whose tokens the host need not know yet. Later calls of the program or its cache run later.
+        """
+        ...
+
     def run(self, step: Step, first: int, last: int) -> None:
         """Runs launches first up to but not including last: for inspection, and where several
         devices take turns."""
@@ -258,43 +266,36 @@ class Program(Protocol):
         ...
 
 
-class Drawn(Protocol):
-    """The tokens of a step that may still run. Asking for them waits for it."""
+class StepResult(Protocol):
+    """The result of a step that may still run; its methods wait for the step."""
 
     def tokens(self) -> FloatArray:
-        """Token and largest logit of each output row, float32 [outputs, 2]. Raises DeviceError."""
+        """Return the token and largest logit of each output row, float32 [outputs, 2].
+
+        Raises DeviceError.
+        """
         ...
 
     def logits(self) -> FloatArray:
-        """Logits float32 [outputs, vocab], if the step has a row that is not drawn; valid until the
-        next step but one."""
+        """Return logits, float32 [outputs, vocab], if the step leaves a row to the host.
+
+        They are valid until the next step but one.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A `Drawn` whose step has run."""
+class FinishedStep:
+    """A `StepResult` whose step has run."""
 
-    drawn: FloatArray
+    sampled: FloatArray
     output: FloatArray
 
     def tokens(self) -> FloatArray:
-        return self.drawn
+        return self.sampled
 
     def logits(self) -> FloatArray:
         return self.output
-
-
-class DrawingProgram(Program, Protocol):
-    """A program of a plan that has `drawn`: one that draws tokens itself."""
-
-    def draw(self, step: Step) -> Drawn:
-        """Queues a batch that has `draws`, and returns before it has run.
-
-        In its ids, -1 - r stands for the token that the last draw gave output row r, which the host
-        need not know yet. What is asked of the program or of its cache later happens later.
-        """
-        ...
 
 
 class Cache(Protocol):

@@ -27,6 +27,7 @@ from zinc.backends.api import (
     Segment,
     SplitPlan,
     StepCounts,
+    StepResult,
     TensorData,
     Transfer,
     Work,
@@ -109,6 +110,9 @@ class SplitProgram:
         if not len(step.output_rows):  # a chunk in the middle of a prompt
             return np.empty((0, self.plan.output.cols), np.float32)
         return self.read(self.plan.output, len(step.output_rows))
+
+    def sample(self, step: Step) -> StepResult:
+        raise NotImplementedError("a split plan leaves sampling to the host")
 
     def run(self, step: Step, first: int, last: int) -> None:
         """A value is handed over before the launch that follows in the schedule."""

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from zinc.engine.load.model import LoadedModel
     from zinc.ops.step import Step
 
-# What a profiled step draws its tokens with, in the order of DRAW: the default of a request.
-COMMON_CHAIN = (40, 0, 0.95, 0.05, 0.8, 0.5)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model(parser)
@@ -252,11 +249,14 @@ class Bench:
 
         The step samples a token of each row if the backend has a kernel for that.
         """
-        from zinc.ops.sampling import draws_of
+        from zinc.ops.sampling import pack_sample_params
+        from zinc.ops.step import SampleParams
 
         step, program = self._step(shape), self._model.program
-        if self._model.plan.drawn is not None:
-            step = replace(step, draws=draws_of([COMMON_CHAIN] * len(step.output_rows)))
+        if self._model.plan.sampled is not None:
+            common = SampleParams(40, 0, 0.95, 0.05, 0.8, 0.5)  # the defaults of a request
+            params = pack_sample_params([common] * len(step.output_rows))
+            step = replace(step, sample_params=params)
         runs, whole = [], []
         tick = stepper(progress, reps + 1)
         for _ in range(reps + 1):

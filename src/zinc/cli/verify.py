@@ -124,21 +124,24 @@ def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
     import numpy as np
 
     from zinc.cli.steps import StepMaker
-    from zinc.ops.sampling import draws_of
+    from zinc.ops.sampling import pack_sample_params
+    from zinc.ops.step import SampleParams
 
     maker = StepMaker(model)
 
     rng = np.random.default_rng(0)
     ids = rng.integers(model.spec.vocab, size=model.context).tolist()
-    draws = draws_of([(40, 0, 0.95, 0.05, 0.8, point) for point in rng.random(n_tokens)])
+    params = pack_sample_params(
+        [SampleParams(40, 0, 0.95, 0.05, 0.8, point) for point in rng.random(n_tokens)]
+    )
     steps = [("prefill", maker.step(ids[:n_tokens], 0, outputs=n_tokens))]
     steps += [
         (f"decode at {at}", maker.step([ids[at]], at, outputs=1))
         for at in range(n_tokens, n_tokens + DECODE_STEPS)
     ]
     for name, step in steps:
-        n_drawn = len(step.output_rows) if model.plan.drawn else 0
-        yield name, replace(step, draws=draws[:n_drawn] if n_drawn else None)
+        n_sampled = len(step.output_rows) if model.plan.sampled else 0
+        yield name, replace(step, sample_params=params[:n_sampled] if n_sampled else None)
 
 
 def compare_layers(

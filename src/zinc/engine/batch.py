@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,8 +39,12 @@ def make_step(
 
 
 def make_next_step(running: Seq[Sequence], rows: Seq[int], n_groups: int) -> Step:
-    """A step of one token of each: that which the last step of the program draws for these rows."""
-    return _streams(running, [-1 - row for row in rows], n_groups)
+    """Return a step of one token for each sequence: the token sampled for its row of the last step.
+
+    rows: output row of each sequence in that step, which may still run.
+    """
+    step = _streams(running, [0] * len(running), n_groups)
+    return replace(step, sampled_rows=np.array(rows, np.int32))
 
 
 def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from zinc.backends.api import Drawn, Program
+from zinc.backends.api import Program, StepResult
 from zinc.engine.sampling import Sampled, check_peak, sample_rows
 from zinc.engine.sequence import Sequence
 
@@ -27,7 +27,7 @@ class Flight:
     """
 
     program: Program
-    drawn: Drawn
+    result: StepResult
     running: Seq[Sequence]
     counts: Seq[int]
     ends: Seq[int]
@@ -42,7 +42,7 @@ class Flight:
 
     def wait(self) -> None:
         """Returns when it has run. Raises what the device raises."""
-        self.drawn.tokens()
+        self.result.tokens()
 
     def outcomes(self) -> Iterator[tuple[Sequence, Sampled | Exception]]:
         """The token that each of `complete` gets, or what is wrong with its row; after `wait`."""
@@ -50,13 +50,13 @@ class Flight:
         if by_host:
             complete = [self.complete[row] for row in by_host]
             allowed = [s.constraint if s.is_constrained else None for s in complete]
-            logits = self.drawn.logits()
+            logits = self.result.logits()
             if len(by_host) < len(logits):
                 logits = logits[by_host]
             sampled = sample_rows([s.sampler for s in complete], logits, allowed)
             yield from zip(complete, sampled, strict=True)
         if len(by_host) < len(self.complete):
-            rows = self.drawn.tokens().tolist()
+            rows = self.result.tokens().tolist()
             for s, drawn, (token, peak) in zip(self.complete, self.on_device, rows, strict=True):
                 if drawn:
                     yield s, _checked(int(token), peak)

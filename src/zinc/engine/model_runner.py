@@ -10,24 +10,23 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 
-from zinc.backends.api import DrawingProgram, Drawn, Program, Ready
+from zinc.backends.api import FinishedStep, Program, StepResult
 from zinc.engine.batch import make_next_step, make_step
 from zinc.engine.flight import Flight
 from zinc.engine.readout import ReadoutKind
-from zinc.engine.sampling import Draw
 from zinc.engine.sequence import Sequence
-from zinc.ops.sampling import draws_of
-from zinc.ops.step import Step
+from zinc.ops.sampling import pack_sample_params
+from zinc.ops.step import SampleParams, Step
 from zinc.ops.values import FloatArray
 
 # Returns the program for readouts of a kind, for sequences that are extended or not.
 PrepareProgram: TypeAlias = Callable[[ReadoutKind, bool], Program]
 
-_BY_HOST: Draw = (0, 0, 1.0, 0.0, 1.0, 0.0)
+_BY_HOST = SampleParams(k=0)
 _NO_TOKENS = np.empty((0, 2), np.float32)
 
 
@@ -60,29 +59,30 @@ class ModelRunner:
         program = self._program_of(running[0])
         complete = [s for s in running if counts[s.id] == s.pending]
         begun = time.perf_counter()
-        draws: list[Draw | None] = [None] * len(complete)
-        if program.plan.drawn is not None:
-            draws = [None if s.is_constrained else s.sampler.draw() for s in complete]
+        params: list[SampleParams | None] = [None] * len(complete)
+        if program.plan.sampled is not None:
+            params = [None if s.is_constrained else s.sampler.device_params() for s in complete]
         step = make_step(running, counts, self._n_groups)
-        if any(draws):
-            drawn = _draw(program, step, draws)
+        result: StepResult
+        if any(params):
+            result = _sample(program, step, params)
         else:
-            drawn = Ready(_NO_TOKENS, program.step(step))
-        on_device = [draw is not None for draw in draws]
+            result = FinishedStep(_NO_TOKENS, program.step(step))
+        on_device = [each is not None for each in params]
         n_tokens = [counts[s.id] for s in running]
         ends = _advance(running, n_tokens)
-        return Flight(program, drawn, running, n_tokens, ends, complete, on_device, begun)
+        return Flight(program, result, running, n_tokens, ends, complete, on_device, begun)
 
     def launch_behind(self, flight: Flight, rows: Seq[int]) -> Flight:
         """Queues the next token of those in these rows of a flight, which nobody has seen yet."""
         running = [flight.complete[row] for row in rows]
         begun = time.perf_counter()
         step = make_next_step(running, rows, self._n_groups)
-        drawn = _draw(flight.program, step, [s.sampler.draw() for s in running])
+        result = _sample(flight.program, step, [s.sampler.device_params() for s in running])
         ones = [1] * len(running)
         ends = _advance(running, ones)
         return Flight(
-            flight.program, drawn, running, ones, ends, running, [True] * len(ones), begun
+            flight.program, result, running, ones, ends, running, [True] * len(ones), begun
         )
 
     def embed(self, running: Seq[Sequence], counts: Mapping[int, int]) -> None:
@@ -131,7 +131,7 @@ def _advance(running: Seq[Sequence], counts: Seq[int]) -> list[int]:
     return [s.n_run for s in running]
 
 
-def _draw(program: Program, step: Step, draws: Seq[Draw | None]) -> Drawn:
-    """None is a row that the host draws."""
-    numbers = draws_of([_BY_HOST if draw is None else draw for draw in draws])
-    return cast(DrawingProgram, program).draw(replace(step, draws=numbers))
+def _sample(program: Program, step: Step, params: Seq[SampleParams | None]) -> StepResult:
+    """Queue `step` with device sampling; None leaves a row to the host."""
+    packed = pack_sample_params([_BY_HOST if each is None else each for each in params])
+    return program.sample(replace(step, sample_params=packed))

@@ -54,15 +54,15 @@ class Dispatch:
 class Bucket:
     """Upper bounds of a step, for which grids are made: kernels read the step's own numbers.
 
-    `keys` bounds the cached positions that a sequence has after the step. `draws`: it draws tokens;
-    `logits`: its output is read by the host.
+    keys: cached positions of the longest sequence after the step. samples: the step samples tokens.
+    logits: the host reads the step's output.
     """
 
     tokens: int
     outputs: int
     sequences: int
     keys: int
-    draws: bool = False
+    samples: bool = False
     logits: bool = True
 
     @classmethod
@@ -74,7 +74,7 @@ class Bucket:
         outputs: int,
         sequences: int,
         keys: int,
-        draws: bool = False,
+        samples: bool = False,
         logits: bool = True,
     ) -> Bucket:
         """Powers of two that hold a step of the plan."""
@@ -83,7 +83,7 @@ class Bucket:
             min(_bound(outputs), plan.max_outputs),
             min(_bound(sequences), plan.max_tokens),
             max(SMALLEST_KEYS, _bound(keys)),
-            draws,
+            samples,
             logits,
         )
 

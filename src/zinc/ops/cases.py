@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from zinc.ops.graph import Graph
 from zinc.ops.random_blocks import random_blocks
-from zinc.ops.step import Draws, Step
+from zinc.ops.step import SampleParamsArray, Step
 from zinc.ops.values import Constant, Dim, FloatArray, KVState, Value, Weight
 from zinc.quant.blocks import GGMLType
 from zinc.quant.encode import ENCODERS, encode
@@ -33,8 +33,8 @@ WEIGHT_TYPES = (
 @dataclass(slots=True)
 class Case:
     """`graph.output` is what is compared; `tensors` holds float32 data for each Weight by name, or
-    `blocks` its bytes when it is of a type that zinc does not encode. `draws` says how the step
-    draws tokens, if it does. Each sequence has `cached` tokens before the step."""
+    `blocks` its bytes when it is of a type that zinc does not encode. `sample_params`: how the
+    step samples tokens, if it does. Each sequence has `cached` tokens before the step."""
 
     name: str
     n_tokens: int = 5
@@ -43,7 +43,7 @@ class Case:
     blocks: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
     sequences: Sequence[int] = ()
     cached: int = 0
-    draws: Draws | None = None
+    sample_params: SampleParamsArray | None = None
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def rows(self, cols: int, scale: float = 1.0) -> Value:
@@ -151,5 +151,5 @@ class Case:
             seq_start=starts,
             state_slot=np.arange(n_sequences, dtype=np.int32),
             tables=(table,),
-            draws=self.draws if first == self.cached else None,
+            sample_params=self.sample_params if first == self.cached else None,
         )

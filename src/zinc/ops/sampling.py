@@ -1,8 +1,8 @@
-"""Drawing tokens on the device: top-k, top-p, min-p and temperature, in this order, and a draw.
+"""Sampling on the device: top-k, top-p, min-p and temperature, in this order.
 
-With it the token of one step feeds the next without a look from the host. The chain is that of
-llama.cpp's samplers of these names; the host's `engine.sampling.short` says the same, for chains of
-any k. Decisions are taken from the same random number, so that both draw the same token.
+With it the token of one step is the input of the next, without a round trip to the host. The chain
+is llama.cpp's for samplers of these names. `zinc.engine.sampling.short` implements the same chain
+on the host, for any k; host and device pick the same token for the same random number.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from zinc.ops.cases import Case
 from zinc.ops.graph import Node
 from zinc.ops.operands import rows
 from zinc.ops.registry import Attrs, Cost, Phase, op
-from zinc.ops.step import DRAW, Draws, Step
+from zinc.ops.step import SAMPLE_PARAMS, SampleParams, SampleParamsArray, Step
 from zinc.ops.values import FloatArray
 
 MOST_CANDIDATES = 64  # the largest k
 MASS_RESOLUTION = 1e-6  # a mass so near to its target counts as equal to it
 
 
-def draws_of(rows: Sequence[tuple[int, int, float, float, float, float]]) -> Draws:
-    """DRAW [rows] of tuples in the order of its fields."""
-    return np.array(list(rows), DRAW)
+def pack_sample_params(rows: Sequence[SampleParams]) -> SampleParamsArray:
+    """Return `rows` as an array SAMPLE_PARAMS [rows]."""
+    return np.array(list(rows), SAMPLE_PARAMS)
 
 
 def _cost(node: Node) -> Cost:
@@ -35,7 +35,7 @@ def _cost(node: Node) -> Cost:
 def _cases() -> Iterator[Case]:
     for n_vocab in (50, 2048, 5003, 140_000):
         chains = [
-            (k, min_keep, top_p, min_p, temperature, point)
+            SampleParams(k, min_keep, top_p, min_p, temperature, point)
             for k, min_keep, top_p, min_p, temperature in (
                 (1, 0, 1.0, 0.0, 1.0),
                 (64, 0, 1.0, 0.0, 1.7),
@@ -45,10 +45,12 @@ def _cases() -> Iterator[Case]:
             )
             for point in (0.0, 0.31, 0.77, 1 - 2.0**-24)
         ]
-        case = Case(f"{n_vocab}", len(chains), draws=draws_of(chains))
+        case = Case(f"{n_vocab}", len(chains), sample_params=pack_sample_params(chains))
         yield case.returns(case.graph.sample(case.graph.select_rows(case.rows(n_vocab, 3.0))))
     tied = Case(
-        "tied", 6, draws=draws_of([(k, 0, 1.0, 0.0, 1.0, 0.9) for k in (1, 2, 3, 5, 9, 64)])
+        "tied",
+        6,
+        sample_params=pack_sample_params([SampleParams(k, point=0.9) for k in (1, 2, 3, 5, 9, 64)]),
     )
     logits = np.full((6, 300), -50, np.float32)
     logits[:, [7, 40, 41, 90, 250, 299]] = [1.0, 2.0, 2.0, 2.0, -3.0, 1.0]
@@ -58,37 +60,37 @@ def _cases() -> Iterator[Case]:
 
 @op(rows("logits"), cost=_cost, cases=_cases, phase=Phase.SAMPLING, optional=True)
 def sample(step: Step, attrs: Attrs, logits: FloatArray) -> Sequence[FloatArray]:
-    """For each row of logits [outputs, vocab] the token that `step.draws` gives it and the row's
-    largest logit: [outputs, 2], zeros for a row that is not drawn.
+    """Sample a token from each row of logits [outputs, vocab] as `step.sample_params` say.
 
-    The k likeliest tokens stay, of equals those of the lowest ids; of them the fewest likeliest
-    that have a share of top_p, and those at least min_p times as likely as the likeliest, but not
-    fewer than min_keep. One is drawn by its share at the temperature: the first whose running sum
-    exceeds `point` of the whole. Of a row whose largest logit is no finite number it is the first
-    that has it. Tokens are float32, exact up to 2^24.
+    Returns float32 [outputs, 2]: the token (exact up to 2^24) and the largest logit of the row, or
+    zeros for a row with k = 0. The k most likely tokens are candidates; the lower id wins a tie.
+    top_p keeps the fewest candidates whose probabilities reach that sum, min_p the candidates that
+    are at least min_p times as likely as the best; both keep at least min_keep. The sampled token
+    is the first whose cumulative probability at the temperature exceeds `point`. If the largest
+    logit is not finite, the first token that has it is returned.
     """
     found = np.zeros((len(logits), 2), np.float32)
-    if step.draws is not None:
-        for row, draw, out in zip(logits, step.draws, found, strict=True):
-            if draw["k"] > 0:
-                out[:] = _draw(row, draw), row.max()
+    if step.sample_params is not None:
+        for row, params, out in zip(logits, step.sample_params, found, strict=True):
+            if params["k"] > 0:
+                out[:] = _sample_row(row, params), row.max()
     return [found]
 
 
-def _draw(row: FloatArray, draw: np.void) -> int:
+def _sample_row(row: FloatArray, params: np.void) -> int:
     best = int(row.argmax())  # the first NaN, if there is one
     if not np.isfinite(row[best]):
         return best
     order = np.lexsort((np.arange(row.size), -row))
-    order = order[row[order] > -np.inf][: draw["k"]]
-    kept, least = row[order].astype(np.float64), max(int(draw["min_keep"]), 1)
+    order = order[row[order] > -np.inf][: params["k"]]
+    kept, least = row[order].astype(np.float64), max(int(params["min_keep"]), 1)
     n = kept.size
-    if draw["top_p"] < 1:
+    if params["top_p"] < 1:
         mass = np.exp(kept - kept[0]).cumsum()
-        reached = int((mass < mass[-1] * draw["top_p"] * (1 - MASS_RESOLUTION)).sum()) + 1
+        reached = int((mass < mass[-1] * params["top_p"] * (1 - MASS_RESOLUTION)).sum()) + 1
         n = min(n, max(reached, least))
-    if draw["min_p"] > 0:
-        likely = int((kept >= kept[0] + np.log(float(draw["min_p"]))).sum())
+    if params["min_p"] > 0:
+        likely = int((kept >= kept[0] + np.log(float(params["min_p"]))).sum())
         n = min(n, max(likely, least))
-    shares = np.exp((kept[:n] - kept[0]) / draw["temperature"]).cumsum()
-    return int(order[min(int((shares <= draw["point"] * shares[-1]).sum()), n - 1)])
+    shares = np.exp((kept[:n] - kept[0]) / params["temperature"]).cumsum()
+    return int(order[min(int((shares <= params["point"] * shares[-1]).sum()), n - 1)])

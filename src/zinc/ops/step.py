@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,23 @@ from zinc.ops.values import Dim
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 
-# How the token of a row is drawn (zinc.ops.sampling): one of the `k` likeliest, 1 for the likeliest
-# itself and 0 for a row that is not drawn; `point` is the random number, from [0, 1).
-DRAW = np.dtype(
+
+class SampleParams(NamedTuple):
+    """How the device samples the token of an output row (`zinc.ops.sampling`).
+
+    k: sample from the k most likely tokens; 1 takes the most likely one, 0 leaves the row to the
+    host. point: the random number, in [0, 1).
+    """
+
+    k: int
+    min_keep: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    temperature: float = 1.0
+    point: float = 0.0
+
+
+SAMPLE_PARAMS = np.dtype(
     [
         ("k", "<i4"),
         ("min_keep", "<i4"),
@@ -24,7 +38,7 @@ DRAW = np.dtype(
         ("point", "<f4"),
     ]
 )
-Draws: TypeAlias = npt.NDArray[np.void]
+SampleParamsArray: TypeAlias = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +48,13 @@ class Step:
     The tokens of a sequence are adjacent and in order of position. Prefill, decode and
     verification differ only in how many tokens each sequence brings.
 
-    ids, positions, sequence: int32 [tokens], where the id -1 - r is the token that the last draw
-    gave output row r (see `DrawingProgram`); output_rows: int32 [outputs], the token rows whose
-    logits are wanted; seq_start: int32 [sequences + 1], first token row of each sequence;
-    state_slot: int32 [sequences], where each has its recurrent state; tables: one block table
-    int32 [sequences, blocks] for each group of layers (see `KVState.window`), -1 where no block
-    is held; draws: DRAW [outputs], when tokens are to be drawn.
+    ids, positions, sequence: int32 [tokens]. output_rows: int32 [outputs], the token rows whose
+    logits are wanted. seq_start: int32 [sequences + 1], first token row of each sequence.
+    state_slot: int32 [sequences], slot of each recurrent state. tables: one block table int32
+    [sequences, blocks] for each group of layers (see `KVState.window`), -1 where no block is held.
+    sample_params: SAMPLE_PARAMS [outputs], if the program is to sample tokens. sampled_rows: int32
+    [tokens] or None; if given, `ids` are not read, and the id of token i is the token that the
+    program's previous step sampled for output row sampled_rows[i].
     """
 
     ids: IntArray
@@ -49,7 +64,8 @@ class Step:
     seq_start: IntArray
     state_slot: IntArray
     tables: tuple[IntArray, ...] = field(default_factory=tuple)
-    draws: Draws | None = None
+    sample_params: SampleParamsArray | None = None
+    sampled_rows: IntArray | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -71,10 +87,11 @@ class Step:
             case _:
                 return 1
 
-    def with_drawn(self, drawn: IntArray) -> Step:
-        """The step with ids for those that stand for tokens of the last draw, by output row."""
-        if (self.ids >= 0).all():
+    def with_ids(self, sampled: IntArray) -> Step:
+        """Return the step with its ids filled in from `sampled`, the tokens of the previous step.
+
+        sampled: int32 [output rows of the previous step].
+        """
+        if self.sampled_rows is None:
             return self
-        ids = self.ids.copy()
-        ids[ids < 0] = drawn[~ids[ids < 0]]
-        return replace(self, ids=ids)
+        return replace(self, ids=sampled[self.sampled_rows], sampled_rows=None)

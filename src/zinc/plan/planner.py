@@ -12,7 +12,7 @@ from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split
 
-DRAWN_COLS = 2  # of the op `sample`
+SAMPLED_COLS = 2  # of the op `sample`
 
 
 def make_plan(
@@ -23,12 +23,12 @@ def make_plan(
     max_outputs: int,
     max_sequences: int = 64,
     fuse: bool = True,
-    draws: bool = False,
+    samples: bool = False,
 ) -> Plan:
     """Plans `graph` for steps of at most so many tokens, output rows and sequences.
 
-    draws: its output are logits, from which a backend that can is to draw tokens itself. For a
-    backend that is made of several the plan is a SplitPlan, and the host draws.
+    samples: the graph's output are logits, and a backend with a kernel for it samples tokens. For
+    a backend of several devices the plan is a SplitPlan, and the host samples.
 
     Raises UnsupportedError when the backend lacks a kernel for an op or a block format.
     """
@@ -42,7 +42,9 @@ def make_plan(
     next_id = 1 + max(v.id for node in graph.nodes for v in node.outputs)
     if not isinstance(backend, Split):
         plan = _part(graph.nodes, graph.output, backend, rows, fuse, next_id).plan
-        return _with_draws(plan, graph.output) if draws and backend.supports("sample") else plan
+        return (
+            _with_sampling(plan, graph.output) if samples and backend.supports("sample") else plan
+        )
     parts = []
     for device, nodes in zip(
         backend.devices,
@@ -110,20 +112,22 @@ def _part(
     return split.Part(plan, sends, receives)
 
 
-def _with_draws(plan: Plan, logits: Value) -> Plan:
-    """The plan with a launch that draws tokens, behind all else in the arena: the next step reads
-    them when it has begun to overwrite the rest."""
+def _with_sampling(plan: Plan, logits: Value) -> Plan:
+    """Append a launch that samples tokens, with its result behind everything else in the arena.
+
+    The next step reads the tokens when it has begun to overwrite the rest.
+    """
     id = 1 + max(ref.id for launch in plan.launches for ref in launch.outputs)
-    tokens = Value(id, Dim.OUTPUTS, DRAWN_COLS)
+    tokens = Value(id, Dim.OUTPUTS, SAMPLED_COLS)
     node = Node("sample", (logits,), (tokens,), label="sampling")
-    offset, stride = -(-plan.arena_bytes // memory.ALIGNMENT) * memory.ALIGNMENT, 4 * DRAWN_COLS
-    drawn = Ref(id, Dim.OUTPUTS, DRAWN_COLS, RowFormat.F32, offset, stride)
+    offset, stride = -(-plan.arena_bytes // memory.ALIGNMENT) * memory.ALIGNMENT, 4 * SAMPLED_COLS
+    sampled = Ref(id, Dim.OUTPUTS, SAMPLED_COLS, RowFormat.F32, offset, stride)
     launch = Launch(
-        "sample", Dim.OUTPUTS, (plan.output,), (drawn,), (), OPS["sample"].cost(node), node.label
+        "sample", Dim.OUTPUTS, (plan.output,), (sampled,), (), OPS["sample"].cost(node), node.label
     )
     arena_bytes = offset + plan.max_outputs * stride
     launches = (*plan.launches, launch)
-    return replace(plan, launches=launches, drawn=drawn, arena_bytes=arena_bytes)
+    return replace(plan, launches=launches, sampled=sampled, arena_bytes=arena_bytes)
 
 
 def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, Operand, Plan, Ref, TensorData, Work
+from zinc.backends.api import CacheLayout, Operand, Plan, Ref, StepResult, TensorData, Work
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
@@ -130,6 +130,9 @@ class CpuProgram:
         if not len(step.output_rows):  # a chunk in the middle of a prompt
             return np.empty((0, out.cols), np.float32)
         return self._program.view(out.offset, len(step.output_rows), out.cols, out.stride)
+
+    def sample(self, step: Step) -> StepResult:
+        raise NotImplementedError("the CPU backend has no kernel for sampling")
 
     def run(self, step: Step, first: int, last: int) -> None:
         self._program.run(first, last, *self._arguments(step))

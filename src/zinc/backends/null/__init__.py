@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, Plan, Ready, Ref, TensorData, Work
+from zinc.backends.api import CacheLayout, FinishedStep, Plan, Ref, TensorData, Work
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RowFormat, State, Weight
@@ -52,7 +52,7 @@ class NullProgram:
         self.work = Work()
         self.steps: list[Step] = []
         self.launched: list[str] = []
-        self._drawn = np.empty(0, np.int32)
+        self._sampled = np.empty(0, np.int32)
 
     def step(self, step: Step) -> FloatArray:
         self.steps.append(step)
@@ -63,10 +63,10 @@ class NullProgram:
         logits[np.arange(len(rows)), best] = 1.0
         return logits
 
-    def draw(self, step: Step) -> Ready:
-        logits = self.step(step.with_drawn(self._drawn))
-        self._drawn = logits.argmax(axis=1).astype(np.int32)
-        return Ready(np.stack([self._drawn, logits.max(axis=1)], axis=1), logits)
+    def sample(self, step: Step) -> FinishedStep:
+        logits = self.step(step.with_ids(self._sampled))
+        self._sampled = logits.argmax(axis=1).astype(np.int32)
+        return FinishedStep(np.stack([self._sampled, logits.max(axis=1)], axis=1), logits)
 
     def run(self, step: Step, first: int, last: int) -> None:
         self.launched.extend(launch.kernel for launch in self.plan.launches[first:last])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, Operand, Plan, Ready, Ref, TensorData, Work
+from zinc.backends.api import CacheLayout, FinishedStep, Operand, Plan, Ref, TensorData, Work
 from zinc.ops.attention import CacheView
 from zinc.ops.recurrent import StateView
 from zinc.ops.registry import OPS
@@ -82,19 +82,19 @@ class RefProgram:
         self.plan, self._weights, self._cache = plan, weights, cache
         self._values: dict[int, FloatArray] = {}
         self.work = Work()
-        self._drawn = np.empty(0, np.int32)
+        self._sampled = np.empty(0, np.int32)
 
     def step(self, step: Step) -> FloatArray:
         self._values.clear()
         self.run(step, 0, len(self.plan.launches))
         return self._values[self.plan.output.id]
 
-    def draw(self, step: Step) -> Ready:
-        assert self.plan.drawn is not None
-        logits = self.step(step.with_drawn(self._drawn))
-        rows = self._values[self.plan.drawn.id]
-        self._drawn = rows[:, 0].astype(np.int32)
-        return Ready(rows, logits)
+    def sample(self, step: Step) -> FinishedStep:
+        assert self.plan.sampled is not None
+        logits = self.step(step.with_ids(self._sampled))
+        rows = self._values[self.plan.sampled.id]
+        self._sampled = rows[:, 0].astype(np.int32)
+        return FinishedStep(rows, logits)
 
     def run(self, step: Step, first: int, last: int) -> None:
         for launch in self.plan.launches[first:last]:

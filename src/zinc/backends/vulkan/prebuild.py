@@ -83,8 +83,8 @@ def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]
     keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
     for n, k in product(tokens, keys):
         for outputs in {0, 1, min(n, max_outputs)}:
-            yield Bucket(n, outputs, 1, k, draws=outputs > 0)
-        yield Bucket(n, min(n, max_outputs), n, k, draws=True)
+            yield Bucket(n, outputs, 1, k, samples=outputs > 0)
+        yield Bucket(n, min(n, max_outputs), n, k, samples=True)
 
 
 def shaders(

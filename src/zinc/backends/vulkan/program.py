@@ -56,7 +56,7 @@ class Recording:
 
 
 class Running:
-    """A step that was submitted; implements zinc.backends.api.Drawn."""
+    """A step that was submitted; implements `zinc.backends.api.StepResult`."""
 
     def __init__(self, program: VulkanProgram, recording: Recording, rows: int) -> None:
         self._program, self._recording, self._rows = program, recording, rows
@@ -109,9 +109,9 @@ class VulkanProgram:
         self._progress = progress
         self.work = Work()
         self._arena = memory.buffer(plan.arena_bytes)
-        drawn = self._arena.address + plan.drawn.offset if plan.drawn else 0
+        sampled = self._arena.address + plan.sampled.offset if plan.sampled else 0
         self._data = [
-            StepData(memory, plan.max_tokens, plan.max_outputs, drawn) for _ in range(IN_FLIGHT)
+            StepData(memory, plan.max_tokens, plan.max_outputs, sampled) for _ in range(IN_FLIGHT)
         ]
         self._pool = Pool(memory)
         self._operands = Operands(
@@ -133,9 +133,9 @@ class VulkanProgram:
     def step(self, step: Step) -> FloatArray:
         return self._submit(step, logits=True).logits()
 
-    def draw(self, step: Step) -> Running:
-        assert step.draws is not None
-        return self._submit(step, logits=bool((step.draws["k"] == 0).any()))
+    def sample(self, step: Step) -> Running:
+        assert step.sample_params is not None
+        return self._submit(step, logits=bool((step.sample_params["k"] == 0).any()))
 
     def _submit(self, step: Step, logits: bool) -> Running:
         self._check(step)
@@ -261,7 +261,9 @@ class VulkanProgram:
         recorder = self._levels(self._schedule(bucket))
         wanted = bucket.outputs > 0
         logits = self._download(recorder, self.plan.output, bucket, slot, wanted and bucket.logits)
-        tokens = self._download(recorder, self.plan.drawn, bucket, slot, wanted and bucket.draws)
+        tokens = self._download(
+            recorder, self.plan.sampled, bucket, slot, wanted and bucket.samples
+        )
         recording = Recording(recorder.finish(), logits, tokens)
         self._recordings[bucket, slot] = recording
         if len(self._recordings) > MAX_RECORDINGS:
@@ -297,7 +299,7 @@ def bucket_of(plan: Plan, step: Step, logits: bool = True) -> Bucket:
         outputs=len(step.output_rows),
         sequences=len(step.state_slot),
         keys=max(step.positions.tolist()) + 1,
-        draws=step.draws is not None,
+        samples=step.sample_params is not None,
         logits=logits,
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from zinc.backends.vulkan.memory import Buffer, Kind, Memory
 from zinc.gpu.arguments.structs import MAX_TABLES, StepHeader
-from zinc.ops.step import DRAW, Step
+from zinc.ops.step import SAMPLE_PARAMS, Step
 
 HEADER_BYTES = StepHeader.layout().size
 
@@ -22,38 +22,40 @@ HEADER_BYTES = StepHeader.layout().size
 class StepData:
     """Room for steps of at most so many tokens and output rows.
 
-    drawn: the address of the tokens that the last draw gave, if there is one.
+    sampled: address of the tokens that the previous step sampled; 0 if the plan samples none.
     """
 
-    def __init__(self, memory: Memory, max_tokens: int, max_outputs: int, drawn: int = 0) -> None:
+    def __init__(self, memory: Memory, max_tokens: int, max_outputs: int, sampled: int = 0) -> None:
         self._memory = memory
         n_rows = 5 * max_tokens + 1 + max_outputs
-        draws = HEADER_BYTES + -(-4 * n_rows // 16) * 16
-        n_bytes = draws + DRAW.itemsize * max_outputs
+        params = HEADER_BYTES + -(-4 * n_rows // 16) * 16
+        n_bytes = params + SAMPLE_PARAMS.itemsize * max_outputs
         self._buffer = memory.buffer(n_bytes, Kind.STEP)
         self.address = self._buffer.address
         assert self._buffer.bytes is not None
         view = self._buffer.bytes
         self._rows = view[HEADER_BYTES : HEADER_BYTES + 4 * n_rows].view(np.int32)
-        self._draws = view[draws:n_bytes].view(DRAW)
+        self._params = view[params:n_bytes].view(SAMPLE_PARAMS)
         self._header = view[:HEADER_BYTES]
-        self._draws_at, self._drawn = self.address + draws, drawn
+        self._params_at, self._sampled = self.address + params, sampled
         self._tables: Buffer | None = None
         self._table_rows = np.empty(0, np.int32)
-        # What the header was last written for: rows of each kind, and tables.
+        # Contents of the header: rows of each array, whether ids are sampled rows, and tables.
         self._counts: tuple[int, ...] = ()
         self._written: list[tuple[tuple[int, ...], bytes]] = []
 
     def write(self, step: Step) -> None:
         """Makes `step` what kernels see. Nothing that reads the last one may still run."""
+        ids = step.ids if step.sampled_rows is None else step.sampled_rows
         arrays = (
-            *(step.positions, step.ids, step.sequence),
+            *(step.positions, ids, step.sequence),
             *(step.output_rows, step.seq_start, step.state_slot),
         )
         counts = tuple(map(len, arrays))
         np.concatenate(arrays, out=self._rows[: sum(counts)])
-        if step.draws is not None:
-            self._draws[: len(step.output_rows)] = step.draws
+        counts += (int(step.sampled_rows is not None),)
+        if step.sample_params is not None:
+            self._params[: len(step.output_rows)] = step.sample_params
         tables = [(table.shape, table.tobytes()) for table in step.tables]
         if counts != self._counts or tables != self._written:
             self._write_header(step, counts)
@@ -69,7 +71,7 @@ class StepData:
         if total:
             self._table_rows[:total] = np.concatenate([x.reshape(-1) for x in step.tables])
         # Positions lie right behind the header; the other arrays follow them.
-        starts = list(accumulate((4 * n for n in counts), initial=self.address + HEADER_BYTES))
+        starts = list(accumulate((4 * n for n in counts[:-1]), initial=self.address + HEADER_BYTES))
         _, ids, sequence, output_rows, seq_start, state_slot, _ = starts
         tables_at = self._tables.address if self._tables is not None else 0
         sizes = [4 * table.size for table in step.tables[:-1]]
@@ -85,8 +87,9 @@ class StepData:
             state_slot=state_slot,
             tables=_padded(accumulate(sizes, initial=tables_at)),
             table_stride=_padded(table.shape[1] for table in step.tables),
-            draws=self._draws_at,
-            drawn=self._drawn,
+            sample_params=self._params_at,
+            sampled=self._sampled,
+            ids_are_sampled_rows=counts[-1],
         )
         # One copy: mapped memory lies across a bus.
         self._header[:] = np.frombuffer(header.pack(), np.uint8)

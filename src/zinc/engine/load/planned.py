@@ -99,7 +99,7 @@ def plan_graph(
         kernels,
         max_tokens=options.batch_tokens,
         max_outputs=options.output_rows if output_rows is None else output_rows,
-        draws=output_rows is None,
+        samples=output_rows is None,
     )
 
 

@@ -6,14 +6,13 @@ reports logprobs. The names and semantics of the samplers are those of llama.cpp
 carry over; nothing here ever sorts a whole vocabulary to find a few likely tokens.
 """
 
-from zinc.engine.sampling.chain import Draw, Sampled, Sampler, check_peak, sample_rows
+from zinc.engine.sampling.chain import Sampled, Sampler, check_peak, sample_rows
 from zinc.engine.sampling.dry import breaker_sequences
 from zinc.engine.sampling.params import DEFAULT_SAMPLERS, SamplingParams
 from zinc.engine.sampling.recommended import recommended
 
 __all__ = [
     "DEFAULT_SAMPLERS",
-    "Draw",
     "Sampled",
     "Sampler",
     "SamplingParams",

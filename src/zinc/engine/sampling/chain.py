@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
@@ -26,13 +26,13 @@ from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.penalties import Penalties
 from zinc.engine.sampling.short import Short, draw_short
 from zinc.ops.sampling import MOST_CANDIDATES
+from zinc.ops.step import SampleParams
 
 Step = Callable[[Candidates], Candidates]
-Draw: TypeAlias = tuple[int, int, float, float, float, float]
 
 _LARGEST_LOGIT = 1e30  # a model's logits are within a few hundred; products stay in float32
 _DRAW_BLOCK = 512
-_LIKELIEST: Draw = (1, 0, 1.0, 0.0, 1.0, 0.0)
+_MOST_LIKELY = SampleParams(k=1)
 
 
 class _Follower(Protocol):
@@ -141,18 +141,19 @@ class Sampler:
             return Sampled(token, 0.0, ((token, 0.0),)[:top])
         return drawn_probabilities(drawn_from, token, top)
 
-    def draw(self) -> Draw | None:
-        """How a program draws the next token itself, in the order of DRAW (zinc.ops.step).
+    def device_params(self) -> SampleParams | None:
+        """Return how the device samples the next token; None if the host must sample it.
 
-        None when it is the host's to draw. That depends on the request alone, so that company in a
-        batch changes no token. Every draw is to be used: it takes a random number, as `sample`.
+        The choice depends on the request alone, so other sequences in the batch change no token.
+        Each call takes a random number, as `sample` does, so its result must be used.
         """
         if not self._on_device:
             return None
         if self._short is None:
-            return _LIKELIEST
+            return _MOST_LIKELY
         c = self._short
-        return c.k, c.min_keep, c.top_p, c.min_p, c.temperature, self._random.random()
+        point = self._random.random()
+        return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, point)
 
     def accept(self, token: int) -> None:
         """Remembers a token as part of the text."""

@@ -32,18 +32,20 @@ from zinc.gpu.arguments.layout import (
     array,
     pointer,
 )
-from zinc.ops.step import DRAW
+from zinc.ops.step import SAMPLE_PARAMS
 
 MAX_TABLES = 8
 _DTYPES = {np.dtype("<i4"): I32, np.dtype("<f4"): F32}
-assert DRAW.fields is not None
+assert SAMPLE_PARAMS.fields is not None
 
-Draw = type(
-    "Draw",
+SampleParams = type(
+    "SampleParams",
     (Struct,),
     {
-        "__doc__": "How the token of an output row is drawn: `zinc.ops.step.DRAW`.",
-        "__annotations__": {name: _DTYPES[field[0]] for name, field in DRAW.fields.items()},
+        "__doc__": "How the token of an output row is sampled: `zinc.ops.step.SAMPLE_PARAMS`.",
+        "__annotations__": {
+            name: _DTYPES[field[0]] for name, field in SAMPLE_PARAMS.fields.items()
+        },
     },
 )
 
@@ -58,6 +60,7 @@ class StepHeader(Struct):
     outputs: U32
     sequences: U32
     n_tables: U32
+    ids_are_sampled_rows: Annotated[U32, "1: `ids` are indices into `sampled`"]
     ids: IntArray
     sequence: IntArray
     output_rows: IntArray
@@ -67,9 +70,9 @@ class StepHeader(Struct):
     table_stride: Annotated[
         tuple[int, ...], array(UINT32, MAX_TABLES), "blocks of a sequence in each table"
     ]
-    draws: Annotated[int, pointer("Draw"), "one for each output row"]
-    drawn: Annotated[
-        int, pointer("float2", "float"), "token and largest logit of each row drawn last"
+    sample_params: Annotated[int, pointer("SampleParams"), "one for each output row"]
+    sampled: Annotated[
+        int, pointer("float2", "float"), "token and largest logit of each row sampled last"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Drawing tokens: chunks of logits are cut down to candidates, until one workgroup has them all."""
+"""Sampling: chunks of logits are cut down to candidates until one workgroup has all of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ THREADS = 256
 
 @lowers("sample")
 def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    logits, (drawn,) = rows(launch, "logits"), launch.outputs
-    if not bucket.draws:
+    logits, (sampled,) = rows(launch, "logits"), launch.outputs
+    if not bucket.samples:
         return []
     dispatches: list[Dispatch] = []
     n, source, stride = logits.cols, at.ref(logits), logits.stride
     while True:
         chunks = ceil_div(n, CHUNK)
         if chunks == 1:
-            target, target_stride = at.ref(drawn), drawn.stride
+            target, target_stride = at.ref(sampled), sampled.stride
         else:
             target_stride = 8 * MOST_CANDIDATES * chunks
             target = at.scratch(bucket.outputs * target_stride)

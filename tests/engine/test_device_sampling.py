@@ -18,7 +18,7 @@ DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("
 
 
 def engine(kind="everything", n_blocks=64, context=400, **options):
-    program, cache = model(kind, n_blocks, draws=True, **options)
+    program, cache = model(kind, n_blocks, samples=True, **options)
     return Engine(program, cache, 97, context, prompt_tokens_beside_streams=10)
 
 
@@ -114,8 +114,8 @@ def test_a_seed_gives_its_tokens_in_any_company_and_by_the_host_too(family, back
         return [s.generated for s in submitted]
 
     with LLM(FIXTURES / f"{family}.gguf", backend=backend, batch_tokens=64) as llm:
-        assert llm.plan.drawn is not None
+        assert llm.plan.sampled is not None
         alone = answers(llm, together=False)
         assert answers(llm, together=True) == alone
-        monkeypatch.setattr(Sampler, "draw", lambda self: None)
+        monkeypatch.setattr(Sampler, "device_params", lambda self: None)
         assert answers(llm, together=False) == alone
