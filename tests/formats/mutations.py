@@ -86,7 +86,7 @@ def _damage_bytes(rng: random.Random, source: Path, target: Path) -> str:
 
 
 class _Contents:
-    """A file taken apart: metadata, and (name, shape, type, bytes) of each tensor."""
+    """Metadata of a file, and (name, shape, type, bytes) of each tensor."""
 
     def __init__(self, source: Path) -> None:
         with GGUFFile.open(source) as file:

@@ -1,4 +1,4 @@
-"""Damaged and hostile files: one clear error for each lie, and only ZincError under fuzzing."""
+"""Damaged and hostile files: a clear error for each defect, and only ZincError under fuzzing."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ def test_unsupported(tmp_path, raw, message):
     assert "model.gguf" in str(caught.value)
 
 
-def test_what_is_built_here_is_valid(tmp_path):
-    """The builder of the cases above makes good files when nothing is wrong."""
+def test_the_builder_makes_valid_files(tmp_path):
+    """The builder of the cases above makes valid files by default."""
     raw = build(
         [value("a", U32, bytes(4)), value("b", ARRAY, array(STRING, 1, string(b"x")))],
         [entry(b"s", ()), entry(b"t", (32, 2), offset=32)],
@@ -214,8 +214,8 @@ def test_what_is_built_here_is_valid(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [0, STRING])
-def test_a_header_has_a_limit(tmp_path, monkeypatch, kind):
-    """An array in a file of zeros without blocks on disk costs no more than the limit."""
+def test_the_size_of_a_header_is_limited(tmp_path, monkeypatch, kind):
+    """A huge array in a sparse file reads no more than the limit."""
     monkeypatch.setattr(cursor, "MAX_HEADER_BYTES", 1 << 20)
     path = write(tmp_path, build([value("a", ARRAY, array(kind, 1 << 28))]))
     os.truncate(path, 1 << 33)
@@ -266,7 +266,7 @@ def _walk(items: GGUFArray) -> None:
 
 
 def write_valid(path: Path) -> None:
-    """Write a small file that has every kind of value and a few block formats."""
+    """Write a small file with every kind of value and a few block formats."""
     rng = np.random.default_rng(0)
     with GGUFWriter(path, 16) as writer:
         writer.add("general.architecture", "llama")
@@ -291,7 +291,7 @@ def valid(tmp_path_factory) -> bytes:
 
 
 def survives(path: Path, raw: bytes) -> bool:
-    """Whether the file is read; any error but ZincError escapes and fails the test."""
+    """Return whether the file can be read; errors other than ZincError fail the test."""
     path.write_bytes(raw)
     try:
         touch(path)
@@ -307,7 +307,7 @@ def test_every_truncation_is_refused(valid, tmp_path):
 
 
 def test_random_damage(valid, tmp_path):
-    """Flipped bytes, inflated 32- and 64-bit fields, cuts and repeats, mostly in the header."""
+    """Bytes are flipped, integers enlarged, parts cut or repeated, mostly in the header."""
     rng = random.Random(1234)
     header = valid.index(b"blk.3.weight") + 60
     big = [0xFFFFFFFF, 1 << 31, 1 << 32, 1 << 62, 1 << 63, U64_MAX, U64_MAX - 31]

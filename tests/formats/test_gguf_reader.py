@@ -1,4 +1,4 @@
-"""The reader against gguf-py on real files, typed access, arrays, split models and speed."""
+"""The GGUF reader: equality with gguf-py, typed access, arrays, split models and speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "tests/data/fixtures").glob("*.gguf")), *(ROOT / "src").rglob("*.gguf")]
 
 
-def test_there_are_files():
+def test_files_for_the_comparison_exist():
     assert len(FILES) >= 4
 
 
@@ -70,7 +70,7 @@ def test_a_tensor_outlives_its_file():
     assert np.array_equal(tensor.read(), before)
 
 
-def test_a_part_of_a_tensor():
+def test_part_of_a_tensor_can_be_read():
     with GGUFFile.open(FILES[0]) as file:
         tensor = next(iter(file.tensors.values()))
         part = np.empty(20, np.uint8)
@@ -100,7 +100,7 @@ def test_a_file_is_closed_with_its_last_tensor(tmp_path):
 
 
 def test_a_tensor_reads_the_file_that_was_opened(small, tmp_path):
-    """Another file under the same name is not mixed into an open model."""
+    """A new file of the same name does not change an open model."""
     path = tmp_path / "model.gguf"
     for number in (1.0, 2.0):
         with GGUFWriter(path) as writer:
@@ -219,7 +219,7 @@ def test_numbers_are_views(small):
         list(numbers.iter_bytes())
 
 
-def test_strings_that_are_no_utf8(small):
+def test_invalid_utf8_strings(small):
     raw = small.array("raw")
     assert list(raw.iter_bytes()) == [b"\xff\xfe", b"ok"]
     assert raw.bytes_at(0) == b"\xff\xfe"
@@ -263,7 +263,7 @@ def test_a_large_vocabulary_is_opened_without_decoding_it(tmp_path):
 
 
 def write_part(folder: Path, number: int, count: int, prefix: str = "", **changes: int) -> Path:
-    """Part `number` of `count` with two tensors; `changes` replace its split keys."""
+    """Write part `number` of `count` with two tensors; `changes` replace its split keys."""
     path = folder / f"model-{number:05}-of-{count:05}.gguf"
     values = {"no": number - 1, "count": count, "tensors_count": 2 * count, **changes}
     with GGUFWriter(path) as writer:
@@ -312,14 +312,14 @@ def test_a_swapped_part_is_refused(tmp_path):
         GGUFFile.open(first)
 
 
-def test_parts_that_do_not_belong_together(tmp_path):
+def test_parts_of_different_models_are_refused(tmp_path):
     first = write_part(tmp_path, 1, 2, tensors_count=5)
     write_part(tmp_path, 2, 2)
     with pytest.raises(FormatError, match="4 tensors and should have 5"):
         GGUFFile.open(first)
 
 
-def test_a_tensor_in_two_parts(tmp_path):
+def test_a_tensor_in_two_parts_is_refused(tmp_path):
     first = write_part(tmp_path, 1, 2, prefix="same")
     write_part(tmp_path, 2, 2, prefix="same")
     with pytest.raises(FormatError, match="occurs twice"):

@@ -1,4 +1,4 @@
-"""Files that we write, read back by gguf-py and by ourselves."""
+"""The GGUF writer: files are read back by gguf-py and by zinc."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tensors() -> dict[str, tuple[np.ndarray, GGMLType]]:
 
 
 @pytest.mark.parametrize("alignment", [32, 64, 4096])
-def test_round_trip_through_gguf_py_and_ourselves(path, alignment):
+def test_round_trip_through_gguf_py_and_zinc(path, alignment):
     with GGUFWriter(path, alignment) as writer:
         writer.add("general.architecture", "llama")
         for key, value, kind in SCALARS + ARRAYS:
@@ -90,7 +90,7 @@ def test_round_trip_through_gguf_py_and_ourselves(path, alignment):
             assert tensor.read().tobytes() == encode(values, type).tobytes()
 
 
-def test_a_file_of_gguf_py_is_read(path):
+def test_zinc_reads_a_file_of_gguf_py(path):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.block_count", 2)
     writer.add_array("words", ["x", "yz"])
@@ -229,7 +229,7 @@ def test_refused_tensors(path):
         writer.add_tensor("", data, GGMLType.F32, (2, 32))
 
 
-def test_nothing_appears_when_the_block_raises(path):
+def test_no_file_is_written_if_the_block_raises(path):
     def fail_halfway() -> None:
         with GGUFWriter(path) as writer:
             writer.add("key", 1)
@@ -240,7 +240,7 @@ def test_nothing_appears_when_the_block_raises(path):
     assert not path.exists()
 
 
-def test_a_refusal_of_the_system_is_one_error(tmp_path):
+def test_a_system_error_becomes_a_format_error(tmp_path):
     with pytest.raises(FormatError, match="cannot write"):
         GGUFWriter(tmp_path / "no" / "folder" / "model.gguf").write()
     folder = tmp_path / "model.gguf"

@@ -1,4 +1,4 @@
-"""Regular expressions that schemas become: ranges of numbers, and patterns of ECMA-262.
+"""Regular expressions for schemas: ranges of numbers, and patterns of ECMA-262.
 
 Oracles are Python's integers, Decimal, and its `re` where the two dialects agree.
 """
@@ -37,7 +37,7 @@ decimals = st.builds(
 @given(st.none() | integers, st.none() | integers, st.lists(integers, min_size=10, max_size=20))
 @example(2**53 + 1, 2**53 + 1, [2**53, 2**53 + 1, 2**53 + 2])
 @example(-(2**63), -(2**63), [-(2**63), -(2**63) + 1, 2**63])
-def test_a_range_of_integers_has_these_and_no_others(low, high, values):
+def test_integer_patterns_match_exactly_their_range(low, high, values):
     pattern = integer_pattern(low, high)
     edges = [edge + d for edge in (low, high) if edge is not None for d in (-1, 0, 1)]
     for value in [*values, *edges]:
@@ -51,7 +51,7 @@ def test_a_range_of_integers_has_these_and_no_others(low, high, values):
     st.none() | st.builds(Bound, decimals, st.booleans()),
     st.lists(decimals, min_size=10, max_size=20),
 )
-def test_a_range_of_decimals_has_these_and_no_others(low, high, values):
+def test_decimal_patterns_match_exactly_their_range(low, high, values):
     if low is None and high is None:
         return
     pattern = decimal_pattern(low, high)
@@ -76,14 +76,14 @@ SAMPLES = ["", "a", "b", "ab", "ba", "aa", "aab", "abab", "c", "d", "1", "_", "Ã
 
 
 def in_python(pattern: str) -> re.Pattern[str]:
-    """The same pattern where the two dialects differ in spelling alone."""
+    """Return a pattern in Python's syntax, which differs in spelling only."""
     pattern = pattern.replace("(?<", "(?P<")
     pattern = pattern.replace("a{,2}", r"a\{,2\}").replace("&&[b", r"&\[b")
     return re.compile(re.sub(r"(?<!\\)\$", r"\\Z", pattern), re.ASCII)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pattern_is_found_where_python_finds_it(pattern):
+def test_patterns_match_where_python_finds_them(pattern):
     expected = in_python(pattern)
     for text in SAMPLES:
         found = matches(pattern_terminal(pattern), text)
@@ -125,13 +125,13 @@ def test_patterns_match_as_ecmascript_says(pattern, yes, no):
      r"\q", r"\u12", r"\x1", r"\c1", "[z-a]", r"[\d-z]", r"\p{Greek}", r"\p", "a" * 30_000,
      "(" * 100 + ")" * 100, "((a{1000}){1000}){1000}", "(^a)*", "^*", r"\u{110000}"],
 )  # fmt: skip
-def test_what_cannot_be_read_the_same_way_is_refused(pattern):
+def test_unsupported_syntax_is_refused(pattern):
     with pytest.raises(PatternError):
         pattern_terminal(pattern)
 
 
 @FEW
 @given(st.sampled_from(PATTERNS), st.text('ab1-_.{}"\\\n Ã©', max_size=6))
-def test_patterns_of_any_text(pattern, text):
+def test_random_patterns_match_like_python_or_are_refused(pattern, text):
     found = matches(pattern_terminal(pattern), text)
     assert found == bool(in_python(pattern).search(text))

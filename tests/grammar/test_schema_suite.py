@@ -39,7 +39,7 @@ QUICK = {"additionalProperties", "const", "enum", "maximum", "multipleOf", "oneO
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """A vocabulary of bytes."""
+    """A tokenizer whose tokens are the 256 bytes."""
     return Tokenizer.from_metadata(byte_level(("<end>", TokenKind.CONTROL), eos_token_id=256))
 
 
@@ -57,7 +57,7 @@ def written(value: Any, comma: str, colon: str) -> str:
 
 
 def orders(value: Any) -> Iterator[Any]:
-    """The same value with its members in every order."""
+    """Yield the value with its members in every order."""
     if isinstance(value, dict):
         for keys in itertools.permutations(value):
             for values in itertools.product(*(list(orders(value[key])) for key in keys)):
@@ -69,7 +69,7 @@ def orders(value: Any) -> Iterator[Any]:
 
 
 def takes(grammar: Any, tokenizer: Tokenizer, text: str) -> bool:
-    """Whether a constraint allows a text, token by token, and may end there."""
+    """Return whether a constraint allows a text token by token, and its end."""
     constraint = grammar.start()
     for token in [*tokenizer.encode(text, add_special=False), 256]:
         if constraint.finished:
@@ -81,7 +81,7 @@ def takes(grammar: Any, tokenizer: Tokenizer, text: str) -> bool:
 
 
 def judged(tokenizer: Tokenizer, name: str, counts: Counter[str]) -> list[str]:
-    """What a file of the suite finds wrong."""
+    """Return the failures of one file of the suite."""
     wrong: list[str] = []
     grammars = Grammars(tokenizer)
     for case in SUITE[f"{name}.json"]:
@@ -154,7 +154,7 @@ def test_schemas_are_followed_exactly_or_refused(tokenizer, name):
         ),
     ],
 )  # fmt: skip
-def test_schemas_beyond_the_suite(tokenizer, schema, good, bad):
+def test_schemas_that_the_suite_lacks(tokenizer, schema, good, bad):
     grammar = Grammars(tokenizer).constraint("json_schema", schema)
     assert [text for text in good if not takes(grammar, tokenizer, text)] == []
     assert [text for text in bad if takes(grammar, tokenizer, text)] == []

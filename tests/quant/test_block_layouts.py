@@ -1,4 +1,4 @@
-"""The block table against the sizes that gguf-py knows, and its own arithmetic."""
+"""The block table, compared with sizes in gguf-py; packing and unpacking of bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders against gguf-py over random bytes; types that it lacks against scalar definitions."""
+"""Decoders, compared with gguf-py or scalar definitions on random bytes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def random_blocks(type: GGMLType) -> np.ndarray:
 
 
 def assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """Equal bit for bit, zeros with their sign; any NaN equals any NaN."""
+    """Assert equal bits, including the sign of zero; all NaNs are equal."""
     assert ours.dtype == theirs.dtype == np.float32
     nan = np.isnan(theirs)
     assert np.array_equal(np.isnan(ours), nan)

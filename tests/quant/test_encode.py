@@ -1,4 +1,4 @@
-"""Encoders: the 32-element types equal gguf-py's; the K types stay at ggml's error or below."""
+"""Encoders: 32-element types equal gguf-py's; the error of K types is at most ggml's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gaussian() -> np.ndarray:
 
 
 def difficult() -> np.ndarray:
-    """Blocks of zeros, of one value, of one sign, with outliers, tiny and large."""
+    """Return blocks of zeros, of one value, of one sign, with outliers, tiny and large values."""
     rng = np.random.default_rng(11)
     rows = [
         np.zeros(512),
@@ -85,7 +85,7 @@ def test_difficult_blocks(type):
 
 @pytest.mark.parametrize("type", SEARCHED, ids=lambda t: t.name)
 def test_scales_below_float16_lose_precision_only(type):
-    """At 1e-6 the scale of a super-block is a subnormal float16, or none at all."""
+    """For values near 1e-6 the scale of a super-block is a subnormal float16 or zero."""
     values = gaussian()[:8] * np.float32(1e-6)
     decoded = decode(encode(values, type), type, values.shape)
     assert np.abs(decoded - values).max() <= 2 * np.abs(values).max()
@@ -106,7 +106,7 @@ def test_shapes_and_float64_input(type):
     assert np.array_equal(encoded[1, 2], encode(values[1, 2].astype(np.float32), type))
 
 
-def test_bf16_keeps_what_is_no_number():
+def test_bf16_keeps_nan_and_infinity():
     values = np.array([np.inf, -np.inf, np.nan, -0.0], np.float32)
     decoded = decode(encode(values, GGMLType.BF16), GGMLType.BF16, (4,))
     assert np.array_equal(decoded, values, equal_nan=True)
@@ -115,7 +115,7 @@ def test_bf16_keeps_what_is_no_number():
 
 @pytest.mark.parametrize("type", [t for t in ENCODERS if BLOCKS[t].is_quantised])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_refuses_what_is_no_number(type, bad):
+def test_quantised_types_refuse_nan_and_infinity(type, bad):
     values = np.zeros((1, 256), np.float32)
     values[0, 7] = bad
     with pytest.raises(ModelError, match="NaN or an infinity"):

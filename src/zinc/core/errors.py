@@ -1,12 +1,10 @@
-"""Errors: what happened, why, and what to do next.
+"""Errors that users can cause: what happened, why, and what to do next.
 
-Everything that a user can cause ends in one of these classes, each one sentence a part. The CLI
-prints `error.in_options()` and exits with 1; the server maps the class to a status. Anything else
-that escapes is a bug in zinc.
+The CLI prints `error.in_options()` and exits with 1; the server maps the class to a status. Any
+other exception that escapes is a bug in zinc.
 
-A hint names a setting in braces, with a value or without one: "choose {context=4096} or less". The
-setting is `context=4096` for those who call zinc from Python and `--context 4096` for those who
-started a command.
+A hint names a setting in braces, with or without a value: "choose {context=4096} or less". From
+Python the message says `context=4096`, from the command line `--context 4096`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import re
 
 _SETTING = re.compile(r"\{([a-z_]+)(?:=([\w.-]+))?\}")
-# Settings that are no argument of `LLM` on their own.
+# Settings that are not themselves an argument of `LLM`, and how Python code gives them.
 _WITHIN = {
     "batch_invariant": 'options={{"batch_invariant": "true"}}',
     "cpu_moe": "DeviceMap(cpu_moe={})",
@@ -30,8 +28,8 @@ _WITHIN = {
 class ZincError(Exception):
     """A failure that a user can act on.
 
-    `what` names the failure, `why` the cause, `hint` the next step. Each is a clause without a full
-    stop. `message` joins the non-empty ones. Settings in the hint are written in braces, see above.
+    what: the failure. why: its cause. hint: the next step, with settings in braces. Each is a
+    clause without a full stop; `message` joins those that are not empty.
     """
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
@@ -42,11 +40,11 @@ class ZincError(Exception):
 
     @property
     def message(self) -> str:
-        """The sentences, with settings as arguments of Python."""
+        """The sentences, with settings as Python arguments."""
         return self._join(_SETTING.sub(_argument, self.hint))
 
     def in_options(self) -> str:
-        """Return the sentences with settings as options of the command line."""
+        """Return the sentences, with settings as command-line options."""
         return self._join(_SETTING.sub(_option, self.hint))
 
     def _join(self, hint: str) -> str:
@@ -55,6 +53,7 @@ class ZincError(Exception):
 
 
 def _argument(setting: re.Match[str]) -> str:
+    """Return a setting as a Python argument."""
     name, value = setting[1], setting[2]
     quoted = "" if value is None else value if value.isdecimal() else f'"{value}"'
     within = _WITHIN[name].format(quoted or "...") if name in _WITHIN else f"{name}={quoted}"
@@ -62,6 +61,7 @@ def _argument(setting: re.Match[str]) -> str:
 
 
 def _option(setting: re.Match[str]) -> str:
+    """Return a setting as a command-line option."""
     option = "--" + setting[1].replace("_", "-")
     return option if setting[2] is None else f"{option} {setting[2]}"
 
@@ -105,11 +105,11 @@ class TextTooLongError(RequestError):
 
 
 class QueueFullError(ZincError):
-    """Too many requests are waiting already; a later try may find room."""
+    """Too many requests are waiting; a later attempt may succeed."""
 
 
 class MemoryLimitError(ZincError):
-    """What was asked for does not fit in memory."""
+    """A model, context or request does not fit in memory."""
 
 
 class DeviceError(ZincError):

@@ -1,11 +1,11 @@
-"""How a number of the cache may be stored: the names and what each costs.
+"""Number formats of the KV cache and their size.
 
-Integers have a float16 scale for each 32 of them, so they need heads of whole groups. Which type is
-the default, and what each does to perplexity, is in docs/adr/0001-kv-type.md.
+Integer formats have a float16 scale for each group of 32 numbers, so heads must be a whole number
+of groups. docs/adr/0001-kv-type.md explains the default and gives the perplexity of each.
 """
 
 from __future__ import annotations
 
 BYTES_A_NUMBER = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 GROUP = 32
-"""Dimensions of a head that share a scale, in all types but f16."""
+"""Dimensions of a head that share a scale in the integer formats."""

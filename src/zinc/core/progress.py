@@ -1,7 +1,7 @@
-"""A progress line on a terminal, for work that takes a while.
+"""Progress bar on a terminal, for long tasks.
 
-Nothing is drawn when the stream is plain (`terminal.is_plain`). The line is erased when the work is
-done, so the next output starts on an empty line.
+Nothing is drawn if the stream is plain (`terminal.is_plain`). The line is erased at the end, so the
+next output starts on an empty line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BAR_COLUMNS = 24
 
 
 class ProgressBar:
-    """A progress bar named `label`, called with (done, total); drawn after `delay_s` seconds."""
+    """A progress bar, called with (done, total); it appears after `delay_s` seconds."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ProgressBar:
         self._drawn = True
 
     def _line(self, done: int, total: int, now: float) -> str:
-        """Return the text of the bar; of a `total` of 0, work of unknown size, the label alone."""
+        """Return the text of the bar, or only the label if `total` is 0 (unknown)."""
         if total <= 0:
             return f"{self._label} ..."
         share = min(1.0, max(0.0, done / total))
@@ -62,6 +62,7 @@ class ProgressBar:
         return line
 
     def close(self) -> None:
+        """Erase the bar."""
         if self._drawn:
             write_control(self._stream, ERASE_LINE)
             self._stream.flush()
@@ -75,9 +76,9 @@ class ProgressBar:
 
 
 def stepper(progress: Callable[[int, int], None] | None, total: int) -> Callable[[], None]:
-    """Return a function that tells `progress` of one more step of `total` each time it is called.
+    """Return a function that reports one more step of `total` to `progress` at each call.
 
-    The start is told at once, so that a bar is there while the first step runs.
+    Step 0 is reported at once, so that a bar appears while the first step runs.
     """
     done = count()
 

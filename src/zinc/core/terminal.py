@@ -1,7 +1,7 @@
 """Terminal output: text without control characters, and zinc's own escape sequences.
 
-Text from a model or a model file may hold escape sequences that move the cursor, set the title or
-make the terminal type. `TerminalOutput` replaces control characters in all text; zinc's own
+Text from a model or a model file may contain escape sequences that move the cursor, set the title
+or inject input. `TerminalOutput` replaces control characters in all text; zinc's own
 sequences go through `write_control`. Output to a file or a pipe is not changed.
 """
 
@@ -34,7 +34,7 @@ def _shown(match: re.Match[str]) -> str:
 class TerminalOutput(io.TextIOWrapper):
     """A text stream to the terminal of `stream` that makes control characters visible.
 
-    It has a buffer of its own, and the terminal stays open when it is closed.
+    It has its own buffer; closing it leaves the terminal open.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -43,10 +43,12 @@ class TerminalOutput(io.TextIOWrapper):
         super().__init__(terminal, stream.encoding, "replace", line_buffering=True)
 
     def write(self, text: str) -> int:
+        """Write text with control characters made visible."""
         super().write(visible(text))
         return len(text)
 
     def write_control(self, sequence: str) -> None:
+        """Write an escape sequence unchanged."""
         super().write(sequence)
 
 
@@ -59,10 +61,9 @@ def write_control(stream: TextIO, sequence: str) -> None:
 
 
 def is_plain(stream: TextIO) -> bool:
-    """Return whether `stream` takes no escape sequences.
+    """Return whether escape sequences must not be written to `stream`.
 
-    That is a file or a pipe, a dumb terminal, or any stream when NO_COLOR is set
-    (https://no-color.org).
+    It is a file, a pipe or a dumb terminal, or NO_COLOR is set (https://no-color.org).
     """
     return (
         not stream.isatty()

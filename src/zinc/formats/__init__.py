@@ -1,1 +1,1 @@
-"""Model file formats: reading and writing GGUF."""
+"""Reader and writer of GGUF model files."""

@@ -1,6 +1,7 @@
-"""A cursor over the header of a file: it never reads, or lets a caller allocate, past the end.
+"""Cursor over the header of a file, which checks every size against the file's.
 
-Every read names what is read, so an error can say which field of the header the file lies about.
+It never reads, or lets a caller allocate, past the end of the file. Each read takes the name of the
+field, for the message of a FormatError.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _FIRST_READ_BYTES = 256 << 10
 
 
 class Cursor:
-    """Position `position` in the file at `path`, whose beginning is read into `header` as needed.
+    """A position in the file at `path`; the file is read into `header` as far as needed.
 
-    Raises FormatError for a position beyond the end of the file or `MAX_HEADER_BYTES`.
+    Methods raise FormatError for a position beyond the end of the file or `MAX_HEADER_BYTES`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,21 +33,23 @@ class Cursor:
         self.position = 0
 
     def corrupt(self, why: str) -> FormatError:
+        """Return the error for a file whose header is wrong."""
         return FormatError(f"{self.path} is corrupt", why, REFETCH)
 
     def truncated(self, what: str, n_missing: int) -> FormatError:
+        """Return the error for a file that ends before `what` does."""
         why = f"it has {self.size} bytes and {what} needs {n_missing} more"
         return FormatError(f"{self.path} is truncated or corrupt", why, REFETCH)
 
     def take(self, n_bytes: int, what: str) -> int:
-        """Move past `n_bytes`, which are in `header` from then on, and return where they start."""
+        """Move past `n_bytes`, which are then in `header`, and return where they start."""
         start = self.position
         self.load(start + n_bytes, what)
         self.position = start + n_bytes
         return start
 
     def load(self, end: int, what: str) -> None:
-        """Read the file into `header` up to `end` at least; `what` needs these bytes."""
+        """Read the file into `header` at least up to byte `end`, for the field `what`."""
         data = self.header.data
         if end <= len(data):
             return
@@ -54,26 +57,29 @@ class Cursor:
             raise self.truncated(what, end - self.size)
         if end > MAX_HEADER_BYTES:
             raise self.corrupt(f"{what} ends behind byte {MAX_HEADER_BYTES} of the header")
-        # In growing steps, so that all of them together copy little more than the header.
+        # Read in growing steps, so that the copies add up to little more than the header.
         end = min(self.size, max(end, 4 * len(data), _FIRST_READ_BYTES))
         self.header.data = data + self.source.read(len(data), end - len(data), what)
 
     def u32(self, what: str) -> int:
+        """Read a 32-bit unsigned integer."""
         return int.from_bytes(self.raw(4, what), "little")
 
     def u64(self, what: str) -> int:
+        """Read a 64-bit unsigned integer."""
         return int.from_bytes(self.raw(8, what), "little")
 
     def raw(self, n_bytes: int, what: str) -> bytes:
+        """Read some bytes."""
         start = self.take(n_bytes, what)
         return self.header.data[start : self.position]
 
     def string(self, what: str) -> bytes:
-        """A length and that many bytes."""
+        """Read a string: a 64-bit length and that many bytes."""
         return self.raw(self.u64(what), what)
 
     def name(self, what: str) -> str:
-        """A length and that many bytes of printable UTF-8, at most `MAX_NAME_BYTES`."""
+        """Read a string of 1 to `MAX_NAME_BYTES` bytes of printable UTF-8."""
         n_bytes = self.u64(what)
         if not 0 < n_bytes <= MAX_NAME_BYTES:
             raise self.corrupt(f"the name of a {what} has {n_bytes} bytes")
@@ -84,7 +90,7 @@ class Cursor:
         return name
 
     def count(self, noun: str, min_bytes: int, highest: int) -> int:
-        """A count of items of at least `min_bytes` each, all of which are still to come."""
+        """Read a count of items that must fit in the rest of the file, `min_bytes` or more each."""
         count = self.u64(f"the count of {noun}")
         most = min(highest, (self.size - self.position) // min_bytes)
         if count > most:
@@ -92,7 +98,7 @@ class Cursor:
         return count
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Walk over the lengths of `count` strings; half a million take 40 ms.
+        """Move past `count` strings without copying them; half a million take 40 ms.
 
         Lengths are unsigned, so a wrong one moves the position past the end of the file and the
         next read fails.
@@ -106,7 +112,7 @@ class Cursor:
                 for _ in steps:
                     position += 8 + read_u64(data, position)[0]
                 break
-            except (struct.error, OverflowError):  # not read yet, or beyond the end of the file
+            except (struct.error, OverflowError):  # not read yet, or past the end of the file
                 self.load(position + 8, what)
                 data = self.header.data
                 position += 8 + read_u64(data, position)[0]

@@ -1,10 +1,10 @@
-"""GGUF model files: metadata and tensors, of one file or of a split model.
+"""GGUF model files: metadata and tensors of a single file or of a split model.
 
     with GGUFFile.open("model.gguf") as file:
         file.str("general.architecture"), file.tensors["output.weight"].to_float32()
 
-A split model (`name-00001-of-00003.gguf`, ...) opens from any of its parts: metadata comes from
-the first part and tensors from all of them.
+A split model (`name-00001-of-00003.gguf`, ...) can be opened from any of its parts. Metadata comes
+from the first part and tensors from all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 
 
 class GGUFFile(MetadataAccess):
-    """An open model: `metadata` by key and `tensors` by name, both in the order of the file."""
+    """An open model file: `metadata` by key and `tensors` by name, in the order of the file."""
 
     def __init__(self, parts: list[Part]) -> None:
         first = parts[0]
@@ -42,10 +42,10 @@ class GGUFFile(MetadataAccess):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
-        """Open a model file, and the other parts when it is one of a split model.
+        """Open a model file; for a part of a split model, open the other parts too.
 
-        Raises FormatError for a file that is missing, truncated, corrupt or no GGUF file, and
-        UnsupportedError for a version, byte order or tensor type that zinc does not read.
+        Raises FormatError for a file that is missing, truncated, corrupt or not GGUF, and
+        UnsupportedError for a version, byte order or tensor type that zinc cannot read.
         """
         part = read_part(Path(path))
         if _split_value(part, "split.count", 1) <= 1:
@@ -53,13 +53,13 @@ class GGUFFile(MetadataAccess):
         return cls(_read_all_parts(part))
 
     def with_metadata(self, changes: Mapping[str, MetadataValue]) -> GGUFFile:
-        """Return the same file with `changes` to its metadata; both share the open file."""
+        """Return a view of the file with changed metadata; both share the open file."""
         view = copy.copy(self)
         view.metadata = MappingProxyType({**self.metadata, **changes})
         return view
 
     def close(self) -> None:
-        """Drop metadata and tensors; the file is closed once no tensor of it is left."""
+        """Drop metadata and tensors; the file closes when its last tensor is garbage-collected."""
         self.metadata = MappingProxyType({})
         self.tensors = MappingProxyType({})
         self.parts = ()

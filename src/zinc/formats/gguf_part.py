@@ -1,11 +1,11 @@
-"""One GGUF file, read and checked: header, metadata, tensor table.
+"""Parser of one GGUF file: header, metadata and tensor table.
 
     magic "GGUF" | u32 version | u64 tensors | u64 keys | keys and values | tensor table | padding
     | tensor data, each tensor at a multiple of the alignment
 
-Every count, length, offset and product is checked against the size of the file before it is used,
-so a hostile header costs no more than reading it. Values of arrays are skipped, not decoded.
-Tensor data stays in the file until `Tensor.read`.
+Every count, length, offset and product is checked against the size of the file before use, so a
+hostile header costs no more than reading it. Arrays are skipped rather than decoded. Tensor data
+stays in the file until `Tensor.read`.
 Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -32,8 +32,8 @@ DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 16
 MAX_DIMS = 4
 
-# Far above any model (the largest have a few thousand): bounds the Python objects that a file can
-# make us build.
+# Bounds on the number of Python objects that a file can create. The largest models have a few
+# thousand tensors.
 _MAX_TENSORS = 1 << 18
 _MAX_KEYS = 1 << 18
 _MAX_NESTED_ARRAYS = 1 << 16
@@ -47,21 +47,21 @@ _WITHDRAWN_TYPES = {4, 5, 31, 32, 33, 36, 37, 38}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tensor:
-    """A tensor of a model file: where its bytes are, and how to read them."""
+    """A tensor of a model file, whose data is read on demand."""
 
     name: str
     shape: tuple[int, ...]
-    """Dimensions in numpy's order, (rows, columns) for a matrix: GGUF's own order reversed. A
-    tensor without dimensions is a vector of one element."""
+    """Dimensions in numpy's order, (rows, columns) for a matrix, which reverses GGUF's order.
+    A tensor without dimensions becomes a vector of one element."""
     type: GGMLType
     n_bytes: int
     offset: int
-    """The offset of the bytes from the beginning of the file."""
+    """Offset of the data from the beginning of the file."""
     source: Source
 
     @property
     def path(self) -> Path:
-        """The file that holds the tensor: one of several where a model is split."""
+        """File with the tensor, which is one of several if the model is split."""
         return self.source.path
 
     @property
@@ -71,7 +71,7 @@ class Tensor:
     def read(self) -> NDArray[np.uint8]:
         """Return all bytes of the tensor as a new array.
 
-        Raises FormatError when the file became shorter or cannot be read.
+        Raises FormatError if the file has become shorter or cannot be read.
         """
         data = np.empty(self.n_bytes, np.uint8)
         self.read_into(data)
@@ -80,21 +80,21 @@ class Tensor:
     def read_into(self, target: NDArray[np.uint8], start: int = 0) -> None:
         """Fill the contiguous array `target` with the tensor's bytes from `start` on.
 
-        Raises FormatError when the file became shorter or cannot be read, and ValueError for bytes
-        that the tensor does not have.
+        Raises FormatError if the file has become shorter or cannot be read, and ValueError if the
+        tensor has too few bytes.
         """
         if start < 0 or start + target.nbytes > self.n_bytes:
             raise ValueError(f"bytes {start} to {start + target.nbytes} of {self.n_bytes}")
         self.source.read_into(target, self.offset + start, f"tensor {self.name}")
 
     def to_float32(self) -> NDArray[np.float32]:
-        """Return the decoded values as a new array of `shape`; raises FormatError as `read`."""
+        """Return the decoded values as a new array of `shape`; raises FormatError like `read`."""
         return decode(self.read(), self.type, self.shape)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """The contents of one file. `header`: its bytes up to the end of the tensor table."""
+    """The contents of one file; `header` has its bytes up to the end of the tensor table."""
 
     path: Path
     version: int
@@ -108,16 +108,16 @@ class Part:
 
 
 def read_part(path: Path) -> Part:
-    """Read the header of a file and check it.
+    """Read and check the header of a file.
 
-    Raises FormatError when it is no GGUF file, truncated or contradicts itself, UnsupportedError
-    for a version, byte order or tensor type that zinc does not read.
+    Raises FormatError for a file that is not GGUF, truncated or inconsistent, and UnsupportedError
+    for a version, byte order or tensor type that zinc cannot read.
     """
     return _Reader(path).part()
 
 
 def _other_format(head: bytes) -> str:
-    """What a file that is not GGUF seems to be."""
+    """Return a guess what a file that is not GGUF is, as a clause."""
     if head.startswith(b"PK\x03\x04"):
         return "it is a zip archive, perhaps a PyTorch checkpoint"
     if head.startswith((b"version https://git-lfs", b"oid sha256")):
@@ -132,7 +132,7 @@ def _other_format(head: bytes) -> str:
 
 
 class _Reader(Cursor):
-    """Reads the header of a file from front to back."""
+    """Parser of the header of a file, from front to back."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -152,7 +152,7 @@ class _Reader(Cursor):
             metadata[key] = self._value(key, types[key])
         alignment = self._alignment(metadata, types)
         tensors = self._tensors(n_tensors, alignment)
-        self.header.data = self.header.data[: self.position]  # not what was read beyond it
+        self.header.data = self.header.data[: self.position]  # drop what was read beyond it
         return Part(
             self.path,
             version,

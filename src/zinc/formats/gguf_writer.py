@@ -4,8 +4,8 @@
         writer.add("general.architecture", "llama")
         writer.add_tensor("output.weight", encode(weights, GGMLType.Q8_0), GGMLType.Q8_0, shape)
 
-Tensor data is not copied: it is kept by reference and streamed out by `write`. The file appears
-under its name only when it is complete, so a failed write never leaves half a model.
+Tensor data is kept by reference and streamed to the file by `write`. The file gets its name only
+when it is complete, so a failed write never leaves half a model.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _STRUCT_CODES: dict[ValueType, str] = {
 class GGUFWriter:
     """Collects metadata and tensors, then writes them to `path`.
 
-    As a context manager it writes at the end of the block, and writes nothing if the block raised.
-    `add` and `add_tensor` raise ModelError for what the format cannot hold.
+    As a context manager it writes at the end of the block, unless the block raised. `add` and
+    `add_tensor` raise ModelError for values that the format cannot store.
     """
 
     def __init__(self, path: str | os.PathLike[str], alignment: int = DEFAULT_ALIGNMENT) -> None:
@@ -70,9 +70,9 @@ class GGUFWriter:
     def add(self, key: str, value: object, type: ValueType | None = None) -> None:
         """Add a metadata value.
 
-        `value` is a bool, number, string (str or bytes), numpy array, GGUFArray or sequence;
-        `type` is the type of the value or, for a sequence, of its elements. Without it integers
-        become the first of UINT32, INT32, UINT64, INT64 that holds them all, and floats FLOAT32.
+        value: a bool, number, string (str or bytes), numpy array, GGUFArray or sequence. type: type
+        of the value or, for a sequence, of its elements. By default integers become the first of
+        UINT32, INT32, UINT64 and INT64 that holds them all, and floats FLOAT32.
         """
         if key == "general.alignment" and value != self.alignment:
             raise ModelError(
@@ -92,7 +92,7 @@ class GGUFWriter:
     def add_tensor(
         self, name: str, data: NDArray[Any], type: GGMLType, shape: tuple[int, ...]
     ) -> None:
-        """Add a tensor of `shape` (rows, columns) whose bytes are those of `data`."""
+        """Add a tensor of `shape` (rows, columns); `data` has its bytes in the layout of `type`."""
         if name in self._entries:
             raise ModelError(f"tensor {name} is already there")
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
@@ -118,7 +118,7 @@ class GGUFWriter:
         self._n_data_bytes += expected + self._padding(expected)
 
     def write(self) -> None:
-        """Write the file; raises FormatError when the system refuses."""
+        """Write the file. Raises FormatError if that is not possible."""
         partial = self.path.with_name(self.path.name + ".partial")
         try:
             with open(partial, "wb") as file:
@@ -174,7 +174,7 @@ def _or_default(kind: ValueType | None, default: ValueType | None) -> ValueType 
 
 
 def _raw_elements(array: GGUFArray) -> Sequence[Any]:
-    """Strings as bytes, so that those which are no UTF-8 are written as they were read."""
+    """Return the elements, with strings as bytes: invalid UTF-8 is then written unchanged."""
     return list(array.iter_bytes()) if array.element_type is ValueType.STRING else array
 
 
@@ -192,7 +192,7 @@ def _encode_array(values: Sequence[Any], kind: ValueType | None) -> bytes:
     kind = kind if kind is not None else _infer(values)
     head = struct.pack("<IIQ", ValueType.ARRAY, kind, len(values))
     if kind is ValueType.ARRAY:
-        # A nested array has no value type of its own in front: drop the leading ARRAY.
+        # A nested array does not repeat the value type: drop the leading ARRAY.
         return head + b"".join(_encode_value(value, None)[4:] for value in values)
     return head + b"".join(_encode(value, kind) for value in values)
 
@@ -208,7 +208,7 @@ def _encode(value: object, kind: ValueType) -> bytes:
 
 
 def _infer(values: Sequence[Any]) -> ValueType:
-    """The type that holds all values; raises TypeError when there is none."""
+    """Return a type that holds all values. Raises TypeError or ValueError if there is none."""
     kinds = {type(value) for value in values}
     if kinds <= {bool} and values:
         return ValueType.BOOL

@@ -1,9 +1,8 @@
-"""Metadata values of a GGUF file: their types, lazily decoded arrays, and typed access by key.
+"""Metadata values of a GGUF file: types, lazily decoded arrays, and typed access by key.
 
-A tokenizer's arrays hold up to 250,000 strings each, and most commands never look at them. A
-`GGUFArray` is therefore a window on the header that decodes what is asked for. Strings are
-bytes in the file; they are text only for display, so bytes that are no UTF-8 become U+FFFD in
-text and stay available through `bytes_at` and `iter_bytes`.
+A tokenizer's arrays have up to 250,000 strings each, and most commands never read them. So a
+`GGUFArray` is a view of the header that decodes elements on demand. Strings are bytes in the file.
+As text, invalid UTF-8 becomes U+FFFD; `bytes_at` and `iter_bytes` give the original bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from zinc.core.errors import ModelError
 
 
 class Header:
-    """The beginning of a file; `data` is replaced by a longer copy while the file is parsed."""
+    """The beginning of a file; `data` grows while the file is parsed."""
 
     __slots__ = ("data",)
 
@@ -31,7 +30,7 @@ class Header:
 
 
 class ValueType(IntEnum):
-    """Types of metadata values by their id in the file."""
+    """Types of metadata values, with their ids in the file."""
 
     UINT8 = 0
     INT8 = 1
@@ -61,16 +60,16 @@ NUMBERS: dict[ValueType, np.dtype[Any]] = {
     ValueType.INT64: np.dtype("<i8"),
     ValueType.FLOAT64: np.dtype("<f8"),
 }
-"""The types of fixed size."""
+"""Value types of fixed size, as numpy types."""
 
 read_u64 = struct.Struct("<Q").unpack_from
 
 
 class GGUFArray(Sequence[Any]):
-    """An array value: `count` elements of `element_type` that start at byte `start` of `header`.
+    """An array of `count` elements of `element_type` from byte `start` of `header` on.
 
-    The reader has checked that all of them lie in the header. Nested arrays are arrays of
-    `GGUFArray`; `children` holds them, since their sizes differ.
+    The reader has checked that all elements lie within the header. children: the elements of a
+    nested array, whose sizes differ.
     """
 
     __slots__ = ("_children", "_count", "_header", "_offsets", "_start", "element_type")
@@ -117,7 +116,7 @@ class GGUFArray(Sequence[Any]):
         return self.to_numpy()[index].item()
 
     def to_list(self) -> list[Any]:
-        """All elements as Python values; strings as text, nested arrays as `GGUFArray`."""
+        """Return all elements as Python values: strings as text, nested arrays as `GGUFArray`."""
         return list(self)
 
     def to_numpy(self) -> NDArray[Any]:
@@ -128,7 +127,7 @@ class GGUFArray(Sequence[Any]):
         return np.frombuffer(self._header.data, dtype, self._count, self._start)
 
     def bytes_at(self, index: int) -> bytes:
-        """The raw bytes of string `index`; the first call finds where each string starts."""
+        """Return the bytes of string `index`; the first call computes where each string starts."""
         self._require_strings()
         if self._offsets is None:
             self._offsets = list(self._iter_offsets())
@@ -136,7 +135,7 @@ class GGUFArray(Sequence[Any]):
         return data[start + 8 : start + 8 + read_u64(data, start)[0]]
 
     def iter_bytes(self) -> Iterator[bytes]:
-        """The raw bytes of every string, in order and without an index of them."""
+        """Yield the bytes of every string in order, without computing an index."""
         self._require_strings()
         data, position = self._header.data, self._start
         for _ in range(self._count):
@@ -162,17 +161,17 @@ D = TypeVar("D")
 
 
 class _Missing:
-    """The default of the accessors: a missing key is an error."""
+    """Marks that an accessor has no default, so a missing key is an error."""
 
 
 _MISSING = _Missing()
 
 
 class MetadataAccess:
-    """Typed access to `metadata`, which a subclass sets together with its `path`.
+    """Typed access to `metadata`; a subclass sets it and `path`.
 
-    Each accessor raises ModelError, naming the key and the file, when the key has a value of
-    another type, or is missing and no default is given.
+    Each accessor raises ModelError, which names the key and the file, if the value has another type
+    or if the key is missing and no default is given.
     """
 
     path: Path
@@ -183,6 +182,7 @@ class MetadataAccess:
     @overload
     def str(self, key: builtins.str, default: D) -> builtins.str | D: ...
     def str(self, key: builtins.str, default: D | _Missing = _MISSING) -> builtins.str | D:
+        """Return a string."""
         return self._typed(key, builtins.str, "a string", default)
 
     @overload
@@ -190,6 +190,7 @@ class MetadataAccess:
     @overload
     def int(self, key: builtins.str, default: D) -> builtins.int | D: ...
     def int(self, key: builtins.str, default: D | _Missing = _MISSING) -> builtins.int | D:
+        """Return an integer."""
         return self._typed(key, builtins.int, "an integer", default)
 
     @overload
@@ -197,7 +198,7 @@ class MetadataAccess:
     @overload
     def float(self, key: builtins.str, default: D) -> builtins.float | D: ...
     def float(self, key: builtins.str, default: D | _Missing = _MISSING) -> builtins.float | D:
-        """A float; an integer value counts as one."""
+        """Return a number as a float."""
         value = self.metadata.get(key)
         if isinstance(value, builtins.int) and not isinstance(value, builtins.bool):
             return builtins.float(value)
@@ -208,6 +209,7 @@ class MetadataAccess:
     @overload
     def bool(self, key: builtins.str, default: D) -> builtins.bool | D: ...
     def bool(self, key: builtins.str, default: D | _Missing = _MISSING) -> builtins.bool | D:
+        """Return a boolean."""
         return self._typed(key, builtins.bool, "a boolean", default)
 
     @overload

@@ -1,7 +1,7 @@
-"""A model file that is read by position, and never mapped.
+"""Reads from an open model file, which is never mapped into memory.
 
-A read that meets the end of a file can be checked. A mapping cannot: touching a page behind the end
-of a file that became shorter raises SIGBUS, which ends the process and every other model in it.
+A read past the end of the file can be reported. With a mapping, touching a page past the end of a
+file that has become shorter raises SIGBUS, which would end the process and every model in it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ REFETCH = "download or convert the file again"
 
 
 class Stamp(NamedTuple):
-    """A file's identity and version: each field of a changed file may differ.
+    """Identity and version of a file; a changed file has another stamp.
 
-    modified_ns, changed_ns: when its data and its inode were last changed.
+    modified_ns, changed_ns: times of the last change of its data and of its inode.
     """
 
     device: int
@@ -34,16 +34,17 @@ class Stamp(NamedTuple):
 
 
 class Source:
-    """An open regular file: `size` bytes at `path` when it was opened, as `opened` says.
+    """An open regular file.
 
-    Reads are safe from several threads. The file is closed with the last reference to this object.
+    size and opened are its size in bytes and its stamp when it was opened. Threads may read at the
+    same time. The file is closed with the last reference to this object.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open a regular file for reading; raises FormatError where the system refuses."""
+        """Open a regular file for reading. Raises FormatError if that is not possible."""
         self.path = path
         try:
-            # A named pipe must not block the open: that it is a pipe is known afterwards only.
+            # Only after opening can a named pipe be recognised, so opening must not block.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
@@ -57,7 +58,7 @@ class Source:
         self.opened = _stamp(status)
 
     def stamp(self) -> Stamp:
-        """Return the stamp of the open file as it is now."""
+        """Return the current stamp of the open file."""
         return _stamp(os.fstat(self._fd))
 
     def read(self, start: int, n_bytes: int, what: str) -> bytes:
@@ -78,8 +79,8 @@ class Source:
     def read_into(self, target: NDArray[np.uint8], start: int, what: str) -> None:
         """Fill the contiguous array `target` with the bytes of the file from `start` on.
 
-        Raises FormatError, naming `what` was to be read, when the file ends before or cannot be
-        read.
+        what: name of the data for the error. Raises FormatError if the file is too short or cannot
+        be read.
         """
         view = target.data
         try:

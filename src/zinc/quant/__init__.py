@@ -1,1 +1,1 @@
-"""Quantisation: block layouts, numpy decoders (the golden reference of kernels) and encoders."""
+"""Quantisation: block layouts, numpy decoders (the reference for all kernels) and encoders."""

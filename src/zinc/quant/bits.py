@@ -1,8 +1,8 @@
-"""Packing and unpacking of small integers in bytes, each pair of inverse functions side by side.
+"""Packing and unpacking of small integers in bytes, as pairs of inverse functions.
 
-Block formats lay elements out in planes: the low halves of 16 bytes are elements 0 to 15, the high
-halves elements 16 to 31. Fields of scales and of high bits also come interleaved, in the order of
-the elements, or in layouts of their own.
+Most block formats store elements in planes: the low halves of 16 bytes are elements 0 to 15, the
+high halves elements 16 to 31. Scales and high bits may also be interleaved, in the order of the
+elements, or have a layout of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def planes(packed: U8, width: int) -> U8:
 
 
 def pack_planes(values: U8, width: int) -> U8:
-    """The inverse of `planes`: [..., 8 // width, b] to [..., b]; values must fit `width` bits."""
+    """Pack planes into bytes, the inverse of `planes`: [..., 8 // width, b] to [..., b].
+
+    Values must fit in `width` bits.
+    """
     packed = values[..., 0, :].copy()
     for i in range(1, 8 // width):
         packed |= values[..., i, :] << np.uint8(width * i)
@@ -39,23 +42,23 @@ def interleaved(packed: U8, width: int) -> U8:
 
 
 def pack_interleaved(values: U8, width: int) -> U8:
-    """The inverse of `interleaved`: [..., b * 8 // width] to [..., b]."""
+    """Pack consecutive values into bytes, the inverse of `interleaved`."""
     grouped = values.reshape(*values.shape[:-1], -1, 8 // width)
     return pack_planes(grouped.swapaxes(-1, -2), width)
 
 
 def split(values: U8, width: int) -> tuple[U8, U8]:
-    """The low `width` bits of each value, and what is above them."""
+    """Return the low `width` bits of each value, and the bits above."""
     return values & np.uint8((1 << width) - 1), values >> np.uint8(width)
 
 
 def join(low: U8, high: U8, width: int) -> U8:
-    """The inverse of `split`."""
+    """Join low and high bits, the inverse of `split`."""
     return low | high << np.uint8(width)
 
 
 def scales_mins_6bit(packed: U8) -> tuple[U8, U8]:
-    """The eight 6-bit scales and minimums of Q4_K and Q5_K: [n, 12] to two of [n, 8].
+    """Unpack the eight 6-bit scales and minimums of Q4_K and Q5_K: [n, 12] to two [n, 8].
 
     bytes 0-3   low 6 bits: scales 0-3     top 2 bits: bits 4-5 of scales 4-7
     bytes 4-7   low 6 bits: minimums 0-3   top 2 bits: bits 4-5 of minimums 4-7
@@ -68,7 +71,7 @@ def scales_mins_6bit(packed: U8) -> tuple[U8, U8]:
 
 
 def pack_scales_mins_6bit(scales: U8, mins: U8) -> U8:
-    """The inverse of `scales_mins_6bit`."""
+    """Pack scales and minimums, the inverse of `scales_mins_6bit`."""
     a = scales[:, :4] | scales[:, 4:] >> 4 << 6
     b = mins[:, :4] | mins[:, 4:] >> 4 << 6
     c = (scales[:, 4:] & 0xF) | mins[:, 4:] << 4
@@ -76,7 +79,7 @@ def pack_scales_mins_6bit(scales: U8, mins: U8) -> U8:
 
 
 def scales_6bit(packed: U8) -> NDArray[np.int8]:
-    """The sixteen signed 6-bit scales of Q3_K, stored with an offset of 32: [n, 12] to [n, 16].
+    """Unpack the sixteen signed 6-bit scales of Q3_K, stored plus 32: [n, 12] to [n, 16].
 
     bytes 0-7   low 4 bits of scales 0-7 | low 4 bits of scales 8-15
     bytes 8-11  bits 4-5 of scales i, i+4, i+8, i+12 from the low end up
@@ -87,7 +90,7 @@ def scales_6bit(packed: U8) -> NDArray[np.int8]:
 
 
 def pack_scales_6bit(scales: NDArray[np.int8]) -> U8:
-    """The inverse of `scales_6bit`."""
+    """Pack scales, the inverse of `scales_6bit`."""
     low, high = split((scales + np.int8(32)).view(np.uint8), 4)
     return np.concatenate(
         [pack_planes(low.reshape(-1, 2, 8), 4), pack_planes(high.reshape(-1, 4, 4), 2)], axis=1

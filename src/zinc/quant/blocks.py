@@ -1,10 +1,10 @@
-"""The layout of every ggml tensor type: the one table that decoders, encoders and kernels read.
+"""Layouts of all ggml tensor types, which decoders, encoders and kernels share.
 
-A tensor row is a run of blocks; a block holds `block_size` elements in `block_bytes` bytes. Fields
-are listed in file order without padding, all little-endian, so a layout is also a numpy structured
-dtype: `data.view(BLOCKS[t].dtype)["qs"]` is a zero-copy view of one field of all blocks.
-Names of fields: d = scale, dmin = scale of the minimums, m = minimum, qs/ql = low bits of the
-quants, qh = high bits, scales = packed scales of the sub-blocks.
+A tensor row is a sequence of blocks; a block stores `block_size` elements in `block_bytes` bytes.
+Fields are listed in file order, without padding and little-endian, so a layout is also a numpy
+structured dtype: `data.view(BLOCKS[t].dtype)["qs"]` is a zero-copy view of one field of all blocks.
+Field names: d = scale, dmin = scale of the minimums, m = minimum, qs/ql = low bits of the quants,
+qh = high bits, scales = packed scales of the sub-blocks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 from zinc.core.errors import ModelError
 
 SUPER = 256
-"""Elements of a super-block: the K, IQ and TQ types share it."""
+"""Elements of a super-block, the block of the K, IQ and TQ types."""
 
 
 class GGMLType(IntEnum):
-    """Tensor types by their id in a GGUF file; ids that are missing were withdrawn by ggml."""
+    """Tensor types with their ids in GGUF files; ggml has withdrawn the missing ids."""
 
     F32 = 0
     F16 = 1
@@ -64,7 +64,7 @@ class GGMLType(IntEnum):
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a block: `count` values of `dtype` that start `offset` bytes into the block."""
+    """A field of a block: `count` values of `dtype` at byte `offset`."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -78,7 +78,7 @@ class Field:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How `block_size` elements of a type lie in `block_bytes` bytes."""
+    """Layout of a block: `block_size` elements in `block_bytes` bytes."""
 
     type: GGMLType
     block_size: int
@@ -98,12 +98,12 @@ class BlockLayout:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether several elements share a block, so that a row must be a multiple of it."""
+        """Whether a block has several elements; rows must then be whole blocks."""
         return self.block_size > 1
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
-        """The block as a packed numpy structure; a field of one value is a scalar."""
+        """The block as a packed numpy structure; fields of one value are scalars."""
         return np.dtype(
             [
                 (f.name, f.dtype, (f.count,)) if f.count > 1 else (f.name, f.dtype)
@@ -144,7 +144,7 @@ BLOCKS: dict[GGMLType, BlockLayout] = dict(
     (
         _scalar(_T.F32, "f4"),
         _scalar(_T.F16, "f2"),
-        # numpy has no bfloat16: the value is the upper half of a float32's bits.
+        # numpy has no bfloat16; it is the upper half of the bits of a float32.
         _scalar(_T.BF16, "u2"),
         _scalar(_T.F64, "f8"),
         _scalar(_T.I8, "i1"),
@@ -198,16 +198,16 @@ BLOCKS: dict[GGMLType, BlockLayout] = dict(
         ),
         _layout(_T.TQ1_0, SUPER, ("qs", "u1", 48), ("qh", "u1", 4), _D),
         _layout(_T.TQ2_0, SUPER, ("qs", "u1", 64), _D),
-        # One E8M0 scale (a power of two) a block of 32 E2M1 values.
+        # One E8M0 scale (a power of two) for 32 E2M1 values.
         _layout(_T.MXFP4, 32, ("e", "u1", 1), ("qs", "u1", 16)),
-        # One unsigned E4M3 scale a group of 16 E2M1 values, four groups a block.
+        # One unsigned E4M3 scale for each of four groups of 16 E2M1 values.
         _layout(_T.NVFP4, 64, ("d", "u1", 4), ("qs", "u1", 32)),
     )
 )
 
 
 def row_bytes(type: GGMLType, n_elements: int) -> int:
-    """Bytes of a row of `n_elements`; raises ModelError when that is no whole number of blocks."""
+    """Return the bytes of a row. Raises ModelError unless it is a whole number of blocks."""
     layout = BLOCKS[type]
     n_blocks, rest = divmod(n_elements, layout.block_size)
     if rest or n_elements < 0:

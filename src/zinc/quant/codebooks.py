@@ -1,9 +1,9 @@
 """Codebooks of the IQ types and value tables of the 4-bit float types.
 
-A grid is a set of points of {values}^n (n = 8 or 4), numbered in ascending order of their base-k
-code with the first element as the lowest digit. The order is total, so membership is all there is
-to store: one bit a point of the whole lattice, 821 bytes for 3^8. Which points are members is part
-of the file format: a file stores indices into this order.
+A codebook (grid) is a set of points of the lattice {values}^n, n = 8 or 4. Points are numbered in
+ascending order of their base-k code, with the first element as the lowest digit. A grid is stored
+as one bit for each point of the lattice, 821 bytes for 3^8. Files store indices into this order, so
+the set of points is part of the file format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from zinc.quant.blocks import GGMLType
 
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""The sixteen E2M1 (4-bit float) values times two; code 8 is -0 and reads as 0."""
+"""The sixteen E2M1 (4-bit float) values times two; code 8 is -0 and decodes to 0."""
 
 IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
@@ -25,7 +25,7 @@ IQ4_VALUES = np.array(
 """The sixteen levels of IQ4_NL and IQ4_XS."""
 
 IQ1_DELTA = 0.125
-"""IQ1 points are shifted by plus or minus this."""
+"""Shift of the points of IQ1 types, added or subtracted."""
 
 _IQ2_VALUES = (8, 25, 43)
 
@@ -129,7 +129,7 @@ _GRIDS[GGMLType.IQ1_M] = _GRIDS[GGMLType.IQ1_S]
 
 @cache
 def digits(type: GGMLType) -> NDArray[np.uint8]:
-    """The points of an IQ type's codebook by rank of their values, uint8 [points, coordinates]."""
+    """Return a codebook with values replaced by their ranks, uint8 [points, coordinates]."""
     values, n_coordinates, membership = _GRIDS[type]
     packed = np.frombuffer(base64.b85decode(membership), np.uint8)
     codes = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
@@ -140,13 +140,13 @@ def digits(type: GGMLType) -> NDArray[np.uint8]:
 
 
 def flat_digits(type: GGMLType) -> NDArray[np.uint8] | None:
-    """What a native decoder of `type` looks points up in; None for a type without a codebook."""
+    """Return `digits` as one flat array for native decoders, None for types without a codebook."""
     return digits(type).reshape(-1) if type in _GRIDS else None
 
 
 @cache
 def grid(type: GGMLType) -> NDArray[np.float32]:
-    """The points of an IQ type's codebook, float32 [points, coordinates]."""
+    """Return the codebook of an IQ type, float32 [points, coordinates]."""
     points = np.array(_GRIDS[type][0], np.float32).take(digits(type))
     points.flags.writeable = False
     return points
@@ -154,7 +154,7 @@ def grid(type: GGMLType) -> NDArray[np.float32]:
 
 @cache
 def parity_signs() -> NDArray[np.float32]:
-    """Sign patterns of IQ2_XXS, IQ2_XS and IQ3_XXS, float32 [128, 8] of +1 and -1.
+    """Return the sign patterns of IQ2_XXS, IQ2_XS and IQ3_XXS, float32 [128, 8] of +1 and -1.
 
     Seven sign bits are stored; the eighth makes the number of minus signs even.
     """
@@ -166,25 +166,25 @@ def parity_signs() -> NDArray[np.float32]:
 
 @cache
 def byte_signs() -> NDArray[np.float32]:
-    """Sign patterns stored in full, float32 [256, 8]: bit i set makes element i negative."""
+    """Return all sign patterns, float32 [256, 8]; bit i makes element i negative."""
     bits = np.arange(256)[:, None] >> np.arange(8) & 1
     return 1 - 2 * bits.astype(np.float32)
 
 
 @cache
 def e8m0_halved() -> NDArray[np.float32]:
-    """Half of each E8M0 scale, float32 [256]: 2^(e - 128), to go with `E2M1_DOUBLED`.
+    """Return half of each E8M0 scale, float32 [256]: 2^(e - 128), to multiply with `E2M1_DOUBLED`.
 
-    Halving keeps e = 255, a NaN in the OCP Microscaling specification, finite as ggml has it.
+    e = 255, a NaN in the OCP Microscaling specification, stays finite as in ggml.
     """
     return np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 @cache
 def ue4m3_halved() -> NDArray[np.float32]:
-    """Half of each unsigned E4M3 scale, float32 [256], to go with `E2M1_DOUBLED`.
+    """Return half of each unsigned E4M3 scale, float32 [256], to multiply with `E2M1_DOUBLED`.
 
-    The sign bit is ignored and the NaN code 0x7F reads as 0, as in ggml.
+    The sign bit is ignored and the NaN code 0x7F decodes to 0, as in ggml.
     """
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 0xF, (code & 7).astype(np.float32)

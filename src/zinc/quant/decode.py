@@ -1,8 +1,7 @@
-"""Decoding of tensor data to float32: the golden reference that every kernel is tested against.
+"""Decoding of tensor data to float32, the reference that every kernel is tested against.
 
-`decode` is bit-exact with ggml's reference (and gguf-py's) for every type of the block table. It
-works on a few thousand blocks at a time, so that the temporaries stay in the cache and memory
-beyond the result does not grow with the tensor.
+`decode` is bit-exact with ggml's reference and gguf-py for every type in the block table. It works
+on a few thousand blocks at a time, so temporaries stay in the CPU cache and take little memory.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ DECODERS: dict[GGMLType, Decoder] = {
 
 
 def decode(data: NDArray[np.uint8], type: GGMLType, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Decode the bytes of a tensor of `type` to a new float32 array of `shape` (rows, columns).
+    """Decode the bytes of a tensor to a new float32 array of `shape` (rows, columns).
 
-    Raises ModelError when the last dimension is no whole number of blocks or `data` does not hold
-    exactly the bytes that the shape needs, UnsupportedError for a type without a decoder.
+    Raises ModelError if the last dimension is not a whole number of blocks or `data` has the wrong
+    size, and UnsupportedError for a type without a decoder.
     """
     layout = BLOCKS[type]
     decoder = DECODERS.get(type)
@@ -81,7 +80,7 @@ def decode(data: NDArray[np.uint8], type: GGMLType, shape: tuple[int, ...]) -> N
     blocks = np.ascontiguousarray(data).reshape(-1).view(np.uint8).view(layout.dtype)
     out = np.empty((len(blocks), layout.block_size), np.float32)
     step = max(1, _CHUNK_ELEMENTS // layout.block_size)
-    # Damaged or random scales are infinities and NaNs; they decode to what IEEE 754 says.
+    # Damaged scales may be infinities or NaNs, which decode as IEEE 754 says.
     with np.errstate(all="ignore"):
         for start in range(0, len(blocks), step):
             out[start : start + step] = decoder(blocks[start : start + step])

@@ -1,7 +1,7 @@
-"""Encoding of float32 arrays to tensor data, a few thousand blocks at a time as in `decode`.
+"""Encoding of float32 arrays to tensor data, a few thousand blocks at a time.
 
-The 32-element types are equal to ggml's reference bit for bit; the K types search for their own
-scales and come out at its error or below.
+The 32-element types equal ggml's reference bit for bit. The K types search for better scales; their
+error is at most ggml's.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ENCODERS: dict[GGMLType, Encoder] = {
 
 
 def encode(array: NDArray[np.floating[Any]], type: GGMLType) -> NDArray[np.uint8]:
-    """Encode floats [..., columns] as `type`: uint8 [..., row_bytes(type, columns)].
+    """Encode floats [..., columns] as `type`, uint8 [..., row_bytes(type, columns)].
 
-    Raises UnsupportedError for a type without an encoder, ModelError when the columns are no whole
-    number of blocks, when a scale leaves the range of float16, or when a quantised type is asked
-    to hold a NaN or an infinity.
+    Raises UnsupportedError for a type without an encoder. Raises ModelError if the columns are not
+    a whole number of blocks, if a scale is out of the range of float16, or for NaN and infinity in
+    a quantised type.
     """
     layout = BLOCKS[type]
     encoder = ENCODERS.get(type)

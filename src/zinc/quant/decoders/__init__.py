@@ -1,4 +1,4 @@
-"""One function a type: a structured array of n blocks to float32 [n, block_size].
+"""Decoders, one function a type: a structured array of n blocks to float32 [n, block_size].
 
-Each keeps the order of float operations of ggml's reference, so results are equal bit for bit.
+Float operations have the same order as in ggml's reference, so results are equal bit for bit.
 """

@@ -1,4 +1,4 @@
-"""Decoders of the IQ types: groups of 8 or 4 elements are points of a codebook, with signs."""
+"""Decoders of the IQ types, whose groups of 8 or 4 elements are points of a codebook with signs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUARTER = np.float32(0.25)
 
 
 def _signed(type: GGMLType, index: NDArray[Any], scales: Values, signs: Values) -> Values:
-    """Points [n, groups] of the grid * scales [n, s] * signs [n, 32, 8], as [n, 256]."""
+    """Return grid points `index` [n, groups] * scales [n, s] * signs [n, 32, 8], as [n, 256]."""
     n_blocks, n_scales = scales.shape
     points = grid(type).take(index, axis=0).reshape(n_blocks, n_scales, -1)
     points *= scales[:, :, None]
@@ -25,7 +25,7 @@ def _signed(type: GGMLType, index: NDArray[Any], scales: Values, signs: Values) 
 
 
 def _seven_bit_signs(words: NDArray[np.uint32]) -> Values:
-    """Four 7-bit sign patterns a word, from the low end: uint32 [n, 8] to float32 [n, 32, 8]."""
+    """Unpack four 7-bit sign patterns a word, low bits first: [n, 8] to float32 [n, 32, 8]."""
     index = words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & 0x7F
     return parity_signs().take(index.reshape(len(words), 32), axis=0)
 

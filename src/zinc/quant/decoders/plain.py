@@ -1,4 +1,4 @@
-"""Decoders of plain numbers and of the 32-element types: one scale, perhaps a minimum, a block."""
+"""Decoders of plain numbers and of types with one scale, and maybe a minimum, a block."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Values = NDArray[np.float32]
 
 
 def column(scales: NDArray[Any]) -> Values:
-    """One scale a block as float32 [n, 1], ready to broadcast."""
+    """Return the scales of n blocks as float32 [n, 1], to broadcast."""
     return scales.astype(np.float32)[:, None]
 
 
 def number(blocks: Blocks) -> Values:
-    """F32, F16, F64 and the integers."""
+    """Decode F32, F16, F64 and the integer types."""
     values: NDArray[Any] = blocks["value"]
     return values.astype(np.float32)[:, None]
 
@@ -64,7 +64,7 @@ def q5_1(blocks: Blocks) -> Values:
 
 
 def q8(blocks: Blocks) -> Values:
-    """Q8_0, Q8_1 and Q8_K; the sums that the last two carry are not needed to decode."""
+    """Decode Q8_0, Q8_1 and Q8_K; the stored sums of the last two are not needed."""
     quants: NDArray[np.int8] = blocks["qs"]
     return quants.astype(np.float32) * column(blocks["d"])
 

@@ -1,4 +1,4 @@
-"""Decoders of the K and TQ types: 256 elements a block; the K types quantise their own scales."""
+"""Decoders of the K and TQ types, with 256 elements a block; scales of K types are quantised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zinc.quant.decoders.plain import Blocks, Values, column
 def _scaled(
     quants: NDArray[np.uint8] | NDArray[np.int8], scales: Values, mins: Values | None = None
 ) -> Values:
-    """quants [n, sub-blocks, elements] * scales [n, sub-blocks] - mins, as [n, 256]."""
+    """Return quants [n, sub-blocks, elements] * scales [n, sub-blocks] - mins, as [n, 256]."""
     values = quants.astype(np.float32)
     values *= scales[:, :, None]
     if mins is not None:
@@ -30,7 +30,7 @@ def q2_k(blocks: Blocks) -> Values:
 def q3_k(blocks: Blocks) -> Values:
     low = planes(blocks["qs"].reshape(-1, 2, 32), 2).reshape(-1, SUPER)
     high = planes(blocks["qh"], 1).reshape(-1, SUPER)
-    # A set high bit means that nothing is subtracted: quants are -4 to 3.
+    # Quants are stored plus 4, so a set high bit makes them non-negative.
     quants = join(low, high, 2).view(np.int8) - np.int8(4)
     return _scaled(quants.reshape(-1, 16, 16), column(blocks["d"]) * scales_6bit(blocks["scales"]))
 
@@ -56,10 +56,11 @@ def q6_k(blocks: Blocks) -> Values:
 
 
 def tq1_0(blocks: Blocks) -> Values:
-    """Five ternary digits a byte as a fixed-point fraction: digit i = floor(3 * frac(3^i * b/256)).
+    """Decode ternary digits, five a byte as a fixed-point fraction b / 256.
 
-    Bytes 0-31 hold elements 0-159 (digit i of byte j is element 32 i + j), bytes 32-47 elements
-    160-239 with a stride of 16, and the four of `qh` four digits each with a stride of 4.
+    Digit i = floor(3 * frac(3^i * b / 256)). Bytes 0-31 hold elements 0-159 (digit i of byte j is
+    element 32 i + j), bytes 32-47 elements 160-239 with a stride of 16. The four bytes of `qh` hold
+    four digits each, with a stride of 4.
     """
 
     def digits(packed: NDArray[np.uint8], n_digits: int) -> NDArray[np.uint8]:

@@ -1,8 +1,7 @@
 """Encoders of plain floats and of the 32-element types, equal to ggml's reference bit for bit.
 
-The scale comes from the largest element of the block; nothing is searched. Each function follows
-the rounding of the reference: quants are rounded with the exact float32 scale, and only then is
-the scale rounded to float16 for the file.
+The scale follows from the largest element of the block, without a search. As in the reference,
+quants are rounded with the exact float32 scale, and only then is the scale rounded to float16.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Values = NDArray[np.float32]
 
 
 def half(values: Values) -> NDArray[np.float16]:
-    """Round to float16; raises ModelError where a finite value is out of its range."""
+    """Round to float16. Raises ModelError for finite values out of its range."""
     rounded = values.astype(np.float16)
     overflow = np.isinf(rounded) & np.isfinite(values)
     if overflow.any():
@@ -32,7 +31,7 @@ def half(values: Values) -> NDArray[np.float16]:
 
 
 def reciprocal(scales: Values) -> Values:
-    """1 / scale, and 0 where the scale is 0 or so small that the inverse overflows."""
+    """Return 1 / scale, or 0 if the scale is 0 or so small that the inverse overflows."""
     inverse = np.float32(1) / scales
     return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
@@ -46,7 +45,7 @@ def f16(values: Values) -> Blocks:
 
 
 def bf16(values: Values) -> Blocks:
-    """Round to nearest even; a NaN stays one, made quiet."""
+    """Encode bfloat16: round to nearest even; a NaN becomes a quiet NaN."""
     bits = values.view(np.uint32)
     rounded = bits + (0x7FFF + (bits >> 16 & 1)) >> 16
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
@@ -55,7 +54,7 @@ def bf16(values: Values) -> Blocks:
 
 
 def _signed_peak(values: Values) -> Values:
-    """The element of largest magnitude a block, with its sign: [n, 1]."""
+    """Return the element of largest magnitude of each block, with its sign: [n, 1]."""
     index = np.abs(values).argmax(axis=1, keepdims=True)
     return np.take_along_axis(values, index, axis=1)
 
@@ -71,13 +70,17 @@ def _set_five_bits(out: Blocks, quants: NDArray[np.uint8]) -> None:
 
 
 def _symmetric(values: Values, n_levels: int) -> tuple[Values, NDArray[np.uint8]]:
-    """Scale and quants with an offset of n_levels / 2; the peak sits exactly at the lowest."""
+    """Return scales [n] and quants [n, elements], offset by n_levels / 2.
+
+    The element of largest magnitude becomes quant 0.
+    """
     scale = _signed_peak(values) / np.float32(-(n_levels // 2))
     shifted = values * reciprocal(scale) + np.float32(n_levels // 2 + 0.5)
     return scale[:, 0], shifted.astype(np.uint8).clip(0, n_levels - 1)
 
 
 def _affine(values: Values, n_levels: int) -> tuple[Values, Values, NDArray[np.uint8]]:
+    """Return scales [n], minimums [n] and quants [n, elements]."""
     low = values.min(axis=1, keepdims=True)
     scale = (values.max(axis=1, keepdims=True) - low) / np.float32(n_levels - 1)
     quants = _round_half_up((values - low) * reciprocal(scale), n_levels - 1)
@@ -120,7 +123,7 @@ def q8_0(values: Values) -> Blocks:
     out = np.empty(len(values), BLOCKS[GGMLType.Q8_0].dtype)
     scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
     scaled = values * reciprocal(scale)
-    # Halves are rounded away from zero, as C's roundf does.
+    # Round halves away from zero, like roundf of C.
     magnitude = np.abs(scaled)
     whole = np.floor(magnitude)
     whole += magnitude - whole >= np.float32(0.5)
@@ -129,13 +132,16 @@ def q8_0(values: Values) -> Blocks:
     return out
 
 
-# Magnitudes of E2M1, doubled so that they are whole numbers, and the midpoints between them.
+# Midpoints between the magnitudes of E2M1, all doubled.
 _E2M1_MIDPOINTS = np.array([0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0], np.float32)
 
 
 def mxfp4(values: Values) -> Blocks:
-    """The power of two that puts the peak between 4 and 8 (the top of E2M1 is 6), then the nearest
-    of its values; a tie goes to the smaller one (OCP Microscaling Formats 1.0)."""
+    """Encode MXFP4 (OCP Microscaling Formats 1.0).
+
+    The scale is the power of two that brings the peak between 4 and 8 (the largest E2M1 value is
+    6). Values are rounded to the nearest; a tie goes to the smaller magnitude.
+    """
     out = np.empty(len(values), BLOCKS[GGMLType.MXFP4].dtype)
     peak = np.abs(values).max(axis=1)
     exponent = np.floor(np.log2(np.maximum(peak, np.float32(1e-45)))) - 2

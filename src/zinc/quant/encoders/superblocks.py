@@ -1,9 +1,9 @@
-"""Encoders of the K types: a least-squares fit a sub-block, then quantised scales.
+"""Encoders of the K types: a least-squares fit for each sub-block, then quantised scales.
 
-For each sub-block a few roundings of the elements are tried; for fixed quants the best scale (and
-minimum) has a closed form, and the pair with the smallest squared error wins. The scales of a
-super-block are then quantised themselves, and the quants rounded once more against the scales that
-a decoder will see. The error is not weighted: no importance matrix.
+For each sub-block several roundings of the elements are tried. For fixed quants the best scale (and
+minimum) has a closed form; the rounding with the smallest squared error wins. Then the scales of
+the super-block are quantised, and the quants are rounded again for the quantised scales. Errors are
+not weighted, so there is no importance matrix.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SYMMETRIC_STRETCH = np.linspace(-0.9, 0.9, 13, dtype=np.float32)
 
 
 def _fit_affine(values: Values, highest: int) -> tuple[Values, Values]:
-    """Scale s >= 0 and minimum m >= 0 with x ~ s * q - m, q in 0..highest: [..., n] to two [...].
+    """Fit x ~ s * q - m with s, m >= 0 and q in 0..highest: [..., n] to s and m [...].
 
     For fixed q: s = (n*Sxq - Sx*Sq) / (n*Sqq - Sq^2), m = (s*Sq - Sx) / n (linear regression),
-    and s = Sxq / Sqq where that m would be negative, which the format cannot store.
+    and s = Sxq / Sqq if that m is negative, which the format cannot store.
     """
     n = np.float32(values.shape[-1])
     low = np.minimum(values.min(axis=-1), 0)
@@ -56,7 +56,7 @@ def _fit_affine(values: Values, highest: int) -> tuple[Values, Values]:
 
 
 def _fit_symmetric(values: Values, n_half: int) -> Values:
-    """Scale s (of either sign) with x ~ s * q, q in -n_half..n_half - 1: [..., n] to [...].
+    """Fit x ~ s * q with s of either sign and q in -n_half..n_half - 1: [..., n] to s [...].
 
     For fixed q the best s is Sxq / Sqq and lowers the squared error by Sxq^2 / Sqq. The range has
     one level more below zero, so both signs of the scale are tried.
@@ -79,7 +79,7 @@ def _fit_symmetric(values: Values, n_half: int) -> Values:
 
 
 def _quantise_scales(scales: Values, highest: int) -> tuple[NDArray[np.float16], Values]:
-    """Non-negative scales [n, sub-blocks] as d [n] (float16) times integers 0..highest."""
+    """Quantise scales [n, sub-blocks] >= 0 to d [n] (float16) times integers 0..highest."""
     d = half(scales.max(axis=1) / np.float32(highest))
     steps = np.rint(scales * reciprocal(d.astype(np.float32))[:, None])
     return d, np.minimum(steps, highest)
@@ -88,7 +88,7 @@ def _quantise_scales(scales: Values, highest: int) -> tuple[NDArray[np.float16],
 def _affine_blocks(
     values: Values, n_sub_blocks: int, highest: int, highest_scale: int
 ) -> tuple[NDArray[np.float16], NDArray[np.float16], Values, Values, NDArray[np.uint8]]:
-    """d, dmin [n], integer scales and minimums [n, sub-blocks], quants [n, 256]."""
+    """Return d, dmin [n], integer scales and minimums [n, sub-blocks] and quants [n, 256]."""
     parts = values.reshape(-1, n_sub_blocks, SUPER // n_sub_blocks)
     scales, mins = _fit_affine(parts, highest)
     d, int_scales = _quantise_scales(scales, highest_scale)
@@ -103,7 +103,7 @@ def _affine_blocks(
 def _symmetric_blocks(
     values: Values, n_half: int, n_half_scale: int
 ) -> tuple[NDArray[np.float16], NDArray[np.int8], NDArray[np.uint8]]:
-    """d [n], integer scales [n, 16] and quants + n_half [n, 256]."""
+    """Return d [n], integer scales [n, 16] and quants + n_half [n, 256]."""
     parts = values.reshape(-1, 16, 16)
     scales = _fit_symmetric(parts, n_half)
     index = np.abs(scales).argmax(axis=1, keepdims=True)
