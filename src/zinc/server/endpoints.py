@@ -14,7 +14,9 @@ from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
 from zinc.server.apis.llama import completion, status, tokens
 from zinc.server.apis.llama import embeddings as llama_embeddings
 from zinc.server.apis.llama.fields import InfillFields, NativeFields
-from zinc.server.apis.openai import chat, completions, embeddings, responses
+from zinc.server.apis.openai import chat, completions, embeddings
+from zinc.server.apis.openai.responses import endpoints as responses
+from zinc.server.apis.openai.responses.fields import ResponseFields
 from zinc.server.apis.shared.service import Service
 from zinc.server.http.body import Fields
 from zinc.server.http.openapi import Operation
@@ -85,12 +87,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Texts to vectors", "OpenAI", statuses=(429,),
     ),
     _post(
-        "/v1/responses", responses.create_response, responses.ResponseFields,
+        "/v1/responses", responses.create_response, ResponseFields,
         "Create a response", "OpenAI", "/responses", streams=True,
     ),
     _post(
         "/v1/responses/input_tokens", responses.count_tokens,
-        responses.ResponseFields, "Count the tokens of a response's prompt", "OpenAI",
+        ResponseFields, "Count the tokens of a response's prompt", "OpenAI",
         "/responses/input_tokens",
     ),
     _get(

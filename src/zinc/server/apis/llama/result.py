@@ -8,7 +8,7 @@ from typing import Any
 
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.server.apis.llama.fields import NativeFields
-from zinc.server.apis.openai.shapes import (
+from zinc.server.apis.openai.usage import (
     progress_members,
     timings_member,
     timings_object,

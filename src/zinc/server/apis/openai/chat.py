@@ -17,25 +17,23 @@ from starlette.responses import Response
 
 from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from zinc.engine.sampling import Sampled
-from zinc.server.apis.openai.response_tools import text_of
+from zinc.server.apis.openai.custom_tools import text_of
+from zinc.server.apis.openai.messages import Messages, plain_messages
 from zinc.server.apis.openai.shapes import (
     DONE,
     FINGERPRINT,
     OPENAI,
-    Messages,
     NeutralFields,
     StreamOptions,
-    Tool,
+    check_count,
+)
+from zinc.server.apis.openai.tools import Tool, custom_names, plain_tools, tool_use
+from zinc.server.apis.openai.usage import (
     Usage,
     chat_logprobs,
-    check_count,
-    custom_names,
-    plain_messages,
-    plain_tools,
     progress_members,
     timings_member,
     timings_object,
-    tool_use,
 )
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Collected, Finished, Piece
 from zinc.server.apis.shared.chat.prompt import prompt_of

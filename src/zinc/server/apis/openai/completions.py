@@ -27,12 +27,9 @@ from zinc.server.apis.openai.shapes import (
     OPENAI,
     NeutralFields,
     StreamOptions,
-    Usage,
     check_count,
-    progress_members,
-    timings_member,
-    timings_object,
 )
+from zinc.server.apis.openai.usage import Usage, progress_members, timings_member, timings_object
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.fields import (
     MAX_ANSWERS,

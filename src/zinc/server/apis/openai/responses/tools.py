@@ -7,10 +7,10 @@ this server never takes up; tools that clients wait for in other shapes are refu
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+from zinc.server.apis.openai.custom_tools import function_name, text_function
 from zinc.server.errors import invalid, unsupported
 from zinc.server.http.body import Fields, FirstError
 
@@ -62,47 +62,6 @@ class ResponseTools:
         full = function_name(members)
         self._members[full] = members
         self.functions.append({"type": "function", "function": {**function, "name": full}})
-
-
-def function_name(item: Mapping[str, Any]) -> str:
-    """The name that the function of a call's item has in the chat."""
-    namespace = str(item.get("namespace") or "")
-    mark = "__" if namespace and not namespace.endswith("__") else ""
-    return f"{namespace}{mark}{item['name']}"
-
-
-def text_arguments(text: str) -> str:
-    """The arguments of a custom tool's function."""
-    return json.dumps({"input": text}, ensure_ascii=False)
-
-
-def text_of(arguments: str) -> str:
-    """The text in such arguments, or what there is of them when the model got them wrong."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return arguments
-    text = found.get("input") if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
-
-
-def text_function(
-    name: str, description: str | None, format: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the function with one string that a custom tool is to the model.
-
-    format: of the chat API or the responses API; the model is told a grammar and not held to it.
-    """
-    text: dict[str, Any] = {"type": "string"}
-    form = format or {}
-    if form.get("type") == "grammar":
-        form = form["grammar"] if isinstance(form.get("grammar"), Mapping) else form
-        text["description"] = f"Text of this {form.get('syntax')} grammar: {form.get('definition')}"
-    return {
-        "name": name,
-        "description": description or "",
-        "parameters": {"type": "object", "properties": {"input": text}, "required": ["input"]},
-    }
 
 
 def _required(name: str | None, where: str) -> str:

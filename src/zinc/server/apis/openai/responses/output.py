@@ -10,8 +10,9 @@ from typing import Any
 
 from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from zinc.engine.sampling import Sampled
-from zinc.server.apis.openai.response_tools import ResponseTools, text_arguments, text_of
-from zinc.server.apis.openai.shapes import chat_logprobs
+from zinc.server.apis.openai.custom_tools import text_arguments, text_of
+from zinc.server.apis.openai.responses.tools import ResponseTools
+from zinc.server.apis.openai.usage import chat_logprobs
 from zinc.server.apis.shared.chat.answer import Piece
 from zinc.tokenizer import Tokenizer
 

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API, in which an answer is a list of items."""

@@ -1,0 +1,210 @@
+"""/v1/responses: create, count, get, delete and cancel a response."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.server.apis.openai.responses.fields import ResponseFields
+from zinc.server.apis.openai.responses.output import Data, OutputItems, Replay
+from zinc.server.apis.openai.responses.request import input_items, item_messages, to_request
+from zinc.server.apis.openai.responses.tools import ResponseTools
+from zinc.server.apis.openai.usage import Usage, progress_members, timings_member
+from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
+from zinc.server.apis.shared.chat.prompt import prompt_of
+from zinc.server.apis.shared.chat.request import ChatRequest
+from zinc.server.apis.shared.chat.start import answer_chat
+from zinc.server.apis.shared.service import Service, Shape, account, owner_of, read_fields
+from zinc.server.errors import ApiError, invalid
+from zinc.server.http.responses import JSONAnswer, event
+from zinc.server.runtime.loaded_model import LoadedModel
+
+
+def _error_event(error: ApiError) -> bytes:
+    data = {
+        "type": "error",
+        "code": error.code,
+        "message": error.message,
+        "param": error.param,
+        "sequence_number": 0,
+    }
+    return event(data, "error")
+
+
+RESPONSES = Shape(error_event=_error_event)
+
+
+async def create_response(service: Service, request: Request) -> Response:
+    fields = await read_fields(service, request, ResponseFields)
+    items = input_items(fields.input)
+    conversation = [*_previous(service, request, fields), *item_messages(items)]
+    tools = ResponseTools(fields.tools)
+    asked = to_request(fields, conversation, tools)
+    shared = _shared(fields, asked, tools)
+
+    def finish(output: OutputItems, end: Finished) -> dict[str, Any]:
+        account(request, [(end.reason, end.timings)])
+        whole = output.response(_usage(end), end.reason == "length")
+        if fields.store is not False:
+            messages = [*conversation, *item_messages(output.items)]
+            service.store.put(whole, items, messages, owner_of(service, request))
+        return whole
+
+    def output_of(model: LoadedModel) -> OutputItems:
+        logprobs = asked.params.logprobs is not None
+        return OutputItems({**shared, "model": model.name}, model.tokenizer, logprobs, tools)
+
+    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        output = output_of(model)
+        async for item in answers[0]:
+            if isinstance(item, Finished):
+                output.close(item.reason == "length")
+                return finish(output, item)
+            output.push(item)
+        raise RuntimeError("the answer has no end")
+
+    async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
+        output = output_of(model)
+        for data in output.begin():
+            yield event(data, data["type"])
+        async for item in answers[0]:
+            if not isinstance(item, Finished):
+                for data in _told(output, item, fields.timings_per_token):
+                    yield event(data, data["type"])
+                continue
+            cut = item.reason == "length"
+            for data in output.close(cut):
+                yield event(data, data["type"])
+            last = output.last("incomplete" if cut else "completed", finish(output, item))
+            yield event(last, last["type"])
+
+    streamed = events if fields.stream else None
+    return await answer_chat(
+        service, request, fields.model, asked, whole, streamed, RESPONSES, fields.sse_ping_interval
+    )
+
+
+def _told(output: OutputItems, piece: Piece, with_timings: bool | None) -> list[Data]:
+    """The events of a piece; llama.cpp's server adds timings and progress to them."""
+    if piece.progress is not None:
+        return [output.in_progress() | progress_members(piece.progress, with_timings)]
+    return [data | timings_member(piece.timings) for data in output.push(piece)]
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """How long the prompt of a response would be."""
+    fields = await read_fields(service, request, ResponseFields)
+    messages = [*_previous(service, request, fields), *item_messages(input_items(fields.input))]
+    asked = to_request(fields, messages, ResponseTools(fields.tools))
+    async with service.pool.use(fields.model) as model:
+        prompt = await prompt_of(model, asked)
+    return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+
+def _previous(service: Service, request: Request, fields: ResponseFields) -> list[dict[str, Any]]:
+    """The conversation that a response goes on with."""
+    if fields.previous_response_id is None:
+        return []
+    owner = owner_of(service, request)
+    return service.store.get(fields.previous_response_id, owner, "previous_response_id").messages
+
+
+async def get_response(service: Service, request: Request) -> Response:
+    """Return a stored response; with `stream=true` its events, after number `starting_after`."""
+    id, owner = request.path_params["id"], owner_of(service, request)
+    found = service.store.get(id, owner).response
+    query = request.query_params
+    if query.get("stream", "false").lower() != "true":
+        return JSONAnswer(found)
+    after = query.get("starting_after", "-1")
+    if not after.removeprefix("-").isdecimal() or len(after) > 18:
+        raise invalid("starting_after", "starting_after is not valid", "it must be a whole number")
+    events = [
+        event(data, data["type"])
+        for data in Replay(found).events()
+        if data["sequence_number"] > int(after)
+    ]
+    return Response(b"".join(events), media_type="text/event-stream")
+
+
+async def delete_response(service: Service, request: Request) -> Response:
+    id = request.path_params["id"]
+    service.store.delete(id, owner_of(service, request))
+    return JSONAnswer({"id": id, "object": "response", "deleted": True})
+
+
+async def cancel_response(service: Service, request: Request) -> Response:
+    """Refuse, as OpenAI does for a response that was not made in the background.
+
+    Raises ApiError: 404 for an unknown response, else 400.
+    """
+    service.store.get(request.path_params["id"], owner_of(service, request))
+    raise ApiError(
+        400,
+        "the response cannot be cancelled",
+        "it was made while the client waited, and is complete",
+        "close the connection to end an answer early",
+        code="invalid_value",
+        param="id",
+    )
+
+
+async def get_input_items(service: Service, request: Request) -> Response:
+    items = service.store.get(request.path_params["id"], owner_of(service, request)).input
+    ids = [str(item.get("id", "")) for item in items]
+    return JSONAnswer(
+        {
+            "object": "list",
+            "data": items,
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[-1] if ids else None,
+            "has_more": False,
+        }
+    )
+
+
+def _shared(fields: ResponseFields, asked: ChatRequest, tools: ResponseTools) -> dict[str, Any]:
+    """The members of the response object that are known before the answer."""
+    given = fields.text.format if fields.text else None
+    format = {"type": "text"} if given is None else given.model_dump(exclude_unset=True)
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "background": False,
+        "error": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {
+            "effort": fields.reasoning.effort if fields.reasoning else None,
+            "summary": None,
+        },
+        "store": fields.store is not False,
+        "temperature": asked.params.temperature,
+        "text": {"format": format, "verbosity": fields.verbosity or "medium"},
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": tools.offered,
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": asked.params.top_p,
+        "truncation": fields.truncation or "disabled",
+        "user": fields.user,
+    }
+
+
+def _usage(end: Finished) -> dict[str, Any]:
+    usage = Usage.of([end.timings], end.reasoning_tokens)
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.prompt + usage.completion,
+    }
