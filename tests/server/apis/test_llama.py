@@ -238,7 +238,7 @@ def test_a_gap_in_too_long_a_text_keeps_what_is_near_it(
 def test_a_model_without_marks_fills_no_gaps(server: Running):
     found = server.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
     assert found.status == 501
-    assert "fills no gaps" in found.json["error"]["message"]
+    assert "cannot fill gaps" in found.json["error"]["message"]
 
 
 @pytest.mark.parametrize(

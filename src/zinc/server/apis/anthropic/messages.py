@@ -20,12 +20,12 @@ from zinc.server.apis.anthropic.request import to_request
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished
 from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.chat.start import answer_chat
-from zinc.server.apis.shared.service import Service, Shape, account, read_fields
+from zinc.server.apis.shared.service import Service, StreamEvents, account, read_fields
 from zinc.server.errors import unsupported
 from zinc.server.http.responses import JSONAnswer, event
 from zinc.server.runtime.loaded_model import LoadedModel
 
-ANTHROPIC = Shape(
+ANTHROPIC = StreamEvents(
     error_event=lambda error: event(error.anthropic(), "error"),
     ping=event({"type": "ping"}, "ping"),
 )

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from zinc.server.apis.llama.fields import InfillFields, NativeFields
 from zinc.server.apis.llama.result import CompletionResult
+from zinc.server.apis.openai.common import OPENAI, check_count
 from zinc.server.apis.openai.completions import MAX_PROMPTS
-from zinc.server.apis.openai.shapes import OPENAI, check_count
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.fields import (
     MAX_ANSWERS,

@@ -17,9 +17,7 @@ from starlette.responses import Response
 
 from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from zinc.engine.sampling import Sampled
-from zinc.server.apis.openai.custom_tools import text_of
-from zinc.server.apis.openai.messages import Messages, plain_messages
-from zinc.server.apis.openai.shapes import (
+from zinc.server.apis.openai.common import (
     DONE,
     FINGERPRINT,
     OPENAI,
@@ -27,6 +25,8 @@ from zinc.server.apis.openai.shapes import (
     StreamOptions,
     check_count,
 )
+from zinc.server.apis.openai.custom_tools import text_of
+from zinc.server.apis.openai.messages import Messages, plain_messages
 from zinc.server.apis.openai.tools import Tool, custom_names, plain_tools, tool_use
 from zinc.server.apis.openai.usage import (
     Usage,

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from zinc.engine.readout import PromptLogprobs
 from zinc.engine.sampling import Sampled, SamplingParams
-from zinc.server.apis.openai.shapes import (
+from zinc.server.apis.openai.common import (
     DONE,
     FINGERPRINT,
     OPENAI,

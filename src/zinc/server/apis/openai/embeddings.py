@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.engine.readout import Pooled, Pooling, embedding
-from zinc.server.apis.openai.shapes import NeutralFields
+from zinc.server.apis.openai.common import NeutralFields
 from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_row, encode_texts
 from zinc.server.apis.shared.fields import QueueFields
 from zinc.server.apis.shared.service import Service, read_fields

@@ -1,4 +1,7 @@
-"""Embeddings: texts to vectors."""
+"""Embeddings of texts, for the endpoints of OpenAI and llama.cpp.
+
+The texts of a request go to the engine a few at a time, so that a request with thousands of texts
+does not fill the queue. The server's `--pooling` determines how a text becomes one vector."""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.reader import PlainReader
 
 MAX_INPUTS = 2048  # OpenAI's own limit
-AT_A_TIME = 32  # of one request, in the engine or its queue
+AT_A_TIME = 32  # texts of one request in the engine or its queue
 _NO_ANSWER = SamplingParams(max_tokens=0)
 
 Texts = prompts.Prompt
@@ -37,6 +40,12 @@ async def answer_embeddings(
     encode: Callable[[LoadedModel], list[list[int]]],
     body: Callable[[LoadedModel, list[Pooled], int], Iterable[bytes]],
 ) -> Response:
+    """Return the response to a request for embeddings.
+
+    name: the model, as the client calls it. check: raises ApiError if the model cannot answer.
+    encode: returns the token ids of each text. body: yields the parts of the response, from the
+    embeddings and the number of prompt tokens.
+    """
     async with service.pool.use(name) as model:
         record(request).model = model.name
         check(model)
@@ -46,7 +55,7 @@ async def answer_embeddings(
         account(request, [("stop", timings) for _, timings in found])
         tokens = sum(timings.prompt_tokens for _, timings in found)
         pools = [pool for pool, _ in found]
-        # A row at a time: one large number of megabytes of JSON would hold up every stream.
+        # Encoded in another thread, row by row: megabytes of JSON would delay every stream.
         data = await asyncio.to_thread(lambda: b"".join(body(model, pools, tokens)))
     return Response(data, media_type="application/json")
 
@@ -54,6 +63,7 @@ async def answer_embeddings(
 def encode_texts(
     model: LoadedModel, texts: Texts, param: str, parse_special: bool
 ) -> list[list[int]]:
+    """Return the token ids of each text in `texts`, the value of the field `param`."""
     found = prompts.several(texts, param, MAX_INPUTS)
     names = [param] if len(found) == 1 else [f"{param}[{i}]" for i in range(len(found))]
     encoded = (

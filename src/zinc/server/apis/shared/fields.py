@@ -1,8 +1,7 @@
-"""Fields that several APIs share: sampling, stop strings, bias, output format; and what they mean.
+"""Request fields that several APIs share: sampling, stop strings, biases, output format.
 
-Sampling fields that OpenAI and Anthropic do not define are accepted on every endpoint under the
-names that llama.cpp's server gives them. A field that is not given keeps the default of
-`SamplingParams`.
+Sampling fields that OpenAI and Anthropic do not define have the names of llama.cpp's server and are
+accepted by every endpoint. A field that is not given has the default of `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from zinc.server.runtime.loaded_model import LoadedModel
 
 MAX_ANSWERS = 128
 MAX_TOP_LOGPROBS = 20
-_RANDOM_SEEDS = (-1, 0xFFFFFFFF)  # what llama.cpp's clients send for "a new one each time"
+_RANDOM_SEEDS = (-1, 0xFFFFFFFF)  # llama.cpp's clients send these for a random seed
 
 Tokens = Annotated[list[int], FirstError()]
 Strings = Annotated[list[str], FirstError()]
@@ -35,16 +34,15 @@ PingInterval = Annotated[
     Field(
         ge=-1,
         le=2**31 - 1,
-        description="seconds of silence after which a stream sends a ping; 0 or -1: never "
-        "(default: 30)",
+        description="seconds of silence before a stream sends a ping; 0 or -1: never (default: 30)",
     ),
 ]
-# The numbers are checked by `biases`, which stops at the first that is wrong.
+# `biases` checks the numbers and stops at the first that is wrong.
 BiasField = dict[str, Any] | None
 
 
 class SamplingFields(Fields):
-    """How tokens are drawn; see `SamplingParams` for what each does and may be."""
+    """Fields for sampling. `SamplingParams` documents their effect and their ranges."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -71,56 +69,58 @@ class SamplingFields(Fields):
     ignore_eos: bool | None = None
     context_shift: int | None = Field(
         default=None,
-        description="goes on past the context, with so many tokens of its beginning (-1: the "
-        "prompt) and the latest of the rest; needs a limit of tokens",
+        description="continue past the end of the context by dropping tokens after this many at "
+        "the start (-1: the whole prompt); needs a token limit",
     )
     seed: int | None = None
 
 
 class ConstraintFields(Fields):
-    """Fields of llama.cpp and SGLang for the form of the answer."""
+    """Fields of llama.cpp and SGLang for the output format."""
 
     grammar: str | None = None
     json_schema: Any = None
-    regex: str | None = Field(None, description="the whole answer matches it")
+    regex: str | None = Field(None, description="a pattern that the whole answer matches")
 
 
 class LlamaFields(Fields):
-    """Fields of llama.cpp's server that say how it works and not what it answers: accepted
-    everywhere, because its clients send them, and without effect on the answer."""
+    """Fields of llama.cpp's server that have no effect on the answer.
+
+    Every endpoint accepts them, because its clients send them.
+    """
 
     timings_per_token: bool | None = Field(
-        None, description="timings come with every chunk of a stream, and not only the last"
+        None, description="report timings with every chunk of a stream"
     )
     return_progress: bool | None = Field(
-        None, description="a stream tells how far the prompt is, before its first token"
+        None, description="report the progress of the prompt in a stream"
     )
-    cache_prompt: bool | None = Field(None, description="prefixes are always looked up")
-    id_slot: int | None = Field(None, description="a request runs wherever there is room")
-    n_keep: int | None = Field(None, description="a prompt that is too long is refused")
+    cache_prompt: bool | None = Field(None, description="no effect: prefixes are always cached")
+    id_slot: int | None = Field(None, description="no effect: there are no fixed slots")
+    n_keep: int | None = Field(None, description="no effect: a prompt that is too long is refused")
     n_cache_reuse: int | None = None
-    t_max_prompt_ms: int | None = Field(None, description="prompts run to their end")
+    t_max_prompt_ms: int | None = Field(None, description="no effect: prompts have no time limit")
     sse_ping_interval: PingInterval = None
 
 
 def telemetry_of(fields: LlamaFields, streamed: bool | None) -> Telemetry:
-    """What the answer's stream tells beside its tokens, if there is one."""
+    """Return which further items the stream of an answer contains; none if it is not streamed."""
     if not streamed:
         return NO_TELEMETRY
     return Telemetry(bool(fields.timings_per_token), bool(fields.return_progress))
 
 
 class QueueFields(Fields):
-    """How a request stands among others."""
+    """Fields for queueing and caching."""
 
     priority: int | None = Field(
-        None, ge=-100, le=100, description="requests of higher priority go first (default: 0)"
+        None, ge=-100, le=100, description="requests with higher priority run first (default: 0)"
     )
     cache_salt: str | None = Field(
         None,
         min_length=1,
         max_length=1024,
-        description="cached prefixes are shared only between requests with the same salt",
+        description="share cached prefixes only between requests with the same salt",
     )
 
 
@@ -141,7 +141,11 @@ class ResponseFormat(Fields):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What every answer has to look like."""
+    """The format that an answer must follow.
+
+    source: a schema, grammar or pattern, depending on `kind`. param: the request field that asks
+    for it, named in errors.
+    """
 
     kind: Kind
     source: Any
@@ -151,7 +155,10 @@ class Constraint:
 def constraint_of(
     response_format: ResponseFormat | None, extra: ConstraintFields | None = None
 ) -> Constraint | None:
-    """The constraint a request asks for. Raises ApiError when it asks for two, or for half."""
+    """Return the constraint that a request asks for, or None.
+
+    Raises ApiError if it asks for several, or if a schema is missing.
+    """
     found: list[Constraint] = []
     if response_format is not None and response_format.type != "text":
         if response_format.type == "json_object":
@@ -190,7 +197,11 @@ def sampling_params(
     logit_bias: Mapping[int, float] | None = None,
     stop_name: str = "stop",
 ) -> SamplingParams:
-    """The parameters of the sampler. Raises ApiError 400 that names the field out of range."""
+    """Return the parameters of the sampler.
+
+    max_tokens_name, stop_name: names of these fields in the API. Raises ApiError 400 that names the
+    field that is out of range.
+    """
     given: dict[str, Any] = {
         name: getattr(fields, name)
         for name in SamplingFields.model_fields
@@ -217,7 +228,10 @@ def sampling_params(
 
 
 def biases(value: Mapping[str, Any] | None) -> dict[int, float]:
-    """OpenAI's `logit_bias`: a mapping of token ids, as JSON keys, to numbers."""
+    """Return OpenAI's `logit_bias`, an object with token ids as keys, by token id.
+
+    Raises ApiError.
+    """
     found: dict[int, float] = {}
     for key, bias in (value or {}).items():
         if not (key.isascii() and key.isdecimal() and len(key) < 10):
@@ -232,7 +246,7 @@ def biases(value: Mapping[str, Any] | None) -> dict[int, float]:
 
 
 def with_seed(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of the `index`th answer of a request: a given seed counts up."""
+    """Return the parameters of a request's answer number `index`: the seed plus `index`."""
     if index == 0 or params.seed is None:
         return params
     seed = params.seed + index
@@ -242,9 +256,10 @@ def with_seed(params: SamplingParams, index: int) -> SamplingParams:
 def constraints(
     model: LoadedModel, constraint: Constraint | None, n: int
 ) -> list[engine.Constraint | None]:
-    """What holds each of `n` answers to a constraint. Slow the first time for a model.
+    """Return a new constraint object of the engine for each of `n` answers, or None for each.
 
-    Raises ApiError when the constraint cannot be understood or followed.
+    This is slow the first time for a model. Raises ApiError if the constraint is not valid or not
+    supported.
     """
     if constraint is None:
         return [None] * n
@@ -256,14 +271,14 @@ def constraints(
 
 
 def finite_logprob(value: float | None) -> float:
-    """A log-probability that JSON can carry; OpenAI writes -9999 for what is next to impossible."""
+    """Return a log-probability that JSON can represent: at least -9999, as OpenAI returns it."""
     return max(value, -9999.0) if value is not None and not math.isnan(value) else -9999.0
 
 
 def refuse(fields: Fields, reasons: Mapping[str, tuple[Any, str]]) -> None:
-    """Refuses fields that are defined and not honoured, unless they have their neutral value.
+    """Refuse fields that an API defines and the server does not support. Raises ApiError.
 
-    `reasons` gives that value and the reason, by field.
+    reasons: by field name, a value that is accepted because it has no effect, and the reason.
     """
     for name, (neutral, why) in reasons.items():
         value = getattr(fields, name)

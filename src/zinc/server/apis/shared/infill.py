@@ -1,8 +1,8 @@
-"""POST /infill: the text between a prefix and a suffix, by a model whose vocabulary marks both.
+"""Prompts for fill-in-the-middle models, which generate the text between a prefix and a suffix.
 
-Fields as llama.cpp's server has them, so that its editor plugins work here. The prompt is the one
-that Qwen2.5-Coder was trained on (https://arxiv.org/abs/2409.12186, 3.2), which others share; what
-else is known comes before it, as files of a repository where the model has marks for those.
+The format is that of Qwen2.5-Coder (https://arxiv.org/abs/2409.12186, section 3.2), which other
+models share. Text of other files comes first; if the vocabulary has markers for files, they are
+marked as files of a repository.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from zinc.server.runtime.reader import PlainReader, content_events
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import FillMarks
 
-# Upper bound of the characters per token of a whole text; code has three to four.
+# An upper bound of the mean characters per token of a text; code has three to four.
 _TOKEN_CHARACTERS = 16
 
 
 class Chunk(Fields):
-    """A piece of another file."""
+    """A piece of another file, as context."""
 
     text: str
     filename: str = ""
@@ -39,24 +39,25 @@ def fill_prompt(
     begun: str = "",
     answer: int = 0,
 ) -> list[int]:
-    """Token ids of a prompt whose answer stands between `prefix` + `begun` and `suffix`.
+    """Return the token ids of a prompt for the text between `prefix` + `begun` and `suffix`.
 
-    `answer` tokens of the context stay free. What does not fit is left out: of `extra` the
-    beginning, then of the text what is farthest from the gap. Raises ApiError 501 for a model that
-    has no marks for gaps, 400 when not even `begun` fits.
+    param: the request field to name in errors. extra: pieces of other files, the most important
+    last. answer: tokens of the context that stay free. If the prompt is too long, the beginning of
+    `extra` is left out first, then the text farthest from the gap. Raises ApiError: 501 for a model
+    without fill-in-the-middle markers, 400 if `begun` does not fit.
     """
     tokenizer = model.tokenizer
     marks = tokenizer.fill
     if marks is None:
         raise ApiError(
             501,
-            f"the model {model.name!r} fills no gaps",
-            "its vocabulary has no marks for the text before and behind one",
-            "use a code model that has, such as Qwen2.5-Coder",
+            f"the model {model.name!r} cannot fill gaps",
+            "its vocabulary has no fill-in-the-middle markers",
+            "use a code model with these markers, such as Qwen2.5-Coder",
             code="unsupported_model",
             param=param,
         )
-    # More than a context holds is left out below, and need not be tokenized.
+    # Text beyond the context is left out below, so it need not be tokenized.
     n_characters = model.context * _TOKEN_CHARACTERS
     before, behind, written = (
         tokenizer.encode(text, add_special=False)
@@ -66,7 +67,7 @@ def fill_prompt(
     room = model.context - max(answer, 1) - len(bos) - len(written) - 3
     if room < 0:
         raise context_exceeded(model.context - room, model.context, param)
-    # The text before the gap says more about it than that behind it.
+    # The text before the gap is more useful than the text after it.
     n_behind = min(len(behind), max(room // 4, room - len(before)))
     n_before = min(len(before), room - n_behind)
     around = _around(tokenizer, marks, extra, n_characters)
@@ -84,7 +85,7 @@ def fill_prompt(
 
 
 def _latest(extra: Sequence[Chunk], n_characters: int) -> list[Chunk]:
-    """Return the last chunks that have `n_characters` of text together, the first of them cut."""
+    """Return the last chunks with `n_characters` of text in all; the first of them may be cut."""
     found: list[Chunk] = []
     for chunk in reversed(extra):
         if n_characters <= 0:
@@ -97,7 +98,7 @@ def _latest(extra: Sequence[Chunk], n_characters: int) -> list[Chunk]:
 def _around(
     tokenizer: Tokenizer, marks: FillMarks, extra: Sequence[Chunk], n_characters: int
 ) -> list[int]:
-    """Return what goes before the text: other files, with names if the model marks them.
+    """Return the token ids of the other files, with their names if the model has file markers.
 
     Only the last `n_characters` of the files are used.
     """
@@ -117,7 +118,7 @@ def _around(
 
 
 class IndentReader(PlainReader):
-    """Ends an answer before a further line that is indented by less than `n_indent`; 0 is off."""
+    """Ends an answer before a new line that is indented by less than `n_indent`; 0 turns it off."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], n_indent: int) -> None:
         super().__init__(tokenizer, stop)
@@ -143,7 +144,7 @@ class IndentReader(PlainReader):
         self._held += text
         if found := self._less.search(self._held):
             self._left, end = True, found.start()
-        else:  # a line that has no first character yet may be one of those
+        else:  # hold back a line whose indentation is not complete yet
             line = re.search(r"\n[ \t]*\Z", self._held)
             end = len(self._held) if last or line is None else line.start()
         text, self._held = self._held[:end], self._held[end:]

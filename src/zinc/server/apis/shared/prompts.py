@@ -1,7 +1,7 @@
-"""Prompts that are not conversations: one or several, each of them text or token ids.
+"""Prompts of completions and embeddings: text, token ids, or a list of prompts.
 
-Text of OpenAI's endpoints is what a user typed, so no control token is parsed in it. llama.cpp's
-endpoints parse them. A prompt may also mix text and ids, or be one of llama.cpp's objects:
+OpenAI's endpoints treat text as user input and parse no control tokens in it; llama.cpp's endpoints
+do. A prompt may also mix text and token ids, or be one of llama.cpp's objects:
 
     {"prompt_string": "text"}    {"content": [{"type": "text", "text": "some "}, ...]}
 """
@@ -15,16 +15,17 @@ from zinc.core.errors import TextTooLongError
 from zinc.server.errors import context_exceeded, invalid
 from zinc.server.runtime.loaded_model import LoadedModel
 
-# Limit for requests that only count or list tokens, and for all prompts of a request together.
+# Limit for requests that only count or list tokens, and for the prompts of one request together.
 MAX_COUNTED_TOKENS = 1 << 20
 
 Prompt = str | list[Any] | dict[str, Any]
 
 
 def several(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
-    """Return the prompts in the field `param`: one, or at most `most` in a list without ids.
+    """Return the prompts in `prompt`, the value of the field `param`.
 
-    Raises ApiError for a value that is none of these.
+    A list with token ids is one prompt, any other list holds at most `most` prompts. Raises
+    ApiError for other values.
     """
     if isinstance(prompt, dict):
         return [_text_of(prompt, param)]
@@ -36,7 +37,7 @@ def several(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
 
 
 def _text_of(prompt: Any, param: str) -> str | list[Any]:
-    """Return the text or token ids of one prompt, which may be an object."""
+    """Return the text or the token ids of one prompt, which may be an object of llama.cpp."""
     if isinstance(prompt, dict):
         if prompt.get("multimodal_data"):
             raise invalid(param, f"{param} has multimodal_data", "only text is understood")
@@ -49,7 +50,7 @@ def _text_of(prompt: Any, param: str) -> str | list[Any]:
 
 
 def _joined(parts: Any, param: str) -> str:
-    """Return the text of content parts as one string."""
+    """Return the texts of llama.cpp's content parts as one string."""
     if not isinstance(parts, list):
         raise invalid(param, f"{param} is not valid", "it must be a list of parts")
     texts = []
@@ -63,10 +64,10 @@ def _joined(parts: Any, param: str) -> str:
 
 
 def bounded(model: LoadedModel, found: Iterable[list[int]], param: str) -> list[list[int]]:
-    """Return the prompts of one request, encoded one after the other.
+    """Return the encoded prompts of one request as a list.
 
-    Raises ApiError as soon as they have more than a million tokens together, or more than a
-    context if that is larger: as lists of ids they take 40 bytes of memory a token.
+    Raises ApiError if they have more than a million tokens together (or more than a context, if
+    that is larger), because lists of ids take 40 bytes of memory per token.
     """
     most = max(MAX_COUNTED_TOKENS, model.context)
     prompts: list[list[int]] = []
@@ -89,10 +90,10 @@ def encode(
     parse_special: bool = False,
     room: int = 1,
 ) -> list[int]:
-    """Return the token ids of one prompt. Raises ApiError unless `room` tokens are left for more.
+    """Return the token ids of `prompt`, the value of the field `param`.
 
-    `parse_special` finds control tokens in text. When text and ids are mixed, only a text at the
-    start gets a BOS.
+    parse_special: parse control tokens in text. room: tokens of the context that must stay free. If
+    text and ids are mixed, only a text at the start gets a BOS token. Raises ApiError.
     """
     tokenizer = model.tokenizer
     ids: list[int] = []
@@ -119,7 +120,7 @@ def encode(
     if not 0 <= min(ids) <= max(ids) < model.llm.spec.vocab:
         raise invalid(
             param,
-            f"{param} has a token that there is not",
+            f"{param} has an unknown token id",
             f"ids lie between 0 and {model.llm.spec.vocab - 1}",
         )
     if len(ids) + room > model.context:

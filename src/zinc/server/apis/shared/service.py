@@ -1,7 +1,7 @@
-"""What all endpoints share: the configuration, the models, the metrics; and how work is answered.
+"""The state and the steps that all endpoints share: read a request, run it, answer it.
 
-`answer` is the one path from a checked request to a response: it borrows the model, begins the
-work, and either streams it or waits for it, and gives everything back when the client goes.
+`answer` borrows the model, starts the work, streams the result or waits for it, and releases the
+model at the end or when the client disconnects.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ Model = TypeVar("Model", bound=Fields)
 
 
 class Cancellable(Protocol):
+    """Work that can be cancelled, such as a generation."""
+
     def cancel(self) -> None: ...
 
 
@@ -50,7 +52,10 @@ Work = TypeVar("Work", bound=Cancellable)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """ignored_fields: names of fields that were ignored, and logged, so far."""
+    """The state of the server that endpoints use.
+
+    ignored_fields: names of foreign fields that were ignored and already logged.
+    """
 
     config: ServerConfig
     pool: ModelPool
@@ -59,10 +64,13 @@ class Service:
     ignored_fields: set[str] = field(default_factory=set)
 
     async def sampling_of(self, name: str | None) -> dict[str, Any]:
-        """Return arguments of SamplingParams for requests to the model `name` that lack them."""
+        """Return the default arguments of SamplingParams for requests to the model `name`.
+
+        Options of the server override those recommended by the model's file.
+        """
         try:
             entry = self.pool.entry(name)
-        except ApiError:  # raised again where the model is borrowed
+        except ApiError:  # raised again when the model is borrowed
             return {}
         is_loaded = entry.model is not None
         of_file = entry.sampling() if is_loaded else await asyncio.to_thread(entry.sampling)
@@ -70,22 +78,26 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The events of an API's streams that report an error, and that the server is still alive."""
+class StreamEvents:
+    """The form of events in the streams of an API.
+
+    error_event: returns the event that reports an error. ping: the event that is sent during
+    silence.
+    """
 
     error_event: Callable[[ApiError], bytes]
     ping: bytes = b": ping\n\n"
 
 
 async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
-    """Return the request's body, checked. Raises ApiError.
+    """Read the body of `request` and return it as an instance of `kind`. Raises ApiError.
 
-    Fields of other servers are mapped first; the request keeps what they were called for its
-    errors. Sampling that the body does not give is the server's (`--temp`), else what the model's
-    file says. Its `cache_salt` is kept in the request's state for `client_of`.
+    Foreign fields are translated first; the scope keeps their names for error messages. Missing
+    sampling fields get the defaults of the server and the model. `cache_salt` is kept in the
+    request's state, for `client_of`.
     """
     body = await read_json(request, service.config.max_body_bytes)
-    body, sources = foreign_table.adopt(kind, body, service.ignored_fields)
+    body, sources = foreign_table.translate(kind, body, service.ignored_fields)
     request.scope[foreign_fields.SOURCES] = sources
     fields = parse(
         kind,
@@ -104,15 +116,15 @@ async def read_fields(service: Service, request: Request, kind: type[Model]) -> 
 
 
 def owner_of(service: Service, request: Request) -> str:
-    """Return the API key of a request: what it stores belongs to that key. "" without keys."""
+    """Return the API key that owns what a request stores; "" on a server without keys."""
     return key_in(request.headers) if service.config.api_keys else ""
 
 
 def client_of(service: Service, request: Request) -> Client:
-    """Return whose request it is. Its fields have been read.
+    """Return the client of a request whose fields have been read.
 
-    The name is the key or else the address it came with. The namespace is of the key, unless the
-    server shares its cache, and of the request's `cache_salt`.
+    Its name is the API key, or else the IP address. Its cache namespace depends on the API key,
+    unless the server shares its cache between keys, and on `cache_salt`.
     """
     key = request.headers.get("authorization") or request.headers.get("x-api-key")
     name = key or (request.client.host if request.client else "")
@@ -121,7 +133,7 @@ def client_of(service: Service, request: Request) -> Client:
     if not owner and not salt:
         return Client(name)
     parts = [part.encode("utf-8", "surrogatepass") for part in (owner, salt)]
-    whole = b"%d:" % len(parts[0]) + b"".join(parts)  # no two pairs give the same bytes
+    whole = b"%d:" % len(parts[0]) + b"".join(parts)  # the length keeps pairs distinct
     return Client(name, hashlib.blake2b(whole, digest_size=32).digest())
 
 
@@ -132,14 +144,15 @@ async def answer(
     begin: Callable[[LoadedModel], Awaitable[Sequence[Work]]],
     whole: Callable[[LoadedModel, Sequence[Work]], Awaitable[Any]],
     events: Callable[[LoadedModel, Sequence[Work]], AsyncGenerator[bytes]] | None,
-    shape: Shape,
+    stream_events: StreamEvents,
     ping_interval_s: float | None = None,
 ) -> Response:
-    """Return the response to a request, streamed if `events` is given.
+    """Return the response to a request; an event stream if `events` is given.
 
-    `begin` starts the work of a request with the model called `name`; `whole` makes one answer of
-    it, `events` a stream of events with a ping after `ping_interval_s` seconds of silence (None:
-    the server's default). Raises ApiError for failures before the response begins.
+    name: the model, as the client calls it. begin: starts the work. whole: waits for the work and
+    returns the body of the response. events: yields the encoded events of a stream.
+    ping_interval_s: seconds of silence before a ping (None: the default). Raises ApiError for
+    failures before the response begins.
     """
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(service.pool.use(name))
@@ -153,8 +166,8 @@ async def answer(
         return EventStream(
             events(model, work),
             close=stack.pop_all().aclose,
-            on_error=shape.error_event,
-            ping=shape.ping,
+            on_error=stream_events.error_event,
+            ping=stream_events.ping,
             ping_interval_s=PING_INTERVAL_S if ping_interval_s is None else ping_interval_s,
             report=lambda error: report_failure(noted, error),
         )
@@ -165,7 +178,10 @@ async def _awaited(work: Awaitable[Any]) -> Any:
 
 
 def account(request: Request, ends: Sequence[tuple[str, Timings]]) -> None:
-    """Notes, for the request log, what the answers of a request took and how they ended."""
+    """Record the timings and finish reasons of a request's answers for the request log.
+
+    ends: the reason and the timings of each answer.
+    """
     noted = record(request)
     noted.prompt_tokens = max((t.prompt_tokens for _, t in ends), default=0)
     noted.cached_tokens = max((t.cached_tokens for _, t in ends), default=0)

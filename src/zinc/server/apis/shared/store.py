@@ -1,7 +1,7 @@
-"""Responses that clients may refer to later (`previous_response_id`): kept in memory, bounded.
+"""Stored responses, which later requests refer to by `previous_response_id`.
 
-The oldest go first, by number and by size, so a long-lived server does not grow. A response belongs
-to the API key that made it; for other keys there is none.
+They are kept in memory. The oldest are dropped when there are too many or they take too much
+memory. A response is visible only to the API key that created it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from zinc.server.http.responses import encode_json
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as it was sent, the items that went into it, and the conversation up to it.
+    """A response as it was sent, with its input items and its conversation.
 
-    `messages` are in the chat template's shape and end with the answer. `owner` is the API key that
-    made it, "" on a server without keys.
+    messages: the conversation in the form of OpenAI's chat API; ends with the answer. owner: the
+    API key that created it, "" on a server without keys.
     """
 
     response: Mapping[str, Any]
@@ -31,6 +31,8 @@ class StoredResponse:
 
 
 class ResponseStore:
+    """Stored responses by id, at most `max_responses` with at most `max_bytes` of JSON."""
+
     def __init__(self, max_responses: int = 1000, max_bytes: int = 64 << 20) -> None:
         self._max_responses, self._max_bytes = max_responses, max_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -46,6 +48,7 @@ class ResponseStore:
         messages: list[dict[str, Any]],
         owner: str = "",
     ) -> None:
+        """Store a response; drop the oldest ones beyond the limits."""
         n_bytes = len(encode_json([response, input, messages]))
         self._responses[response["id"]] = StoredResponse(response, input, messages, n_bytes, owner)
         self._n_bytes += n_bytes
@@ -54,16 +57,16 @@ class ResponseStore:
             self._n_bytes -= oldest.n_bytes
 
     def get(self, id: str, owner: str = "", param: str | None = None) -> StoredResponse:
-        """Return a stored response of an owner.
+        """Return the stored response `id` of `owner`.
 
-        Raises ApiError when there is none: 400 if the request's field `param` names it, else 404.
+        Raises ApiError if there is none: 400 if the id is in the request field `param`, else 404.
         """
         found = self._responses.get(id)
         if found is None or found.owner != owner:
             raise ApiError(
                 404 if param is None else 400,
                 f"there is no response {id[:80]!r}",
-                "it was never stored, or it was long ago",
+                "it was never stored, or it has been dropped since",
                 "send the whole conversation",
                 code="response_not_found" if param is None else "previous_response_not_found",
                 param=param,
@@ -71,6 +74,6 @@ class ResponseStore:
         return found
 
     def delete(self, id: str, owner: str = "") -> None:
-        """Forget a stored response of an owner. Raises ApiError 404."""
+        """Delete a stored response of `owner`. Raises ApiError 404."""
         self._n_bytes -= self.get(id, owner).n_bytes
         del self._responses[id]

@@ -1,4 +1,4 @@
-"""Answers that are plain text: pieces, with the tokens they are made of."""
+"""Plain text answers as pieces of text with their tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from zinc.server.runtime.runner import Generation
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """Text that became final, and the tokens since the last piece; or how far the prompt is."""
+    """A piece of an answer's text and its tokens, or the progress of its prompt.
+
+    timings: of the answer so far, if the request asks for them. progress: how much of the prompt
+    has been processed; the text is then empty.
+    """
 
     text: str
     tokens: tuple[Sampled, ...]
@@ -23,7 +27,11 @@ class PlainText:
 
 
 async def plain_text(generation: Generation) -> AsyncGenerator[PlainText | End]:
-    """The pieces of an answer, and its end. Tokens whose text is still held back wait for it."""
+    """Yield the pieces of an answer, and then its end.
+
+    Tokens whose text is held back (part of a character, or of a possible stop string) come with the
+    next piece.
+    """
     pending: list[Sampled] = []
     async for item in generation:
         if isinstance(item, Progress):

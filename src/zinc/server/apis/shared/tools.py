@@ -1,4 +1,4 @@
-"""Tools of a request, in the shape of OpenAI's chat API."""
+"""Tools of a request, in the form of OpenAI's chat API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zinc.server.errors import invalid
 
 
 def named_tool(name: object, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The tool of that name. Raises ApiError when the request has none."""
+    """Return a list with the tool called `name`. Raises ApiError if `tools` has none."""
     found = [tool for tool in tools or () if tool["function"]["name"] == name][:1]
     if not found:
         raise invalid("tool_choice", "tool_choice names a tool that the request does not have")

@@ -19,7 +19,7 @@ from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
 from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.chat.start import answer_chat
-from zinc.server.apis.shared.service import Service, Shape, account, owner_of, read_fields
+from zinc.server.apis.shared.service import Service, StreamEvents, account, owner_of, read_fields
 from zinc.server.errors import ApiError, invalid
 from zinc.server.http.responses import JSONAnswer, event
 from zinc.server.runtime.loaded_model import LoadedModel
@@ -36,7 +36,7 @@ def _error_event(error: ApiError) -> bytes:
     return event(data, "error")
 
 
-RESPONSES = Shape(error_event=_error_event)
+RESPONSES = StreamEvents(error_event=_error_event)
 
 
 async def create_response(service: Service, request: Request) -> Response:

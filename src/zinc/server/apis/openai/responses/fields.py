@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from zinc.server.apis.openai.chat import Effort, ThinkingFields, Verbosity
+from zinc.server.apis.openai.common import NeutralFields, StreamOptions
 from zinc.server.apis.openai.responses.tools import ResponseTool
-from zinc.server.apis.openai.shapes import NeutralFields, StreamOptions
 from zinc.server.apis.shared.fields import (
     MAX_TOP_LOGPROBS,
     ConstraintFields,

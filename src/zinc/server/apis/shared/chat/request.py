@@ -13,7 +13,7 @@ from zinc.server.runtime.job import NO_TELEMETRY, Telemetry
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A conversation to continue. Messages and tools have the shape of OpenAI's chat API.
+    """A conversation to continue. Messages and tools have the form of OpenAI's chat API.
 
     messages: if the last one is the assistant's, the answer continues it.
     tools: functions that the model may call.

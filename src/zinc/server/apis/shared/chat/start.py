@@ -24,7 +24,7 @@ from zinc.server.apis.shared.chat.constraint import AnswerConstraint, answer_con
 from zinc.server.apis.shared.chat.prompt import Prompt, prompt_of
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.fields import MAX_ANSWERS, constraints, with_seed
-from zinc.server.apis.shared.service import Service, Shape, answer, client_of
+from zinc.server.apis.shared.service import Service, StreamEvents, answer, client_of
 from zinc.server.errors import context_exceeded
 from zinc.server.runtime.job import ANYBODY, Client, Job
 from zinc.server.runtime.loaded_model import LoadedModel
@@ -40,7 +40,7 @@ async def answer_chat(
     asked: ChatRequest,
     whole: Callable[[LoadedModel, Sequence[ChatAnswer]], Awaitable[Any]],
     events: Callable[[LoadedModel, Sequence[ChatAnswer]], AsyncGenerator[bytes]] | None,
-    shape: Shape,
+    stream_events: StreamEvents,
     ping_interval_s: float | None = None,
 ) -> Response:
     """Return the response to the chat `asked`, by the model called `name`.
@@ -52,7 +52,9 @@ async def answer_chat(
     async def begin(model: LoadedModel) -> list[ChatAnswer]:
         return await start(model, asked, client)
 
-    return await answer(service, request, name, begin, whole, events, shape, ping_interval_s)
+    return await answer(
+        service, request, name, begin, whole, events, stream_events, ping_interval_s
+    )
 
 
 async def start(

@@ -1,1 +1,1 @@
-"""Request fields that other servers define: mapped, refused or ignored."""
+"""Request fields that other servers define: translated, refused or ignored."""

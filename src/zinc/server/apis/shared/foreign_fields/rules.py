@@ -1,6 +1,6 @@
-"""Request fields of other servers: how one becomes a field of ours, is refused, or is ignored.
+"""Rules for request fields of other servers: translate them to zinc's, refuse or ignore them.
 
-table.py lists the fields, values.py reads those with members of their own.
+table.py lists the fields. values.py translates fields whose values need more than a new name.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.http.body import Fields, Json, own_names
 
 SOURCES = "zinc.field_sources"
-"""The key of a request's scope under which the sources of its mapped fields are kept."""
+"""Key in the ASGI scope for the foreign field that each translated field comes from."""
 
 
-class Adoption:
-    """A request body in which the fields of `table` have become fields of `kind`.
+class TranslatedBody:
+    """A request body whose foreign fields, those in `table`, are translated to fields of `kind`.
 
-    Attributes: `body` is the new body, `own` are the names that `kind` has, `sources` maps a field
-    of ours to the field that the client sent, `ignored` maps fields without effect to the reason.
-    Raises ApiError for a value that cannot be honoured.
+    own: the names of the fields of `kind`. fields: the translated body. sources: for a field of
+    zinc, the foreign field that set it. ignored: for a foreign field without effect, the reason.
+    Raises ApiError for a value that is not supported.
     """
 
     def __init__(
@@ -34,52 +34,56 @@ class Adoption:
         self.ignored: dict[str, str] = {}
         self._answers = issubclass(kind, SamplingFields)
         foreign = {name: body[name] for name in body if name in table and name not in self.own}
-        self.body = {name: value for name, value in body.items() if name not in foreign}
+        self.fields = {name: value for name, value in body.items() if name not in foreign}
         for name, value in foreign.items():
             if value is not None:
-                table[name].act(self, name, value)
+                table[name].apply(self, name, value)
 
     def put(self, source: str, targets: str | Sequence[str], value: Json) -> None:
-        """Set the first of `targets` that the endpoint has, on behalf of `source`.
+        """Set the first field in `targets` that the endpoint has to the value of `source`.
 
-        Raises ApiError when the endpoint has none of them, or when the target has another value.
+        Raises ApiError if the endpoint has none of them, or if the target has a different value.
         """
         names = (targets,) if isinstance(targets, str) else targets
         target = next((name for name in names if name in self.own), None)
         if target is None:
             if self._answers:
                 raise unsupported(source, "this endpoint has no such setting")
-            self.ignored[source] = "this endpoint draws no tokens"
+            self.ignored[source] = "this endpoint generates no tokens"
             return
-        given = self.body.get(target)
+        given = self.fields.get(target)
         if given is not None and given != value:
             other = self.sources.get(target, target)
             raise invalid(source, f"{source} and {other} are both given", "they differ")
         if given is None:
-            self.body[target] = value
+            self.fields[target] = value
             self.sources[target] = source
 
 
-Act: TypeAlias = Callable[[Adoption, str, Json], None]
-"""Applies a field to an adoption: (adoption, name, value)."""
+Apply: TypeAlias = Callable[[TranslatedBody, str, Json], None]
+"""Translates one foreign field: takes the body, and the name and value of the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignField:
-    """A field of other servers.
+    """A request field of other servers.
 
-    servers: who has it. kind: whether it is mapped, refused unless it has a neutral value, or
-    ignored. effect: what it becomes or why it does not, for the documentation.
+    servers: names of the servers and clients that define it. kind: "mapped" (translated), "neutral"
+    (refused unless it has a value without effect) or "ignored". effect: what it is translated to,
+    or the reason why not; shown in the documentation.
     """
 
     servers: str
     kind: Literal["mapped", "neutral", "ignored"]
     effect: str
-    act: Act = field(compare=False)
+    apply: Apply = field(compare=False)
 
 
 def as_sent(error: ApiError, sources: Mapping[str, str]) -> ApiError:
-    """Return the error with the field that the client sent in place of the field it became."""
+    """Return `error` with the name of the field that the client sent.
+
+    sources: for a field of zinc, the foreign field that set it.
+    """
     found = re.fullmatch(r"([^.\[]+)(.*)", error.param or "", re.DOTALL)
     if found is None or error.param is None or found[1] not in sources:
         return error
@@ -98,35 +102,35 @@ def as_sent(error: ApiError, sources: Mapping[str, str]) -> ApiError:
     )
 
 
-def mapped(servers: str, effect: str, act: Act) -> ForeignField:
-    """Return a field that `act` maps to fields of ours."""
-    return ForeignField(servers, "mapped", effect, act)
+def mapped(servers: str, effect: str, apply: Apply) -> ForeignField:
+    """Return a field that the function `apply` translates."""
+    return ForeignField(servers, "mapped", effect, apply)
 
 
 def renamed(servers: str, targets: str | Sequence[str]) -> ForeignField:
-    """Return a field that is the first of `targets` an endpoint has, under another name."""
+    """Return a field that is another name for one of `targets`, the first that an endpoint has."""
 
-    def act(adoption: Adoption, name: str, value: Json) -> None:
-        adoption.put(name, targets, value)
+    def apply(body: TranslatedBody, name: str, value: Json) -> None:
+        body.put(name, targets, value)
 
     names = (targets,) if isinstance(targets, str) else targets
-    return ForeignField(servers, "mapped", " or ".join(f"`{name}`" for name in names), act)
+    return ForeignField(servers, "mapped", " or ".join(f"`{name}`" for name in names), apply)
 
 
 def neutral(servers: str, why: str, *values: Json) -> ForeignField:
-    """Return a field that is refused, with the reason, unless it has one of `values`."""
+    """Return a field that is refused for the reason `why`, unless its value is in `values`."""
 
-    def act(adoption: Adoption, name: str, value: Json) -> None:
+    def apply(body: TranslatedBody, name: str, value: Json) -> None:
         if not any(value == each and type(value) is type(each) for each in values):
             raise unsupported(name, why)
 
-    return ForeignField(servers, "neutral", why, act)
+    return ForeignField(servers, "neutral", why, apply)
 
 
 def ignored(servers: str, why: str, *names: str) -> dict[str, ForeignField]:
-    """Return fields that have no effect, by name."""
+    """Return fields that are ignored for the reason `why`, by name."""
 
-    def act(adoption: Adoption, name: str, value: Json) -> None:
-        adoption.ignored[name] = why
+    def apply(body: TranslatedBody, name: str, value: Json) -> None:
+        body.ignored[name] = why
 
-    return {name: ForeignField(servers, "ignored", why, act) for name in names}
+    return {name: ForeignField(servers, "ignored", why, apply) for name in names}

@@ -1,8 +1,8 @@
-"""The fields that other servers and their clients have, and our endpoints do not.
+"""The table of request fields that other servers define and zinc's endpoints do not.
 
-Each is mapped to a field of ours, refused unless it has a neutral value, or ignored with one line
-in the log. A name that no server has stays an error (`body.parse`): a misspelt field would change
-nothing in silence. docs/server.md shows the table; after a change, write it there with
+Each field is translated to a field of zinc, refused unless its value has no effect, or ignored with
+one line in the log. A field that no server defines is an error (`body.parse`), so that a misspelt
+name is noticed. docs/server.md shows the table; write it there after a change:
 `python -m zinc.server.apis.shared.foreign_fields.table docs/server.md`.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from zinc.server.apis.shared.foreign_fields import values as values
 from zinc.server.apis.shared.foreign_fields.rules import (
-    Adoption,
     ForeignField,
+    TranslatedBody,
     ignored,
     mapped,
     neutral,
@@ -27,11 +27,13 @@ from zinc.server.http.body import Fields, Json
 
 log = logging.getLogger("zinc.server")
 
-_OWN_LIMIT = "the limit of tokens that the endpoint has; -1 is none"
+_OWN_LIMIT = "the endpoint's token limit; -1 is no limit"
 _OLLAMA = (
-    "`num_predict` becomes the limit of tokens; `temperature`, `top_k`, `stop`, `seed` and other "
-    "sampling keep their names; `num_ctx` and what else concerns loading is ignored"
+    "`num_predict` becomes the token limit; `temperature`, `top_k`, `stop`, `seed` and other "
+    "sampling options keep their names; `num_ctx` and other options for loading are ignored"
 )
+
+_BUDGET = "`thinking_budget`; -1 is no limit"
 
 TABLE: dict[str, ForeignField] = {
     # limits and sampling
@@ -77,10 +79,10 @@ TABLE: dict[str, ForeignField] = {
         values.thinking,
     ),
     "think": mapped("Ollama", "`enable_thinking`, or `reasoning_effort` for a level", values.think),
-    "thinking_budget_tokens": mapped("llama.cpp", "`thinking_budget`; -1 is none", values.budget),
-    "reasoning_budget_tokens": mapped("llama.cpp", "`thinking_budget`; -1 is none", values.budget),
-    "thinking_token_budget": mapped("vLLM", "`thinking_budget`; -1 is none", values.budget),
-    # form of the answer
+    "thinking_budget_tokens": mapped("llama.cpp", _BUDGET, values.budget),
+    "reasoning_budget_tokens": mapped("llama.cpp", _BUDGET, values.budget),
+    "thinking_token_budget": mapped("vLLM", _BUDGET, values.budget),
+    # output format
     "guided_json": renamed("vLLM", "json_schema"),
     "guided_regex": renamed("vLLM", "regex"),
     "guided_grammar": renamed("vLLM", "grammar"),
@@ -97,34 +99,34 @@ TABLE: dict[str, ForeignField] = {
     # prompts
     "documents": mapped("vLLM", "`chat_template_kwargs.documents`", values.documents),
     "chat_template": neutral("vLLM, SGLang", "templates come from the model or --chat-template"),
-    "truncate_prompt_tokens": neutral("vLLM", "prompts are not cut"),
-    "truncate": neutral("TGI, Ollama", "prompts are not cut", True, False),
-    "prompt_truncate_len": neutral("Fireworks", "prompts are not cut"),
-    # what would change the answer, and cannot be honoured
-    "use_beam_search": neutral("vLLM", "answers are drawn, not searched", False),
-    "num_beams": neutral("transformers", "answers are drawn, not searched", 1),
+    "truncate_prompt_tokens": neutral("vLLM", "prompts are not truncated"),
+    "truncate": neutral("TGI, Ollama", "prompts are not truncated", True, False),
+    "prompt_truncate_len": neutral("Fireworks", "prompts are not truncated"),
+    # fields that would change the answer and are not supported
+    "use_beam_search": neutral("vLLM", "there is no beam search", False),
+    "num_beams": neutral("transformers", "there is no beam search", 1),
     "best_of": neutral("vLLM, TGI", "only n answers are generated", 1),
-    "min_tokens": neutral("vLLM, SGLang", "answers have no least length", 0),
+    "min_tokens": neutral("vLLM, SGLang", "answers have no minimum length", 0),
     "stop_token_ids": neutral("vLLM, SGLang", "answers end at stop strings", []),
-    "include_stop_str_in_output": neutral("vLLM", "stop strings are cut off", False),
-    "no_stop_trim": neutral("SGLang", "stop strings are cut off", False),
+    "include_stop_str_in_output": neutral("vLLM", "stop strings are removed", False),
+    "no_stop_trim": neutral("SGLang", "stop strings are removed", False),
     "bad_words": neutral("vLLM", "use logit_bias", []),
     "allowed_token_ids": neutral("vLLM", "use a grammar", []),
     "prompt_logprobs": neutral("vLLM", "use echo and logprobs of /v1/completions", 0),
     "logprob_token_ids": neutral("vLLM", "use top_logprobs"),
-    "logits_processors": neutral("vLLM", "code from requests does not run here", []),
-    "custom_logit_processor": neutral("SGLang", "code from requests does not run here"),
-    "return_tokens_as_token_ids": neutral("vLLM", "tokens are told as text", False),
+    "logits_processors": neutral("vLLM", "code in requests is not run", []),
+    "custom_logit_processor": neutral("SGLang", "code in requests is not run"),
+    "return_tokens_as_token_ids": neutral("vLLM", "tokens are returned as text", False),
     "return_token_ids": neutral("vLLM", "use return_tokens of /completion", False),
     "return_hidden_states": neutral("SGLang", "use /v1/embeddings", False),
-    "separate_reasoning": neutral("SGLang", "reasoning comes apart from the content", True),
-    "reasoning_in_content": neutral("llama.cpp", "reasoning comes apart from the content", False),
-    "parse_tool_calls": neutral("llama.cpp", "calls are parsed", True),
+    "separate_reasoning": neutral("SGLang", "reasoning is separate from the content", True),
+    "reasoning_in_content": neutral("llama.cpp", "reasoning is separate from the content", False),
+    "parse_tool_calls": neutral("llama.cpp", "tool calls are always parsed", True),
     "n_probs": neutral("llama.cpp", "use logprobs", 0),
     "post_sampling_probs": neutral("llama.cpp", "use /completion", False),
     "lora": neutral("llama.cpp", "adapters are not supported", []),
     "lora_path": neutral("SGLang", "adapters are not supported"),
-    "dynatemp_range": neutral("llama.cpp", "the temperature does not change on its own", 0, 0.0),
+    "dynatemp_range": neutral("llama.cpp", "there is no dynamic temperature", 0, 0.0),
     "adaptive_target": neutral("llama.cpp", "there is no such sampler", -1, -1.0),
     "top_a": neutral("OpenRouter, KoboldCpp", "there is no such sampler", 0, 0.0),
     "tfs": neutral("KoboldCpp", "there is no such sampler", 1, 1.0),
@@ -133,44 +135,44 @@ TABLE: dict[str, ForeignField] = {
     "eta_cutoff": neutral("text-generation-webui", "there is no such sampler", 0, 0.0),
     "smoothing_factor": neutral("text-generation-webui", "there is no such sampler", 0, 0.0),
     "penalty_alpha": neutral("text-generation-webui", "there is no such sampler", 0, 0.0),
-    "guidance_scale": neutral("text-generation-webui", "prompts are run once", 1, 1.0),
-    "negative_prompt": neutral("text-generation-webui", "prompts are run once", ""),
+    "guidance_scale": neutral("text-generation-webui", "there is no guidance", 1, 1.0),
+    "negative_prompt": neutral("text-generation-webui", "there is no guidance", ""),
     "no_repeat_ngram_size": neutral("text-generation-webui", "use the dry_* fields", 0),
     "encoder_repetition_penalty": neutral(
         "text-generation-webui", "there is no such sampler", 1, 1.0
     ),
     "custom_token_bans": neutral("text-generation-webui", "use logit_bias", ""),
     "dynamic_temperature": neutral(
-        "text-generation-webui", "the temperature does not change on its own", False
+        "text-generation-webui", "there is no dynamic temperature", False
     ),
     "repetition_detection": neutral("vLLM", "use the dry_* fields"),
     "return_full_text": neutral("TGI", "answers do not repeat the prompt", False),
     "top_n_tokens": neutral("TGI", "use top_logprobs", 0),
     "decoder_input_details": neutral("TGI", "use echo and logprobs of /v1/completions", False),
     "adapter_id": neutral("TGI", "adapters are not supported", ""),
-    "image_data": neutral("llama.cpp", "only text is understood", []),
+    "image_data": neutral("llama.cpp", "only text is supported", []),
     "t_max_predict_ms": neutral("llama.cpp", "use /completion", 0, -1),
     "n_indent": neutral("llama.cpp", "use /completion", 0),
     "return_tokens": neutral("llama.cpp", "use /completion", False),
     "response_fields": neutral("llama.cpp", "use /completion", []),
-    "watermarking": neutral("vLLM", "answers are not marked", False),
-    "watermark": neutral("TGI", "answers are not marked", False),
-    "enable_search": neutral("DashScope", "this server searches nothing", False),
-    "search_parameters": neutral("xAI", "this server searches nothing"),
-    "deferred": neutral("xAI", "answers are made while the client waits", False),
+    "watermarking": neutral("vLLM", "there are no watermarks", False),
+    "watermark": neutral("TGI", "there are no watermarks", False),
+    "enable_search": neutral("DashScope", "there is no search", False),
+    "search_parameters": neutral("xAI", "there is no search"),
+    "deferred": neutral("xAI", "there are no background answers", False),
     # no effect
     **ignored(
-        "Ollama, LM Studio", "`zinc serve --ttl` says how long a model stays loaded",
+        "Ollama, LM Studio", "`zinc serve --ttl` sets how long a model stays loaded",
         "keep_alive", "ttl",
     ),
     **ignored("LM Studio", "a draft model would not change the answer", "draft_model"),
     **ignored(
-        "OpenAI", "it says nothing about the answer",
+        "OpenAI", "it does not concern the answer",
         "user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier",
         "prediction", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
     ),
     **ignored(
-        "OpenRouter", "there is one provider, and no plugin",
+        "OpenRouter", "there is one provider and there are no plugins",
         "provider", "models", "route", "transforms", "plugins", "preset", "session_id",
         "trace",
     ),
@@ -197,7 +199,7 @@ TABLE: dict[str, ForeignField] = {
         "speculative.type",
     ),
     **ignored(
-        "TGI, transformers", "it says how that server works",
+        "TGI, transformers", "it configures that server",
         "details",
         "tool_prompt", "guideline",
     ),
@@ -209,14 +211,14 @@ TABLE: dict[str, ForeignField] = {
         "dynatemp_low", "dynatemp_high", "speculative_ngram",
     ),
     **ignored(
-        "LiteLLM", "it is meant for the proxy",
+        "LiteLLM", "it is for the proxy",
         "drop_params", "additional_drop_params", "allowed_openai_params", "custom_llm_provider",
         "api_base", "base_url", "api_version", "num_retries", "timeout", "request_timeout",
         "fallbacks", "caching", "tags", "litellm_metadata", "litellm_session_id",
         "litellm_trace_id", "litellm_call_id", "no-log",
     ),
     **ignored(
-        "Open WebUI", "it is meant for the app's own server",
+        "Open WebUI", "it is for the app's own server",
         "chat_id", "tool_ids", "tool_servers", "files", "features", "variables", "model_item",
         "background_tasks", "filter_ids",
     ),
@@ -229,50 +231,51 @@ TABLE: dict[str, ForeignField] = {
         "tool_stream", "translation_options", "sensitive_word_check",
     ),
     **ignored(
-        "GitHub Copilot", "it is meant for that service",
+        "GitHub Copilot", "it is for that service",
         "intent", "intent_threshold", "intent_content", "snippy",
     ),
     **ignored(
-        "Cohere, Jina, NIM", "texts are embedded as they are",
+        "Cohere, Jina, NIM", "texts are embedded unchanged",
         "input_type", "task", "late_chunking", "normalized", "embedding_type",
     ),
 }  # fmt: skip
 
 
-def adopt(kind: type[Fields], body: Json, logged: set[str]) -> tuple[Json, dict[str, str]]:
-    """Return the body with foreign fields mapped or left out, and the sources of mapped fields.
+def translate(kind: type[Fields], body: Json, logged: set[str]) -> tuple[Json, dict[str, str]]:
+    """Return the request body with foreign fields translated or removed, and their sources.
 
-    Logs each ignored field once: `logged` holds the names so far. Raises ApiError for a value that
-    cannot be honoured.
+    kind: the fields of the endpoint. logged: names of ignored fields that were already logged; each
+    is logged once. The sources map a field of zinc to the foreign field that set it. Raises
+    ApiError for a value that is not supported.
     """
     if not isinstance(body, dict) or TABLE.keys().isdisjoint(body):
         return body, {}
-    adoption = Adoption(kind, body, TABLE)
-    for name, why in adoption.ignored.items():
+    body = TranslatedBody(kind, body, TABLE)
+    for name, why in body.ignored.items():
         if name not in logged:
             logged.add(name)
             log.warning("ignoring the field %s of requests: %s", name, why)
-    return adoption.body, adoption.sources
+    return body.fields, body.sources
 
 
 _BEGIN, _END = "<!-- foreign fields: begin -->", "<!-- foreign fields: end -->"
 
 
 def markdown() -> str:
-    """Return the table as it stands in docs/server.md."""
+    """Return the table as Markdown for docs/server.md."""
     parts = []
     for kind, text, column in (
-        ("mapped", "Mapped:", "here"),
-        ("neutral", "Refused, with the field named, unless null or without effect:", "because"),
-        ("ignored", "Ignored, with one line in the log for each name:", "because"),
+        ("mapped", "Translated:", "becomes"),
+        ("neutral", "Refused, unless null or a value without effect:", "reason"),
+        ("ignored", "Ignored, with one line in the log for each name:", "reason"),
     ):
         rows = _rows(name for name, row in TABLE.items() if row.kind == kind)
-        parts += [text, "", f"| fields | of | {column} |", "|---|---|---|", *rows, ""]
+        parts += [text, "", f"| fields | defined by | {column} |", "|---|---|---|", *rows, ""]
     return "\n".join(parts[:-1])
 
 
 def _rows(names: Iterable[str]) -> list[str]:
-    """Return rows of the documentation, one for all fields with the same effect."""
+    """Return the rows of the documentation, one for all fields with the same effect."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(TABLE[name].effect, []).append(name)
@@ -285,7 +288,7 @@ def _rows(names: Iterable[str]) -> list[str]:
 
 
 def updated(page: str) -> str:
-    """Return the page with the table between its markers."""
+    """Return the text of docs/server.md, `page`, with the current table between its markers."""
     text = f"{_BEGIN}\n{markdown()}\n{_END}"
     return re.sub(f"{_BEGIN}.*?{_END}", lambda _: text, page, flags=re.DOTALL)
 

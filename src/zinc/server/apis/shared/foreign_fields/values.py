@@ -1,4 +1,4 @@
-"""Values of foreign fields that are more than another name: what their members become."""
+"""Translation of foreign fields whose values need more than a new name, such as objects."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from zinc.server.apis.shared.foreign_fields.rules import Adoption, as_sent
+from zinc.server.apis.shared.foreign_fields.rules import TranslatedBody, as_sent
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.http.body import Fields, Json, nearest, parse
 
 Model = TypeVar("Model", bound=Fields)
 
-# The names that the endpoints give to one thing.
+# Names of the same setting at different endpoints.
 LIMIT = ("max_tokens", "max_output_tokens", "n_predict")
 STOP = ("stop", "stop_sequences")
-_UNLIMITED = (-1, -2)  # of llama.cpp and Ollama
+_UNLIMITED = (-1, -2)  # llama.cpp and Ollama
 
 
 class _Reasoning(Fields):
@@ -50,7 +50,10 @@ class _StructuredOutputs(Fields):
 
 
 def _members(kind: type[Model], name: str, value: Json) -> Model:
-    """Return the value of an object-valued field, checked. Raises ApiError that names a member."""
+    """Return the object `value` of the field `name` as `kind`.
+
+    Raises ApiError that names the member that is not valid.
+    """
     if not isinstance(value, dict):
         raise invalid(name, f"{name} is not valid", "it must be an object")
     try:
@@ -61,95 +64,95 @@ def _members(kind: type[Model], name: str, value: Json) -> Model:
         raise as_sent(error, {error.param: f"{name}.{error.param}"}) from None
 
 
-def reasoning(adoption: Adoption, name: str, value: Json) -> None:
-    """Map OpenRouter's `reasoning`."""
+def reasoning(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate OpenRouter's `reasoning` object."""
     given = _members(_Reasoning, name, value)
     if given.effort is not None:
-        adoption.put(f"{name}.effort", "reasoning_effort", given.effort)
+        body.put(f"{name}.effort", "reasoning_effort", given.effort)
     if given.max_tokens is not None:
-        adoption.put(f"{name}.max_tokens", "thinking_budget", given.max_tokens)
+        body.put(f"{name}.max_tokens", "thinking_budget", given.max_tokens)
     enabled = given.enabled
     if enabled is None and given.max_tokens is not None and given.effort is None:
         enabled = True
     if enabled is not None:
-        adoption.put(f"{name}.enabled", "enable_thinking", enabled)
+        body.put(f"{name}.enabled", "enable_thinking", enabled)
     if given.exclude is not None:
-        adoption.put(f"{name}.exclude", "include_reasoning", not given.exclude)
+        body.put(f"{name}.exclude", "include_reasoning", not given.exclude)
 
 
-def thinking(adoption: Adoption, name: str, value: Json) -> None:
-    """Map the `thinking` of Anthropic and DeepSeek."""
+def thinking(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate the `thinking` object of Anthropic and DeepSeek."""
     given = _members(_Thinking, name, value)
     if given.type != "auto":
-        adoption.put(f"{name}.type", "enable_thinking", given.type != "disabled")
+        body.put(f"{name}.type", "enable_thinking", given.type != "disabled")
     if given.budget_tokens is not None:
-        adoption.put(f"{name}.budget_tokens", "thinking_budget", given.budget_tokens)
+        body.put(f"{name}.budget_tokens", "thinking_budget", given.budget_tokens)
 
 
-def think(adoption: Adoption, name: str, value: Json) -> None:
-    """Map Ollama's `think`, a switch or a level."""
+def think(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate Ollama's `think`, a boolean or a level of effort."""
     if isinstance(value, bool):
-        adoption.put(name, "enable_thinking", value)
+        body.put(name, "enable_thinking", value)
     else:
-        adoption.put(name, "reasoning_effort", value)
+        body.put(name, "reasoning_effort", value)
 
 
-def documents(adoption: Adoption, name: str, value: Json) -> None:
-    """Hand documents to the chat template."""
-    given = adoption.body.get("chat_template_kwargs")
-    if isinstance(given, dict | None) and "chat_template_kwargs" in adoption.own:
-        adoption.body["chat_template_kwargs"] = {**(given or {}), "documents": value}
+def documents(body: TranslatedBody, name: str, value: Json) -> None:
+    """Pass `documents` to the chat template."""
+    given = body.fields.get("chat_template_kwargs")
+    if isinstance(given, dict | None) and "chat_template_kwargs" in body.own:
+        body.fields["chat_template_kwargs"] = {**(given or {}), "documents": value}
     else:
-        adoption.put(name, "chat_template_kwargs", value)
+        body.put(name, "chat_template_kwargs", value)
 
 
-def json_form(adoption: Adoption, name: str, value: Json) -> None:
-    """Map Ollama's `format`: a schema, or the word json."""
-    adoption.put(name, "json_schema", {"type": "object"} if value in ("json", "") else value)
+def json_form(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate Ollama's `format`: a JSON schema, or "json"."""
+    body.put(name, "json_schema", {"type": "object"} if value in ("json", "") else value)
 
 
-def choice(adoption: Adoption, name: str, value: Json) -> None:
-    """Hold the answer to one of several texts."""
+def choice(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate a list of texts to a grammar that allows one of them."""
     if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
         raise invalid(name, f"{name} is not valid", "it must be a list of texts that are not empty")
     texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
-    adoption.put(name, "grammar", f"start: {texts}")
+    body.put(name, "grammar", f"start: {texts}")
 
 
-def structured_outputs(adoption: Adoption, name: str, value: Json) -> None:
-    """Map vLLM's `structured_outputs`."""
+def structured_outputs(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate vLLM's `structured_outputs` object."""
     given = _members(_StructuredOutputs, name, value)
     if given.structural_tag is not None:
-        raise unsupported(f"{name}.structural_tag", "only whole answers are held to a form")
+        raise unsupported(f"{name}.structural_tag", "a format applies to the whole answer")
     if given.json_ is not None:
-        adoption.put(f"{name}.json", "json_schema", given.json_)
+        body.put(f"{name}.json", "json_schema", given.json_)
     if given.json_object:
-        adoption.put(f"{name}.json_object", "json_schema", {"type": "object"})
+        body.put(f"{name}.json_object", "json_schema", {"type": "object"})
     if given.regex is not None:
-        adoption.put(f"{name}.regex", "regex", given.regex)
+        body.put(f"{name}.regex", "regex", given.regex)
     if given.grammar is not None:
-        adoption.put(f"{name}.grammar", "grammar", given.grammar)
+        body.put(f"{name}.grammar", "grammar", given.grammar)
     if given.choice is not None:
-        choice(adoption, f"{name}.choice", given.choice)
+        choice(body, f"{name}.choice", given.choice)
 
 
-def limit(adoption: Adoption, name: str, value: Json) -> None:
-    """Map a limit of tokens; -1 and -2 are none."""
+def limit(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate a token limit; -1 and -2 mean no limit."""
     if isinstance(value, bool) or value not in _UNLIMITED:
-        adoption.put(name, LIMIT, value)
+        body.put(name, LIMIT, value)
 
 
-def budget(adoption: Adoption, name: str, value: Json) -> None:
-    """Map a limit of reasoning; -1 is none."""
+def budget(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate a token limit for reasoning; -1 means no limit."""
     if isinstance(value, bool) or value != -1:
-        adoption.put(name, "thinking_budget", value)
+        body.put(name, "thinking_budget", value)
 
 
-def repetition_penalty(adoption: Adoption, name: str, value: Json) -> None:
-    """Map a penalty that looks at prompt and answer as a whole."""
-    adoption.put(name, "repeat_penalty", value)
-    if adoption.body.get("repeat_last_n") is None and "repeat_last_n" in adoption.own:
-        adoption.body["repeat_last_n"] = -1  # over prompt and answer, as its servers do
+def repetition_penalty(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate a repetition penalty that applies to the whole prompt and answer."""
+    body.put(name, "repeat_penalty", value)
+    if body.fields.get("repeat_last_n") is None and "repeat_last_n" in body.own:
+        body.fields["repeat_last_n"] = -1  # the whole prompt and answer
 
 
 _OPTIONS_SAME = (
@@ -163,8 +166,8 @@ _OPTIONS_IGNORED = (
 )  # fmt: skip
 
 
-def options(adoption: Adoption, name: str, value: Json) -> None:
-    """Map Ollama's `options`."""
+def options(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate Ollama's `options` object."""
     if not isinstance(value, dict):
         raise invalid(name, f"{name} is not valid", "it must be an object")
     for key, each in value.items():
@@ -172,13 +175,13 @@ def options(adoption: Adoption, name: str, value: Json) -> None:
         if each is None:
             continue
         if key in _OPTIONS_SAME:
-            adoption.put(source, key, each)
+            body.put(source, key, each)
         elif key == "num_predict":
-            limit(adoption, source, each)
+            limit(body, source, each)
         elif key == "stop":
-            adoption.put(source, STOP, each)
+            body.put(source, STOP, each)
         elif key in _OPTIONS_IGNORED:
-            adoption.ignored[source] = "`zinc serve` decides how a model is loaded"
+            body.ignored[source] = "options of `zinc serve` control how a model is loaded"
         else:
             known = (*_OPTIONS_SAME, *_OPTIONS_IGNORED, "num_predict", "stop")
             near = nearest(key, known)
@@ -186,25 +189,28 @@ def options(adoption: Adoption, name: str, value: Json) -> None:
             raise invalid(source, f"there is no field {source}", "Ollama has no such option", hint)
 
 
-def output_format(adoption: Adoption, name: str, value: Json) -> None:
-    """Map the older name of Anthropic's `output_config.format`."""
-    given = adoption.body.get("output_config")
+def output_format(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate `output_format`, the older name of Anthropic's `output_config.format`."""
+    given = body.fields.get("output_config")
     if isinstance(given, dict) and "format" not in given:
-        adoption.body["output_config"] = {**given, "format": value}
+        body.fields["output_config"] = {**given, "format": value}
     else:
-        adoption.put(name, "output_config", {"format": value})
+        body.put(name, "output_config", {"format": value})
 
 
-def do_sample(adoption: Adoption, name: str, value: Json) -> None:
-    """Draw greedily when `value` is false, whatever the temperature."""
-    if value is False and "temperature" in adoption.own:
-        adoption.body["temperature"] = 0.0
+def do_sample(body: TranslatedBody, name: str, value: Json) -> None:
+    """Set the temperature to 0 if `do_sample` is false."""
+    if value is False and "temperature" in body.own:
+        body.fields["temperature"] = 0.0
 
 
-def usage(adoption: Adoption, name: str, value: Json) -> None:
-    """Ask a stream for its usage, which answers that are not streamed always tell."""
+def usage(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate OpenRouter's `usage`: ask a stream to report token counts.
+
+    Answers that are not streamed always report them.
+    """
     wanted = isinstance(value, dict) and value.get("include") is True
-    if wanted and adoption.body.get("stream") is True and "stream_options" in adoption.own:
-        given = adoption.body.get("stream_options")
+    if wanted and body.fields.get("stream") is True and "stream_options" in body.own:
+        given = body.fields.get("stream_options")
         options = given if isinstance(given, dict) else {}
-        adoption.body["stream_options"] = {**options, "include_usage": True}
+        body.fields["stream_options"] = {**options, "include_usage": True}

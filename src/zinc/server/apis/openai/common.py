@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zinc import __version__
-from zinc.server.apis.shared.service import Shape
+from zinc.server.apis.shared.service import StreamEvents
 from zinc.server.errors import invalid
 from zinc.server.http.body import Fields
 from zinc.server.http.responses import event
@@ -13,7 +13,7 @@ from zinc.server.http.responses import event
 FINGERPRINT = f"build-zinc-{__version__}"  # clients of llama.cpp expect its b for "build"
 DONE = b"data: [DONE]\n\n"
 
-OPENAI = Shape(error_event=lambda error: event(error.openai()))
+OPENAI = StreamEvents(error_event=lambda error: event(error.openai()))
 
 
 class StreamOptions(Fields):
