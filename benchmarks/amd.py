@@ -31,15 +31,16 @@ from typing import Any
 import make_model
 
 from zinc.backends.api import Plan
-from zinc.backends.vulkan import VulkanKernels
-from zinc.backends.vulkan.device import candidates, library
+from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
 from zinc.backends.vulkan.explain import Explanation, explain, open_explaining
-from zinc.backends.vulkan.prebuild import Nowhere
+from zinc.backends.vulkan.physical import candidates, library
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.core.errors import DeviceError
 from zinc.formats.gguf import GGUFFile
-from zinc.gpu.dispatch import Bucket, Features, KernelVariant
-from zinc.gpu.schedule import all_lowered
+from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.features import Features
 from zinc.models import load
 from zinc.plan.planner import make_plan
 
@@ -129,15 +130,14 @@ def plan_of(name: str) -> Plan:
 
 def variants(selection: Selection, features: Features) -> dict[KernelVariant, tuple[str, str]]:
     """Return every selected kernel, with the first model and step that runs it."""
-    at = Nowhere(features, "f16", BLOCK_TOKENS)
+    at = NominalAddresses(features, "f16", BLOCK_TOKENS)
     found: dict[KernelVariant, tuple[str, str]] = {}
     for model in selection.models:
         plan = plan_of(model)
         for step in selection.steps:
-            for dispatches in all_lowered(plan.launches, at, STEPS[step]):
-                for dispatch in dispatches:
-                    if not selection.kernels or dispatch.kernel.name in selection.kernels:
-                        found.setdefault(dispatch.kernel, (model, step))
+            for dispatch in SLANG_KERNELS.lower_all(plan.launches, at, STEPS[step]):
+                if not selection.kernels or dispatch.kernel.name in selection.kernels:
+                    found.setdefault(dispatch.kernel, (model, step))
     return found
 
 

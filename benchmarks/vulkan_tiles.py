@@ -23,13 +23,17 @@ import numpy as np
 from zinc.backends.api import Ref
 from zinc.backends.vulkan import create
 from zinc.backends.vulkan.commands import Recorder
-from zinc.backends.vulkan.memory import Buffer
-from zinc.backends.vulkan.stepdata import StepData
 from zinc.core.errors import ZincError
 from zinc.gpu import packing, tiles
-from zinc.gpu.dispatch import Bucket, DeviceWeight, Dispatch, Features
+from zinc.gpu.addresses import DeviceWeight
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch
+from zinc.gpu.features import Features
 from zinc.gpu.lower.linear import GLU, LINEAR, Product
 from zinc.gpu.lower.weights import distance
+from zinc.gpu.memory import Buffer
+from zinc.gpu.rows import align, row_bytes
+from zinc.gpu.step_data import StepData
 from zinc.gpu.tiles import Block, Tile
 from zinc.ops.step import Step
 from zinc.ops.values import Dim, RowFormat
@@ -125,9 +129,9 @@ class Bench:
     def __init__(self) -> None:
         self.backend = create()
         self.features = self.backend.device.features
-        self._data = StepData(self.backend.memory, MAX_TOKENS, MAX_TOKENS)
+        self._data = StepData(self.backend.host, MAX_TOKENS, MAX_TOKENS)
         self.step = self._data.address
-        self._arena = self.backend.memory.buffer(64 << 20)
+        self._arena = self.backend.host.buffer(64 << 20)
         self._buffers: dict[str, Buffer] = {}
         self._warm_at = 0.0
 
@@ -141,8 +145,8 @@ class Bench:
     def rows(self, n: int, cols: int, format: RowFormat) -> tuple[Ref, np.ndarray]:
         """Write `n` random rows of `cols` values in `format`; return them and their values."""
         x = np.random.default_rng(3).standard_normal((n, cols)).astype(np.float32)
-        stride = packing.row_bytes(format, cols)
-        staging = self.backend._staging
+        stride = row_bytes(format, cols)
+        staging = self.backend.host
         if format is RowFormat.F32:
             staging.write(self._arena, 0, x.view(np.uint8).reshape(-1))
         else:
@@ -173,13 +177,13 @@ class Bench:
             blocks["value"] = rng.standard_normal(n).astype(np.float32)
         source = np.arange(shape.rows) % DISTINCT_ROWS
         packed = packing.pack(shape.type, raw.reshape(-1), 1, shape.rows, shape.cols, source)
-        size = packing.align(len(packed), 4096)
+        size = align(len(packed), 4096)
         copies = max(2, -(-ROTATE_BYTES // size))
         buffer = self._buffers.setdefault(
-            f"weights {copies * size}", self.backend.memory.buffer(copies * size)
+            f"weights {copies * size}", self.backend.host.buffer(copies * size)
         )
         for i in range(copies):
-            self.backend._staging.write(buffer, i * size, packed)
+            self.backend.host.write(buffer, i * size, packed)
         sample = decode(raw.reshape(-1), shape.type, (DISTINCT_ROWS, shape.cols))[:SAMPLE]
         made = [
             DeviceWeight(buffer.address + i * size, shape.type, 1, shape.rows, shape.cols)
@@ -189,7 +193,7 @@ class Bench:
 
     def seconds(self, dispatches: list[Dispatch], dependent: bool) -> float:
         """Return the seconds of one dispatch, the best of REPEATS rounds."""
-        recorder = Recorder(self.backend.device, self.backend.pipelines, 2)
+        recorder = Recorder(self.backend.device, self.backend.host.pipelines, 2)
         recorder.timestamp()
         for dispatch in dispatches:
             recorder.dispatch(dispatch)
@@ -206,13 +210,13 @@ class Bench:
         return best
 
     def result(self, y: Ref, n: int) -> np.ndarray:
-        data = self.backend._staging.read(self._arena, y.offset, n * y.stride)
+        data = self.backend.host.read(self._arena, y.offset, n * y.stride)
         return data.view(np.float32).reshape(n, y.cols)
 
 
 def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
     """Return a result for the chosen tile, then for all candidates, the fastest first."""
-    format = packing.row_format(shape.type)
+    format = bench.backend.row_format(shape.type)
     weights, sample = bench.weights(shape)
     x, values = bench.rows(shape.n_x, shape.cols, format)
     y = Ref(1, Dim.TOKENS, shape.rows, RowFormat.F32, 32 << 20, 4 * shape.rows)
@@ -241,11 +245,11 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
     results = []
     # A kernel that the driver refuses is reported in its own line below.
     with contextlib.suppress(ZincError):
-        bench.backend.pipelines.prepare([now[0].kernel, *(d[0].kernel for _, d in plans)])
+        bench.backend.host.pipelines.prepare([now[0].kernel, *(d[0].kernel for _, d in plans)])
     bench.warm_up()
     for tile, dispatches in [("chosen", now), *plans]:
         try:
-            bench.backend.pipelines.prepare([dispatches[0].kernel])
+            bench.backend.host.pipelines.prepare([dispatches[0].kernel])
             seconds = bench.seconds(dispatches, dependent=True)
             free = bench.seconds(dispatches, dependent=False)
         except ZincError as error:

@@ -16,4 +16,4 @@ def copied_kernels(folder: Path, patch: pytest.MonkeyPatch) -> None:
     shutil.copytree(shaders.KERNELS, folder, dirs_exist_ok=True)
     patch.setattr(shaders, "KERNELS", folder)
     patch.setattr(shaders, "_source", shaders.source)
-    patch.setattr(vulkan, "_shared", vulkan._shared.__wrapped__)
+    patch.setattr(vulkan, "host_of", vulkan.host_of.__wrapped__)

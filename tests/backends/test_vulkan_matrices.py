@@ -80,13 +80,13 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]
 @pytest.fixture
 def used(backend: VulkanBackend, monkeypatch: pytest.MonkeyPatch) -> list[KernelVariant]:
     """What the backend has compiled or taken from before, filled as it does."""
-    prepare, found = backend.pipelines.prepare, list[KernelVariant]()
+    prepare, found = backend.host.pipelines.prepare, list[KernelVariant]()
 
     def noting(shaders, progress=None):
         found.extend(shaders)
         prepare(found, progress)
 
-    monkeypatch.setattr(backend.pipelines, "prepare", noting)
+    monkeypatch.setattr(backend.host.pipelines, "prepare", noting)
     return found
 
 

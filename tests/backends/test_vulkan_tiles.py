@@ -13,19 +13,15 @@ from present import computing
 
 from zinc.backends import api
 from zinc.backends.api import Ref
+from zinc.backends.vulkan.physical import MAX_PUSH_BYTES
 from zinc.gpu import tiles
-from zinc.gpu.dispatch import (
-    MAX_GROUPS,
-    MAX_PUSH_BYTES,
-    MAX_THREADS,
-    Bucket,
-    DeviceWeight,
-    Dispatch,
-    Features,
-)
+from zinc.gpu.addresses import DeviceWeight
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch
+from zinc.gpu.features import MAX_THREADS, Features
 from zinc.gpu.lower.linear import GLU, Product
 from zinc.gpu.lower.weights import distance
-from zinc.gpu.packing import row_bytes
+from zinc.gpu.rows import row_bytes
 from zinc.ops.cases import Case
 from zinc.ops.values import Dim, RowFormat
 from zinc.quant.blocks import GGMLType
@@ -93,7 +89,7 @@ def test_every_row_is_made_within_the_limits(store: RowFormat) -> None:
         assert tile * dispatch.groups[0] >= rows > tile * (dispatch.groups[0] - 1)
         assert macros["BATCH"] * dispatch.groups[1] >= n_x
         assert threads <= MAX_THREADS
-        assert max(dispatch.groups) <= MAX_GROUPS
+        assert max(dispatch.groups) <= Features(32).max_groups
         assert dispatch.arguments.layout().end <= MAX_PUSH_BYTES
         if store is RowFormat.Q8_32:
             assert tile % 32 == 0
@@ -110,6 +106,6 @@ def test_a_weight_that_lies_before_another_is_reached_modulo_two_to_the_64() -> 
 @pytest.mark.parametrize("n_tokens", [1, 2])
 def test_more_rows_than_workgroups_of_one_direction_are_all_made(n_tokens: int) -> None:
     case = Case("vocabulary", n_tokens)
-    case.returns(case.graph.linear(case.rows(32), case.matrix(4 * MAX_GROUPS + 5, 32)))
+    case.returns(case.graph.linear(case.rows(32), case.matrix(4 * Features(32).max_groups + 5, 32)))
     want = run(api.create("ref"), case)
     np.testing.assert_allclose(run(api.create("vulkan"), case), want, rtol=1e-4, atol=1e-4)

@@ -19,8 +19,9 @@ from present import absent
 
 from zinc import LLM, SamplingParams
 from zinc.backends.vulkan.device import CommandBuffer, Device, open_device
-from zinc.backends.vulkan.memory import Kind, Memory
+from zinc.backends.vulkan.memory import Memory
 from zinc.backends.vulkan.vk import types as vk
+from zinc.gpu.memory import MemoryKind
 
 pytestmark = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
 
@@ -49,7 +50,7 @@ def test_threads_record_submit_and_free_side_by_side():
     wrong: list[object] = []
 
     def work(value: int) -> None:
-        buffer = memory.buffer(256, Kind.STEP)
+        buffer = memory.buffer(256, MemoryKind.STEP)
         assert buffer.bytes is not None
         for i in range(200):
             device.wait(device.submit(fills(device, buffer.handle, value + i)))
@@ -105,7 +106,7 @@ def leave_submitting() -> None:
     memory, begun = Memory(device), threading.Barrier(5)
 
     def work() -> None:
-        buffer = memory.buffer(4 << 20, Kind.STEP)
+        buffer = memory.buffer(4 << 20, MemoryKind.STEP)
         assert buffer.bytes is not None
         commands = fills(device, buffer.handle, 7)
         begun.wait()

@@ -52,7 +52,7 @@ def test_the_kernels_of_all_cases_are_compiled_at_once(few_cases, monkeypatch):
 
     made = shaders.Pipelines.prepare
     monkeypatch.setattr(shaders.Pipelines, "prepare", prepare)
-    monkeypatch.setattr(backend.pipelines, "_made", {})
+    monkeypatch.setattr(backend.host.pipelines, "_made", {})
     results = list(parity.compare_cases(lambda: vulkan.VulkanBackend(backend.device)))
     assert len(results) == sum(parity.is_for(backend, op) for op, _ in few_cases[::5])
     assert batches[0]

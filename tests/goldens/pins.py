@@ -22,11 +22,14 @@ import numpy as np
 
 from zinc.backends import api
 from zinc.backends.api import Launch, Plan, Ref
-from zinc.backends.vulkan.prebuild import Nowhere
+from zinc.backends.vulkan import SLANG_KERNELS
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
-from zinc.gpu.dispatch import Bucket, Features
-from zinc.gpu.schedule import schedule, waits
+from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.features import Features
+from zinc.gpu.graph import dispatch_graph
+from zinc.gpu.hazards import dependencies
 from zinc.models import load
 from zinc.ops.graph import Graph
 from zinc.ops.values import Constant, KVState, RecurrentState, Weight
@@ -137,13 +140,15 @@ def operand(x: object) -> str:
 
 def dispatches(plan: Plan, device: str, kv_dtype: str, bucket: str) -> Iterator[str]:
     """Yield the dispatches of a step: barrier level, launch, shader, grid and push constants."""
-    at = Nowhere(DEVICES[device], kv_dtype, BLOCK_TOKENS)
-    for i, level in enumerate(schedule(plan, waits(plan), at, BUCKETS[bucket])):
-        for launch, dispatch in level:
+    at = NominalAddresses(DEVICES[device], kv_dtype, BLOCK_TOKENS)
+    graph = dispatch_graph(SLANG_KERNELS, plan, dependencies(plan), at, BUCKETS[bucket])
+    for i, level in enumerate(graph.levels()):
+        for node in level:
+            dispatch = node.dispatch
             grid = "x".join(map(str, dispatch.groups))
             arguments = dispatch.arguments.pack()
             push = f"{len(arguments)}B:{_digest(arguments)}"
-            yield f"level {i} launch {launch} {dispatch.kernel} grid {grid} push {push}"
+            yield f"level {i} launch {node.launch} {dispatch.kernel} grid {grid} push {push}"
 
 
 def _digest(data: bytes) -> str:

@@ -80,7 +80,7 @@ def _cpu_facts() -> dict[str, Any]:
 
 def _vulkan_devices() -> list[dict[str, Any]]:
     """Return the devices that --device may name, with features that zinc needs and they lack."""
-    from zinc.backends.vulkan.device import candidates
+    from zinc.backends.vulkan.physical import candidates
 
     try:
         found = candidates()

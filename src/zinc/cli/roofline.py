@@ -53,7 +53,8 @@ def _vulkan(backend: Backend) -> Roofline | None:
     from zinc.backends.vulkan.vk.types import CPU_DEVICE
 
     assert isinstance(backend, VulkanBackend)
-    device, memory, pipelines = backend.device, backend.memory, backend.pipelines
+    host = backend.host
+    device, memory, pipelines = host.device, host.memory, host.pipelines
     if not device.timestamp_bits:
         return None
     n_bytes = BUFFER_BYTES if device.kind == CPU_DEVICE else DEVICE_BUFFER_BYTES

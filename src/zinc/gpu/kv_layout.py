@@ -26,7 +26,7 @@ def plane_bytes(head_dim: int, dtype: str, block_tokens: int) -> int:
         scales = 2 * block_tokens * -(-head_dim // 32)
         return block_tokens * padded(head_dim) + -(-scales // 16) * 16
     raise UnsupportedError(
-        f"the Vulkan backend keeps no cache of type {dtype}",
+        f"GPU backends have no KV cache of type {dtype}",
         "",
         f"choose one of {', '.join(DTYPES)}",
     )

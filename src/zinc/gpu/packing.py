@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zinc.core.errors import UnsupportedError
 from zinc.gpu import grids
 from zinc.gpu.grids import Blocks, Streams, codebook
+from zinc.gpu.rows import align
 from zinc.ops.values import RowFormat
 from zinc.quant.bits import scales_6bit, scales_mins_6bit
 from zinc.quant.blocks import BLOCKS, GGMLType
@@ -63,35 +63,6 @@ class StreamOffsets:
     n_bytes: int
 
 
-def row_format(type: GGMLType) -> RowFormat:
-    """The format in which products with weights of `type` read their rows.
-
-    Raises UnsupportedError when no kernel decodes them.
-    """
-    if type in FLOATS:
-        return RowFormat.F32
-    if type in LAYOUTS:
-        return RowFormat.Q8_32
-    raise UnsupportedError(
-        f"the Vulkan backend cannot run weights of type {type.name}",
-        "it has no kernel that decodes them",
-        "use a file in another quantisation, or {backend=cpu}",
-    )
-
-
-def row_bytes(format: RowFormat, cols: int) -> int:
-    """Bytes from row to row: Q8_32 has its scales and sums behind its quants."""
-    if format is RowFormat.Q8_32:
-        return align(align(cols, 16) + 8 * -(-cols // UNIT), 16)
-    if format is RowFormat.F32:
-        return 4 * cols
-    raise UnsupportedError(f"the Vulkan backend has no rows of format {format}")
-
-
-def align(n: int, to: int) -> int:
-    return -(-n // to) * to
-
-
 def offsets(type: GGMLType, n_rows: int, cols: int) -> StreamOffsets:
     """Streams of `n_rows` rows, those of all planes together."""
     if type in FLOATS:
@@ -116,9 +87,8 @@ def pack(
     """The device's bytes of a matrix [planes, rows, cols].
 
     `data` are the bytes of the file; with `rows_from` row i of all planes * rows is its row
-    rows_from[i]. Raises UnsupportedError as `row_format` does.
+    rows_from[i].
     """
-    row_format(type)
     n_rows, layout = planes * rows, BLOCKS[type]
     per_row = cols // layout.block_size
     source = data.reshape(-1, per_row * layout.block_bytes)
@@ -361,3 +331,26 @@ LAYOUTS: dict[GGMLType, Layout] = {
     _T.IQ1_S: Layout(32, 0, 26, grids.iq1_s, has_codebook=True),
     _T.IQ1_M: Layout(32, 0, 26, grids.iq1_m, has_codebook=True),
 }
+
+
+class StreamWeights:
+    """The weight layout of the Slang kernels; implements `zinc.gpu.kernel_set.WeightLayout`."""
+
+    def row_format(self, type: GGMLType) -> RowFormat | None:
+        if type in FLOATS:
+            return RowFormat.F32
+        return RowFormat.Q8_32 if type in LAYOUTS else None
+
+    def packed_bytes(self, type: GGMLType, n_rows: int, cols: int) -> int:
+        return offsets(type, n_rows, cols).n_bytes
+
+    def pack(
+        self,
+        type: GGMLType,
+        data: Bytes,
+        planes: int,
+        rows: int,
+        cols: int,
+        rows_from: npt.NDArray[np.int64] | None = None,
+    ) -> Bytes:
+        return pack(type, data, planes, rows, cols, rows_from)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zinc.gpu.dispatch import MAX_GROUPS, Features
+from zinc.gpu.features import Features
 
 FEW = 8  # rows of x that one pass over the weights serves
 # The same in every step of a batch-invariant backend: a decoded token takes no more reads of the
@@ -76,9 +76,9 @@ def mat_vec(features: Features, rows: int, units: int, n_x: int, weights: int = 
     return Tile(waves, split, per_wave, batch)
 
 
-def within_grid(tile: Tile, rows: int) -> Tile:
-    """The tile with so many rows a wave that workgroups for all rows are no more than allowed."""
-    while rows > tile.tile * MAX_GROUPS:
+def within_grid(features: Features, tile: Tile, rows: int) -> Tile:
+    """Return the tile with enough rows a wave that `rows` rows need no more than `max_groups`."""
+    while rows > tile.tile * features.max_groups:
         tile = replace(tile, rows=2 * tile.rows)
     return tile
 

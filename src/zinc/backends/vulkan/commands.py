@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from ctypes import byref, c_uint64
 from itertools import pairwise
 
+from zinc.backends.api import StepCounts
 from zinc.backends.vulkan.device import CommandBuffer, Device
-from zinc.backends.vulkan.memory import Buffer
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.backends.vulkan.vk import types as vk
 from zinc.gpu.dispatch import Dispatch
+from zinc.gpu.memory import Buffer
 
 _WRITTEN = (vk.STAGE_COMPUTE, vk.ACCESS_SHADER_WRITE)
 _NEXT = (vk.STAGE_COMPUTE, vk.ACCESS_SHADER_READ | vk.ACCESS_SHADER_WRITE)
@@ -24,22 +25,26 @@ _BEFORE = (
 
 
 class Commands:
-    """What was recorded. `n_dispatches` and `n_barriers` count what it has of them."""
+    """Recorded commands; implements `zinc.gpu.host.Recording`."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._device, self.buffer = recorder.device, recorder.buffer
+        self._device, self._buffer = recorder.device, recorder.buffer
         self._n_stamps = recorder.n_stamps
-        self.n_dispatches, self.n_barriers = recorder.n_dispatches, recorder.n_barriers
+        self.counts = StepCounts(recorder.n_dispatches, recorder.n_barriers)
 
-    def run(self, expected_s: float = 0.0) -> None:
-        """Submits and waits. Raises DeviceError."""
-        self._device.wait(self._device.submit(self.buffer), expected_s)
+    def submit(self) -> int:
+        """Queue one run and return the number to wait for. Raises DeviceError."""
+        return self._device.submit(self._buffer)
+
+    def run(self) -> None:
+        """Submit and wait. Raises DeviceError."""
+        self._device.wait(self.submit())
 
     def seconds(self) -> list[float]:
         """From each timestamp to the next, of the last run."""
         device, ticks = self._device, (c_uint64 * self._n_stamps)()
         flags = vk.QUERY_RESULT_64 | vk.QUERY_RESULT_WAIT
-        n, size, queries = self._n_stamps, 8 * self._n_stamps, self.buffer.queries
+        n, size, queries = self._n_stamps, 8 * self._n_stamps, self._buffer.queries
         device.vk.vkGetQueryPoolResults(device.handle, queries, 0, n, size, byref(ticks), 8, flags)
         mask = (1 << device.timestamp_bits) - 1
         spans = pairwise(ticks)

@@ -14,7 +14,8 @@ from ctypes import addressof, byref, c_uint32
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.backends.vulkan.device import EXECUTABLES, Candidate, Device, extensions
+from zinc.backends.vulkan.device import Device
+from zinc.backends.vulkan.physical import EXECUTABLES, Candidate, extensions
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import Library
 from zinc.core.errors import DeviceError

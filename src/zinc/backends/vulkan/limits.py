@@ -10,11 +10,12 @@ from time import perf_counter
 
 from zinc.backends.vulkan.commands import Recorder
 from zinc.backends.vulkan.device import Device
-from zinc.backends.vulkan.memory import Buffer, Memory
+from zinc.backends.vulkan.memory import Memory
 from zinc.backends.vulkan.shaders import Pipelines
 from zinc.backends.vulkan.vk.types import CPU_DEVICE
 from zinc.gpu.arguments.structs import LimitsArguments
 from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.memory import Buffer
 
 READ, DOT = 0, 1
 THREADS = 256  # of a workgroup of the kernel

@@ -10,49 +10,32 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Iterable
 from contextlib import suppress
 from ctypes import byref, c_void_p
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from zinc.backends.vulkan.device import CommandBuffer, Device
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import DeviceLostError
 from zinc.core.errors import MemoryLimitError
+from zinc.gpu.memory import Buffer, Bytes, MemoryKind, aligned
 
-Bytes = npt.NDArray[np.uint8]
-
-ALIGNMENT = 256
 STAGING_BYTES = 32 << 20
-SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 20, 256 << 20  # of slices that nobody announced
 _LOCAL, _VISIBLE = vk.MEMORY_DEVICE_LOCAL, vk.MEMORY_HOST_VISIBLE
 _COHERENT, _CACHED = vk.MEMORY_HOST_COHERENT, vk.MEMORY_HOST_CACHED
 # Types with others are for extensions alone: protected, lazily allocated, uncached memory.
 _ORDINARY = _LOCAL | _VISIBLE | _COHERENT | _CACHED
 
 
-class Kind(Enum):
-    """What a buffer is for: flags it must have, and flags it would rather have or not."""
-
-    DEVICE = (_LOCAL, 0, _VISIBLE)
-    STEP = (_VISIBLE | _COHERENT, _LOCAL, _CACHED)
-    UPLOAD = (_VISIBLE | _COHERENT, 0, _LOCAL)
-    DOWNLOAD = (_VISIBLE | _COHERENT, _CACHED, _LOCAL)
-
-
-@dataclass(eq=False)
-class Buffer:
-    """A buffer with its own memory. `bytes` is the host's view of it, when it is visible."""
-
-    handle: int
-    address: int
-    size: int
-    bytes: Bytes | None = field(default=None, repr=False)
+# For each kind flags that a memory type must have, flags that it should have, and flags that it
+# should not have.
+_FLAGS = {
+    MemoryKind.DEVICE: (_LOCAL, 0, _VISIBLE),
+    MemoryKind.STEP: (_VISIBLE | _COHERENT, _LOCAL, _CACHED),
+    MemoryKind.DOWNLOAD: (_VISIBLE | _COHERENT, _CACHED, _LOCAL),
+}
 
 
 class Memory:
@@ -61,9 +44,14 @@ class Memory:
     def __init__(self, device: Device) -> None:
         self.device = device
 
-    def type_of(self, kind: Kind, allowed: int = 0xFFFFFFFF) -> tuple[int, int]:
+    @property
+    def max_buffer_bytes(self) -> int:
+        size: int = self.device.max_allocation
+        return size
+
+    def type_of(self, kind: MemoryKind, allowed: int = 0xFFFFFFFF) -> tuple[int, int]:
         """The memory type for a kind of buffer, and its heap."""
-        needed, wanted, unwanted = kind.value
+        needed, wanted, unwanted = _FLAGS[kind]
         properties, _ = self.device.memory()
         able = [
             (i, properties.types[i])
@@ -89,13 +77,13 @@ class Memory:
 
     def available_bytes(self) -> int:
         """Bytes for buffers on the device that are still to be had, as its driver says."""
-        _, heap = self.type_of(Kind.DEVICE)
+        _, heap = self.type_of(MemoryKind.DEVICE)
         return self.device.memory()[1][heap]
 
-    def buffer(self, size: int, kind: Kind = Kind.DEVICE) -> Buffer:
+    def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         """A new buffer. Raises MemoryLimitError when it does not fit."""
         device, f = self.device, self.device.vk
-        size = rounded(size)
+        size = aligned(size)
         if size > device.max_allocation:
             raise MemoryLimitError(
                 f"a buffer of {size / 1e9:.1f} GB is more than the device allows in one piece",
@@ -114,7 +102,7 @@ class Memory:
             info.chain(vk.MemoryAllocateFlags(flags=vk.ALLOCATE_DEVICE_ADDRESS))
             memory = device.create("vkAllocateMemory", info)
             f.vkBindBufferMemory(device.handle, handle, memory, 0)
-            mapped = None if kind is Kind.DEVICE else self._map(memory, size)
+            mapped = None if kind is MemoryKind.DEVICE else self._map(memory, size)
         except BaseException:
             _free(device, handle, memory)
             raise
@@ -139,68 +127,6 @@ def _free(device: Device, handle: int, memory: int) -> None:
     device.vk.vkDestroyBuffer(device.handle, handle, None)
     if memory:
         device.vk.vkFreeMemory(device.handle, memory, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Some bytes of a buffer."""
-
-    buffer: Buffer
-    offset: int
-    size: int
-
-    @property
-    def address(self) -> int:
-        return self.buffer.address + self.offset
-
-
-class Pool:
-    """Cuts slices from few large buffers, and never gives any back.
-
-    Large, because a device then finds their pages faster (docs/benchmarks.md has by how much).
-    """
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self.buffers: list[Buffer] = []
-        self._used: list[int] = []
-        self._expected = 0
-        self.n_bytes = 0
-
-    def expect(self, sizes: Iterable[int]) -> None:
-        """Slices of these sizes will be taken: the next buffers are made for them all."""
-        self._expected += sum(rounded(size) for size in sizes)
-
-    def take(self, size: int) -> Slice:
-        """Raises MemoryLimitError when the device has no room."""
-        room = rounded(size)
-        i = next((i for i, x in enumerate(self.buffers) if self._used[i] + room <= x.size), None)
-        if i is None:
-            i = len(self.buffers)
-            self.buffers.append(self._larger_buffer(room))
-            self._used.append(0)
-        offset = self._used[i]
-        self._used[i] += room
-        self._expected = max(0, self._expected - room)
-        self.n_bytes += room
-        return Slice(self.buffers[i], offset, size)
-
-    def _larger_buffer(self, room: int) -> Buffer:
-        """With room for what is expected, or doubling what there is."""
-        wanted = self._expected or min(LARGEST_CHUNK, max(SMALLEST_CHUNK, self.n_bytes))
-        size = max(room, min(wanted, self._memory.device.max_allocation // ALIGNMENT * ALIGNMENT))
-        while True:
-            try:
-                return self._memory.buffer(size)
-            except MemoryLimitError:
-                if size == room:
-                    raise
-                size = max(room, rounded(size // 2))  # perhaps there are smaller pieces
-
-
-def rounded(size: int) -> int:
-    """Bytes that a piece of so many takes."""
-    return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
 
 
 class Staging:
@@ -252,7 +178,7 @@ class Staging:
 
     def _turn(self) -> tuple[int, Buffer]:
         if not self._buffers:
-            buffers = [self._memory.buffer(STAGING_BYTES, Kind.DOWNLOAD) for _ in range(2)]
+            buffers = [self._memory.buffer(STAGING_BYTES, MemoryKind.DOWNLOAD) for _ in range(2)]
             self._commands = [CommandBuffer(self._device) for _ in range(2)]
             self._buffers = buffers
         i, self._next = self._next, 1 - self._next

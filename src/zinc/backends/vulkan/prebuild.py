@@ -1,8 +1,7 @@
 """Compiles the kernels of a plan without a device: for wheels, and for machines without a compiler.
 
 Lowerings see addresses and sizes only, so which shaders a plan needs is known from the plan, the
-features of a device and the sizes of its steps. `Nowhere` has the addresses of a device that is not
-there.
+features of a device and the sizes of its steps.
 """
 
 from __future__ import annotations
@@ -15,66 +14,16 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from zinc.backends.api import Launch, Plan, Ref
+from zinc.backends.vulkan import SLANG_KERNELS
 from zinc.backends.vulkan.limits import DOT, READ
-from zinc.backends.vulkan.memory import ALIGNMENT, rounded
-from zinc.backends.vulkan.operands import Ring
 from zinc.backends.vulkan.shaders import for_device, spirv
-from zinc.gpu.dispatch import (
-    SMALLEST_KEYS,
-    Bucket,
-    DeviceKV,
-    DeviceWeight,
-    Features,
-    KernelVariant,
-)
-from zinc.gpu.kv_layout import DTYPES, key_block_bytes, value_block_bytes
-from zinc.gpu.schedule import all_lowered
-from zinc.ops.values import Constant, KVState, RecurrentState, Weight
-
-SOMEWHERE = 1 << 32  # an address, aligned to anything
-
-
-class Nowhere:
-    """Addresses of operands on a device with these features, all the same."""
-
-    step = SOMEWHERE
-
-    def __init__(self, features: Features, kv_dtype: str, block_tokens: int = 64) -> None:
-        self.features = features
-        self._kv_dtype, self._block_tokens = kv_dtype, block_tokens
-        self._ring = Ring()
-        self.taken: list[tuple[int, int]] = []
-
-    def ref(self, ref: Ref) -> int:
-        return SOMEWHERE + ref.offset
-
-    def weight(self, weight: Weight) -> DeviceWeight:
-        return DeviceWeight(SOMEWHERE, weight.type, weight.planes, weight.rows, weight.cols)
-
-    def vector(self, weight: Weight | Constant) -> int:
-        return SOMEWHERE
-
-    def kv(self, state: KVState) -> DeviceKV:
-        return DeviceKV(
-            SOMEWHERE,
-            SOMEWHERE,
-            key_block_bytes(state, self._kv_dtype, self._block_tokens),
-            value_block_bytes(state, self._kv_dtype, self._block_tokens),
-            self._block_tokens,
-            self._kv_dtype,
-            0,
-        )
-
-    def recurrent(self, state: RecurrentState) -> int:
-        return SOMEWHERE
-
-    def scratch(self, n_bytes: int) -> int:
-        self._ring = self._ring.holding(n_bytes)
-        offset = self._ring.take(n_bytes)
-        # Other memory for another size, which is at least twice as large.
-        address = SOMEWHERE + 2 * self._ring.size + offset
-        self.taken.append((address, address + rounded(n_bytes)))
-        return address
+from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.bucket import SMALLEST_KEYS, Bucket
+from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.features import Features
+from zinc.gpu.kv_layout import DTYPES
+from zinc.gpu.memory import ALIGNMENT
+from zinc.ops.values import KVState, RecurrentState, Weight
 
 
 def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
@@ -91,7 +40,7 @@ def shaders(
     plan: Plan, features: Features, steps: Iterable[Bucket], kv_dtype: str, block_tokens: int = 64
 ) -> set[KernelVariant]:
     """What the plan runs in those steps, as it is compiled for a device with these features."""
-    at = Nowhere(features, kv_dtype, block_tokens)
+    at = NominalAddresses(features, kv_dtype, block_tokens)
     alike = {
         (_likeness(first), _likeness(second)): (first, second)
         for first, second in pairwise((*plan.launches, plan.launches[0]))
@@ -100,8 +49,7 @@ def shaders(
         for_device(dispatch.kernel, features)
         for bucket in steps
         for pair in alike.values()
-        for dispatches in all_lowered(pair, at, bucket)
-        for dispatch in dispatches
+        for dispatch in SLANG_KERNELS.lower_all(pair, at, bucket)
     }
 
 

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import addressof, byref, c_char, c_size_t, c_uint64
 from functools import cache
@@ -25,10 +25,13 @@ from pathlib import Path
 
 from zinc.backends.vulkan import slang
 from zinc.backends.vulkan.device import Device
+from zinc.backends.vulkan.physical import MAX_PUSH_BYTES
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
-from zinc.gpu.dispatch import MAX_PUSH_BYTES, Features, KernelVariant
+from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.features import Features
+from zinc.gpu.host import Progress
 
 KERNELS = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "spirv"
@@ -41,7 +44,6 @@ OPTIONS = (
 )
 EXECUTION_MODE, LOCAL_SIZE = 16, 17  # of SPIR-V: how a workgroup's size is said
 COMPILE_TIMEOUT_S = 120.0
-Progress = Callable[[int, int], None]
 
 
 def source(name: str) -> str:

@@ -5,24 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zinc.backends.api import Launch, Ref
-from zinc.core.errors import UnsupportedError
+from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.structs import (
     AttentionArguments,
     AttentionMergeArguments,
     AttentionTileArguments,
     RopeAttentionArguments,
 )
-from zinc.gpu.dispatch import (
-    NARROW,
-    TILE,
-    Addresses,
-    Bucket,
-    DeviceKV,
-    Dispatch,
-    KernelVariant,
-    lowers,
-    lowers_both,
-)
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE
+from zinc.gpu.kernel_set import lowers, lowers_both
 from zinc.gpu.lower.elementwise import Op, elementwise
 from zinc.gpu.lower.operands import (
     ceil_div,
@@ -79,7 +72,7 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         return _attend(launch, at, bucket, at.ref(y))
     # Blocks of 32 columns go across heads: rows in float32 first.
     stride = 4 * y.cols
-    plain = at.scratch(bucket.tokens * stride)
+    plain = at.scratch.take(bucket.tokens * stride)
     floats = replace(y, format=RowFormat.F32, stride=stride)
     copy = elementwise(Op.COPY, floats, None, y, at, bucket, a_at=plain)
     return [
@@ -116,7 +109,7 @@ def prepared_attention(
         ("ROPE_DIMS", int(attrs["rope_dims"])),
         ("WIDTH", max(state.head_dim, state.head_dim_v)),
     )
-    partial = at.scratch(cut.splits * _partial_bytes(state, n_heads))
+    partial = at.scratch.take(cut.splits * _partial_bytes(state, n_heads))
     cache = at.kv(state)
     arguments = RopeAttentionArguments(
         step=at.step,
@@ -152,11 +145,8 @@ def prepared_attention(
 
 def _check(state: KVState, cache: DeviceKV) -> None:
     if state.head_dim % 8 or state.head_dim_v % 8:
-        raise UnsupportedError(
-            f"the Vulkan backend has no attention for heads of {state.head_dim}",
-            "heads must be multiples of 8 wide",
-            "choose another backend with {backend}",
-        )
+        dims = f"{state.head_dim} and {state.head_dim_v}"
+        raise NotImplementedError(f"heads of {dims} columns are not multiples of 8 wide")
     tokens = cache.block_tokens
     assert tokens % AT_ONCE == 0, "a block has whole runs of the positions read at once"
     assert tokens == power_of_two(tokens), "blocks have a power of two of positions"
@@ -175,7 +165,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
     splits = cut.splits
     kernel = _few_kernel(launch, at, cut, in_vectors(at, q), ("PREPARES", 0))
     row_bytes = _partial_bytes(state, n_heads)
-    partial = at.scratch(bucket.tokens * splits * row_bytes) if splits > 1 else 0
+    partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     cache = at.kv(state)
     arguments = AttentionArguments(
         step=at.step,
@@ -302,7 +292,7 @@ def _matrices(
     """None with fewer heads for a KV head, or where the device has no such matrices."""
     repeats, features, cache = n_heads // state.n_heads, at.features, at.kv(state)
     dims = state.head_dim, state.head_dim_v
-    columns = NARROW if features.narrow_matrix else TILE
+    columns = NARROW_SIDE if features.narrow_matrix else MATRIX_SIDE
     parts = ceil_div(repeats, columns)
     each = ceil_div(repeats, parts)
     tile = max(TILE_KEYS * (max(dims) // 8 + 1), columns * (state.head_dim_v // 4 + 1))

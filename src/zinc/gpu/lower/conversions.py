@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from zinc.backends.api import Launch
+from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import EmbedArguments, QuantizeArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import ceil_div, dim_code, rows
 from zinc.gpu.lower.weights import matrix, unit, weight_of
-from zinc.gpu.packing import row_bytes
+from zinc.gpu.rows import row_bytes
 
 THREADS = 64
 

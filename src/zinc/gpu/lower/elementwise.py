@@ -6,8 +6,11 @@ from dataclasses import replace
 from enum import IntEnum
 
 from zinc.backends.api import Launch, Ref
+from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ElementwiseArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
@@ -16,7 +19,7 @@ from zinc.gpu.lower.operands import (
     ref_or_null,
     rows,
 )
-from zinc.gpu.packing import row_bytes
+from zinc.gpu.rows import row_bytes
 from zinc.ops.values import RowFormat
 
 THREADS = 64

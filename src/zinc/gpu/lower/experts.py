@@ -6,15 +6,11 @@ from dataclasses import dataclass, replace
 
 from zinc.backends.api import Launch, Ref
 from zinc.gpu import tiles
+from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.structs import ExpertArguments, MoeDownArguments, MoeSumArguments
-from zinc.gpu.dispatch import (
-    Addresses,
-    Bucket,
-    DeviceWeight,
-    Dispatch,
-    KernelVariant,
-    lowers,
-)
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, GatedActivation
 from zinc.gpu.lower.operands import (
     ceil_div,
@@ -32,7 +28,7 @@ from zinc.gpu.lower.weights import (
     unit,
     weight_of,
 )
-from zinc.gpu.packing import row_bytes
+from zinc.gpu.rows import row_bytes
 from zinc.ops.values import RowFormat
 
 FEW_SLOTS = 32  # of an expert in a tile
@@ -151,7 +147,7 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if same_layout(gate, up) and not _by_blocks(at, bucket, launch, gate):
         return [both.dispatch(at, bucket)]
     run = 4 * gate.rows
-    made = at.scratch(bucket.rows(x.dim) * order.cols * run)
+    made = at.scratch.take(bucket.rows(x.dim) * order.cols * run)
     slots = Rows(made, order.cols * run, run)
     first = ExpertProduct(launch, x, both.x, gate, slots, bias=bias)
     second = replace(both, w=up, bias=up_bias, kind=GATED, up=made, up_bias=0)
@@ -191,7 +187,7 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         groups = (ceil_div(w.rows, tile.tile), n_x, 1)
         return [Dispatch(KernelVariant("moe_down", defines), arguments, groups)]
     run = 4 * w.rows
-    made = at.scratch(n_x * top_k * run)
+    made = at.scratch.take(n_x * top_k * run)
     products = ExpertProduct(launch, h, slots, w, Rows(made, top_k * run, run))
     sums = MoeSumArguments(
         step=at.step,

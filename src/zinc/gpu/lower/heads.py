@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from zinc.backends.api import Launch
+from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConcatArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import ceil_div, dim_code, rows
 
 THREADS = 128

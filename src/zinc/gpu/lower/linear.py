@@ -6,15 +6,11 @@ from dataclasses import dataclass
 
 from zinc.backends.api import Launch, Ref
 from zinc.gpu import tiles
+from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.structs import LinearArguments
-from zinc.gpu.dispatch import (
-    Addresses,
-    Bucket,
-    DeviceWeight,
-    Dispatch,
-    KernelVariant,
-    lowers,
-)
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
@@ -106,7 +102,7 @@ class Product:
             tile = tiles.blocks(at.features, units, n_x, weights)
         else:
             tile = tiles.mat_vec(at.features, n_rows * self.planes, units, n_x, weights)
-        tile = tiles.within_grid(tile, n_rows)
+        tile = tiles.within_grid(at.features, tile, n_rows)
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
         return Dispatch(
             KernelVariant("matvec", (*defines, *tile.defines)), arguments, groups, waits
@@ -149,7 +145,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         return [both.dispatch(at, bucket)]
     # Two formats, or many rows: the gate first, then the other product, which multiplies them.
     stride = 4 * out.cols
-    made = at.scratch(bucket.rows(x.dim) * stride)
+    made = at.scratch.take(bucket.rows(x.dim) * stride)
     first = Product(x, gate, (made, stride), bias)
     second = Product(
         x,

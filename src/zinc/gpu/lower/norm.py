@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from zinc.backends.api import Launch
+from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import NormArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.features import MAX_THREADS
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
@@ -16,8 +20,6 @@ from zinc.gpu.lower.operands import (
     rows_or_none,
     vector_or_null,
 )
-
-MAX_THREADS = 1024
 
 
 @lowers("rms_norm")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from zinc.backends.api import Launch, Operand, Ref
-from zinc.gpu.dispatch import Addresses, Bucket
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.bucket import Bucket
 from zinc.ops.values import Constant, Dim, RowFormat, Weight
 
 # As kernels/step.slang numbers them.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from zinc.backends.api import Launch
-from zinc.core.errors import UnsupportedError
+from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConvSiluArguments, DeltaRuleArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
 from zinc.ops.values import RecurrentState, Weight
 
@@ -43,18 +45,13 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     attrs = {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     if k_dim % 16:
-        raise UnsupportedError(
-            f"the Vulkan backend has no delta rule for keys of {k_dim}",
-            "they must be a multiple of 16 wide",
-            "choose another backend with {backend}",
-        )
+        raise NotImplementedError(f"keys of {k_dim} columns are not a multiple of 16 wide")
     n_rows = 1 if bucket.tokens == 1 and not at.features.batch_invariant else DELTA_ROWS
     shared = n_rows * (8 * k_dim + 4 * DELTA_COLS + 8)  # keys and queries, values, gates
     if shared > at.features.shared_bytes:
-        raise UnsupportedError(
-            f"this device has no room for the delta rule with keys of {k_dim}",
-            f"it takes {shared} bytes of shared memory, and there are {at.features.shared_bytes}",
-            "choose another backend with {backend}",
+        raise NotImplementedError(
+            f"keys of {k_dim} columns take {shared} bytes of shared memory, and there are "
+            f"{at.features.shared_bytes} in a workgroup of this device"
         )
     kernel = KernelVariant(
         "delta_rule",

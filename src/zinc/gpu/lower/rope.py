@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from zinc.backends.api import Launch, Operand, Ref
+from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.structs import RopeStoreArguments, RopeTableArguments
-from zinc.gpu.dispatch import Addresses, Bucket, DeviceKV, Dispatch, KernelVariant, lowers
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
     in_vectors,

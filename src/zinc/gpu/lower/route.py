@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from zinc.backends.api import Launch
-from zinc.core.errors import UnsupportedError
+from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import GroupExpertsArguments, RouteArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import dim_code, power_of_two, rows, vector_or_null
 
 MAX_EXPERTS = 1024  # a thread each
@@ -38,11 +40,7 @@ def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
     routes, (order, starts) = rows(launch, "routes"), launch.outputs
     n_experts = int(launch.attributes["n_experts"])
     if n_experts > MAX_EXPERTS:
-        raise UnsupportedError(
-            f"the Vulkan backend cannot sort by {n_experts} experts",
-            f"{MAX_EXPERTS} are the most",
-            "choose another backend with {backend}",
-        )
+        raise NotImplementedError(f"of {n_experts} experts, kernels sort at most {MAX_EXPERTS}")
     arguments = GroupExpertsArguments(
         step=at.step,
         routes=at.ref(routes),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from zinc.backends.api import Launch
+from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import SampleArguments
-from zinc.gpu.dispatch import Addresses, Bucket, Dispatch, KernelVariant, lowers
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import ceil_div, power_of_two, rows
 from zinc.ops.sampling import MOST_CANDIDATES
 
@@ -25,7 +28,7 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             target, target_stride = at.ref(sampled), sampled.stride
         else:
             target_stride = 8 * MOST_CANDIDATES * chunks
-            target = at.scratch(bucket.outputs * target_stride)
+            target = at.scratch.take(bucket.outputs * target_stride)
         kernel = KernelVariant(
             "sample",
             (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zinc.backends.api import Operand, Ref
+from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.structs import Matrix
-from zinc.gpu.dispatch import Addresses, DeviceWeight
 from zinc.gpu.packing import FLOATS, UNIT, offsets
 from zinc.ops.values import RowFormat, Weight
 from zinc.quant.blocks import GGMLType

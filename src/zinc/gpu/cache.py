@@ -1,7 +1,7 @@
-"""Keys, values and recurrent states in device memory.
+"""KV cache blocks and recurrent states in device memory.
 
-A layer has its blocks of keys one after another, and its blocks of values behind them, so that a
-block is one range of each. States are float32 rows, one a slot.
+Each layer has its blocks of keys side by side, and its blocks of values, so a block is one byte
+range of each. Recurrent states are rows of float32, one row for each slot.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout
-from zinc.backends.vulkan.memory import Buffer, Memory, Pool, Slice, Staging
-from zinc.gpu.dispatch import DeviceKV
+from zinc.gpu.addresses import DeviceKV
+from zinc.gpu.host import Host
 from zinc.gpu.kv_layout import key_block_bytes, value_block_bytes
+from zinc.gpu.memory import Buffer, Pool, Slice
 from zinc.ops.values import KVState, RecurrentState, State
 
 
-class VulkanCache:
-    """Implements zinc.backends.api.Cache. Raises MemoryLimitError when the device has no room."""
+class GpuCache:
+    """Implements `zinc.backends.api.Cache`. Raises MemoryLimitError if the states do not fit.
 
-    def __init__(
-        self, states: tuple[State, ...], layout: CacheLayout, memory: Memory, staging: Staging
-    ) -> None:
+    layers: blocks of each KV state by name. recurrent: address of each recurrent state by name.
+    """
+
+    def __init__(self, states: tuple[State, ...], layout: CacheLayout, host: Host) -> None:
         self.layout = layout
-        self._staging = staging
+        self._host = host
         self.layers: dict[str, DeviceKV] = {}
         self.recurrent: dict[str, int] = {}
-        # For each group the ranges of bytes that a block has: buffer, where they start, how many.
+        # For each group the byte ranges of its blocks: buffer, start of block 0, bytes of a block.
         self._blocks: list[list[tuple[Buffer, int, int]]] = [[] for _ in layout.n_blocks]
         self._slots: list[tuple[Buffer, int, int]] = []
-        pool = Pool(memory)
+        pool = Pool(host)
         pool.expect(size for state in states for size in self._sizes(state))
         for state in states:
             places = [pool.take(size) for size in self._sizes(state)]
@@ -37,12 +39,12 @@ class VulkanCache:
                 self._add_recurrent(state, places)
             else:
                 self._add_layer(state, places)
-        for buffer in pool.buffers:  # a masked product with what old memory holds could be a NaN
-            staging.clear(buffer)
+        for buffer in pool.buffers:  # a masked score times old memory could be NaN
+            host.clear(buffer)
         self.n_bytes = pool.n_bytes
 
     def _sizes(self, state: State) -> list[int]:
-        """Bytes of all keys, and of all values if there are any; or of all slots."""
+        """Return the bytes of all key blocks and of all value blocks, or of all slots."""
         if isinstance(state, RecurrentState):
             return [self.layout.state_slots * _slot_bytes(state)]
         n_blocks = self.layout.n_blocks[self._group(state)]
@@ -52,7 +54,7 @@ class VulkanCache:
         return self.layout.group_of.get(state.name, 0)
 
     def _block_bytes(self, state: KVState) -> tuple[int, int]:
-        """Of keys and of values."""
+        """Return the bytes of a block of keys and of a block of values."""
         layout = self.layout
         return (
             key_block_bytes(state, layout.kv_dtype, layout.block_tokens),
@@ -81,31 +83,31 @@ class VulkanCache:
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         for buffer, start, size in self._blocks[group]:
-            self._staging.copy(buffer, start + source * size, buffer, start + target * size, size)
+            self._host.copy(buffer, start + source * size, buffer, start + target * size, size)
 
     def copy_state(self, source: int, target: int) -> None:
         for buffer, start, size in self._slots:
-            self._staging.copy(buffer, start + source * size, buffer, start + target * size, size)
+            self._host.copy(buffer, start + source * size, buffer, start + target * size, size)
 
     def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]:
         return [
-            self._staging.read(buffer, start + block * size, size)
+            self._host.read(buffer, start + block * size, size)
             for buffer, start, size in self._blocks[group]
         ]
 
     def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
         for (buffer, start, size), view in zip(self._blocks[group], views, strict=True):
-            self._staging.write(buffer, start + block * size, view)
+            self._host.write(buffer, start + block * size, view)
 
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         return [
-            self._staging.read(buffer, start + slot * size, size)
+            self._host.read(buffer, start + slot * size, size)
             for buffer, start, size in self._slots
         ]
 
     def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None:
         for (buffer, start, size), view in zip(self._slots, views, strict=True):
-            self._staging.write(buffer, start + slot * size, view)
+            self._host.write(buffer, start + slot * size, view)
 
 
 def _slot_bytes(state: RecurrentState) -> int:

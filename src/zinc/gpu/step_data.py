@@ -12,8 +12,8 @@ from itertools import accumulate, chain, islice, repeat
 
 import numpy as np
 
-from zinc.backends.vulkan.memory import Buffer, Kind, Memory
 from zinc.gpu.arguments.structs import MAX_TABLES, StepHeader
+from zinc.gpu.memory import Allocator, Buffer, MemoryKind
 from zinc.ops.step import SAMPLE_PARAMS, Step
 
 HEADER_BYTES = StepHeader.layout().size
@@ -25,12 +25,14 @@ class StepData:
     sampled: address of the tokens that the previous step sampled; 0 if the plan samples none.
     """
 
-    def __init__(self, memory: Memory, max_tokens: int, max_outputs: int, sampled: int = 0) -> None:
-        self._memory = memory
+    def __init__(
+        self, allocator: Allocator, max_tokens: int, max_outputs: int, sampled: int = 0
+    ) -> None:
+        self._allocator = allocator
         n_rows = 5 * max_tokens + 1 + max_outputs
         params = HEADER_BYTES + -(-4 * n_rows // 16) * 16
         n_bytes = params + SAMPLE_PARAMS.itemsize * max_outputs
-        self._buffer = memory.buffer(n_bytes, Kind.STEP)
+        self._buffer = allocator.buffer(n_bytes, MemoryKind.STEP)
         self.address = self._buffer.address
         assert self._buffer.bytes is not None
         view = self._buffer.bytes
@@ -65,7 +67,7 @@ class StepData:
         """Write sizes, tables, and where everything is."""
         total = sum(table.size for table in step.tables)
         if total > len(self._table_rows):
-            self._tables = self._memory.buffer(8 * max(total, 1024), Kind.STEP)
+            self._tables = self._allocator.buffer(8 * max(total, 1024), MemoryKind.STEP)
             assert self._tables.bytes is not None
             self._table_rows = self._tables.bytes.view(np.int32)
         if total:

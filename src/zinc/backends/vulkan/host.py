@@ -1,0 +1,80 @@
+"""A Vulkan device as a `zinc.gpu.host.Host`: memory, compiled kernels and recorded commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from zinc.backends.vulkan.commands import Commands, Recorder
+from zinc.backends.vulkan.device import Device
+from zinc.backends.vulkan.memory import Memory, Staging
+from zinc.backends.vulkan.shaders import Pipelines, for_device
+from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.features import Features
+from zinc.gpu.graph import DispatchGraph
+from zinc.gpu.host import Download, Progress
+from zinc.gpu.memory import Buffer, Bytes, MemoryKind
+
+
+class VulkanHost:
+    """Everything that the backends on one device share. Implements `zinc.gpu.host.Host`."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.memory = device, Memory(device)
+        self.staging, self.pipelines = Staging(self.memory), Pipelines(device)
+
+    @property
+    def features(self) -> Features:
+        return self.device.features
+
+    @property
+    def max_buffer_bytes(self) -> int:
+        return self.memory.max_buffer_bytes
+
+    def describe(self) -> str:
+        return str(self.device.candidate)
+
+    def available_bytes(self) -> int:
+        return self.memory.available_bytes()
+
+    def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        return self.memory.buffer(size, kind)
+
+    def write(self, target: Buffer, offset: int, data: Bytes) -> None:
+        self.staging.write(target, offset, data)
+
+    def read(self, source: Buffer, offset: int, n_bytes: int) -> Bytes:
+        return self.staging.read(source, offset, n_bytes)
+
+    def copy(self, source: Buffer, offset: int, target: Buffer, at: int, n_bytes: int) -> None:
+        self.staging.copy(source, offset, target, at, n_bytes)
+
+    def clear(self, target: Buffer) -> None:
+        self.staging.clear(target)
+
+    def kernel_name(self, kernel: KernelVariant) -> str:
+        return str(for_device(kernel, self.features))
+
+    def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
+        self.pipelines.prepare(kernels, progress)
+
+    def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> Commands:
+        recorder = Recorder(self.device, self.pipelines)
+        for level in graph.levels():
+            recorder.level(node.dispatch for node in level)
+        for download in downloads:
+            recorder.read_back(download.source, download.offset, download.target, download.n_bytes)
+        return recorder.finish()
+
+    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
+        self.device.wait(ticket, expected_s)
+
+    def level_seconds(self, graph: DispatchGraph) -> list[float]:
+        levels = graph.levels()
+        recorder = Recorder(self.device, self.pipelines, len(levels) + 1)
+        recorder.timestamp()
+        for level in levels:
+            recorder.level(node.dispatch for node in level)
+            recorder.timestamp()
+        commands = recorder.finish()
+        commands.run()
+        return commands.seconds()

@@ -1,0 +1,187 @@
+"""The Vulkan devices of this machine: what they lack for zinc, and which one to take."""
+
+from __future__ import annotations
+
+import threading
+from ctypes import byref, c_uint32, c_uint64
+from dataclasses import dataclass
+from typing import Any
+
+from zinc.backends.vulkan.vk import types as vk
+from zinc.backends.vulkan.vk.library import Library
+from zinc.core.errors import DeviceError
+from zinc.gpu.features import MAX_SHARED_BYTES, MAX_THREADS
+
+MAX_PUSH_BYTES = 128  # of push constants: every Vulkan device has that many
+# What kernels cannot do without; the others of vk.types.FEATURES* are used where they are.
+NEEDED = frozenset(
+    {
+        "shaderInt64",
+        "shaderInt16",
+        "storageBuffer16BitAccess",
+        "storageBuffer8BitAccess",
+        "shaderFloat16",
+        "shaderInt8",
+        "scalarBlockLayout",
+        "timelineSemaphore",
+        "bufferDeviceAddress",
+        "vulkanMemoryModel",
+        "shaderIntegerDotProduct",
+    }
+)
+COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
+MEMORY_BUDGET = "VK_EXT_memory_budget"
+EXECUTABLES = "VK_KHR_pipeline_executable_properties"
+SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_properties"
+PORTABILITY = "VK_KHR_portability_subset"  # to be enabled where a device has it
+WAVE = 32  # lanes of a subgroup where the device lets one choose
+SUBGROUPS = (8, 16, 32, 64)  # lanes that kernels are written for
+SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device of this machine. `missing` lists what zinc needs and it does not have."""
+
+    index: int
+    handle: int
+    name: str
+    kind: str
+    driver: str
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"vulkan:{self.index} {self.name}, {self.kind}, {self.driver}"
+
+
+_lock = threading.Lock()
+_library: Library | None = None
+
+
+def library() -> Library:
+    """The loader, started once. Raises DeviceError when there is none."""
+    global _library
+    with _lock:
+        _library = _library or Library()
+        return _library
+
+
+def candidates() -> list[Candidate]:
+    """Every device of this machine, in the order of the loader."""
+    lib = library()
+    count = c_uint32()
+    lib.vkEnumeratePhysicalDevices(lib.instance, byref(count), None)
+    handles = (c_uint64 * count.value)()
+    lib.vkEnumeratePhysicalDevices(lib.instance, byref(count), byref(handles))
+    return [_candidate(lib, i, handle) for i, handle in enumerate(handles)]
+
+
+def choose(wanted: str = "") -> Candidate:
+    """The device of that number or name; by default the first discrete one, then integrated ones.
+
+    Raises DeviceError when there is none, or it lacks what zinc needs.
+    """
+    found = candidates()
+    if not found:
+        raise DeviceError(
+            "no Vulkan device was found",
+            "the loader knows no driver",
+            "install the driver of your GPU (Mesa: package mesa-vulkan-drivers)",
+        )
+    names = ", ".join(f"{c.index} ({c.name})" for c in found)
+    if wanted:
+        key = wanted.removeprefix("vulkan:").strip().lower()
+        named = [c for c in found if key == str(c.index) or (key and key in c.name.lower())]
+        if not named or (not key.isdigit() and len(named) > 1):
+            raise DeviceError(
+                f"there is no Vulkan device {wanted!r}"
+                if not named
+                else f"more than one Vulkan device has {wanted!r} in its name",
+                "",
+                f"choose one of {names}",
+            )
+        chosen = named[0]
+    else:
+        order = ["discrete GPU", "integrated GPU", "virtual GPU", "CPU", "other"]
+        chosen = min(found, key=lambda c: (bool(c.missing), order.index(c.kind), c.index))
+    if chosen.missing:
+        raise DeviceError(
+            f"the Vulkan device {chosen.name} cannot run zinc",
+            f"it lacks {', '.join(chosen.missing)}",
+            "update its driver, or choose another device with {device}",
+        )
+    return chosen
+
+
+def _candidate(lib: Library, index: int, handle: int) -> Candidate:
+    properties, p12 = vk.Properties2(), vk.Properties12()
+    properties.chain(p12)
+    lib.vkGetPhysicalDeviceProperties2(handle, byref(properties))
+    p = properties.properties
+    if p.apiVersion < vk.API_1_3:
+        missing = [f"Vulkan 1.3 (it has 1.{p.apiVersion >> 12 & 0x3FF})"]
+    else:
+        p11, p13 = vk.Properties11(), vk.Properties13()
+        properties.chain(p11).chain(p13)
+        lib.vkGetPhysicalDeviceProperties2(handle, byref(properties))
+        missing = _missing(supported_features(lib, handle), p.limits, p11, p13)
+    return Candidate(
+        index,
+        handle,
+        p.name.decode(errors="replace"),
+        vk.KINDS.get(p.kind, "other"),
+        f"{p12.driverName.decode(errors='replace')} {p12.driverInfo.decode(errors='replace')}",
+        tuple(missing),
+    )
+
+
+def _missing(has: set[str], limits: Any, p11: Any, p13: Any) -> list[str]:
+    """What kernels need of a device and these features and properties do not have."""
+    lanes, chosen = subgroup_of(has, p11, p13)
+    threads = min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0])
+    if chosen:
+        threads = min(threads, lanes * p13.maxSubgroups)
+    operations = p11.operations & SUBGROUP_BASIC_OPERATIONS
+    wanted = {
+        "arithmetic and shuffles within a subgroup": operations == SUBGROUP_BASIC_OPERATIONS,
+        f"subgroups of 8, 16, 32 or 64 lanes (it has {lanes})": lanes in SUBGROUPS,
+        f"workgroups of {MAX_THREADS} threads (it has {threads})": threads >= MAX_THREADS,
+        f"{MAX_SHARED_BYTES} bytes of shared memory": (
+            limits.maxComputeSharedMemorySize >= MAX_SHARED_BYTES
+        ),
+        f"{MAX_PUSH_BYTES} bytes of push constants": (
+            limits.maxPushConstantsSize >= MAX_PUSH_BYTES
+        ),
+    }
+    return [*sorted(NEEDED - has), *(what for what, given in wanted.items() if not given)]
+
+
+def subgroup_of(has: set[str], p11: Any, p13: Any) -> tuple[int, bool]:
+    """Lanes of a subgroup, and whether a pipeline has to ask for so many."""
+    if "subgroupSizeControl" in has and p13.requiredStages & vk.SHADER_STAGE_COMPUTE:
+        lanes = min(max(WAVE, p13.minSubgroupSize), p13.maxSubgroupSize)
+        return lanes, p13.minSubgroupSize < p13.maxSubgroupSize
+    return p11.subgroupSize, False
+
+
+def supported_features(lib: Library, handle: int) -> set[str]:
+    structs = vk.Features2(), vk.Features11(), vk.Features12(), vk.Features13()
+    head = structs[0]
+    for other in structs[1:]:
+        head.chain(other)
+    lib.vkGetPhysicalDeviceFeatures2(handle, byref(head))
+    flags = [head.features.flags, *(s.flags for s in structs[1:])]
+    return {
+        name
+        for table, flag in zip(vk.FEATURE_TABLES, flags, strict=True)
+        for name, at in table.items()
+        if flag[at]
+    }
+
+
+def extensions(lib: Library, physical: int) -> frozenset[str]:
+    count = c_uint32()
+    lib.vkEnumerateDeviceExtensionProperties(physical, None, byref(count), None)
+    found = (vk.ExtensionProperties * count.value)()
+    lib.vkEnumerateDeviceExtensionProperties(physical, None, byref(count), byref(found))
+    return frozenset(e.name.decode() for e in found)

@@ -1,0 +1,137 @@
+"""The part of a backend that any GPU shares: weights, caches and programs over a `Host`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from zinc.backends.api import CacheLayout, Plan, StepCounts, TensorData
+from zinc.core.errors import UnsupportedError
+from zinc.core.progress import ProgressBar
+from zinc.gpu.addresses import DeviceWeight, NominalAddresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.cache import GpuCache
+from zinc.gpu.graph import dispatch_graph
+from zinc.gpu.hazards import dependencies
+from zinc.gpu.host import Host
+from zinc.gpu.kernel_set import KernelSet
+from zinc.gpu.memory import Bytes, Pool, Slice
+from zinc.gpu.program import GpuProgram
+from zinc.gpu.rows import row_bytes
+from zinc.ops.registry import OPS
+from zinc.ops.step import Step
+from zinc.ops.values import RowFormat, State, Weight
+from zinc.quant.blocks import GGMLType
+from zinc.quant.decode import decode
+
+
+class GpuKernels:
+    """Implements `zinc.backends.api.Kernels` for a kernel set. Subclasses name it."""
+
+    name: str
+    kernel_set: KernelSet
+
+    def row_format(self, type: GGMLType) -> RowFormat:
+        found = self.kernel_set.weights.row_format(type)
+        if found is None:
+            raise UnsupportedError(
+                f"the {self.kernel_set.backend} backend cannot run weights of type {type.name}",
+                "it has no kernel that decodes them",
+                "use a file in another quantisation, or {backend=cpu}",
+            )
+        return found
+
+    def supports(self, kernel: str) -> bool:
+        return kernel in self.kernel_set.lowerings
+
+    def stores(self, kernel: str, format: RowFormat) -> bool:
+        return format is RowFormat.Q8_32 and (OPS[kernel].stores_formats or kernel == "linear_glu")
+
+    def row_bytes(self, format: RowFormat, cols: int) -> int:
+        return row_bytes(format, cols)
+
+
+class GpuBackend(GpuKernels):
+    """Implements `zinc.backends.api.Backend` on a host."""
+
+    def __init__(self, host: Host, batch_invariant: bool = False) -> None:
+        self.host, self.batch_invariant = host, batch_invariant
+        self.features = replace(host.features, batch_invariant=batch_invariant)
+        self._pool = Pool(host)
+        self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
+
+    def describe(self) -> str:
+        return f"{self.host.describe()}{', batch invariant' if self.batch_invariant else ''}"
+
+    def counts(
+        self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
+    ) -> StepCounts:
+        bucket = Bucket.of(plan, tokens=tokens, outputs=outputs, sequences=sequences, keys=keys)
+        at = NominalAddresses(self.features, kv_dtype)
+        graph = dispatch_graph(self.kernel_set, plan, dependencies(plan), at, bucket)
+        return StepCounts(len(graph.nodes), len(graph.levels()) - 1)
+
+    def expect(self, weights: Iterable[Weight]) -> None:
+        self._pool.expect(self._packed_bytes(weight) for weight in weights)
+
+    def upload(self, weight: Weight, data: TensorData) -> None:
+        if weight.is_vector:
+            vector = decode(data.read(), data.type, data.shape)
+            self.weights[weight.name] = None, self._place(vector.view(np.uint8).reshape(-1))
+            return
+        rows_from = None
+        if weight.rows_from is not None:
+            planes = np.arange(weight.planes, dtype=np.int64) * weight.shape[-2]
+            rows_from = np.add.outer(planes, np.array(weight.rows_from, np.int64)).reshape(-1)
+        packed = self.kernel_set.weights.pack(
+            data.type, data.read(), weight.planes, weight.rows, weight.cols, rows_from
+        )
+        place = self._place(packed)
+        resident = DeviceWeight(place.address, data.type, weight.planes, weight.rows, weight.cols)
+        self.weights[weight.name] = resident, place
+
+    def _place(self, data: Bytes) -> Slice:
+        place = self._pool.take(len(data))
+        self.host.write(place.buffer, place.offset, data)
+        return place
+
+    def _packed_bytes(self, weight: Weight) -> int:
+        """Return the bytes that `upload` takes for a weight."""
+        if weight.is_vector:
+            return 4 * math.prod(weight.shape)
+        n_rows = weight.planes * weight.rows
+        return self.kernel_set.weights.packed_bytes(weight.type, n_rows, weight.cols)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._pool.n_bytes
+
+    def available_bytes(self) -> int | None:
+        return self.host.available_bytes()
+
+    def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> GpuCache:
+        return GpuCache(states, layout, self.host)
+
+    def compile(self, steps: Iterable[tuple[Plan, Step]], kv_dtype: str) -> None:
+        at = NominalAddresses(self.features, kv_dtype)
+        wanted = [
+            dispatch.kernel
+            for plan, step in steps
+            for dispatch in self.kernel_set.lower_all(plan.launches, at, Bucket.of_step(plan, step))
+        ]
+        self.host.compile(wanted, ProgressBar("compiling kernels"))
+
+    def prepare(self, plan: Plan, cache: Any) -> GpuProgram:
+        return GpuProgram(
+            plan,
+            self.host,
+            self.kernel_set,
+            self.features,
+            self.weights,
+            cache,
+            ProgressBar("compiling kernels"),
+        )

@@ -1,0 +1,76 @@
+"""Buckets of step sizes: steps of a bucket run the same recorded dispatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from zinc.backends.api import Plan
+from zinc.ops.step import Step
+from zinc.ops.values import Dim
+
+SMALLEST_KEYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Upper bounds of a step's sizes. Grids are made for them; kernels read the actual sizes.
+
+    `keys` bounds the cached positions of the longest sequence after the step. `samples` says that
+    the device samples tokens, `logits` that the host reads the output.
+    """
+
+    tokens: int
+    outputs: int
+    sequences: int
+    keys: int
+    samples: bool = False
+    logits: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        *,
+        tokens: int,
+        outputs: int,
+        sequences: int,
+        keys: int,
+        samples: bool = False,
+        logits: bool = True,
+    ) -> Bucket:
+        """Return the bucket of a step with these sizes: powers of two, at most those of `plan`."""
+        return _bucket(
+            min(_power_of_two(tokens), plan.max_tokens),
+            min(_power_of_two(outputs), plan.max_outputs),
+            min(_power_of_two(sequences), plan.max_tokens),
+            max(SMALLEST_KEYS, _power_of_two(keys)),
+            samples,
+            logits,
+        )
+
+    @classmethod
+    def of_step(cls, plan: Plan, step: Step, logits: bool = True) -> Bucket:
+        """Return the bucket of `step`."""
+        return cls.of(
+            plan,
+            tokens=len(step.ids),
+            outputs=len(step.output_rows),
+            sequences=len(step.state_slot),
+            keys=max(step.positions.tolist()) + 1,
+            samples=step.sample_params is not None,
+            logits=logits,
+        )
+
+    def rows(self, dim: Dim) -> int:
+        """Return the most rows that `dim` has in a step of this bucket."""
+        counts = {Dim.TOKENS: self.tokens, Dim.OUTPUTS: self.outputs, Dim.SEQUENCES: self.sequences}
+        return counts.get(dim, 1)
+
+
+_bucket = lru_cache(maxsize=256)(Bucket)  # every step asks for its bucket
+
+
+def _power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least `n`, 0 for 0."""
+    return 1 << (n - 1).bit_length() if n > 0 else 0

@@ -1,0 +1,31 @@
+"""Facts about a device by which kernels and their tiles are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Limits that every device must reach, because kernels use them without asking.
+MAX_THREADS, MAX_SHARED_BYTES = 1024, 32768  # of a workgroup
+MATRIX_SIDE, NARROW_SIDE = 16, 8  # of the matrices that subgroups multiply
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Facts about a device by which kernels are chosen.
+
+    subgroup: threads of a subgroup (warp, wave). integer_dot: there are dot products of 8-bit
+    integers. cooperative_matrix: subgroups multiply 16 x 16 float16 tiles and sum in float32;
+    narrow_matrix: also 16 x 16 by 16 x 8. shared_bytes: shared memory of a workgroup.
+    compute_units: processors that run workgroups side by side. batch_invariant: an op must process
+    each row with the same kernel and the same split, whatever the step's sizes. max_groups:
+    workgroups of a dispatch in one direction.
+    """
+
+    subgroup: int
+    integer_dot: bool = True
+    cooperative_matrix: bool = False
+    narrow_matrix: bool = False
+    shared_bytes: int = 32768
+    compute_units: int = 1
+    batch_invariant: bool = False
+    max_groups: int = 65535

@@ -1,0 +1,102 @@
+"""Dispatches of a step as a directed acyclic graph: which dispatch must wait for which.
+
+Hosts take from it what they need: `levels`, with a barrier between two levels, or `edges` for the
+nodes of a captured graph. Both say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zinc.backends.api import Plan
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch
+from zinc.gpu.kernel_set import KernelSet
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A dispatch of launch number `launch`. It starts after the nodes `after` have ended."""
+
+    launch: int
+    dispatch: Dispatch
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchGraph:
+    """Nodes in an order in which each follows the nodes that it waits for."""
+
+    nodes: tuple[Node, ...]
+
+    def levels(self) -> list[list[Node]]:
+        """Return the nodes in levels: each node is one level above the highest it waits for."""
+        depth: list[int] = []
+        levels: list[list[Node]] = []
+        for node in self.nodes:
+            depth.append(max((depth[i] + 1 for i in node.after), default=0))
+            if depth[-1] == len(levels):
+                levels.append([])
+            levels[depth[-1]].append(node)
+        return levels
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Return pairs (earlier, later) without those that follow from other pairs."""
+        reached: list[int] = []  # for each node a bit for every node before it
+        edges: list[tuple[int, int]] = []
+        for i, node in enumerate(self.nodes):
+            implied = 0
+            for j in node.after:
+                implied |= reached[j]
+            edges += [(j, i) for j in node.after if not implied >> j & 1]
+            reached.append(implied | sum(1 << j for j in set(node.after)))
+        return edges
+
+
+def dispatch_graph(
+    kernels: KernelSet,
+    plan: Plan,
+    dependencies: Sequence[tuple[int, ...]],
+    at: Addresses,
+    bucket: Bucket,
+) -> DispatchGraph:
+    """Return the dispatches of a step of `bucket`.
+
+    `dependencies` are those of the launches, from `zinc.gpu.hazards`. Launches that share scratch
+    memory wait for each other too. Raises UnsupportedError.
+    """
+    lowered: list[list[Dispatch]] = []
+    after: list[set[int]] = []  # launches that each launch waits for
+    joined: set[int] = set()  # launches whose work the next launch does
+    scratch: list[tuple[int, int, int]] = []  # in use: launch, start, end
+    for i, launch in enumerate(plan.launches):
+        at.scratch.taken.clear()
+        both = kernels.lower_both(plan.launches[i - 1], launch, at, bucket) if i else None
+        if both is not None:
+            lowered[-1] = []
+            joined.add(i - 1)
+        lowered.append(kernels.lower(launch, at, bucket) if both is None else both)
+        taken = list(at.scratch.taken)
+        reused = {j for j, a, b in scratch for start, end in taken if a < end and start < b}
+        waited = {*dependencies[i], *reused}
+        after.append(waited | {j + 1 for j in waited & joined if j + 1 < i})
+        scratch = [x for x in scratch if not any(a <= x[1] and x[2] <= b for a, b in taken)]
+        scratch += [(i, start, end) for start, end in taken]
+    return DispatchGraph(tuple(_nodes(lowered, after)))
+
+
+def _nodes(lowered: Sequence[Sequence[Dispatch]], after: Sequence[set[int]]) -> list[Node]:
+    nodes: list[Node] = []
+    last: list[tuple[int, ...]] = []  # nodes after which each launch has ended
+    for i, dispatches in enumerate(lowered):
+        before = tuple(sorted({node for j in after[i] for node in last[j]}))
+        started: list[int] = []  # dispatches of the launch that run side by side
+        for dispatch in dispatches:
+            if dispatch.waits and started:
+                before, started = tuple(started), []
+            started.append(len(nodes))
+            nodes.append(Node(i, dispatch, before))
+        last.append(tuple(started) or before)
+    return nodes

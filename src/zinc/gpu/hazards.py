@@ -1,0 +1,80 @@
+"""Data hazards between the launches of a plan.
+
+Two launches may run concurrently unless one writes memory that the other reads or writes.
+`dependencies` returns the earlier launches that each launch must wait for. Memory is compared as
+byte ranges of the arena; a layer's KV cache or recurrent state counts as one range.
+`zinc.gpu.graph` carries dependencies over to dispatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zinc.backends.api import Launch, Plan, Ref
+from zinc.ops.registry import OPS
+from zinc.ops.values import Dim, KVState, RecurrentState
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A read or write of bytes `start` to `end` of a space: "" is the arena, others are states."""
+
+    space: str
+    start: int
+    end: int
+    writes: bool
+
+    def conflicts(self, other: Access) -> bool:
+        """Return whether the order of the two accesses matters."""
+        return (
+            (self.writes or other.writes)
+            and self.start < other.end
+            and other.start < self.end
+            and self.space == other.space
+        )
+
+
+def accesses(launch: Launch, rows: dict[Dim, int]) -> Iterator[Access]:
+    """Yield the reads and writes of a launch in a step with `rows[dim]` rows of each dim."""
+    for operand, x in OPS[launch.kernel].signature.declared(launch.inputs):
+        if isinstance(x, Ref):
+            yield _range(x, rows, False)
+        elif isinstance(x, KVState | RecurrentState):
+            yield Access(x.name, 0, 1, operand.written)
+    for ref in launch.outputs:
+        yield _range(ref, rows, True)
+
+
+def _range(ref: Ref, rows: dict[Dim, int], writes: bool) -> Access:
+    """Return the access to a value. A view counts as the whole value that it is a view of."""
+    start = ref.offset - 4 * ref.first
+    return Access("", start, start + rows[ref.dim] * ref.stride, writes)
+
+
+def dependencies(plan: Plan) -> list[tuple[int, ...]]:
+    """Return for each launch the indices of the earlier launches that it must wait for.
+
+    Indices are increasing. A launch that another dependency already waits for may be left out.
+    """
+    rows = {
+        Dim.TOKENS: plan.max_tokens,
+        Dim.OUTPUTS: plan.max_outputs,
+        Dim.SEQUENCES: plan.max_tokens,
+        Dim.CONSTANT: 1,
+    }
+    live: list[tuple[int, Access]] = []
+    result = []
+    for i, launch in enumerate(plan.launches):
+        mine = list(accesses(launch, rows))
+        found = {j for j, other in live for access in mine if access.conflicts(other)}
+        result.append(tuple(sorted(found)))
+        # Later launches that touch a range written here wait for this launch, not for older ones.
+        written = [a for a in mine if a.writes]
+        live = [(j, a) for j, a in live if not any(_covers(w, a) for w in written)]
+        live += [(i, access) for access in mine]
+    return result
+
+
+def _covers(outer: Access, inner: Access) -> bool:
+    return outer.space == inner.space and outer.start <= inner.start and inner.end <= outer.end

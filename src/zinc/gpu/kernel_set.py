@@ -1,0 +1,143 @@
+"""Kernel sets: the kernels of a GPU backend, and how launches become dispatches of them.
+
+A lowering is a function from a launch to dispatches, registered under the name of its op. It sees
+addresses and sizes only. `zinc.gpu.lower` has the lowerings of the Slang kernels; a backend with
+kernels of its own replaces some of them, and brings the weight layout that its kernels read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zinc.backends.api import Launch
+from zinc.core.errors import UnsupportedError
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch
+from zinc.gpu.memory import Bytes
+from zinc.ops.values import RowFormat
+from zinc.quant.blocks import GGMLType
+
+Lowering: TypeAlias = Callable[[Launch, Addresses, Bucket], list[Dispatch]]
+LOWERINGS: dict[str, Lowering] = {}
+# Lowers two neighbours at once; returns None in a bucket where the launches stay apart.
+JointLowering: TypeAlias = Callable[[Launch, Launch, Addresses, Bucket], list[Dispatch] | None]
+JOINT: dict[tuple[str, str], JointLowering] = {}
+
+
+def lowers(kernel: str) -> Callable[[Lowering], Lowering]:
+    """Register the decorated lowering for the op `kernel`.
+
+    A lowering raises NotImplementedError, with the reason, for a launch that no kernel can run.
+    """
+
+    def register(lowering: Lowering) -> Lowering:
+        LOWERINGS[kernel] = lowering
+        return lowering
+
+    return register
+
+
+def lowers_both(first: str, second: str) -> Callable[[JointLowering], JointLowering]:
+    """Register the decorated lowering for `second` right after `first`, if nothing else reads the
+    outputs of `first`."""
+
+    def register(lowering: JointLowering) -> JointLowering:
+        JOINT[first, second] = lowering
+        return lowering
+
+    return register
+
+
+class WeightLayout(Protocol):
+    """How matrices lie in device memory for the kernels that read them."""
+
+    def row_format(self, type: GGMLType) -> RowFormat | None:
+        """Return the format of rows multiplied with weights of `type`, None if no kernel can."""
+        ...
+
+    def packed_bytes(self, type: GGMLType, n_rows: int, cols: int) -> int:
+        """Return the size of `n_rows` rows, those of all planes together."""
+        ...
+
+    def pack(
+        self,
+        type: GGMLType,
+        data: Bytes,
+        planes: int,
+        rows: int,
+        cols: int,
+        rows_from: npt.NDArray[np.int64] | None = None,
+    ) -> Bytes:
+        """Return the device's bytes of a matrix [planes, rows, cols] from the bytes of its file.
+
+        With `rows_from`, row i of all planes * rows is row rows_from[i] of the file.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class KernelSet:
+    """The kernels of a backend: lowerings by op, weight layout and limits.
+
+    backend: the backend's name in error messages. max_argument_bytes: arguments of a dispatch.
+    """
+
+    backend: str
+    lowerings: Mapping[str, Lowering]
+    weights: WeightLayout
+    max_argument_bytes: int
+    joint: Mapping[tuple[str, str], JointLowering]
+
+    def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+        """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError."""
+        if not bucket.rows(launch.dim):
+            return []
+        try:
+            dispatches = self.lowerings[launch.kernel](launch, at, bucket)
+        except (KeyError, NotImplementedError, ValueError) as error:
+            raise self._unsupported(launch, str(error)) from error
+        return self._checked(launch, at, dispatches)
+
+    def lower_both(
+        self, first: Launch, second: Launch, at: Addresses, bucket: Bucket
+    ) -> list[Dispatch] | None:
+        """Return dispatches that do the work of two neighbours, None if there are none."""
+        joint = self.joint.get((first.kernel, second.kernel))
+        dispatches = joint(first, second, at, bucket) if joint and bucket.rows(second.dim) else None
+        return None if dispatches is None else self._checked(second, at, dispatches)
+
+    def lower_all(
+        self, launches: Iterable[Launch], at: Addresses, bucket: Bucket
+    ) -> Iterator[Dispatch]:
+        """Yield the dispatches of every launch by itself and of every two neighbours together."""
+        before = None
+        for launch in launches:
+            yield from self.lower(launch, at, bucket)
+            yield from (before and self.lower_both(before, launch, at, bucket)) or []
+            before = launch
+
+    def _checked(self, launch: Launch, at: Addresses, dispatches: list[Dispatch]) -> list[Dispatch]:
+        """Return the dispatches that have at least one workgroup. Raises UnsupportedError."""
+        for dispatch in dispatches:
+            size = dispatch.arguments.layout().end
+            assert size <= self.max_argument_bytes, f"{launch.kernel}: {size} bytes of arguments"
+            if (groups := max(dispatch.groups)) > at.features.max_groups:
+                raise self._unsupported(
+                    launch,
+                    f"it needs {groups} workgroups in one direction, and a dispatch has at most "
+                    f"{at.features.max_groups}",
+                )
+        return [d for d in dispatches if min(d.groups) > 0]
+
+    def _unsupported(self, launch: Launch, why: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"the {self.backend} backend cannot run {launch.label or 'this model'}",
+            f"{launch.kernel}: {why}",
+            "choose another backend with {backend}",
+        )

@@ -1,0 +1,279 @@
+"""A plan on a GPU: recorded once for each bucket of step sizes, submitted again for each step.
+
+Everything that changes from step to step lies in step data, which recorded kernels read. A step
+costs a copy of a few numbers, one submission and one wait. Two steps may be queued, each with step
+data of its own, so the device starts a step while the host still reads the tokens of the last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+
+from zinc.backends.api import Plan, Ref, StepCounts, Work
+from zinc.gpu.addresses import DeviceWeight, ProgramAddresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.cache import GpuCache
+from zinc.gpu.features import Features
+from zinc.gpu.graph import DispatchGraph, dispatch_graph
+from zinc.gpu.hazards import dependencies
+from zinc.gpu.host import Download, Host, Progress, Recording
+from zinc.gpu.kernel_set import KernelSet
+from zinc.gpu.memory import Buffer, MemoryKind, Pool, ScratchAllocator, Slice
+from zinc.gpu.rows import decode_q8_rows
+from zinc.gpu.step_data import StepData
+from zinc.ops.step import Step
+from zinc.ops.values import Constant, FloatArray, RowFormat
+
+MAX_RECORDINGS = 64
+IN_FLIGHT = 2
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """A recorded step, the host's views of its logits and tokens, and its recent duration."""
+
+    recording: Recording
+    logits: FloatArray
+    tokens: FloatArray
+    seconds: float = 0.0
+
+
+NO_ROWS = np.empty((0, 0), np.float32)
+
+
+class RunningStep:
+    """A submitted step; implements `zinc.backends.api.StepResult`."""
+
+    def __init__(self, program: GpuProgram, recorded: RecordedStep, rows: int) -> None:
+        self._program, self._recorded, self._rows = program, recorded, rows
+        self.done = False
+        self.submitted = perf_counter()
+        self._ticket = recorded.recording.submit()
+        program.work.submissions += 1
+        program.work.waited_s += perf_counter() - self.submitted
+
+    def wait(self) -> None:
+        """Wait until the step has run. Raises DeviceError."""
+        if self.done:
+            return
+        program, recorded = self._program, self._recorded
+        # Steps run one after another: this one began when the step before it had ended.
+        began, started = max(self.submitted, program.last_ended), perf_counter()
+        program.host.wait(self._ticket, recorded.seconds - (started - began))
+        self.done = True
+        program.last_ended = perf_counter()
+        program.work.waited_s += program.last_ended - started
+        known, seconds = recorded.seconds, program.last_ended - began
+        recorded.seconds = 0.8 * known + 0.2 * seconds if known else seconds
+
+    def tokens(self) -> FloatArray:
+        self.wait()
+        return self._recorded.tokens[: self._rows]
+
+    def logits(self) -> FloatArray:
+        self.wait()
+        return self._recorded.logits[: self._rows]
+
+
+class GpuProgram:
+    """Implements `zinc.backends.api.Program` on a host.
+
+    Raises UnsupportedError when a step needs a kernel that the kernel set does not have.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        host: Host,
+        kernels: KernelSet,
+        features: Features,
+        weights: Mapping[str, tuple[DeviceWeight | None, Slice]],
+        cache: GpuCache,
+        progress: Progress | None = None,
+    ) -> None:
+        self.plan, self.host, self._kernels = plan, host, kernels
+        self._progress = progress
+        self.work = Work()
+        self._arena = host.buffer(plan.arena_bytes)
+        sampled = self._arena.address + plan.sampled.offset if plan.sampled else 0
+        self._data = [
+            StepData(host, plan.max_tokens, plan.max_outputs, sampled) for _ in range(IN_FLIGHT)
+        ]
+        self._pool = Pool(host)
+        self._scratch: list[Buffer] = []
+        self._addresses = ProgramAddresses(
+            features,
+            self._arena,
+            self._data[0].address,
+            weights,
+            self._constants(),
+            cache,
+            ScratchAllocator(self._new_scratch),
+        )
+        self._dependencies = dependencies(plan)
+        self._recordings: OrderedDict[tuple[Bucket, int], RecordedStep] = OrderedDict()
+        self._parts: OrderedDict[Bucket, dict[tuple[int, int], RecordedStep]] = OrderedDict()
+        self._running: list[RunningStep | None] = [None] * IN_FLIGHT
+        self._downloads: dict[tuple[Ref, int], Buffer] = {}
+        self.last_ended = 0.0
+
+    def step(self, step: Step) -> FloatArray:
+        return self._submit(step, logits=True).logits()
+
+    def sample(self, step: Step) -> RunningStep:
+        assert step.sample_params is not None
+        return self._submit(step, logits=bool((step.sample_params["k"] == 0).any()))
+
+    def _submit(self, step: Step, logits: bool) -> RunningStep:
+        self._check(step)
+        slot = self._free_slot()
+        recorded = self._recorded(Bucket.of_step(self.plan, step, logits), slot)
+        self._data[slot].write(step)
+        running = RunningStep(self, recorded, len(step.output_rows))
+        self._running[slot] = running
+        return running
+
+    def _free_slot(self) -> int:
+        """Return the index of step data that no running step reads. Waits if there is none."""
+        for slot, running in enumerate(self._running):
+            if running is None or running.done:
+                return slot
+        oldest = min((r for r in self._running if r is not None), key=lambda r: r.submitted)
+        oldest.wait()
+        return self._running.index(oldest)
+
+    def _settle(self) -> None:
+        """Wait for the steps that were submitted."""
+        for running in self._running:
+            if running is not None:
+                running.wait()
+
+    def run(self, step: Step, first: int, last: int) -> None:
+        bucket = self._prepared(step)
+        found = self._parts.setdefault(bucket, {})
+        self._parts.move_to_end(bucket)
+        if (first, last) not in found:
+            recording = self.host.record(self._graph(bucket, first, last))
+            found[first, last] = RecordedStep(recording, NO_ROWS, NO_ROWS)
+        if len(self._parts) > MAX_RECORDINGS:
+            self._parts.popitem(last=False)
+        RunningStep(self, found[first, last], 0).wait()
+
+    def read(self, ref: Ref, rows: int) -> FloatArray:
+        base = ref.offset - 4 * ref.first  # a view has the rows of its base
+        data = self.host.read(self._arena, base, rows * ref.stride)
+        data = data.reshape(rows, ref.stride)
+        if ref.format is RowFormat.F32:
+            return data.view(np.float32)[:, ref.first : ref.first + ref.cols].copy()
+        return decode_q8_rows(data, ref.cols, ref.runs)
+
+    def write(self, ref: Ref, rows: FloatArray) -> None:
+        rows = np.ascontiguousarray(rows, np.float32)
+        if ref.stride == 4 * ref.cols:
+            self.host.write(self._arena, ref.offset, rows.reshape(-1).view(np.uint8))
+            return
+        for i, row in enumerate(rows):  # a view: its base has other columns beside it
+            self.host.write(self._arena, ref.offset + i * ref.stride, row.view(np.uint8))
+
+    def kernels(self, step: Step, launch: int) -> list[str]:
+        bucket = Bucket.of_step(self.plan, step)
+        lowered = self._kernels.lower(self.plan.launches[launch], self._addresses, bucket)
+        return [self.host.kernel_name(dispatch.kernel) for dispatch in lowered]
+
+    def profile(self, step: Step) -> list[float]:
+        """Run a step as usual and return the seconds of each launch.
+
+        The launches of a level share its time equally.
+        """
+        graph = self._graph(self._prepared(step))
+        seconds = [0.0] * len(self.plan.launches)
+        for level, took in zip(graph.levels(), self.host.level_seconds(graph), strict=True):
+            for node in level:
+                seconds[node.launch] += took / len(level)
+        return seconds
+
+    def counts(self, step: Step) -> StepCounts:
+        """Return the dispatches and barriers that were recorded for a step."""
+        return self._recorded(Bucket.of_step(self.plan, step), 0).recording.counts
+
+    def _prepared(self, step: Step) -> Bucket:
+        """Write the data of a step that runs in parts, and return its bucket."""
+        self._check(step)
+        self._settle()
+        self._data[0].write(step)
+        self._addresses.step = self._data[0].address
+        return Bucket.of_step(self.plan, step)
+
+    def _check(self, step: Step) -> None:
+        if step.n_tokens > self.plan.max_tokens or len(step.output_rows) > self.plan.max_outputs:
+            raise ValueError(
+                f"a step of {step.n_tokens} tokens and {len(step.output_rows)} outputs exceeds "
+                f"the plan's {self.plan.max_tokens} and {self.plan.max_outputs}"
+            )
+
+    def _constants(self) -> dict[Constant, Slice]:
+        found = [x for launch in self.plan.launches for x in launch.inputs]
+        result = {}
+        for constant in dict.fromkeys(x for x in found if isinstance(x, Constant)):
+            values = np.array(constant.values, np.float32)
+            result[constant] = place = self._pool.take(values.nbytes)
+            self.host.write(place.buffer, place.offset, values.view(np.uint8))
+        return result
+
+    def _new_scratch(self, n_bytes: int) -> int:
+        """Return the address of new scratch memory, which the program keeps."""
+        self._scratch.append(self.host.buffer(n_bytes))
+        return self._scratch[-1].address
+
+    def _graph(self, bucket: Bucket, first: int = 0, last: int | None = None) -> DispatchGraph:
+        """Return the dispatches of launches `first` to `last`, whose kernels are then compiled."""
+        part = replace(self.plan, launches=self.plan.launches[first:last])
+        before = [
+            tuple(j - first for j in launches if j >= first)
+            for launches in self._dependencies[first:last]
+        ]
+        graph = dispatch_graph(self._kernels, part, before, self._addresses, bucket)
+        self.host.compile((node.dispatch.kernel for node in graph.nodes), self._progress)
+        return graph
+
+    def _recorded(self, bucket: Bucket, slot: int) -> RecordedStep:
+        found = self._recordings.get((bucket, slot))
+        if found is None:
+            return self._record(bucket, slot)
+        self._recordings.move_to_end((bucket, slot))
+        return found
+
+    def _record(self, bucket: Bucket, slot: int) -> RecordedStep:
+        self._addresses.step = self._data[slot].address
+        graph = self._graph(bucket)
+        downloads: list[Download] = []
+        wanted = bucket.outputs > 0
+        logits = self._download(downloads, self.plan.output, bucket, slot, wanted and bucket.logits)
+        tokens = self._download(
+            downloads, self.plan.sampled, bucket, slot, wanted and bucket.samples
+        )
+        recorded = RecordedStep(self.host.record(graph, downloads), logits, tokens)
+        self._recordings[bucket, slot] = recorded
+        if len(self._recordings) > MAX_RECORDINGS:
+            self._recordings.popitem(last=False)
+        return recorded
+
+    def _download(
+        self, downloads: list[Download], ref: Ref | None, bucket: Bucket, slot: int, wanted: bool
+    ) -> FloatArray:
+        """Add a copy of the rows of `ref` to `downloads` and return the host's view of the copy."""
+        if ref is None or not wanted:
+            return np.empty((0, ref.cols if ref else 0), np.float32)
+        size = bucket.outputs * ref.stride
+        buffer = self._downloads.get((ref, slot))
+        if buffer is None or buffer.size < size:
+            buffer = self._downloads[ref, slot] = self.host.buffer(size, MemoryKind.DOWNLOAD)
+        downloads.append(Download(self._arena, ref.offset, buffer, size))
+        assert buffer.bytes is not None
+        rows = buffer.bytes[:size].reshape(bucket.outputs, ref.stride)
+        return rows[:, : 4 * ref.cols].view(np.float32)

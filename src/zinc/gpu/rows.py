@@ -1,0 +1,44 @@
+"""Layout of rows of activations in device memory.
+
+A row of Q8_32 has its int8 numbers, padded to 16 bytes, and behind them for each block of 32
+numbers a float32 scale and the float32 sum of the block's numbers times its scale.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from zinc.ops.values import FloatArray, RowFormat
+
+BLOCK = 32
+
+
+def align(n: int, to: int) -> int:
+    """Return `n` rounded up to a multiple of `to`."""
+    return -(-n // to) * to
+
+
+def row_bytes(format: RowFormat, cols: int) -> int:
+    """Return the bytes from row to row. Raises NotImplementedError for a format without kernels."""
+    if format is RowFormat.Q8_32:
+        return align(align(cols, 16) + 8 * -(-cols // BLOCK), 16)
+    if format is RowFormat.F32:
+        return 4 * cols
+    raise NotImplementedError(f"GPU kernels have no rows of format {format}")
+
+
+def decode_q8_rows(data: npt.NDArray[np.uint8], cols: int, runs: int) -> FloatArray:
+    """Return float32 [rows, cols] of rows of Q8_32, uint8 [rows, stride].
+
+    Each row consists of `runs` rows of cols / runs columns, side by side.
+    """
+    size, cols = data.shape[1] // runs, cols // runs
+    parts = []
+    for i in range(runs):
+        row = np.ascontiguousarray(data[:, i * size : (i + 1) * size])
+        numbers = row[:, :cols].view(np.int8).astype(np.float32)
+        behind = row[:, align(cols, 16) :][:, : 8 * -(-cols // BLOCK)]
+        scales = np.ascontiguousarray(behind).view(np.float32)[:, ::2]
+        parts.append(numbers * np.repeat(scales, BLOCK, axis=1)[:, :cols])
+    return np.concatenate(parts, axis=1)

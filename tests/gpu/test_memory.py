@@ -1,0 +1,71 @@
+"""Slices of large buffers, and scratch memory."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from zinc.core.errors import MemoryLimitError
+from zinc.gpu.memory import SMALLEST_SCRATCH, Buffer, MemoryKind, Pool, ScratchAllocator, Slice
+
+
+class LimitedAllocator:
+    """Makes buffers of at most `given` bytes, though it claims to allow `allowed`."""
+
+    def __init__(self, allowed: int, given: int) -> None:
+        self.max_buffer_bytes, self.given = allowed, given
+        self.made: list[int] = []
+
+    def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        if size > min(self.given, self.max_buffer_bytes):
+            raise MemoryLimitError("the device has no memory left")
+        self.made.append(size)
+        return Buffer(len(self.made), 1 << 32, size)
+
+
+def overlaps(slices: list[Slice]) -> bool:
+    spans = sorted((s.buffer.handle, s.offset, s.offset + s.size) for s in slices)
+    return any(a[0] == b[0] and b[1] < a[2] for a, b in pairwise(spans))
+
+
+def test_expected_slices_share_one_buffer() -> None:
+    allocator = LimitedAllocator(allowed=1 << 32, given=1 << 32)
+    pool, sizes = Pool(allocator), [5 << 20, 1000, 3 << 20, 1]
+    pool.expect(sizes)
+    taken = [pool.take(size) for size in sizes]
+    assert allocator.made == [(8 << 20) + 1024 + 256] == [pool.n_bytes]
+    assert not overlaps(taken)
+    pool.take(1)
+    assert len(allocator.made) == 2, "a slice that was not expected needs a buffer of its own"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "given"), [((4 << 20) + 100, 1 << 32), (1 << 32, (4 << 20) + 100)]
+)
+def test_buffers_become_smaller_when_large_ones_fail(allowed: int, given: int) -> None:
+    allocator = LimitedAllocator(allowed, given)
+    pool, sizes = Pool(allocator), [3 << 20] * 5 + [1 << 20] * 5
+    pool.expect(sizes)
+    taken = [pool.take(size) for size in sizes]
+    assert max(allocator.made) <= (4 << 20) + 100
+    assert sum(allocator.made) <= sum(sizes) + (2 << 20), "small slices fill the gaps"
+    assert not overlaps(taken)
+    with pytest.raises(MemoryLimitError):
+        Pool(allocator).take(5 << 20)
+
+
+def test_scratch_is_reused_in_a_ring() -> None:
+    made: list[int] = []
+
+    def new_memory(n_bytes: int) -> int:
+        made.append(n_bytes)
+        return len(made) << 40
+
+    scratch, third = ScratchAllocator(new_memory), SMALLEST_SCRATCH // 3 // 256 * 256
+    addresses = [scratch.take(third) for _ in range(4)]
+    assert made == [SMALLEST_SCRATCH]
+    assert addresses == [(1 << 40) + i * third for i in (0, 1, 2, 0)]
+    assert scratch.taken == [(address, address + third) for address in addresses]
+    assert scratch.take(SMALLEST_SCRATCH + 1) == 2 << 40
+    assert made == [SMALLEST_SCRATCH, 2 * (SMALLEST_SCRATCH + 256)]

@@ -1,0 +1,218 @@
+"""Recording and replay on a host without a device: it logs what it is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from models.harness import FIXTURES
+
+from zinc.backends.api import CacheLayout, Plan, StepCounts
+from zinc.backends.vulkan import VulkanKernels
+from zinc.formats.gguf import GGUFFile
+from zinc.gpu import program
+from zinc.gpu.arguments.structs import StepHeader
+from zinc.gpu.backend import GpuBackend
+from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.features import Features
+from zinc.gpu.graph import DispatchGraph
+from zinc.gpu.host import Download, Progress
+from zinc.gpu.memory import Buffer, Bytes, MemoryKind
+from zinc.gpu.program import IN_FLIGHT, GpuProgram
+from zinc.models import load
+from zinc.ops.step import SAMPLE_PARAMS, Step
+from zinc.plan.planner import make_plan
+from zinc.plan.weights import tensor_data
+
+
+@dataclass(eq=False)
+class LoggedRecording:
+    """Dispatches that were recorded. A run fills the downloads with its ticket."""
+
+    host: LoggingHost
+    graph: DispatchGraph
+    downloads: Sequence[Download]
+
+    @property
+    def counts(self) -> StepCounts:
+        return StepCounts(len(self.graph.nodes), len(self.graph.levels()) - 1)
+
+    def submit(self) -> int:
+        self.host.submitted.append(self)
+        return len(self.host.submitted)
+
+
+class LoggingHost:
+    """Implements `zinc.gpu.host.Host` in host memory. Nothing runs before it is waited for."""
+
+    features = Features(32, compute_units=8, shared_bytes=49152)
+    max_buffer_bytes = 1 << 30
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self.recorded: list[LoggedRecording] = []
+        self.submitted: list[LoggedRecording] = []
+        self.waited: list[int] = []
+        self.compiled: set[KernelVariant] = set()
+
+    def describe(self) -> str:
+        return "logging host"
+
+    def available_bytes(self) -> int:
+        return self.max_buffer_bytes
+
+    def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        address = (len(self.buffers) + 1) << 32
+        self.buffers.append(Buffer(len(self.buffers), address, size, np.zeros(size, np.uint8)))
+        return self.buffers[-1]
+
+    def at(self, address: int, n_bytes: int) -> Bytes:
+        """Return the bytes at a device address."""
+        buffer, start = self.buffers[(address >> 32) - 1], address & 0xFFFFFFFF
+        assert buffer.bytes is not None
+        return buffer.bytes[start : start + n_bytes]
+
+    def write(self, target: Buffer, offset: int, data: Bytes) -> None:
+        assert target.bytes is not None
+        target.bytes[offset : offset + len(data)] = data
+
+    def read(self, source: Buffer, offset: int, n_bytes: int) -> Bytes:
+        assert source.bytes is not None
+        return source.bytes[offset : offset + n_bytes].copy()
+
+    def copy(self, source: Buffer, offset: int, target: Buffer, at: int, n_bytes: int) -> None:
+        self.write(target, at, self.read(source, offset, n_bytes))
+
+    def clear(self, target: Buffer) -> None:
+        assert target.bytes is not None
+        target.bytes[:] = 0
+
+    def kernel_name(self, kernel: KernelVariant) -> str:
+        return str(kernel)
+
+    def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
+        self.compiled.update(kernels)
+
+    def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> LoggedRecording:
+        assert {node.dispatch.kernel for node in graph.nodes} <= self.compiled
+        self.recorded.append(LoggedRecording(self, graph, downloads))
+        return self.recorded[-1]
+
+    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
+        self.waited.append(ticket)
+        for download in self.submitted[ticket - 1].downloads:
+            assert download.target.bytes is not None
+            download.target.bytes.view(np.float32)[:] = ticket
+
+    def level_seconds(self, graph: DispatchGraph) -> list[float]:
+        return [1.0] * len(graph.levels())
+
+
+class LoggingBackend(VulkanKernels, GpuBackend):
+    """A backend on a logging host."""
+
+
+def program_of(name: str, samples: bool = False) -> tuple[LoggingHost, GpuProgram]:
+    host = LoggingHost()
+    backend = LoggingBackend(host)
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        plan: Plan = make_plan(
+            load(file)[1], backend, max_tokens=64, max_outputs=8, samples=samples
+        )
+        for weight in plan.weights:
+            tensor = file.tensors[weight.tensor]
+            backend.upload(weight, tensor_data(weight, tensor, tensor))
+    layout = CacheLayout(64, (4, 4), "f16", state_slots=2)
+    return host, backend.prepare(plan, backend.allocate(plan.states, layout))
+
+
+def step_of(position: int, n: int = 1, samples: bool = False, blocks: int = 4) -> Step:
+    params = np.zeros(1, SAMPLE_PARAMS)
+    params["k"] = 1
+    return Step(
+        ids=np.arange(n, dtype=np.int32),
+        positions=np.arange(position, position + n, dtype=np.int32),
+        sequence=np.zeros(n, np.int32),
+        output_rows=np.array([n - 1], np.int32),
+        seq_start=np.array([0, n], np.int32),
+        state_slot=np.zeros(1, np.int32),
+        tables=(np.arange(blocks, dtype=np.int32)[None], np.zeros((1, 4), np.int32)),
+        sample_params=params if samples else None,
+    )
+
+
+def test_steps_of_a_bucket_replay_one_recording() -> None:
+    host, running = program_of("qwen3")
+    for position in range(5):
+        logits = running.step(step_of(position))
+        assert logits.shape == (1, running.plan.output.cols)
+        assert (logits == position + 1).all(), "the rows of this run"
+    assert len(host.recorded) == 1
+    assert host.submitted == host.recorded * 5
+    assert host.waited == [1, 2, 3, 4, 5]
+    running.step(step_of(5, n=3))
+    assert len(host.recorded) == 2
+    assert running.counts(step_of(0)) == host.recorded[0].counts
+    assert running.work.submissions == 6
+
+
+def test_two_steps_are_in_flight_with_data_of_their_own() -> None:
+    host, running = program_of("qwen3", samples=True)
+    first, second = (running.sample(step_of(i, samples=True)) for i in range(2))
+    assert host.waited == []
+    assert len(host.recorded) == IN_FLIGHT == 2
+    nodes = [node for recording in host.recorded for node in recording.graph.nodes]
+    headers = {node.dispatch.arguments.step for node in nodes}
+    assert len(headers) == 2
+    third = running.sample(step_of(2, samples=True))
+    assert host.waited == [1], "the third step needs the data of the first"
+    assert len(host.recorded) == 2
+    assert [x.tokens()[0, 0] for x in (second, third)] == [2, 3]
+    assert host.waited == [1, 2, 3]
+    assert first.done
+
+
+def test_kernels_read_the_sizes_and_arrays_of_the_step() -> None:
+    host, running = program_of("qwen3")
+    step = step_of(7, n=3)
+    running.step(step)
+    address = host.recorded[0].graph.nodes[0].dispatch.arguments.step
+    layout = StepHeader.layout()
+    header = host.at(address, layout.size)
+    assert header[: 5 * 4].view(np.uint32).tolist() == [3, 1, 1, 2, 0]
+
+    def pointed(name: str, n: int, index: int = 0) -> list[int]:
+        at = layout.offset(name) + 8 * index
+        found = host.at(int(header[at : at + 8].view(np.uint64)[0]), 4 * n)
+        return found.view(np.int32).tolist()
+
+    assert host.at(address + layout.size, 12).view(np.int32).tolist() == [7, 8, 9]
+    assert pointed("ids", 3) == [0, 1, 2]
+    assert pointed("output_rows", 1) == [2]
+    assert pointed("seq_start", 2) == [0, 3]
+    assert pointed("tables", 4) == [0, 1, 2, 3]
+    assert pointed("tables", 4, index=1) == [0, 0, 0, 0]
+    at = layout.offset("table_stride")
+    assert header[at : at + 8].view(np.uint32).tolist() == [4, 4]
+
+
+def test_old_recordings_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MAX_RECORDINGS", 2)
+    host, running = program_of("qwen3")
+    for n in (1, 2, 4, 1):
+        running.step(step_of(0, n=n))
+    assert len(host.recorded) == 4
+    running.step(step_of(0, n=4))
+    assert len(host.recorded) == 4
+
+
+def test_parts_of_a_step_are_recorded_without_the_rest() -> None:
+    host, running = program_of("qwen35moe")
+    n = len(running.plan.launches)
+    for first, last in ((0, 5), (5, n), (0, 5)):
+        running.run(step_of(0), first, last)
+    assert len(host.recorded) == 2
+    assert {node.launch for node in host.recorded[0].graph.nodes} <= set(range(5))
+    assert {node.launch for node in host.recorded[1].graph.nodes} <= set(range(n - 5))
