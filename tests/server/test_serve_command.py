@@ -108,7 +108,7 @@ def test_failures_are_one_line(tmp_path: Path, capsys, monkeypatch: pytest.Monke
     assert capsys.readouterr().err.splitlines()[-1].startswith("zinc: cannot serve on")
     monkeypatch.setattr(serve, "_NEEDED", ("no_such_module",))
     assert main(["serve"]) == 1
-    assert "zinc[server]" in capsys.readouterr().err
+    assert "pip install 'zinc-llm[server]'" in capsys.readouterr().err
 
 
 def damaged(folder: Path) -> Path:

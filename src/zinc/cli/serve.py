@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zinc.cli import usage
 from zinc.core.errors import RequestError, UnsupportedError
+from zinc.core.extras import SERVER, install_command
 
 if TYPE_CHECKING:
     from zinc.server.config import ModelSource, ServerConfig
@@ -162,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         raise UnsupportedError(
             f"`zinc serve` needs {', '.join(missing)}",
             "the server is an optional part of zinc",
-            "install it with: pip install 'zinc[server]'",
+            f"install it with: {install_command(SERVER)}",
         )
     from zinc.server.main import serve
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, get_args
 import numpy as np
 
 from zinc.core.errors import RequestError, UnsupportedError
+from zinc.core.extras import STRUCTURED, install_command
 from zinc.core.native import is_panic
 from zinc.engine.constraint import Constraint
 from zinc.engine.sampling.allowed import Words
@@ -238,7 +239,7 @@ def _library() -> Any:
         raise UnsupportedError(
             "answers cannot be held to a grammar or schema",
             "the package llguidance is not installed",
-            "install it with: pip install 'zinc[structured]'",
+            f"install it with: {install_command(STRUCTURED)}",
         ) from error
     return llguidance
 

@@ -4,6 +4,6 @@
     per model)
 
 `app.py` lists the endpoints, `main.py` runs them under uvicorn. Modules in `apis` translate JSON;
-`runtime` handles tokens and knows nothing of HTTP. Needs the extra `zinc[server]`; nothing here is
-imported before `zinc serve` runs.
+`runtime` handles tokens and knows nothing of HTTP. Needs the extra `zinc-llm[server]`;
+nothing here is imported before `zinc serve` runs.
 """

@@ -42,7 +42,7 @@ except ImportError as error:  # pragma: no cover - a source tree that was not bu
     raise DeviceError(
         "the CPU backend is not built",
         str(error),
-        "install the package with 'pip install .', or run 'make dev' in a checkout",
+        "run 'pip install .' in a checkout, or: pip install --force-reinstall zinc-llm",
     ) from error
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zinc.core.extras import STRUCTURED, install_command
 from zinc.server.errors import ApiError
 
 SECONDS = 10.0
@@ -53,7 +54,7 @@ def check_available(name: str, keyword: str) -> None:
             400,
             f"the parameters of the tool {name!r} cannot be followed",
             f"{keyword} needs the package jsonschema, which is not installed",
-            "take it out, or install jsonschema on the server: pip install 'zinc[structured]'",
+            f"take it out, or install jsonschema on the server: {install_command(STRUCTURED)}",
             param="tools",
             code="invalid_value",
         )
