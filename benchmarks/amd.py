@@ -30,7 +30,7 @@ from typing import Any
 
 import make_model
 
-from zinc.backends.api import Plan
+from zinc.backends.plans import Plan
 from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
 from zinc.backends.vulkan.explain import Explanation, explain, open_explaining
 from zinc.backends.vulkan.physical import candidates, library

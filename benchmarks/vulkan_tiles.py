@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from zinc.backends.api import Ref
+from zinc.backends.plans import Ref
 from zinc.backends.vulkan import create
 from zinc.backends.vulkan.commands import Recorder
 from zinc.core.errors import ZincError

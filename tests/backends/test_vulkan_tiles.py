@@ -12,7 +12,7 @@ from ops.running import run
 from present import computing
 
 from zinc.backends import api
-from zinc.backends.api import Ref
+from zinc.backends.plans import Ref
 from zinc.backends.vulkan.physical import MAX_PUSH_BYTES
 from zinc.gpu import tiles
 from zinc.gpu.addresses import DeviceWeight

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zinc.backends.api import Launch
+from zinc.backends.plans import Launch
 from zinc.chat.parser import AnswerParser
 from zinc.chat.tools import detect
 from zinc.cli import text

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from zinc.backends.api import CacheLayout, FinishedStep, Launch, Plan, Ref
+from zinc.backends.api import CacheLayout, FinishedStep
+from zinc.backends.plans import Launch, Plan, Ref
 from zinc.ops.registry import Cost
 from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat
 

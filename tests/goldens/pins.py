@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from zinc.backends import api
-from zinc.backends.api import Launch, Plan, Ref
+from zinc.backends.plans import Launch, Plan, Ref
 from zinc.backends.vulkan import SLANG_KERNELS
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter

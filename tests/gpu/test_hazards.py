@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 from models.harness import FIXTURES
 
-from zinc.backends import api
+from zinc.backends import plans
 from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu.addresses import NominalAddresses
@@ -32,7 +32,7 @@ class NoArguments(Struct):
 NO_WORK = Dispatch(KernelVariant("none"), NoArguments(), (1, 1, 1))
 
 
-def plan_of(name: str) -> api.Plan:
+def plan_of(name: str) -> plans.Plan:
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
         return make_plan(load(file)[1], VulkanKernels(), max_tokens=16, max_outputs=4)
 
@@ -44,7 +44,7 @@ def test_reusing_memory_adds_no_dependency(name: str) -> None:
     touched: dict[str, int] = {}
     needed: list[set[int]] = []  # launches that each launch needs for its data, directly or not
     for i, launch in enumerate(plan.launches):
-        direct = {made[x.id] for x in launch.inputs if isinstance(x, api.Ref)}
+        direct = {made[x.id] for x in launch.inputs if isinstance(x, plans.Ref)}
         states = [x.name for x in launch.inputs if isinstance(x, KVState | RecurrentState)]
         direct |= {touched[name] for name in states if name in touched}
         needed.append(direct.union(*(needed[j] for j in direct)))
@@ -64,7 +64,7 @@ def test_a_launch_waits_for_the_launches_whose_outputs_it_reads(name: str) -> No
     stored: dict[str, int] = {}
     for i, launch in enumerate(plan.launches):
         for x in launch.inputs:
-            if isinstance(x, api.Ref):
+            if isinstance(x, plans.Ref):
                 assert made[x.id] in reached[i]
             if isinstance(x, KVState) and launch.kernel == "attention" and x.name in stored:
                 assert stored[x.name] in reached[i]
@@ -110,14 +110,14 @@ def test_attention_of_one_token_prepares_its_own_heads(name: str, matrix: bool) 
                 assert not any(x.conflicts(y) for x in a for y in b)
 
 
-def three_launches() -> api.Plan:
+def three_launches() -> plans.Plan:
     """Return a plan in which the second launch reads the first, and the third overwrites x."""
-    x, y, z = (api.Ref(i, Dim.TOKENS, 4, RowFormat.F32, 4096 * i, 16) for i in range(3))
+    x, y, z = (plans.Ref(i, Dim.TOKENS, 4, RowFormat.F32, 4096 * i, 16) for i in range(3))
     launches = [
-        api.Launch(kernel, Dim.TOKENS, (source,), (target,), (), Cost(), "")
+        plans.Launch(kernel, Dim.TOKENS, (source,), (target,), (), Cost(), "")
         for kernel, source, target in (("add", x, y), ("scale", y, z), ("embed", None, x))
     ]
-    return api.Plan(tuple(launches), x, 3 * 4096, 1, 1)
+    return plans.Plan(tuple(launches), x, 3 * 4096, 1, 1)
 
 
 def test_a_dependency_on_a_joined_launch_is_one_on_the_launch_that_does_its_work() -> None:

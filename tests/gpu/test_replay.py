@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from models.harness import FIXTURES
 
-from zinc.backends.api import CacheLayout, Plan, StepCounts
+from zinc.backends.api import CacheLayout, StepCounts
+from zinc.backends.plans import Plan
 from zinc.backends.vulkan import VulkanKernels
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu import program

@@ -19,7 +19,8 @@ import pytest
 from present import computing
 
 from zinc.backends import api
-from zinc.backends.api import Backend, CacheLayout, Plan
+from zinc.backends.api import Backend, CacheLayout
+from zinc.backends.plans import Plan
 from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter

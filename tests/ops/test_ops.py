@@ -9,7 +9,7 @@ import pytest
 from ops.running import run
 from present import computing
 
-from zinc.backends import api
+from zinc.backends import api, plans
 from zinc.backends.api import Backend
 from zinc.ops import OPS
 from zinc.ops.cases import Case
@@ -77,5 +77,5 @@ def test_every_op_has_a_case_or_is_part_of_one():
     assert set(OPS) - covered - unfused == set()
 
 
-def plan_of(backend: Backend, case: Case) -> tuple[api.Launch, ...]:
+def plan_of(backend: Backend, case: Case) -> tuple[plans.Launch, ...]:
     return make_plan(case.graph, backend, max_tokens=64, max_outputs=64).launches

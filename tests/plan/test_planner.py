@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from zinc.backends import api
-from zinc.backends.api import CacheLayout, Plan, Ref, TensorData
+from zinc.backends.api import CacheLayout, TensorData
+from zinc.backends.plans import Plan, Ref
 from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter

@@ -13,7 +13,7 @@ from models.harness import FIXTURES, MAX_TOKENS, Runner, expected, relative_erro
 from present import computing
 
 from zinc.backends import api
-from zinc.backends.api import Segment, SplitPlan, Transfer
+from zinc.backends.plans import Segment, SplitPlan, Transfer
 from zinc.backends.split import SplitBackend
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load

@@ -21,16 +21,18 @@ from zinc.backends.api import (
     Cache,
     CacheLayout,
     Expecting,
-    Plan,
     Program,
-    Ref,
-    Segment,
-    SplitPlan,
     StepCounts,
     StepResult,
     TensorData,
-    Transfer,
     Work,
+)
+from zinc.backends.plans import (
+    Plan,
+    Ref,
+    Segment,
+    SplitPlan,
+    Transfer,
 )
 from zinc.ops.graph import Node
 from zinc.ops.step import Step

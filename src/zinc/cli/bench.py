@@ -22,7 +22,8 @@ from zinc.cli.step_profile import Profile
 from zinc.core.progress import ProgressBar, stepper
 
 if TYPE_CHECKING:
-    from zinc.backends.api import Plan, Work
+    from zinc.backends.api import Work
+    from zinc.backends.plans import Plan
     from zinc.cli.cost import StepShape
     from zinc.cli.roofline import Roofline
     from zinc.engine.load.model import LoadedModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zinc.backends.api import Launch
+from zinc.backends.plans import Launch
 from zinc.core.kv_types import BYTES_A_NUMBER
 from zinc.ops.values import Dim, Weight
 from zinc.quant.blocks import row_bytes

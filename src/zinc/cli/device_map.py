@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zinc.backends.api import Segment, SplitPlan, Transfer
+from zinc.backends.plans import Segment, SplitPlan, Transfer
 from zinc.cli.cost import StepShape, file_bytes
 from zinc.cli.text import size
 from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence

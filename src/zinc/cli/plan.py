@@ -16,7 +16,8 @@ from zinc.cli.text import size, table
 from zinc.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from zinc.backends.api import Launch, Operand, Plan, StepCounts
+    from zinc.backends.api import StepCounts
+    from zinc.backends.plans import Launch, Operand, Plan
     from zinc.cli.cost import StepShape
 
 MATRIX_COLOR, CACHE_COLOR = "#cfe2f3", "#fce5cd"  # launches that read matrices or a KV cache
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.dot:
         raise UsageError("give either --json or --dot")
 
-    from zinc.backends.api import Split, SplitPlan
+    from zinc.backends.api import Split
+    from zinc.backends.plans import SplitPlan
     from zinc.cli import device_map, fit, loading
     from zinc.cli.cost import StepShape
     from zinc.cli.inspect import nextn_memory
@@ -205,7 +207,7 @@ def describe(plan: Plan, shape: StepShape) -> dict[str, Any]:
 
 
 def _operand(x: Operand) -> dict[str, Any] | None:
-    from zinc.backends.api import Ref
+    from zinc.backends.plans import Ref
     from zinc.ops.values import Constant, Weight
 
     match x:
@@ -242,7 +244,7 @@ def _operands(launch: Launch) -> str:
 
 def dot(plan: Plan) -> str:
     """Return the plan as a Graphviz digraph of launches and the values between them."""
-    from zinc.backends.api import Ref
+    from zinc.backends.plans import Ref
 
     lines = ["digraph plan {", "  node [shape=box, style=filled, fillcolor=white];"]
     made: dict[int, int] = {}

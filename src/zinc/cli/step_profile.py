@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zinc.backends.api import Launch
+    from zinc.backends.plans import Launch
     from zinc.cli.cost import StepShape
     from zinc.cli.roofline import Roofline
 

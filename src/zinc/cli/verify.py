@@ -19,7 +19,7 @@ from zinc.cli.text import table
 from zinc.core.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from zinc.backends.api import Launch
+    from zinc.backends.plans import Launch
     from zinc.engine.load.model import LoadedModel
     from zinc.ops.step import Step
     from zinc.testing.parity import Check

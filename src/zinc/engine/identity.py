@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc import __version__
-from zinc.backends.api import Backend, ByteReader, CacheLayout, Plan
+from zinc.backends.api import Backend, ByteReader, CacheLayout
+from zinc.backends.plans import Plan
 from zinc.core.errors import FormatError
 from zinc.formats.gguf import GGUFFile, Tensor
 from zinc.formats.gguf_part import Part

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from zinc.backends.api import Ref
+from zinc.backends.plans import Ref
 from zinc.gpu.features import Features
 from zinc.gpu.kv_layout import key_block_bytes, value_block_bytes
 from zinc.gpu.memory import Buffer, ScratchAllocator, Slice

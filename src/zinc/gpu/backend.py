@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from zinc.backends.api import CacheLayout, Plan, StepCounts, TensorData
+from zinc.backends.api import CacheLayout, StepCounts, TensorData
+from zinc.backends.plans import Plan
 from zinc.core.errors import UnsupportedError
 from zinc.core.progress import ProgressBar
 from zinc.gpu.addresses import DeviceWeight, NominalAddresses

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zinc.backends.api import Plan
+from zinc.backends.plans import Plan
 from zinc.ops.step import Step
 from zinc.ops.values import Dim
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zinc.backends.api import Plan
+from zinc.backends.plans import Plan
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch

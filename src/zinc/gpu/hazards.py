@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zinc.backends.api import Launch, Plan, Ref
+from zinc.backends.plans import Launch, Plan, Ref
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, KVState, RecurrentState
 

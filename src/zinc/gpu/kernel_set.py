@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import Launch
+from zinc.backends.plans import Launch
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket

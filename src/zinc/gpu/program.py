@@ -14,7 +14,8 @@ from time import perf_counter
 
 import numpy as np
 
-from zinc.backends.api import Plan, Ref, StepCounts, Work
+from zinc.backends.api import StepCounts, Work
+from zinc.backends.plans import Plan, Ref
 from zinc.gpu.addresses import DeviceWeight, ProgramAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.cache import GpuCache

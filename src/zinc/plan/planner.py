@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from zinc.backends.api import NO_OUTPUT, Kernels, Launch, Operand, Plan, Ref, Split
+from zinc.backends.api import Kernels, Split
+from zinc.backends.plans import (
+    NO_OUTPUT,
+    Launch,
+    Operand,
+    Plan,
+    Ref,
+)
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Graph, Node
 from zinc.ops.registry import OPS

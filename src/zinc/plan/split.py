@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
 
-from zinc.backends.api import Plan, Ref, Segment, SplitPlan, Transfer
+from zinc.backends.plans import (
+    Plan,
+    Ref,
+    Segment,
+    SplitPlan,
+    Transfer,
+)
 from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import KVState, RecurrentState, Value

@@ -23,12 +23,10 @@ from zinc.backends.api import (
     CacheLayout,
     Compiling,
     Kernels,
-    Launch,
-    Plan,
     Program,
-    Ref,
     TensorData,
 )
+from zinc.backends.plans import Launch, Plan, Ref
 from zinc.core.progress import ProgressBar
 from zinc.ops import OPS
 from zinc.ops.cases import Case

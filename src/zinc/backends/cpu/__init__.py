@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, Operand, Plan, Ref, StepResult, TensorData, Work
+from zinc.backends.api import CacheLayout, StepResult, TensorData, Work
+from zinc.backends.plans import Operand, Plan, Ref
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, FinishedStep, Plan, Ref, TensorData, Work
+from zinc.backends.api import CacheLayout, FinishedStep, TensorData, Work
+from zinc.backends.plans import Plan, Ref
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RowFormat, State, Weight

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, FinishedStep, Operand, Plan, Ref, TensorData, Work
+from zinc.backends.api import CacheLayout, FinishedStep, TensorData, Work
+from zinc.backends.plans import Operand, Plan, Ref
 from zinc.ops.attention import CacheView
 from zinc.ops.recurrent import StateView
 from zinc.ops.registry import OPS

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
-from zinc.backends.api import Launch, Plan, Ref
+from zinc.backends.plans import Launch, Plan, Ref
 from zinc.backends.vulkan import SLANG_KERNELS
 from zinc.backends.vulkan.limits import DOT, READ
 from zinc.backends.vulkan.shaders import for_device, spirv

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from zinc.backends.api import Backend, SplitPlan
+from zinc.backends.api import Backend
+from zinc.backends.plans import SplitPlan
 from zinc.backends.split import SplitBackend
 from zinc.core.errors import RequestError
 from zinc.engine.cache_layout import resolve_kv_dtype

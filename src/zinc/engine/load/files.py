@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from zinc.backends.api import Plan
+from zinc.backends.plans import Plan
 from zinc.core.errors import FormatError
 from zinc.formats.gguf import GGUFFile
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zinc.backends.api import Backend, Plan, Split, SplitPlan
+from zinc.backends.api import Backend, Split
+from zinc.backends.plans import Plan, SplitPlan
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.engine.cache_layout import (
     cache_bytes,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from zinc import models
 from zinc.backends import api
-from zinc.backends.api import Backend, Kernels, Plan
+from zinc.backends.api import Backend, Kernels
+from zinc.backends.plans import Plan
 from zinc.engine.cache_layout import resolve_kv_dtype
 from zinc.engine.load.device_map import BackendChoice, OpenModel, divide
 from zinc.engine.load.files import resolve_model

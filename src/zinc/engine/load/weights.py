@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from zinc.backends.api import Backend, Expecting, Plan
+from zinc.backends.api import Backend, Expecting
+from zinc.backends.plans import Plan
 from zinc.engine.identity import TensorDigests
 from zinc.formats.gguf import GGUFFile
 from zinc.plan.weights import tensor_data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.structs import (
     AttentionArguments,

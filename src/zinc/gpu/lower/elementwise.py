@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import IntEnum
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ElementwiseArguments
 from zinc.gpu.bucket import Bucket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zinc.backends.api import Launch, Ref
+from zinc.backends.plans import Launch, Ref
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.structs import LinearArguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from zinc.backends.api import Launch, Operand, Ref
+from zinc.backends.plans import Launch, Operand, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.ops.values import Constant, Dim, RowFormat, Weight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zinc.backends.api import Launch
+from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConvSiluArguments, DeltaRuleArguments
 from zinc.gpu.bucket import Bucket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zinc.backends.api import Launch, Operand, Ref
+from zinc.backends.plans import Launch, Operand, Ref
 from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.structs import RopeStoreArguments, RopeTableArguments
 from zinc.gpu.bucket import Bucket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zinc.backends.api import Operand, Ref
+from zinc.backends.plans import Operand, Ref
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.structs import Matrix
 from zinc.gpu.packing import FLOATS, UNIT, offsets
