@@ -12,7 +12,7 @@ from zinc.server.http.body import parse_json
 
 
 def content_blocks(found: Answer) -> list[dict[str, Any]]:
-    """The content of an answer. The signature of reasoning is empty: nobody has to trust it."""
+    """Return the content blocks of an answer. The signature of thinking blocks is empty."""
     blocks: list[dict[str, Any]] = []
     if found.reasoning:
         blocks.append({"type": "thinking", "thinking": found.reasoning, "signature": ""})
@@ -30,7 +30,7 @@ def content_blocks(found: Answer) -> list[dict[str, Any]]:
 
 
 def _input(arguments: str) -> Mapping[str, Any]:
-    """Arguments as an object, as far as they are one: an answer may have been cut off."""
+    """Return a call's arguments as an object; empty if they are not valid, as in a cut answer."""
     try:
         value = parse_json(arguments.encode())
     except ApiError:
@@ -39,13 +39,17 @@ def _input(arguments: str) -> Mapping[str, Any]:
 
 
 class BlockEvents:
-    """Turns events of an answer into Anthropic's: blocks that open, grow and close in turn."""
+    """Turns the events of an answer into Anthropic's, which open, extend and close blocks.
+
+    The methods return pairs of an event's name and data.
+    """
 
     def __init__(self) -> None:
         self._index = -1
         self._kind: str | None = None
 
     def push(self, item: Event) -> list[tuple[str, dict[str, Any]]]:
+        """Add an event of the answer."""
         match item:
             case Content(text):
                 opened = self._open("text", {"type": "text", "text": ""})
@@ -65,7 +69,7 @@ class BlockEvents:
                 return self._end()
 
     def close(self) -> list[tuple[str, dict[str, Any]]]:
-        """The end of the last block; an answer has at least one, if an empty one."""
+        """Close the last block. An empty answer gets an empty text block."""
         opened = self._open("text", {"type": "text", "text": ""}) if self._index < 0 else []
         return [*opened, *self._end()]
 

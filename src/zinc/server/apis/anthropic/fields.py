@@ -17,7 +17,7 @@ from zinc.server.http.body import Fields, FirstError
 
 
 class Block(Fields):
-    """A block of content; which members it has depends on its type."""
+    """A block of content. Its members depend on its type."""
 
     type: str
     text: str | None = None
@@ -61,7 +61,7 @@ class ContextManagement(Fields):
 
 
 class PromptFields(Fields):
-    """What makes a prompt; `count_tokens` takes this much."""
+    """The fields that determine the prompt; all fields of a request to count tokens."""
 
     messages: Annotated[list[AnthropicMessage], FirstError()]
     model: str | None = None
@@ -70,14 +70,16 @@ class PromptFields(Fields):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: dict[str, Any] | None = Field(None, description="prefixes are always cached")
+    cache_control: dict[str, Any] | None = Field(
+        None, description="no effect: prefixes are always cached"
+    )
     mcp_servers: list[Any] | None = None
     context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class MessagesFields(PromptFields, SamplingFields, QueueFields):
-    """A message to be created."""
+    """A request to create a message."""
 
     max_tokens: int = Field(ge=1)
     stream: bool | None = None

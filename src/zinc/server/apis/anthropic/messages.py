@@ -1,8 +1,6 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API; and its form of /v1/models.
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API.
 
-https://platform.claude.com/docs/en/api/messages. Requests become OpenAI's shape, which is what chat
-templates were written for: tool_result blocks become messages of the role "tool", tool_use blocks
-become calls, thinking blocks become `reasoning_content`.
+https://platform.claude.com/docs/en/api/messages
 """
 
 from __future__ import annotations
@@ -32,9 +30,10 @@ ANTHROPIC = StreamEvents(
 
 
 async def create_message(service: Service, request: Request) -> Response:
+    """Answer a conversation with a message."""
     fields = await read_fields(service, request, MessagesFields)
     if fields.container is not None:
-        raise unsupported("container", "this server runs no code")
+        raise unsupported("container", "the server runs no code")
     asked = to_request(fields, fields)
     head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
 
@@ -86,6 +85,7 @@ async def create_message(service: Service, request: Request) -> Response:
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
+    """Answer with the number of prompt tokens of a conversation."""
     fields = await read_fields(service, request, PromptFields)
     asked = to_request(fields, None)
     async with service.pool.use(fields.model) as model:

@@ -17,7 +17,7 @@ _MODELS_A_PAGE, _MAX_MODELS_A_PAGE = 20, 1000
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """List the models in Anthropic's form: a page of them, after or before one of them."""
+    """Answer with a page of the list of models in Anthropic's form."""
     query = request.query_params
     names = list(service.pool.entries)
     text = query.get("limit") or str(_MODELS_A_PAGE)
@@ -46,7 +46,7 @@ async def list_models(service: Service, request: Request) -> Response:
 
 
 async def get_model(service: Service, request: Request) -> Response:
-    """Describe one model in Anthropic's form. Raises ApiError 404."""
+    """Answer with the description of one model in Anthropic's form. Raises ApiError 404."""
     return JSONAnswer(_model_info(service.pool.named(request.path_params["name"])))
 
 

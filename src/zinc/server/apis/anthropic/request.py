@@ -1,4 +1,8 @@
-"""Requests of /v1/messages as chat requests."""
+"""Requests of /v1/messages as chat requests, in the form that chat templates expect.
+
+A tool_result block becomes a message with the role "tool", a tool_use block a call, and a thinking
+block `reasoning_content`.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +29,23 @@ from zinc.server.apis.shared.tools import named_tool
 from zinc.server.errors import ApiError, invalid, unsupported
 
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "mcp_servers": ([], "this server calls no tools itself"),
+    "mcp_servers": ([], "the server calls no tools"),
 }
-# The edit that changes nothing, which Claude Code asks for.
+# Claude Code asks for this edit, which changes nothing.
 _KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
 _LEVELS = {"xhigh": "high", "max": "high"}
 _TOOL_USE = "toolu_"
 
 
 def to_request(fields: PromptFields, sampling: MessagesFields | None) -> ChatRequest:
-    """The request in OpenAI's shape. Raises ApiError."""
+    """Return the request as a `ChatRequest`. Raises ApiError.
+
+    sampling: the same fields, or None for a request that only counts tokens.
+    """
     refuse(fields, _REFUSED)
     edits = (fields.context_management and fields.context_management.edits) or ()
     if any(edit != _KEEP_THINKING for edit in edits):
-        raise unsupported("context_management", "a conversation is taken as it is sent")
+        raise unsupported("context_management", "conversations are not edited")
     messages: list[dict[str, Any]] = []
     if fields.system:
         messages.append({"role": "system", "content": _texts(fields.system, "system")})
@@ -72,7 +79,7 @@ def to_request(fields: PromptFields, sampling: MessagesFields | None) -> ChatReq
 
 
 def _thinking(fields: PromptFields) -> tuple[dict[str, Any], int | None]:
-    """Variables for the template, and the budget for the reasoning."""
+    """Return the variables for the chat template and the token budget for reasoning."""
     arguments: dict[str, Any] = {}
     thinking, config = fields.thinking, fields.output_config
     if thinking is not None:
@@ -105,11 +112,14 @@ def _texts(content: str | Sequence[Block], param: str) -> str:
 
 
 def _not_text(kind: str, param: str) -> ApiError:
-    return unsupported(param, f"blocks of type {kind[:40]!r} are not understood here", "send text")
+    return unsupported(param, f"blocks of type {kind[:40]!r} are not supported here", "send text")
 
 
 def _messages(message: AnthropicMessage, param: str) -> list[dict[str, Any]]:
-    """One message may become several: results of tools are messages of their own."""
+    """Return the messages for the chat template that one message of the request becomes.
+
+    Each tool result becomes a separate message.
+    """
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts: list[str] = []
@@ -124,7 +134,7 @@ def _messages(message: AnthropicMessage, param: str) -> list[dict[str, Any]]:
             case "thinking", "assistant" if block.thinking is not None:
                 thoughts.append(block.thinking)
             case "redacted_thinking", "assistant":
-                pass  # encrypted by whoever made it; nothing that a model could read
+                pass  # encrypted, so the model cannot read it
             case "tool_use", "assistant" if block.name and block.input is not None:
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = {"name": block.name, "arguments": arguments}
@@ -157,17 +167,17 @@ def _tool_result(block: Block, where: str) -> dict[str, Any]:
     ):
         text = "\n".join(part["text"] for part in content)
     else:
-        raise unsupported(f"{where}.content", "only text can be a result", "send text")
+        raise unsupported(f"{where}.content", "a result can only be text", "send text")
     if block.is_error:
         text = f"Error: {text}"
     return {"role": "tool", "tool_call_id": _own_id(block.tool_use_id), "content": text}
 
 
 def tool_use_id(id: str) -> str:
-    """Return the id of a call as Anthropic's API spells ids."""
+    """Return the id of a call in the form of Anthropic's API."""
     return _TOOL_USE + id.removeprefix("call_")
 
 
 def _own_id(id: str | None) -> str:
-    """Return the id that the model gave to a call; templates may show it to the model again."""
+    """Return the original id of a call, which templates may show to the model."""
     return (id or "").removeprefix(_TOOL_USE)

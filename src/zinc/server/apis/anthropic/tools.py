@@ -1,9 +1,9 @@
 """Tools of /v1/messages as functions for the chat template.
 
-Anthropic defines some tools by type alone, and its models know them by heart: tools that the client
-runs (bash, text editor, memory, computer) are shown here with their documented input as a schema.
-Tools that Anthropic's own servers would run (a web search) are an offer that this server never
-takes up. https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
+Anthropic defines some tools only by a type, which its own models were trained on. Those that the
+client runs (bash, text editor, memory, computer) get a description and a schema of their documented
+input. Tools that run on Anthropic's servers (such as web search) are ignored.
+https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SERVER_TOOLS = (
 
 
 class AnthropicTool(Fields):
-    """A tool: a function of the client, or one that Anthropic defines by its type."""
+    """A tool: a function of the client, or a tool that Anthropic defines by its type."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     type: str | None = None
@@ -36,9 +36,9 @@ class AnthropicTool(Fields):
 
 
 def functions(tools: Sequence[AnthropicTool] | None) -> list[dict[str, Any]] | None:
-    """Return the tools in OpenAI's shape, without those that run on Anthropic's servers.
+    """Return the tools in the form of OpenAI's chat API, or None if there are none.
 
-    None stands for no tools. Raises ApiError for a tool that is not understood.
+    Tools that run on Anthropic's servers are left out. Raises ApiError for an unknown tool.
     """
     found = [
         {"type": "function", "function": _function(tool, f"tools[{i}]")}
@@ -54,7 +54,7 @@ def _function(tool: AnthropicTool, where: str) -> dict[str, Any]:
     if kind is not None and define is not None:
         return define(tool, int(kind[2]))
     if tool.type not in (None, "custom"):
-        raise unsupported(where, f"tools of type {tool.type!r} do not run here")
+        raise unsupported(where, f"there are no tools of type {tool.type!r}")
     if tool.name is None:
         raise invalid(f"{where}.name", f"{where}.name is missing")
     if tool.input_schema is None:
@@ -63,7 +63,7 @@ def _function(tool: AnthropicTool, where: str) -> dict[str, Any]:
 
 
 def _described(name: str, description: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function, its members in the order that models have mostly seen."""
+    """Return a function with its members in the usual order, which models know best."""
     told = {} if description is None else {"description": description}
     return {"name": name, **told, "parameters": dict(parameters)}
 

@@ -39,13 +39,14 @@ _BIASED = 4096  # tokens of one text in logit_bias
 
 
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "dynatemp_range": (0.0, "the temperature does not change on its own"),
+    "dynatemp_range": (0.0, "there is no dynamic temperature"),
     "lora": ([], "adapters are not supported"),
-    "image_data": ([], "only text is understood"),
+    "image_data": ([], "only text is supported"),
 }
 
 
 async def completion(service: Service, request: Request) -> Response:
+    """Continue prompts."""
     fields = await read_fields(service, request, NativeFields)
 
     def ids_of(model: LoadedModel) -> list[list[int]]:
@@ -57,8 +58,9 @@ async def completion(service: Service, request: Request) -> Response:
 
 
 async def infill(service: Service, request: Request) -> Response:
+    """Fill the gap between a prefix and a suffix."""
     fields = await read_fields(service, request, InfillFields)
-    if fields.samplers is not None:  # one that only llama.cpp has, and its editor plugins ask for
+    if fields.samplers is not None:  # llama.cpp's editor plugins ask for its sampler "infill"
         fields.samplers = [name for name in fields.samplers if name != "infill"]
 
     def ids_of(model: LoadedModel) -> list[list[int]]:
@@ -82,7 +84,7 @@ async def _complete(
     fields: NativeFields,
     ids_of: Callable[[LoadedModel], list[list[int]]],
 ) -> Response:
-    """Answers to the prompts that `ids_of` makes of a request."""
+    """Return the response to a request. ids_of: returns the token ids of each prompt."""
     if fields.dynatemp_range is None or fields.dynatemp_range == 0:
         fields.dynatemp_exponent = None
     refuse(fields, _REFUSED)
@@ -157,7 +159,10 @@ async def _complete(
 
 
 def _biases(value: dict[str, Any] | list[Any] | None, tokenizer: Tokenizer) -> dict[int, float]:
-    """llama.cpp's `logit_bias`: pairs of token (or text, for all its tokens) and bias or false."""
+    """Return llama.cpp's `logit_bias` by token id. Raises ApiError.
+
+    value: pairs of a token id, or a text for all of its tokens, and a bias; false forbids a token.
+    """
     pairs = list(value.items()) if isinstance(value, dict) else value or []
     found: dict[int, float] = {}
     for pair in pairs:

@@ -23,21 +23,25 @@ _INT16_SCALE = 32760.0
 
 
 class NativeEmbeddingFields(QueueFields):
-    """Texts to be embedded, by llama.cpp's API."""
+    """A request for embeddings in llama.cpp's form."""
 
     content: Texts | None = None
     input: Texts | None = None
     model: str | None = None
     embd_normalize: int = Field(
-        2, ge=-1, le=1000, description="-1: none, 0: largest is 32760, p: divided by the p-norm"
+        2,
+        ge=-1,
+        le=1000,
+        description="-1: none, 0: scale the largest value to 32760, p: divide by the p-norm",
     )
     encoding_format: Literal["float", "base64"] = "float"
 
 
 async def native_embeddings(service: Service, request: Request) -> Response:
+    """Answer with the embeddings of texts in llama.cpp's form."""
     fields = await read_fields(service, request, NativeEmbeddingFields)
     if (fields.content is None) == (fields.input is None):
-        raise invalid("content", "content is missing", "it or input must be given, and not both")
+        raise invalid("content", "content is missing", "give either content or input")
     param, texts = ("content", fields.content) if fields.input is None else ("input", fields.input)
 
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
@@ -57,7 +61,7 @@ async def native_embeddings(service: Service, request: Request) -> Response:
 
 
 def _normalised(pool: Pooled, kind: int) -> FloatArray:
-    """llama.cpp's `embd_normalize`."""
+    """Return the embedding normalised as llama.cpp's `embd_normalize` = `kind` asks."""
     if kind == 0:
         return embedding(pool.row, norm=float("inf")) * _INT16_SCALE
     return embedding(pool.row, norm=None if kind < 0 else kind)

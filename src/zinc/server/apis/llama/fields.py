@@ -21,7 +21,7 @@ from zinc.server.http.body import FirstError
 
 
 class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
-    """A completion by llama.cpp's API."""
+    """A request for a completion."""
 
     prompt: prompts.Prompt
     model: str | None = None
@@ -39,23 +39,23 @@ class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
         None,
         ge=0,
         le=1000,
-        description="ends the answer before a further line that is indented by less",
+        description="end the answer before a new line that is indented by less",
     )
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
     post_sampling_probs: bool | None = Field(
-        None, description="`n_probs` reports the probabilities that tokens were drawn with"
+        None, description="`n_probs` returns probabilities after sampling filters"
     )
     lora: list[Any] | None = None
     image_data: list[Any] | None = None
 
 
 class InfillFields(NativeFields):
-    """A gap to be filled."""
+    """A request to fill a gap in a text."""
 
-    prompt: str = Field("", description="how the text in the gap begins")
+    prompt: str = Field("", description="the beginning of the text in the gap")
     input_prefix: str = Field("", description="the text before the gap")
-    input_suffix: str = Field("", description="the text behind it")
+    input_suffix: str = Field("", description="the text after the gap")
     input_extra: Annotated[list[Chunk], FirstError()] | None = Field(
         None, description="pieces of other files, the most important last"
     )

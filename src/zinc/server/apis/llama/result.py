@@ -1,4 +1,4 @@
-"""Results of completions in the shape of llama.cpp's server."""
+"""Results of completions in the form of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zinc.server.runtime.runner import Generation
 
 
 class CompletionResult:
-    """What is known of one answer, in llama.cpp's shapes."""
+    """Collects one answer, and returns its chunks and its final object in llama.cpp's form."""
 
     def __init__(
         self, model: LoadedModel, fields: NativeFields, generation: Generation, index: int
@@ -95,7 +95,7 @@ class CompletionResult:
         ]
 
 
-# Settings of samplers that this server does not have, at the values that switch them off.
+# Settings of samplers that zinc does not have, with values that turn them off.
 _OFF = {
     "dynatemp_range": 0.0,
     "dynatemp_exponent": 1.0,
@@ -105,7 +105,7 @@ _OFF = {
 
 
 def settings(params: SamplingParams, model: LoadedModel) -> dict[str, Any]:
-    """Return the parameters under the names of llama.cpp's server."""
+    """Return sampling parameters under the names of llama.cpp's server."""
     banned = dict.fromkeys(model.tokenizer.eog_ids, -math.inf) if params.ignore_eos else {}
     renamed = {"max_tokens": "n_predict", "logprobs": "n_probs"}
     found: dict[str, Any] = {
@@ -126,7 +126,7 @@ def settings(params: SamplingParams, model: LoadedModel) -> dict[str, Any]:
 
 
 def _selected(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the members of `found` called `names`; the name `a/b` stands for member b of a."""
+    """Return the members of `found` called `names`. The name `a/b` means member b of member a."""
     selected: dict[str, Any] = {}
     for name in names:
         value: Any = found

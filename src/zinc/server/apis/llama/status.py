@@ -1,4 +1,7 @@
-"""GET /props and /slots of llama.cpp's server."""
+"""GET /props and /slots of llama.cpp's server.
+
+A slot is a running or waiting sequence. The number of slots is what the engine can run at once.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,9 @@ from zinc.server.http.responses import JSONAnswer
 from zinc.server.runtime.runner import Generation
 from zinc.tokenizer import Tokenizer
 
-# -- the state of the server ----------------------------------------------------------------------
-
 
 async def props(service: Service, request: Request) -> Response:
+    """Answer with the properties of a model and its default settings."""
     async with service.pool.use(request.query_params.get("model")) as model:
         tokenizer = model.tokenizer
         defaults = settings(SamplingParams(**await service.sampling_of(model.name)), model)
@@ -51,7 +53,7 @@ def _token_text(tokenizer: Tokenizer, id: int | None) -> str:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """Running and waiting sequences. What is said in them is not shown."""
+    """Answer with the running and waiting sequences, without their text."""
     async with service.pool.use(request.query_params.get("model")) as model:
         live = list(model.runner.live)
         name = client_of(service, request).name
@@ -70,7 +72,7 @@ async def slots(service: Service, request: Request) -> Response:
                 "is_processing": True,
                 "is_waiting": not each.running,
                 "n_prompt_tokens": each.n_prompt,
-                # Stop strings and biases tell of what was asked, so other keys do not see them.
+                # Other API keys must not see stop strings and biases.
                 **({"params": settings(each.job.params, model)} if mine(each) else {}),
                 "next_token": {
                     "has_next_token": True,

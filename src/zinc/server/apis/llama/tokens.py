@@ -22,7 +22,7 @@ from zinc.server.http.body import Fields
 from zinc.server.http.responses import JSONAnswer, encode_json
 from zinc.tokenizer import Tokenizer
 
-_ONE_MODEL = "the first one that the server has, unless it is named"
+_ONE_MODEL = "the name of the model (default: the server's first model)"
 _LISTED_TOKENS = 4096
 
 
@@ -30,7 +30,7 @@ _LISTED_TOKENS = 4096
 
 
 class TokenizeFields(Fields):
-    """Text to be cut into tokens."""
+    """A request to split text into tokens."""
 
     content: str
     model: str | None = Field(None, description=_ONE_MODEL)
@@ -40,13 +40,14 @@ class TokenizeFields(Fields):
 
 
 class DetokenizeFields(Fields):
-    """Tokens to be put together."""
+    """A request to join tokens to text."""
 
     tokens: Tokens
     model: str | None = Field(None, description=_ONE_MODEL)
 
 
 async def tokenize(service: Service, request: Request) -> Response:
+    """Answer with the tokens of a text."""
     fields = await read_fields(service, request, TokenizeFields)
     async with service.pool.use(fields.model) as model:
         tokenizer = model.tokenizer
@@ -57,7 +58,7 @@ async def tokenize(service: Service, request: Request) -> Response:
             fields.parse_special,
             limit=prompts.MAX_COUNTED_TOKENS,
         )
-        # A part at a time: one large list of megabytes of JSON would hold up every stream.
+        # Encoded in another thread, part by part: megabytes of JSON would delay every stream.
         data = await asyncio.to_thread(
             lambda: b"".join(_listed(ids, tokenizer if fields.with_pieces else None))
         )
@@ -65,7 +66,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 def _listed(ids: Sequence[int], pieces: Tokenizer | None) -> Iterator[bytes]:
-    """The answer of `/tokenize`."""
+    """Yield the response of /tokenize in parts. pieces: the tokenizer, if pieces are wanted."""
     yield b'{"tokens":['
     for at in range(0, len(ids), _LISTED_TOKENS):
         part: list[Any] = list(ids[at : at + _LISTED_TOKENS])
@@ -84,6 +85,7 @@ def _piece(tokenizer: Tokenizer, id: int) -> str | list[int]:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
+    """Answer with the text of tokens."""
     fields = await read_fields(service, request, DetokenizeFields)
     async with service.pool.use(fields.model) as model:
         n_vocab = model.tokenizer.n_vocab
@@ -96,6 +98,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def apply_template(service: Service, request: Request) -> Response:
+    """Answer with the prompt of a conversation as text."""
     fields = await read_fields(service, request, ChatFields)
     asked = to_request(fields)
     async with service.pool.use(fields.model) as model:

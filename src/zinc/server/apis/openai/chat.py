@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: OpenAI's chat API.
 
-https://platform.openai.com/docs/api-reference/chat. Reasoning comes apart from the content, in
-`reasoning_content`, the name that DeepSeek gave it and most clients know.
+https://platform.openai.com/docs/api-reference/chat. Reasoning is separate from the content, in
+`reasoning_content`: the name that DeepSeek introduced and most clients know.
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ from zinc.server.runtime.loaded_model import LoadedModel
 FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
-# What templates that know levels of effort know.
+# Chat templates know only the levels low, medium and high.
 _LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 
 class ThinkingFields(SamplingFields):
-    """Whether and how much the model reasons before it answers."""
+    """Fields for reasoning and for the chat template."""
 
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
-    thinking_budget: int | None = Field(None, ge=0, description="tokens of reasoning at most")
+    thinking_budget: int | None = Field(None, ge=0, description="most tokens of reasoning")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables for the chat template"
     )
     reasoning_format: str | None = None
-    verbosity: Verbosity | None = Field(None, description="a variable for the chat template")
+    verbosity: Verbosity | None = Field(None, description="a chat template variable")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
 class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
-    """A chat completion."""
+    """A request for a chat completion."""
 
     messages: Messages
     model: str | None = None
@@ -103,19 +103,17 @@ class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, Q
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     store: bool | None = None
-    prediction: dict[str, Any] | None = Field(None, description="speeds up, if anything")
+    prediction: dict[str, Any] | None = Field(None, description="no effect")
     modalities: Strings | None = None
     audio: dict[str, Any] | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     include_reasoning: bool | None = Field(
-        None, description="false leaves reasoning_content out of the answer"
+        None, description="false: leave reasoning_content out of the answer"
     )
     web_search_options: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
-    verbose: bool | None = Field(
-        None, description="the answer, or the first chunk of a stream, has the prompt in __verbose"
-    )
+    verbose: bool | None = Field(None, description="return the prompt as text in __verbose")
 
 
 _REFUSED: dict[str, tuple[Any, str]] = {
@@ -123,14 +121,14 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "audio": (None, "only text can be generated"),
     "functions": ([], "it was replaced by tools"),
     "function_call": (None, "it was replaced by tool_choice"),
-    "web_search_options": (None, "this server searches nothing"),
-    "moderation": (None, "this server moderates nothing"),
-    "reasoning_format": ("auto", "reasoning comes in reasoning_content"),
+    "web_search_options": (None, "there is no search"),
+    "moderation": (None, "there is no moderation"),
+    "reasoning_format": ("auto", "reasoning is returned in reasoning_content"),
 }
 
 
 def template_arguments(fields: ThinkingFields) -> dict[str, Any]:
-    """Variables for the chat template; those named by the client come last."""
+    """Return the variables for the chat template; `chat_template_kwargs` overrides other fields."""
     arguments: dict[str, Any] = {}
     if fields.reasoning_effort is not None:
         arguments["enable_thinking"] = fields.reasoning_effort != "none"
@@ -148,7 +146,7 @@ def template_arguments(fields: ThinkingFields) -> dict[str, Any]:
 
 
 def to_request(fields: ChatFields) -> ChatRequest:
-    """What the engine is asked. Raises ApiError."""
+    """Return the request as a `ChatRequest`. Raises ApiError."""
     if fields.reasoning_format in ("deepseek", "parsed"):
         fields.reasoning_format = None
     elif fields.reasoning_format == "hidden":
@@ -183,7 +181,7 @@ def to_request(fields: ChatFields) -> ChatRequest:
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    """How long the prompt of a conversation is; llama.cpp's server has this beside the chat."""
+    """Answer with the number of prompt tokens of a conversation, as llama.cpp's server does."""
     fields = await read_fields(service, request, ChatFields)
     asked = to_request(fields)
     async with service.pool.use(fields.model) as model:
@@ -192,6 +190,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
+    """Continue a conversation."""
     fields = await read_fields(service, request, ChatFields)
     asked = to_request(fields)
     if fields.stream_options is not None and not fields.stream:
@@ -278,18 +277,18 @@ def _usage(ends: Sequence[Finished]) -> Usage:
 
 
 class Deltas:
-    """Turns the events of one answer into deltas of its chunks.
+    """Turns the events of one answer into the deltas of its chunks.
 
-    custom: names of custom tools, whose input is told once it is whole.
+    custom: names of custom tools, whose input is sent when it is complete.
     """
 
     def __init__(self, custom: frozenset[str], hides_reasoning: bool) -> None:
         self._custom = custom
         self._hides_reasoning = hides_reasoning
-        self._inputs: dict[int, str] = {}  # arguments so far of calls of custom tools
+        self._inputs: dict[int, str] = {}  # by call: the arguments of a custom tool so far
 
     def of(self, piece: Piece) -> dict[str, Any] | None:
-        """Return the delta of a piece, or None when it has none."""
+        """Return the delta of a piece, or None if it has none."""
         match piece.event:
             case Content(text):
                 return {"content": text}

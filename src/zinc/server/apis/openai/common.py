@@ -1,4 +1,4 @@
-"""Shapes that OpenAI's endpoints share: messages, tools, usage, log-probabilities."""
+"""Fields, event forms and checks that OpenAI's endpoints share."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from zinc.server.errors import invalid
 from zinc.server.http.body import Fields
 from zinc.server.http.responses import event
 
-FINGERPRINT = f"build-zinc-{__version__}"  # clients of llama.cpp expect its b for "build"
+FINGERPRINT = f"build-zinc-{__version__}"  # llama.cpp's clients expect a "b" at the start
 DONE = b"data: [DONE]\n\n"
 
 OPENAI = StreamEvents(error_event=lambda error: event(error.openai()))
 
 
 class StreamOptions(Fields):
+    """OpenAI's `stream_options`."""
+
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class NeutralFields(Fields):
-    """Fields of OpenAI that say nothing about the answer: accounting, and hints to their fleet."""
+    """Fields of OpenAI without effect on the answer, such as accounting. They are ignored."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -35,6 +37,10 @@ class NeutralFields(Fields):
 
 
 def check_count(n: int | None, name: str, most: int) -> int:
+    """Return `n`, by default 1. Raises ApiError if it is not between 1 and `most`.
+
+    name: the request field, named in the error.
+    """
     count = 1 if n is None else n
     if not 1 <= count <= most:
         raise invalid(name, f"{name} is {count}", f"it must lie between 1 and {most}")

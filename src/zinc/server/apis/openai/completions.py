@@ -1,8 +1,8 @@
-"""POST /v1/completions: OpenAI's older API, in which a prompt is text or tokens.
+"""POST /v1/completions: OpenAI's older API, which continues text or tokens.
 
-https://platform.openai.com/docs/api-reference/completions. A prompt may also be a list of prompts;
-`n` answers of each are numbered one after the other. With `echo` and `logprobs` the prompt's own
-tokens are scored as well; its first one has nothing before it, and so no probability.
+https://platform.openai.com/docs/api-reference/completions. With a list of prompts, the choices are
+the `n` answers of the first prompt, then those of the second, and so on. With `echo` and
+`logprobs`, the prompt's tokens have log-probabilities too, except for the first one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Prompt = str | Tokens | Annotated[list[str], FirstError()] | Annotated[list[Toke
 
 
 class CompletionFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
-    """A completion."""
+    """A request for a completion."""
 
     prompt: Prompt
     model: str | None = None
@@ -81,7 +81,7 @@ class CompletionFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFie
     stop: StopField = None
     echo: bool | None = None
     suffix: str | None = Field(
-        None, description="the text behind the answer, for models that fill gaps"
+        None, description="the text after the answer, for fill-in-the-middle models"
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     logit_bias: BiasField = None
@@ -99,9 +99,13 @@ def jobs_of(
     telemetry: Telemetry,
     suffix: str = "",
 ) -> list[Job]:
-    """`n` jobs for each prompt, which is `scored` when its own probabilities are wanted."""
+    """Return `n` jobs for each prompt in `texts`. Raises ApiError.
+
+    scored: also compute the log-probabilities of the prompt's tokens. suffix: the text after the
+    answer, for fill-in-the-middle models.
+    """
     if suffix and model.tokenizer.fill is None:
-        raise unsupported("suffix", "this model has no marks for the text around a gap")
+        raise unsupported("suffix", "this model has no fill-in-the-middle markers")
     model.runner.check_room(n * len(texts))
     reader = partial(PlainReader, model.tokenizer, params.stop)
     held = iter(constraints(model, constraint, n * len(texts)))
@@ -130,6 +134,7 @@ def jobs_of(
 
 
 async def completions(service: Service, request: Request) -> Response:
+    """Continue prompts."""
     fields = await read_fields(service, request, CompletionFields)
     constraint = constraint_of(fields.response_format, fields)
     texts = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
@@ -138,7 +143,9 @@ async def completions(service: Service, request: Request) -> Response:
         raise invalid("best_of", f"best_of is {fields.best_of}", "only n answers are generated")
     scored = bool(fields.echo) and fields.logprobs is not None
     if fields.suffix and (scored or not all(isinstance(text, str) for text in texts)):
-        raise invalid("suffix", "suffix needs prompts that are text, and takes no echoed logprobs")
+        raise invalid(
+            "suffix", "suffix needs text prompts, and cannot be used with echoed logprobs"
+        )
     params = sampling_params(
         fields,
         max_tokens=fields.max_tokens,
@@ -210,7 +217,7 @@ async def completions(service: Service, request: Request) -> Response:
             if isinstance(item, PlainText) and item.progress is not None:
                 yield chunk(index, "", **progress_members(item.progress, fields.timings_per_token))
                 continue
-            if index in to_echo:  # the prompt has run now
+            if index in to_echo:  # now the prompt has log-probabilities
                 to_echo.remove(index)
                 yield chunk(index, echo_of(model, index), _prompt_tokens(answers[index].job))
             if isinstance(item, End):
@@ -234,6 +241,8 @@ async def completions(service: Service, request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
+    """A complete answer."""
+
     text: str
     tokens: list[Sampled]
     end: End
@@ -250,14 +259,14 @@ async def _collect(generation: Generation) -> _Whole:
 
 
 def _prompt_tokens(job: Job) -> list[Sampled]:
-    """The tokens of a prompt that was scored, once it has run."""
+    """Return the tokens of a processed prompt with their log-probabilities, if it was scored."""
     if not isinstance(job.readout, PromptLogprobs):
         return []
     return [Sampled(job.ids[0]), *job.readout.tokens]
 
 
 def _usage(ends: Sequence[End], n: int) -> Usage:
-    """Each prompt counts once, however many answers it has."""
+    """Return the token counts of a request; a prompt with several answers counts once."""
     timings = [end.timings for end in ends]
     return Usage(
         sum(t.prompt_tokens for t in timings) // n,
@@ -267,9 +276,10 @@ def _usage(ends: Sequence[End], n: int) -> Usage:
 
 
 class Logprobs:
-    """OpenAI's older form of log-probabilities; `text_offset` counts on over the pieces.
+    """Converts log-probabilities of one answer to the form of the completions API.
 
-    They are null for the first token of a prompt, which nothing went before.
+    `text_offset` continues over the pieces of an answer. The first token of a prompt has no
+    log-probability, so its value is null.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -277,6 +287,7 @@ class Logprobs:
         self._offset = 0
 
     def add(self, tokens: Sequence[Sampled]) -> dict[str, Any]:
+        """Return the `logprobs` object of the next tokens."""
         texts = [self._text(s.token) for s in tokens]
         offsets = []
         for text in texts:

@@ -8,19 +8,22 @@ from typing import Any
 
 
 def function_name(item: Mapping[str, Any]) -> str:
-    """The name that the function of a call's item has in the chat."""
+    """Return the name of the function that a call item refers to: the namespace and the name."""
     namespace = str(item.get("namespace") or "")
     mark = "__" if namespace and not namespace.endswith("__") else ""
     return f"{namespace}{mark}{item['name']}"
 
 
 def text_arguments(text: str) -> str:
-    """The arguments of a custom tool's function."""
+    """Return the arguments of a custom tool's function for the input `text`, as JSON."""
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
 def text_of(arguments: str) -> str:
-    """The text in such arguments, or what there is of them when the model got them wrong."""
+    """Return the input text in the arguments of a custom tool's function.
+
+    Arguments that the model wrote in another form are returned unchanged.
+    """
     try:
         found = json.loads(arguments)
     except ValueError:
@@ -32,9 +35,10 @@ def text_of(arguments: str) -> str:
 def text_function(
     name: str, description: str | None, format: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the function with one string that a custom tool is to the model.
+    """Return the function with one string argument that stands for a custom tool.
 
-    format: of the chat API or the responses API; the model is told a grammar and not held to it.
+    format: as in the chat API or the responses API. A grammar is shown to the model but not
+    enforced.
     """
     text: dict[str, Any] = {"type": "string"}
     form = format or {}

@@ -26,24 +26,25 @@ from zinc.server.runtime.loaded_model import LoadedModel
 
 
 class EmbeddingFields(NeutralFields, QueueFields):
-    """Texts to be embedded."""
+    """A request for embeddings."""
 
     input: Texts = Field(description="text or token ids, or a list of these")
     model: str | None = None
-    dimensions: int | None = Field(None, ge=1, description="keep the first ones only")
+    dimensions: int | None = Field(None, ge=1, description="keep only the first dimensions")
     encoding_format: Literal["float", "base64"] = "float"
 
 
 async def embeddings(service: Service, request: Request) -> Response:
+    """Answer with the embeddings of texts in OpenAI's form."""
     fields = await read_fields(service, request, EmbeddingFields)
 
     def check(model: LoadedModel) -> None:
         if model.llm.pooling is Pooling.NONE:
             raise ApiError(
                 400,
-                "there are no embeddings in OpenAI's form",
-                "this server was started with --pooling none",
-                "ask /embedding",
+                "this endpoint needs one vector for each text",
+                "the server was started with --pooling none",
+                "use /embedding",
             )
         if (fields.dimensions or 1) > model.llm.spec.hidden:
             raise invalid(

@@ -11,7 +11,7 @@ from zinc.server.http.body import Fields, FirstError
 
 
 class ContentPart(Fields):
-    """A part of a message; text is the only kind that is understood."""
+    """A part of a message's content. Only text is supported."""
 
     type: str
     text: str | None = None
@@ -28,7 +28,7 @@ class CustomCall(Fields):
 
 
 class ToolCall(Fields):
-    """A call of a function, or of a custom tool, which takes text."""
+    """A call of a function or of a custom tool."""
 
     id: str | None = None
     type: Literal["function", "custom"] = "function"
@@ -40,7 +40,7 @@ Content = str | Annotated[list[ContentPart], FirstError()] | None
 
 
 class Message(Fields):
-    """A message of a conversation. Further members are handed to the chat template."""
+    """A message of a conversation. Further members are passed to the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
@@ -54,7 +54,9 @@ Messages = Annotated[list[Message], FirstError()]
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages without members that are null; calls of custom tools become functions'.
+    """Return the messages for the chat template, without null members.
+
+    Calls of custom tools become calls of functions.
 
     Raises ApiError for a message without content and a call without its tool.
     """

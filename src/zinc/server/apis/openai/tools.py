@@ -15,6 +15,8 @@ from zinc.server.http.body import Fields
 
 
 class Function(Fields):
+    """A function that the model may call."""
+
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -22,13 +24,15 @@ class Function(Fields):
 
 
 class Custom(Fields):
+    """A custom tool, which takes text in a format of its own."""
+
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     format: dict[str, Any] | None = None
 
 
 class Tool(Fields):
-    """A function, or a custom tool, which takes text."""
+    """A tool of the chat API: a function or a custom tool."""
 
     type: Literal["function", "custom"]
     function: Function | None = None
@@ -36,9 +40,9 @@ class Tool(Fields):
 
 
 def plain_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
-    """Return the tools as functions for the chat template, or None when there are none.
+    """Return the tools as functions for the chat template, or None if there are none.
 
-    Raises ApiError for a tool that has not what its type says.
+    Raises ApiError for a tool without the member that its type names.
     """
     return [_plain_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())] or None
 
@@ -54,22 +58,23 @@ def _plain_tool(tool: Tool, where: str) -> dict[str, Any]:
 
 
 def custom_names(tools: Sequence[Tool] | None) -> frozenset[str]:
-    """Return the names of the custom tools, whose calls carry text."""
+    """Return the names of the custom tools in `tools`."""
     return frozenset(t.custom.name for t in tools or () if t.type == "custom" and t.custom)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request (None: none), and those of which the model has to call one."""
+    """The tools that the model may call (None: no tools), and those of which it must call one."""
 
     tools: list[dict[str, Any]] | None
     forced: list[dict[str, Any]]
 
 
 def tool_use(choice: object, tools: list[dict[str, Any]] | None) -> ToolUse:
-    """Apply OpenAI's `tool_choice` to the tools. Raises ApiError when it is not valid.
+    """Return the tools that `choice`, OpenAI's `tool_choice`, allows and forces.
 
-    Of `allowed_tools` the model is shown the allowed ones alone.
+    Tools that `allowed_tools` does not list are hidden from the model. Raises ApiError if `choice`
+    is not valid.
     """
     if choice is None or choice == "auto":
         return ToolUse(tools, [])
@@ -95,7 +100,10 @@ def tool_use(choice: object, tools: list[dict[str, Any]] | None) -> ToolUse:
 def _allowed_tools(
     choice: Mapping[str, Any], tools: list[dict[str, Any]] | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools that `allowed_tools` names, in the order of the request, and its mode."""
+    """Return the tools that a choice of type `allowed_tools` lists, and its mode.
+
+    The tools are in the order of the request.
+    """
     inner = choice.get("allowed_tools", choice)  # the responses API has no inner object
     mode = inner.get("mode") if isinstance(inner, Mapping) else None
     listed = inner.get("tools") if isinstance(inner, Mapping) else None
@@ -109,7 +117,7 @@ def _allowed_tools(
     for entry in listed:
         if not isinstance(entry, Mapping):
             raise invalid("tool_choice", "tool_choice is not valid", "a tool is an object")
-        if entry.get("type") in ("function", "custom"):  # others run on OpenAI's servers
+        if entry.get("type") in ("function", "custom"):  # other types run on OpenAI's servers
             (found,) = named_tool(tool_name(entry), tools)
             names.add(found["function"]["name"])
     allowed = [tool for tool in tools or () if tool["function"]["name"] in names]
@@ -119,7 +127,7 @@ def _allowed_tools(
 
 
 def tool_name(entry: Mapping[str, Any]) -> object:
-    """Return the name in a reference to a tool, in the shape of the chat or the responses API."""
+    """Return the name in a reference to a tool, in the form of the chat or the responses API."""
     inner = entry.get(str(entry.get("type")))
     if isinstance(inner, Mapping):
         return inner.get("name")

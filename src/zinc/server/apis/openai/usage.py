@@ -15,7 +15,7 @@ from zinc.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; its answers share one prompt."""
+    """Token counts of a request. Its answers share one prompt."""
 
     prompt: int
     cached: int
@@ -32,6 +32,7 @@ class Usage:
         )
 
     def openai(self) -> dict[str, Any]:
+        """Return the counts as the `usage` object of OpenAI's chat API."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -42,10 +43,10 @@ class Usage:
 
 
 def timings_object(t: Timings) -> dict[str, Any]:
-    """Return times and speeds under the names of llama.cpp's server.
+    """Return times and speeds as the `timings` object of llama.cpp's server.
 
-    The first token of an answer comes with the last step of its prompt, so its decode speed counts
-    from the second token on.
+    The first token comes with the last step of the prompt, so the decode speed counts from the
+    second token on.
     """
     n_steps = t.generated_tokens - 1
     run = t.prompt_tokens - t.cached_tokens
@@ -65,12 +66,12 @@ def timings_object(t: Timings) -> dict[str, Any]:
 
 
 def timings_member(timings: Timings | None) -> dict[str, Any]:
-    """The member of a chunk, where a request asks for it in every one."""
+    """Return the member `timings` of a chunk, or nothing if there are no timings."""
     return {} if timings is None else {"timings": timings_object(timings)}
 
 
 def progress_members(progress: Progress, with_timings: bool | None) -> dict[str, Any]:
-    """What llama.cpp's server adds to a chunk before the first token."""
+    """Return the members that report the progress of a prompt, as in llama.cpp's server."""
     t = progress.timings
     found = {
         "total": progress.n_prompt,
@@ -82,6 +83,7 @@ def progress_members(progress: Progress, with_timings: bool | None) -> dict[str,
 
 
 def token_logprob(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
+    """Return the text, the bytes and the log-probability of a token."""
     piece = tokenizer.token_bytes(token)
     return {
         "token": piece.decode("utf-8", "replace"),
@@ -91,7 +93,7 @@ def token_logprob(tokenizer: Tokenizer, token: int, logprob: float | None) -> di
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Sampled]) -> list[dict[str, Any]]:
-    """`logprobs.content` of the chat API."""
+    """Return the log-probabilities of `tokens` as `logprobs.content` of the chat API."""
     return [
         {
             **token_logprob(tokenizer, s.token, s.logprob),

@@ -1,4 +1,8 @@
-"""/v1/responses: create, count, get, delete and cancel a response."""
+"""/v1/responses: create, count, get, delete and cancel responses.
+
+https://platform.openai.com/docs/api-reference/responses. Every answer goes through `OutputItems`,
+which produces both the events of a stream and the final response object.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,7 @@ RESPONSES = StreamEvents(error_event=_error_event)
 
 
 async def create_response(service: Service, request: Request) -> Response:
+    """Answer a conversation with a response, and store it unless `store` is false."""
     fields = await read_fields(service, request, ResponseFields)
     items = input_items(fields.input)
     conversation = [*_previous(service, request, fields), *item_messages(items)]
@@ -74,7 +79,7 @@ async def create_response(service: Service, request: Request) -> Response:
             yield event(data, data["type"])
         async for item in answers[0]:
             if not isinstance(item, Finished):
-                for data in _told(output, item, fields.timings_per_token):
+                for data in _piece_events(output, item, fields.timings_per_token):
                     yield event(data, data["type"])
                 continue
             cut = item.reason == "length"
@@ -89,15 +94,15 @@ async def create_response(service: Service, request: Request) -> Response:
     )
 
 
-def _told(output: OutputItems, piece: Piece, with_timings: bool | None) -> list[Data]:
-    """The events of a piece; llama.cpp's server adds timings and progress to them."""
+def _piece_events(output: OutputItems, piece: Piece, with_timings: bool | None) -> list[Data]:
+    """Return the events of a piece, with timings and progress as in llama.cpp's server."""
     if piece.progress is not None:
         return [output.in_progress() | progress_members(piece.progress, with_timings)]
     return [data | timings_member(piece.timings) for data in output.push(piece)]
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    """How long the prompt of a response would be."""
+    """Answer with the number of prompt tokens of a response."""
     fields = await read_fields(service, request, ResponseFields)
     messages = [*_previous(service, request, fields), *item_messages(input_items(fields.input))]
     asked = to_request(fields, messages, ResponseTools(fields.tools))
@@ -107,7 +112,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
 
 
 def _previous(service: Service, request: Request, fields: ResponseFields) -> list[dict[str, Any]]:
-    """The conversation that a response goes on with."""
+    """Return the conversation of the previous response that a request continues."""
     if fields.previous_response_id is None:
         return []
     owner = owner_of(service, request)
@@ -115,7 +120,10 @@ def _previous(service: Service, request: Request, fields: ResponseFields) -> lis
 
 
 async def get_response(service: Service, request: Request) -> Response:
-    """Return a stored response; with `stream=true` its events, after number `starting_after`."""
+    """Answer with a stored response, or with `stream=true` as its events.
+
+    `starting_after` skips the events up to that sequence number.
+    """
     id, owner = request.path_params["id"], owner_of(service, request)
     found = service.store.get(id, owner).response
     query = request.query_params
@@ -133,13 +141,14 @@ async def get_response(service: Service, request: Request) -> Response:
 
 
 async def delete_response(service: Service, request: Request) -> Response:
+    """Delete a stored response. Raises ApiError 404."""
     id = request.path_params["id"]
     service.store.delete(id, owner_of(service, request))
     return JSONAnswer({"id": id, "object": "response", "deleted": True})
 
 
 async def cancel_response(service: Service, request: Request) -> Response:
-    """Refuse, as OpenAI does for a response that was not made in the background.
+    """Refuse to cancel a response: only background responses can be cancelled, and there are none.
 
     Raises ApiError: 404 for an unknown response, else 400.
     """
@@ -147,7 +156,7 @@ async def cancel_response(service: Service, request: Request) -> Response:
     raise ApiError(
         400,
         "the response cannot be cancelled",
-        "it was made while the client waited, and is complete",
+        "it is complete; there are no background responses",
         "close the connection to end an answer early",
         code="invalid_value",
         param="id",
@@ -155,6 +164,7 @@ async def cancel_response(service: Service, request: Request) -> Response:
 
 
 async def get_input_items(service: Service, request: Request) -> Response:
+    """Answer with the input items of a stored response. Raises ApiError 404."""
     items = service.store.get(request.path_params["id"], owner_of(service, request)).input
     ids = [str(item.get("id", "")) for item in items]
     return JSONAnswer(
@@ -169,7 +179,7 @@ async def get_input_items(service: Service, request: Request) -> Response:
 
 
 def _shared(fields: ResponseFields, asked: ChatRequest, tools: ResponseTools) -> dict[str, Any]:
-    """The members of the response object that are known before the answer."""
+    """Return the members of the response object that are known before the answer."""
     given = fields.text.format if fields.text else None
     format = {"type": "text"} if given is None else given.model_dump(exclude_unset=True)
     return {

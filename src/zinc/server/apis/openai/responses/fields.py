@@ -21,11 +21,11 @@ from zinc.server.http.body import Fields, FirstError
 
 
 class Reasoning(Fields):
-    """OpenAI's `reasoning`, with the members that OpenRouter adds."""
+    """OpenAI's `reasoning` object, with the members that OpenRouter adds."""
 
     effort: Effort | None = None
     enabled: bool | None = None
-    max_tokens: int | None = Field(None, ge=0, description="tokens of reasoning at most")
+    max_tokens: int | None = Field(None, ge=0, description="most tokens of reasoning")
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -41,7 +41,7 @@ class TextConfig(Fields):
 
 
 class ResponseFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, QueueFields):
-    """A response."""
+    """A request for a response."""
 
     input: str | Annotated[list[dict[str, Any]], FirstError()]
     model: str | None = None
@@ -59,7 +59,7 @@ class ResponseFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralField
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: Strings | None = None
     truncation: str | None = None
-    max_tool_calls: int | None = Field(None, description="bounds tools that run here: none do")
+    max_tool_calls: int | None = Field(None, description="no effect: no tools run on the server")
     stop: StopField = None
     background: bool | None = None
     conversation: Any = None

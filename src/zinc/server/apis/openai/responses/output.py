@@ -1,4 +1,4 @@
-"""The output of a response: items that open, grow and close, as events and as an object."""
+"""The output of a response: its items, and the events of their creation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _PREFIXES = {
     "function_call": "fc",
     "custom_tool_call": "ctc",
 }
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and what they carry
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # type -> member with text
 
 
 class ItemEvents:
-    """Numbers the events of a response; `items` are the items so far.
+    """Creates the items of a response and their numbered events.
 
-    `shared` are the members of the response that do not change.
+    shared: members of the response object that do not change. items: the items so far. The last
+    one is open while it grows.
     """
 
     def __init__(self, shared: Mapping[str, Any]) -> None:
@@ -41,13 +42,16 @@ class ItemEvents:
         self._open: str | None = None
 
     def begin(self) -> list[Data]:
+        """Return the first events of a stream."""
         created = self._event("response.created", response=self._object("in_progress"))
         return [created, self.in_progress()]
 
     def in_progress(self) -> Data:
+        """Return an event that says that the response is in progress."""
         return self._event("response.in_progress", response=self._object("in_progress"))
 
     def last(self, status: str, response: Data) -> Data:
+        """Return the last event of a stream, with the finished response."""
         return self._event(f"response.{status}", response=response)
 
     def _object(self, status: str) -> Data:
@@ -82,11 +86,12 @@ class ItemEvents:
         """Append text to the arguments of the open call and return its events."""
         self._arguments += text
         if self._open == "custom_tool_call":
-            return []  # the input of a custom tool is known once its arguments are complete
+            return []  # the input of a custom tool is sent when its arguments are complete
         self.items[-1]["arguments"] = self._arguments
         return [self._at("response.function_call_arguments.delta", delta=text)]
 
     def _begin(self, kind: str, **members: str) -> list[Data]:
+        """Open an item of type `kind`, unless one is open already; return the events."""
         if self._open == kind and kind not in _CALLS:
             return []
         ended = self._end()
@@ -119,6 +124,7 @@ class ItemEvents:
         return [*ended, added, part_added]
 
     def _end(self, status: str = "completed") -> list[Data]:
+        """Close the open item, if there is one; return the events."""
         kind, self._open = self._open, None
         if kind is None:
             return []
@@ -160,9 +166,10 @@ class ItemEvents:
 
 
 class OutputItems(ItemEvents):
-    """Turns the pieces of an answer into events and items.
+    """Turns the pieces of an answer into items and their events.
 
-    `tools` say what a call becomes; with `logprobs`, text has those of its tokens.
+    logprobs: whether text has log-probabilities. tools: the request's tools, which determine the
+    item of a call.
     """
 
     def __init__(
@@ -178,6 +185,7 @@ class OutputItems(ItemEvents):
         self._tools = tools
 
     def push(self, piece: Piece) -> list[Data]:
+        """Add a piece and return its events."""
         match piece.event:
             case Content(text):
                 opened = self._begin("message")
@@ -194,12 +202,15 @@ class OutputItems(ItemEvents):
                 return self._end("completed" if complete else "incomplete")
 
     def close(self, cut: bool) -> list[Data]:
-        """End the last item and return its events; an answer has at least one item."""
+        """Close the last item and return its events. An empty answer gets an empty message.
+
+        cut: the answer ended at a token limit.
+        """
         opened = [] if self.items else self._begin("message")
         return [*opened, *self._end("incomplete" if cut else "completed")]
 
     def response(self, usage: Mapping[str, Any], cut: bool) -> Data:
-        """Return the finished response."""
+        """Return the finished response. cut: the answer ended at a token limit."""
         details = {"reason": "max_output_tokens"} if cut else None
         return {
             **self._object("incomplete" if cut else "completed"),
@@ -213,7 +224,7 @@ class OutputItems(ItemEvents):
 
 
 class Replay(ItemEvents):
-    """The events of a finished response, with the text of each item in one delta."""
+    """Creates the events of a finished response again, with each item's text in one delta."""
 
     def __init__(self, response: Mapping[str, Any]) -> None:
         super().__init__({k: v for k, v in response.items() if k != "completed_at"})
@@ -243,7 +254,7 @@ class Replay(ItemEvents):
 
 
 def _snapshot(value: Data) -> Data:
-    """Return a copy that does not change when the item grows."""
+    """Return a copy of an item or part that does not change when the item grows."""
     copied = dict(value)
     if isinstance(copied.get("content"), list):
         copied["content"] = [dict(part) for part in copied["content"]]

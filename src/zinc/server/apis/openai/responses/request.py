@@ -1,4 +1,4 @@
-"""A response's request and its input items as a chat request."""
+"""Requests of /v1/responses, and their input items, as chat requests."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "background": (False, "responses are made while the client waits"),
-    "conversation": (None, "conversations are not kept; previous_response_id is"),
-    "prompt": (None, "this server keeps no prompt templates"),
-    "context_management": ([], "a conversation is taken as it is sent"),
-    "moderation": (None, "this server moderates nothing"),
+    "background": (False, "there are no background responses"),
+    "conversation": (None, "conversations are not stored; use previous_response_id"),
+    "prompt": (None, "there are no stored prompt templates"),
+    "context_management": ([], "conversations are not edited"),
+    "moderation": (None, "there is no moderation"),
     "image": (None, "only text can be generated"),
-    "reasoning_format": ("auto", "reasoning comes in items of its own"),
+    "reasoning_format": ("auto", "reasoning is returned as items"),
 }
-# Reasoning is sent in the clear, so there is nothing that would have to be included encrypted.
+# "reasoning.encrypted_content" has no effect, because reasoning is always returned as plain text.
 _INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 
 
 def to_request(
     fields: ResponseFields, messages: Sequence[Mapping[str, Any]], tools: ResponseTools
 ) -> ChatRequest:
-    """Return what the engine is asked. Raises ApiError."""
+    """Return the request as a `ChatRequest`. Raises ApiError.
+
+    messages: the conversation, without the instructions.
+    """
     refuse(fields, _REFUSED)
     if fields.truncation not in (None, "auto", "disabled"):
         raise invalid("truncation", "truncation is not valid", "it is auto or disabled")
@@ -55,7 +58,7 @@ def to_request(
         fields.verbosity = fields.text.verbosity
     for name in fields.include or []:
         if name not in _INCLUDES:
-            raise unsupported("include", f"{name[:60]!r} is nothing that this server has")
+            raise unsupported("include", f"this server has no {name[:60]!r}")
     with_logprobs = bool(fields.top_logprobs) or LOGPROBS in (fields.include or [])
     params = sampling_params(
         fields,
@@ -92,7 +95,7 @@ def _constraint(fields: ResponseFields) -> Constraint | None:
 
 
 def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The input as items, each with a type and an id. Raises ApiError."""
+    """Return the input as a list of items, each with a type and an id. Raises ApiError."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
@@ -103,7 +106,7 @@ def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         kind = item.get("type", "message")
         check = _CHECKS.get(kind) if isinstance(kind, str) else None
         if check is None:
-            raise unsupported(where, f"items of type {str(kind)[:40]!r} are not understood")
+            raise unsupported(where, f"items of type {str(kind)[:40]!r} are unknown")
         for name, types in check.items():
             if not isinstance(item.get(name), types):
                 raise invalid(f"{where}.{name}", f"{where}.{name} is missing or not valid")
@@ -122,7 +125,10 @@ _CHECKS: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def item_messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Items as messages of the chat API; what one turn of the assistant made is one message."""
+    """Return items as messages of the chat API.
+
+    Text, reasoning and calls of one turn of the assistant become one message.
+    """
     messages: list[dict[str, Any]] = []
     thoughts = ""
     for item in items:

@@ -1,8 +1,7 @@
-"""Tools of /v1/responses as functions of the chat API, and calls of those functions as its items.
+"""Tools of /v1/responses as functions of the chat API, and calls of these functions as items.
 
-A custom tool takes text: here it is a function with one string. A namespace is a prefix of its
-functions' names. What OpenAI's own servers would run (a web search) is an offer to the model, which
-this server never takes up; tools that clients wait for in other shapes are refused.
+A custom tool becomes a function with one string, a namespace a prefix of function names. Tools that
+run on OpenAI's servers (such as web search) are ignored. Other types of tools are refused.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", 
 
 
 class ResponseTool(Fields):
+    """A tool of the responses API; a namespace contains further tools."""
+
     type: str
     name: str | None = None
     description: str | None = None
@@ -28,19 +29,23 @@ class ResponseTool(Fields):
 
 
 class ResponseTools:
-    """The tools of a request: `functions` for the chat, `offered` as the client sent them."""
+    """The tools of a request.
+
+    functions: as functions for the chat template. offered: as the client sent them, without tools
+    that run on OpenAI's servers. Raises ApiError for a tool that is not supported.
+    """
 
     def __init__(self, tools: Sequence[ResponseTool] | None) -> None:
         self.functions: list[dict[str, Any]] = []
         self.offered: list[dict[str, Any]] = []
-        self._members: dict[str, dict[str, str]] = {}  # of a call's item, by the function's name
+        self._members: dict[str, dict[str, str]] = {}  # function name -> members of a call item
         for i, tool in enumerate(tools or ()):
             if not tool.type.startswith(_HOSTED):
                 self._add(tool, f"tools[{i}]", "")
                 self.offered.append(tool.model_dump(exclude_unset=True))
 
     def item_of(self, name: str) -> dict[str, str]:
-        """The type, the name and the namespace of an item that is a call of this function."""
+        """Return the type, name and namespace of the item for a call of the function `name`."""
         return self._members.get(name, {"type": "function_call", "name": name})
 
     def _add(self, tool: ResponseTool, where: str, namespace: str) -> None:
@@ -49,7 +54,7 @@ class ResponseTools:
                 self._add(inner, f"{where}.tools[{i}]", _required(tool.name, where))
             return
         if tool.type not in ("function", "custom"):
-            raise unsupported(where, f"tools of type {tool.type[:40]!r} do not run here")
+            raise unsupported(where, f"there are no tools of type {tool.type[:40]!r}")
         name = _required(tool.name, where)
         function: dict[str, Any] = {"name": name}
         function |= tool.model_dump(
