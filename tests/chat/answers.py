@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from zinc.chat.events import Answer, merged
+from zinc.chat.formats import FORMATS
 from zinc.chat.parser import AnswerParser
-from zinc.chat.tools import FORMATS
 
 BY_NAME = {format.name: format for format in FORMATS}
 

@@ -6,8 +6,8 @@ import pytest
 from answers import BY_NAME, TOOLS, answer
 
 from zinc.chat import ChatTemplate
+from zinc.chat.formats import FORMATS, detect
 from zinc.chat.messages import prepare, text_of, with_tools
-from zinc.chat.tools import FORMATS, detect
 from zinc.chat.traits import TemplateTraits
 from zinc.core.errors import RequestError, UnsupportedError, ZincError
 

@@ -12,9 +12,9 @@ from tokenizer.small_vocabularies import byte_level
 import zinc
 from zinc.chat import ChatTemplate
 from zinc.chat.events import Answer, Content, Reasoning, merged
+from zinc.chat.formats import detect
 from zinc.chat.parser import AnswerParser, TokenParser, control_markers
 from zinc.chat.reasoning import ThinkingBudget, template_arguments
-from zinc.chat.tools import detect
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import TokenKind

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zinc.backends.plans import Launch
+from zinc.chat.formats import detect
 from zinc.chat.parser import AnswerParser
-from zinc.chat.tools import detect
 from zinc.cli import text
 from zinc.cli.answer import DIM, RESET, Printer, show
 from zinc.cli.cost import StepShape

@@ -1,6 +1,6 @@
 """Chat: templates that turn messages into a prompt, and parsers that take answers apart.
 
-`template` renders; `messages` and `traits` fit messages to a template; `tools.detect` finds the
+`template` renders; `messages` and `traits` fit messages to a template; `formats.detect` finds the
 format of a model, `parser` reads its answers into `events`, `reasoning` limits how long it thinks.
 """
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats.mistral import N_ID_CHARS
 from zinc.chat.json_text import parsed
 from zinc.chat.template import REASONING_KEYS, Message
-from zinc.chat.tools.mistral import N_ID_CHARS
 from zinc.chat.traits import TemplateTraits
 from zinc.core.errors import RequestError, UnsupportedError
 

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats import detect
 from zinc.chat.renderer import SHARED, Renderer, RenderError
-from zinc.chat.tools import detect
 from zinc.core.errors import RequestError, TemplateError
 from zinc.tokenizer import Tokenizer
 

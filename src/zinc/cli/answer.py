@@ -119,8 +119,8 @@ def show(
 
 def parser_for(template: ChatTemplate, prompt: str) -> AnswerParser:
     """Return a parser that tells reasoning from the answer of a model after `prompt`."""
+    from zinc.chat.formats import detect
     from zinc.chat.parser import AnswerParser
-    from zinc.chat.tools import detect
 
     format = detect(template.source)
     return AnswerParser(format, opened=format.opened(prompt))
@@ -128,7 +128,7 @@ def parser_for(template: ChatTemplate, prompt: str) -> AnswerParser:
 
 def has_reasoning(template_source: str) -> bool:
     """Return whether a chat template has marks around reasoning."""
-    from zinc.chat.tools import detect
+    from zinc.chat.formats import detect
 
     marks = detect(template_source).thinking
     return marks is not None and (
@@ -138,8 +138,8 @@ def has_reasoning(template_source: str) -> bool:
 
 def note_think(template: ChatTemplate, think: bool | None) -> None:
     """Say on stderr when --think or --no-think (`think`) changes nothing with this template."""
+    from zinc.chat.formats import detect
     from zinc.chat.reasoning import template_arguments
-    from zinc.chat.tools import detect
 
     if think is None:
         return

@@ -62,7 +62,7 @@ def _weights(file: GGUFFile, types: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _chat(file: GGUFFile) -> str:
-    from zinc.chat.tools import detect
+    from zinc.chat.formats import detect
     from zinc.cli.answer import has_reasoning
 
     source = file.metadata.get("tokenizer.chat_template")

@@ -13,8 +13,8 @@ from tokenizer.small_vocabularies import byte_level
 
 from zinc import LLM
 from zinc.chat.events import Answer
+from zinc.chat.formats import FORMATS
 from zinc.chat.parser import AnswerParser
-from zinc.chat.tools import FORMATS
 from zinc.engine.structured import Grammars
 from zinc.server.errors import ApiError
 from zinc.server.runtime.tool_calls.grammar import calls_or_json, forced_calls

@@ -7,8 +7,8 @@ import logging
 from dataclasses import dataclass
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats import detect
 from zinc.chat.template import ChatTemplate
-from zinc.chat.tools import detect
 from zinc.chat.traits import TemplateTraits
 from zinc.llm import LLM
 from zinc.server.errors import ApiError

@@ -11,10 +11,10 @@ fence. Code and JSON are also what answers are made of, so the name must be that
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats.json_call import read_json_call
+from zinc.chat.formats.python_call import read_call_list, read_name, read_python_call
 from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
-from zinc.chat.tools.json_call import read_json_call
-from zinc.chat.tools.python_call import read_call_list, read_name, read_python_call
 
 _FENCE, _FENCE_END = "```tool_code", "```"
 _WRAPPER = "print"

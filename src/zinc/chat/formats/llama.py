@@ -8,11 +8,11 @@ answer only, and only with the name of a tool. Llama 3.2 also writes [f(a=1)].
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats.json_call import read_arguments, read_json_call
+from zinc.chat.formats.python_call import read_call_list, read_python_call, read_word
 from zinc.chat.json_text import escaped
 from zinc.chat.output import Output
 from zinc.chat.reader import END, MalformedError, Reader, Steps
-from zinc.chat.tools.json_call import read_arguments, read_json_call
-from zinc.chat.tools.python_call import read_call_list, read_python_call, read_word
 
 _TAG = "<|python_tag|>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

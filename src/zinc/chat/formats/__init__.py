@@ -7,15 +7,15 @@ rows are tried in order: templates of one format may mention the markers of a si
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat
-from zinc.chat.tools.deepseek import DEEPSEEK, DEEPSEEK_V31
-from zinc.chat.tools.gemma3 import GEMMA3
-from zinc.chat.tools.gemma4 import GEMMA4
-from zinc.chat.tools.glm import GLM
-from zinc.chat.tools.harmony import HARMONY
-from zinc.chat.tools.hermes import HERMES, THINK
-from zinc.chat.tools.llama import LLAMA
-from zinc.chat.tools.mistral import MISTRAL
-from zinc.chat.tools.qwen import QWEN_TAGS
+from zinc.chat.formats.deepseek import DEEPSEEK, DEEPSEEK_V31
+from zinc.chat.formats.gemma3 import GEMMA3
+from zinc.chat.formats.gemma4 import GEMMA4
+from zinc.chat.formats.glm import GLM
+from zinc.chat.formats.harmony import HARMONY
+from zinc.chat.formats.hermes import HERMES, THINK
+from zinc.chat.formats.llama import LLAMA
+from zinc.chat.formats.mistral import MISTRAL
+from zinc.chat.formats.qwen import QWEN_TAGS
 
 # Formats without calls that zinc can read.
 THINKING_ONLY = ChatFormat("thinking-only", markers=(THINK.begin, THINK.end), thinking=THINK)

@@ -7,9 +7,9 @@ between <think> and </think>. A few fine-tunes put a list of calls between the t
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat, Thinking
+from zinc.chat.formats.json_call import read_json_call, read_json_calls
 from zinc.chat.output import Output
 from zinc.chat.reader import Reader, Steps
-from zinc.chat.tools.json_call import read_json_call, read_json_calls
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

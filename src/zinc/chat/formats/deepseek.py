@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats.hermes import THINK
+from zinc.chat.formats.json_call import read_arguments
 from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
-from zinc.chat.tools.hermes import THINK
-from zinc.chat.tools.json_call import read_arguments
 
 _BLOCK, _BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _OPEN, _CLOSE, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

@@ -11,10 +11,10 @@ Text stands as it is and other values as JSON; the tool's schema decides where b
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats.hermes import THINK
+from zinc.chat.formats.tagged import Arguments
 from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
-from zinc.chat.tools.hermes import THINK
-from zinc.chat.tools.tagged import Arguments
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"

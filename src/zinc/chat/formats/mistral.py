@@ -8,9 +8,9 @@ ids of exactly nine letters and digits.
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat, Thinking, random_id
+from zinc.chat.formats.json_call import read_arguments, read_json_calls
 from zinc.chat.output import Output
 from zinc.chat.reader import Reader, Steps
-from zinc.chat.tools.json_call import read_arguments, read_json_calls
 
 _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _THINK = Thinking("[THINK]", "[/THINK]", resume="")

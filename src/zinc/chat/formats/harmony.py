@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 
 from zinc.chat.format import ChatFormat, Thinking, read_reasoning_to
+from zinc.chat.formats.json_call import read_arguments
 from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
-from zinc.chat.tools.json_call import read_arguments
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN = "<|constrain|>"

@@ -15,11 +15,11 @@ times; then the name must be that of a tool.
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats.hermes import THINK
+from zinc.chat.formats.json_call import read_json_call
+from zinc.chat.formats.tagged import Arguments
 from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
-from zinc.chat.tools.hermes import THINK
-from zinc.chat.tools.json_call import read_json_call
-from zinc.chat.tools.tagged import Arguments
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
