@@ -66,6 +66,17 @@ def test_backends_do_not_import_each_other():
                 assert parts[2] in (own, "api", "plans"), f"{path} imports {module}"
 
 
+def test_only_gpu_code_knows_how_dispatches_are_ordered_and_given_arguments() -> None:
+    """Elsewhere reports may count dispatches and barriers (`StepCounts`), and nothing more."""
+    known = re.compile(r"push.?constant|\bDispatch\b|\bbarrier\b|zinc\.gpu\.", re.IGNORECASE)
+    backends = (path.parent for path in (ROOT / "backends").glob("*/__init__.py"))
+    gpu = [ROOT / "gpu", *(x for x in backends if "zinc.gpu" in (x / "__init__.py").read_text())]
+    for path in ROOT.rglob("*.py"):
+        if not any(path.is_relative_to(folder) for folder in gpu):
+            found = known.search(path.read_text())
+            assert not found, f"{path} names {found.group()}"
+
+
 def test_importing_zinc_loads_nothing_heavy():
     heavy = "('numpy', 'tokenizers', 'jinja2')"
     code = f"import sys, zinc; print([m for m in {heavy} if m in sys.modules])"
