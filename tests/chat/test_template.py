@@ -213,7 +213,7 @@ def test_nothing_to_continue(messages, why):
 
 def test_a_format_that_continues_nothing():
     harmony = "<|channel|><|message|>analysis"
-    with pytest.raises(RequestError, match="no way to continue"):
+    with pytest.raises(RequestError, match="cannot continue"):
         render(harmony, BEGUN, continue_final_message=True)
 
 

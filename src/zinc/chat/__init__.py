@@ -1,7 +1,8 @@
-"""Chat: templates that turn messages into a prompt, and parsers that take answers apart.
+"""Chat templates, which turn messages into a prompt, and streaming parsers of answers.
 
-`template` renders; `messages` and `traits` fit messages to a template; `formats.detect` finds the
-format of a model, `parser` reads its answers into `events`, `reasoning` limits how long it thinks.
+`template` renders prompts. `messages` and `traits` adapt messages to a template. `formats.detect`
+finds the chat format of a model, `parser` turns its answers into `events`, and `reasoning` limits
+the tokens of its reasoning.
 """
 
 from zinc.chat.template import ChatTemplate

@@ -1,8 +1,9 @@
-"""What a model's answer consists of, as it arrives: text, reasoning, and calls of tools.
+"""Events of a streamed answer: text, reasoning and tool calls.
 
-A call is one `CallStart`, any number of `CallArguments`, one `CallEnd`, with nothing in between.
-Its arguments are JSON text, whatever the model's own notation was. The markers around reasoning and
-calls, and blank space next to them, are in no event; every other character of an answer is.
+A call is one `CallStart`, any number of `CallArguments` and one `CallEnd`, with no other events in
+between. Its arguments are JSON text, even if the model writes another notation. The events contain
+every character of an answer except the markers around reasoning and calls, and the white space next
+to them.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A piece of the answer."""
+    """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thought before it answered."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call of the tool `name` begins. Calls of an answer are counted from 0 by `index`."""
+    """The start of a call of the tool `name`. index: number of the call in the answer, from 0."""
 
     index: int
     id: str
@@ -37,7 +38,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the call's arguments, JSON text of an object."""
+    """A piece of a call's arguments. The pieces together are the JSON text of an object."""
 
     index: int
     text: str
@@ -45,10 +46,10 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The call is over.
+    """The end of a call.
 
-    `complete` means that all arguments came and are valid JSON; otherwise the answer was cut off,
-    or departed from the format. `source` is what the model wrote, markers included.
+    complete: all arguments are there and are valid JSON; false if the answer was cut off or left
+    the format. source: the text of the call as the model wrote it, with markers.
     """
 
     index: int
@@ -60,7 +61,7 @@ Event: TypeAlias = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """The same events with neighbouring pieces joined."""
+    """Return `events` with neighbouring pieces of the same kind joined."""
     runs: list[tuple[Event, list[str]]] = []
     for event in events:
         text = getattr(event, "text", "")
@@ -93,7 +94,7 @@ def _with_text(event: Event, text: str) -> Event:
 
 @dataclass(slots=True)
 class Call:
-    """A call as a whole; `arguments` is JSON text."""
+    """A whole call. arguments: JSON text."""
 
     id: str
     name: str
@@ -104,7 +105,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer put together from its events."""
+    """A whole answer, built from its events."""
 
     content: str = ""
     reasoning: str = ""
@@ -132,8 +133,10 @@ class Answer:
                 self.calls[index].source = source
 
     def message(self) -> dict[str, Any]:
-        """The assistant message of OpenAI's chat API, with `reasoning_content` where there is
-        reasoning. `content` is None when there are only calls.
+        """Return the answer as an assistant message of OpenAI's chat API.
+
+        `reasoning_content` is present only if there is reasoning; `content` is None if there are
+        only calls.
         """
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:

@@ -1,8 +1,9 @@
-"""What a chat format is: its markers, and the grammar of an answer.
+"""Chat formats: how a family of models writes reasoning and tool calls, and how that is parsed.
 
-All formats share one shape: perhaps reasoning, then text in which markers open calls (or, in some,
-channels). So a format is data plus one generator a marker; `read_answer` is the loop around them
-and the only place that recovers from text which is not in the format.
+In every format an answer is optional reasoning, then text in which markers open calls (or channels,
+in some formats). A format is therefore a record of markers, with one generator per marker that
+reads the text after it. `read_answer` is the loop around these generators. It treats text that does
+not follow the format as plain text.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 def random_id(n_chars: int = 24, prefix: str = "call_") -> str:
-    """An id for a call, unlike any other in a conversation."""
+    """Return a random id for a call."""
     return prefix + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(n_chars))
 
 
 @dataclass(frozen=True)
 class Thinking:
-    """Markers around reasoning. `resume` is what a model writes next to go on to its answer.
+    """The markers around reasoning.
 
-    With `anywhere` the reasoning is a channel that the format's parts read; otherwise it counts
-    only at the very beginning, since later the same characters are the answer's.
+    resume: the text between the end marker and the answer. anywhere: reasoning can be anywhere in
+    an answer, and the generators of the format read it; otherwise it can only be at the beginning,
+    and later markers are text.
     """
 
     begin: str
@@ -42,15 +44,18 @@ class Thinking:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How a family of models writes reasoning and calls.
+    """The chat format of a family of models.
 
-    `calls` and `channels` map a marker to the generator that reads what follows it; `calls` are
-    ignored when the request has no tools. `bare_call` reads a call without a marker, which only the
-    beginning of an answer can be; `beginning` reads anything else that only it can be.
-    `markers` lists all markers: those that are control tokens in a vocabulary count only as such.
-    `header` is how the model's turn begins, where the prompt ends inside of it. With
-    `calls_in_channels` the parts in `channels` read calls too. `syntax` shows a call, to tell a
-    model whose template does not.
+    markers: all markers. A marker that is a control token of a model's vocabulary is recognised
+        only as that token, not as text.
+    calls, channels: by marker, the generator that reads the text after it. `calls` are used only
+        if the request has tools.
+    bare_call: reads a call without a marker, which can only be at the beginning of an answer.
+    beginning: reads other text that can only be at the beginning of an answer.
+    header: the beginning of the model's turn, in formats whose prompt ends within it.
+    calls_in_channels: the generators in `channels` also read calls.
+    syntax: an example of a call, for models whose template does not describe calls.
+    new_id: returns an id for a call.
     """
 
     name: str
@@ -67,11 +72,11 @@ class ChatFormat:
 
     @property
     def has_calls(self) -> bool:
-        """Whether calls of tools can be told from text."""
+        """Whether zinc can parse tool calls of this format."""
         return bool(self.calls) or self.calls_in_channels
 
     def opened(self, prompt: str) -> str:
-        """The part of the answer that the prompt has begun already: `<think>`, or "" mostly."""
+        """Return the beginning of the answer that is already in `prompt`: "<think>" or often ""."""
         if self.header is not None:
             begun = prompt[prompt.rfind(self.header) + len(self.header) :]
             return begun if self.header in prompt else ""
@@ -80,7 +85,7 @@ class ChatFormat:
         return ""
 
     def read_answer(self, reader: Reader, output: Output) -> Steps[None]:
-        """Reads a whole answer; ends at END."""
+        """Read a whole answer, up to END."""
         if self.thinking is not None and not self.thinking.anywhere:
             yield from _read_reasoning(reader, output, self.thinking)
         parts = dict(self.channels)
@@ -95,13 +100,13 @@ class ChatFormat:
             if marker == END:
                 return
             if not (yield from _attempt(parts[marker], reader, output)):
-                # Without its first character no marker is found here again.
+                # Skip one character, so that the same marker is not found again.
                 first = yield from reader.read()
                 output.content(str(first))
 
 
 def _attempt(part: Part, reader: Reader, output: Output) -> Steps[bool]:
-    """Runs `part`. False, and nothing is read, if the text is not for it."""
+    """Run the generator `part`. Return False, with nothing read, if the text does not fit it."""
     reader.limit = HEAD_LIMIT
     try:
         yield from part(reader, output)
@@ -124,7 +129,7 @@ def _read_reasoning(reader: Reader, output: Output, thinking: Thinking) -> Steps
 
 
 def read_reasoning_to(*ends: str) -> Part:
-    """The part that takes all text for reasoning until one of `ends`, which it reads too."""
+    """Return a generator that reads reasoning up to and including one of the markers `ends`."""
 
     def read(reader: Reader, output: Output) -> Steps[None]:
         reader.limit = None

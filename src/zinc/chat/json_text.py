@@ -1,7 +1,7 @@
-"""JSON as it streams: a value is checked character by character and passed on unchanged.
+"""Streaming JSON: check a value character by character, and pass it on.
 
-One thing is mended on the way: models write line breaks and tabs into strings, where JSON wants
-them escaped. Nesting is a list, not recursion, so no text can exhaust the stack.
+Line breaks and tabs in strings, which models write and JSON forbids, are escaped. Everything else
+is passed on unchanged. Nesting is kept in a list, so deep nesting cannot overflow the stack.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def quoted(text: str) -> str:
-    """`text` as a JSON string."""
+    """Return `text` as a JSON string with quotes."""
     return f'"{escaped(text)}"'
 
 
 def escaped(text: str) -> str:
-    """`text` as it stands inside a JSON string; halves of surrogate pairs are escaped too."""
+    """Return `text` escaped for a JSON string, without quotes. Lone surrogates are escaped too."""
     plain = json.dumps(text, ensure_ascii=False)[1:-1]
     return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", plain)
 
 
 def parsed(text: str) -> Any:
-    """The value of JSON text. Raises ValueError, also for NaN and for what is nested too deep."""
+    """Return the value of a JSON text.
+
+    Raises ValueError if it is not valid, for NaN and infinity, and if it is nested too deep.
+    """
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -47,7 +50,10 @@ def _no_constant(name: str) -> None:
 
 
 def read_value(reader: Reader, sink: Sink) -> Steps[None]:
-    """Passes one value to `sink`. Raises MalformedError at the first character that is wrong."""
+    """Read one JSON value and pass its text to `sink`, piece by piece.
+
+    Raises MalformedError at the first wrong character.
+    """
     closers: list[str] = []
     expected = "value"
     while True:
@@ -135,7 +141,10 @@ def _read_escape(reader: Reader, sink: Sink) -> Steps[None]:
 
 
 def read_string(reader: Reader) -> Steps[str]:
-    """The value of a string, with blanks before it. Raises MalformedError."""
+    """Read a JSON string, after optional white space, and return its value.
+
+    Raises MalformedError.
+    """
     parts: list[str] = []
     item = yield from reader.next()
     yield from _read_string(reader, item, parts.append)

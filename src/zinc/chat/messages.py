@@ -1,9 +1,9 @@
-"""Messages of OpenAI's chat API → messages that a model's template understands.
+"""Adapt messages of OpenAI's chat API to a chat template.
 
-Clients send one shape to all models: content as text or as a list of parts, arguments of calls as
-JSON text, several calls in a message. `TemplateTraits` knows what this template takes. What it has
-no place for goes elsewhere where that is possible: calls are spread over messages, a system prompt
-joins the first question, tools join the system prompt.
+Clients send one form to all models: content as text or a list of parts, call arguments as JSON
+text, several calls in a message. `TemplateTraits` knows what a template accepts. What it has no
+place for is moved if possible: several calls become several messages, a system prompt becomes part
+of the first question, and tools become part of the system prompt.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ALPHANUMERIC = string.digits + string.ascii_letters
 
 
 def prepare(messages: Sequence[Message], traits: TemplateTraits) -> list[dict[str, Any]]:
-    """The messages in the template's own shape; the originals are left alone.
+    """Return copies of `messages` in the form that a template with these `traits` accepts.
 
-    Raises RequestError for a message that is not valid, UnsupportedError for content other than
-    text. Both name the message by its index.
+    Raises RequestError for an invalid message, and UnsupportedError for content other than text.
+    Both name the message by its index.
     """
     prepared = [_message(message, f"messages[{i}]", traits) for i, message in enumerate(messages)]
     prepared = _one_system(prepared, traits)
@@ -44,10 +44,10 @@ def prepare(messages: Sequence[Message], traits: TemplateTraits) -> list[dict[st
 def with_tools(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], format: ChatFormat
 ) -> list[Message]:
-    """The messages with a system prompt that describes the tools.
+    """Return `messages` after a system prompt that describes the tools.
 
-    For templates that leave tools out (`TemplateTraits.tools`); call it before `prepare`. Raises
-    UnsupportedError when zinc cannot read calls of this format.
+    This is for templates without tools (`TemplateTraits.tools`). Call it before `prepare`. Raises
+    UnsupportedError if zinc cannot parse calls of this format.
     """
     if not format.syntax:
         raise UnsupportedError(
@@ -63,9 +63,10 @@ def with_tools(
 
 
 def text_of(content: object, where: str) -> str:
-    """The text of a message's content: itself, or its parts, each on a line of its own.
+    """Return the text of a message's `content`; parts are joined with line breaks.
 
-    Raises RequestError for a wrong shape, UnsupportedError for images and the like.
+    where: the message, named in errors. Raises RequestError for an invalid form, and
+    UnsupportedError for parts that are not text.
     """
     if content is None:
         return ""
@@ -105,7 +106,7 @@ def _message(message: Message, where: str, traits: TemplateTraits) -> dict[str, 
         if reasoning and prepared["content"] and not traits.reasoning_with_content:
             reasoning = f"{text_of(reasoning, where)}\n\n{prepared['content']}"
             prepared["content"] = ""
-        if not traits.content_with_calls:  # the template shows one or the other
+        if not traits.content_with_calls:  # the template renders either content or calls
             prepared["content"] = ""
         if not prepared["content"] and traits.null_content:
             prepared["content"] = None
@@ -132,7 +133,7 @@ def _calls(calls: object, where: str, traits: TemplateTraits) -> list[dict[str, 
 
 
 def _arguments(arguments: object, where: str, traits: TemplateTraits) -> object:
-    """Arguments as an object where the template takes one, else as JSON text."""
+    """Return call arguments as an object if the template accepts one, else as JSON text."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
         value = parsed(text) if text.strip() else {}
@@ -141,7 +142,7 @@ def _arguments(arguments: object, where: str, traits: TemplateTraits) -> object:
     if value is None and text.strip() in ("null", ""):
         value = {}
     if not isinstance(value, dict):
-        # What a model wrote once may be broken; it can be shown to it again only as it is.
+        # Invalid JSON that the model wrote earlier can only be shown to it unchanged.
         if traits.text_arguments and isinstance(arguments, str):
             return arguments
         raise RequestError(f"{where} is not a JSON object")
@@ -149,8 +150,10 @@ def _arguments(arguments: object, where: str, traits: TemplateTraits) -> object:
 
 
 def _one_system(messages: list[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
-    """Joins the system messages at the beginning; puts them into the first question where the
-    template has no place for them."""
+    """Return the messages with the system messages at the beginning joined to one.
+
+    If the template has no system role, their text becomes part of the first question.
+    """
     n = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     system, rest = "\n\n".join(message["content"] for message in messages[:n]), messages[n:]
     if n == 0:
@@ -161,7 +164,7 @@ def _one_system(messages: list[dict[str, Any]], traits: TemplateTraits) -> list[
 
 
 def _name_results(messages: list[dict[str, Any]]) -> None:
-    """Gives results the name of their tool, which some templates print."""
+    """Add the tool's name to each tool result, because some templates print it."""
     names: dict[Any, str] = {}
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -185,7 +188,7 @@ def _shorten_ids(messages: list[dict[str, Any]]) -> None:
 
 
 def _short_id(id: object) -> str:
-    """Nine letters or digits, the same ones for the same id."""
+    """Return nine letters and digits that depend only on `id`."""
     text = id if isinstance(id, str) else ""
     if len(text) == N_ID_CHARS and text.isascii() and text.isalnum():
         return text
@@ -198,7 +201,10 @@ def _short_id(id: object) -> str:
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Spreads a message with several calls over as many messages, each with its results."""
+    """Return the messages with one call each: a message with several calls is split.
+
+    Each part is followed by the result of its call.
+    """
     spread: list[dict[str, Any]] = []
     position = 0
     while position < len(messages):

@@ -1,7 +1,7 @@
-"""Output of the format parsers: collects events and decides which blank space is text.
+"""The output of a format's parser: collects events and drops white space around markers.
 
-Models put line breaks around their markers that belong to neither side. So blanks are held until it
-is clear what follows them: text, and then they are text too, or a marker, and then they go.
+Models write line breaks around markers that belong to neither side. White space is therefore held
+back: it is kept if text follows, and dropped if a marker follows.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Event, 
 from zinc.chat.reader import SPACE, MalformedError, Reader
 from zinc.chat.schema import Tools
 
-# How far a call may go before its name and the beginning of its arguments are known.
+# Most characters of a call before its name and the start of its arguments must be known.
 HEAD_LIMIT = 8192
 _MAX_NAME_CHARS = 256
 
 
 class Output:
-    """Where a parser puts what it understood.
+    """Collects the events of an answer.
 
-    `tools` are the tools of the request; None means that calls are not looked for. `is_thinking`
-    says whether the model is in its reasoning. `is_open`: a call was started and not ended.
-    `is_whole`: all arguments of the open call have come.
+    tools: the tools of the request; None means that calls are not parsed. is_thinking: the answer
+    is within its reasoning. is_open: a call has started and not ended. is_whole: the arguments of
+    the open call are complete.
     """
 
     def __init__(self, reader: Reader, tools: Tools | None, new_id: Callable[[], str]) -> None:
@@ -38,7 +38,7 @@ class Output:
         self._n_calls = 0
 
     def take(self) -> list[Event]:
-        """The events since the last call, pieces joined."""
+        """Return the events since the last `take`, with neighbouring pieces joined."""
         events, self._events = self._events, []
         return merged(events)
 
@@ -72,7 +72,7 @@ class Output:
         return self.tools is not None and name in self.tools
 
     def start(self, name: str, id: str | None = None) -> None:
-        """A call begins. Raises MalformedError when this cannot be a name."""
+        """Start a call. Raises MalformedError if `name` cannot be the name of a tool."""
         if not 0 < len(name) <= _MAX_NAME_CHARS or not name.isprintable():
             raise MalformedError("no name")
         self._boundary()
@@ -81,23 +81,23 @@ class Output:
         self._events.append(CallStart(self._n_calls, id or self._new_id(), name))
 
     def arguments(self, text: str) -> None:
-        """A piece of the open call's arguments."""
+        """Add a piece to the arguments of the open call."""
         if text:
             self._events.append(CallArguments(self._n_calls, text))
 
     def end_arguments(self) -> None:
-        """What has come is a whole JSON object."""
+        """Mark the arguments of the open call as complete."""
         self.is_whole = True
 
     def end(self) -> None:
-        """The call is over: all that was read since the last commit is its source."""
+        """End the open call. Its source is the text that was read since the last commit."""
         self._events.append(CallEnd(self._n_calls, self.is_whole, self._reader.commit()))
         self._n_calls += 1
         self.is_open = self.is_whole = False
         self._reader.limit = HEAD_LIMIT
 
     def finish(self) -> None:
-        """Nothing more comes: held blanks end the text they follow."""
+        """End the answer. White space that was held back becomes part of the text before it."""
         if self._blanks and not self._trim:
             kind = Reasoning if self.is_thinking else Content
             self._events.append(kind(self._blanks))

@@ -1,9 +1,9 @@
-"""The streaming parser of answers: text and control tokens in, events out.
+"""Streaming parsers of answers: text or token ids in, events out.
 
-`AnswerParser` takes text; `TokenParser` in front of it takes token ids, keeps characters whole,
-honours stop strings, and tells control tokens from the same characters written out. Neither raises
-on anything that a model writes, and how the answer was cut into pieces changes no event once
-neighbouring pieces are joined.
+`AnswerParser` takes text. `TokenParser` takes token ids; it decodes them, handles stop strings, and
+distinguishes control tokens from the same characters as text. The parsers never raise because of
+what a model writes, and the events (with neighbouring pieces joined) do not depend on how the
+answer was split into pieces.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from zinc.tokenizer.stream import StopMatcher
 
 
 class AnswerParser:
-    """Push text and marks, get events.
+    """Turns text and control tokens into events.
 
-    `tools` are those of the request, in OpenAI's shape or Anthropic's; without any, calls are not
-    looked for and stay text. `opened` is the part of the answer that the prompt has begun already
-    (`ChatFormat.opened`). `controls` are the markers that are control tokens in the model's
-    vocabulary: these count only when they come through `mark`.
+    tools: the tools of the request, in the form of OpenAI or Anthropic; without tools, calls are
+    text. opened: the beginning of the answer that is part of the prompt (`ChatFormat.opened`).
+    controls: markers that are control tokens of the vocabulary; they are recognised only if they
+    are passed to `mark`.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class AnswerParser:
         return self._reader.is_matching
 
     def push(self, text: str) -> list[Event]:
-        """The events that became certain with this text."""
+        """Add text, and return the events that are now certain."""
         if not self._finished:
             for char in text:
                 self._steps.send(char)
         return self._output.take()
 
     def mark(self, text: str) -> list[Event]:
-        """As `push`, for one control token, given as its text."""
+        """Add a control token by its text, and return the events that are now certain."""
         if not self._finished and text:
             self._steps.send(Mark(text))
         return self._output.take()
 
     def finish(self) -> list[Event]:
-        """The answer is over: the rest of the events. A call that was cut off ends incomplete."""
+        """End the answer, and return the remaining events. An unfinished call ends incomplete."""
         if not self._finished:
             self._finished = True
             try:
@@ -80,7 +80,10 @@ class AnswerParser:
         return self._output.take()
 
     def _replay(self, opened: str, markers: Sequence[str]) -> None:
-        """Feed what stands in the prompt, whose markers are all real. It makes no events."""
+        """Parse the part of the answer in the prompt. All markers in it are control tokens.
+
+        Its events are dropped.
+        """
         while opened:
             marker = next((text for text in markers if opened.startswith(text)), "")
             if marker in self._controls:
@@ -93,11 +96,11 @@ class AnswerParser:
 
 
 class TokenParser:
-    """Push the ids that a model generates, get events.
+    """Turns the token ids of an answer into events.
 
-    `stop` strings end the text before them, whether they come in the answer or in the reasoning;
-    `stopped` is the one that did. Tokens that end an answer need not be pushed and do nothing.
-    Raises RequestError for an empty stop string.
+    tools, opened: as for `AnswerParser`. stop: the answer ends before the first of these strings,
+    in the text or in the reasoning. stopped: the string that ended it. End-of-answer tokens have no
+    effect. Raises RequestError for an empty stop string.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class TokenParser:
         return self._stop.matched
 
     def push(self, id: int) -> list[Event]:
-        """The events that became certain with this token; often none."""
+        """Add a token, and return the events that are now certain, often none."""
         if self.stopped is not None:
             return []
         if id in self._marks:
@@ -141,7 +144,7 @@ class TokenParser:
         return self._parser.push(self._stop.push(text))
 
     def finish(self) -> list[Event]:
-        """The answer is over: the rest of the events."""
+        """End the answer, and return the remaining events."""
         return self._parser.push(self._flush()) + self._parser.finish()
 
     def _flush(self) -> str:
@@ -151,7 +154,7 @@ class TokenParser:
 
 
 def control_markers(tokenizer: Tokenizer, format: ChatFormat) -> dict[int, str]:
-    """The format's markers that are control tokens of this vocabulary, by id."""
+    """Return the markers of `format` that are control tokens of the vocabulary, by token id."""
     ids = {tokenizer.id_of(marker): marker for marker in format.markers}
     return {
         id: marker for id, marker in ids.items() if id is not None and id in tokenizer.special_ids

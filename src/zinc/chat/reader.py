@@ -1,9 +1,9 @@
-"""Input of the format parsers: characters and control tokens, one at a time.
+"""The input of a format's parser: characters and control tokens, one at a time.
 
-A parser is a generator that asks for an item with `yield` and is resumed when one arrives, so its
-code reads like one for a whole text, and where the text was cut cannot matter. An item is one
-character, a `Mark` (a control token, as its text), or END. What was read can be put back: that is
-how text which only looked like a call becomes text again.
+A parser is a generator. It asks for the next item with `yield` and is resumed when one arrives, so
+it is written as if the whole text were there, and its result cannot depend on how the text was
+split. An item is a character, a `Mark` (a control token, by its text) or END. Items can be put
+back, which turns text that only looked like a call into text again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ SPACE = frozenset(" \t\r\n")
 
 
 class Mark(str):
-    """A control token of the vocabulary; unlike these characters written one by one."""
+    """A control token, as opposed to the same characters as text."""
 
     __slots__ = ()
 
 
 class MalformedError(Exception):
-    """The text is not in the format. Never leaves the parser."""
+    """The text does not follow the format. The parser catches this itself."""
 
 
 class Markers:
-    """Texts to look for. Those in `controls` count only as a Mark, others also spelled out."""
+    """Markers to look for: those in `controls` only as a `Mark`, others also as characters."""
 
     def __init__(self, texts: Iterable[str], controls: frozenset[str]) -> None:
         self.texts = frozenset(texts)
@@ -42,11 +42,11 @@ class Markers:
 
 
 class Reader:
-    """Hands out items and remembers those since the last `commit`.
+    """Reads items, and keeps those since the last `commit` so that they can be put back.
 
-    `controls` are the markers that are control tokens of the vocabulary. Reading more than `limit`
-    items without a commit is malformed: it bounds what is held back and read again. `is_matching`:
-    what was read last may be the beginning of a marker.
+    controls: markers that are control tokens of the vocabulary. limit: reading more items than this
+    without a commit raises MalformedError, which limits how much text is held back. is_matching:
+    the last characters may be the beginning of a marker.
     """
 
     def __init__(self, controls: frozenset[str] = frozenset()) -> None:
@@ -62,14 +62,17 @@ class Reader:
         return len(self._log)
 
     def commit(self, keep: int = 0) -> str:
-        """Forget all but the last `keep` items, which can no longer be put back. Their text."""
+        """Accept the items read so far, except the last `keep`, and return their text.
+
+        Accepted items can no longer be put back.
+        """
         end = len(self._log) - keep
         text = "".join(self._log[:end])
         del self._log[:end]
         return text
 
     def rewind(self, position: int = 0) -> None:
-        """Put back what was read after `position`."""
+        """Put back the items that were read after `position`."""
         self._back.extend(reversed(self._log[position:]))
         del self._log[position:]
 
@@ -79,12 +82,12 @@ class Reader:
             self.rewind(len(self._log) - 1)
 
     def fail(self, item: str) -> MalformedError:
-        """`item`, read last, does not belong here."""
+        """Put back the last item, and return an error for it."""
         self.unread(item)
         return MalformedError(item)
 
     def read(self) -> Steps[str]:
-        """The next item; END for ever once the answer is over."""
+        """Return the next item; at the end of the answer, always END."""
         if self._back:
             item = self._back.pop()
         elif self._ended:
@@ -100,26 +103,26 @@ class Reader:
         return item
 
     def next(self) -> Steps[str]:
-        """The next item that is not blank."""
+        """Skip white space and return the next item."""
         while True:
             item = yield from self.read()
             if item not in SPACE:
                 return item
 
     def peek(self) -> Steps[str]:
-        """The next item that is not blank; it stays to be read. The blanks before it do not."""
+        """Skip white space and return the next item without reading it."""
         item = yield from self.next()
         self.unread(item)
         return item
 
     def expect(self, char: str) -> Steps[None]:
-        """Read `char`, with blanks before it. Raises MalformedError."""
+        """Skip white space and read `char`. Raises MalformedError if another item follows."""
         item = yield from self.next()
         if item != char:
             raise self.fail(item)
 
     def match(self, text: str) -> Steps[bool]:
-        """Read `text`, if it comes next."""
+        """Read `text` if it comes next; return whether it does."""
         start = self.position
         item = yield from self.read()
         if isinstance(item, Mark) or text in self.controls:
@@ -135,7 +138,7 @@ class Reader:
         return found
 
     def match_after_space(self, text: str) -> Steps[bool]:
-        """Read `text`, with blanks before it, if it comes next."""
+        """Read white space and `text` if they come next; return whether they do."""
         start = self.position
         yield from self.peek()
         found = yield from self.match(text)
@@ -147,9 +150,9 @@ class Reader:
         return Markers(texts, self.controls)
 
     def scan(self, markers: Markers, sink: Sink, remember: bool = True) -> Steps[str]:
-        """Pass text on until one of the markers was read, or END. The marker or END.
+        """Pass text to `sink` up to one of `markers` or the end; return the marker or END.
 
-        Without `remember`, what was passed on is committed at once and only the marker is not.
+        remember: keep the text so that it can be put back; otherwise only the marker can be.
         """
         held = ""
         while True:
@@ -177,9 +180,9 @@ class Reader:
                 return held
 
     def until(self, *markers: str) -> Steps[tuple[str, str]]:
-        """The text before the first of the markers, and the marker: for names and the like.
+        """Read up to the first of `markers`, and return the text before it and the marker.
 
-        Raises MalformedError when the answer ends first, or the text is too long for a name.
+        Raises MalformedError if the answer ends first, or if the text is too long for a name.
         """
         parts: list[str] = []
 

@@ -1,7 +1,7 @@
-"""Control over reasoning: on or off through the template, and a budget in tokens.
+"""Control of reasoning: on or off by template variables, and a token budget.
 
-When the budget is spent the model's own end marker is put into its mouth: the engine feeds
-`ThinkingBudget`'s ids instead of sampling, and the model goes on to its answer.
+When the budget is used up, the engine inserts the end marker of the reasoning instead of sampling,
+and the model continues with its answer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from zinc.tokenizer import Tokenizer
 
 
 def template_arguments(enabled: bool | None = None, effort: str | None = None) -> dict[str, Any]:
-    """What tells a chat template whether, and how hard, the model shall think.
+    """Return the template variables that turn reasoning on or off and set its effort.
 
-    Families differ in the name, and templates ignore names that they do not know. Harmony has no
-    "off"; there only `effort` ("low", "medium", "high") counts.
+    Model families use different names; templates ignore unknown variables. Harmony (gpt-oss) cannot
+    turn reasoning off, and only reads `effort` ("low", "medium" or "high").
     """
     arguments: dict[str, Any] = {}
     if enabled is not None:
@@ -28,7 +28,7 @@ def template_arguments(enabled: bool | None = None, effort: str | None = None) -
 
 
 class Thinker(Protocol):
-    """What a budget asks a parser (`TokenParser` or `AnswerParser`)."""
+    """The part of a parser (`TokenParser` or `AnswerParser`) that a budget needs."""
 
     @property
     def is_thinking(self) -> bool: ...
@@ -37,11 +37,12 @@ class Thinker(Protocol):
 
 
 class ThinkingBudget:
-    """Ends reasoning after `limit_tokens`.
+    """A limit of `limit_tokens` on reasoning.
 
-    `end_ids` are the ids that end it: `message`, for those who want the model to know why, the end
-    marker, and what the model writes before its answer. Raises UnsupportedError when the format has
-    no reasoning, RequestError for a negative limit.
+    message: text to insert before the end marker, for example to tell the model why its reasoning
+    ends. end_ids: the token ids to insert: the message, the end marker, and the text that leads to
+    the answer. Raises UnsupportedError if the format has no reasoning, and RequestError for a
+    negative limit.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class ThinkingBudget:
         self.end_ids = tuple(tokenizer.encode(end, add_special=False, parse_special=True))
 
     def step(self, parser: Thinker, n_tokens: int = 1) -> tuple[int, ...]:
-        """Ids that must come next instead of sampled ones; nearly always none.
+        """Return the token ids to insert before sampling goes on; usually none.
 
-        Call it once before the first token with `n_tokens` = 0, then after each step with the
-        number of tokens that were pushed to `parser`. An end marker that the model has begun itself
-        is waited for.
+        Call it before the first token with `n_tokens` = 0, and after each step with the number of
+        tokens that were pushed to `parser`. If the model has begun to write the end marker itself,
+        nothing is inserted.
         """
         if not parser.is_thinking:
             return ()

@@ -1,7 +1,7 @@
-"""Processes that run chat templates, which are code from strangers (`zinc.chat.worker`).
+"""Worker processes that run chat templates, which are untrusted code (see `zinc.chat.worker`).
 
-A few workers are kept warm and shared by all templates. A rendering that meets the deadline or a
-limit of memory costs its worker, which is replaced; other renderings go on.
+A few workers are kept running and shared by all templates. A rendering that exceeds its time or
+memory limit ends its worker, which is replaced. Other renderings are not affected.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from zinc.chat.worker import READY, REPLY, REQUEST, STOPPED, TEXT
 from zinc.core.errors import ZincError
 
 DEADLINE_S = 2.0
-MEMORY_BYTES = 208 << 20  # beside some 20 MB of the process itself
+MEMORY_BYTES = 208 << 20  # besides about 20 MB for the process itself
 MAX_WORKERS = 4
 _SCRIPT = Path(__file__).absolute().with_name("worker.py")
-_START_S = 60.0  # for a worker's imports, on a machine that is busy
+_START_S = 60.0  # for the imports of a worker on a busy machine
 _MAX_REPLY_BYTES = 1 << 30
-# The worker gets nothing else of the environment, where keys and tokens may be.
+# The worker gets no other environment variables, since these can contain secrets.
 _ENVIRONMENT = ("TZ", "TZDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
 
 class RenderError(Exception):
-    """A template failed: `what` it did and `why`, as clauses. `stopped`: a limit ended it."""
+    """A template failed. what, why: clauses for the message. stopped: a limit ended it."""
 
     def __init__(self, what: str, why: str, stopped: bool = False) -> None:
         super().__init__(what, why)
@@ -45,8 +45,8 @@ class RenderError(Exception):
 class Renderer:
     """Renders templates in at most `max_workers` processes. Safe to share between threads.
 
-    A rendering may take `seconds`, and `memory_bytes` beside a multiple of the size of its
-    variables.
+    seconds, memory_bytes: limits of one rendering. The memory limit also allows a multiple of the
+    size of the variables.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Renderer:
         self._slots = threading.BoundedSemaphore(self._max_workers)
 
     def start(self) -> None:
-        """Start a worker unless one is idle; the imports of a new one go on in the background.
+        """Start a worker unless one is idle, so that the first rendering need not wait for it.
 
         A failure is reported by the first rendering.
         """
@@ -74,15 +74,15 @@ class Renderer:
                 self._idle.append(_Worker(self.seconds, self._memory_bytes))
 
     def check(self, source: str) -> None:
-        """Compile `source`. Raises RenderError; ZincError when no worker can be started."""
+        """Compile `source`. Raises RenderError, and ZincError if no worker can be started."""
         self._ask(source, None)
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """Return the text that the template `source` makes of `variables`.
+        """Return the output of the template `source` for `variables`.
 
-        The variables are plain data: None, booleans, numbers, text, and lists, tuples and
-        dictionaries of these. Raises RenderError when the template fails or is stopped, ZincError
-        when no worker can be started.
+        Variables are plain data: None, booleans, numbers, text, and lists, tuples and dictionaries
+        of these. Raises RenderError if the template fails or is stopped, and ZincError if no worker
+        can be started.
         """
         return self._ask(source, dict(variables))
 
@@ -99,7 +99,7 @@ class Renderer:
                 else:
                     self._idle.append(worker)
                 raise
-            except BaseException:  # the reply may still come, and nobody else may read it
+            except BaseException:  # a late reply must not be read by another rendering
                 worker.close()
                 raise
             self._idle.append(worker)
@@ -107,7 +107,7 @@ class Renderer:
 
     def _take(self) -> _Worker:
         while self._idle:
-            with contextlib.suppress(IndexError):  # another thread was faster
+            with contextlib.suppress(IndexError):  # another thread took the last one
                 worker = self._idle.pop()
                 if worker.is_alive:
                     return worker
@@ -115,12 +115,12 @@ class Renderer:
         return _Worker(self.seconds, self._memory_bytes)
 
     def close(self) -> None:
-        """End the workers that are idle. A later rendering starts a new one."""
+        """End the idle workers. A later rendering starts a new one."""
         while self._idle:
             self._idle.pop().close()
 
     def forget(self) -> None:
-        """Leave the workers to the process that this one was forked from."""
+        """Drop the workers after a fork; they belong to the parent process."""
         for worker in self._idle:
             worker.close_pipes()
         self._reset()
@@ -138,7 +138,7 @@ class _Worker:
     def __init__(self, seconds: float, memory_bytes: int) -> None:
         self._seconds = seconds
         self._is_ready = False
-        # -I and -S: nothing but the standard library and these folders can be imported.
+        # -I and -S: only the standard library and the folders below can be imported.
         command = [sys.executable, "-I", "-S", str(_SCRIPT), str(seconds), str(memory_bytes)]
         try:
             self._process = subprocess.Popen(
@@ -147,7 +147,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-                start_new_session=True,  # Ctrl-C on a terminal is for the parent
+                start_new_session=True,  # Ctrl-C must only reach the parent
             )
         except (OSError, TypeError) as error:  # TypeError: there is no sys.executable
             raise _cannot_start(str(error)) from None
@@ -162,8 +162,8 @@ class _Worker:
     def ask(self, request: bytes) -> str:
         """Return the reply to `request`.
 
-        Raises RenderError, with `stopped` when the worker cannot be used again, and ZincError when
-        it did not start.
+        Raises RenderError (with `stopped` if the worker cannot be used again), and ZincError if the
+        worker did not start.
         """
         if not self._is_ready:
             with self._deadline(_START_S):
@@ -172,12 +172,12 @@ class _Worker:
                 raise _cannot_start(f"it ended with {self._end()}")
         began = time.monotonic()
         with self._deadline(self._seconds):
-            with contextlib.suppress(BrokenPipeError):  # then there is no reply either
+            with contextlib.suppress(BrokenPipeError):  # the missing reply is handled below
                 self._stdin.write(REQUEST.pack(len(request)))
                 self._stdin.write(request)
                 self._stdin.flush()
             reply = self._read_reply()
-        # The worker may be killed even if its reply came at the last moment.
+        # The timer may have killed the worker just after its reply.
         if time.monotonic() - began >= self._seconds:
             raise RenderError("was stopped", f"it ran for more than {self._seconds:g} s", True)
         if reply is None:
@@ -189,7 +189,7 @@ class _Worker:
         raise RenderError(what, why, status == STOPPED)
 
     def _read_reply(self) -> tuple[int, bytes] | None:
-        """Return status and text of a reply, None if the process ended instead."""
+        """Return the status and the text of a reply, or None if the process ended."""
         head = self._stdout.read(REPLY.size)
         if len(head) < REPLY.size:
             return None
@@ -199,7 +199,7 @@ class _Worker:
 
     @contextlib.contextmanager
     def _deadline(self, seconds: float) -> Iterator[None]:
-        """Kill the process if the block takes longer; what waits for its pipes then goes on."""
+        """Kill the process if the block takes longer, which ends a read of its pipes."""
         timer = threading.Timer(seconds, self._process.kill)
         timer.daemon = True
         timer.start()
@@ -209,7 +209,7 @@ class _Worker:
             timer.cancel()
 
     def _end(self) -> str:
-        """Return how the process ended."""
+        """Wait for the end of the process and return its status as text."""
         self.close()
         code = self._process.returncode
         if code >= 0:

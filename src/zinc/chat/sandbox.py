@@ -1,14 +1,14 @@
 """The jinja2 environment of chat templates.
 
-A template comes with a model file, so it is code from a stranger. jinja2's immutable sandbox keeps
-it from Python's internals and from changing its arguments; time and memory are limited by the
-process around it (`zinc.chat.worker`). The file imports nothing of zinc, so that this process
-starts quickly.
+A template comes with a model file, so it is untrusted code. jinja2's immutable sandbox keeps it
+from Python's internals and from changing its arguments. The process around it limits time and
+memory (`zinc.chat.worker`). This file imports nothing from zinc, so that the process starts
+quickly.
 """
 
 from __future__ import annotations
 
-# Filters import html, pprint and textwrap when they run, which is after files are out of reach.
+# Filters import html, pprint and textwrap on first use, when the process can open no more files.
 import html  # noqa: F401
 import json
 import pprint  # noqa: F401
@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-import jinja2.debug  # noqa: F401 - likewise, when a template fails
+import jinja2.debug  # noqa: F401 - likewise, needed when a template fails
 from jinja2 import Template, meta, nodes
 from jinja2.exceptions import (
     SecurityError,
@@ -34,7 +34,7 @@ _CACHED_TEMPLATES = 8
 
 
 class TemplateFailure(Exception):  # noqa: N818 - zinc's error is TemplateError, made from this
-    """A template failed: `what` it did and `why`, as clauses."""
+    """A template failed. what, why: clauses for the message."""
 
     def __init__(self, what: str, why: object) -> None:
         super().__init__(what, why)
@@ -42,11 +42,11 @@ class TemplateFailure(Exception):  # noqa: N818 - zinc's error is TemplateError,
 
 
 class RefusedError(TemplateRuntimeError):
-    """The template called `raise_exception`: it does not accept these messages."""
+    """The template called `raise_exception`, because it does not accept the messages."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks an assistant's text for training; here it does nothing."""
+    """The tag `{% generation %}`, which marks text for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -56,7 +56,7 @@ class GenerationTag(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Compiles and renders templates, with the globals and rules that Hugging Face gives them."""
+    """Compiles and renders templates with the same globals and rules as Hugging Face."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @lru_cache(_CACHED_TEMPLATES)  # noqa: B019 - a process has one sandbox
     def _compiled(self, source: str) -> tuple[Template, frozenset[str]]:
-        """Return the template and the names of the variables that `_defaults` may give it."""
+        """Return the template, and the names of the variables that `_defaults` may set."""
         tree = self.parse(source)
         names = meta.find_undeclared_variables(tree)
         if _is_optional(tree, "enable_thinking"):
@@ -78,7 +78,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(tree), frozenset(names)
 
     def check(self, source: str) -> None:
-        """Compile `source`. Raises TemplateFailure when it is not a template."""
+        """Compile `source`. Raises TemplateFailure if it is not a valid template."""
         try:
             self._compiled(source)
         except TemplateSyntaxError as error:
@@ -91,7 +91,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateFailure("cannot be compiled", _cause(error)) from None
 
     def prompt(self, source: str, variables: Mapping[str, Any]) -> str:
-        """Return what `source` makes of `variables`. Raises TemplateFailure."""
+        """Return the output of the template `source` for `variables`. Raises TemplateFailure."""
         self.check(source)
         template, names = self._compiled(source)
         try:
@@ -104,7 +104,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateFailure("failed on these messages", error) from None
         except MemoryError:
             raise
-        except Exception as error:  # whatever a stranger's code runs into
+        except Exception as error:  # any error in the template's own code
             raise TemplateFailure("failed on these messages", _cause(error)) from None
 
 
@@ -113,7 +113,7 @@ def _cause(error: Exception) -> str:
 
 
 def _is_optional(tree: nodes.Template, name: str) -> bool:
-    """Return whether a template says itself what the absence of the variable `name` means."""
+    """Return whether a template handles the absence of the variable `name` itself."""
     return any(
         isinstance(use.node, nodes.Name)
         and use.node.name == name
@@ -123,11 +123,11 @@ def _is_optional(tree: nodes.Template, name: str) -> bool:
 
 
 def _defaults(names: frozenset[str], tools: object) -> dict[str, Any]:
-    """Return the variables that some families of templates expect, as far as `names` has them.
+    """Return default values for the variables in `names` that some templates expect.
 
-    Templates that read `enable_thinking` without a test (R1, QwQ) are written for hosts that always
-    give it, and think by default. `date_string` is for Llama 3; `datetime` and `functions`, which
-    is JSON text, are for FireFunction.
+    `enable_thinking` is for templates that read it without a test (R1, QwQ); these models think by
+    default. `date_string` is for Llama 3; `datetime` and `functions` (JSON text) are for
+    FireFunction.
     """
     defaults: dict[str, Any] = {}
     if "enable_thinking" in names:
@@ -156,7 +156,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without the HTML escapes of jinja2's own filter, as Hugging Face defines it."""
+    """Return `value` as JSON, without the HTML escapes of jinja2's filter, as Hugging Face does."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

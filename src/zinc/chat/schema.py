@@ -1,7 +1,7 @@
-"""The tools of a request, as far as parsing needs them: names, and the types of parameters.
+"""The tools of a request for parsers: their names and the types of their parameters.
 
-Formats that write values without quotes leave their type open: `<parameter=zip>01234` is text or a
-number, and only the tool's JSON schema knows.
+In formats without quotes, the type of a value is ambiguous: `<parameter=zip>01234` can be text or a
+number. The tool's JSON schema decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 class Tools:
-    """Looks up tools by name. Takes OpenAI's shape, its inner `function`, or Anthropic's."""
+    """Looks up tools by name. Tools have the form of OpenAI, its inner `function`, or Anthropic."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
@@ -30,11 +30,11 @@ class Tools:
         return name in self._schemas
 
     def parameters(self, name: str) -> list[str]:
-        """The parameters of a tool, in the order of its schema."""
+        """Return the names of a tool's parameters, in the order of its schema."""
         return list(_mapping(self._schemas.get(name, {}).get("properties")))
 
     def types(self, name: str, parameter: str) -> frozenset[str]:
-        """The JSON types that a parameter may have; empty when the schema does not say."""
+        """Return the JSON types of a parameter; empty if the schema does not say."""
         root = self._schemas.get(name, {})
         schema = _mapping(root.get("properties")).get(parameter, root.get("additionalProperties"))
         return _types(schema, root, set())
@@ -45,7 +45,10 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> frozenset[str]:
-    """`seen` are the references followed so far: none is followed twice."""
+    """Return the JSON types that `schema` allows.
+
+    seen: the references followed so far; none is followed twice.
+    """
     schema = _mapping(schema)
     if isinstance(kind := schema.get("type"), str):
         return frozenset({kind})
@@ -86,9 +89,10 @@ def _type(value: object) -> str:
 
 
 def typed(text: str, types: frozenset[str]) -> str:
-    """The JSON text of a value that a model wrote without quotes.
+    """Return a value that a model wrote without quotes, as JSON text.
 
-    A type other than string is taken when the text fits it; without `types`, any that fits.
+    It is a string unless its text is a value of another type in `types`; if `types` is empty, of
+    any other type.
     """
     if types == {"string"}:
         return quoted(text)
@@ -99,7 +103,7 @@ def typed(text: str, types: frozenset[str]) -> str:
     except ValueError:
         return quoted(text)
     if kind == "string":
-        # Quotes that the model wrote itself: its JSON if no text was asked for.
+        # The model wrote quotes: a JSON string, unless the parameter is text with quotes.
         return plain if types and "string" not in types else quoted(text)
     fits = kind in types or (kind == "integer" and "number" in types)
     whole = kind == "number" and "integer" in types and float(plain).is_integer()

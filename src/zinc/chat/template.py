@@ -1,9 +1,9 @@
-"""Chat templates: messages → the text that a model was trained to continue.
+"""Chat templates: turn messages into the prompt text that a model was trained on.
 
-A template is the Jinja source in a model's metadata; it runs in a process of its own
-(`zinc.chat.renderer`). Its markers are control tokens, and the same characters in a message are
-only text. `ChatTemplate.encode` keeps the two apart, so a message cannot end its turn or forge a
-system prompt; `render` alone returns a string, in which they look alike.
+A template is Jinja source in a model's metadata. It runs in a separate process
+(`zinc.chat.renderer`). Markers that the template writes are control tokens; the same characters in
+a message are text. `ChatTemplate.encode` keeps them apart, so a message cannot end its turn or
+forge a system prompt. `render` returns a string, in which they look the same.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Value = Any  # plain data: None, booleans, numbers, text, and lists, tuples and 
 _MAX_SOURCE_CHARS = 1 << 20
 _OTHER_MESSAGES = "change the messages, or continue plain text with {raw}"
 _OTHER_TEMPLATE = "give another one with {chat_template}, or continue plain text with {raw}"
-# Names that clients and templates give the reasoning of a message.
+# Names that clients and templates use for the reasoning of a message.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-# Variables that only the template's own model may set, and a name that jinja2 uses.
+# Variables that callers may not set, and a name that jinja2 uses.
 _RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token", "self"})
 
 
 class StoppedError(TemplateError):
-    """A template took too much time or memory."""
+    """A template exceeded its limit of time or memory."""
 
 
 class ChatTemplate:
-    """A chat template that compiles. Immutable; safe to share between threads.
+    """A compiled chat template. Immutable; safe to share between threads.
 
-    `bos_token` and `eos_token` are the texts of these tokens, which templates write themselves.
-    `name` is for messages. Raises TemplateError when the source is not valid Jinja, StoppedError
-    when it takes too much time or memory to compile.
+    bos_token, eos_token: the texts of these tokens, which templates write. name: the model, named
+    in errors. Raises TemplateError if the source is not valid Jinja, and StoppedError if compiling
+    takes too much time or memory.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class ChatTemplate:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, for_tools: bool = False) -> ChatTemplate:
-        """Return the template of a model; `for_tools` prefers the one for tools if it has several.
+        """Return the template of a model.
 
-        Raises TemplateError when the model has none.
+        for_tools: prefer the template for tools, if the model has several. Raises TemplateError if
+        the model has no template.
         """
         source = tokenizer.chat_template
         if for_tools or source is None:
@@ -88,7 +89,7 @@ class ChatTemplate:
 
     @cached_property
     def format(self) -> ChatFormat:
-        """The format of answers to this template's prompts."""
+        """The format of answers to prompts of this template."""
         return detect(self.source)
 
     def render(
@@ -102,15 +103,18 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt as text.
 
-        `add_generation_prompt` (default: true) begins the answer's turn. With
-        `continue_final_message` the prompt ends with the text of the last message, which is the
-        assistant's, so that an answer continues it. `arguments` are further variables for the
-        template (`enable_thinking`, `reasoning_effort`, `documents`, ...); a template ignores those
-        that it does not read. `enable_thinking` is true unless the template has another default.
+        add_generation_prompt: end the prompt with the beginning of the answer's turn (default:
+            true).
+        continue_final_message: end the prompt with the last message, which must be the assistant's,
+            so that the answer continues it.
+        arguments: further variables of the template (`enable_thinking`, `reasoning_effort`,
+            `documents`, ...). A template ignores variables that it does not read. If
+            `enable_thinking` is not given, the template's own default applies, or true if it has
+            none.
 
-        Raises TemplateError when the template refuses the messages or fails on them, StoppedError
-        when it takes too much time or memory, RequestError for arguments that contradict each other
-        or are not plain data.
+        Raises TemplateError if the template refuses the messages or fails, StoppedError if it takes
+        too much time or memory, and RequestError for contradicting arguments or values that are not
+        plain data.
         """
         return self._prompt(
             messages, tools, add_generation_prompt, continue_final_message, arguments, str
@@ -126,10 +130,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **arguments: Value,
     ) -> list[int]:
-        """Return the prompt as token ids, BOS included where the model wants it.
+        """Return the prompt as token ids, with BOS if the model uses it.
 
-        Control tokens come from the template alone: in messages, tools and arguments their
-        characters stay text. Takes the arguments of `render` and raises its errors.
+        Only the template can write control tokens: in messages, tools and arguments, the same
+        characters are text. Takes the arguments of `render` and raises its errors.
         """
         prompt = self._prompt(
             messages,
@@ -149,10 +153,10 @@ class ChatTemplate:
         arguments: Mapping[str, Value],
         continue_final_message: bool = False,
     ) -> str:
-        """Return the text that `encode` turns into ids; `arguments` may name any variable.
+        """Return the prompt as text for `Tokenizer.encode_prompt`.
 
-        The characters of control tokens are shielded wherever the template did not write them.
-        Raises the errors of `render`.
+        Characters of control tokens in messages, tools and arguments are shielded, so that they are
+        encoded as text. arguments: variables of the template. Raises the errors of `render`.
         """
         variables = dict(arguments)
         add = variables.pop("add_generation_prompt", None)
@@ -171,18 +175,18 @@ class ChatTemplate:
     ) -> str:
         for name in arguments:
             if not is_variable(name):
-                raise RequestError(f"{name} cannot be set", "it is not a variable for templates")
+                raise RequestError(f"{name} cannot be set", "it is not a template variable")
         reasoning = begun = ""
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
                     "continue_final_message and add_generation_prompt contradict each other",
-                    "a prompt ends inside of the last message or after it",
+                    "an answer either continues the last message or starts a new one",
                 )
             messages, reasoning, begun = self._split(messages)
-            # An answer that has begun is past its reasoning, which may have been empty.
+            # A message that has text is past its reasoning.
             arguments = {**arguments, "enable_thinking": bool(reasoning)}
-        if "enable_thinking" in arguments:  # some families read it by another name
+        if "enable_thinking" in arguments:  # some templates call it `thinking`
             arguments = {"thinking": arguments["enable_thinking"], **arguments}
         variables = {
             "messages": messages,
@@ -211,7 +215,7 @@ class ChatTemplate:
         return text
 
     def _split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str, str]:
-        """Return the messages before the last, and the reasoning and the text of the last."""
+        """Return the messages before the last one, and the reasoning and text of the last one."""
         last = messages[-1] if messages else {}
         begun = last.get("content")
         if last.get("role") != "assistant" or not isinstance(begun, str) or last.get("tool_calls"):
@@ -222,7 +226,7 @@ class ChatTemplate:
         if self.format.header is not None:
             raise RequestError(
                 "the last message cannot be continued",
-                f"the model's format ({self.format.name}) has no way to continue one",
+                f"the model's chat format ({self.format.name}) cannot continue a message",
             )
         reasoning = next((last[key] for key in REASONING_KEYS if last.get(key)), "")
         thinking = self.format.thinking
@@ -232,7 +236,7 @@ class ChatTemplate:
         return messages[:-1], reasoning, begun
 
     def _reasoning(self, prompt: str, reasoning: str) -> str:
-        """Return the text that continues `prompt` to the end of the reasoning."""
+        """Return the text to add to `prompt` for a message with this reasoning, up to its text."""
         thinking = self.format.thinking
         is_opened = bool(self.format.opened(prompt))
         if thinking is None or not (is_opened or reasoning):
@@ -250,7 +254,7 @@ class ChatTemplate:
 
 
 def is_variable(name: str) -> bool:
-    """Return whether a caller may set the template's variable `name`."""
+    """Return whether callers may set the template variable `name`."""
     return name.isidentifier() and name not in _RESERVED
 
 
@@ -259,10 +263,7 @@ class _NotPlainError(Exception):
 
 
 def _plain(value: Value, shield: Callable[[str], str]) -> Value:
-    """Return a copy of `value` made of built-in types, with every text shielded.
-
-    Keys are shielded too, since templates print them.
-    """
+    """Return a copy of `value` made of built-in types, with all texts and keys shielded."""
     if isinstance(value, str):
         return shield(str.__str__(value))
     if value is None or isinstance(value, bool):

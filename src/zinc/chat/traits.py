@@ -1,8 +1,8 @@
-"""What a chat template wants its messages to look like, found out by trying.
+"""Traits of a chat template: which forms of messages it accepts, found by test renderings.
 
-Templates agree on little: arguments of calls as an object or as JSON text, None or "" for no
-content, one call a message or several, ids of nine characters. Their sources say so in too many
-ways to search for, but a rendering with known words shows what reached the prompt.
+Templates differ: call arguments as an object or as JSON text, None or "" for no content, one or
+several calls in a message, ids of nine characters. Their sources cannot be searched reliably for
+this, but a test rendering with known words shows what reaches the prompt.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ _MAX_SECONDS = 4.0  # for all renderings; each takes a few milliseconds at most
 
 @dataclass(frozen=True)
 class TemplateTraits:
-    """The answers; the defaults are what the template of Qwen 3 gives.
+    """The forms of messages that a template accepts. The defaults are those of Qwen 3.
 
-    `object_arguments`, `text_arguments`: which forms of arguments it prints as JSON.
-    `null_content`: content may be None beside calls; `content_with_calls`: it may be text.
-    `parallel_calls`: a message may have several calls. `short_ids`: ids must have nine letters or
-    digits. `system_role`: system messages reach the prompt. `tools`: so do tools. `reasoning_key`:
-    the key for what an assistant thought, None if it is left out; `reasoning_with_content`: it may
-    stand beside content in a message with calls.
+    object_arguments, text_arguments: call arguments can be an object; can be JSON text.
+    null_content: content can be None in a message with calls.
+    content_with_calls: a message with calls can also have text.
+    parallel_calls: a message can have several calls.
+    short_ids: ids must have nine letters or digits.
+    system_role: system messages reach the prompt.
+    tools: tools reach the prompt.
+    reasoning_key: the key of a message's reasoning; None if reasoning is left out.
+    reasoning_with_content: a message with calls can have both reasoning and text.
     """
 
     object_arguments: bool = True
@@ -54,9 +57,9 @@ class TemplateTraits:
 
     @classmethod
     def of(cls, template: ChatTemplate) -> TemplateTraits:
-        """Find the traits of `template` by a dozen renderings of short conversations.
+        """Return the traits of `template`, found by about a dozen renderings.
 
-        Raises StoppedError when these take too much time or memory.
+        Raises StoppedError if these take too much time or memory.
         """
         attempt = _Attempt(template)
         null = attempt.calls(None) or ""
@@ -86,9 +89,9 @@ class TemplateTraits:
 
 
 class _Attempt:
-    """Renders conversations; None where the template refuses.
+    """Renders test conversations; returns None if the template refuses one.
 
-    `content` is what stands beside calls where nothing else is said.
+    content: the default content of messages with calls.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -119,9 +122,10 @@ class _Attempt:
         ids: str = "probe000",
         extra: Message | None = None,
     ) -> str | None:
-        """A question, an assistant's message with `n` calls, and their results.
+        """Render a question, an assistant's message with `n` calls, and their results.
 
-        Without `arguments` it tries both forms.
+        arguments: the arguments of each call (None: try both forms). ids: prefix of the call ids.
+        extra: further members of the assistant's message.
         """
         if arguments is None:
             forms: list[list[object]] = [
@@ -151,4 +155,5 @@ class _Attempt:
         return None
 
     def thought(self, content: str | None, key: str) -> str:
+        """Render a message with calls whose reasoning has the given key."""
         return self.calls(content, extra={key: "probe_thought"}) or ""

@@ -1,14 +1,14 @@
-"""The process that runs chat templates, under limits of the operating system.
+"""The worker process that runs chat templates, with limits set by the operating system.
 
-`zinc.chat.renderer` starts this file as a script, kills it at a deadline, and talks to it over
-stdin and stdout:
+`zinc.chat.renderer` starts this file as a script, kills it at a deadline, and exchanges messages
+with it over stdin and stdout:
 
     ready    status, 0                 once, after the imports
-    request  size, marshal of (source, variables); with None for variables it is only compiled
+    request  size, marshal of (source, variables); None for variables only compiles the source
     reply    status, size, UTF-8 text  the prompt, or what failed and why, separated by NUL
 
-marshal keeps what JSON would change: tuples, keys that are numbers, lone surrogates. Only the
-parent's bytes are read with it.
+marshal preserves what JSON would change: tuples, keys that are numbers, lone surrogates. It is only
+used to read data from the parent process.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from typing import Any
 
 try:
     import resource
-except ImportError:  # Windows, where the deadline alone limits a template
+except ImportError:  # Windows: only the deadline limits a template
     resource = None  # type: ignore[assignment]
 
 REQUEST = struct.Struct("<Q")
 REPLY = struct.Struct("<BQ")
 READY, TEXT, FAILED, STOPPED = range(4)
 
-# The most bytes of a prompt: a constant, and a multiple of the request's size.
+# The size limit of a prompt: a constant plus a multiple of the request's size.
 _PROMPT_BYTES, _PROMPT_COPIES = 4 << 20, 8
-# Copies of the request that a rendering may hold beside its memory; a character may take 4 bytes.
+# Additional memory of a rendering, in sizes of the request; a character can take 4 bytes.
 _MEMORY_COPIES = 16
 _CAUSE_CHARS = 1000
 
 
 class Limits:
-    """The limits of this process: no new files, no processes, and little memory.
+    """The limits of this process: no new files, no new processes, and little memory.
 
-    A rendering may allocate `memory_bytes` beside the memory that is in use already.
+    memory_bytes: what a rendering may allocate in addition to the memory already in use.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -56,7 +56,7 @@ class Limits:
     def allow(self, request_bytes: int, seconds: float) -> None:
         """Set the limits of one request.
 
-        The limit on processor time ends a rendering whose parent was killed before its deadline.
+        The limit on CPU time ends a rendering whose parent was killed before its deadline.
         """
         if self._memory_bytes is not None:
             _limit("RLIMIT_AS", self._memory_bytes + _MEMORY_COPIES * request_bytes)
@@ -75,7 +75,7 @@ def _limit(name: str, soft: int) -> None:
 
 
 def _address_space_bytes() -> int:
-    """Return the size of this process's address space, 0 where the system does not say."""
+    """Return the size of this process's address space, or 0 if the system does not tell it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -84,7 +84,7 @@ def _address_space_bytes() -> int:
 
 
 def _load_sandbox(folders: list[str]) -> Any:
-    """Import sandbox.py from beside this file, and jinja2 from `folders`."""
+    """Import sandbox.py from the folder of this file, and jinja2 from `folders`."""
     sys.path += folders
     spec = importlib.util.spec_from_file_location("sandbox", Path(__file__).with_name("sandbox.py"))
     assert spec is not None
@@ -95,13 +95,13 @@ def _load_sandbox(folders: list[str]) -> Any:
 
 
 def main(seconds: float, memory_bytes: int, folders: list[str]) -> None:
-    """Answer requests until stdin ends or a limit stopped a rendering."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # these are for the parent, whose exit ends stdin
+    """Answer requests until stdin ends or a rendering exceeds a limit."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the parent's exit ends stdin, and so this loop
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     sandbox = _load_sandbox(folders)
     environment = sandbox.Sandbox()
-    # What is loaded at first use (time zone, code for errors) is loaded while files can be opened.
+    # Load now what is loaded on first use (time zone, errors): later no files can be opened.
     with contextlib.suppress(sandbox.TemplateFailure):
         environment.prompt("{{ strftime_now('%c') }}{{ nothing.deeper }}", {})
 

@@ -1,7 +1,7 @@
-"""Chat formats, one file each, and the table that finds a model's format.
+"""Chat formats, one file each, and the detection of a model's format.
 
-A model's chat template shows the markers that the model was trained on, so its source decides. The
-rows are tried in order: templates of one format may mention the markers of a simpler one.
+The format is detected by the markers in the source of the model's chat template. The rows of the
+table are tried in order, because a template may also contain markers of a simpler format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zinc.chat.formats.qwen import QWEN_TAGS
 THINKING_ONLY = ChatFormat("thinking-only", markers=(THINK.begin, THINK.end), thinking=THINK)
 PLAIN = ChatFormat("plain")
 
-# A format is that of a template which has all the texts of one of its rows.
+# A template has a format if it contains all texts of one of the format's rows.
 _DETECT: tuple[tuple[ChatFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>", "analysis")),
     (GEMMA4, ("<|tool_call>", "<|turn>")),
@@ -44,9 +44,9 @@ FORMATS: tuple[ChatFormat, ...] = tuple(
 
 
 def detect(template_source: str) -> ChatFormat:
-    """The format of a model by the source of its chat template.
+    """Return the chat format of a model, given the source of its chat template.
 
-    `plain` when the template shows no markers that zinc knows: calls then stay text.
+    `PLAIN`, which treats everything as text, if the template has no markers that zinc knows.
     """
     for format, texts in _DETECT:
         if all(text in template_source for text in texts):

@@ -1,7 +1,7 @@
-"""DeepSeek V3, R1 and V3.1: a block of calls, framed by tokens of their own.
+"""DeepSeek V3, R1 and V3.1: calls are in a block, with control tokens around each.
 
-V3 and R1 write `function`, a separator, the name, and the arguments in a ```json fence; V3.1 writes
-the name, the separator and the arguments. Reasoning stands between <think> and </think>.
+V3 and R1 write `function`, a separator, the name, and the arguments in a ```json fence. V3.1 writes
+the name, the separator and the arguments. Reasoning is between <think> and </think>.
 """
 
 from __future__ import annotations

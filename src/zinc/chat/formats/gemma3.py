@@ -1,11 +1,12 @@
-"""Gemma 3, which has no tokens for calls: Python in a fence, or at the beginning of the answer.
+"""Gemma 3: calls are Python in a code fence, or at the beginning of the answer.
 
     ```tool_code
     print(get_weather(city="Oslo"))
     ```
 
-Google's guide asks for a list of calls, [f(a=1), g(b=2)], or a JSON object; its examples use the
-fence. Code and JSON are also what answers are made of, so the name must be that of a tool.
+There are no control tokens for calls. Google's guide asks for a list of calls, [f(a=1), g(b=2)], or
+a JSON object; its examples use the fence. Since answers can contain code and JSON too, the name
+must be that of a tool.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _read_statement(reader: Reader, output: Output) -> Steps[None]:
 
 
 def _read_bare_call(reader: Reader, output: Output) -> Steps[None]:
-    """A list of Python calls, or a JSON object."""
+    """Read a list of Python calls, or a call as a JSON object."""
     if (yield from reader.peek()) == "[":
         yield from read_call_list(reader, output)
     else:

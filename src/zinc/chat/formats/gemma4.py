@@ -1,7 +1,7 @@
 """Gemma 4: <|tool_call>call:name{key:value,...}<tool_call|>, and reasoning in a channel.
 
-Text stands between two <|"|>; numbers, true, false, lists and objects are as in JSON, but keys have
-no quotes. Reasoning: <|channel>thought, a line break, the text, <channel|>.
+Strings are between two <|"|>. Numbers, true, false, lists and objects are as in JSON, but keys have
+no quotes. Reasoning is <|channel>thought, a line break, the text, and <channel|>.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _read_call(reader: Reader, output: Output) -> Steps[None]:
 
 
 def _read_members(reader: Reader, sink: Sink, depth: int) -> Steps[None]:
-    """The members of an object, whose brace was read, and the closing brace."""
+    """Read the members of an object and its closing brace, after the opening brace."""
     separator = "{"
     while (yield from reader.peek()) != "}":
         if (yield from reader.match(_QUOTE)):
@@ -81,7 +81,7 @@ def _read_value(reader: Reader, sink: Sink, depth: int) -> Steps[None]:
 
 
 def _read_bare(reader: Reader, stops: str) -> Steps[str]:
-    """The text before one of the characters `stops`, which stays to be read."""
+    """Return the text before one of the characters in `stops`, which is not read."""
     text = ""
     while True:
         item = yield from reader.read()
@@ -104,7 +104,7 @@ def _read_channel(reader: Reader, output: Output) -> Steps[None]:
 
 
 def _skip(reader: Reader, output: Output) -> Steps[None]:
-    """A marker that ends an answer which is over, or a channel that never began."""
+    """Skip a marker without meaning: the end of an answer, or of a channel that did not begin."""
     yield from ()
 
 

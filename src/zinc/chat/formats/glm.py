@@ -1,11 +1,12 @@
-"""GLM 4.5 and later: the name, then pairs of key and value, inside <tool_call>.
+"""GLM 4.5 and later: calls have a name and pairs of key and value, inside <tool_call>.
 
     <tool_call>name
     <arg_key>key</arg_key>
     <arg_value>value</arg_value>
     </tool_call>
 
-Text stands as it is and other values as JSON; the tool's schema decides where both are possible.
+Strings are written as plain text and other values as JSON. The tool's schema decides if a value can
+be either.
 """
 
 from __future__ import annotations

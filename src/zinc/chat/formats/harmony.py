@@ -1,11 +1,11 @@
-"""Harmony (gpt-oss): an answer is a series of messages, each with a channel.
+"""Harmony (gpt-oss): an answer is a sequence of messages, each with a channel.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
     <|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>
 
-`analysis` is reasoning, `final` the answer, `commentary` either a call, by its recipient, or a
-remark that is meant to be read. The recipient may also stand before the channel. The prompt ends
-after <|start|>assistant.
+`analysis` is reasoning and `final` the answer. `commentary` is a call if it has a recipient, else
+text for the user. The recipient can also be before the channel. The prompt ends with
+<|start|>assistant.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _read_from_channel(reader: Reader, output: Output) -> Steps[None]:
 
 
 def _read_first(reader: Reader, output: Output) -> Steps[None]:
-    """A recipient before the channel, where the prompt has begun the message."""
+    """Read the first message if it begins with a recipient; the prompt contains its start."""
     if not (yield from reader.match_after_space("to=")):
         raise MalformedError("no recipient")
     yield from _read_header_and_body(reader, output, "to=")
@@ -63,7 +63,7 @@ def _read_header_and_body(reader: Reader, output: Output, begun: str) -> Steps[N
 
 
 def _skip(reader: Reader, output: Output) -> Steps[None]:
-    """The end of a message of the answer."""
+    """Skip the marker at the end of a message."""
     yield from ()
 
 

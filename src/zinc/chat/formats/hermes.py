@@ -1,7 +1,7 @@
 """Hermes, and Qwen from 2.5 to 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 
-The most copied format: many fine-tunes and the model that comes with zinc use it. Reasoning stands
-between <think> and </think>. A few fine-tunes put a list of calls between the tags.
+This is the most common format; many fine-tunes and zinc's embedded model use it. Reasoning is
+between <think> and </think>. A few fine-tunes write a list of calls between the tags.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls written as JSON objects: {"name": "...", "arguments": {...}}, and what varies about them.
+"""Readers of calls that are JSON objects: {"name": "...", "arguments": {...}}, with variations.
 
-Llama says `parameters`; some models put the arguments first, add keys, or write the arguments as a
-string that holds JSON. All of it is one reader, since models trained on one form produce others.
+Llama writes `parameters`. Some models write the arguments first, add keys, or write the arguments
+as a string of JSON. One reader accepts all of these, since models also mix the forms.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _BEFORE_NAME = (*_ARGUMENTS, "type", "id")
 
 
 def read_json_call(reader: Reader, output: Output, known: bool = False) -> Steps[None]:
-    """Starts a call and passes on its arguments; the caller ends it.
+    """Read a call as a JSON object. The caller ends the call in `output`.
 
-    With `known`, for places where any JSON may stand, it must be a tool of the request. Raises
-    MalformedError.
+    known: the name must be that of a tool of the request, because other JSON can be in this place.
+    Raises MalformedError.
     """
     yield from reader.expect("{")
     name: str | None = None
@@ -52,7 +52,7 @@ def read_json_call(reader: Reader, output: Output, known: bool = False) -> Steps
 
 
 def read_json_calls(reader: Reader, output: Output) -> Steps[None]:
-    """Reads a list of such objects, and ends their calls."""
+    """Read a list of calls as JSON objects, and end each call."""
     yield from reader.expect("[")
     while True:
         yield from read_json_call(reader, output)
@@ -64,7 +64,7 @@ def read_json_calls(reader: Reader, output: Output) -> Steps[None]:
 
 
 def read_arguments(reader: Reader, output: Output, name: str, id: str | None = None) -> Steps[None]:
-    """Starts the call of `name`, whose arguments are the JSON value that comes next."""
+    """Start a call of the tool `name`, and read its arguments: the next JSON value."""
     if (yield from reader.peek()) == "{":
         output.start(name, id)
         yield from read_value(reader, output.arguments)
@@ -100,4 +100,4 @@ def _buffered_arguments(reader: Reader) -> Steps[str]:
 
 
 def _ignore(text: str) -> None:
-    """A key that calls do not have; it stays in the source of the call."""
+    """Drop the value of an unknown key. It stays in the source of the call."""

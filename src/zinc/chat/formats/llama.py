@@ -1,8 +1,8 @@
 """Llama 3.1 to 3.3: a bare JSON object with `name` and `parameters`, or code after <|python_tag|>.
 
-After the tag stand JSON, a call of a built-in tool such as brave_search.call(query="..."), or the
-code itself for a tool named `python` or `code_interpreter`. Bare JSON counts at the beginning of an
-answer only, and only with the name of a tool. Llama 3.2 also writes [f(a=1)].
+The tag is followed by JSON, a call of a built-in tool such as brave_search.call(query="..."), or
+the code for a tool named `python` or `code_interpreter`. Bare JSON is a call only at the beginning
+of an answer, and only with the name of a tool. Llama 3.2 also writes [f(a=1)].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INTERPRETERS = ("python", "code_interpreter", "ipython")
 
 
 def _read_objects(reader: Reader, output: Output, known: bool) -> Steps[None]:
-    """JSON calls, one after the other, perhaps with semicolons between them."""
+    """Read one or more calls as JSON objects, with optional semicolons between them."""
     while True:
         yield from read_json_call(reader, output, known)
         output.end()

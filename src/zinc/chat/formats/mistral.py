@@ -1,8 +1,8 @@
 """Mistral: [TOOL_CALLS] before a JSON list of calls, or before each call as name[ARGS]{...}.
 
-The list is the older form (7B v0.3, Nemo, Small 3.1), names and [ARGS] the newer one, in some
-models with [CALL_ID] between. Reasoning stands between [THINK] and [/THINK]. Their templates accept
-ids of exactly nine letters and digits.
+The list is the older form (7B v0.3, Nemo, Small 3.1), names with [ARGS] the newer one. Some models
+write [CALL_ID] and an id between name and [ARGS]. Reasoning is between [THINK] and [/THINK]. The
+templates accept only ids of nine letters and digits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls written as Python: name(key="text", n=3). Literals become JSON as they are read.
+"""Readers of calls in Python syntax: name(key="text", n=3). Literals are converted to JSON.
 
-Nothing is evaluated: the reader knows strings, numbers, True, False, None, lists, tuples and
-dictionaries, and everything else is malformed.
+Nothing is evaluated. Strings, numbers, True, False, None, lists, tuples and dictionaries are
+supported; anything else is malformed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_WORD_CHARS = 400
 
 
 def read_word(reader: Reader, also: str = "") -> Steps[str]:
-    """The letters, digits, underscores and characters of `also` that come next."""
+    """Read and return the next letters, digits, underscores and characters in `also`."""
     word = ""
     while True:
         item = yield from reader.read()
@@ -36,7 +36,7 @@ def read_word(reader: Reader, also: str = "") -> Steps[str]:
 
 
 def read_name(reader: Reader) -> Steps[str]:
-    """The name of a function up to its parenthesis, which is read too."""
+    """Read a function name and the opening parenthesis, and return the name."""
     yield from reader.peek()
     name = yield from read_word(reader, also=".-")
     yield from reader.expect("(")
@@ -44,10 +44,10 @@ def read_name(reader: Reader) -> Steps[str]:
 
 
 def read_python_call(reader: Reader, output: Output, name: str) -> Steps[None]:
-    """Starts a call of `name` and reads its arguments up to the closing parenthesis.
+    """Start a call of the tool `name`, and read its arguments up to the closing parenthesis.
 
-    Arguments without a key get theirs from the tool's schema, by position. The caller ends the
-    call. Raises MalformedError.
+    Positional arguments get their names from the tool's schema. The caller ends the call. Raises
+    MalformedError.
     """
     item = yield from reader.peek()
     if not (item.isalnum() or item in frozenset(")_'\"[{(-+.")):
@@ -82,7 +82,7 @@ def _read_key(reader: Reader) -> Steps[str | None]:
 
 
 def read_literal(reader: Reader, sink: Sink, depth: int = 0) -> Steps[None]:
-    """Passes one Python literal on as JSON."""
+    """Read one Python literal, and pass it to `sink` as JSON."""
     item = yield from reader.next()
     if depth == _MAX_DEPTH:
         raise reader.fail(item)
@@ -101,7 +101,7 @@ def read_literal(reader: Reader, sink: Sink, depth: int = 0) -> Steps[None]:
 
 
 def _constant(word: str) -> str:
-    """JSON text of a name or number."""
+    """Return a Python constant or number as JSON. Raises MalformedError."""
     if word in _CONSTANTS:
         return _CONSTANTS[word]
     try:
@@ -116,7 +116,7 @@ def _constant(word: str) -> str:
 
 
 def _other_notation(word: str) -> str:
-    """JSON text of a number that only Python writes so: 0x10, 1_000, .5"""
+    """Return a number in a notation that JSON does not have (0x10, 1_000, .5) as JSON."""
     try:
         return str(int(word, 0))
     except ValueError:
@@ -193,7 +193,7 @@ def _read_dict(reader: Reader, sink: Sink, depth: int) -> Steps[None]:
 
 
 def read_call_list(reader: Reader, output: Output) -> Steps[None]:
-    """Reads [f(a=1), g(b=2)], where the first name must be that of a tool."""
+    """Read a list of calls such as [f(a=1), g(b=2)]. The names must be those of tools."""
     yield from reader.expect("[")
     while True:
         name = yield from read_name(reader)

@@ -1,4 +1,4 @@
-"""Qwen 3 Coder and Qwen 3.5: a function tag inside <tool_call>, one tag a parameter.
+"""Qwen 3 Coder and Qwen 3.5: calls are a function tag inside <tool_call>, with parameter tags.
 
     <tool_call>
     <function=name>
@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-Values are raw text, so their types come from the tool's schema. Models leave out the outer tag at
-times; then the name must be that of a tool.
+Values are raw text, so their types come from the tool's schema. Models sometimes omit the outer
+tag; then the name must be that of a tool.
 """
 
 from __future__ import annotations

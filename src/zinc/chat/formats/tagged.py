@@ -1,7 +1,7 @@
-"""Arguments written between tags, one value at a time: <parameter=key>value</parameter>.
+"""Readers of arguments between tags: <parameter=key>value</parameter>.
 
-A value is raw text and may hold anything, its own closing tag too: a file about this very format
-does. So a closing tag counts only if what must come after it does come.
+A value is raw text and can contain anything, even its closing tag. A closing tag therefore counts
+only if it is followed by one of the tags that can come next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from zinc.chat.schema import typed
 
 
 class Arguments:
-    """Writes a JSON object into an open call, one argument after another."""
+    """Writes the arguments of an open call as a JSON object, one after another."""
 
     def __init__(self, output: Output, tool: str) -> None:
         self._output = output
@@ -31,10 +31,10 @@ class Arguments:
     def read(
         self, reader: Reader, key: str, close: str, after: tuple[str, ...], lines: bool = False
     ) -> Steps[None]:
-        """Reads the value of `key` up to the tag `close`, which one of `after` must follow.
+        """Read the value of `key` up to the tag `close`, which must be followed by one of `after`.
 
-        `lines`: the value stands on lines of its own, between two line breaks that do not belong
-        to it. Text is passed on as it comes; other types are known only at their end.
+        lines: the line breaks after the opening and before the closing tag do not belong to the
+        value. A string is passed on while it is read, other values at their end.
         """
         tools, write = self._output.tools, self._output.arguments
         types = tools.types(self._tool, key) if tools is not None else frozenset()
