@@ -34,7 +34,7 @@ from zinc.gpu.lower.weights import distance
 from zinc.gpu.memory import Buffer
 from zinc.gpu.rows import align, row_bytes
 from zinc.gpu.step_data import StepData
-from zinc.gpu.tiles import Block, Tile
+from zinc.gpu.tiles import GemmTile, GemvTile
 from zinc.ops.step import Step
 from zinc.ops.values import Dim, RowFormat
 from zinc.quant.blocks import BLOCKS, GGMLType
@@ -96,18 +96,18 @@ def shapes(quick: bool) -> list[Shape]:
     return [one[1], many[0]] if quick else [*one, *few, *many]
 
 
-def candidates(shape: Shape, features: Features) -> Iterator[Tile | Block]:
+def candidates(shape: Shape, features: Features) -> Iterator[GemvTile | GemmTile]:
     """Yield the tiles to try for a product."""
     matrices = features.cooperative_matrix
-    if not tiles.are_few(features, shape.n_x):
+    if not tiles.uses_gemv(features, shape.n_x):
         for rows, batch, down, across in (
             (128, 128, 2, 4), (128, 128, 4, 2), (128, 64, 4, 2), (64, 128, 2, 4), (64, 64, 2, 2),
             (128, 32, 4, 2), (128, 256, 2, 4), (256, 64, 8, 1), (64, 128, 1, 4), (128, 128, 2, 2),
         ):  # fmt: skip
             if matrices and 144 * (rows + batch) <= 48 << 10:
-                yield Block(rows, batch, down=down, across=across)
-        yield Block(64, 64, sums=8)
-        yield Block(64, 64, sums=4)
+                yield GemmTile(rows, batch, down=down, across=across)
+        yield GemmTile(64, 64, sums=8)
+        yield GemmTile(64, 64, sums=4)
         return
     batch = next((n for n in (1, 2, 4) if n >= shape.n_x), 8)
     for waves in (4, 8, 16):
@@ -116,11 +116,11 @@ def candidates(shape: Shape, features: Features) -> Iterator[Tile | Block]:
                 fits = split <= waves and rows * batch * (1 + shape.glu) <= 32
                 if not fits or shape.cols < 32 * 16 * split:
                     continue
-                yield Tile(waves, split, rows, batch)
+                yield GemvTile(waves, split, rows, batch)
                 steps = shape.cols // (32 * 32 * split)
                 for deep in (2, 4):
                     if deep <= steps and deep * rows * (1 + shape.glu) <= 16:
-                        yield Tile(waves, split, rows, batch, deep)
+                        yield GemvTile(waves, split, rows, batch, deep)
 
 
 class Bench:
@@ -236,12 +236,12 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
         return [product.dispatch(bench, bucket) for product in chosen]
 
     now = lowered()
-    defaults = tiles.mat_vec, tiles.mat_mat
+    defaults = tiles.gemv, tiles.gemm
     plans: list[tuple[Any, list[Dispatch]]] = []
     for tile in candidates(shape, bench.features):
-        tiles.mat_vec = tiles.mat_mat = lambda *_, tile=tile: tile
+        tiles.gemv = tiles.gemm = lambda *_, tile=tile: tile
         plans.append((tile, lowered()))
-    tiles.mat_vec, tiles.mat_mat = defaults
+    tiles.gemv, tiles.gemm = defaults
     results = []
     # A kernel that the driver refuses is reported in its own line below.
     with contextlib.suppress(ZincError):

@@ -65,7 +65,7 @@ def test_every_row_is_made_within_the_limits(store: RowFormat) -> None:
     for device, rows, cols, n_x in every():
         if store is RowFormat.Q8_32 and rows % 32:
             continue
-        few = tiles.are_few(DEVICES[device], n_x)
+        few = tiles.uses_gemv(DEVICES[device], n_x)
         kind = GLU if few else 0
         dispatch = lowered(device, rows, cols, n_x, kind=kind, y_format=store)
         macros = dict(dispatch.kernel.defines)

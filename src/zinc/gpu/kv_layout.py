@@ -1,8 +1,10 @@
-"""How keys and values lie in a block of the cache.
+"""Layout of the keys or values in a KV cache block.
 
-A block has a plane for each head, [block_tokens, padded] numbers, where `padded` rounds the head up
-to 16 so that every position starts on 16 bytes. As F16 a number has two bytes; as Q8_0 one, and
-behind the numbers of a plane come its scales, a float16 for each 32 numbers of a position.
+A block has one plane for each KV head. A plane holds [block_tokens, padded] numbers, where `padded`
+is the head's width rounded up to 16, so that every position starts on 16 bytes.
+
+    f16    float16 numbers
+    q8_0   int8 numbers, then float16 scales [block_tokens, ceil(width / 32)]
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ DTYPES = ("f16", "q8_0")
 
 
 def padded(head_dim: int) -> int:
-    """Numbers that a head of a position takes."""
+    """Return the width of a head rounded up to a multiple of 16."""
     return -(-head_dim // 16) * 16
 
 
 def plane_bytes(head_dim: int, dtype: str, block_tokens: int) -> int:
-    """Bytes of one head of a block."""
+    """Return the bytes of a plane. Raises UnsupportedError for an unknown `dtype`."""
     if dtype == "f16":
         return 2 * block_tokens * padded(head_dim)
     if dtype == "q8_0":
@@ -33,11 +35,12 @@ def plane_bytes(head_dim: int, dtype: str, block_tokens: int) -> int:
 
 
 def key_block_bytes(state: KVState, dtype: str, block_tokens: int) -> int:
+    """Return the bytes of a block of keys of all heads."""
     return state.n_heads * plane_bytes(state.head_dim, dtype, block_tokens)
 
 
 def value_block_bytes(state: KVState, dtype: str, block_tokens: int) -> int:
-    """0 when the values are part of the keys."""
+    """Return the bytes of a block of values, 0 if values are part of the keys."""
     if state.v_from_k:
         return 0
     return state.n_heads * plane_bytes(state.head_dim_v, dtype, block_tokens)

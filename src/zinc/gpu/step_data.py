@@ -1,8 +1,8 @@
-"""The numbers of a step where kernels read them: `struct Step` of kernels/step.slang, and its rows.
+"""The data of a step in memory that kernels read: a `StepHeader` and the arrays it points to.
 
-One buffer that host and device both see holds the struct, behind it positions and the arrays that
-it points to, so recorded commands stay true from step to step. Block tables have another buffer,
-which may move as it grows.
+Recorded dispatches refer to the header's address only, so they serve every step. Header and arrays
+share one buffer. Block tables have a buffer of their own, which is replaced when it becomes too
+small.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ HEADER_BYTES = StepHeader.layout().size
 
 
 class StepData:
-    """Room for steps of at most so many tokens and output rows.
+    """Memory for the data of one step at a time, up to `max_tokens` and `max_outputs` rows.
 
-    sampled: address of the tokens that the previous step sampled; 0 if the plan samples none.
+    address: device address of the header. sampled: address of the tokens that the previous step
+    sampled; 0 if the plan samples none.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class StepData:
         self._written: list[tuple[tuple[int, ...], bytes]] = []
 
     def write(self, step: Step) -> None:
-        """Makes `step` what kernels see. Nothing that reads the last one may still run."""
+        """Write the data of `step`. No kernel that reads the previous data may still be running."""
         ids = step.ids if step.sampled_rows is None else step.sampled_rows
         arrays = (
             *(step.positions, ids, step.sequence),
@@ -64,7 +65,7 @@ class StepData:
             self._counts, self._written = counts, tables
 
     def _write_header(self, step: Step, counts: tuple[int, ...]) -> None:
-        """Write sizes, tables, and where everything is."""
+        """Write the block tables, and a header with all sizes and addresses."""
         total = sum(table.size for table in step.tables)
         if total > len(self._table_rows):
             self._tables = self._allocator.buffer(8 * max(total, 1024), MemoryKind.STEP)
@@ -93,7 +94,7 @@ class StepData:
             sampled=self._sampled,
             ids_are_sampled_rows=counts[-1],
         )
-        # One copy: mapped memory lies across a bus.
+        # One copy, because mapped memory may lie across a bus.
         self._header[:] = np.frombuffer(header.pack(), np.uint8)
 
 

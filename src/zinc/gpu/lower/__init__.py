@@ -1,4 +1,8 @@
-"""Lowerings, one module a group of ops: each registers what its ops become on the device."""
+"""Lowerings for the Slang kernels, one module for each group of ops.
+
+Each module registers functions that turn a launch of an op into dispatches
+(`zinc.gpu.kernel_set.lowers`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,6 @@ import pkgutil
 
 
 def load() -> None:
-    """Imports every module here, so that its lowerings are known."""
+    """Import every module of this package, which registers its lowerings."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")

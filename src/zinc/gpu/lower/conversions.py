@@ -1,4 +1,4 @@
-"""embed and quantize: rows from one storage format to another."""
+"""Lowerings of embed and quantize, which convert rows to another format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that make each column from the same column of other rows, in one kernel."""
+"""Lowerings of elementwise ops, which share one kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THREADS = 64
 
 
 class Op(IntEnum):
-    """The macro OP of kernels/elementwise.slang."""
+    """Values of the macro OP of kernels/elementwise.slang."""
 
     ADD = 0
     SCALE = 1
@@ -51,7 +51,9 @@ def elementwise(
     first: float = 0.0,
     second: float = 0.0,
 ) -> list[Dispatch]:
-    """One dispatch of four columns a thread; `first` and `second` are the op's numbers.
+    """Return one dispatch, in which each thread handles four columns.
+
+    `first` and `second` are the op's parameters (`ElementwiseArguments`).
 
     `a_at` is where `a` is, when that is not its place in the arena.
     """
@@ -126,7 +128,7 @@ def gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("select_rows")
 def select_rows(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    """Rows of 8-bit blocks are copied as the float32 numbers that their bytes would be."""
+    """Return a dispatch that copies rows, those of 8-bit blocks as if they were float32."""
     x, (y,) = rows(launch, "x"), launch.outputs
     if is_q8(y):
         x, y = (

@@ -1,4 +1,8 @@
-"""moe_glu and moe_down: few tokens take a workgroup's rows slot by slot, many expert by expert."""
+"""Lowerings of moe_glu and moe_down.
+
+A slot is one of the top_k experts of one token. With few tokens each workgroup multiplies one slot;
+with many it multiplies the slots of one expert, which `group_experts` has sorted.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,17 @@ from zinc.gpu.lower.weights import (
 from zinc.gpu.rows import row_bytes
 from zinc.ops.values import RowFormat
 
-FEW_SLOTS = 32  # of an expert in a tile
+FEW_SLOTS = 32  # slots of an expert in a GEMM tile
 SPREAD = 4  # workgroups that share the slots of an expert
 THREADS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a token, or its slots' runs: bytes from token to token and from rank to rank."""
+    """Rows of tokens, or of slots: address, and bytes from token to token and from slot to slot.
+
+    With `run` 0 all slots of a token share its row.
+    """
 
     address: int
     stride: int
@@ -47,7 +54,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class ExpertProduct:
-    """Products of the rows `x` of the value `read` with the experts that their slots have."""
+    """A product of rows with the experts of their slots.
+
+    x: the rows, which lie in the value `read`. w: weights of all experts. y: the rows written.
+    kind: LINEAR, GLU or GATED; it decides what `up` is (`ExpertArguments`).
+    """
 
     launch: Launch
     read: Ref
@@ -95,18 +106,18 @@ class ExpertProduct:
             ("SPREAD", SPREAD),
         )
         if _by_blocks(at, bucket, self.launch, w):
-            block = tiles.mat_mat(at.features, takes_half(w, x), FEW_SLOTS)
+            block = tiles.gemm(at.features, takes_half(w, x), FEW_SLOTS)
             groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 1))
             return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
-        by_expert = n_x > tiles.FEW or at.features.batch_invariant
+        by_expert = n_x > tiles.MAX_BATCH or at.features.batch_invariant
         n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
         units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind == GLU else 1
         if self.y_format is RowFormat.F32:
             n_rows = w.rows * (w.planes if by_expert else n_x * top_k)
-            tile = tiles.mat_vec(at.features, n_rows, units, n_slots, weights)
+            tile = tiles.gemv(at.features, n_rows, units, n_slots, weights)
         else:
-            tile = tiles.blocks(at.features, units, n_slots, weights)
+            tile = tiles.gemv_blocks(at.features, units, n_slots, weights)
         groups_x = ceil_div(w.rows, tile.tile)
         groups = (groups_x, w.planes, SPREAD) if by_expert else (groups_x, n_x * top_k, 1)
         defines = (*defines, *tile.defines, ("BY_EXPERT", int(by_expert)))
@@ -114,7 +125,7 @@ class ExpertProduct:
 
 
 def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
-    """Whether there are so many slots an expert that tiles of several are full."""
+    """Return whether experts have enough slots on average to fill the tiles of a GEMM."""
     if at.features.batch_invariant:
         return False
     order = rows(launch, "order")
@@ -122,7 +133,7 @@ def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -
 
 
 def _runs(at: Addresses, x: Ref, top_k: int) -> Rows:
-    """The slots of a value whose columns are a run for each."""
+    """Return the slots of a value whose rows have `top_k` runs of columns, one for each slot."""
     return Rows(at.ref(x), x.stride, row_bytes(x.format, x.cols // top_k))
 
 
@@ -161,9 +172,9 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     bias, scale = (vector_or_null(at, launch.input(name)) for name in ("bias", "scale"))
     residual, residual_stride = ref_or_null(at, launch.input("residual"))
     slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
-    if n_x <= tiles.FEW and not at.features.batch_invariant:
+    if n_x <= tiles.MAX_BATCH and not at.features.batch_invariant:
         units = top_k * ceil_div(w.cols, unit(w))
-        tile = tiles.slots(at.features, n_x * w.rows, units)
+        tile = tiles.gemv_slots(at.features, n_x * w.rows, units)
         arguments = MoeDownArguments(
             step=at.step,
             w=matrix(w),

@@ -1,4 +1,4 @@
-"""Joining the heads of two values."""
+"""Lowering of concat_heads, which joins the heads of two values column by column."""
 
 from __future__ import annotations
 

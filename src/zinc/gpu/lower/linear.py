@@ -1,4 +1,7 @@
-"""linear, linear_glu and head_linear: a dispatch for each part, free to run beside each other."""
+"""Lowerings of linear, linear_glu and head_linear.
+
+A launch of several matrices becomes one dispatch for each, which may run side by side.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,13 @@ from zinc.gpu.lower.weights import (
 )
 from zinc.ops.values import RowFormat
 
-LINEAR, GLU, GATED = range(3)  # tile.slang
+# The macro PRODUCT of kernels/linear_rows.slang.
+LINEAR, GLU, GATED = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class GatedActivation:
-    """Attributes of a gated activation."""
+    """Activation function of a gated product, and its parameters."""
 
     fn: int = 0
     alpha: float = 0.0
@@ -51,8 +55,11 @@ NO_ACTIVATION = GatedActivation()
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product of rows x with a weight, cut into `planes` heads. `up`, and `residual` of GATED,
-    as in linear_rows.slang."""
+    """A product of rows `x` with a weight, whose rows belong to `planes` heads.
+
+    y, residual: (address, stride). kind: LINEAR, GLU or GATED; it decides what `up` and `residual`
+    are (`LinearArguments`).
+    """
 
     x: Ref
     w: DeviceWeight
@@ -91,17 +98,17 @@ class Product:
         out_q8 = int(self.y_format is RowFormat.Q8_32)
         kind = (("PRODUCT", self.kind), ("OUT_Q8", out_q8))
         defines = (*format_defines(at, w, x, w.cols), *kind)
-        if not tiles.are_few(at.features, n_x):
-            block = tiles.mat_mat(at.features, takes_half(w, x), n_x)
+        if not tiles.uses_gemv(at.features, n_x):
+            block = tiles.gemm(at.features, takes_half(w, x), n_x)
             groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 0))
             return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
         weights = 2 if self.kind == GLU else 1
         units = ceil_div(w.cols, unit(w))
         if out_q8:
-            tile = tiles.blocks(at.features, units, n_x, weights)
+            tile = tiles.gemv_blocks(at.features, units, n_x, weights)
         else:
-            tile = tiles.mat_vec(at.features, n_rows * self.planes, units, n_x, weights)
+            tile = tiles.gemv(at.features, n_rows * self.planes, units, n_x, weights)
         tile = tiles.within_grid(at.features, tile, n_rows)
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
         return Dispatch(
@@ -130,7 +137,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
     bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
     y = ref_or_null(at, out)
-    if same_layout(gate, up) and tiles.are_few(at.features, bucket.rows(x.dim)):
+    if same_layout(gate, up) and tiles.uses_gemv(at.features, bucket.rows(x.dim)):
         both = Product(
             x,
             gate,
@@ -143,7 +150,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             y_format=out.format,
         )
         return [both.dispatch(at, bucket)]
-    # Two formats, or many rows: the gate first, then the other product, which multiplies them.
+    # Weights in two formats, or a GEMM: first the gate, then the product that multiplies with it.
     stride = 4 * out.cols
     made = at.scratch.take(bucket.rows(x.dim) * stride)
     first = Product(x, gate, (made, stride), bias)

@@ -1,4 +1,4 @@
-"""RMS norms: a workgroup for each run of columns, which it holds in registers."""
+"""Lowerings of RMS norms, in which a workgroup keeps one group of columns in registers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _norm(
 ) -> list[Dispatch]:
     x, (y,) = rows(launch, "x"), launch.outputs
     group = int(launch.attributes["group"])
-    # A thread has two or more float4s: fewer waves meet at the barrier sooner.
+    # At least two float4s a thread: with fewer waves the barrier of the reduction is cheaper.
     threads = min(MAX_THREADS, max(32, power_of_two(ceil_div(group, 8))))
     beside = rows_or_none(launch, other)
     aligned = in_vectors(at, x, y, beside) and group % 4 == 0

@@ -1,4 +1,4 @@
-"""What lowerings share: grids, alignment of rows, addresses of what may be absent."""
+"""Helpers for lowerings: operands by name, grid sizes, and addresses of optional operands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.ops.values import Constant, Dim, RowFormat, Weight
 
-# As kernels/step.slang numbers them.
+# Numbers of dims in kernels/step.slang.
 DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
 CONSTANT = DIMS[Dim.CONSTANT]
 
@@ -35,7 +35,10 @@ def rows_or_none(launch: Launch, name: str) -> Ref | None:
 
 
 def dim_code(dim: Dim, bucket: Bucket) -> int:
-    """What a kernel passes to rowsOf: a bucket of one row needs no look at the step."""
+    """Return the number of `dim` for `rowsOf` in kernels.
+
+    A dim of at most one row is CONSTANT, so kernels need not read the step's header.
+    """
     return CONSTANT if bucket.rows(dim) == 1 else DIMS[dim]
 
 
@@ -44,18 +47,18 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def power_of_two(n: int) -> int:
-    """The smallest one that is at least n."""
+    """Return the smallest power of two that is at least `n`."""
     return 1 << (n - 1).bit_length()
 
 
 def is_q8(ref: Ref) -> int:
-    """The macro Q8: whether rows are written as blocks of 8-bit numbers."""
+    """Return the macro Q8: 1 if rows are stored as blocks of 8-bit numbers."""
     assert ref.format in (RowFormat.F32, RowFormat.Q8_32)
     return int(ref.format is RowFormat.Q8_32)
 
 
 def in_vectors(at: Addresses, *refs: Ref | None) -> int:
-    """The macro VECTORS: whether every float32 row starts on 16 bytes and has whole float4s."""
+    """Return the macro VECTORS: 1 if all float32 rows are aligned and made of whole float4s."""
     return int(
         all(
             at.ref(ref) % 16 == 0 and ref.stride % 16 == 0 and ref.cols % 4 == 0
@@ -66,10 +69,10 @@ def in_vectors(at: Addresses, *refs: Ref | None) -> int:
 
 
 def vector_or_null(at: Addresses, x: Operand) -> int:
-    """The address of a float32 vector, 0 when it is absent."""
+    """Return the address of a float32 vector, 0 if it is absent."""
     return at.vector(x) if isinstance(x, Weight | Constant) else 0
 
 
 def ref_or_null(at: Addresses, x: Operand) -> tuple[int, int]:
-    """(address, stride) of rows, zeros when they are absent."""
+    """Return (address, stride) of rows, zeros if they are absent."""
     return (at.ref(x), x.stride) if isinstance(x, Ref) else (0, 0)

@@ -1,4 +1,4 @@
-"""The two ops with a state of fixed size: convolution along the sequence and the delta rule."""
+"""Lowerings of the ops with a recurrent state: convolution along the sequence and delta rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zinc.ops.values import RecurrentState, Weight
 CONV_THREADS = 128
 CONV_COLS = 32  # the macro of kernels/conv_silu.slang
 DELTA_COLS = 16
-DELTA_ROWS = 16  # tokens whose keys and queries are in shared memory at once
+DELTA_ROWS = 16  # tokens whose keys and queries are staged in shared memory together
 
 
 @lowers("conv_silu")

@@ -1,4 +1,4 @@
-"""Rotary embedding: the table of a step, and heads prepared and put into the cache."""
+"""Lowerings of rotary embedding: the table of angles, and heads that are rotated and stored."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _heads(
     eps: float = 0.0,
     v_norm: int = 0,
 ) -> list[Dispatch]:
-    """One dispatch, a workgroup for each head of q, k and v of each token."""
+    """Return one dispatch with a workgroup for each head of q, k and v of each token."""
     refs = [x for x in qkv if isinstance(x, Ref)]
     q, k, v = (x if isinstance(x, Ref) else None for x in qkv)
     n_q = q.cols // head_dim if q else 0

@@ -1,4 +1,4 @@
-"""Choosing experts, and sorting what chose them, without a look from the host."""
+"""Lowerings of route, which chooses experts, and group_experts, which sorts slots by expert."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import dim_code, power_of_two, rows, vector_or_null
 
-MAX_EXPERTS = 1024  # a thread each
-FEW_SLOTS = 256  # up to so many, one segment has them all
+MAX_EXPERTS = 1024  # a thread for each
+FEW_SLOTS = 256  # up to so many slots, one segment holds all of them
 
 
 @lowers("route")

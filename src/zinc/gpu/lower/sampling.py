@@ -1,4 +1,8 @@
-"""Sampling: chunks of logits are cut down to candidates until one workgroup has all of them."""
+"""Lowering of sample.
+
+Each dispatch reduces chunks of logits to their best candidates, until one workgroup holds all
+candidates and samples from them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels of products are told of a weight, and which variants read it."""
+"""Arguments and macros of kernels that read weights in streams (`zinc.gpu.packing`)."""
 
 from __future__ import annotations
 
@@ -22,32 +22,39 @@ def matrix(w: DeviceWeight) -> Matrix:
 
 
 def distance(a: DeviceWeight, b: DeviceWeight) -> int:
-    """Bytes from a to b as the kernels add them, modulo 2^64."""
+    """Return the bytes from `a` to `b` modulo 2^64, as kernels add them to addresses."""
     return (b.address - a.address) % (1 << 64)
 
 
 def same_layout(a: DeviceWeight, b: DeviceWeight) -> bool:
+    """Return whether one kernel can read both weights, given the distance between them."""
     return (a.type, a.planes, a.rows, a.cols) == (b.type, b.planes, b.rows, b.cols)
 
 
 def unit(w: DeviceWeight) -> int:
-    """Elements that a lane decodes at a time."""
+    """Return the elements of a unit, which a lane decodes at once."""
     return FLOATS.get(w.type, UNIT)
 
 
 def takes_half(w: DeviceWeight, x: Ref) -> bool:
-    """Whether products may round both sides to float16: they are known to 8 bits anyway."""
+    """Return whether float16 is precise enough for a product of `x` with `w`.
+
+    It is when one of them has at most 8 significant bits.
+    """
     return x.format is RowFormat.Q8_32 or w.type is GGMLType.BF16
 
 
 def format_defines(
     at: Addresses, w: DeviceWeight, x: Ref, cols: int, run: int = 0
 ) -> tuple[tuple[str, int], ...]:
-    """Macros for reading `w` against rows of `cols` columns that start at x, or at a run of it."""
+    """Return the macros for a product of `w` with rows of `cols` columns of `x`.
+
+    With `run`, a row of `x` is several such rows side by side, `run` bytes apart.
+    """
     q8 = x.format is RowFormat.Q8_32
     vectors = not q8 and cols % unit(w) == 0
     vectors = vectors and not (at.ref(x) | x.stride | run) % 16
-    # Constant columns save index arithmetic on GPUs; on a CPU fewer pipelines count for more.
+    # Constant columns save index arithmetic on GPUs. On a CPU it matters more to compile less.
     known = cols if at.features.subgroup >= 16 else 0
     return (
         ("FORMAT", int(w.type)),

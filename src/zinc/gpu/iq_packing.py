@@ -1,9 +1,10 @@
-"""Streams of the IQ formats whose groups of elements are points of a codebook (see packing.py).
+"""Streams of the IQ formats that have codebooks (see packing.py).
 
-What their blocks pack by the bit is set apart: `q` has the low eight bits of the points' numbers,
-`h` a byte of signs for eight elements, `s` the codebook, then for each block what is left of the
-numbers and the scales of its units, and d. So files below 2.6 bits a weight grow by up to a quarter
-in device memory, and one decoder reads all formats of a width.
+A codebook lists points: groups of four or eight elements. Stream `q` has the low eight bits of
+point numbers, `h` one byte of signs for each eight elements, and `s` the codebook, then for each
+block the other bits of the point numbers, the scales of its units, and d. Bit fields of the file
+become whole bytes, so formats below 2.6 bits a weight grow by up to a quarter, and one decoder
+reads all formats with the same number of bits.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zinc.gpu.memory import Bytes
 from zinc.quant.bits import interleaved
 from zinc.quant.blocks import GGMLType
 from zinc.quant.codebooks import digits
 
-Bytes = npt.NDArray[np.uint8]
 Blocks = npt.NDArray[np.void]
 Streams = tuple[Bytes, ...]
 
@@ -25,7 +26,11 @@ _SIGNS = np.arange(0, 28, 7, dtype=np.uint32)
 
 
 def codebook(type: GGMLType) -> Bytes:
-    """The points as 16-bit words of ranks of their values: eight of 2 bits, or four of 3."""
+    """Return the points of a format as bytes of 16-bit words.
+
+    A word holds the ranks of a point's elements among the values that the format can have: eight
+    ranks of 2 bits, or four of 3 bits.
+    """
     points = digits(type).astype(np.uint16)
     width = 16 // points.shape[1] if points.shape[1] == 8 else 3
     at = np.arange(points.shape[1], dtype=np.uint16) * np.uint16(width)
@@ -34,7 +39,7 @@ def codebook(type: GGMLType) -> Bytes:
 
 
 def _full_signs(seven: npt.NDArray[Any]) -> Bytes:
-    """Seven signs of which an even number is minus, to eight."""
+    """Return bytes of eight signs. The eighth makes the number of negative ones even."""
     signs = seven.astype(np.uint8) & np.uint8(0x7F)
     parity = np.bitwise_xor.reduce(np.unpackbits(signs[..., None], axis=-1), axis=-1)
     full: Bytes = signs | parity << np.uint8(7)
@@ -42,7 +47,7 @@ def _full_signs(seven: npt.NDArray[Any]) -> Bytes:
 
 
 def _units(high: Bytes, scales: Bytes, d: npt.NDArray[Any]) -> Bytes:
-    """[high bits, scales] of each unit, then d of the block."""
+    """Return for each block [high bits, scales] of its eight units, then d."""
     both = np.stack([high, scales], axis=2).reshape(len(d), 16)
     return np.concatenate([both, _d(d)], axis=1)
 
@@ -52,12 +57,12 @@ def _d(d: npt.NDArray[Any]) -> Bytes:
 
 
 def _twice(scales: npt.NDArray[Any]) -> Bytes:
-    """One scale of four bits for both halves of a unit."""
+    """Return a byte with the 4-bit scale in both nibbles, one for each half of a unit."""
     return scales.astype(np.uint8) * np.uint8(0x11)
 
 
 def _meta(words: npt.NDArray[np.uint32]) -> tuple[Bytes, Bytes]:
-    """Words of four times seven signs and a scale: signs [n, 32], scales [n, 8]."""
+    """Return signs [n, 32] and scales [n, 8] from words of four times seven signs and a scale."""
     signs = _full_signs(words[:, :, None] >> _SIGNS)
     return signs.reshape(len(words), 32), _twice(words >> np.uint32(28))
 
@@ -91,8 +96,8 @@ def iq3_s(b: Blocks) -> Streams:
 
 
 def iq1_s(b: Blocks) -> Streams:
-    """Scales: four nibbles a unit, high bits of a number and the sign of its shift; eight bytes of
-    scales; d."""
+    """Scales: for each unit four nibbles, with the high bits of a point number and the sign of its
+    shift; then eight bytes of scales; then d."""
     qh = b["qh"]
     high = qh[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)
     nibbles = high | (qh >> np.uint16(15))[:, :, None] << np.uint16(3)
