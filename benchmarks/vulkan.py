@@ -27,7 +27,6 @@ import numpy as np
 
 from zinc.backends.api import Program
 from zinc.backends.vulkan import VulkanBackend, create
-from zinc.cli import roofline
 from zinc.cli.bench import Bench
 from zinc.cli.cost import StepShape
 from zinc.cli.loading import open_model
@@ -288,7 +287,7 @@ def main() -> int:
         assert isinstance(getattr(attention, name), int), f"there is no constant {name}"
         setattr(attention, name, value)
     backend = create(options={"device": args.device})
-    limits = roofline.measure(backend)
+    limits = backend.measure()
     assert limits is not None
     features = replace(backend.device.features, batch_invariant=args.batch_invariant)
     report: dict[str, Any] = {

@@ -21,7 +21,6 @@ from zinc.backends.vulkan.commands import Commands, Recorder
 from zinc.backends.vulkan.memory import Memory, Staging
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import PORTABILITY, DeviceLostError, Library, check
-from zinc.cli import roofline
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.engine.load.files import EMBEDDED_MODEL
@@ -291,7 +290,7 @@ def test_a_state_that_does_not_fit_shared_memory_is_an_error():
 def test_a_queue_without_timestamps_measures_nothing(monkeypatch):
     backend = api.create("vulkan")
     monkeypatch.setattr(backend.device, "timestamp_bits", 0)
-    assert roofline.measure(backend) is None
+    assert backend.measure() is None
     with pytest.raises(UnsupportedError, match="kernels cannot be timed on"):
         Recorder(backend.device, backend.host.pipelines, 2)
 

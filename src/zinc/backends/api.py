@@ -1,22 +1,22 @@
-"""What the rest of zinc knows of a backend: plan data and the methods that run it.
+"""The interface between zinc and its backends.
 
-A backend is a folder of this package whose module defines `create` (the device) and `kernels` (what
-it has code for, known without a device); `discover` finds it by name. A plan is data: a frozen list
-of launches over one arena. What a launch means is the entry of its name in zinc.ops; a backend's
-kernel of that name must agree with it.
+A backend is a folder of this package. Its module is a `BackendModule`: it creates a `Backend` (an
+open device), returns its `Kernels` (the code it has, known without a device) and lists `devices`.
+`discover` finds backends by their folders. Callers ask a backend's `capabilities`, never its name.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.backends.capabilities import Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Plan, Ref
 from zinc.core.errors import DeviceError, RequestError
 from zinc.ops.graph import Node
@@ -31,7 +31,7 @@ from zinc.quant.blocks import GGMLType
 
 
 class ByteReader(Protocol):
-    """Bytes that are read when they are needed, such as those of a tensor in a file."""
+    """Bytes that are read on demand, such as a tensor in a file."""
 
     @property
     def n_bytes(self) -> int: ...
@@ -43,14 +43,14 @@ class ByteReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorData:
-    """A tensor as the file holds it. `source`: its bytes, or what reads them."""
+    """A tensor as it is stored in the file. source: its bytes, or a reader of them."""
 
     type: GGMLType
     shape: tuple[int, ...]
     source: npt.NDArray[np.uint8] | ByteReader
 
     def read(self) -> npt.NDArray[np.uint8]:
-        """Return all bytes; raises FormatError when they cannot be read."""
+        """Return all bytes. Raises FormatError if they cannot be read."""
         if isinstance(self.source, np.ndarray):
             return self.source
         data = np.empty(self.source.n_bytes, np.uint8)
@@ -60,9 +60,9 @@ class TensorData:
     def read_part(
         self, start: int, n_bytes: int, scratch: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.uint8]:
-        """Return `n_bytes` from `start` on, perhaps in `scratch`, which is at least as long.
+        """Return `n_bytes` from `start` on. They may be in `scratch`, which is at least as long.
 
-        Raises FormatError when they cannot be read.
+        Raises FormatError if they cannot be read.
         """
         if isinstance(self.source, np.ndarray):
             return self.source[start : start + n_bytes]
@@ -73,8 +73,12 @@ class TensorData:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How much state a program gets: for each group of layers blocks of `block_tokens` positions,
-    and for each recurrent state `state_slots` sequences."""
+    """The shape of a cache.
+
+    n_blocks: for each group of layers, blocks of `block_tokens` positions. kv_dtype: type of keys
+    and values. group_of: group of each attention state by name, 0 if absent. state_slots: sequences
+    that each recurrent state holds.
+    """
 
     block_tokens: int
     n_blocks: tuple[int, ...]
@@ -85,8 +89,7 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Kernels that a step starts on a device, and barriers between them, where it waits for all
-    that it started before."""
+    """Dispatches of a step, and the barriers between them."""
 
     dispatches: int
     barriers: int
@@ -94,21 +97,24 @@ class StepCounts:
 
 @dataclass(slots=True)
 class Work:
-    """What the steps of a program took so far: how often work was handed to the device (or to
-    native code), and seconds that the host waited for it. What else a step takes is the host's."""
+    """Counters of a program over its steps so far.
+
+    submissions: times that work was handed to the device or to native code. waited_s: seconds for
+    which the host waited for it. The rest of a step is host time.
+    """
 
     submissions: int = 0
     waited_s: float = 0.0
 
 
 class Program(Protocol):
-    """A plan bound to weights and state."""
+    """A plan bound to weights and a cache."""
 
     plan: Plan
     work: Work
 
     def step(self, step: Step) -> FloatArray:
-        """Runs the batch. Returns logits float32 [outputs, vocab], valid until the next step."""
+        """Run a step. Returns logits, float32 [outputs, vocab], valid until the next step."""
         ...
 
     def sample(self, step: Step) -> StepResult:
@@ -120,24 +126,26 @@ class Program(Protocol):
         ...
 
     def run(self, step: Step, first: int, last: int) -> None:
-        """Runs launches first up to but not including last: for inspection, and where several
-        devices take turns."""
+        """Run the launches from `first` up to but not including `last`.
+
+        Used to inspect launches, and by split plans, whose devices take turns.
+        """
         ...
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
-        """A copy of the first rows of a value, in float32."""
+        """Return a copy of the first `rows` rows of a value, float32 [rows, cols]."""
         ...
 
     def write(self, ref: Ref, rows: FloatArray) -> None:
-        """Overwrites the first rows of a float32 value."""
+        """Overwrite the first rows of a float32 value with `rows`, float32 [rows, cols]."""
         ...
 
     def kernels(self, step: Step, launch: int) -> list[str]:
-        """What the backend runs for a launch in such a step, by names that say which code it is."""
+        """Return the names of the backend's kernels that run a launch in a step like `step`."""
         ...
 
     def profile(self, step: Step) -> list[float]:
-        """Runs the batch and returns seconds for each launch."""
+        """Run a step and return the seconds of each launch."""
         ...
 
 
@@ -174,141 +182,185 @@ class FinishedStep:
 
 
 class Cache(Protocol):
-    """The state of every layer, shared by the programs of one model."""
+    """Keys, values and recurrent states of every layer, shared by the programs of one model."""
 
     layout: CacheLayout
     n_bytes: int
 
     def copy_block(self, group: int, source: int, target: int) -> None:
-        """Copies a block of keys and values in every layer of a group."""
+        """Copy a block of keys and values in every layer of a group."""
         ...
 
     def copy_state(self, source: int, target: int) -> None:
-        """Copies a slot of every recurrent state."""
+        """Copy a slot of every recurrent state."""
         ...
 
     def block_views(self, group: int, block: int) -> list[npt.NDArray[np.uint8]]:
-        """The bytes of a block in each layer of a group, in an order that does not change.
+        """Return the bytes of a block in each layer of a group, in a fixed order.
 
-        They mean something to the same program only. To change the block, change them and hand
-        them to `put_block`: they may be a copy.
+        The views may be copies: to change the block, change them and pass them to `put_block`.
+        Only the same program can interpret them.
         """
         ...
 
     def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
-        """Makes what is in the views of a block its content."""
+        """Set the content of a block to `views`, as `block_views` returns them."""
         ...
 
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
-        """The bytes of a slot in each recurrent state, likewise."""
+        """Return the bytes of a slot in each recurrent state; see `block_views`."""
         ...
 
-    def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None: ...
+    def put_state(self, slot: int, views: list[npt.NDArray[np.uint8]]) -> None:
+        """Set the content of a slot to `views`, as `state_views` returns them."""
+        ...
 
 
 class Kernels(Protocol):
-    """What a backend has code for: all that a plan is made of, and nothing of a device."""
+    """The code that a backend has: enough to plan for it, without a device."""
 
     name: str
 
-    def row_format(self, type: GGMLType) -> RowFormat:
-        """The format in which a linear over weights of `type` reads its rows.
+    @property
+    def capabilities(self) -> Capabilities:
+        """Facts about the backend, and about its device if it has one."""
+        ...
 
-        Raises UnsupportedError when there is no kernel.
+    @property
+    def split(self) -> SplitDevices | None:
+        """The devices of a backend that divides a model; None for a single device."""
+        ...
+
+    def row_format(self, type: GGMLType) -> RowFormat:
+        """Return the format in which a linear over weights of `type` reads its rows.
+
+        Raises UnsupportedError if there is no kernel.
         """
         ...
 
-    def supports(self, kernel: str) -> bool: ...
+    def supports(self, kernel: str) -> bool:
+        """Return whether the backend has a kernel of that name."""
+        ...
 
     def stores(self, kernel: str, format: RowFormat) -> bool:
-        """Whether the kernel can store its rows in that format: no pass over them is needed."""
+        """Return whether `kernel` can store its rows in `format`, without a separate pass."""
         ...
 
     def row_bytes(self, format: RowFormat, cols: int) -> int:
-        """Bytes from row to row of a value."""
+        """Return the bytes from one row of a value to the next."""
         ...
 
 
 class Backend(Kernels, Protocol):
-    """A device that weights are uploaded to and plans are prepared for."""
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether a token's logits are the same to the bit whoever shares its steps, and wherever
-        its prompt was cut into them."""
-        ...
+    """An open device, to which weights are uploaded and for which plans are prepared."""
 
     def describe(self) -> str:
-        """One line for people: device, level, threads."""
+        """Return one line for people: device, level, threads."""
         ...
 
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
     ) -> StepCounts | None:
-        """What a step of so many tokens, output rows and sequences is on the device.
+        """Return the dispatches and barriers of a step; None if launches are plain calls.
 
-        `keys` is the longest sequence behind the step. Nothing needs to be uploaded for it. None
-        where launches are calls.
+        keys: cached positions of the longest sequence after the step. No weights are needed.
         """
         ...
 
+    def measure(self) -> Roofline | None:
+        """Measure the limits of the device; None if they mean nothing for this backend."""
+        ...
+
+    def expect(self, weights: Iterable[Weight]) -> None:
+        """Prepare for the upload of `weights`, for example by one large allocation."""
+        ...
+
     def upload(self, weight: Weight, data: TensorData) -> None:
-        """Makes a weight resident under its name, in the backend's own layout."""
+        """Store a weight under its name, in the backend's own layout."""
+        ...
+
+    def compile(self, steps: Iterable[tuple[Plan, Step]], kv_dtype: str) -> None:
+        """Compile the kernels of `steps` now, on all cores, if the backend compiles on demand.
+
+        Raises DeviceError.
+        """
         ...
 
     @property
-    def weight_bytes(self) -> int: ...
+    def weight_bytes(self) -> int:
+        """Bytes of the uploaded weights."""
+        ...
 
     def available_bytes(self) -> int | None:
-        """Bytes of the device's memory that are still to be had; None when it is the host's."""
+        """Return the free bytes of the device's memory; None if it uses the host's."""
         ...
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> Cache:
-        """Raises MemoryLimitError when the state does not fit."""
+        """Return a new cache. Raises MemoryLimitError if it does not fit."""
         ...
 
-    def prepare(self, plan: Plan, cache: Cache) -> Program: ...
+    def prepare(self, plan: Plan, cache: Cache) -> Program:
+        """Return a program that runs `plan` on the uploaded weights and `cache`."""
+        ...
 
 
-@runtime_checkable
-class Split(Protocol):
-    """A backend that is made of others: a plan for it has a part for each."""
+@dataclass(frozen=True, slots=True)
+class SplitDevices:
+    """The backends that run the parts of a split plan.
+
+    device_of: returns the index of the backend that runs a node of the graph.
+    """
 
     devices: tuple[Backend, ...]
-
-    def device_of(self, node: Node) -> int:
-        """Index of the device that runs a node of a graph."""
-        ...
+    device_of: Callable[[Node], int]
 
 
-@runtime_checkable
-class Expecting(Protocol):
-    """A backend that takes memory for many weights at once."""
+class HostBackend:
+    """Answers of a backend whose launches are plain calls on the host's memory."""
+
+    split: SplitDevices | None = None
+
+    def counts(
+        self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
+    ) -> StepCounts | None:
+        return None
+
+    def measure(self) -> Roofline | None:
+        return None
 
     def expect(self, weights: Iterable[Weight]) -> None:
-        """These weights will be uploaded next."""
-        ...
-
-
-@runtime_checkable
-class Compiling(Protocol):
-    """A backend that compiles a kernel when a step first needs it."""
+        pass
 
     def compile(self, steps: Iterable[tuple[Plan, Step]], kv_dtype: str) -> None:
-        """Compiles at once, on all cores, what these steps of plans need. Raises DeviceError."""
-        ...
+        pass
+
+    def available_bytes(self) -> int | None:
+        return None
 
 
 class BackendModule(Protocol):
+    """The functions that the module of a backend defines."""
+
     def create(
         self, threads: int | None = None, options: Mapping[str, str] | None = None
-    ) -> Backend: ...
+    ) -> Backend:
+        """Open the device that `options` name. Raises DeviceError."""
+        ...
 
-    def kernels(self, options: Mapping[str, str] | None = None) -> Kernels: ...
+    def kernels(self, options: Mapping[str, str] | None = None) -> Kernels:
+        """Return the backend's kernels; no device is needed."""
+        ...
+
+    def devices(self) -> list[DeviceInfo]:
+        """Return the GPUs that the backend sees; empty for a backend on the CPU.
+
+        Raises DeviceError if they cannot be listed.
+        """
+        ...
 
 
 def discover() -> list[str]:
-    """Names of the backends that have a folder here."""
+    """Return the names of all backends, each a folder of this package."""
     import zinc.backends
 
     return sorted(m.name for m in pkgutil.iter_modules(zinc.backends.__path__) if m.ispkg)
@@ -317,14 +369,14 @@ def discover() -> list[str]:
 def create(
     name: str, threads: int | None = None, options: Mapping[str, str] | None = None
 ) -> Backend:
-    """The backend of that name.
+    """Open the backend called `name`.
 
-    Options: `device` (Vulkan), `level` (CPU) and `batch_invariant`, "true" or "false", which asks
-    for what `Backend.batch_invariant` says. Raises DeviceError when there is no such backend or it
-    cannot do that, RequestError for an option that is neither.
+    options: `device` (GPUs), `level` (CPU), and `batch_invariant`, "true" or "false", which demands
+    `Capabilities.batch_invariant`. Raises DeviceError if there is no such backend or it cannot do
+    that, RequestError if `batch_invariant` is neither.
     """
     backend = _module(name).create(threads, options)
-    if wants_batch_invariance(options) and not backend.batch_invariant:
+    if wants_batch_invariance(options) and not backend.capabilities.batch_invariant:
         raise DeviceError(
             f"the {name} backend has no batch-invariant mode",
             "its results may depend on what shares a step",
@@ -334,7 +386,7 @@ def create(
 
 
 def wants_batch_invariance(options: Mapping[str, str] | None) -> bool:
-    """What the option `batch_invariant` says. Raises RequestError."""
+    """Return whether `options` demand batch invariance. Raises RequestError."""
     given = (options or {}).get("batch_invariant", "false")
     if given not in ("true", "false"):
         raise RequestError(
@@ -344,11 +396,13 @@ def wants_batch_invariance(options: Mapping[str, str] | None) -> bool:
 
 
 def kernels(name: str, options: Mapping[str, str] | None = None) -> Kernels:
-    """What the backend of that name has code for, whether this machine has its device or not.
-
-    Raises DeviceError when there is no such backend.
-    """
+    """Return the kernels of the backend called `name`; no device is needed. Raises DeviceError."""
     return _module(name).kernels(options)
+
+
+def devices(name: str) -> list[DeviceInfo]:
+    """Return the GPUs that the backend called `name` sees. Raises DeviceError."""
+    return _module(name).devices()
 
 
 def _module(name: str) -> BackendModule:

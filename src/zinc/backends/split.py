@@ -20,13 +20,14 @@ from zinc.backends.api import (
     Backend,
     Cache,
     CacheLayout,
-    Expecting,
     Program,
+    SplitDevices,
     StepCounts,
     StepResult,
     TensorData,
     Work,
 )
+from zinc.backends.capabilities import BackendKind, Capabilities, Roofline
 from zinc.backends.plans import (
     Plan,
     Ref,
@@ -159,7 +160,7 @@ class SplitProgram:
 
 
 class SplitBackend:
-    """Implements zinc.backends.api.Backend and Split.
+    """Several backends as one. Implements `zinc.backends.api.Backend`.
 
     devices: the backends that take part. device_of: returns the index of the device that runs a
     node. `keep` tells it where weights and states are.
@@ -167,15 +168,16 @@ class SplitBackend:
 
     def __init__(self, devices: Sequence[Backend], device_of: Callable[[Node], int]) -> None:
         self.devices = tuple(devices)
-        self._device_of = device_of
+        self.split = SplitDevices(self.devices, device_of)
         self._weights: list[set[str]] = []
         self._states: list[set[str]] = []
         self.name = "+".join(backend.name for backend in devices)
-        self.level = "+".join(getattr(backend, "level", "") for backend in devices)
-        self.batch_invariant = all(backend.batch_invariant for backend in devices)
-
-    def device_of(self, node: Node) -> int:
-        return self._device_of(node)
+        each = [backend.capabilities for backend in devices]
+        self.capabilities = Capabilities(
+            BackendKind.DEVICE,
+            batch_invariant=all(c.batch_invariant for c in each),
+            level="+".join(c.level for c in each),
+        )
 
     def keep(self, plan: SplitPlan) -> None:
         """From now on, each weight goes to where the plan reads it and each state to where it is
@@ -223,8 +225,14 @@ class SplitBackend:
     def expect(self, weights: Iterable[Weight]) -> None:
         weights = list(weights)
         for backend, names in zip(self.devices, self._weights, strict=True):
-            if isinstance(backend, Expecting):
-                backend.expect([weight for weight in weights if weight.name in names])
+            backend.expect([weight for weight in weights if weight.name in names])
+
+    def compile(self, steps: Iterable[tuple[Plan, Step]], kv_dtype: str) -> None:
+        """Do nothing: the parts compile their kernels when they are prepared or run."""
+
+    def measure(self) -> Roofline | None:
+        """Return None: the parts have different limits."""
+        return None
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         for backend, names in zip(self.devices, self._weights, strict=True):

@@ -23,9 +23,9 @@ from zinc.core.progress import ProgressBar, stepper
 
 if TYPE_CHECKING:
     from zinc.backends.api import Work
+    from zinc.backends.capabilities import Roofline
     from zinc.backends.plans import Plan
     from zinc.cli.cost import StepShape
-    from zinc.cli.roofline import Roofline
     from zinc.engine.load.model import LoadedModel
     from zinc.ops.step import Step
 
@@ -284,8 +284,8 @@ def _report(
         "zinc": __version__,
         "backend": bench.backend.name,
         "description": bench.backend.describe(),
-        "threads": getattr(bench.backend, "threads", None),
-        "level": getattr(bench.backend, "level", None),
+        "threads": bench.backend.capabilities.threads,
+        "level": bench.backend.capabilities.level or None,
         "cpu_model": machine.cpu_model(),
         "kv_dtype": bench.kv_dtype,
         "prefill_tokens": args.prefill,

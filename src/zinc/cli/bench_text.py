@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zinc.cli.text import table
 
 if TYPE_CHECKING:
-    from zinc.cli.roofline import Roofline
+    from zinc.backends.capabilities import Roofline
     from zinc.cli.step_profile import Profile
 
 ABOVE = (

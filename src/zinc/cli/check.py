@@ -13,9 +13,6 @@ from zinc.cli import usage
 from zinc.cli.text import size
 from zinc.core.errors import ZincError
 
-# They compute with numpy, or not at all: right, and of no use for chatting.
-NOT_FOR_SPEED = {"null", "ref"}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -45,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print()
     else:
         print(_text(report))
-    fast = (b for b in report["backends"] if b["name"] not in NOT_FOR_SPEED)
-    return 0 if any(backend["ready"] for backend in fast) else 1
+    return 0 if any(backend.get("fast") for backend in report["backends"]) else 1
 
 
 def _backends(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -56,14 +52,16 @@ def _backends(args: argparse.Namespace) -> list[dict[str, Any]]:
     threads, options = usage.threads(args), usage.backend_options(args)
     for name, backend in machine.backends(threads, options):
         entry: dict[str, Any] = {"name": name, "ready": True}
-        if name == "vulkan":
-            entry["devices"] = _vulkan_devices()
+        if gpus := _gpus(name):
+            entry["devices"] = gpus
         if isinstance(backend, ZincError):
             found.append(entry | {"ready": False, "description": f"{name}: {backend.in_options()}"})
             continue
         entry["description"] = backend.describe()
-        if name == "cpu":
-            entry |= _cpu_facts()
+        known = backend.capabilities
+        entry["fast"] = known.is_fast
+        if known.levels:
+            entry |= {"levels": list(known.levels), "cores": known.cores}
         if args.measure and (limits := roofline.measure_visibly(backend)) is not None:
             entry["bandwidth_gb_per_s"] = limits.bytes_per_s / 1e9
             entry["int8_gops"] = limits.int8_ops_per_s / 1e9
@@ -71,30 +69,23 @@ def _backends(args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def _cpu_facts() -> dict[str, Any]:
-    import zinc.backends.cpu._cpu as _cpu
-    from zinc.backends.cpu import available_cores
-
-    return {"levels": list(_cpu.levels()), "cores": available_cores()}
-
-
-def _vulkan_devices() -> list[dict[str, Any]]:
-    """Return the devices that --device may name, with features that zinc needs and they lack."""
-    from zinc.backends.vulkan.physical import candidates
+def _gpus(name: str) -> list[dict[str, Any]]:
+    """Return the devices of a backend that --device may name, with the features they lack."""
+    from zinc.backends import api
 
     try:
-        found = candidates()
-    except ZincError:  # said by the backend, which cannot start either
+        found = api.devices(name)
+    except ZincError:  # creating the backend fails with the same error, which is reported
         return []
     return [
         {
-            "device": f"vulkan:{c.index}",
-            "name": c.name,
-            "kind": c.kind,
-            "driver": c.driver,
-            "missing": list(c.missing),
+            "device": device.selector,
+            "name": device.name,
+            "kind": str(device.kind),
+            "driver": device.driver,
+            "missing": list(device.missing),
         }
-        for c in found
+        for device in found
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from zinc.backends.api import Split
 from zinc.cli.text import size
 from zinc.core.errors import MemoryLimitError
 from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
@@ -23,8 +22,8 @@ def report(planned: PlannedModel, context: int) -> dict[str, Any]:
     max_tokens = planned.options.batch_tokens
     memories = planned.budgets()
     names = [backend.name]
-    if isinstance(backend, Split) and len(memories) > 1:
-        names = [each.name for each in backend.devices]
+    if backend.split is not None and len(memories) > 1:
+        names = [each.name for each in backend.split.devices]
     entries, contexts = [], []
     for name, memory in zip(names, memories, strict=True):
         taken = memory.taken + state_bytes_per_sequence(memory.states)

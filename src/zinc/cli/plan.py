@@ -37,7 +37,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.dot:
         raise UsageError("give either --json or --dot")
 
-    from zinc.backends.api import Split
     from zinc.backends.plans import SplitPlan
     from zinc.cli import device_map, fit, loading
     from zinc.cli.cost import StepShape
@@ -68,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
         context = memory["context_tokens"]
         fitting = fit.report(planned, context)
         split: dict[str, Any] = {}
-        if isinstance(plan, SplitPlan) and isinstance(backend, Split):
-            names = [each.name for each in backend.devices]
+        if isinstance(plan, SplitPlan) and backend.split is not None:
+            names = [each.name for each in backend.split.devices]
             split = device_map.report(plan, names, shape, context)
         if args.dot:
             print(dot(plan))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zinc.backends.capabilities import Roofline
     from zinc.backends.plans import Launch
     from zinc.cli.cost import StepShape
-    from zinc.cli.roofline import Roofline
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from zinc.ops.values import RowFormat
     from zinc.quant.blocks import GGMLType
 
-NOT_COMPUTING = {"null"}
 PORTABLE = {"level": "scalar"}
 NONE = "-"
 LIST_WIDTH = 44
@@ -105,9 +104,11 @@ def collect(options: Mapping[str, str] | None = None) -> Support:
     """What the backends say and the architectures need. Raises DeviceError for a backend that
     cannot say, since it was not built."""
     from zinc.backends import api
+    from zinc.backends.capabilities import BackendKind
     from zinc.models import architectures
 
-    backends = [api.kernels(name, options) for name in api.discover() if name not in NOT_COMPUTING]
+    found = (api.kernels(name, options) for name in api.discover())
+    backends = [each for each in found if each.capabilities.kind is not BackendKind.DRY_RUN]
     needs = {name: _needs(name, backends) for name in architectures()}
     return Support(
         formats=_formats(backends),
@@ -125,11 +126,14 @@ def collect(options: Mapping[str, str] | None = None) -> Support:
     )
 
 
-class _Wishful:
-    """A backend as though it had every kernel, so that all that would be launched is seen."""
+class _EveryKernel:
+    """The kernels of `backend`, plus every kernel that it lacks, so that any plan can be made."""
+
+    split = None
 
     def __init__(self, backend: Kernels) -> None:
         self.backend, self.name = backend, backend.name
+        self.capabilities = backend.capabilities
 
     def row_format(self, type: GGMLType) -> RowFormat:
         return self.backend.row_format(type)
@@ -155,7 +159,7 @@ def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], 
         kernels: set[str] = set()
         products: set[str] = set()
         for graph in probe.graphs(name, _quantised(backend)):
-            plan = make_plan(graph, _Wishful(backend), max_tokens=1, max_outputs=1)
+            plan = make_plan(graph, _EveryKernel(backend), max_tokens=1, max_outputs=1)
             for launch in plan.launches:
                 kernels.add(launch.kernel)
                 if any(isinstance(x, Weight) and not x.is_vector for x in launch.inputs):
@@ -202,14 +206,15 @@ def _formats(backends: Sequence[Kernels]) -> list[Formats]:
 
 def _devices(options: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return, for each backend, whether its device is on this machine."""
+    from zinc.backends.capabilities import BackendKind
     from zinc.cli import machine
 
     devices: dict[str, dict[str, Any]] = {}
     for name, backend in machine.backends(options=options):
-        ready = not isinstance(backend, ZincError)
-        text = backend.in_options() if isinstance(backend, ZincError) else backend.describe()
-        if name not in NOT_COMPUTING:
-            devices[name] = {"ready": ready, "description": text}
+        if isinstance(backend, ZincError):
+            devices[name] = {"ready": False, "description": backend.in_options()}
+        elif backend.capabilities.kind is not BackendKind.DRY_RUN:
+            devices[name] = {"ready": True, "description": backend.describe()}
     return devices
 
 

@@ -172,7 +172,7 @@ def cache_key(weights: str, plans: Iterable[Plan], layout: CacheLayout, backend:
         layout.kv_dtype,
         sorted(layout.group_of.items()),
         backend.name,
-        getattr(backend, "level", ""),
-        backend.batch_invariant,
+        backend.capabilities.level,
+        backend.capabilities.batch_invariant,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from zinc.backends.api import CacheLayout, StepCounts, TensorData
+from zinc.backends.api import CacheLayout, SplitDevices, StepCounts, TensorData
+from zinc.backends.capabilities import BackendKind, Capabilities
 from zinc.backends.plans import Plan
 from zinc.core.errors import UnsupportedError
 from zinc.core.progress import ProgressBar
@@ -35,6 +36,8 @@ class GpuKernels:
 
     name: str
     kernel_set: KernelSet
+    capabilities = Capabilities(BackendKind.DEVICE)
+    split: SplitDevices | None = None
 
     def row_format(self, type: GGMLType) -> RowFormat:
         found = self.kernel_set.weights.row_format(type)
@@ -60,13 +63,15 @@ class GpuBackend(GpuKernels):
     """Implements `zinc.backends.api.Backend` on a host."""
 
     def __init__(self, host: Host, batch_invariant: bool = False) -> None:
-        self.host, self.batch_invariant = host, batch_invariant
+        self.host = host
+        self.capabilities = Capabilities(BackendKind.DEVICE, batch_invariant=batch_invariant)
         self.features = replace(host.features, batch_invariant=batch_invariant)
         self._pool = Pool(host)
         self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
 
     def describe(self) -> str:
-        return f"{self.host.describe()}{', batch invariant' if self.batch_invariant else ''}"
+        mode = ", batch invariant" if self.capabilities.batch_invariant else ""
+        return f"{self.host.describe()}{mode}"
 
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from zinc.backends.api import Kernels, Split
+from zinc.backends.api import Kernels
 from zinc.backends.plans import (
     NO_OUTPUT,
     Launch,
@@ -47,17 +47,15 @@ def make_plan(
         Dim.CONSTANT: 1,
     }
     next_id = 1 + max(v.id for node in graph.nodes for v in node.outputs)
-    if not isinstance(backend, Split):
+    if backend.split is None:
         plan = _part(graph.nodes, graph.output, backend, rows, fuse, next_id).plan
         return (
             _with_sampling(plan, graph.output) if samples and backend.supports("sample") else plan
         )
     parts = []
-    for device, nodes in zip(
-        backend.devices,
-        split.split(graph.nodes, backend.device_of, len(backend.devices)),
-        strict=True,
-    ):
+    devices = backend.split.devices
+    divided = split.split(graph.nodes, backend.split.device_of, len(devices))
+    for device, nodes in zip(devices, divided, strict=True):
         is_last = any(graph.output in n.outputs for n in nodes if n.op != split.RECEIVE)
         output = graph.output if is_last else None
         parts.append(_part(nodes, output, device, rows, fuse, next_id))

@@ -21,7 +21,6 @@ from zinc.backends import api
 from zinc.backends.api import (
     Backend,
     CacheLayout,
-    Compiling,
     Kernels,
     Program,
     TensorData,
@@ -134,10 +133,9 @@ def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
     kernels = create()
     cases = [(op, case) for op, case in every_case() if is_for(kernels, op)]
     steps = [_planned(case, kernels) for _, case in cases]
-    if isinstance(kernels, Compiling):
-        planned = zip(cases, steps, strict=True)
-        before = [(plan, case.before(CASE_BLOCK_TOKENS)) for (_, case), (plan, _) in planned]
-        kernels.compile([*steps, *((plan, step) for plan, step in before if step)], "f16")
+    planned = zip(cases, steps, strict=True)
+    before = [(plan, case.before(CASE_BLOCK_TOKENS)) for (_, case), (plan, _) in planned]
+    kernels.compile([*steps, *((plan, step) for plan, step in before if step)], "f16")
     with ProgressBar("testing kernels") as progress:
         for done, ((op, case), (plan, step)) in enumerate(zip(cases, steps, strict=True)):
             yield _compare_case(op, case, plan, step, create())

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, StepResult, TensorData, Work
+from zinc.backends.api import (
+    CacheLayout,
+    HostBackend,
+    SplitDevices,
+    StepResult,
+    TensorData,
+    Work,
+)
+from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Operand, Plan, Ref
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.ops.registry import OPS
@@ -198,13 +206,19 @@ class CpuProgram:
                 return None
 
 
+# A buffer far larger than any last-level cache, so that its reads come from memory.
+BANDWIDTH_BYTES = 1 << 29
+MEASUREMENTS = 5
+
+
 class CpuKernels:
     """The kernels of one SIMD level, by default the best that this machine runs."""
 
     name = "cpu"
+    split: SplitDevices | None = None
 
-    def __init__(self, level: str | None = None) -> None:
-        levels = _cpu.levels()
+    def __init__(self, level: str | None = None, threads: int | None = None) -> None:
+        levels = tuple(_cpu.levels())
         if level is not None and level not in levels:
             raise DeviceError(
                 f"the CPU backend has no level {level!r} on this machine",
@@ -212,6 +226,15 @@ class CpuKernels:
                 f"choose one of {', '.join(levels)}",
             )
         self.level = level or levels[0]
+        self.capabilities = Capabilities(
+            BackendKind.CPU,
+            kv_dtype="q8_0",
+            batch_invariant=True,  # native/kernel.h: every sum has a fixed order
+            level=self.level,
+            levels=levels,
+            threads=threads,
+            cores=available_cores(),
+        )
         self._kernels = frozenset(_cpu.kernels(self.level))
 
     def row_format(self, type: GGMLType) -> RowFormat:
@@ -233,20 +256,23 @@ class CpuKernels:
         return int(_cpu.row_bytes(str(format), cols))
 
 
-class CpuBackend(CpuKernels):
-    batch_invariant = True  # native/kernel.h: sums are added up in an order of their own
+class CpuBackend(CpuKernels, HostBackend):
+    """The CPU as a device. threads: by default one for each core that this process may use."""
 
     def __init__(self, threads: int | None = None, level: str | None = None) -> None:
-        super().__init__(level)
         self.threads = threads or available_cores()
+        super().__init__(level, self.threads)
         self.pool = _cpu.Pool(self.threads)
         self.weights: dict[str, Any] = {}
 
     def describe(self) -> str:
         return f"cpu: {self.level}, {self.threads} threads"
 
-    def counts(self, plan: Plan, kv_dtype: str, **rows: int) -> None:
-        return None
+    def measure(self) -> Roofline:
+        return Roofline(
+            bytes_per_s=_cpu.bandwidth(self.pool, BANDWIDTH_BYTES, MEASUREMENTS) * 1e9,
+            int8_ops_per_s=_cpu.int8_peak(self.pool, self.level) * 1e9,
+        )
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         try:
@@ -295,9 +321,6 @@ class CpuBackend(CpuKernels):
     @property
     def weight_bytes(self) -> int:
         return sum(tensor.n_bytes for tensor in self.weights.values())
-
-    def available_bytes(self) -> int | None:
-        return None
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> CpuCache:
         try:
@@ -350,3 +373,7 @@ def create(threads: int | None = None, options: Mapping[str, str] | None = None)
 
 def kernels(options: Mapping[str, str] | None = None) -> CpuKernels:
     return CpuKernels((options or {}).get("level"))
+
+
+def devices() -> list[DeviceInfo]:
+    return []

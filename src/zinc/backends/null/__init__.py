@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, FinishedStep, TensorData, Work
+from zinc.backends.api import CacheLayout, FinishedStep, HostBackend, TensorData, Work
+from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo
 from zinc.backends.plans import Plan, Ref
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
@@ -86,10 +87,10 @@ class NullProgram:
         return [0.0] * len(self.plan.launches)
 
 
-class NullBackend:
+class NullBackend(HostBackend):
     name = "null"
     weight_bytes = 0
-    batch_invariant = True
+    capabilities = Capabilities(BackendKind.DRY_RUN, batch_invariant=True)
 
     def describe(self) -> str:
         return "null: records launches, computes nothing"
@@ -110,14 +111,8 @@ class NullBackend:
     def row_bytes(self, format: RowFormat, cols: int) -> int:
         return 4 * cols
 
-    def counts(self, plan: Plan, kv_dtype: str, **rows: int) -> None:
-        return None
-
     def upload(self, weight: Weight, data: TensorData) -> None:
         pass
-
-    def available_bytes(self) -> int | None:
-        return None
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> NullCache:
         return NullCache(layout)
@@ -132,3 +127,7 @@ def create(threads: int | None = None, options: Mapping[str, str] | None = None)
 
 def kernels(options: Mapping[str, str] | None = None) -> NullBackend:
     return NullBackend()
+
+
+def devices() -> list[DeviceInfo]:
+    return []

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, FinishedStep, TensorData, Work
+from zinc.backends.api import CacheLayout, FinishedStep, HostBackend, TensorData, Work
+from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo
 from zinc.backends.plans import Operand, Plan, Ref
 from zinc.ops.attention import CacheView
 from zinc.ops.recurrent import StateView
@@ -137,9 +138,10 @@ class RefProgram:
                 return None
 
 
-class RefBackend:
+class RefBackend(HostBackend):
     name = "ref"
-    batch_invariant = False  # numpy's matrix products are cut up by their sizes
+    # numpy splits matrix products by their sizes, so it is not batch-invariant.
+    capabilities = Capabilities(BackendKind.REFERENCE)
 
     def __init__(self) -> None:
         self._weights: dict[str, FloatArray] = {}
@@ -159,9 +161,6 @@ class RefBackend:
     def row_bytes(self, format: RowFormat, cols: int) -> int:
         return 4 * cols
 
-    def counts(self, plan: Plan, kv_dtype: str, **rows: int) -> None:
-        return None
-
     def upload(self, weight: Weight, data: TensorData) -> None:
         array = decode(data.read(), data.type, data.shape)
         if weight.rows_from is not None:
@@ -171,9 +170,6 @@ class RefBackend:
     @property
     def weight_bytes(self) -> int:
         return sum(array.nbytes for array in self._weights.values())
-
-    def available_bytes(self) -> int | None:
-        return None
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> RefCache:
         return RefCache(states, layout)
@@ -188,3 +184,7 @@ def create(threads: int | None = None, options: Mapping[str, str] | None = None)
 
 def kernels(options: Mapping[str, str] | None = None) -> RefBackend:
     return RefBackend()
+
+
+def devices() -> list[DeviceInfo]:
+    return []

@@ -10,9 +10,11 @@ import functools
 from collections.abc import Mapping
 
 from zinc.backends.api import wants_batch_invariance
+from zinc.backends.capabilities import DeviceInfo, DeviceKind, Roofline
+from zinc.backends.vulkan import limits
 from zinc.backends.vulkan.device import Device, open_device
 from zinc.backends.vulkan.host import VulkanHost
-from zinc.backends.vulkan.physical import MAX_PUSH_BYTES
+from zinc.backends.vulkan.physical import MAX_PUSH_BYTES, candidates
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
 from zinc.gpu.kernel_set import JOINT, LOWERINGS, KernelSet
@@ -49,6 +51,9 @@ class VulkanBackend(VulkanKernels, GpuBackend):
         super().__init__(host_of(device), batch_invariant)
         self.device = device
 
+    def measure(self) -> Roofline | None:
+        return limits.measure(self.device, self.host.memory, self.host.pipelines)
+
 
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> VulkanBackend:
     device = open_device((options or {}).get("device", ""))
@@ -57,3 +62,10 @@ def create(threads: int | None = None, options: Mapping[str, str] | None = None)
 
 def kernels(options: Mapping[str, str] | None = None) -> VulkanKernels:
     return VulkanKernels()
+
+
+def devices() -> list[DeviceInfo]:
+    return [
+        DeviceInfo(f"vulkan:{c.index}", c.name, DeviceKind(c.kind), c.driver, c.missing)
+        for c in candidates()
+    ]

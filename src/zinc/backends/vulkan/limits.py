@@ -8,6 +8,7 @@ from __future__ import annotations
 from statistics import median
 from time import perf_counter
 
+from zinc.backends.capabilities import Roofline
 from zinc.backends.vulkan.commands import Recorder
 from zinc.backends.vulkan.device import Device
 from zinc.backends.vulkan.memory import Memory
@@ -22,6 +23,23 @@ THREADS = 256  # of a workgroup of the kernel
 GROUPS_PER_UNIT = 16
 WARM_UP_S = 0.3  # an idle GPU takes a while to raise its clocks
 CHAINS, DOT_OPS = 8, 8  # independent dots of a thread; a dot is four multiplications and additions
+
+
+# A buffer far larger than any cache, so that its reads come from memory.
+BUFFER_BYTES = 1 << 31
+SOFTWARE_BUFFER_BYTES = 1 << 29
+REPETITIONS = 5
+
+
+def measure(device: Device, memory: Memory, pipelines: Pipelines) -> Roofline | None:
+    """Return the limits of a device; None if it has no timestamps to measure them by."""
+    if not device.timestamp_bits:
+        return None
+    n_bytes = SOFTWARE_BUFFER_BYTES if device.kind == CPU_DEVICE else BUFFER_BYTES
+    return Roofline(
+        read_bytes_per_s(device, memory, pipelines, n_bytes, REPETITIONS),
+        int8_ops_per_s(device, memory, pipelines, REPETITIONS),
+    )
 
 
 def read_bytes_per_s(

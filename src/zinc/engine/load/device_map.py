@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from zinc.backends.api import Backend
+from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import SplitPlan
 from zinc.backends.split import SplitBackend
 from zinc.core.errors import RequestError
@@ -70,7 +71,7 @@ def divide(
         )
         why = "it does not fit on the device as a whole"
     else:
-        if device.name == "cpu":
+        if device.capabilities.kind is BackendKind.CPU:
             raise RequestError(
                 "the model cannot be divided between a device and the CPU",
                 "the model runs on the CPU",
@@ -117,6 +118,6 @@ def fits_on(
         for graph in model.graphs
     ]
     memory = budgets(model.file, plans, backend)[DEVICE]
-    kv_dtype = resolve_kv_dtype(options.kv_dtype, "f16", plans[0].states)
+    kv_dtype = resolve_kv_dtype(options.kv_dtype, backend.capabilities.kv_dtype, plans[0].states)
     context = options.context or min(model.spec.context, ROOM_TOKENS)
     return has_room(memory, kv_dtype, context * (options.sequences or 1), n_tokens)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zinc.backends.api import Backend, Split
+from zinc.backends.api import Backend
 from zinc.backends.plans import Plan, SplitPlan
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.engine.cache_layout import (
@@ -89,12 +89,13 @@ def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[Mem
 
     All plans have the same weights and states.
     """
-    if not isinstance(backend, Split):
+    if backend.split is None:
         return [_budget(file, [backend], [plans])]
+    devices = backend.split.devices
     parts = [[plan.parts[i] for plan in plans if isinstance(plan, SplitPlan)] for i in (0, 1)]
-    if all(each.available_bytes() is None for each in backend.devices):
-        return [_budget(file, backend.devices, parts)]
-    return [_budget(file, [each], [p]) for each, p in zip(backend.devices, parts, strict=True)]
+    if all(each.available_bytes() is None for each in devices):
+        return [_budget(file, devices, parts)]
+    return [_budget(file, [each], [p]) for each, p in zip(devices, parts, strict=True)]
 
 
 def _budget(

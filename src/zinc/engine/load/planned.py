@@ -126,6 +126,6 @@ def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> Pl
     else:
         choice = BackendChoice(backend)
     plans = tuple(plan_graph(graph, choice.backend, options) for graph in model.graphs)
-    default = "q8_0" if choice.backend.name == "cpu" else "f16"
+    default = choice.backend.capabilities.kv_dtype
     kv_dtype = resolve_kv_dtype(options.kv_dtype, default, plans[0].states)
     return PlannedModel(options, model, choice, plans, kv_dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from zinc.backends.api import Backend, Expecting
+from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
 from zinc.engine.identity import TensorDigests
 from zinc.formats.gguf import GGUFFile
@@ -32,8 +32,7 @@ def upload(
     tensors.sort(key=lambda pair: pair[1].n_bytes, reverse=True)
     total = sum(t.n_bytes for _, t in tensors)
     done = 0
-    if isinstance(backend, Expecting):
-        backend.expect([weight for weight, _ in tensors])
+    backend.expect([weight for weight, _ in tensors])
     for weight, tensor in tensors:
         reader = tensor if digests is None else digests.reader(tensor)
         backend.upload(weight, tensor_data(weight, tensor, reader))

@@ -1,0 +1,76 @@
+"""Facts about backends and devices, by which the rest of zinc decides instead of by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class BackendKind(StrEnum):
+    """The kind of device that a backend runs on, and its purpose."""
+
+    DEVICE = "device"  # a GPU or another accelerator
+    CPU = "cpu"  # the CPU and memory of this process
+    REFERENCE = "reference"  # numpy; the oracle of tests and of `zinc verify`
+    DRY_RUN = "dry run"  # records launches and computes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Facts about a backend that the planner, the engine and the commands decide by.
+
+    kv_dtype: the type of keys and values that "auto" means. batch_invariant: the logits of a token
+    are bit-identical whatever shares its steps, and wherever its prompt was cut into chunks.
+    level: the SIMD level of the kernels, on which results may depend. levels: the levels that this
+    machine runs, best first. threads: CPU threads in use. cores: CPU cores that this process may
+    use. `levels`, `threads` and `cores` are empty or None off the CPU.
+    """
+
+    kind: BackendKind
+    kv_dtype: str = "f16"
+    batch_invariant: bool = False
+    level: str = ""
+    levels: tuple[str, ...] = ()
+    threads: int | None = None
+    cores: int | None = None
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the backend is meant for use and not for tests."""
+        return self.kind in (BackendKind.DEVICE, BackendKind.CPU)
+
+
+class DeviceKind(StrEnum):
+    """The kind of a GPU, best first."""
+
+    DISCRETE = "discrete GPU"
+    INTEGRATED = "integrated GPU"
+    VIRTUAL = "virtual GPU"
+    SOFTWARE = "CPU"  # a driver that computes on the CPU, such as llvmpipe
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device that a backend can list without opening it.
+
+    selector: the value of the option `device` that names it, such as "vulkan:0". missing: features
+    that zinc needs and the device lacks.
+    """
+
+    selector: str
+    name: str
+    kind: DeviceKind
+    driver: str
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Measured limits of a device: bytes read a second, and int8 operations a second.
+
+    A multiply-add counts as two operations.
+    """
+
+    bytes_per_s: float
+    int8_ops_per_s: float
