@@ -430,9 +430,7 @@ def test_text_arrives_unless_it_may_be_a_marker():
     assert parse("hermes", ["Hi <too"])[0] == Content("Hi <too")
     parser = AnswerParser(BY_NAME["hermes"], TOOLS)
     assert parser.push("Hi <too") == [Content("Hi")]
-    assert parser.is_matching
     assert parser.push("k>") == [Content(" <took>")]
-    assert not parser.is_matching
     assert parser.push("\n\n") == []
     assert parser.push("x") == [Content("\n\nx")]
 

@@ -14,8 +14,8 @@ from zinc.chat import ChatTemplate
 from zinc.chat.events import Answer, Content, Reasoning, merged
 from zinc.chat.formats import detect
 from zinc.chat.parser import AnswerParser, TokenParser, control_markers
-from zinc.chat.reasoning import ThinkingBudget, template_arguments
-from zinc.core.errors import RequestError, UnsupportedError
+from zinc.chat.reasoning import template_arguments
+from zinc.core.errors import RequestError
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import TokenKind
 
@@ -201,78 +201,6 @@ def test_after_the_end_nothing_comes(demo):
     assert parser.finish() == [Content("<")]
     assert parser.finish() == []
     assert AnswerParser(BY_NAME["plain"]).finish() == []
-
-
-# -- thinking budget -------------------------------------------------------------------------------
-
-
-def generate(tokenizer, format, thought, rest, limit, opened=""):
-    """An engine's loop: `thought` for ever, and `rest` after what the budget forces."""
-    parser = TokenParser(tokenizer, format, opened=opened)
-    budget = ThinkingBudget(tokenizer, format, limit)
-    events, n_sampled = [], 0
-    ids = iter(encode(tokenizer, thought))
-    forced = budget.step(parser, 0)
-    while not forced:
-        id = next(ids, None)
-        if id is None:
-            break
-        n_sampled += 1
-        events += parser.push(id)
-        forced = budget.step(parser)
-    for id in (*forced, *encode(tokenizer, rest)):
-        events += parser.push(id)
-        assert id in forced or not budget.step(parser)
-    return Answer.of(events + parser.finish()), n_sampled, budget
-
-
-def test_a_budget_closes_the_trace(demo):
-    format = BY_NAME["hermes"]
-    answer, n_sampled, budget = generate(demo, format, "abc def " * 50, "Yes.", 20, "<think>")
-    assert n_sampled == budget.used_tokens == 20
-    assert answer.content == "Yes."
-    assert answer.reasoning == demo.decode(encode(demo, "abc def " * 50)[:20]).rstrip()
-
-
-def test_the_markers_of_the_trace_do_not_count_twice(demo):
-    answer, _, budget = generate(demo, BY_NAME["hermes"], "<think>\n" + "x " * 99, "Yes.", 5)
-    assert budget.used_tokens == 5
-    assert answer.content == "Yes."
-
-
-def test_a_budget_of_nothing(demo):
-    answer, n_sampled, _ = generate(demo, BY_NAME["hermes"], "Hm", "Yes.", 0, "<think>")
-    assert (answer.content, answer.reasoning, n_sampled) == ("Yes.", "", 0)
-
-
-def test_a_budget_that_is_not_spent(demo):
-    answer, _, budget = generate(demo, BY_NAME["hermes"], "<think>a</think>", "Yes.", 99)
-    assert (answer.content, answer.reasoning) == ("Yes.", "a")
-    assert budget.used_tokens < 5
-
-
-def test_a_budget_waits_for_a_marker_that_has_begun():
-    tokenizer = vocabulary([])  # the end marker is eight tokens here
-    for limit in range(4, 14):
-        answer, _, _ = generate(tokenizer, BY_NAME["hermes"], "<think>ab</think>", "Yes.", limit)
-        assert answer == Answer("Yes.", "ab")
-
-
-@pytest.mark.parametrize("format", ["harmony", "gemma4", "mistral", "deepseek", "glm"])
-def test_budgets_of_other_formats(format):
-    format = BY_NAME[format]
-    tokenizer = vocabulary(format.markers)
-    thought = format.thinking.begin + "x" * 99
-    answer, _, _ = generate(tokenizer, format, thought, "Yes.", 10)
-    assert answer.content == "Yes."
-    assert set(answer.reasoning) == {"x"}
-
-
-def test_budgets_that_cannot_be(demo):
-    with pytest.raises(UnsupportedError):
-        ThinkingBudget(demo, BY_NAME["plain"], 10)
-    with pytest.raises(RequestError):
-        ThinkingBudget(demo, BY_NAME["hermes"], -1)
 
 
 def test_template_arguments():

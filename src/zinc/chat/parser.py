@@ -51,11 +51,6 @@ class AnswerParser:
         """Whether what comes next is reasoning."""
         return self._output.is_thinking
 
-    @property
-    def is_matching(self) -> bool:
-        """Whether the text so far ends in what may be the beginning of a marker."""
-        return self._reader.is_matching
-
     def push(self, text: str) -> list[Event]:
         """Add text, and return the events that are now certain."""
         if not self._finished:
@@ -121,11 +116,6 @@ class TokenParser:
     def is_thinking(self) -> bool:
         """Whether what comes next is reasoning."""
         return self._parser.is_thinking
-
-    @property
-    def is_matching(self) -> bool:
-        """Whether the text so far ends in what may be the beginning of a marker."""
-        return self._parser.is_matching
 
     @property
     def stopped(self) -> str | None:

@@ -45,14 +45,12 @@ class Reader:
     """Reads items, and keeps those since the last `commit` so that they can be put back.
 
     controls: markers that are control tokens of the vocabulary. limit: reading more items than this
-    without a commit raises MalformedError, which limits how much text is held back. is_matching:
-    the last characters may be the beginning of a marker.
+    without a commit raises MalformedError, which limits how much text is held back.
     """
 
     def __init__(self, controls: frozenset[str] = frozenset()) -> None:
         self.controls = controls
         self.limit: int | None = None
-        self.is_matching = False
         self._log: list[str] = []
         self._back: list[str] = []
         self._ended = False
@@ -175,7 +173,6 @@ class Reader:
                 sink(item)
             if not remember:
                 self.commit(keep=len(held))
-            self.is_matching = held != "" and held not in markers.spelled
             if held in markers.spelled:
                 return held
 
