@@ -1,7 +1,7 @@
 """Tile sizes of GEMV and GEMM kernels, by device and shape.
 
-In a GEMV (few rows of x) each workgroup takes a tile of weight rows, and several waves may split the
-columns of a row (split-K). Long rows are split among more waves. Matrices of few rows get small
+In a GEMV (few rows of x) each workgroup takes a tile of weight rows, and several waves may split
+the columns of a row (split-K). Long rows are split among more waves. Matrices of few rows get small
 tiles, so that every compute unit has work. A GEMM (many rows of x) is tiled in both dimensions, and
 tiles are staged in shared memory.
 """
