@@ -1,8 +1,8 @@
-"""Runs model files step by step on any backend, the way the engine does, for parity tests.
+"""Runs model files step by step on any backend, as the engine does, for parity tests.
 
-The cache is as hostile as the engine may make it: blocks are small, those of different sequences
-lie between each other, each window has block tables of its own, and blocks that no query can see
-any more are taken away before a step.
+The cache is as difficult as the engine can make it: blocks are small, those of different sequences
+are interleaved, each window has its own block tables, and blocks that a window has passed are
+removed before a step.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Logits = npt.NDArray[np.float32]
 
 
 def fixture_names() -> list[str]:
-    """Every fixture in the folder: a model file and the logits it must give."""
+    """Return the names of all fixtures: model files with expected logits."""
     return sorted(path.stem for path in FIXTURES.glob("*.npz"))
 
 
 def expected(name: str, prefix: str = "") -> tuple[Ids, Logits]:
-    """Token ids of a fixture and the logits [tokens, vocab] of the published model code."""
+    """Return the token ids of a fixture and the logits [tokens, vocab] of the published code."""
     with np.load(FIXTURES / f"{name}.npz") as data:
         return data[f"{prefix}tokens"].astype(np.int32), data[f"{prefix}logits"]
 
@@ -65,7 +65,7 @@ def planned(
     extended: bool = False,
     batch_invariant: bool = False,
 ) -> tuple[Backend, Plan]:
-    """A backend with the weights of the file, and the plan."""
+    """Return a backend with the weights of the file, and the plan."""
     with GGUFFile.open(path) as file:
         _, graph = load(file, rope=rope, extended=extended)
         options = {"batch_invariant": "true"} if batch_invariant else {}
@@ -84,7 +84,7 @@ def planned(
 
 
 class Runner:
-    """Some sequences of one model: `feed` appends tokens and returns their logits.
+    """Sequences of one model; `feed` appends tokens and returns their logits.
 
     `extended` takes the model as it runs beyond its plain context; the cache holds `room` tokens of
     each sequence. `loaded` is what runs it, where that is not a backend as a whole.
@@ -168,10 +168,10 @@ def rewrite(
     tensors: Mapping[str, npt.NDArray[np.float32] | None] | None = None,
     edit: Callable[[str, npt.NDArray[np.float32]], npt.NDArray[np.float32]] | None = None,
 ) -> Path:
-    """A copy of a model file in float32 with changes.
+    """Write a changed copy of a model file in float32.
 
-    `metadata` sets keys, `drop` removes keys, `tensors` replaces tensors, or removes those given as
-    None, and `edit` maps the rest.
+    metadata: keys to set. drop: keys to remove. tensors: tensors to replace, or to remove if None.
+    edit: called with the name and values of each other tensor.
     """
     changed = dict(tensors or {})
     with GGUFFile.open(source) as file, GGUFWriter(target) as writer:
@@ -193,8 +193,10 @@ def rewrite(
 
 
 def with_blocks(name: str, folder: Path, suffix: str, type: GGMLType) -> tuple[Path, Path]:
-    """A fixture whose tensors of that suffix are blocks made by gguf-py, and one in float32 of what
-    gguf-py decodes from these blocks."""
+    """Write a fixture with some tensors in a block format, and the same in float32.
+
+    gguf-py encodes the tensors whose names end in `suffix`, and decodes them for the second file.
+    """
     path, plain = folder / "blocks.gguf", {}
     kind = gguf.GGMLQuantizationType(type)
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file, GGUFWriter(path) as writer:

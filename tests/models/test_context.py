@@ -1,4 +1,4 @@
-"""Frequencies for long contexts: which sequences run with them, and that they are transformers'.
+"""RoPE scaling for long contexts: which sequences use it, and equality with transformers.
 
 The fixture qwen3yarn has logits of the same weights with plain RoPE and with YaRN of factor 4 over
 an original context of 64 tokens.
@@ -26,7 +26,7 @@ TOLERANCE = {"ref": 1e-5}
 
 @pytest.fixture(scope="module")
 def unscaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model as a file that says nothing of YaRN."""
+    """Return the model as a file without YaRN keys."""
     target = tmp_path_factory.mktemp("context") / "unscaled.gguf"
     return rewrite(YARN, target, drop=KEYS, metadata={"qwen3.context_length": 64})
 
@@ -52,7 +52,7 @@ def spec_of(path: Path, rope: RopeScaling | None = None, **given: Any) -> ModelS
         ("long_", True, RopeScaling("none"), False),
     ],
 )
-def test_logits_are_those_of_the_published_code(
+def test_logits_equal_those_of_the_published_code(
     unscaled: Path,
     backend: str,
     case: str,
@@ -68,7 +68,7 @@ def test_logits_are_those_of_the_published_code(
         assert (got.argmax(axis=1) == logits.argmax(axis=1)).all()
 
 
-def test_plain_and_scaled_logits_can_be_told_apart() -> None:
+def test_plain_and_scaled_logits_differ() -> None:
     for case in ("", "long_"):
         plain, scaled = (expected("qwen3yarn", prefix + case)[1] for prefix in ("", "yarn_"))
         assert relative_error(plain, scaled) > 0.05
@@ -91,7 +91,7 @@ def test_plain_and_scaled_logits_can_be_told_apart() -> None:
         (RopeScaling("none"), None, 64, 0),
     ],
 )
-def test_what_is_asked_for_decides(
+def test_the_requested_scaling_decides(
     unscaled: Path, rope: RopeScaling | None, context: int | None, reach: int, plain: int
 ) -> None:
     spec = spec_of(unscaled, rope, context=context)
@@ -109,14 +109,14 @@ def test_what_is_asked_for_decides(
         (RopeScaling("none"), 64, 0),
     ],
 )
-def test_what_is_not_asked_for_is_the_files(
+def test_values_not_requested_come_from_the_file(
     rope: RopeScaling | None, reach: int, plain: int
 ) -> None:
     spec = spec_of(YARN, rope)
     assert (spec.context, spec.plain_context) == (reach, plain)
 
 
-def test_a_model_trained_with_its_scaling_has_it_at_every_length() -> None:
+def test_a_model_trained_with_a_scaling_uses_it_at_every_length() -> None:
     path = FIXTURES / "gptoss.gguf"
     spec = spec_of(path)
     assert spec.plain_context == 0
@@ -136,8 +136,8 @@ def test_a_model_trained_with_its_scaling_has_it_at_every_length() -> None:
     assert {rope.scaling for rope in spec_of(path, RopeScaling("none")).ropes()} == {"none"}
 
 
-def test_windows_keep_the_frequencies_they_have() -> None:
-    """Gemma's sliding layers never look far: what scales is the RoPE of the others."""
+def test_sliding_layers_keep_their_frequencies() -> None:
+    """In Gemma, only the RoPE of global layers is scaled."""
     spec = spec_of(FIXTURES / "gemma3.gguf", RopeScaling("yarn", 4.0), extended=True)
     kinds = {(a.window > 0, a.rope.scaling) for a in spec.attention if a.rope is not None}
     assert kinds == {(True, "none"), (False, "yarn")}
@@ -159,12 +159,12 @@ def _file(path: Path, rope: RopeScaling) -> Callable[[], ModelSpec]:
         (
             _file(FIXTURES / "qwen3.gguf", RopeScaling("yarn")),
             RequestError,
-            r"how far.*has no factor.*RopeScaling\(factor=",
+            r"context is unknown.*no scaling factor.*RopeScaling\(factor=",
         ),
         (
             _file(FIXTURES / "deepseek2v3.gguf", RopeScaling(factor=1.5)),
             RequestError,
-            r"would reach.*it reaches.*RopeScaling\(always=True",
+            r"would be.*it is.*RopeScaling\(always=True",
         ),
         (
             _file(FIXTURES / "phi3long.gguf", RopeScaling("yarn", 4.0)),
@@ -173,7 +173,7 @@ def _file(path: Path, rope: RopeScaling) -> Callable[[], ModelSpec]:
         ),
     ],
 )
-def test_what_cannot_be_scaled_says_why(
+def test_impossible_scalings_are_refused_with_a_reason(
     ask: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -1,4 +1,4 @@
-"""Files whose tensors and metadata do not agree: one clear error for each, for every family.
+"""Files whose tensors and metadata disagree: a clear error for each, in every architecture.
 
 Every fixture is taken apart in memory: a tensor is left out, has another shape or is one too many,
 a count is another, a key is gone. What is accepted must be a default that a family's files rely on.
@@ -45,7 +45,7 @@ def changed(
     tensors: Mapping[str, Tensor | None] | None = None,
     keys: Mapping[str, Any] | None = None,
 ) -> GGUFFile:
-    """The file with tensors and keys replaced, or left out where they are None."""
+    """Return the file with tensors and keys replaced, or removed if None."""
     view = copy.copy(file)
     merged = {**file.tensors, **(tensors or {})}
     view.tensors = MappingProxyType({k: t for k, t in merged.items() if t is not None})
@@ -64,7 +64,7 @@ def plan_hash(file: GGUFFile) -> str:
 
 
 def needed(file: GGUFFile) -> Iterator[Tensor]:
-    """Tensors that the trunk reads, of the first and the last two layers and of the whole."""
+    """Return the tensors of the first and the last two layers, and those outside layers."""
     spec, graph = load(file)
     kept = {t.name for t in nextn_tensors(file, spec)}
     plan = make_plan(graph, api.kernels("null"), max_tokens=4, max_outputs=1)
@@ -97,7 +97,7 @@ def test_a_missing_tensor_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_shape_names_both(name: str) -> None:
+def test_an_error_names_both_shapes(name: str) -> None:
     file = opened(name)
     for tensor in needed(file):
         for shape in (
@@ -115,7 +115,7 @@ def test_another_shape_names_both(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tensor_that_nobody_knows_is_not_skipped(name: str) -> None:
+def test_an_unknown_tensor_is_refused(name: str) -> None:
     file = opened(name)
     any_tensor = next(iter(file.tensors.values()))
     for unknown in ("blk.0.attn_mystery.weight", "blk.1.attn_output.scale", "mystery.bias"):
@@ -126,7 +126,7 @@ def test_a_tensor_that_nobody_knows_is_not_skipped(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("change", [-1, 1])
-def test_blocks_that_the_metadata_miscounts(name: str, change: int) -> None:
+def test_a_wrong_block_count_is_refused(name: str, change: int) -> None:
     file = opened(name)
     key = f"{arch_of(file)}.block_count"
     with pytest.raises(
@@ -138,7 +138,7 @@ def test_blocks_that_the_metadata_miscounts(name: str, change: int) -> None:
 @pytest.mark.parametrize(
     "name", [n for n in NAMES if f"{arch_of(opened(n))}.expert_count" in opened(n).metadata]
 )
-def test_experts_that_the_tensors_do_not_have(name: str) -> None:
+def test_a_wrong_expert_count_is_refused(name: str) -> None:
     file = opened(name)
     key = f"{arch_of(file)}.expert_count"
     count = file.int(key)
@@ -153,17 +153,17 @@ def test_experts_that_the_tensors_do_not_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "qwen35"])
-def test_experts_in_a_family_that_has_none(name: str) -> None:
+def test_experts_in_a_dense_architecture_are_refused(name: str) -> None:
     file = opened(name)
     arch = arch_of(file)
     keys = {f"{arch}.expert_count": 8, f"{arch}.expert_used_count": 2}
-    with pytest.raises(UnsupportedError, match="counts 8 experts"):
+    with pytest.raises(UnsupportedError, match="has 8 experts"):
         load(changed(file, keys=keys))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_number_in_the_metadata_does_harm(name: str) -> None:
-    """Absurd numbers, and values of other types, end in an error or change nothing that is run."""
+def test_absurd_metadata_is_refused_or_has_no_effect(name: str) -> None:
+    """Absurd numbers and values of other types raise an error or leave the graph unchanged."""
     file = opened(name)
     arch = arch_of(file)
     for key, value in file.metadata.items():
@@ -243,7 +243,7 @@ def test_a_key_with_a_default(name: str, key: str) -> None:
     assert plan_hash(changed(file, keys={full: None})) == plan_hash(file)
 
 
-def test_an_optional_tensor_is_there_in_all_layers_or_in_none() -> None:
+def test_an_optional_tensor_must_be_in_all_layers_or_in_none() -> None:
     file = opened("glm4")
     biases = [
         n for n in file.tensors if n.endswith((".attn_q.bias", ".attn_k.bias", "attn_v.bias"))
@@ -259,7 +259,7 @@ def test_attention_to_later_tokens_is_refused() -> None:
     assert load(changed(opened("qwen3"), keys={"qwen3.attention.causal": True}))
 
 
-def test_more_tokens_than_the_embedding_has_rows() -> None:
+def test_a_tokenizer_larger_than_the_embedding_is_refused() -> None:
     name = next(n for n in NAMES if "tokenizer.ggml.tokens" in opened(n).metadata)
     file = opened(name)
     table = file.tensors["token_embd.weight"]

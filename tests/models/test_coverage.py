@@ -1,4 +1,4 @@
-"""What the tests stand on is complete: fixtures, op cases and block formats follow the code.
+"""Completeness of the tests: fixtures, op cases and block formats cover the code.
 
 An architecture without a fixture, a kernel without a case or a format without a product would be
 claimed by the support page and held by nothing.
@@ -43,9 +43,8 @@ def test_every_architecture_has_a_fixture() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_fixture_shows_what_is_left_out(name: str) -> None:
-    """No vector is neutral, and the prompt is longer than the windows that are shorter than the
-    context."""
+def test_a_fixture_exposes_missing_weights_and_windows(name: str) -> None:
+    """No vector is neutral, and the prompt is longer than all windows within the context."""
     ids, logits = expected(name)
     assert np.isfinite(logits).all()
     assert len(ids) == len(logits) >= 32
@@ -60,7 +59,7 @@ def test_a_fixture_shows_what_is_left_out(name: str) -> None:
                 assert not np.isin(values, (0.0, 1.0)).all(), tensor.name
 
 
-# What families differ in, and a fact of a spec that shows it.
+# Differences between architectures, and how a spec shows them.
 FEATURES = {
     "sliding window beside full attention": lambda s: len({a.window > 0 for a in s.attention}) == 2,
     "sinks": lambda s: any(a.sinks for a in s.attention),

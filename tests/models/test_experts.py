@@ -1,5 +1,8 @@
-"""What the fixtures cannot show of the expert families: other ways to store the same weights, what
-a plan leaves out, block formats of experts, and files that contradict themselves."""
+"""Expert architectures beyond the fixtures.
+
+Other ways to store the same weights, launches that a plan leaves out, block formats of experts, and
+inconsistent files.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def test_latent_keys_and_values_split_or_not(tmp_path: Path) -> None:
     assert_same_model(path, "deepseek2v2")
 
 
-def test_gating_that_no_key_names_follows_from_the_choice_bias(tmp_path: Path) -> None:
+def test_gating_without_a_key_follows_from_the_choice_bias(tmp_path: Path) -> None:
     path = rewrite(
         FIXTURES / "deepseek2v3.gguf", tmp_path / "m.gguf", drop=["deepseek2.expert_gating_func"]
     )
@@ -112,10 +115,10 @@ def test_gating_that_no_key_names_follows_from_the_choice_bias(tmp_path: Path) -
 
 
 def without_chosen_experts(name: str, folder: Path) -> tuple[Path, Path]:
-    """A fixture whose chosen experts add nothing, and one with its shared experts as dense layers.
+    """Write a fixture whose routed experts output zero, and an equivalent one with dense layers.
 
-    The latter has no expert, and all keys that count and choose experts. Both compute the same: a
-    dense layer may have rows of zeros.
+    The second has the shared experts as dense layers, padded with zeros, and keeps the keys that
+    count and choose experts.
     """
     source = FIXTURES / f"{name}.gguf"
     with GGUFFile.open(source) as file:
@@ -151,7 +154,7 @@ def without_chosen_experts(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", ["deepseek2v2", "deepseek2v3", "glm4moe"])
-def test_layers_may_all_be_dense(tmp_path: Path, name: str) -> None:
+def test_all_layers_may_be_dense(tmp_path: Path, name: str) -> None:
     silent, dense = without_chosen_experts(name, tmp_path)
     spec, _ = loaded(dense)
     assert spec.experts is None
@@ -161,7 +164,7 @@ def test_layers_may_all_be_dense(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["deepseek2v2", "deepseek2v3", "glm4moe"])
-def test_keys_of_experts_mean_nothing_to_dense_layers(tmp_path: Path, name: str) -> None:
+def test_expert_keys_do_not_affect_dense_layers(tmp_path: Path, name: str) -> None:
     _, dense = without_chosen_experts(name, tmp_path)
     with GGUFFile.open(dense) as file:
         keys = [key for key in file.metadata if ".expert_" in key]
@@ -186,7 +189,7 @@ def test_keys_of_experts_mean_nothing_to_dense_layers(tmp_path: Path, name: str)
         ("glm4moe", {"glm4moe.rope.dimension_count": 32}),
     ],
 )
-def test_the_metadata_is_obeyed(tmp_path: Path, name: str, change: dict[str, Any]) -> None:
+def test_metadata_changes_the_result(tmp_path: Path, name: str, change: dict[str, Any]) -> None:
     path = rewrite(FIXTURES / f"{name}.gguf", tmp_path / "m.gguf", metadata=change)
     assert relative_error(logits(path, name), expected(name)[1]) > 0.01
 
@@ -194,7 +197,7 @@ def test_the_metadata_is_obeyed(tmp_path: Path, name: str, change: dict[str, Any
 # -- What a plan holds ----------------------------------------------------------------------------
 
 
-def test_the_block_that_predicts_further_tokens_is_no_part_of_the_trunk(tmp_path: Path) -> None:
+def test_the_nextn_block_does_not_change_the_logits(tmp_path: Path) -> None:
     spec, graph = loaded(FIXTURES / "glm4moe.gguf")
     assert (spec.n_layers, spec.n_nextn, len(spec.attention)) == (3, 1, 3)
     plan = make_plan(graph, api.create("ref"), max_tokens=4, max_outputs=4)
@@ -221,7 +224,7 @@ def test_latent_attention_caches_the_latent_and_the_rotary_key_only() -> None:
     assert cache.n_bytes == 3 * 2 * 16 * (48 + 16) * 4
 
 
-def test_expert_layer_is_few_launches() -> None:
+def test_an_expert_layer_has_few_launches() -> None:
     _, graph = loaded(FIXTURES / "qwen2moe.gguf")
     plan = make_plan(graph, api.create("ref"), max_tokens=4, max_outputs=4)
     kernels = [launch.kernel for launch in plan.launches if launch.label == "blk.1"]
@@ -255,11 +258,11 @@ def test_alternate_layers_slide() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type", [GGMLType.MXFP4, GGMLType.Q8_0], ids=lambda t: t.name)
-def test_experts_in_blocks(tmp_path: Path, backend: str, type: GGMLType) -> None:
-    """MXFP4 is how gpt-oss is published.
+def test_experts_in_block_formats(tmp_path: Path, backend: str, type: GGMLType) -> None:
+    """MXFP4 is the published format of gpt-oss.
 
-    Where rows are rounded to 8 bits, the router of a token may choose differently among experts of
-    nearly equal score, so there it is the median token that must agree.
+    On backends that round rows to 8 bits, the router may choose another of two experts with nearly
+    equal scores, so the median error over tokens is compared there.
     """
     blocks, plain = with_blocks("gptoss", tmp_path, "exps.weight", type)
     ids, _ = expected("gptoss")
@@ -274,7 +277,7 @@ def test_experts_in_blocks(tmp_path: Path, backend: str, type: GGMLType) -> None
 
 
 def test_a_transposed_block_format_keeps_its_values(tmp_path: Path) -> None:
-    """attn_kv_b is turned by way of float16, which is finer than the blocks."""
+    """attn_kv_b is transposed as float16, which is finer than its block format."""
     blocks, plain = with_blocks("deepseek2v2", tmp_path, "attn_kv_b.weight", GGMLType.Q8_0)
     error = relative_error(logits(blocks, "deepseek2v2"), logits(plain, "deepseek2v2"))
     assert 0 < error <= 1e-3
@@ -367,6 +370,6 @@ def test_variants_without_code_are_refused(
         loaded(path)
 
 
-def test_the_families_are_listed() -> None:
+def test_expert_architectures_are_listed() -> None:
     assert {"qwen2moe", "qwen3moe", "gpt-oss", "deepseek2", "glm4moe"} <= set(architectures())
     assert not {"moe", "latent"} & set(architectures())

@@ -1,4 +1,4 @@
-"""Every fixture on every backend present, against the logits of the published model code.
+"""Logits of every fixture on every available backend, compared with the published model code.
 
 Fixtures are tiny models of random weights in which every norm, bias and gate matters; their prompts
 are longer than their sliding windows.
@@ -25,7 +25,7 @@ CHUNKS = [
 
 
 def check(backend: str, got: np.ndarray, want: np.ndarray) -> None:
-    """The best token is the same wherever the second best is no tie within the tolerance."""
+    """Assert that the best token agrees, unless the second best is within the tolerance."""
     tolerance = TOLERANCE.get(backend, OTHERS)
     assert np.isfinite(got).all()
     assert relative_error(got, want) <= tolerance
@@ -50,7 +50,7 @@ def test_chunks(name: str, backend: str, size: int) -> None:
 
 @everywhere
 def test_chunks_of_many_sizes(name: str, backend: str) -> None:
-    """Singles at the start and across the end of a block, and after chunks small and large."""
+    """Chunks of one token at the start and across a block end, after small and large chunks."""
     ids, logits = expected(name)
     runner = Runner(FIXTURES / f"{name}.gguf", backend)
     sizes = [1, 1, 16, 7, *[1] * 8, len(ids) - 34, 1]
@@ -87,7 +87,7 @@ def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
     [pytest.param(b, marks=pytest.mark.every if b == "vulkan" else ()) for b in BACKENDS],
 )
 def test_some_rows_are_outputs(name: str, backend: str) -> None:
-    """A chunk of a prompt has none, its end one, a check of drafted tokens several."""
+    """Steps with no output row, with one, and with several."""
     ids, logits = expected(name)
     runner = Runner(FIXTURES / f"{name}.gguf", backend)
     first, second = len(ids) - 24, len(ids) - 12

@@ -1,5 +1,7 @@
-"""What the fixtures cannot show of gemma2, gemma3, gemma4, phi3 and glm4: rules by model size, long
-contexts, memory that a plan needs, and files that contradict themselves."""
+"""gemma2, gemma3, gemma4, phi3 and glm4 beyond the fixtures.
+
+Rules that depend on the model size, long contexts, memory of a plan, and inconsistent files.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def test_long_divisors_beyond_the_original_context(backend: str, size: int) -> N
     assert (got.argmax(axis=1) == logits.argmax(axis=1)).all()
 
 
-def test_each_set_of_divisors_has_its_contexts() -> None:
+def test_divisors_depend_on_the_context() -> None:
     path = FIXTURES / "phi3long.gguf"
     i = np.arange(12)
     for extended, divisors in ((False, 1 + 0.05 * i), (True, 1 + 0.7 * i)):
@@ -77,7 +79,7 @@ def test_the_largest_gemma_scales_by_hidden_over_heads(
     ("name", "sliding"),
     [("gemma2", [1, 0, 1, 0]), ("gemma3", [1, 1, 1, 1, 1, 0, 1]), ("gemma3long", [1, 0, 1])],
 )
-def test_which_layers_slide(name: str, sliding: list[int]) -> None:
+def test_sliding_layers_of_each_architecture(name: str, sliding: list[int]) -> None:
     attention = spec_of(FIXTURES / f"{name}.gguf").attention
     assert [a.window for a in attention] == [16 * s for s in sliding]
 
@@ -101,7 +103,7 @@ def test_phi_window_larger_than_the_context_is_none(tmp_path: Path) -> None:
 
 
 def test_glm_files_with_rope_sections_pair_split_halves(tmp_path: Path) -> None:
-    """Converters permute the rows of q and k of such files; undone here, the logits are equal."""
+    """With the converter's permutation of q and k undone, the logits are equal."""
     head_dim, half = 32, 8
 
     def permute(name: str, values: np.ndarray) -> np.ndarray:
@@ -125,9 +127,7 @@ def test_glm_files_with_rope_sections_pair_split_halves(tmp_path: Path) -> None:
     ("name", "rows"),
     [("blk.0.attn_qkv.bias", 192), ("blk.1.ffn_up.bias", 320), ("blk.2.attn_output.scale", 1)],
 )
-def test_a_tensor_that_would_change_the_result_is_never_skipped(
-    tmp_path: Path, name: str, rows: int
-) -> None:
+def test_an_unused_tensor_is_refused(tmp_path: Path, name: str, rows: int) -> None:
     path = rewrite(
         FIXTURES / "phi3.gguf", tmp_path / "m.gguf", tensors={name: np.ones(rows, np.float32)}
     )
@@ -142,7 +142,7 @@ def test_a_tensor_that_would_change_the_result_is_never_skipped(
         ("gemma4e", "gemma4.embedding_length_per_layer_input", "per_layer_token_embd"),
     ],
 )
-def test_a_branch_is_not_skipped_for_want_of_its_key(
+def test_a_branch_without_its_key_is_refused(
     tmp_path: Path, name: str, key: str, tensor: str
 ) -> None:
     path = rewrite(FIXTURES / f"{name}.gguf", tmp_path / "m.gguf", drop=[key])
@@ -150,7 +150,7 @@ def test_a_branch_is_not_skipped_for_want_of_its_key(
         spec_of(path)
 
 
-def test_parts_that_see_are_no_part_of_the_text_model(tmp_path: Path) -> None:
+def test_vision_tensors_are_ignored(tmp_path: Path) -> None:
     extra = {"v.patch_embd.weight": np.ones((4, 4), np.float32)}
     path = rewrite(FIXTURES / "gemma3.gguf", tmp_path / "m.gguf", tensors=extra)
     assert spec_of(path).n_layers == 7
@@ -160,7 +160,7 @@ def test_parts_that_see_are_no_part_of_the_text_model(tmp_path: Path) -> None:
 
 
 def test_only_owners_of_kv_have_a_cache() -> None:
-    """8 of 12 layers; the last 4 read those of layers 5 (global) and 7 (sliding)."""
+    """8 of 12 layers have a cache; the last 4 read those of layers 5 (global) and 7 (sliding)."""
     with GGUFFile.open(FIXTURES / "gemma4e.gguf") as file:
         _, graph = load(file)
         plan = make_plan(graph, api.create("null"), max_tokens=8, max_outputs=8)
@@ -245,7 +245,7 @@ DAMAGED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("name", "damage", "message"), DAMAGED, ids=[f"{d[0]}-{d[2]}" for d in DAMAGED]
 )
-def test_damage_is_one_clear_error(
+def test_damaged_metadata_raises_a_clear_error(
     tmp_path: Path, name: str, damage: dict[str, Any], message: str
 ) -> None:
     path = rewrite(FIXTURES / f"{name}.gguf", tmp_path / "damaged.gguf", **damage)

@@ -1,5 +1,7 @@
-"""What the fixtures cannot show of Gated DeltaNet hybrids: long runs, shared slots, other ways to
-store the same weights, blocks that a plan leaves out, and files that contradict themselves."""
+"""Gated DeltaNet hybrids beyond the fixtures.
+
+Long runs, shared slots, other ways to store the same weights, and inconsistent files.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def assert_same_model(path: Path, name: str) -> None:
     ],
 )
 def test_a_long_run_does_not_drift(backend: str, n: int) -> None:
-    """In steps of 96 and of one: finite state, the same logits."""
+    """Steps of 96 tokens and of one give finite states and the same logits."""
     path = FIXTURES / "qwen35moe.gguf"
     ids = np.random.default_rng(3).integers(512, size=n).astype(np.int32)
     runner = Runner(path, backend, n_sequences=2, room=n)
@@ -73,7 +75,7 @@ def engine(backend: str, slots: int) -> Engine:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_more_requests_than_slots_give_what_each_gives_alone(backend: str) -> None:
+def test_more_requests_than_slots_give_the_same_logits_as_alone(backend: str) -> None:
     rng = np.random.default_rng(5)
     prompts = [rng.integers(512, size=n).tolist() for n in (30, 3, 41, 1, 17)]
     alone = []
@@ -128,8 +130,8 @@ def test_projections_stacked_for_each_key_head(tmp_path: Path) -> None:
     assert_same_model(path, "qwen3next")
 
 
-def test_the_head_orders_are_permutations_of_each_other(tmp_path: Path) -> None:
-    """qwen3next with its value heads put n_k_heads apart and its stacks split is qwen35moe."""
+def test_head_orders_of_qwen3next_and_qwen35moe_are_equivalent(tmp_path: Path) -> None:
+    """qwen3next with reordered value heads and split stacks equals qwen35moe."""
     source = tensors("qwen3next")
     apart = [0, 2, 1, 3]  # 4 value heads, of 2 key heads
 
@@ -168,9 +170,7 @@ def test_the_head_orders_are_permutations_of_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
-def test_layers_attend_at_an_interval_when_the_file_does_not_list_them(
-    name: str, tmp_path: Path
-) -> None:
+def test_layers_attend_at_an_interval_unless_the_file_lists_them(name: str, tmp_path: Path) -> None:
     keys = [f"{name}.attention.recurrent_layers", f"{name}.full_attention_interval"]
     path = rewrite(FIXTURES / f"{name}.gguf", tmp_path / "m.gguf", drop=keys)
     assert_same_model(path, name)

@@ -1,5 +1,4 @@
-"""A batch-invariant backend gives the same bits for a token however its prompt was cut and whoever
-shares the step: from the convolution and the delta rule through products, attention and experts."""
+"""Batch invariance: a token's logits have the same bits whatever the chunking and the batch."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ SOME = IDS[:40]
 @pytest.mark.parametrize("name", HYBRIDS)
 @settings(max_examples=8, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=10))
-def test_any_cut_of_a_prompt_gives_the_same_bits(name: str, sizes: list[int]) -> None:
+def test_chunking_of_a_prompt_does_not_change_a_bit(name: str, sizes: list[int]) -> None:
     path = FIXTURES / f"{name}.gguf"
     runner = Runner(path, "cpu", n_sequences=2)
     at = 0
@@ -69,7 +68,7 @@ def test_the_batch_invariant_mode_gives_the_same_bits_in_every_step(
     np.testing.assert_array_equal(np.concatenate(parts), whole, err_msg="in ragged batches")
 
 
-def test_who_cannot_be_batch_invariant_says_so() -> None:
+def test_backends_without_batch_invariance_refuse_it() -> None:
     with pytest.raises(DeviceError, match="the ref backend has no batch-invariant mode"):
         api.create("ref", options={"batch_invariant": "true"})
     with pytest.raises(RequestError, match="must be true or false"):

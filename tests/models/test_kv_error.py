@@ -33,9 +33,12 @@ def row_errors(got: Any, want: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
-def test_q8_0_costs_little_more_than_its_rounding(name: str) -> None:
-    """Rows of experts are compared by their median: rounding may choose another expert for a row
-    whose router scores nearly tie, which changes that row by far more than the rounding."""
+def test_the_error_of_q8_0_is_little_more_than_its_rounding(name: str) -> None:
+    """For experts the median error over rows is compared.
+
+    Rounding may change the chosen expert of a row whose router scores nearly tie, and thereby the
+    row by far more than the rounding itself.
+    """
     path, (ids, want) = FIXTURES / f"{name}.gguf", expected(name)
     ids, want = ids[: harness.MAX_TOKENS], want[: harness.MAX_TOKENS]
 

@@ -1,4 +1,4 @@
-"""Blocks that predict further tokens (NextN): no part of the trunk, kept in the file, listed."""
+"""NextN blocks, which predict further tokens: listed by commands, but not planned or loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = dict[str, np.ndarray | None]
 
 
 def with_nextn(name: str, target: Path, n: int = 1, *, mark: bool = True) -> Path:
-    """The fixture with `n` more blocks like its last, which join embedding and hidden state."""
+    """Return the fixture with `n` NextN blocks added."""
     extra: Tensors = {}
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
         arch, count = file.str("general.architecture"), 0
@@ -41,7 +41,7 @@ def with_nextn(name: str, target: Path, n: int = 1, *, mark: bool = True) -> Pat
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_trunk_is_planned_as_without_them(name: str, n: int, tmp_path: Path) -> None:
+def test_nextn_blocks_do_not_change_the_plan(name: str, n: int, tmp_path: Path) -> None:
     null = api.create("null")
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
         before, graph = load(file)
@@ -57,7 +57,9 @@ def test_the_trunk_is_planned_as_without_them(name: str, n: int, tmp_path: Path)
         assert len(kept) == len(file.tensors) - n_tensors
 
 
-def test_inspect_and_plan_list_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_and_plan_list_nextn_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = with_nextn("qwen35", tmp_path / "m.gguf", 2)
     with GGUFFile.open(path) as file:
         n_bytes = sum(
@@ -77,7 +79,7 @@ def test_inspect_and_plan_list_them(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "NextN" not in capsys.readouterr().out
 
 
-def test_a_file_that_has_lost_them_still_runs(tmp_path: Path) -> None:
+def test_a_file_without_its_nextn_blocks_runs(tmp_path: Path) -> None:
     keys = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
     path = rewrite(FIXTURES / "qwen35.gguf", tmp_path / "m.gguf", metadata=keys)
     with GGUFFile.open(path) as file:
@@ -86,13 +88,13 @@ def test_a_file_that_has_lost_them_still_runs(tmp_path: Path) -> None:
         assert nextn_tensors(file, spec) == []
 
 
-def test_a_layer_that_is_counted_as_one_is_refused(tmp_path: Path) -> None:
+def test_a_layer_counted_as_a_nextn_block_is_refused(tmp_path: Path) -> None:
     path = with_nextn("qwen3moe", tmp_path / "m.gguf", mark=False)
     with GGUFFile.open(path) as file, pytest.raises(ModelError, match=r"no tensor blk\.4\.nextn"):
         load(file)
 
 
-def test_a_file_of_these_blocks_alone_is_no_model(tmp_path: Path) -> None:
+def test_a_file_of_nextn_blocks_only_is_refused(tmp_path: Path) -> None:
     whole = with_nextn("qwen35", tmp_path / "whole.gguf")
     with GGUFFile.open(whole) as file:
         trunk: Tensors = {

@@ -1,4 +1,4 @@
-"""Output rows are selected as early as they can be, and no logit changes."""
+"""Output rows are selected as early as possible, and no logit changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def selected_early(graph: Graph) -> Graph:
 
 
 def run(case: Case, graph: Graph, rows: Sequence[int]) -> np.ndarray:
-    """The rows of the case's step, by the reference."""
+    """Run the step of a case on the reference backend; return its output rows."""
     backend, n = api.create("ref"), case.max_tokens
     plan = make_plan(graph, backend, max_tokens=n, max_outputs=n, fuse=False)
     step = replace(case.step(CASE_BLOCK_TOKENS), output_rows=np.array(rows, np.int32))
@@ -42,7 +42,7 @@ def run(case: Case, graph: Graph, rows: Sequence[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("op", "case"), CASES, ids=[f"{op}-{case.name}" for op, case in CASES])
-def test_ops_make_the_same_rows_of_selected_rows(op: str, case: Case) -> None:
+def test_row_wise_ops_give_the_same_rows_for_selected_rows(op: str, case: Case) -> None:
     rows = [case.n_tokens - 1, *range(0, case.n_tokens - 1, 3)]
     want = run(case, case.graph, rows)
     early = selected_early(case.graph)
@@ -55,7 +55,7 @@ def moved_ops(graph: Graph) -> set[str]:
     return made - {"select_rows"}
 
 
-def test_every_row_wise_op_is_among_those_moved() -> None:
+def test_every_row_wise_op_can_be_moved() -> None:
     in_graphs = {node.op for _, case in CASES for node in case.graph.nodes}
     row_wise = {name for name, op in OPS.items() if op.row_wise} & in_graphs
     row_wise.remove("rope")  # comes before an attention
@@ -63,7 +63,7 @@ def test_every_row_wise_op_is_among_those_moved() -> None:
 
 
 @pytest.mark.parametrize("name", fixture_names())
-def test_models_have_output_rows_alone_behind_their_last_attention(name: str) -> None:
+def test_only_output_rows_follow_the_last_attention(name: str) -> None:
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
         spec, graph = load(file)
     ops = [node.op for node in graph.nodes]

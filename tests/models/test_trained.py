@@ -1,4 +1,4 @@
-"""The embedded model, which is trained: its perplexity and its probabilities on every backend.
+"""The embedded model: its perplexity and its probabilities on every backend.
 
 Random models hide errors that a trained one shows, in attention over long contexts above all.
 """
@@ -40,17 +40,20 @@ def ids(ref: LLM) -> list[int]:
 
 
 @pytest.mark.parametrize("backend", [name for name in computing() if name != "cpu"])
-def test_the_perplexity_of_a_held_out_text_is_that_of_ref(backend, ref, ids):
-    """The CPU's is held to llama.cpp's, over a text that is long enough for its coarser rows."""
+def test_perplexity_of_a_held_out_text_equals_ref(backend, ref, ids):
+    """On the CPU, a long text is also compared with llama.cpp."""
     text, n = ids[:WINDOW], WINDOW
     with opened(backend) as llm:
         assert llm.perplexity(text, n) == pytest.approx(ref.perplexity(text, n), rel=5e-3)
 
 
 @pytest.mark.parametrize("backend", computing())
-def test_probabilities_are_those_of_ref_behind_a_prompt_and_behind_a_cached_one(backend, ref, ids):
-    """The second prompt goes on from the first and its answer, so that it is decoded, prefilled and
-    found in the cache; without the cache it comes in chunks from its start, as the first does."""
+def test_probabilities_equal_ref_after_a_prompt_and_after_a_cached_prefix(backend, ref, ids):
+    """The second prompt continues the first and its answer.
+
+    So its tokens come from decode, prefill and the prefix cache; without the cache it is prefilled
+    in chunks from its start.
+    """
     first = ids[: 260 if backend == "cpu" or effort.EVERY else 130]
     rows = []
     for prefix_cache in (True, False) if backend == "cpu" or effort.EVERY else (True,):

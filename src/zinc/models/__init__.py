@@ -1,4 +1,4 @@
-"""Architectures: one file each, named after `general.architecture` (dashes become underscores)."""
+"""Model architectures, one file each, named after `general.architecture`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib
 import pkgutil
 from typing import Protocol, cast
 
-from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.context import RopeScaling, specs
 from zinc.models.parts.nextn import check_nextn
+from zinc.models.parts.refusal import damaged, unsupported
 from zinc.models.parts.selection import select_early
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
@@ -17,21 +17,25 @@ from zinc.ops.graph import Graph
 
 
 class Architecture(Protocol):
-    """What a model file defines."""
+    """Interface of an architecture file."""
 
-    def spec(self, file: GGUFFile) -> ModelSpec: ...
+    def spec(self, file: GGUFFile) -> ModelSpec:
+        """Return the spec of a model file. Raises ModelError or UnsupportedError."""
+        ...
 
-    def build(self, g: Graph, spec: ModelSpec, w: Weights) -> None: ...
+    def build(self, g: Graph, spec: ModelSpec, w: Weights) -> None:
+        """Add the nodes of the model to an empty graph."""
+        ...
 
 
 def architectures() -> list[str]:
-    """Names of the architectures that have a file here."""
+    """Return the names of all supported architectures, sorted."""
     files = (m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
     return sorted(name.replace("_", "-") for name in files)
 
 
 def architecture(name: str) -> Architecture:
-    """The model file of that name. Raises KeyError when there is none."""
+    """Return an architecture by name. Raises KeyError if zinc does not support it."""
     if name not in architectures():
         raise KeyError(name)
     module = importlib.import_module(f"zinc.models.{name.replace('-', '_')}")
@@ -45,20 +49,20 @@ def load(
     context: int | None = None,
     extended: bool = False,
 ) -> tuple[ModelSpec, Graph]:
-    """Spec and graph of a model file.
+    """Return the spec and the graph of a model file.
 
-    rope: how positions are to be scaled, other than the file says; context: the longest sequence
-    that is wanted, which the scaling may follow from. extended: for sequences longer than the
-    `plain_context` of the spec, which must have one.
+    rope: scaling to use in place of the file's. context: length of the longest sequence, from which
+    a scaling factor may follow. extended: return the graph for sequences longer than the
+    `plain_context` of the spec.
 
-    Raises UnsupportedError, ModelError or, for a scaling that cannot be, RequestError.
+    Raises UnsupportedError, ModelError, or RequestError for an impossible scaling.
     """
     arch = file.str("general.architecture")
     if arch not in architectures():
-        raise UnsupportedError(
-            f"cannot load {file.path}",
-            f"its architecture {arch!r} is not one that zinc runs",
-            f"known are {', '.join(architectures())}",
+        raise unsupported(
+            file,
+            f"zinc does not support its architecture {arch!r}",
+            f"use a model of one of these: {', '.join(architectures())}",
         )
     module = architecture(arch)
     spec, beyond = specs(module.spec, file, arch, rope, context)
@@ -75,29 +79,30 @@ def load(
     n_experts = file.int(f"{arch}.expert_count", default=0)
     is_dense = spec.n_dense_layers == spec.n_layers
     if n_experts and not is_dense and not any(node.op == "route" for node in graph.nodes):
-        raise UnsupportedError(
-            f"cannot load {file.path}",
-            f"it counts {n_experts} experts, and the {arch} models that zinc runs have none",
-            "use another model, or a newer zinc",
+        raise unsupported(
+            file, f"it has {n_experts} experts, and zinc runs {arch} models without experts only"
         )
     select_early(graph)
     return spec, graph
 
 
 def check_file(file: GGUFFile, arch: str) -> None:
-    """Raises an error for what no model file asks about, and what would change the result."""
+    """Check facts that no architecture file looks at but that would change the result.
+
+    Raises UnsupportedError for attention that is not causal, and ModelError for a tokenizer with
+    more tokens than the embedding has rows.
+    """
     if not file.bool(f"{arch}.attention.causal", default=True):
-        raise UnsupportedError(
-            f"cannot load {file.path}",
-            "its tokens attend to those behind them, and zinc runs causal models only",
+        raise unsupported(
+            file,
+            "its attention is not causal, and zinc runs causal models only",
             "use another model",
         )
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     table = file.tensors.get("token_embd.weight")
     if isinstance(tokens, GGUFArray) and table is not None and len(tokens) > table.shape[0]:
-        raise ModelError(
-            f"cannot load {file.path}",
+        raise damaged(
+            file,
             f"its tokenizer has {len(tokens):,} tokens, "
             f"and token_embd.weight rows for {table.shape[0]:,}",
-            "the file is damaged or converted wrongly; convert or download it again",
         )

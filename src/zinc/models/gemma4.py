@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import embed, head, layers
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.mlp import gated_mlp
 from zinc.models.parts.moe import routed_experts
+from zinc.models.parts.refusal import damaged
 from zinc.models.parts.rope import rope_from, sliding_rope
 from zinc.models.parts.spec import Attention, Experts, ModelSpec, vocab_size
 from zinc.models.parts.token_inputs import token_inputs, token_mlp
@@ -98,10 +98,8 @@ def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attent
         if i < first_shared:
             owner[slides] = i
         elif slides not in owner or n_kv_heads[owner[slides]] != n_kv_heads[i]:
-            raise ModelError(
-                f"cannot load {file.path}",
-                f"layer {i} shares the KV of an earlier layer of its kind, and there is none",
-                "the file is damaged; download or convert it again",
+            raise damaged(
+                file, f"layer {i} shares the KV of an earlier layer of its kind, and there is none"
             )
         head_dim = local_dim if slides else full_dim
         attention.append(

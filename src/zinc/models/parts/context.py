@@ -1,9 +1,9 @@
-"""How far a model's context reaches, and with which RoPE frequencies.
+"""Context length of a model, and the RoPE frequencies for it.
 
-Frequencies for long contexts (YaRN, linear interpolation, LongRoPE) cost quality in texts that need
-none of it. So a sequence runs with the plain ones up to the original context and with the others
-beyond: a model has up to two specs, of the same weights and the same cache. Models that were
-trained with a scaling (gpt-oss, DeepSeek) have it at every length.
+Frequencies for long contexts (YaRN, linear interpolation, LongRoPE) cost quality in short texts. So
+sequences up to the original context run with plain frequencies and longer ones with scaled
+frequencies. A model then has two specs, which share weights and cache. Models trained with a
+scaling (gpt-oss, DeepSeek) use it at every length.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MAX_FACTOR, MAX_CONTEXT = 1024.0, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """What a load asks for in place of the file's own scaling; None leaves a value to it.
+    """RoPE scaling to use in place of the file's own; None takes a value from the file.
 
-    type: "none", "linear" or "yarn" (None: the file's, else yarn). factor: how many times the
-    original context there is to be (None: the file's, else what the wanted context needs).
-    original_context: tokens that the plain frequencies are good for (None: the file's). always:
-    scale short sequences as well.
+    type: "none", "linear" or "yarn" (None: the file's, else yarn). factor: context extension, as a
+    multiple of the original context (None: the file's, else what the requested context needs).
+    original_context: tokens that plain frequencies suffice for (None: the file's). always: scale
+    short sequences as well. Raises RequestError for impossible values.
     """
 
     type: str | None = None
@@ -43,7 +43,7 @@ class RopeScaling:
             )
         if self.type == "none" and (self.factor is not None or self.always):
             raise RequestError(
-                "the RoPE scaling 'none' has no factor", "it leaves out what the file asks for",
+                "the RoPE scaling 'none' has no factor", "it turns the scaling of the file off",
                 "choose linear or yarn",
             )  # fmt: skip
         if self.factor is not None and not 1.0 < self.factor <= MAX_FACTOR:
@@ -66,9 +66,11 @@ def specs(
     asked: RopeScaling | None = None,
     context: int | None = None,
 ) -> tuple[ModelSpec, ModelSpec | None]:
-    """The spec for sequences up to its `plain_context`, and the one beyond (None: the same).
+    """Return the spec for sequences up to its `plain_context`, and that for longer ones.
 
-    read: the architecture's own. context: the longest sequence that is wanted.
+    The second is None if all sequences run with the same frequencies. read: `spec` of the
+    architecture. asked: scaling requested by the user. context: length of the longest sequence
+    that is requested. Raises RequestError or UnsupportedError if the request is impossible.
     """
     plain, extended = _of_file(read, file, arch)
     if asked is None or asked == RopeScaling():
@@ -81,8 +83,8 @@ def specs(
     if any(rope.long_divisors for rope in plain.ropes()):
         raise UnsupportedError(
             f"cannot scale the RoPE of {file.path}",
-            "it has frequencies of its own for long contexts (LongRoPE)",
-            "leave the scaling to the file",
+            "the file has its own frequencies for long contexts (LongRoPE)",
+            "leave out the option",
         )
     scaled = _scaled(read, file, arch, asked, context, plain)
     if scaled is None:
@@ -94,8 +96,8 @@ def specs(
         until = asked.original_context
     if until >= scaled.context:
         raise RequestError(
-            f"the context would reach {scaled.context:,} tokens with this scaling",
-            f"it reaches {until:,} without it",
+            f"the context would be {scaled.context:,} tokens with this scaling",
+            f"it is {until:,} without",
             "choose a larger {rope_scale}, or {rope_always} to scale every sequence",
         )
     return _joined(plain, scaled, until)
@@ -104,7 +106,7 @@ def specs(
 def _of_file(
     read: Callable[[GGUFFile], ModelSpec], file: GGUFFile, arch: str
 ) -> tuple[ModelSpec, ModelSpec | None]:
-    """The specs that the file implies."""
+    """Return the specs that the file implies, without a request."""
     stated = read(file)
     long = [rope.original_context for rope in stated.ropes() if rope.long_divisors]
     if long:
@@ -126,7 +128,7 @@ def _scaled(
     context: int | None,
     plain: ModelSpec,
 ) -> ModelSpec | None:
-    """The model with the scaling that is asked for, or None when the context needs none."""
+    """Return the spec with the requested scaling, or None if the context needs none."""
     stated = next((rope for rope in read(file).ropes() if _is_scaled(rope)), None)
     type = asked.type or (stated.scaling if stated else "yarn")
     original = asked.original_context or (stated.original_context if stated else plain.context)
@@ -134,9 +136,9 @@ def _scaled(
     if factor is None:
         if context is None:
             raise RequestError(
-                "it is not said how far the context is to reach",
-                f"{file.path} has no factor for it",
-                "give one with {rope_scale}, or the tokens with {context}",
+                "the length of the extended context is unknown",
+                f"{file.path} states no scaling factor",
+                "give a factor with {rope_scale}, or a number of tokens with {context}",
             )
         if context <= original and not asked.always:
             return None
@@ -154,7 +156,7 @@ def _scaled(
 def _joined(
     plain: ModelSpec, extended: ModelSpec, until: int
 ) -> tuple[ModelSpec, ModelSpec | None]:
-    """Both specs, of one context: `plain` up to `until` tokens and `extended` beyond."""
+    """Return both specs: `plain` up to `until` tokens, and `extended` for longer sequences."""
     if until >= extended.context:
         return plain, None
     return (
@@ -164,17 +166,19 @@ def _joined(
 
 
 def _is_scaled(rope: Rope) -> bool:
+    """Return whether frequencies differ from plain RoPE, here or in long contexts."""
     return rope.scaling != "none" or rope.long_divisors is not None
 
 
 def _reach(factor: float, original: int) -> int:
+    """Return the context length after scaling."""
     return min(MAX_CONTEXT, round(factor * original))
 
 
 def _keys(
     arch: str, type: str, factor: float = 1.0, original: int | None = None
 ) -> dict[str, MetadataValue]:
-    """Metadata of a file that asks for this scaling."""
+    """Return the metadata of a scaling."""
     keys: dict[str, MetadataValue] = {
         f"{arch}.rope.scaling.type": type,
         f"{arch}.rope.scaling.factor": float(factor),

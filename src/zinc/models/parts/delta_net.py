@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.attention import attention
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
+from zinc.models.parts.refusal import damaged
 from zinc.models.parts.spec import DeltaNet, ModelSpec, dense_spec
 from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import RecurrentState, Value, Weight
@@ -35,11 +35,10 @@ def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpe
     n_v_heads = m.size("ssm.time_step_rank", MAX_HEADS)
     v_cols = m.size("ssm.inner_size", MAX_WIDTH)
     if n_v_heads % n_k_heads or v_cols % n_v_heads:
-        raise ModelError(
-            f"cannot load {file.path}",
+        raise damaged(
+            file,
             f"{n_v_heads} value heads cannot share {v_cols} inner columns and "
             f"{n_k_heads} key heads evenly",
-            "the file is damaged; download or convert it again",
         )
     shape = DeltaShape(
         n_k_heads, n_v_heads, m.size("ssm.state_size", MAX_WIDTH), v_cols // n_v_heads

@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
+from zinc.models.parts.refusal import damaged, unsupported
 from zinc.models.parts.rope import Rope, rope_from
 from zinc.models.parts.spec import Attention
 from zinc.models.parts.weights import Weights
@@ -60,11 +60,7 @@ def latent_from(file: GGUFFile, arch: str) -> LatentAttention:
     """
     m = Metadata(file, arch)
     if m.optional_positive("attention.temperature_scale"):
-        raise UnsupportedError(
-            f"cannot load {file.path}",
-            f"zinc has no code for {arch}.attention.temperature_scale",
-            "use another model, or a newer zinc",
-        )
+        raise unsupported(file, f"zinc has no code for {arch}.attention.temperature_scale")
     rank = m.size("attention.kv_lora_rank", MAX_WIDTH)
     query_dim = m.optional_size("attention.key_length_mla", MAX_WIDTH)
     v_dim = m.optional_size("attention.value_length_mla", MAX_WIDTH)
@@ -72,10 +68,9 @@ def latent_from(file: GGUFFile, arch: str) -> LatentAttention:
     v_dim = v_dim or m.size("attention.value_length", MAX_WIDTH)
     rope_dim = m.size("rope.dimension_count", MAX_WIDTH)
     if rope_dim >= query_dim:
-        raise ModelError(
-            f"cannot load {file.path}",
+        raise damaged(
+            file,
             f"{rope_dim} rotary dimensions leave none of the {query_dim} of a query head unrotated",
-            "the file is damaged; download or convert it again",
         )
     rope = rope_from(file, arch, query_dim, neox=False)
     scale, rope = _temperature(m, rope, query_dim**-0.5)

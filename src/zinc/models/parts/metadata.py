@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFArray, GGUFFile
-from zinc.models.parts.rope import incomplete
+from zinc.models.parts.refusal import damaged, missing_key
 
 # Larger than any published model: a size beyond is a sign of a damaged file.
 MAX_LAYERS, MAX_HEADS, MAX_WIDTH, MAX_VOCAB = 1024, 1024, 1 << 20, 1 << 22
@@ -24,18 +23,14 @@ class Metadata:
         name = f"{self.arch}.{key}"
         value = self.file.int(name) if default is None else self.file.int(name, default=default)
         if not 0 < value <= limit:
-            raise ModelError(
-                f"cannot load {self.file.path}",
-                f"{name} is {value}, and it must lie between 1 and {limit}",
-                "the file is damaged; download or convert it again",
-            )
+            raise damaged(self.file, f"{name} is {value}, and it must lie between 1 and {limit}")
         return value
 
     def require(self, *keys: str) -> None:
         """Raise ModelError unless the file has `keys`, whose defaults suit other families only."""
         for key in keys:
             if f"{self.arch}.{key}" not in self.file.metadata:
-                raise incomplete(self.file, f"{self.arch}.{key}")
+                raise missing_key(self.file, f"{self.arch}.{key}")
 
     def layers(self) -> tuple[int, int]:
         """Return the number of layers, and of NextN (MTP) blocks after them.
@@ -45,10 +40,9 @@ class Metadata:
         n_blocks = self.size("block_count", MAX_LAYERS)
         n_nextn = self.optional_size("nextn_predict_layers", MAX_LAYERS)
         if n_nextn >= n_blocks:
-            raise ModelError(
-                f"cannot load {self.file.path}",
+            raise damaged(
+                self.file,
                 f"{self.arch}.nextn_predict_layers is {n_nextn} of {n_blocks} blocks in all",
-                "the file is damaged; download or convert it again",
             )
         return n_blocks - n_nextn, n_nextn
 
@@ -78,10 +72,9 @@ class Metadata:
         values = self.layer_values(key, n_layers)
         for i, value in enumerate(values):
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
-                raise ModelError(
-                    f"cannot load {self.file.path}",
+                raise damaged(
+                    self.file,
                     f"{name} is {value!r} for layer {i}, and it must lie between 1 and {limit}",
-                    "the file is damaged; download or convert it again",
                 )
         return values
 
@@ -89,10 +82,8 @@ class Metadata:
         """Return the first `n_layers` elements of an array; raises ModelError if it is shorter."""
         array = self.file.array(f"{self.arch}.{key}")
         if len(array) < n_layers:
-            raise ModelError(
-                f"cannot load {self.file.path}",
-                f"{self.arch}.{key} has {len(array)} elements for {n_layers} layers",
-                "the file is damaged; download or convert it again",
+            raise damaged(
+                self.file, f"{self.arch}.{key} has {len(array)} elements for {n_layers} layers"
             )
         return array[:n_layers]
 
@@ -105,11 +96,7 @@ class Metadata:
         if isinstance(self.file.metadata.get(f"{self.arch}.{key}"), GGUFArray):
             pattern = self.layer_values(key, n_layers)
             if not all(isinstance(slides, int) for slides in pattern):
-                raise ModelError(
-                    f"cannot load {self.file.path}",
-                    f"{self.arch}.{key} does not say yes or no for each layer",
-                    "the file is damaged; download or convert it again",
-                )
+                raise damaged(self.file, f"{self.arch}.{key} does not say yes or no for each layer")
             return [bool(slides) for slides in pattern]
         period = self.size(key, MAX_LAYERS, default=period)
         return [(i + 1) % period != 0 for i in range(n_layers)]
@@ -117,10 +104,8 @@ class Metadata:
     def check_sharing(self, n_heads: int, n_kv_heads: int) -> None:
         """Raise ModelError unless query heads share KV heads evenly."""
         if n_heads % n_kv_heads:
-            raise ModelError(
-                f"cannot load {self.file.path}",
-                f"{n_heads} query heads cannot share {n_kv_heads} KV heads evenly",
-                "the file is damaged; download or convert it again",
+            raise damaged(
+                self.file, f"{n_heads} query heads cannot share {n_kv_heads} KV heads evenly"
             )
 
     def positive(self, key: str, default: float | None = None) -> float:
@@ -128,9 +113,5 @@ class Metadata:
         name = f"{self.arch}.{key}"
         value = self.file.float(name) if default is None else self.file.float(name, default=default)
         if not 0 < value < float("inf"):
-            raise ModelError(
-                f"cannot load {self.file.path}",
-                f"{name} is {value}, and it must be a positive number",
-                "the file is damaged; download or convert it again",
-            )
+            raise damaged(self.file, f"{name} is {value}, and it must be a positive number")
         return value

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_LAYERS, MAX_WIDTH, Metadata
+from zinc.models.parts.refusal import damaged, incomplete, unsupported
 from zinc.models.parts.spec import Experts
 from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
 from zinc.ops.values import ActivationFn, Value, Weight
@@ -38,11 +38,10 @@ def experts_from(
         m.require("expert_group_used_count")
     top_groups = m.optional_size("expert_group_used_count", n_groups) or n_groups
     if count % n_groups or top_k > count // n_groups * top_groups:
-        raise ModelError(
-            f"cannot load {file.path}",
+        raise damaged(
+            file,
             f"{top_k} experts cannot be chosen from {top_groups} of {n_groups} groups "
             f"of {count} experts",
-            "the file is damaged; download or convert it again",
         )
     if scoring is None:
         scoring = _gating(file, arch)
@@ -80,11 +79,10 @@ def _gating(file: GGUFFile, arch: str) -> int:
         biased = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
         return SIGMOID if biased else SOFTMAX
     if value not in GATING:
-        raise UnsupportedError(
-            f"cannot load {file.path}",
+        raise unsupported(
+            file,
             f"its experts are chosen by gating function {value}, "
             f"and zinc knows {', '.join(map(str, GATING))}",
-            "use another model, or a newer zinc",
         )
     return GATING[value]
 
@@ -94,10 +92,8 @@ def _expert_width(file: GGUFFile) -> int:
     for name, tensor in file.tensors.items():
         if name.endswith(".ffn_down_exps.weight") and len(tensor.shape) == 3:
             return tensor.shape[2]
-    raise ModelError(
-        f"cannot load {file.path}",
-        "it has no tensor ffn_down_exps.weight [experts, hidden, ffn] in any layer",
-        "the file is incomplete; download or convert it again",
+    raise incomplete(
+        file, "it has no tensor ffn_down_exps.weight [experts, hidden, ffn] in any layer"
     )
 
 

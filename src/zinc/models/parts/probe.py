@@ -1,8 +1,8 @@
-"""What an architecture is built of, without a model file.
+"""Graphs of architectures without a model file.
 
-A probe answers whatever a model file's code asks for: small numbers for metadata keys, and tensors
-of the shape that is asked for. So the graph comes from the code that builds real models, and
-`zinc support` can say which kernels an architecture needs.
+A probe stands in for a file: it has small numbers for metadata keys, and a tensor of any shape that
+is requested. The graph then comes from the same code as for real models, so `zinc support` can list
+the kernels that an architecture needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zinc.ops.values import Weight
 from zinc.quant.blocks import GGMLType
 
 WIDTH = 256  # a whole number of blocks of every format
-# Under the architecture's name; every feature that has a key is there.
+# Keys without the architecture's name in front; every feature with a key is turned on.
 KEYS: dict[str, int | float | str] = {
     "block_count": 4,
     "context_length": 4096,
@@ -61,7 +61,7 @@ KEYS: dict[str, int | float | str] = {
 
 
 class ProbeFile(GGUFFile):
-    """Metadata of an architecture; of tensors only what is read before the graph is built."""
+    """A file with the metadata of an architecture, and the only tensor that `spec` reads."""
 
     def __init__(self, arch: str) -> None:
         self.path = Path(arch)
@@ -74,7 +74,10 @@ class ProbeFile(GGUFFile):
 
 @dataclass(frozen=True, slots=True)
 class ProbeWeights(Weights):
-    """Has every tensor that is required, and all optional ones or none; matrices are of `type`."""
+    """Weights with every required tensor, and with all optional tensors or none.
+
+    Matrices are of `type`.
+    """
 
     type: GGMLType = GGMLType.F32
     optional: bool = False
@@ -96,7 +99,7 @@ class ProbeWeights(Weights):
 
 
 def graphs(arch: str, type: GGMLType = GGMLType.F32) -> list[Graph]:
-    """The architecture's graphs with matrices of a type: without optional tensors, and with all."""
+    """Return two graphs of an architecture: without optional tensors, and with all of them."""
     model, file = architecture(arch), ProbeFile(arch)
     spec = model.spec(file)
     found = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_VOCAB, MAX_WIDTH, Metadata
+from zinc.models.parts.refusal import incomplete
 from zinc.models.parts.rope import Rope, rope_from
 from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import ActivationFn
@@ -184,9 +184,7 @@ def vocab_size(file: GGUFFile) -> int:
     """Return the vocabulary size: rows of the embedding, since many files do not state it."""
     tensor = file.tensors.get("token_embd.weight")
     if tensor is None or len(tensor.shape) != 2 or not 0 < tensor.shape[0] <= MAX_VOCAB:
-        raise ModelError(
-            f"cannot load {file.path}",
-            "the tensor token_embd.weight is missing or not a matrix [vocabulary, hidden]",
-            "the file is incomplete; download or convert it again",
+        raise incomplete(
+            file, "the tensor token_embd.weight is missing or not a matrix [vocabulary, hidden]"
         )
     return tensor.shape[0]
