@@ -1,4 +1,9 @@
-"""Attention over the block cache: one kernel for few queries and one for tiles of many."""
+"""Lowerings of attention over the KV cache.
+
+Decode has few queries: workgroups split the keys of a token, and a second dispatch merges their
+partial sums. Prefill has many: a workgroup takes a tile of queries of one sequence. Each has a
+kernel for vectors and one for cooperative matrices.
+"""
 
 from __future__ import annotations
 
@@ -30,38 +35,43 @@ from zinc.gpu.lower.operands import (
 )
 from zinc.ops.values import Dim, KVState, RowFormat
 
-FEW_TOKENS = 16  # up to so many, a workgroup has one token
-# Few queries. Threads hold EACH heads x CHUNKS chunks of eight dimensions twice (q and the sums).
+FEW_TOKENS = 16  # steps of at most so many tokens use the kernels for few queries
+
+# Few queries, vectors. A thread keeps `each` heads x chunks of eight dimensions in registers, of
+# the queries and of the sums.
 MAX_CHUNKS = 4
 WAVES = 4
-AT_ONCE = 2  # keys that a lane reads before it needs the first
-MAX_SUMS = 4096  # float32 of partial sums in shared memory, of all waves
-SHALLOW_KEYS = 256  # up to so many, more waves of one workgroup are faster than a merge
+AT_ONCE = 2  # keys that a lane loads ahead
+MAX_SUMS = 4096  # float32 partial sums of all waves in shared memory
+SHALLOW_KEYS = 256  # up to so many keys, one workgroup with more waves is faster than a merge
 SHALLOW_WAVES = 16
-MIN_KEYS = 64  # of a run: fewer do not pay for the merge
-GROUPS_A_UNIT = 3  # workgroups that a compute unit should have
+MIN_KEYS = 64  # keys of a split; fewer are not worth a merge
+GROUPS_A_UNIT = 3  # workgroups for each compute unit
 MAX_SPLITS = 128
 MIN_UNITS = 16
-# Batch-invariant: runs of a token whatever its keys, as many as leave the partial sums of a step of
-# so many tokens within this memory.
+# In batch-invariant mode the number of splits must not depend on the step, so it is chosen such that
+# the partial sums of a step of INVARIANT_TOKENS tokens fit into INVARIANT_BYTES.
 INVARIANT_SPLITS = 16
 INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
-MAX_PREPARED_DIM = 256  # of a head: a subgroup that prepares wider ones runs out of registers
-# Few queries as matrices: each subgroup has a tile of keys, then of their values.
-MATRIX_HEADS = 2  # of a KV head: so many are faster with narrow matrices than by vectors
+MAX_PREPARED_DIM = 256  # widest head that a subgroup can prepare without spilling registers
+
+# Few queries, matrices. Each subgroup stages a tile of keys, then a tile of values.
+MATRIX_HEADS = 2  # heads of a KV head from which on narrow matrices are faster than vectors
 TILE_KEYS = 16
 MATRIX_WAVES = 8
-MATRIX_BYTES = 48 << 10  # of shared memory, at most
+MATRIX_BYTES = 48 << 10  # shared memory to use
 MATRIX_GROUPS_A_UNIT = 1
-MAX_WIDE_DIM = 128  # of a head: a lane has room for sums of 16 columns
-# Tiles: halves that queries and keys have in shared memory, each.
+MAX_WIDE_DIM = 128  # widest head whose sums of 16 columns fit into a lane's registers
+
+# Many queries, vectors: float16 numbers of queries and of keys in shared memory.
 TILE_HALVES = 8192
 KEY_HALVES = 4096
 TILE_THREADS = 128
-# Tiles of matrices: rows of queries, and keys; a subgroup scores 16 of one against 16 of the other.
+
+# Many queries, matrices: rows of queries and keys of a tile. A subgroup scores 16 against 16.
 MATRIX_ROWS = 64
 MATRIX_KEYS = 32
-MAX_MATRIX_DIM = 256  # of a head: a subgroup has its queries and half of its sums in registers
+MAX_MATRIX_DIM = 256  # widest head whose queries and half of its sums fit into registers
 
 
 @lowers("attention")
@@ -70,7 +80,7 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     _check(state, at.kv(state))
     if y.format is RowFormat.F32 or state.head_dim_v % 32 == 0:
         return _attend(launch, at, bucket, at.ref(y))
-    # Blocks of 32 columns go across heads: rows in float32 first.
+    # Blocks of 32 columns would span heads, so rows are made in float32 and then converted.
     stride = 4 * y.cols
     plain = at.scratch.take(bucket.tokens * stride)
     floats = replace(y, format=RowFormat.F32, stride=stride)
@@ -85,8 +95,11 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 def prepared_attention(
     heads: Launch, launch: Launch, at: Addresses, bucket: Bucket
 ) -> list[Dispatch] | None:
-    """One token after many keys: workgroups prepare the heads that they need, so that a step has a
-    level less and the first keys are on their way meanwhile."""
+    """Return dispatches that do the work of rope_store too, for one token with many keys.
+
+    Each workgroup prepares the heads that it needs while its first keys are loaded, which saves a
+    level of dispatches.
+    """
     state, q, k, v = (heads.input(name) for name in ("cache", "q", "k", "v"))
     (y,), n_heads = launch.outputs, int(launch.attributes["n_heads"])
     if bucket.tokens > 1 or not isinstance(state, KVState) or state != launch.input("cache"):
@@ -148,8 +161,8 @@ def _check(state: KVState, cache: DeviceKV) -> None:
         dims = f"{state.head_dim} and {state.head_dim_v}"
         raise NotImplementedError(f"heads of {dims} columns are not multiples of 8 wide")
     tokens = cache.block_tokens
-    assert tokens % AT_ONCE == 0, "a block has whole runs of the positions read at once"
-    assert tokens == power_of_two(tokens), "blocks have a power of two of positions"
+    assert tokens % AT_ONCE == 0, "lanes load AT_ONCE keys of one block"
+    assert tokens == power_of_two(tokens), "block sizes are powers of two"
 
 
 def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
@@ -220,7 +233,7 @@ def _few_kernel(
 def _merge(
     launch: Launch, at: Addresses, bucket: Bucket, splits: int, partial: int, y_at: int
 ) -> Dispatch:
-    """Joins the partial sums of so many runs of keys."""
+    """Return the dispatch that merges the partial sums of `splits` splits."""
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
     parts = max(1, 256 // (state.head_dim_v // 4))
@@ -249,8 +262,7 @@ def _merge(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How a kernel shares out the heads and keys of few tokens: `each` heads a workgroup, and
-    `splits` runs of keys."""
+    """Division of attention for few tokens: `each` heads a workgroup, keys in `splits` splits."""
 
     kernel: str
     each: int
@@ -289,7 +301,11 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cu
 def _matrices(
     state: KVState, n_heads: int, at: Addresses, bucket: Bucket, fewest: int
 ) -> _Cut | None:
-    """None with fewer heads for a KV head, or where the device has no such matrices."""
+    """Return how to divide attention with matrices.
+
+    Returns None if a KV head has less than `fewest` heads, or if the device or the heads do not
+    suit the kernel.
+    """
     repeats, features, cache = n_heads // state.n_heads, at.features, at.kv(state)
     dims = state.head_dim, state.head_dim_v
     columns = NARROW_SIDE if features.narrow_matrix else MATRIX_SIDE
@@ -297,7 +313,7 @@ def _matrices(
     each = ceil_div(repeats, parts)
     tile = max(TILE_KEYS * (max(dims) // 8 + 1), columns * (state.head_dim_v // 4 + 1))
     scored = columns * (4 * (TILE_KEYS + 4) + 2 * (TILE_KEYS + 8) + 4) + 8 * each
-    own = 2 * sum(dims)  # the token's key and value, where workgroups prepare heads
+    own = 2 * sum(dims)  # key and value of the token itself, if the kernel prepares heads
     waves = min(MATRIX_WAVES, power_of_two((MATRIX_BYTES - own) // (16 * tile + scored) + 1) // 2)
     head = features.subgroup * ceil_div(max(dims), 4 * features.subgroup)
     tiles = max(waves * tile, columns * (state.head_dim // 8 + 1) + head * (each + 2))
@@ -320,7 +336,7 @@ def _matrices(
 
 
 def _partial_bytes(state: KVState, n_heads: int) -> int:
-    """Of a token's partial sums of one run."""
+    """Return the bytes of the partial sums of one token and split."""
     return n_heads * (4 * state.head_dim_v + 16)
 
 
@@ -371,16 +387,16 @@ def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dis
         scale=float(launch.attributes["scale"]),
         softcap=float(launch.attributes["softcap"]),
     )
-    # Each sequence may end in a tile of its own.
+    # The last tile of each sequence may be partly empty.
     tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), n_rows) + bucket.sequences
     return [Dispatch(kernel, arguments, (state.n_heads, tiles, 1))]
 
 
 def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
-    """Whether subgroups can multiply matrices of so many rows of queries and keys."""
+    """Return whether the kernel with matrices can use tiles of `rows` queries and `keys` keys."""
     pitches = (state.head_dim + state.head_dim_v) // 8 + 2  # of a key and its value
     tile = 16 * max(keys * pitches, rows * (state.head_dim // 8 + 1))
-    scored = rows * (4 * (keys + 4) + 2 * (keys + 8) + 12)  # scores, weights and what is kept
+    scored = rows * (4 * (keys + 4) + 2 * (keys + 8) + 12)  # scores, weights, running maxima
     return (
         at.features.cooperative_matrix
         and at.kv(state).block_tokens >= keys
@@ -411,6 +427,6 @@ def _visible_keys(state: KVState, bucket: Bucket) -> int:
 
 
 def _wanted_splits(at: Addresses, groups: int, each_unit: int) -> int:
-    """Runs of keys with which so many workgroups fill the device, none waiting for others."""
+    """Return the splits with which `groups` workgroups a split fill the device once."""
     units = max(MIN_UNITS, at.features.compute_units)
     return max(1, each_unit * units // groups)
