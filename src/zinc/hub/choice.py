@@ -1,0 +1,117 @@
+"""Which quantisation of a model to download when the user names none.
+
+The rule: a model of at most SMALL_BYTES as Q8_0 is taken as Q8_0, since small models lose most
+below 8 bits and are fast anyway. A larger one is taken at about 4 bits, where the loss is small and
+decode, which reads every weight, is fast. If that does not fit in memory, the next smaller one that
+does is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from zinc.core.errors import MemoryLimitError
+from zinc.hub.variants import Variant
+
+SMALL_BYTES = 1_500_000_000
+# The best of about 4 bits first, then ever smaller ones.
+_BALANCED = (
+    "UD-Q4_K_XL", "Q4_K_M", "UD-Q4_K_M", "Q4_K_L", "MXFP4", "MXFP4_MOE", "UD-Q4_K_S", "Q4_K_S",
+    "IQ4_NL", "UD-IQ4_XS", "IQ4_XS", "Q4_1", "Q4_0", "UD-Q3_K_XL", "Q3_K_XL", "Q3_K_L", "Q3_K_M",
+    "UD-IQ3_XXS", "IQ3_M", "Q3_K_S", "IQ3_XS", "IQ3_XXS", "UD-Q2_K_XL", "Q2_K_L", "Q2_K",
+    "UD-IQ2_M", "IQ2_M", "IQ2_S", "UD-IQ2_XXS", "IQ2_XS", "IQ2_XXS", "UD-IQ1_M", "IQ1_M",
+    "UD-IQ1_S", "IQ1_S",
+)  # fmt: skip
+# Where a repository has nothing of 4 bits or less.
+_LARGER = ("UD-Q5_K_XL", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "BF16", "F16", "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What running a variant takes of this machine's memory.
+
+    needed_bytes: weights, KV cache, recurrent state and scratch memory.
+    context_tokens: the context that needed_bytes counts.
+    """
+
+    needed_bytes: int
+    available_bytes: int
+    context_tokens: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the variant fits."""
+        return self.needed_bytes <= self.available_bytes
+
+
+FitCheck: TypeAlias = Callable[[Variant], Fit]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A variant and the reason why it was chosen, one clause; `fit` if memory was looked at."""
+
+    variant: Variant
+    why: str
+    fit: Fit | None = None
+
+
+def choose(variants: Sequence[Variant], check: FitCheck | None, repo: str) -> Choice:
+    """Return the variant to download. `check` None does not look at memory.
+
+    Raises MemoryLimitError if none fits. variants: at least one.
+    """
+    ranked = _ranked(variants)
+    if check is None:
+        return Choice(ranked[0], _quality(ranked[0]))
+    tried: list[tuple[Variant, Fit]] = []
+    for variant in ranked:
+        fit = check(variant)
+        if fit.fits:
+            return Choice(variant, _why(variant, fit, tried), fit)
+        tried.append((variant, fit))
+    smallest, fit = min(tried, key=lambda entry: entry[1].needed_bytes)
+    raise MemoryLimitError(
+        f"no quantisation of {repo} fits in memory",
+        f"{smallest.label} needs {_gb(fit.needed_bytes)} with a context of "
+        f"{fit.context_tokens:,} tokens, and {_gb(fit.available_bytes)} are available",
+        f"choose a smaller model, or name a quantisation to download it all the same: "
+        f"{repo}:{smallest.label}",
+    )
+
+
+def _ranked(variants: Sequence[Variant]) -> list[Variant]:
+    by_label = {variant.label: variant for variant in reversed(variants)}
+    small = by_label.get("Q8_0")
+    labels = [
+        *(("Q8_0",) if small and small.n_bytes <= SMALL_BYTES else ()),
+        *_BALANCED,
+        *_LARGER,
+    ]
+    known = [by_label[label] for label in dict.fromkeys(labels) if label in by_label]
+    # Files whose names say nothing of their type: the smallest is the safest guess.
+    return [*known, *(variant for variant in variants if variant.label not in labels)]
+
+
+def _why(variant: Variant, fit: Fit, tried: Sequence[tuple[Variant, Fit]]) -> str:
+    room = (
+        f"it needs {_gb(fit.needed_bytes)} with a context of {fit.context_tokens:,} tokens, and "
+        f"{_gb(fit.available_bytes)} are available"
+    )
+    if tried:
+        return f"the best that fits: {room}"
+    return f"{_quality(variant)}: {room}"
+
+
+def _quality(variant: Variant) -> str:
+    if variant.label == "Q8_0" and variant.n_bytes <= SMALL_BYTES:
+        return "the model is small, so 8 bits cost little"
+    if variant.label in _BALANCED:
+        return "the best balance of quality, size and speed"
+    return "the smallest that the repository has"
+
+
+def _gb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB"

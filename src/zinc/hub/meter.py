@@ -1,0 +1,27 @@
+"""The rate of a transfer, averaged over the last seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+_WINDOW_S = 5.0
+
+
+class Meter:
+    """Measures bytes a second of a transfer of `total` bytes that begins at `done` bytes."""
+
+    def __init__(self, done: int, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._clock = total, clock
+        self._samples: deque[tuple[float, int]] = deque([(clock(), done)])
+
+    def update(self, done: int) -> tuple[float, float | None]:
+        """Return bytes a second, and the seconds left; None while the rate is 0."""
+        now = self._clock()
+        self._samples.append((now, done))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_S:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        rate = max(0, done - before) / max(now - since, 1e-3)
+        return rate, (self._total - done) / rate if rate > 0 else None
