@@ -1,4 +1,4 @@
-"""litellm (https://docs.litellm.ai), as an OpenAI and as an Anthropic server."""
+"""litellm (https://docs.litellm.ai), as a server of OpenAI's, Anthropic's and Ollama's API."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Person(BaseModel):
     age: int
 
 
-@pytest.fixture(params=["openai", "hosted_vllm", "anthropic"])
+@pytest.fixture(params=["openai", "hosted_vllm", "anthropic", "ollama_chat"])
 def target(request: pytest.FixtureRequest, url: str, server: Running) -> dict[str, Any]:
-    base = server.url if request.param == "anthropic" else url
+    base = server.url if request.param in ("anthropic", "ollama_chat") else url
     return {"model": f"{request.param}/demo", "api_base": base, "api_key": "none"}
 
 
@@ -62,6 +62,8 @@ def test_a_tool_is_called_and_answered(target):
 
 
 def test_a_call_can_be_demanded(target):
+    if target["model"].startswith("ollama"):
+        pytest.skip("Ollama's API has no tool_choice")
     found = complete(target, HELLO, tools=[WEATHER], tool_choice="required")
     assert found.choices[0].message.tool_calls
 

@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     network.add_argument(
         "--port", type=_port, default=8080, help="port to serve on; 0 is any (default: %(default)s)"
     )
+    parser.add_argument("--ollama", action="store_true", help="listen on Ollama's port 11434, too")
     network.add_argument(
         "--api-key",
         action="append",
@@ -199,6 +200,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
         sampling=usage.sampler_arguments(args),
         host=args.host,
         port=args.port,
+        ollama=args.ollama,
         api_keys=tuple(keys),
         origins=tuple(args.allow_origin),
         hosts=tuple(args.allow_host),

@@ -141,8 +141,8 @@ _ABSENT = {
         "--cache-dir keeps the prefix cache across restarts",
     ),
     ("/api/",): (
-        "Ollama's API is not supported",
-        "use the API of OpenAI, Anthropic or llama.cpp",
+        "this endpoint of Ollama's API is not supported",
+        "models are added with zinc pull and zinc serve",
     ),
     ("/v1/audio/", "/v1/images/"): ("only text models are supported", ""),
 }

@@ -27,6 +27,7 @@ class ServerConfig:
 
     models: the models to serve; the first is the default of requests that name none.
     sampling: arguments of `SamplingParams` for requests that do not give them.
+    ollama: listen on Ollama's port, too.
     api_keys: any of these is accepted; with none, the API is open to everyone who can connect.
     origins: web pages and browser extensions that may call the server, besides pages of this
         machine and apps. "SCHEME://*" is every origin of a scheme, "*" every origin.
@@ -53,6 +54,7 @@ class ServerConfig:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 8080
+    ollama: bool = False
     api_keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -14,6 +14,10 @@ from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
 from zinc.server.apis.llama import completion, status, tokens
 from zinc.server.apis.llama import embeddings as llama_embeddings
 from zinc.server.apis.llama.fields import InfillFields, NativeFields
+from zinc.server.apis.ollama import chat as ollama_chat
+from zinc.server.apis.ollama import embed as ollama_embed
+from zinc.server.apis.ollama import generate as ollama_generate
+from zinc.server.apis.ollama import models as ollama_models
 from zinc.server.apis.openai import chat, completions, embeddings
 from zinc.server.apis.openai.responses import endpoints as responses
 from zinc.server.apis.openai.responses.fields import ResponseFields
@@ -147,6 +151,29 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/slots", status.slots, "Sequences that run or wait", "llama.cpp",
         query=("model", "fail_on_no_slot"),
     ),
+    _post(
+        "/api/chat", ollama_chat.chat, ollama_chat.OllamaChatFields,
+        "Continue a conversation", "Ollama", streams=True,
+    ),
+    _post(
+        "/api/generate", ollama_generate.generate, ollama_generate.GenerateFields,
+        "Continue a prompt", "Ollama", streams=True,
+    ),
+    _post(
+        "/api/embed", ollama_embed.embed, ollama_embed.EmbedFields,
+        "Texts to vectors", "Ollama", statuses=(429,),
+    ),
+    _post(
+        "/api/embeddings", ollama_embed.embeddings, ollama_embed.EmbeddingsFields,
+        "A text to a vector", "Ollama", statuses=(429,),
+    ),
+    _get("/api/tags", ollama_models.tags, "The models", "Ollama"),
+    _get("/api/ps", ollama_models.ps, "The models that are loaded", "Ollama"),
+    _post(
+        "/api/show", ollama_models.show, ollama_models.ShowFields,
+        "Details of a model", "Ollama", statuses=(404,),
+    ),
+    _get("/api/version", ollama_models.version, "The level of Ollama's API", "Ollama"),
     _post(
         "/models/load", operations.load_model, operations.ModelFields, "Load a model now",
         "operation",

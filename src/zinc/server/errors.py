@@ -96,6 +96,10 @@ class ApiError(ZincError):
         kind = ANTHROPIC_TYPES.get(self.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message, **self.details}}
 
+    def ollama(self) -> dict[str, Any]:
+        """Return the error as a response body of Ollama's API."""
+        return {"error": self.message}
+
 
 def invalid(param: str | None, what: str, why: str = "", hint: str = "") -> ApiError:
     """Return the error for a field, `param`, with an invalid value."""

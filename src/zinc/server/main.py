@@ -26,6 +26,7 @@ from zinc.server.http.connection import AcceptFailures, Connection, connections_
 
 _SIGNALS = [signal.SIGINT, signal.SIGTERM]
 _HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; not on Windows
+OLLAMA_PORT = 11434
 _BACKLOG = 512  # connections that the system queues until they are accepted
 _ERROR_EVENT_S = 3.0  # after the grace time, for error events to reach clients
 _LOAD_END_S = 1.0  # for a cancelled load to stop
@@ -118,11 +119,15 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """Return a socket that listens at the configured address. Raises RequestError if it cannot."""
+def bind(config: ServerConfig, port: int | None = None) -> socket.socket:
+    """Return a socket that listens on the configured host, on `port` or the configured one.
+
+    Raises RequestError if it cannot.
+    """
+    port = config.port if port is None else port
     try:
         found = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            config.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
         raise RequestError(
@@ -137,9 +142,11 @@ def bind(config: ServerConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         raise RequestError(
-            f"cannot serve on {config.host}, port {config.port}",
+            f"cannot serve on {config.host}, port {port}",
             error.strerror or str(error),
-            "choose another --port, or stop what uses it",
+            "stop the program that uses it (another Ollama?), or leave --ollama out"
+            if port == OLLAMA_PORT and config.ollama
+            else "choose another --port, or stop what uses it",
         ) from None
     return listener
 
@@ -154,12 +161,16 @@ def serve(config: ServerConfig, loaded: Callable[[str], None] = lambda url: None
     """
     log.set_up(config.json_log)
     application = Application(config)
-    listener = bind(config)
-    port = listener.getsockname()[1]
+    listeners = [bind(config)]
+    if config.ollama and config.port != OLLAMA_PORT:
+        listeners.append(bind(config, OLLAMA_PORT))
+    port = listeners[0].getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
     server = Server(application, loaded=lambda: loaded(f"http://{host}:{port}"))
-    with listener:
-        asyncio.run(server.serve(sockets=[listener]))
+    with contextlib.ExitStack() as stack:
+        for listener in listeners:
+            stack.enter_context(listener)
+        asyncio.run(server.serve(sockets=listeners))
     if server.failure is not None:
         raise server.failure
     return application.pool is None or application.pool.loads_end_within(_LOAD_END_S)

@@ -49,8 +49,8 @@ MIN_KEYS = 64  # keys of a split; fewer are not worth a merge
 GROUPS_A_UNIT = 3  # workgroups for each compute unit
 MAX_SPLITS = 128
 MIN_UNITS = 16
-# In batch-invariant mode the number of splits must not depend on the step, so it is chosen such that
-# the partial sums of a step of INVARIANT_TOKENS tokens fit into INVARIANT_BYTES.
+# In batch-invariant mode the number of splits must not depend on the step. It is chosen so that the
+# partial sums of a step of INVARIANT_TOKENS tokens fit into INVARIANT_BYTES.
 INVARIANT_SPLITS = 16
 INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
 MAX_PREPARED_DIM = 256  # widest head that a subgroup can prepare without spilling registers

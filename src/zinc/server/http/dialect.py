@@ -21,6 +21,14 @@ def speaks_anthropic(scope: Scope) -> bool:
     return path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope)
 
 
+def speaks_ollama(scope: Scope) -> bool:
+    """Return whether a request belongs to Ollama's API."""
+    path: str = scope["path"]
+    return path.startswith("/api/")
+
+
 def error_body(error: ApiError, scope: Scope) -> dict[str, Any]:
     """Return `error` as the JSON body of the API that the request belongs to."""
+    if speaks_ollama(scope):
+        return error.ollama()
     return error.anthropic() if speaks_anthropic(scope) else error.openai()

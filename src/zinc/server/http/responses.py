@@ -74,7 +74,7 @@ def event(data: Json, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A stream of server-sent events.
+    """A stream of server-sent events, or of JSON lines if `media_type` says so.
 
     events: the encoded events. close: awaited at the end, also after an error or a disconnect.
     on_error: returns the event that reports a failure during the stream. ping: sent after every
@@ -92,9 +92,10 @@ class EventStream(Response):
         ping: bytes = b": ping\n\n",
         ping_interval_s: float = PING_INTERVAL_S,
         report: Callable[[Exception], None] = lambda error: None,
+        media_type: str = "text/event-stream",
     ) -> None:
         super().__init__(
-            media_type="text/event-stream",
+            media_type=media_type,
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         del self.headers["content-length"]

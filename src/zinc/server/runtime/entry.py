@@ -30,7 +30,7 @@ class Entry:
     failure: why it could not be loaded. progress: loaded bytes, and bytes in all. thread: the
     thread of the last load, which can outlive the requests that waited for it. users: requests that
     are using the model. needed_bytes: memory that the model takes; the size of its files until it
-    has been loaded once.
+    has been loaded once. ttl_s: idle seconds after which it is unloaded (None: the server's).
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -46,6 +46,7 @@ class Entry:
         self.unloading: asyncio.Task[None] | None = None
         self.users = 0
         self.last_used = time.monotonic()
+        self.ttl_s: float | None = None
         self.created = int(self.path.stat().st_mtime)
         self.size_bytes = self.needed_bytes = file_bytes(self.path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -63,7 +64,7 @@ class ModelPool:
         self._first_load = self._begin_load(self.default)
         self._first_load.add_done_callback(self._started)
         if self.config.ttl_s is not None:
-            self._janitor = asyncio.create_task(self._unload_idle(self.config.ttl_s))
+            self._janitor = asyncio.create_task(self._unload_idle())
 
     async def until_started(self) -> None:
         """Wait until the default model is loaded or has failed.
@@ -142,6 +143,19 @@ class ModelPool:
         """Wait at most `seconds` for each cancelled load; return whether all have ended."""
         threads = [entry.thread for entry in self.entries.values() if entry.thread is not None]
         return all(thread.ends_within(seconds) for thread in threads)
+
+    def keep(self, entry: Entry, ttl_s: float) -> None:
+        """Unload a model after `ttl_s` idle seconds; infinity keeps it loaded."""
+        entry.ttl_s = ttl_s
+        if self._janitor is None:
+            self._janitor = asyncio.create_task(self._unload_idle())
+
+    def keeps_s(self, entry: Entry) -> float:
+        """Return the seconds until an idle model is unloaded; infinity if it is not."""
+        ttl_s = self.config.ttl_s if entry.ttl_s is None else entry.ttl_s
+        if ttl_s is None:
+            return math.inf
+        return max(0.0, entry.last_used + ttl_s - time.monotonic())
 
     async def unload(self, entry: Entry) -> bool:
         """Unload a model. Return False if it is in use or not loaded."""
@@ -303,12 +317,11 @@ class ModelPool:
         finally:
             entry.unloading = None
 
-    async def _unload_idle(self, ttl_s: float) -> None:
+    async def _unload_idle(self) -> None:
         while True:
-            await asyncio.sleep(max(0.05, min(1.0, ttl_s / 4)))
+            await asyncio.sleep(max(0.05, min(1.0, (self.config.ttl_s or 1.0) / 4)))
             for entry in self.entries.values():
-                idle_s = time.monotonic() - entry.last_used
-                if entry.model is not None and entry.users == 0 and idle_s >= ttl_s:
+                if entry.model is not None and entry.users == 0 and self.keeps_s(entry) == 0:
                     try:
                         await self.unload(entry)
                     except Exception:  # go on with the other models

@@ -82,11 +82,12 @@ class StreamEvents:
     """The form of events in the streams of an API.
 
     error_event: returns the event that reports an error. ping: the event that is sent during
-    silence.
+    silence. media_type: the stream's Content-Type.
     """
 
     error_event: Callable[[ApiError], bytes]
     ping: bytes = b": ping\n\n"
+    media_type: str = "text/event-stream"
 
 
 async def read_fields(service: Service, request: Request, kind: type[Model]) -> Model:
@@ -170,6 +171,7 @@ async def answer(
             ping=stream_events.ping,
             ping_interval_s=PING_INTERVAL_S if ping_interval_s is None else ping_interval_s,
             report=lambda error: report_failure(noted, error),
+            media_type=stream_events.media_type,
         )
 
 

@@ -1,0 +1,147 @@
+"""POST /api/chat: a conversation, answered in JSON lines or as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from zinc.engine.sampling import Sampled
+from zinc.server.apis.ollama.common import (
+    OLLAMA,
+    Clock,
+    GenerationFields,
+    constraint_in,
+    keep_alive_seconds,
+    line,
+    own_name,
+    params_of,
+    timestamp,
+)
+from zinc.server.apis.ollama.keeping import keep, load_or_unload
+from zinc.server.apis.ollama.messages import Messages, plain_messages
+from zinc.server.apis.openai.chat import template_arguments
+from zinc.server.apis.openai.tools import Tool, plain_tools
+from zinc.server.apis.openai.usage import chat_logprobs
+from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
+from zinc.server.apis.shared.chat.request import ChatRequest
+from zinc.server.apis.shared.chat.start import answer_chat
+from zinc.server.apis.shared.service import Service, account, read_fields
+from zinc.server.http.body import FirstError
+from zinc.server.http.responses import JSONAnswer
+from zinc.server.runtime.loaded_model import LoadedModel
+
+FINISH = {"stop": "stop", "length": "length", "calls": "stop"}
+
+
+class OllamaChatFields(GenerationFields):
+    """A conversation to continue. Without messages, the model is only loaded."""
+
+    messages: Messages | None = None
+    tools: Annotated[list[Tool], FirstError()] | None = None
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """Continue a conversation."""
+    fields = await read_fields(service, request, OllamaChatFields)
+    clock, seconds = Clock(), keep_alive_seconds(fields.keep_alive)
+    name = own_name(service.pool, fields.model)
+    if not fields.messages:
+        reason = await load_or_unload(service, name, seconds)
+        empty = {"role": "assistant", "content": ""}
+        end = {"created_at": timestamp(), "message": empty, "done_reason": reason, "done": True}
+        return JSONAnswer({"model": fields.model, **end})
+    asked = to_request(fields)
+
+    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        clock.loaded()
+        reply = Reply(model, asked)
+        found = await answers[0].collect()
+        account(request, [(found.finished.reason, found.finished.timings)])
+        message: dict[str, Any] = {"role": "assistant", "content": found.answer.content}
+        if found.answer.reasoning:
+            message["thinking"] = found.answer.reasoning
+        if found.answer.calls:
+            message["tool_calls"] = [
+                tool_call(i, call.name, call.arguments) for i, call in enumerate(found.answer.calls)
+            ]
+        keep(service, model, seconds)
+        return reply.row(message, found.tokens) | reply.end(found.finished, clock)
+
+    async def lines(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
+        clock.loaded()
+        reply = Reply(model, asked)
+        async for item in answers[0]:
+            if isinstance(item, Finished):
+                account(request, [(item.reason, item.timings)])
+                keep(service, model, seconds)
+                yield line(reply.row({"role": "assistant", "content": ""}) | reply.end(item, clock))
+            elif (message := reply.message(item)) is not None:
+                yield line({**reply.row(message, item.tokens), "done": False})
+
+    streamed = None if fields.stream is False else lines
+    return await answer_chat(service, request, name, asked, whole, streamed, OLLAMA, 0)
+
+
+def to_request(fields: OllamaChatFields) -> ChatRequest:
+    """Return the request to the engine. Raises ApiError."""
+    return ChatRequest(
+        messages=plain_messages(fields.messages or ()),
+        params=params_of(fields),
+        tools=plain_tools(fields.tools),
+        priority=fields.priority or 0,
+        template_args=template_arguments(fields),
+        constraint=constraint_in(fields),
+        thinking_budget=fields.thinking_budget,
+    )
+
+
+class Reply:
+    """Builds the rows of an answer. Calls are sent whole, when their arguments are complete."""
+
+    def __init__(self, model: LoadedModel, asked: ChatRequest) -> None:
+        self._model, self._asked = model, asked
+        self._calls: dict[int, tuple[str, str]] = {}  # name and arguments so far
+
+    def row(self, message: dict[str, Any], tokens: Sequence[Sampled] = ()) -> dict[str, Any]:
+        """Return a row with `message`, and the log-probabilities of `tokens` if asked for."""
+        row: dict[str, Any] = {"model": self._model.name, "created_at": timestamp()}
+        row["message"] = message
+        if tokens and self._asked.params.logprobs is not None:
+            row["logprobs"] = chat_logprobs(self._model.tokenizer, tokens)
+        return row
+
+    def end(self, finished: Finished, clock: Clock) -> dict[str, Any]:
+        """Return the members of the last row."""
+        end = {"done_reason": FINISH[finished.reason], "done": True}
+        return end | clock.durations(finished.timings)
+
+    def message(self, piece: Piece) -> dict[str, Any] | None:
+        """Return the message of a row for `piece`, or None if it has none yet."""
+        match piece.event:
+            case Content(text) if text:
+                return {"role": "assistant", "content": text}
+            case Reasoning(text):
+                return {"role": "assistant", "content": "", "thinking": text}
+            case CallStart(index, _, name):
+                self._calls[index] = (name, "")
+            case CallArguments(index, text):
+                name, arguments = self._calls[index]
+                self._calls[index] = (name, arguments + text)
+            case CallEnd(index):
+                call = tool_call(index, *self._calls.pop(index))
+                return {"role": "assistant", "content": "", "tool_calls": [call]}
+        return None
+
+
+def tool_call(index: int, name: str, arguments: str) -> dict[str, Any]:
+    """Return a call in Ollama's form; arguments that were cut off become an empty object."""
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        value = {}
+    return {"function": {"index": index, "name": name, "arguments": value}}

@@ -1,0 +1,100 @@
+"""POST /api/embed and the older /api/embeddings: texts to vectors of length 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.engine.readout import Pooled, Pooling, embedding
+from zinc.server.apis.ollama.common import Clock, own_name
+from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_texts
+from zinc.server.apis.shared.fields import QueueFields
+from zinc.server.apis.shared.service import Service, read_fields
+from zinc.server.errors import ApiError, invalid
+from zinc.server.http.responses import encode_json
+from zinc.server.runtime.loaded_model import LoadedModel
+
+
+class _Fields(QueueFields):
+    model: str | None = None
+    options: dict[str, Any] | None = Field(
+        None, description="no effect: options of `zinc serve` control how a model is loaded"
+    )
+    keep_alive: float | str | None = Field(None, description="no effect for embeddings")
+
+
+class EmbedFields(_Fields):
+    """Texts to be embedded."""
+
+    input: Texts
+    truncate: bool | None = Field(None, description="no effect: texts that do not fit are refused")
+    dimensions: int | None = Field(None, ge=1, description="keep the first ones only")
+
+
+class EmbeddingsFields(_Fields):
+    """A text to be embedded."""
+
+    prompt: str
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """Embed texts."""
+    fields = await read_fields(service, request, EmbedFields)
+    clock = Clock()
+
+    def check(model: LoadedModel) -> None:
+        clock.loaded()
+        _check_pooling(model)
+        hidden = model.llm.spec.hidden
+        if (fields.dimensions or 1) > hidden:
+            why = f"embeddings of this model have {hidden}"
+            raise invalid("dimensions", f"dimensions is {fields.dimensions}", why)
+
+    def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+        counts = {**clock.durations(), "prompt_eval_count": tokens}
+        yield encode_json({"model": model.name, **counts})[:-1] + b',"embeddings":['
+        for i, each in enumerate(pools):
+            yield b"," * (i > 0)
+            yield encode_json(embedding(each.row, fields.dimensions).tolist())
+        yield b"]}"
+
+    return await _answer(service, request, fields, fields.input, "input", check, body)
+
+
+async def embeddings(service: Service, request: Request) -> Response:
+    """Embed one text."""
+    fields = await read_fields(service, request, EmbeddingsFields)
+
+    def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+        yield encode_json({"embedding": embedding(pools[0].row, None).tolist()})
+
+    return await _answer(service, request, fields, fields.prompt, "prompt", _check_pooling, body)
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    fields: _Fields,
+    texts: Texts,
+    param: str,
+    check: Callable[[LoadedModel], None],
+    body: Callable[[LoadedModel, list[Pooled], int], Iterable[bytes]],
+) -> Response:
+    encode = partial(encode_texts, texts=texts, param=param, parse_special=False)
+    name = own_name(service.pool, fields.model)
+    return await answer_embeddings(service, request, name, fields.priority, check, encode, body)
+
+
+def _check_pooling(model: LoadedModel) -> None:
+    if model.llm.pooling is Pooling.NONE:
+        raise ApiError(
+            400,
+            "there is no embedding of a whole text",
+            "this server was started with --pooling none",
+            "ask /embedding",
+        )

@@ -1,0 +1,153 @@
+"""POST /api/generate: one prompt, with the model's chat template, raw, or with a gap to fill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.chat.events import Content, Reasoning
+from zinc.engine.sampling import Sampled
+from zinc.server.apis.ollama.common import (
+    OLLAMA,
+    Clock,
+    GenerationFields,
+    constraint_in,
+    keep_alive_seconds,
+    line,
+    own_name,
+    params_of,
+    refuse_images,
+    timestamp,
+)
+from zinc.server.apis.ollama.keeping import keep, load_or_unload
+from zinc.server.apis.openai.chat import template_arguments
+from zinc.server.apis.openai.completions import jobs_of
+from zinc.server.apis.openai.usage import chat_logprobs
+from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished
+from zinc.server.apis.shared.chat.request import ChatRequest
+from zinc.server.apis.shared.chat.start import answer_chat
+from zinc.server.apis.shared.fields import Tokens, refuse
+from zinc.server.apis.shared.service import Service, account, answer, client_of, read_fields
+from zinc.server.apis.shared.text import plain_text
+from zinc.server.http.responses import JSONAnswer
+from zinc.server.runtime.job import NO_TELEMETRY, End
+from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.runner import Generation
+
+
+class GenerateFields(GenerationFields):
+    """A prompt. Without one, the model is only loaded."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+    template: str | None = None
+    context: Tokens | None = None
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "template": ("", "the template comes from the model's file or from --chat-template"),
+    "context": ([], "conversations are continued with /api/chat"),
+}
+
+
+async def generate(service: Service, request: Request) -> Response:
+    """Continue a prompt."""
+    fields = await read_fields(service, request, GenerateFields)
+    refuse(fields, _REFUSED)
+    refuse_images(fields.images, "images")
+    clock, seconds = Clock(), keep_alive_seconds(fields.keep_alive)
+    name = own_name(service.pool, fields.model)
+    if not fields.prompt and not fields.suffix:
+        reason = await load_or_unload(service, name, seconds)
+        end = {"created_at": timestamp(), "response": "", "done_reason": reason, "done": True}
+        return JSONAnswer({"model": fields.model, **end})
+    params = params_of(fields)
+    wants_logprobs = params.logprobs is not None
+
+    def row(
+        model: LoadedModel, text: str, thinking: str = "", tokens: Sequence[Sampled] = ()
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {"model": model.name, "created_at": timestamp(), "response": text}
+        if thinking:
+            found["thinking"] = thinking
+        if tokens and wants_logprobs:
+            found["logprobs"] = chat_logprobs(model.tokenizer, tokens)
+        return found
+
+    def last(model: LoadedModel, end: Finished | End) -> dict[str, Any]:
+        account(request, [(end.reason, end.timings)])
+        keep(service, model, seconds)
+        reason = "length" if end.reason == "length" else "stop"
+        return {"done": True, "done_reason": reason, **clock.durations(end.timings)}
+
+    async def whole_chat(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        clock.loaded()
+        found = await answers[0].collect()
+        text, thinking = found.answer.content, found.answer.reasoning
+        return row(model, text, thinking, found.tokens) | last(model, found.finished)
+
+    async def chat_lines(
+        model: LoadedModel, answers: Sequence[ChatAnswer]
+    ) -> AsyncGenerator[bytes]:
+        clock.loaded()
+        async for item in answers[0]:
+            if isinstance(item, Finished):
+                yield line(row(model, "") | last(model, item))
+            elif isinstance(item.event, Content) and item.event.text:
+                found = row(model, item.event.text, tokens=item.tokens)
+                yield line({**found, "done": False})
+            elif isinstance(item.event, Reasoning):
+                yield line({**row(model, "", item.event.text), "done": False})
+
+    async def begin_raw(model: LoadedModel) -> list[Generation]:
+        clock.loaded()
+        jobs = await asyncio.to_thread(
+            jobs_of, model, [fields.prompt or ""], params, 1, constraint_in(fields), False,
+            fields.priority or 0, NO_TELEMETRY, fields.suffix or "",
+        )  # fmt: skip
+        return model.runner.submit(jobs, client_of(service, request))
+
+    async def whole_raw(model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
+        text, tokens = "", list[Sampled]()
+        async for item in plain_text(answers[0]):
+            if isinstance(item, End):
+                return row(model, text, tokens=tokens) | last(model, item)
+            text, tokens = text + item.text, [*tokens, *item.tokens]
+        raise RuntimeError("the answer has no end")
+
+    async def raw_lines(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
+        async for item in plain_text(answers[0]):
+            if isinstance(item, End):
+                yield line(row(model, "") | last(model, item))
+            elif item.text:
+                yield line({**row(model, item.text, tokens=item.tokens), "done": False})
+
+    is_whole = fields.stream is False
+    if fields.raw or fields.suffix:
+        streamed = None if is_whole else raw_lines
+        return await answer(service, request, name, begin_raw, whole_raw, streamed, OLLAMA, 0)
+    asked = replace(_to_chat(fields), params=params)
+    chat_stream = None if is_whole else chat_lines
+    return await answer_chat(service, request, name, asked, whole_chat, chat_stream, OLLAMA, 0)
+
+
+def _to_chat(fields: GenerateFields) -> ChatRequest:
+    """Return the prompt as a conversation of one turn. Raises ApiError."""
+    messages = [{"role": "system", "content": fields.system}] if fields.system else []
+    return ChatRequest(
+        messages=[*messages, {"role": "user", "content": fields.prompt or ""}],
+        params=params_of(fields),
+        priority=fields.priority or 0,
+        template_args=template_arguments(fields),
+        constraint=constraint_in(fields),
+        thinking_budget=fields.thinking_budget,
+        param="prompt",
+    )

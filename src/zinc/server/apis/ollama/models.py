@@ -1,0 +1,170 @@
+"""GET /api/tags, /api/ps and /api/version, POST /api/show: which models there are."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc import __version__
+from zinc.chat.formats import detect
+from zinc.formats.gguf import GGUFFile
+from zinc.quant.blocks import GGMLType
+from zinc.server.apis.ollama.common import API_VERSION, own_name, timestamp
+from zinc.server.apis.shared.service import Service, read_fields
+from zinc.server.errors import invalid
+from zinc.server.http.body import Fields
+from zinc.server.http.responses import JSONAnswer
+from zinc.server.runtime.entry import Entry
+
+_MAX_LISTED = 64  # longer arrays of the metadata are listed by "verbose" only
+
+
+class ShowFields(Fields):
+    """A model to describe."""
+
+    model: str | None = None
+    name: str | None = Field(None, description="older name of `model`")
+    verbose: bool | None = Field(None, description="list long arrays of the metadata, too")
+    system: str | None = None
+    template: str | None = None
+    options: dict[str, Any] | None = None
+
+
+async def version(service: Service, request: Request) -> Response:
+    """Return the level of Ollama's API that this server has, and zinc's version."""
+    return JSONAnswer({"version": API_VERSION, "zinc": __version__})
+
+
+async def tags(service: Service, request: Request) -> Response:
+    """List the models."""
+    entries = service.pool.entries.values()
+    return JSONAnswer({"models": [await asyncio.to_thread(_tag, entry) for entry in entries]})
+
+
+async def ps(service: Service, request: Request) -> Response:
+    """List the models that are loaded."""
+    rows = []
+    for entry in service.pool.entries.values():
+        if (model := entry.model) is None:
+            continue
+        memory = model.llm.memory
+        on_device = 0 if model.llm.backend.available_bytes() is None else memory.total_bytes
+        keeps_s = service.pool.keeps_s(entry)
+        expires = None if math.isinf(keeps_s) else time.time() + keeps_s
+        row = await asyncio.to_thread(_tag, entry)
+        row |= {
+            "size": memory.total_bytes,
+            "size_vram": on_device,
+            "context_length": model.context,
+            # Ollama's clients read a time far ahead as "forever".
+            "expires_at": "2318-01-01T00:00:00Z" if expires is None else timestamp(expires),
+        }
+        rows.append(row)
+    return JSONAnswer({"models": rows})
+
+
+async def show(service: Service, request: Request) -> Response:
+    """Describe a model. Raises ApiError 404."""
+    fields = await read_fields(service, request, ShowFields)
+    name = fields.model or fields.name
+    if not name:
+        raise invalid("model", "model is missing", "it names the model to describe")
+    entry = service.pool.entry(own_name(service.pool, name))
+    return JSONAnswer(await asyncio.to_thread(_describe, entry, bool(fields.verbose)))
+
+
+def _tag(entry: Entry) -> dict[str, Any]:
+    found = _facts(entry.path, entry.path.stat().st_mtime_ns)
+    return {
+        "name": entry.source.name,
+        "model": entry.source.name,
+        "modified_at": timestamp(entry.created),
+        "size": entry.size_bytes,
+        "digest": found["digest"],
+        "details": found["details"],
+    }
+
+
+def _describe(entry: Entry, verbose: bool) -> dict[str, Any]:
+    found = _facts(entry.path, entry.path.stat().st_mtime_ns)
+    options = [f"{name} {value}" for name, value in entry.sampling().items()]
+    with GGUFFile.open(entry.path) as file:
+        metadata = dict(file.metadata)
+    return {
+        "modelfile": f"FROM {entry.path.name}",
+        "parameters": "\n".join(options),
+        "template": str(metadata.get("tokenizer.chat_template", "")),
+        "license": str(metadata.get("general.license", "")),
+        "details": found["details"],
+        "model_info": {key: _shown(value, verbose) for key, value in metadata.items()},
+        "capabilities": found["capabilities"],
+        "modified_at": timestamp(entry.created),
+    }
+
+
+def _shown(value: Any, verbose: bool) -> Any:
+    """Return a metadata value as JSON; a long array becomes null unless `verbose`."""
+    if isinstance(value, str | int | float | bool):
+        return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+    return list(value) if verbose or len(value) <= _MAX_LISTED else None
+
+
+@lru_cache(maxsize=64)
+def _facts(path: Path, mtime_ns: int) -> dict[str, Any]:
+    """Return digest, details and capabilities of a model file. Raises FormatError.
+
+    mtime_ns: when the file was changed last, so that a new file is read again. The digest is that
+    of the names, types and shapes of the tensors and of the metadata: hashing all weights takes
+    seconds for each gigabyte.
+    """
+    with GGUFFile.open(path) as file:
+        metadata = dict(file.metadata)
+        sha = hashlib.sha256(repr(sorted((k, str(v)[:4096]) for k, v in metadata.items())).encode())
+        n_bytes: dict[str, int] = {}
+        n_elements = 0
+        for name, tensor in file.tensors.items():
+            sha.update(repr((name, tensor.type, tensor.shape)).encode())
+            n_elements += tensor.n_elements
+            type_name = GGMLType(tensor.type).name
+            n_bytes[type_name] = n_bytes.get(type_name, 0) + tensor.n_bytes
+    family = str(metadata.get("general.architecture", ""))
+    return {
+        "digest": sha.hexdigest(),
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": family,
+            "families": [family],
+            "parameter_size": _parameters(n_elements),
+            "quantization_level": max(n_bytes, key=lambda each: n_bytes[each], default=""),
+        },
+        "capabilities": _capabilities(metadata),
+    }
+
+
+def _parameters(n: int) -> str:
+    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
+
+
+def _capabilities(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the names that Ollama has for what a model can do."""
+    found = ["completion", "embedding"]
+    source = metadata.get("tokenizer.chat_template")
+    if isinstance(source, str):
+        if "tools" in source and detect(source).has_calls:
+            found.append("tools")
+        if detect(source).thinking is not None:
+            found.append("thinking")
+    if "tokenizer.ggml.fim_pre_token_id" in metadata:
+        found.append("insert")
+    return found

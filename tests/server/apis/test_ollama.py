@@ -1,0 +1,214 @@
+"""Ollama's API: its endpoints over raw HTTP, and scripted conversations of its official client."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import pytest
+from serving import MODEL, Running, running
+
+from zinc.server.apis.ollama.common import keep_alive_seconds
+from zinc.server.apis.ollama.messages import Message, plain_messages
+from zinc.server.errors import ApiError
+
+HELLO = [{"role": "user", "content": "Say hello."}]
+GREEDY = {"temperature": 0, "num_predict": 8}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def ask(server: Running, path: str, body: object = None, status: int = 200) -> Any:
+    """Return the JSON body of the response to a GET, or to a POST of `body`."""
+    answer = server.get(path) if body is None else server.post(path, body)
+    assert answer.status == status, answer.body
+    return answer.json
+
+
+def stream_lines(server: Running, path: str, body: object) -> list[Any]:
+    """Return the rows of a streamed answer."""
+    answer = server.post(path, body)
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(row) for row in answer.body.splitlines()]
+
+
+def test_chat_streams_by_default_and_equals_the_whole_answer(server: Running) -> None:
+    body = {"model": MODEL, "messages": HELLO, "options": GREEDY}
+    lines = stream_lines(server, "/api/chat", body)
+    whole = ask(server, "/api/chat", {**body, "stream": False})
+    assert [row["done"] for row in lines] == [*[False] * (len(lines) - 1), True]
+    assert "".join(row["message"]["content"] for row in lines) == whole["message"]["content"]
+    assert whole["message"]["content"]
+    for end in (lines[-1], whole):
+        assert end["done_reason"] in ("stop", "length")
+        assert end["eval_count"] <= 8
+        assert end["prompt_eval_count"] > 0
+        assert end["total_duration"] >= end["prompt_eval_duration"] + end["eval_duration"] > 0
+    datetime.fromisoformat(whole["created_at"])
+
+
+def test_chat_equals_the_answer_of_openais_api(server: Running) -> None:
+    whole = ask(server, "/api/chat", {"messages": HELLO, "options": GREEDY, "stream": False})
+    other = ask(
+        server, "/v1/chat/completions", {"messages": HELLO, "temperature": 0, "max_tokens": 8}
+    )
+    assert whole["message"]["content"] == other["choices"][0]["message"]["content"]
+
+
+def test_generate_uses_the_chat_template_unless_raw(server: Running) -> None:
+    base = {"prompt": "Say hello.", "options": GREEDY, "stream": False}
+    templated = ask(server, "/api/generate", base)
+    chat = ask(server, "/api/chat", {"messages": HELLO, "options": GREEDY, "stream": False})
+    assert templated["response"] == chat["message"]["content"]
+    raw = ask(server, "/api/generate", {**base, "raw": True})
+    completion = ask(
+        server, "/v1/completions", {"prompt": "Say hello.", "temperature": 0, "max_tokens": 8}
+    )
+    assert raw["response"] == completion["choices"][0]["text"]
+    lines = stream_lines(server, "/api/generate", {**base, "raw": True, "stream": True})
+    assert "".join(row["response"] for row in lines) == raw["response"]
+
+
+def test_format_is_a_schema_that_the_answer_follows(server: Running) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    body = {"messages": HELLO, "format": schema, "options": {"temperature": 0}, "stream": False}
+    found = json.loads(ask(server, "/api/chat", body)["message"]["content"])
+    assert isinstance(found["ok"], bool)
+
+
+def test_logprobs_are_those_of_openais_api(server: Running) -> None:
+    body = {"messages": HELLO, "options": GREEDY, "stream": False, "logprobs": True}
+    found = ask(server, "/api/chat", {**body, "top_logprobs": 2})["logprobs"]
+    assert all(len(row["top_logprobs"]) == 2 and row["logprob"] <= 0 for row in found)
+
+
+def test_a_request_without_content_loads_and_unloads(server: Running) -> None:
+    with running() as own:
+        assert ask(own, "/api/generate", {"model": MODEL})["done_reason"] == "load"
+        assert [row["model"] for row in ask(own, "/api/ps")["models"]] == [MODEL]
+        assert ask(own, "/api/chat", {"model": MODEL, "keep_alive": 0})["done_reason"] == "unload"
+        assert ask(own, "/api/ps")["models"] == []
+        body = {"messages": HELLO, "options": GREEDY, "stream": False, "keep_alive": "10m"}
+        ask(own, "/api/chat", body)
+        (row,) = ask(own, "/api/ps")["models"]
+        left = datetime.fromisoformat(row["expires_at"]) - datetime.now().astimezone()
+        assert 500 < left.total_seconds() <= 600
+
+
+def test_tags_and_show_describe_the_model(server: Running) -> None:
+    (row,) = ask(server, "/api/tags")["models"]
+    assert row["name"] == MODEL
+    assert row["size"] > 1 << 20
+    assert len(row["digest"]) == 64
+    assert row["details"]["format"] == "gguf"
+    shown = ask(server, "/api/show", {"model": f"{MODEL}:latest"})
+    assert shown["details"] == row["details"]
+    assert "completion" in shown["capabilities"]
+    family = shown["details"]["family"]
+    assert shown["model_info"]["general.architecture"] == family
+    assert shown["model_info"]["tokenizer.ggml.tokens"] is None
+    verbose = ask(server, "/api/show", {"model": MODEL, "verbose": True})
+    assert len(verbose["model_info"]["tokenizer.ggml.tokens"]) > 64
+
+
+def test_embeddings_equal_those_of_openais_api(server: Running) -> None:
+    texts = ["one", "two"]
+    found = ask(server, "/api/embed", {"model": MODEL, "input": texts})
+    other = ask(server, "/v1/embeddings", {"input": texts})
+    assert found["embeddings"] == [row["embedding"] for row in other["data"]]
+    assert found["prompt_eval_count"] == other["usage"]["prompt_tokens"]
+    single = ask(server, "/api/embeddings", {"model": MODEL, "prompt": "one"})
+    assert single["embedding"] == found["embeddings"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/api/chat", {"messages": [{**HELLO[0], "images": ["aGk="]}]}, "only text is understood"),
+        ("/api/chat", {"messages": HELLO, "keep_alive": "soon"}, "keep_alive"),
+        ("/api/chat", {"messages": HELLO, "options": {"temprature": 1}}, "temperature"),
+        ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
+        ("/api/generate", {"prompt": "x", "context": [1, 2]}, "/api/chat"),
+        ("/api/show", {}, "model is missing"),
+        ("/api/chat", {"messages": HELLO, "top_logprobs": 2}, "Set logprobs"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_error(
+    server: Running, path: str, body: dict[str, Any], said: str
+) -> None:
+    error = ask(server, path, body, status=400)["error"]
+    assert isinstance(error, str)
+    assert said in error
+
+
+def test_a_missing_endpoint_and_a_missing_model_are_errors_in_ollamas_form() -> None:
+    with running(strict_model_names=True) as own:
+        assert "/api/push" in ask(own, "/api/push", {}, status=404)["error"]
+        assert "nobody" in ask(own, "/api/show", {"model": "nobody"}, status=404)["error"]
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(None, None), (0, 0), ("0", 0), (300, 300), ("5m", 300), ("1h30m", 5400), ("250ms", 0.25)],
+)
+def test_keep_alive_is_seconds_or_a_duration(value: Any, seconds: float | None) -> None:
+    assert keep_alive_seconds(value) == seconds
+
+
+@pytest.mark.parametrize("value", [-1, "-1", "-1m"])
+def test_a_negative_keep_alive_keeps_the_model_loaded(value: Any) -> None:
+    assert keep_alive_seconds(value) == float("inf")
+
+
+@pytest.mark.parametrize("value", ["soon", "5x", "m", "1h-"])
+def test_other_texts_are_no_durations(value: str) -> None:
+    with pytest.raises(ApiError, match="keep_alive"):
+        keep_alive_seconds(value)
+
+
+def test_results_of_tools_get_the_ids_of_their_calls() -> None:
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    other = {"function": {"name": "time", "arguments": {}}}
+    found = plain_messages(
+        [
+            Message(role="user", content="?"),
+            Message.model_validate({"role": "assistant", "tool_calls": [call, other]}),
+            Message(role="tool", content="noon", tool_name="time"),
+            Message(role="tool", content="sunny"),
+        ]
+    )
+    ids = [each["id"] for each in found[1]["tool_calls"]]
+    assert [row["tool_call_id"] for row in found[2:]] == [ids[1], ids[0]]
+    assert json.loads(found[1]["tool_calls"][0]["function"]["arguments"]) == {"city": "Rome"}
+
+
+def test_the_server_listens_on_ollamas_port_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zinc.server import main
+    from zinc.server.config import ModelSource, ServerConfig
+
+    free = main.bind(ServerConfig((ModelSource(MODEL, None),), port=0))
+    port = free.getsockname()[1]
+    free.close()
+    monkeypatch.setattr(main, "OLLAMA_PORT", port)
+    found: list[list[int]] = []
+
+    async def serve(self: main.Server, sockets: list[Any]) -> None:
+        found.append([each.getsockname()[1] for each in sockets])
+
+    monkeypatch.setattr(main.Server, "serve", serve)
+    main.serve(ServerConfig((ModelSource(MODEL, None),), port=0, ollama=True))
+    assert found[0][1] == port
+    assert len(found[0]) == 2
