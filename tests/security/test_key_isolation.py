@@ -138,7 +138,7 @@ def test_a_stored_response_belongs_to_its_key(guarded: Running):
 
 @pytest.fixture
 def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
-    """Holds every engine while a test wants it to, and no longer than the test."""
+    """Return a brake that can stop every engine until the end of the test."""
     found = brake_engines(monkeypatch)
     yield found
     found.release()

@@ -1,4 +1,4 @@
-"""One server for all tests of this folder, and a check after each that nothing is left in it."""
+"""A server that all tests of this folder share; each test must leave nothing behind in it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test on the shared server, no sequence runs and no block is held.
+    """Check after each test on the shared server that no sequence runs and no block is in use.
 
-    Nor is a method of an engine replaced: once its own, it would hide what `brake` does to all.
+    Methods of an engine must not stay replaced either, since they would bypass `brake`.
     """
     yield
     if "server" in request.fixturenames:
@@ -35,7 +35,7 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
-    """Sequences that were ended before they were done, as they are."""
+    """Collect the sequences that are cancelled before their end."""
     cancel, found = Engine.cancel, list[Sequence]()
 
     def noted(engine: Engine, sequence: Sequence, reason: str = "cancelled") -> None:
@@ -49,7 +49,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
 
 @pytest.fixture
 def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
-    """Holds every engine while a test wants it to, and no longer than the test."""
+    """Return a brake that can stop every engine until the end of the test."""
     found = brake_engines(monkeypatch)
     yield found
     found.release()
@@ -57,6 +57,6 @@ def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
 
 @pytest.fixture(scope="session")
 def llm() -> Iterator[LLM]:
-    """The same model, without a server around it."""
+    """The model of the shared server, loaded without a server."""
     with LLM(backend=LOAD.backend, threads=LOAD.threads) as found:
         yield found

@@ -1,4 +1,4 @@
-"""A real server on a free port, in a thread, with the embedded model; and raw requests to it."""
+"""Run a real server with the embedded model in a thread, and send raw requests to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODEL = "demo"
 
 
 def backend() -> str:
-    """The CPU backend when it is built with all kernels of the embedded model, else `ref`."""
+    """Return "cpu" if it has all kernels of the embedded model, else "ref"."""
     try:
         cpu = api.create("cpu")
         cpu.row_format(GGMLType.Q4_K)
@@ -41,11 +41,11 @@ def backend() -> str:
 
 LOAD = LoadOptions(backend=backend(), threads=2)
 
-PATIENCE_S = 60  # for what comes in a moment, unless the machine has much else to do
+PATIENCE_S = 60  # for events that take a moment, longer on a busy machine
 
 
 def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-    """Waits until a condition holds; fails when it does not come to."""
+    """Wait until `condition()` is true; fail after `seconds`."""
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
@@ -65,14 +65,14 @@ def brake_engines(monkeypatch: pytest.MonkeyPatch) -> Brake:
 
 
 class Brake:
-    """Holds engines before their steps, so that a test looks at an answer that is being made."""
+    """Stops engines before a step, so that a test can look at a running answer."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._n_steps: int | None = None  # that they may take; None: any number
+        self._n_steps: int | None = None  # steps that engines may still run; None: any number
 
     def hold(self, n_steps: int = 0) -> None:
-        """Holds them after so many more steps."""
+        """Stop engines after `n_steps` more steps."""
         self._set(n_steps)
 
     def release(self) -> None:
@@ -84,10 +84,10 @@ class Brake:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """What an engine does before a step."""
+        """Wait until a step is allowed; engines call this before each step."""
         with self._changed:
             may_go_on = self._changed.wait_for(lambda: self._n_steps != 0, PATIENCE_S)
-            assert may_go_on, "nobody has released the brake"
+            assert may_go_on, "the brake was not released"
             if self._n_steps is not None:
                 self._n_steps -= 1
 
@@ -104,7 +104,7 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """Data of the server-sent events, as JSON where it is."""
+        """The data of the server-sent events, parsed if it is JSON."""
         found = []
         for block in self.body.decode().split("\n\n"):
             for line in block.split("\n"):
@@ -116,7 +116,7 @@ class Answer:
 
 @dataclass
 class Running:
-    """A server that runs; `loop` is its event loop."""
+    """A running server. loop: its event loop."""
 
     application: Application
     port: int
@@ -129,7 +129,7 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def call(self, work: Callable[[], Any]) -> Any:
-        """The result of `work`, run in the server's event loop."""
+        """Return the result of `work`, called in the server's event loop."""
 
         async def run() -> Any:
             return work()
@@ -173,7 +173,7 @@ class Running:
         return sum(len(model.runner.live) for model in self.application.pool.loaded)
 
     def wait_idle(self) -> None:
-        """Waits until nothing runs; fails when something goes on to hold blocks."""
+        """Wait until no sequence runs; fail if blocks remain in use."""
         wait_for(lambda: (self.blocks_used(), self.live()) == (0, 0))
         assert self.application.pool is not None
         for model in self.application.pool.loaded:
@@ -182,7 +182,7 @@ class Running:
 
 @contextmanager
 def running(wait: bool = True, **settings: Any) -> Iterator[Running]:
-    """A server with these settings, stopped at the end."""
+    """Run a server with these settings; stop it at the end."""
     settings.setdefault("models", (ModelSource(MODEL, None),))
     settings.setdefault("load", LOAD)
     config = ServerConfig(port=0, **settings)

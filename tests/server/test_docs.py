@@ -1,4 +1,4 @@
-"""docs/server.md says what the server has: its endpoints, fields, statuses and limits."""
+"""docs/server.md compared with the server: endpoints, fields, statuses and limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def section(name: str) -> str:
     return TEXT.split(f"\n## {name}\n")[1].split("\n## ")[0]
 
 
-def test_every_endpoint_is_listed_and_no_other():
+def test_docs_list_exactly_the_endpoints():
     listed = set()
     for line in section("Endpoints").splitlines():
         if found := re.match(r"\| `(\w+) (\S+)` \| (.*?) \|", line):
@@ -40,7 +40,7 @@ def test_every_endpoint_is_listed_and_no_other():
     assert listed == served | {("GET", "/"), ("GET", "/docs"), ("GET", "/openapi.json")}
 
 
-def test_every_route_is_an_endpoint_or_the_page():
+def test_every_route_is_an_endpoint_or_belongs_to_the_page():
     application = Application(ServerConfig((ModelSource("demo", None),)))
     routes = {r.path for r in application._routes if isinstance(r, Route | Mount)}
     known = {path for e in ENDPOINTS for path in (e.operation.path, *e.aliases)}
@@ -49,12 +49,12 @@ def test_every_route_is_an_endpoint_or_the_page():
     }  # fmt: skip
 
 
-def test_the_sampling_fields_are_those_of_the_server():
+def test_docs_list_the_sampling_fields():
     text = section("Fields").split("**Sampling.**")[1].split("\n\n")[0]
     assert set(re.findall("`(.+?)`", text)) == set(SamplingFields.model_fields)
 
 
-def test_other_fields_are_fields_of_some_endpoint():
+def test_fields_in_docs_exist_at_some_endpoint():
     known = {
         field.alias or name
         for endpoint in ENDPOINTS
@@ -68,7 +68,7 @@ def test_other_fields_are_fields_of_some_endpoint():
     assert named <= known
 
 
-def test_the_statuses_are_those_of_the_document():
+def test_docs_list_the_statuses_of_the_openapi_document():
     listed = {int(s) for s in re.findall(r"^\| (\d{3}) \|", section("Errors"), re.MULTILINE)}
     described = {
         int(status)
@@ -76,11 +76,11 @@ def test_the_statuses_are_those_of_the_document():
         for operation in methods.values()
         for status in operation["responses"]
     }
-    # Those that any request may meet before it comes to its endpoint, and the server's own faults.
+    # Statuses of requests that do not reach their endpoint, and of the server's own failures.
     assert listed == described - {200} | {405, 408, 500}
 
 
-def test_the_limits_are_those_of_the_code():
+def test_docs_list_the_limits_of_the_code():
     text = section("Limits")
     config = ServerConfig((ModelSource("demo", None),))
     store = ResponseStore()
@@ -105,11 +105,11 @@ def test_the_limits_are_those_of_the_code():
         assert value in text, value
 
 
-# The section about llama.cpp's tests names options of other commands.
+# The section about llama.cpp's tests contains options of other commands.
 COMMAND_TEXT = TEXT.replace(section("llama.cpp's server tests"), "")
 
 
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z][a-z-]+", COMMAND_TEXT))))
-def test_options_are_those_of_the_command(option):
+def test_options_in_docs_exist(option):
     commands = next(a for a in build_parser()._actions if a.choices)
     assert option in commands.choices["serve"].format_help()

@@ -1,4 +1,4 @@
-"""dev/llama-server-tests, on a folder of tests in the manner of llama.cpp's."""
+"""dev/llama-server-tests, run on a folder with tests like those of llama.cpp."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_slow():
 """
 
 
-def test_outcomes_are_told_apart(tmp_path: Path):
+def test_outcomes_are_distinguished(tmp_path: Path):
     pytest.importorskip("requests")
     tests = tmp_path / "llama.cpp" / "tools" / "server" / "tests"
     (tests / "unit").mkdir(parents=True)
@@ -164,7 +164,7 @@ def test_outcomes_are_told_apart(tmp_path: Path):
         "test_download": "not offered",
         "test_skipped": "skipped",
     }
-    # All that went before holds: what differs with the model is left out, the rest is compared.
+    # All earlier assertions hold. Results that depend on the model are not compared.
     assert '["tokens_predicted"] == 5' in results[f"{file}::test_served[1234]"][1]
     assert results[f"{file}::test_adapters"][1] == "LoRA adapters"
     row = next(line for line in found.stdout.splitlines() if line.startswith("test_completion.py"))

@@ -136,7 +136,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(what, tmp_path: Path):
     assert len([line for line in err.splitlines() if "embedded" not in line]) == 1
 
 
-def test_one_model_of_several_that_cannot_be_loaded(tmp_path: Path):
+def test_server_runs_although_one_of_several_models_cannot_be_loaded(tmp_path: Path):
     process, url = start(f"bad={damaged(tmp_path)}", f"demo={EMBEDDED_MODEL}")
     try:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=PATIENCE_S) as answer:
@@ -171,8 +171,8 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("number", "stops"), [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)]
 )
-def test_a_signal_stops_it_while_it_loads(number, stops):
-    """Also when the load goes on without a word, as in the middle of a large tensor."""
+def test_a_signal_stops_the_server_while_it_loads(number, stops):
+    """This works even if the load reports no progress, as within a large tensor."""
     process = subprocess.Popen(
         [sys.executable, "-c", f"STOPS = {stops}\n{SLOW}", "serve", "--port", "0"],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -230,12 +230,12 @@ def test_a_key_file_without_keys_is_refused(text, tmp_path: Path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_it_cleanly(number):
+def test_a_signal_stops_the_server_with_status_0(number):
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("the tests run under nohup")
     process, url = start(f"demo={EMBEDDED_MODEL}", "--log-json")
     try:
-        # The address is printed once the model is loaded: the first request is answered.
+        # The address is printed after the model is loaded, so the first request is answered.
         messages = [{"role": "user", "content": "xylophone"}]
         body = {"messages": messages, "max_tokens": 4, "ignore_eos": True}
         post(f"{url}/v1/chat/completions", body)
@@ -255,7 +255,7 @@ def test_a_signal_stops_it_cleanly(number):
 
 @contextmanager
 def restored_loggers() -> Iterator[None]:
-    """Undo what `log.set_up` does to the loggers of this process."""
+    """Restore the loggers that `log.set_up` changes."""
     loggers = [logging.getLogger(name) for name in log.LOGGERS]
     before = [(logger, list(logger.handlers), logger.propagate, logger.level) for logger in loggers]
     try:
@@ -268,7 +268,7 @@ def restored_loggers() -> Iterator[None]:
 
 
 def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running) -> list[str]:
-    """The log's lines of three requests; the request before them may be logged among them."""
+    """Return the log lines of three requests; an earlier request may be logged among them."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     with restored_loggers():
@@ -280,14 +280,16 @@ def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running)
             server.get("/v1/models/%0aforged%20line"),
         ]
         ids = [answer.headers["x-request-id"] for answer in answers]
-        # A line is written after its answer is sent.
+        # A line is written after the response is sent.
         wait_for(lambda: all(each in stream.getvalue() for each in ids))
     lines = stream.getvalue().splitlines()
     assert all("req_" in line for line in lines)  # a request is one line
     return [line for line in lines if any(each in line for each in ids)]
 
 
-def test_the_log_has_no_contents(server: Running, monkeypatch: pytest.MonkeyPatch):
+def test_the_log_has_no_text_of_prompts_and_answers(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+):
     text = lines_of(False, monkeypatch, server)
     assert len(text) == 3
     assert "POST /v1/chat/completions 200" in text[0]
@@ -300,7 +302,7 @@ def test_the_log_has_no_contents(server: Running, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["zinc.cache", "zinc.loading"])
-def test_warnings_of_other_layers_are_lines_of_the_log(monkeypatch: pytest.MonkeyPatch, name: str):
+def test_warnings_of_other_layers_are_in_the_log(monkeypatch: pytest.MonkeyPatch, name: str):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     with restored_loggers():
@@ -310,8 +312,8 @@ def test_warnings_of_other_layers_are_lines_of_the_log(monkeypatch: pytest.Monke
     assert (line["level"], line["message"]) == ("warning", "the disk is full")
 
 
-def test_sampling_that_requests_do_not_give_is_the_servers(monkeypatch: pytest.MonkeyPatch):
-    """With top_k 1 every answer is the greedy one, unless the request says otherwise."""
+def test_sampling_options_of_the_server_are_defaults_for_requests(monkeypatch: pytest.MonkeyPatch):
+    """With top_k 1, every answer is greedy unless the request sets top_k."""
     messages = [{"role": "user", "content": "Tell me a story."}]
     chat = {"messages": messages, "max_tokens": 12}
     asked = {

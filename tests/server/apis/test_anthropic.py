@@ -43,7 +43,7 @@ def client(server: Running) -> Iterator[anthropic.Anthropic]:
 
 
 def arguments(messages: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    # The sampler's fields are not in every version of the client's signature.
+    # Not every version of the client has parameters for the sampling fields.
     extra = {"temperature": 0, **fields.pop("extra_body", {})}
     return {
         "model": MODEL, "max_tokens": 60, "messages": messages, "extra_body": extra, **fields
@@ -55,11 +55,11 @@ def create(client: anthropic.Anthropic, messages: Any = HELLO, **fields: Any) ->
 
 
 def n_input(usage: Any) -> int:
-    """All tokens of the prompt: Anthropic counts those from the cache apart."""
+    """Return the number of prompt tokens; Anthropic counts cached ones separately."""
     return usage.input_tokens + usage.cache_read_input_tokens
 
 
-def test_an_answer_is_the_engines(client, llm: LLM):
+def test_an_answer_equals_that_of_the_python_api(client, llm: LLM):
     found = create(client)
     alone = llm.chat(HELLO, SamplingParams(temperature=0, max_tokens=60))
     assert (found.type, found.role, found.model) == ("message", "assistant", MODEL)
@@ -124,7 +124,7 @@ def test_thinking(client):
     assert thinking == found.content[0].thinking
     off = create(client, SUM, thinking={"type": "disabled"}, max_tokens=200)
     assert [block.type for block in off.content] == ["text"]
-    # What was thought goes back with the conversation.
+    # The reasoning is sent back with the conversation.
     messages = [*SUM, {"role": "assistant", "content": found.content}, *HELLO]
     assert create(client, messages, thinking=THINKING, max_tokens=1100).content
 
@@ -191,7 +191,7 @@ def test_client_tools_are_shown_with_their_documented_input():
         assert function["description"]
 
 
-def test_memory_has_the_members_of_the_clients_own_commands():
+def test_the_memory_tool_has_the_members_of_the_clients_commands():
     from anthropic.types import beta
 
     kinds = ("View", "Create", "StrReplace", "Insert", "Delete", "Rename")
@@ -220,7 +220,7 @@ def test_client_tools_are_called(client, tool: dict[str, Any]):
     assert create(client, messages, tools=[tool]).content
 
 
-def test_tools_that_run_elsewhere_are_passed_over(client):
+def test_tools_of_hosted_servers_are_ignored(client):
     others = [
         {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
         {"type": "web_fetch_20250910", "name": "web_fetch"},
@@ -234,7 +234,7 @@ def test_tools_that_run_elsewhere_are_passed_over(client):
 
 
 def test_ids_of_calls_reach_the_template_as_the_model_gave_them(server: Running):
-    """Some formats have ids of their own, which a template shows to the model again."""
+    """Some formats have ids that the template shows to the model again."""
     use = {"type": "tool_use", "id": "toolu_abc123XYZ", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_abc123XYZ", "content": "x"}
     fields = MessagesFields(
@@ -250,7 +250,7 @@ def test_ids_of_calls_reach_the_template_as_the_model_gave_them(server: Running)
     assert tool_use_id("abc123XYZ") == "toolu_abc123XYZ"
 
 
-def test_a_form_and_tools_at_once(client):
+def test_an_output_format_and_tools_together(client):
     schema = {"type": "object", "properties": {"n": {"enum": [5, 6]}}, "required": ["n"],
               "additionalProperties": False}  # fmt: skip
     config = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
@@ -303,7 +303,7 @@ def test_a_missing_key_in_anthropics_envelope():
         assert caught.value.body["error"]["type"] == "authentication_error"
 
 
-def test_calls_can_be_demanded(client):
+def test_calls_can_be_forced(client):
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         found = create(client, tools=[WEATHER], tool_choice=choice)
         assert found.stop_reason == "tool_use"
@@ -311,7 +311,7 @@ def test_calls_can_be_demanded(client):
         assert set(found.content[0].input) == {"city"}
 
 
-def test_output_by_a_schema(client):
+def test_output_follows_a_schema(client):
     number = {"type": "integer", "minimum": 0, "maximum": 99}
     schema = {
         "type": "object",
@@ -338,8 +338,8 @@ def test_an_assistant_message_is_continued(client):
     assert not found.content[0].text.startswith(begun)
 
 
-def test_what_claude_code_sends_is_answered(server: Running):
-    """The shape of its requests: beta fields beside those of the API, schemas with $schema."""
+def test_requests_of_claude_code_are_answered(server: Running):
+    """They contain beta fields and schemas with $schema."""
     once = {"cache_control": {"type": "ephemeral"}}
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", **WEATHER["input_schema"]}
     fields = {
@@ -392,7 +392,7 @@ def test_what_claude_code_sends_is_answered(server: Running):
         ),
     ],
 )
-def test_what_is_refused_names_its_field(client, fields, word):
+def test_errors_name_the_field(client, fields, word):
     from anthropic import BadRequestError
 
     with pytest.raises(BadRequestError) as caught:

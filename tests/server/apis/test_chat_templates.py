@@ -1,4 +1,4 @@
-"""Fields of requests that reach chat templates, in all the APIs that chat."""
+"""Request fields that reach the chat template, in all chat APIs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_variables_that_cannot_be_set(server: Running, api, name, value):
         {"l_0_messages": [], "caller": 1, "super": 1, "_": "x", "n": 10**300},
     ],
 )
-def test_other_variables_are_no_fault_of_the_server(server: Running, api, arguments):
+def test_other_variables_never_cause_a_server_error(server: Running, api, arguments):
     assert server.post(*api(chat_template_kwargs=arguments)).status in (200, 400)
 
 
@@ -131,13 +131,13 @@ def test_a_continued_text_is_not_repeated(server: Running, llm: LLM):
         ([*HELLO, {"role": "assistant", "content": ""}], {"continue_final_message": True}),
     ],
 )
-def test_what_cannot_be_continued(server: Running, messages, fields):
+def test_messages_that_cannot_be_continued(server: Running, messages, fields):
     found = server.post(*chat(messages, **fields))
     assert found.status == 400
     assert found.json["error"]["param"] == "continue_final_message"
 
 
-def test_an_explicit_choice_of_thinking_wins(server: Running, llm: LLM):
+def test_enable_thinking_overrides_reasoning_effort(server: Running, llm: LLM):
     default, on, off = (
         llm.template.render(HELLO, **arguments)
         for arguments in ({}, {"enable_thinking": True}, {"enable_thinking": False})
@@ -158,7 +158,7 @@ def test_an_explicit_choice_of_thinking_wins(server: Running, llm: LLM):
 
 @pytest.fixture
 def freezing(tmp_path: Path) -> Path:
-    """The embedded model with a template that never ends."""
+    """Return the embedded model with a chat template that never ends."""
     path = tmp_path / "freezing.gguf"
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with GGUFFile.open(EMBEDDED_MODEL) as file, GGUFWriter(path) as writer:
@@ -170,8 +170,8 @@ def freezing(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_template_that_freezes_is_one_models_trouble(freezing: Path, monkeypatch):
-    """Its requests wait for each other, and those of other models do not wait for them."""
+def test_a_template_that_never_ends_affects_only_its_model(freezing: Path, monkeypatch):
+    """Its requests wait for each other; those of other models do not wait for them."""
     SHARED.close()
     monkeypatch.setattr(SHARED, "seconds", 1.0)
     models = (ModelSource("good", None), ModelSource("bad", freezing))

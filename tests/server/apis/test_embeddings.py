@@ -49,7 +49,7 @@ def test_dimensions(client, llm: LLM):
     assert np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
 
 
-def test_many_texts_at_once_and_beside_streams(server: Running, client, llm: LLM):
+def test_many_texts_at_once_and_during_streams(server: Running, client, llm: LLM):
     many = [f"Text number {i} is about {'a fox ' * (i % 7)}" for i in range(200)]
     fields = {"prompt": TEXTS[0], "temperature": 0, "max_tokens": 60}
     alone = server.post("/v1/completions", fields).json["choices"][0]["text"]
@@ -61,7 +61,7 @@ def test_many_texts_at_once_and_beside_streams(server: Running, client, llm: LLM
     np.testing.assert_array_equal(got[::40], llm.embed(many[::40]))
 
 
-def test_a_client_that_leaves_ends_its_work(
+def test_a_disconnect_cancels_embeddings(
     server: Running, brake: Brake, cancelled: list[Sequence]
 ) -> None:
     body = json.dumps({"input": ["a long text " * 300] * 60}).encode()
@@ -78,7 +78,7 @@ def test_a_client_that_leaves_ends_its_work(
     server.wait_idle()
 
 
-def test_llama_cpps_shape(server: Running, llm: LLM):
+def test_the_form_of_llama_cpp(server: Running, llm: LLM):
     rows = llm.embed(TEXTS[:2], normalize=False)
     for path in ("/embedding", "/embeddings"):
         found = server.post(path, {"content": TEXTS[:2]}).json
@@ -140,7 +140,7 @@ def test_an_empty_text_has_the_embedding_of_its_first_token(
         ({"input": "x", "no_such": 1}, "no_such"),
     ],
 )
-def test_what_is_refused_names_its_field(server: Running, fields, param):
+def test_errors_name_the_field(server: Running, fields, param):
     found = server.post("/v1/embeddings", fields)
     assert (found.status, found.json["error"]["param"]) == (400, param)
 
@@ -153,7 +153,7 @@ def test_limits(server: Running, llm: LLM):
         assert server.post("/embedding", fields).json["error"]["param"] == "content"
 
 
-def test_pooling_is_the_servers(llm: LLM):
+def test_pooling_is_an_option_of_the_server(llm: LLM):
     load = LoadOptions(backend=LOAD.backend, threads=2, pooling="last")
     with running(load=load) as server:
         found = server.post("/v1/embeddings", {"input": TEXTS[0]}).json["data"][0]["embedding"]

@@ -1,4 +1,4 @@
-"""Fields of other servers: mapped, refused or ignored; and names that no server has."""
+"""Foreign fields are translated, refused or ignored; unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def refused(server: Running, fields: Any, path: str = "/v1/chat/completions") ->
 
 
 @pytest.mark.parametrize("name", ["n_predict", "max_new_tokens", "max_output_tokens"])
-def test_other_names_of_the_limit(server: Running, name: str):
+def test_other_names_of_the_token_limit(server: Running, name: str):
     found = server.post("/v1/chat/completions", {"messages": HELLO, name: 3}).json
     assert found["usage"]["completion_tokens"] == 3
     assert found["choices"][0]["finish_reason"] == "length"
@@ -61,13 +61,13 @@ def test_other_names_of_the_limit(server: Running, name: str):
         assert found["usage"]["output_tokens"] == 3
 
 
-def test_a_limit_of_minus_one_is_none(server: Running):
+def test_a_limit_of_minus_one_means_no_limit(server: Running):
     whole = server.post("/v1/responses", {"input": "Hello", "temperature": 0})
     found = server.post("/v1/responses", {"input": "Hello", "temperature": 0, "n_predict": -1})
     assert found.json["usage"]["output_tokens"] == whole.json["usage"]["output_tokens"]
 
 
-def test_a_repetition_penalty_looks_at_all_tokens(server: Running):
+def test_repetition_penalty_applies_to_all_tokens(server: Running):
     fields = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
     own = {"repeat_penalty": 1.8, "repeat_last_n": -1}
     plain, penalised = chat(server, **fields), chat(server, **fields, **own)
@@ -89,14 +89,14 @@ def test_options_of_ollama(server: Running):
     assert word not in text(chat(server, options={"stop": [word]}))
 
 
-def test_greedy_decoding_as_transformers_has_it(server: Running):
+def test_do_sample_false_is_greedy(server: Running):
     greedy = text(chat(server))
     assert text(chat(server, temperature=1.7, seed=1, do_sample=False)) == greedy
     drawn = text(chat(server, temperature=1.7, seed=1))
     assert text(chat(server, temperature=1.7, seed=1, do_sample=True)) == drawn != greedy
 
 
-def test_usage_of_a_stream_as_openrouter_asks_for_it(server: Running):
+def test_openrouters_usage_field_in_a_stream(server: Running):
     body = {"messages": HELLO, "max_tokens": 3, "usage": {"include": True}}
     events = server.post("/v1/chat/completions", {**body, "stream": True}).events
     assert events[-2]["usage"]["completion_tokens"] == 3
@@ -105,7 +105,7 @@ def test_usage_of_a_stream_as_openrouter_asks_for_it(server: Running):
 
 @pytest.mark.parametrize("name", ["extra_key", "prompt_cache_isolation_key"])
 def test_other_names_of_the_cache_salt(server: Running, name: str):
-    """Prompts under another salt share nothing of the prefix cache."""
+    """Prompts with a different salt do not share the prefix cache."""
     story = {"messages": [{"role": "user", "content": f"{name} and a fox in a forest. " * 30}]}
 
     def cached(**fields: Any) -> int:
@@ -147,7 +147,7 @@ def test_seeds_and_stop_strings_under_other_names(server: Running):
         {"think": "high"},
     ],
 )
-def test_reasoning_is_switched_on(server: Running, fields: Any):
+def test_fields_that_turn_reasoning_on(server: Running, fields: Any):
     own = chat(server, messages=SUM, max_tokens=150, enable_thinking=True)
     found = chat(server, messages=SUM, max_tokens=150, **fields)
     assert reasoning(found)
@@ -164,7 +164,7 @@ def test_reasoning_is_switched_on(server: Running, fields: Any):
         {"think": False},
     ],
 )
-def test_reasoning_is_switched_off(server: Running, fields: Any):
+def test_fields_that_turn_reasoning_off(server: Running, fields: Any):
     assert not reasoning(chat(server, messages=SUM, max_tokens=150, **fields))
 
 
@@ -178,7 +178,7 @@ def test_reasoning_is_switched_off(server: Running, fields: Any):
         {"thinking": {"type": "enabled", "budget_tokens": 4}},
     ],
 )
-def test_reasoning_is_bounded(server: Running, fields: Any):
+def test_fields_that_limit_reasoning(server: Running, fields: Any):
     more = {} if "thinking" in fields or "reasoning" in fields else {"enable_thinking": True}
     own = chat(server, messages=SUM, max_tokens=150, enable_thinking=True, thinking_budget=4)
     found = chat(server, messages=SUM, max_tokens=150, **fields, **more)
@@ -195,7 +195,7 @@ def test_reasoning_is_bounded(server: Running, fields: Any):
         {"enable_thinking": True, "reasoning_format": "hidden"},
     ],
 )
-def test_reasoning_is_left_out_of_the_answer(server: Running, fields: Any):
+def test_fields_that_hide_reasoning(server: Running, fields: Any):
     asked = {"messages": SUM, "max_tokens": 150}
     found = chat(server, **asked, **fields)
     assert reasoning(found) is None
@@ -234,7 +234,7 @@ SCHEMA = {
         {"format": SCHEMA},
     ],
 )
-def test_json_by_a_schema(server: Running, fields: Any):
+def test_json_follows_a_schema(server: Running, fields: Any):
     value = json.loads(text(chat(server, **fields)))
     assert set(value) == {"n"}
     assert 0 <= value["n"] <= 99
@@ -253,7 +253,7 @@ def test_json_by_a_schema(server: Running, fields: Any):
         ({"ebnf": 'root ::= "in" | "out"'}, {"in", "out"}),
     ],
 )
-def test_other_forms(server: Running, fields: Any, texts: set[str]):
+def test_other_output_formats(server: Running, fields: Any, texts: set[str]):
     assert text(chat(server, **fields)) in texts
     prompt = {"prompt": "Once", "max_tokens": 40, "temperature": 0}
     found = server.post("/v1/completions", {**prompt, **fields}).json
@@ -263,7 +263,7 @@ def test_other_forms(server: Running, fields: Any, texts: set[str]):
 @pytest.mark.parametrize(
     "fields", [{"format": "json"}, {"structured_outputs": {"json_object": True}}]
 )
-def test_any_object(server: Running, fields: Any):
+def test_fields_that_ask_for_any_json_object(server: Running, fields: Any):
     found = chat(server, max_tokens=300, **fields)
     assert text(found).startswith("{")
     if found["choices"][0]["finish_reason"] == "stop":
@@ -330,9 +330,7 @@ def test_documents_reach_the_template(server: Running):
         ({"verbosity": "shouting"}, "verbosity"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_names_the_field_that_was_sent(
-    server: Running, fields: Any, param: str
-):
+def test_errors_name_the_foreign_field(server: Running, fields: Any, param: str):
     if param == "n_predict" and fields["n_predict"] == "many":
         found = server.post("/v1/chat/completions", {"messages": HELLO, **fields}).json["error"]
     else:
@@ -344,7 +342,7 @@ def test_what_cannot_be_honoured_names_the_field_that_was_sent(
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
-def test_a_budget_is_no_error_where_there_is_no_reasoning():
+def test_a_thinking_budget_is_accepted_without_reasoning():
     """Clients send one to every model; the log says once that it has no effect."""
     logger, records = logging.getLogger("zinc.server"), list[logging.LogRecord]()
     logger.addHandler(handler := logging.Handler())
@@ -385,7 +383,7 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
-def test_odd_values_never_fail_the_server(server: Running):
+def test_random_values_never_cause_a_server_error(server: Running):
     chance = random.Random(21)
     names = [name for name, row in TABLE.items() if row.kind != "ignored"]
     bases: dict[str, dict[str, Any]] = {
@@ -410,14 +408,14 @@ def test_odd_values_never_fail_the_server(server: Running):
     assert min(seen.values()) > 20
 
 
-def test_neutral_values_pass(server: Running):
+def test_values_without_effect_are_accepted(server: Running):
     assert text(chat(server, **NEUTRAL)) == text(chat(server))
 
 
 # -- ignored and unknown ---------------------------------------------------------------------------
 
 
-def test_every_ignored_field_changes_nothing(server: Running):
+def test_ignored_fields_do_not_change_the_answer(server: Running):
     ignored = {name: "x" for name, row in TABLE.items() if row.kind == "ignored"}
     plain = text(chat(server))
     own = {endpoint for e in ENDPOINTS if (kind := e.operation.fields) for endpoint in [kind]}
@@ -456,7 +454,7 @@ def test_an_ignored_field_is_logged_once(server: Running):
         ("tool_choise", "tool_choice"),
     ],
 )
-def test_a_name_that_no_server_has_is_refused_with_the_nearest(
+def test_an_unknown_field_is_refused_with_the_most_similar_name(
     server: Running, wrong: str, right: str
 ):
     error = refused(server, {wrong: 1})
@@ -464,20 +462,20 @@ def test_a_name_that_no_server_has_is_refused_with_the_nearest(
     assert f"Did you mean '{right}'?" in error["message"]
 
 
-def test_a_name_like_no_other_has_no_suggestion(server: Running):
+def test_an_unknown_field_without_similar_name_has_no_suggestion(server: Running):
     error = refused(server, {"xylophone": 1})
     assert "mean" not in error["message"]
     assert "--ignore-unknown-fields" in error["message"]
 
 
-def test_embeddings_take_what_their_clients_send(server: Running):
+def test_embeddings_accept_fields_of_their_clients(server: Running):
     fields = {"input": "x", "keep_alive": "5m", "options": {"num_ctx": 2048}, "truncate": True}
     found = server.post("/v1/embeddings", {**fields, "input_type": "query", "user": "me"})
     assert found.status == 200
 
 
 def test_tools_and_neutral_fields_of_real_clients(server: Running):
-    """What LiteLLM, Open WebUI and an editor add to a request."""
+    """LiteLLM, Open WebUI and editors add these fields."""
     fields = {
         "tools": [WEATHER], "tool_choice": "auto", "parallel_tool_calls": True,
         "drop_params": True, "chat_id": "1", "session_id": "2", "metadata": {"x": "y"},
@@ -487,15 +485,15 @@ def test_tools_and_neutral_fields_of_real_clients(server: Running):
     assert chat(server, **fields)["choices"]
 
 
-def test_the_documentation_has_the_table():
+def test_docs_contain_the_current_table():
     page = PAGE.read_text()
     command = "python -m zinc.server.apis.shared.foreign_fields.table docs/server.md"
     assert foreign_table.updated(page) == page, f"docs/server.md is out of date: {command}"
     assert "`repetition_penalty`" in page
 
 
-def test_no_row_hides_a_field_of_every_endpoint():
-    """A row whose name all endpoints with answers define could never apply."""
+def test_no_foreign_field_is_a_field_of_every_endpoint():
+    """Such a row of the table could never apply."""
     kinds = [e.operation.fields for e in ENDPOINTS if e.operation.fields and e.operation.streams]
     common = set.intersection(*(own_names(kind) for kind in kinds))
     assert not common & TABLE.keys()

@@ -1,4 +1,4 @@
-"""The endpoints of llama.cpp's server, with raw requests, and those for operators."""
+"""The endpoints of llama.cpp's server, health and metrics, with raw requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture
 def fills_gaps(server: Running, monkeypatch: pytest.MonkeyPatch) -> FillMarks:
-    """The embedded model, as if its vocabulary had marks for gaps."""
+    """Give the embedded model's vocabulary fill-in-the-middle markers."""
     marks = FillMarks(prefix=8000, suffix=8001, middle=8002, repository=8003, file=8004)
     assert server.application.pool is not None
     tokenizer = server.application.pool.loaded[0].tokenizer
@@ -81,7 +81,7 @@ def test_completion_streamed(server: Running):
     assert events[-1]["stop_type"] == "limit"
 
 
-def test_prompts_of_all_kinds(server: Running, llm: LLM):
+def test_prompts_as_text_tokens_and_lists(server: Running, llm: LLM):
     whole = server.post("/completion", FIELDS).json["content"]
     ids = llm.tokenizer.encode(PROMPT)
     for prompt in (ids, ["Once upon", *llm.tokenizer.encode(" a time", add_special=False)]):
@@ -141,7 +141,7 @@ def test_probabilities_after_sampling(server: Running):
     assert streamed == rows
 
 
-def test_json_by_a_schema(server: Running):
+def test_json_follows_a_schema(server: Running):
     schema = {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 3}
     found = server.post("/completion", {**FIELDS, "json_schema": schema, "n_predict": 80}).json
     assert 2 <= len(json.loads(found["content"])) <= 3
@@ -180,14 +180,14 @@ def test_a_time_limit_ends_the_answer(server: Running):
         ({"no_such_field": 1}, "no_such_field"),
     ],
 )
-def test_what_is_refused_names_its_field(server: Running, fields, param):
+def test_errors_name_the_field(server: Running, fields, param):
     found = server.post("/completion", {**FIELDS, **fields})
     assert found.status == 400
     assert found.json["error"]["param"] == param
 
 
 def test_a_gap_is_filled(server: Running, llm: LLM, fills_gaps: FillMarks):
-    """The prompts are put together here, part by part."""
+    """The expected prompts are built here part by part."""
     prefix, suffix, head, other = (
         llm.tokenizer.encode(text, add_special=False)
         for text in ("Once upon a", " the end.", "file\n", "a.py\nx = 1\n")
@@ -220,7 +220,7 @@ def test_a_gap_is_filled(server: Running, llm: LLM, fills_gaps: FillMarks):
     assert server.post("/v1/completions", {**fields, "prompt": [1, 2]}).status == 400
 
 
-def test_a_gap_in_too_long_a_text_keeps_what_is_near_it(
+def test_a_gap_in_a_long_text_keeps_the_nearest_text(
     server: Running, llm: LLM, fills_gaps: FillMarks
 ):
     far, near = "far " * 6000, "near "
@@ -235,7 +235,7 @@ def test_a_gap_in_too_long_a_text_keeps_what_is_near_it(
     assert 2 < before.count("far") / behind.count("far") < 4
 
 
-def test_a_model_without_marks_fills_no_gaps(server: Running):
+def test_a_model_without_markers_cannot_fill_gaps(server: Running):
     found = server.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
     assert found.status == 501
     assert "cannot fill gaps" in found.json["error"]["message"]
@@ -250,8 +250,8 @@ def test_a_model_without_marks_fills_no_gaps(server: Running):
         ("a\n     b\n    ", "a\n     b\n    "),
     ],
 )
-def test_an_answer_ends_where_its_lines_are_indented_less(text, expected):
-    """Whatever pieces the text comes in."""
+def test_an_answer_ends_at_a_line_that_is_indented_less(text, expected):
+    """The result does not depend on how the text is split."""
 
     class Letters:
         def is_hidden(self, id: int) -> bool:
@@ -266,7 +266,7 @@ def test_an_answer_ends_where_its_lines_are_indented_less(text, expected):
     assert (reader.stopped is not None) == (expected != text)
 
 
-def test_endpoints_that_there_are_not_say_what_to_use(server: Running):
+def test_missing_endpoints_say_what_to_use_instead(server: Running):
     for path, said in (
         ("/v1/rerank", "/v1/embeddings"),
         ("/lora-adapters", "merged"),
@@ -297,10 +297,10 @@ def test_tokens(server: Running, llm: LLM):
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1, 4096, 4097, 9000])
-def test_many_tokens_are_listed_and_joined_beside_the_event_loop(
+def test_many_tokens_are_processed_outside_the_event_loop(
     server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch, n_tokens: int
 ) -> None:
-    """Where they would hold up every stream."""
+    """In the event loop they would delay every stream."""
     decode, threads = Tokenizer.decode, set[str]()
 
     def noting_piece(tokenizer: Tokenizer, id: int) -> str:
@@ -344,7 +344,7 @@ def test_props_and_slots(server: Running, llm: LLM):
     assert server.get("/slots?model=any").status == 200
 
 
-def test_a_prompt_that_exceeds_the_context_has_llama_cpps_error(server: Running, llm: LLM):
+def test_a_prompt_longer_than_the_context_gets_llama_cpps_error(server: Running, llm: LLM):
     prompt = "word " * 9000
     for path in ("/completion", "/v1/completions"):
         error = server.post(path, {"prompt": prompt}).json["error"]
@@ -427,7 +427,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_tells_how_far_its_prompt_is(server: Running, path):
+def test_a_stream_reports_the_progress_of_its_prompt(server: Running, path):
     fresh = {"seed": 1, "temperature": 0, "stream": True, "ignore_eos": True}
     salt = f"{path} {len(STREAMS)}: "
     fields = json.loads(json.dumps(STREAMS[path]).replace("The ship", salt, 1)) | fresh
@@ -445,7 +445,7 @@ def test_a_stream_tells_how_far_its_prompt_is(server: Running, path):
         timings = [e["timings"] for e in progress]
         assert timings[0]["prompt_n"] == timings[0]["prompt_ms"] == timings[0]["predicted_n"] == 0
         assert timings[-1]["prompt_n"] == steps[-1]["total"] - steps[-1]["cache"]
-        # Then every piece of the answer comes with its timings.
+        # After that, every piece of the answer has timings.
         rest = [e for e in events if e not in progress and "timings" in e]
         counts = [e["timings"]["predicted_n"] for e in rest]
         assert len(rest) > 1
@@ -459,7 +459,7 @@ def test_a_stream_tells_how_far_its_prompt_is(server: Running, path):
     assert whole.status == 200
 
 
-def test_a_scored_prompt_is_echoed_behind_its_progress(server: Running):
+def test_a_scored_prompt_is_echoed_after_its_progress(server: Running):
     fields = {"prompt": LONG + "By dawn.", "max_tokens": 2, "echo": True, "logprobs": 1}
     told = {"stream": True, "return_progress": True, "temperature": 0}
     events = server.post("/v1/completions", {**fields, **told}).events
@@ -478,7 +478,7 @@ def test_usage_comes_with_timings(server: Running):
         assert last["timings"]["predicted_n"] == last["usage"]["completion_tokens"] == 6
 
 
-def test_strangers_do_not_grow_the_metrics(server: Running):
+def test_unknown_paths_do_not_grow_the_metrics(server: Running):
     for i in range(20):
         assert server.get(f"/made/up/{i}").status == 404
     text = server.get("/metrics").body.decode()
@@ -486,7 +486,7 @@ def test_strangers_do_not_grow_the_metrics(server: Running):
     assert 'path="other"' in text
 
 
-def test_what_ignore_eos_bans_is_in_the_settings(server: Running, llm: LLM):
+def test_tokens_banned_by_ignore_eos_are_in_the_settings(server: Running, llm: LLM):
     found = server.post("/completion", {**FIELDS, "ignore_eos": True}).json
     bans = found["generation_settings"]["logit_bias"]
     assert {each["token"] for each in bans} == set(llm.tokenizer.eog_ids)

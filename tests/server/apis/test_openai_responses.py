@@ -186,7 +186,7 @@ def test_calls_of_functions(client):
     assert stored.output_text == by_hand.output_text
 
 
-def test_calls_of_custom_tools_carry_text(client):
+def test_calls_of_custom_tools_have_text(client):
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
     tool = {"type": "custom", "name": "shell", "description": "Runs a command", "format": grammar}
     for choice in ("required", {"type": "custom", "name": "shell"}):
@@ -208,7 +208,7 @@ def test_calls_of_custom_tools_carry_text(client):
     assert create(client, items, tools=[tool]).output_text
 
 
-def test_calls_into_a_namespace_name_it(client):
+def test_calls_in_a_namespace_contain_it(client):
     inner = {**TOOL, "name": "get_weather"}
     tool = {"type": "namespace", "name": "sky", "description": "Weather", "tools": [inner]}
     (call,) = create(client, ASK, tools=[tool], tool_choice="required").output
@@ -224,8 +224,8 @@ def test_calls_into_a_namespace_name_it(client):
     assert create(client, items, tools=[tool]).output_text
 
 
-def test_tools_that_run_elsewhere_are_passed_over(client):
-    """Codex offers them in every request."""
+def test_tools_of_hosted_servers_are_ignored(client):
+    """Codex sends them with every request."""
     search = {"type": "web_search", "external_web_access": False}
     found = create(client, ASK, tools=[search, TOOL], extra_body={"client_metadata": {"x": "y"}})
     plain = create(client, ASK, tools=[TOOL])
@@ -234,7 +234,7 @@ def test_tools_that_run_elsewhere_are_passed_over(client):
     assert create(client, tools=[search]).tools == []
 
 
-def test_json_by_a_schema_and_demanded_calls(client):
+def test_json_schema_and_forced_calls(client):
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}},
@@ -250,7 +250,7 @@ def test_json_by_a_schema_and_demanded_calls(client):
 
 
 def test_allowed_tools(client):
-    """Of the tools of a request the model is shown, and may call, the allowed ones alone."""
+    """Only the allowed tools are in the prompt, and only these can be called."""
     other = {**TOOL, "name": "get_time", "description": "Get the current time in a city"}
     names = {"type": "allowed_tools", "tools": [{"type": "function", "name": "get_time"},
              {"type": "web_search"}]}  # fmt: skip
@@ -272,8 +272,8 @@ NUMBER = {
 FORM = {"format": {"type": "json_schema", "name": "number", "schema": NUMBER}}
 
 
-def test_a_form_and_tools_at_once(client):
-    """The answer is a call or has the form; a call that is demanded goes before the form."""
+def test_an_output_format_and_tools_together(client):
+    """The answer is a call or follows the format; a forced call takes precedence."""
     (call,) = create(client, ASK, tools=[TOOL], text=FORM).output
     assert (call.type, call.name) == ("function_call", "get_weather")
     assert json.loads(call.arguments) == {"city": "Paris"}
@@ -343,7 +343,7 @@ def test_truncation_leaves_out_the_oldest_calls_of_one_turn():
     ]
 
 
-def test_a_question_that_does_not_fit_alone_is_refused(client):
+def test_a_question_longer_than_the_context_is_refused(client):
     with pytest.raises(openai.BadRequestError) as caught:
         create(client, "word " * 9000, truncation="auto")
     assert caught.value.code == "context_length_exceeded"
@@ -358,7 +358,7 @@ def test_a_complete_response_cannot_be_cancelled(client):
         client.responses.cancel("resp_none")
 
 
-def test_only_its_key_is_told_that_a_response_cannot_be_cancelled():
+def test_a_response_of_another_key_cannot_be_found_to_cancel():
     with running(api_keys=("first", "second")) as server:
         fields = {"input": "Hello", "max_output_tokens": 2}
         id = server.post("/v1/responses", fields).json["id"]
@@ -367,7 +367,7 @@ def test_only_its_key_is_told_that_a_response_cannot_be_cancelled():
             assert server.post(f"/v1/responses/{id}/cancel", {}, headers=headers).status == status
 
 
-def test_length_makes_it_incomplete(client):
+def test_a_response_cut_by_the_token_limit_is_incomplete(client):
     found = create(client, max_output_tokens=3)
     assert found.status == "incomplete"
     assert found.incomplete_details.reason == "max_output_tokens"
@@ -423,7 +423,7 @@ def test_logprobs(client):
         ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
     ],
 )
-def test_what_is_refused_names_its_field(client, fields, param):
+def test_errors_name_the_field(client, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
         create(client, **{"input": "Hello", **fields})
     assert caught.value.body["param"] == param

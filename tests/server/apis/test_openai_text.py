@@ -106,7 +106,7 @@ def test_the_prompt_is_scored_with_echo(client, llm: LLM):
     assert scores == found.logprobs.token_logprobs
 
 
-def test_the_perplexity_of_a_scored_prompt_is_that_of_the_command(client, llm: LLM):
+def test_the_perplexity_of_a_scored_prompt_equals_that_of_the_command(client, llm: LLM):
     ids = llm.tokenizer.encode("The ship sailed north, and nobody knew why. " * 8)[:64]
     found = create(client, ids, echo=True, logprobs=0, max_tokens=0).choices[0].logprobs
     second_half = found.token_logprobs[len(ids) // 2 + 1 :]
@@ -140,7 +140,7 @@ def test_stop(client):
         ({"extra_body": {"grammar": "root ::= ("}}, "grammar"),
     ],
 )  # fmt: skip
-def test_what_is_refused_names_its_field(client, fields, param):
+def test_errors_name_the_field(client, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
         create(client, **fields)
     assert caught.value.body["param"].split("[")[0] == param

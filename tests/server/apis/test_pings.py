@@ -1,4 +1,4 @@
-"""Pings on silent streams: their form in each API, and the interval."""
+"""Pings in silent streams: their form in each API, and the interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STREAMS: list[tuple[str, dict[str, Any], bytes]] = [
 
 
 def stream_until(server: Running, brake: Brake, path: str, fields: object, wanted: bytes) -> bytes:
-    """Return what a stream sends, whose engine steps only after `wanted` has come."""
+    """Return the data of a stream whose engine only runs after `wanted` was received."""
     body = json.dumps(fields).encode()
     brake.hold()
     with server.connect() as connection:
@@ -41,7 +41,7 @@ def stream_until(server: Running, brake: Brake, path: str, fields: object, wante
 
 
 def plain(received: bytes) -> bytes:
-    """Return the body of an answer in chunks, as far as it was received, after an empty line."""
+    """Return the body of a chunked response, as far as it was received."""
     _, _, rest = received.partition(b"\r\n\r\n")
     body = b"\n\n"
     while rest:
@@ -62,7 +62,7 @@ def test_a_stream_sends_pings_while_its_prompt_waits(
     assert b'"error":{' not in found
 
 
-def test_the_default_interval_is_llama_cpps_and_can_be_switched_off(
+def test_the_default_interval_equals_llama_cpps_and_can_be_turned_off(
     server: Running, brake: Brake, monkeypatch: pytest.MonkeyPatch
 ):
     assert service.PING_INTERVAL_S == 30

@@ -1,4 +1,4 @@
-"""Keys, hosts and origins; limits of bodies; bodies that are no requests."""
+"""Access checks (keys, hosts, origins), body limits, and invalid bodies."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_a_public_address_needs_a_key(host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
-def test_this_machine_needs_none(host):
+def test_a_loopback_address_needs_no_key(host):
     ServerConfig(MODELS, host=host)
 
 
-def test_what_else_a_configuration_refuses():
+def test_other_invalid_configurations():
     with pytest.raises(RequestError, match="no model"):
         ServerConfig(())
     with pytest.raises(RequestError, match="'demo'"):
@@ -66,7 +66,7 @@ def test_keys():
         assert server.get("/openapi.json", headers={"x-api-key": "second"}).json["security"]
 
 
-def test_foreign_names_of_this_machine(server: Running):
+def test_other_host_names_are_refused(server: Running):
     for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""):
         assert server.get("/health", headers={"Host": host}).status == 421
     for host in ("localhost", "localhost:1", "[::1]:5", "127.0.0.1"):
@@ -81,7 +81,7 @@ def test_containers_may_call_this_machine(server: Running, name: str):
     assert server.post("/v1/chat/completions", HELLO, headers=page).status == 200
 
 
-def test_foreign_pages(server: Running):
+def test_other_origins_are_refused(server: Running):
     for origin in ("https://evil.example", "null", "http://localhost.evil.example"):
         found = server.post("/v1/chat/completions", HELLO, headers={"Origin": origin})
         assert found.status == 403
@@ -124,7 +124,7 @@ def test_browser_extensions_may_not_call_unless_they_are_allowed(server: Running
 
 
 @pytest.mark.parametrize("allowed", [EXTENSION, "chrome-extension://*", "*"])
-def test_an_extension_that_is_allowed(allowed: str):
+def test_a_browser_extension_can_be_allowed(allowed: str):
     with running(origins=(allowed,)) as server:
         for origin, status in ((EXTENSION, 200), ("moz-extension://0a1b", 403)):
             found = server.post("/v1/chat/completions", HELLO, headers={"Origin": origin})
@@ -143,7 +143,7 @@ def test_strict_model_names_are_an_option():
         assert serve.config(args).strict_model_names is strict
 
 
-def test_pages_that_are_allowed():
+def test_allowed_origins():
     with running(origins=("https://chat.example",), api_keys=("k",)) as server:
         for origin, status in (("https://chat.example", 200), ("https://other.example", 403)):
             found = server.post("/v1/chat/completions", HELLO, headers={"Origin": origin})
@@ -175,7 +175,7 @@ def test_large_bodies():
         assert server.post("/v1/chat/completions", HELLO).status == 200
 
 
-def test_a_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_never_arrives(server: Running, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(body, "_BODY_TIMEOUT_S", 0.2)
     with server.connect() as connection:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
@@ -185,7 +185,7 @@ def test_a_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPa
             pass
 
 
-def test_unknown_fields_can_be_passed_over():
+def test_unknown_fields_can_be_ignored():
     with running(ignore_unknown_fields=True) as server:
         assert server.post("/v1/chat/completions", {**HELLO, "some_field": 1}).status == 200
 
@@ -205,7 +205,7 @@ def test_unknown_fields_can_be_passed_over():
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/messages", "/completion", "/v1/responses"]
 )
-def test_bodies_that_are_no_request(server: Running, path, data):
+def test_invalid_bodies(server: Running, path, data):
     found = server.post(path, data)
     assert found.status == 400
     assert found.json["error"]["message"]
@@ -265,7 +265,7 @@ ODD = [
 
 
 def mutated(value: object, chance: random.Random) -> object:
-    """The value with one place of it replaced, removed or doubled."""
+    """Return a copy of `value` with one place replaced, removed or duplicated."""
     if isinstance(value, dict) and value and chance.random() < 0.8:
         key = chance.choice(list(value))
         action = chance.random()
@@ -326,7 +326,7 @@ def test_arbitrary_bodies_never_fail_the_server(server: Running, path, data):
     assert server.post(path, data).status in (400, 404)
 
 
-def test_what_is_not_http(server: Running):
+def test_data_that_is_not_http(server: Running):
     chance = random.Random(3)
     for _ in range(50):
         with server.connect() as connection:
@@ -338,7 +338,7 @@ def test_what_is_not_http(server: Running):
     assert server.get("/health").status == 200
 
 
-def test_paths_and_methods_that_there_are_not(server: Running):
+def test_unknown_paths_and_methods(server: Running):
     for method, path, status in (
         ("GET", "/none", 404),
         ("POST", "/v1/images/generations", 404),
@@ -351,7 +351,7 @@ def test_paths_and_methods_that_there_are_not(server: Running):
         assert (found.status, found.json["error"]["type"] != "") == (status, True)
 
 
-def test_the_document(server: Running):
+def test_the_openapi_document(server: Running):
     found = server.get("/openapi.json").json
     assert found["openapi"].startswith("3.1")
     schemas = found["components"]["schemas"]
@@ -384,7 +384,7 @@ def test_the_document(server: Running):
     assert b"https://" not in page.body
 
 
-def test_every_answer_has_an_id(server: Running):
+def test_every_response_has_a_request_id(server: Running):
     ids = {server.get("/health").headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
 
@@ -405,8 +405,8 @@ WRONG: dict[str, object] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_not_every_error_of_a_body_is_looked_for(wrong: str) -> None:
-    """There may be millions, and their list takes minutes in which nothing else is answered."""
+def test_validation_stops_at_the_first_error_of_a_list(wrong: str) -> None:
+    """A list of millions of errors would block the server for minutes."""
     counts = {}
     kinds = {e.operation.fields for e in ENDPOINTS if e.operation.fields is not None}
     for kind in kinds:

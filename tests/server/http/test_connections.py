@@ -1,4 +1,4 @@
-"""Clients that connect and say little, read little, or are too many."""
+"""Clients that send slowly, read slowly, or open too many connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def ends(client: socket.socket, seconds: float) -> bool:
-    """Whether the server closes a connection within a time."""
+    """Return whether the server closes the connection within a time limit."""
     client.settimeout(seconds)
     try:
         while client.recv(1 << 16):
@@ -36,7 +36,7 @@ def ends(client: socket.socket, seconds: float) -> bool:
 
 
 def is_answered(client: socket.socket) -> bool:
-    """Sends a small request and takes in its whole answer."""
+    """Send a small request and read the whole response."""
     client.sendall(REQUEST)
     answer = b""
     while not answer.endswith(b'{"status":"ok"}'):
@@ -56,7 +56,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Deadlines:
-    """Those of connections, which come when a test says so and not by any clock."""
+    """Controls the deadlines of connections: they expire when a test says so."""
 
     def __init__(self, server: Running) -> None:
         self._server = server
@@ -66,7 +66,7 @@ class Deadlines:
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, **more: Any
     ) -> asyncio.TimerHandle:
-        """In the place of the event loop's own."""
+        """Replace the event loop's `call_later`."""
         handle = self._call_later(delay, callback, *args, **more)
         if delay == NEVER_S:
             self._set.append(Deadline(handle, callback))
@@ -77,24 +77,24 @@ class Deadlines:
         return self._server.call(lambda: [each for each in self._set if each.is_waiting])
 
     def wait_for_unsent(self) -> Deadline:
-        """Waits for the one of a connection whose client does not read what there is."""
+        """Wait for the deadline of a connection whose client does not read."""
         found: list[Deadline] = []
         wait_for(lambda: found.extend(each for each in self.waiting if each.n_unsent) or found)
         return found[0]
 
     def come(self) -> None:
-        """Has those come that connections wait for now."""
+        """Let all current deadlines expire."""
         self._server.call(lambda: [each.come() for each in list(self._set)])
 
 
 class Deadline:
-    """One of a connection, and what was not sent on it when it was set."""
+    """The deadline of a connection. n_unsent: bytes in its write buffer when it was set."""
 
     def __init__(self, handle: asyncio.TimerHandle, too_late: Any) -> None:
         self._handle, self._too_late = handle, too_late
         self._transport = too_late.__self__.transport
         self.n_unsent = self._transport.get_write_buffer_size()
-        # Else the system takes whole answers at once, and megabytes of them.
+        # Otherwise the system buffers megabytes of the response.
         own = self._transport.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BYTES)
 
@@ -107,7 +107,7 @@ class Deadline:
         return not self.is_waiting or self._transport.get_write_buffer_size() < self.n_unsent
 
     def come(self) -> bool:
-        """Has it come, if it is waited for still; whether it was."""
+        """Let the deadline expire if it is still set; return whether it was."""
         is_waiting = self.is_waiting
         if is_waiting:
             self._handle.cancel()
@@ -125,7 +125,7 @@ def deadlines(server: Running, monkeypatch: pytest.MonkeyPatch) -> Deadlines:
 
 
 def is_ended_by_trickling(client: socket.socket, data: bytes) -> bool:
-    """Sends data again and again until the server closes; whether it does."""
+    """Send data repeatedly; return whether the server closes the connection."""
     until = time.monotonic() + BEFORE_OTHERS_S
     while time.monotonic() < until:
         try:
@@ -138,14 +138,14 @@ def is_ended_by_trickling(client: socket.socket, data: bytes) -> bool:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_head_that_trickles_in_is_not_waited_for(server: Running):
+def test_a_slow_request_head_ends_the_connection(server: Running):
     for start, more in ((b"", b"G"), (REQUEST[:-2], b"X: y\r\n")):
         with server.connect() as client:
             client.sendall(start)
             assert is_ended_by_trickling(client, more)
 
 
-def test_a_second_head_has_a_limit_of_its_own(server: Running, deadlines: Deadlines):
+def test_the_second_request_head_has_its_own_deadline(server: Running, deadlines: Deadlines):
     with server.connect() as client:
         for _ in range(3):
             wait_for(lambda: len(deadlines.waiting) == 1)
@@ -157,7 +157,7 @@ def test_a_second_head_has_a_limit_of_its_own(server: Running, deadlines: Deadli
         assert ends(client, PATIENCE_S)
 
 
-def test_an_answer_may_take_longer_than_a_head(
+def test_a_response_may_take_longer_than_a_request_head(
     server: Running, deadlines: Deadlines, brake: Brake
 ) -> None:
     fields = {"prompt": "x", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
@@ -170,17 +170,17 @@ def test_an_answer_may_take_longer_than_a_head(
         assert answer.result().events[-1] == "[DONE]"
 
 
-def test_an_answer_that_nobody_reads_is_dropped(server: Running, deadlines: Deadlines):
+def test_a_response_that_is_not_read_is_dropped(server: Running, deadlines: Deadlines):
     with server.connect() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BYTES)
         client.sendall(DOCUMENT)
         deadlines.wait_for_unsent()
         assert connections(server) == 1
-        # The first to come may find that the network has taken some more.
+        # At the first deadline, the network may have taken some more bytes.
         wait_for(lambda: deadlines.come() or connections(server) == 0)
 
 
-def test_an_answer_that_is_read_slowly_arrives(server: Running, deadlines: Deadlines):
+def test_a_response_that_is_read_slowly_arrives(server: Running, deadlines: Deadlines):
     whole = server.get("/openapi.json").body
     wait_for(lambda: connections(server) == 0)
     with server.connect() as client:

@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document: whatever it allows is answered, and as it says."""
+"""Random requests generated from the OpenAPI document are answered as it says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zinc.server.endpoints import OPERATIONS
 from zinc.server.http.openapi import document
 
 DOCUMENT = document(OPERATIONS, False)
-# Answers are kept short; all else is drawn from the document.
+# Answers are kept short; all other values are generated from the document.
 LIMITS = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n_predict": 2}
 FIXED = {
     **LIMITS,
@@ -29,7 +29,7 @@ JSON = st.recursive(
 
 
 def values(schema: Any, depth: int = 0) -> st.SearchStrategy[Any]:
-    """Values that a JSON schema of the document allows; shallow below a few levels."""
+    """Generate values that a JSON schema of the document allows, with limited depth."""
     if "$ref" in schema:
         schema = DOCUMENT["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
     if "const" in schema:
@@ -75,7 +75,7 @@ POSTS = [o for o in OPERATIONS if o.fields is not None and not o.path.startswith
 
 
 @pytest.mark.parametrize("operation", POSTS, ids=lambda o: o.path)
-def test_what_the_document_allows_is_answered(server: Running, operation):
+def test_requests_that_the_document_allows_are_answered(server: Running, operation):
     described = DOCUMENT["paths"][operation.path]["post"]
     schema = described["requestBody"]["content"]["application/json"]["schema"]
     fields = DOCUMENT["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]["properties"]

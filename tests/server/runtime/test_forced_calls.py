@@ -1,4 +1,4 @@
-"""Grammars of demanded calls, for each format: what the parser of the format reads, they allow."""
+"""Grammars of forced calls, for each format: they allow what the format's parser reads."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FORCED = sorted(CALLS)
 
 
 def with_markers(name: str) -> Tokenizer:
-    """A vocabulary of bytes in which the markers of a format are control tokens."""
+    """Return a vocabulary of bytes in which the markers of a format are control tokens."""
     text = ("```", "<function", "</function", "<parameter", "</parameter")  # in all vocabularies
     markers = [m for m in BY_NAME[name].markers if not m.startswith(text)]
     extra = [("<end>", TokenKind.CONTROL), *((m, TokenKind.CONTROL) for m in markers)]
@@ -73,12 +73,12 @@ def with_markers(name: str) -> Tokenizer:
 
 @pytest.fixture(params=["text", "control tokens"])
 def tokenizer_of(request: pytest.FixtureRequest, llm: LLM) -> Callable[[str], Tokenizer]:
-    """Markers as text of the embedded model, and as control tokens."""
+    """Return a tokenizer whose markers are text, and one whose markers are control tokens."""
     return with_markers if request.param == "control tokens" else lambda name: llm.tokenizer
 
 
 def follows(tokenizer: Tokenizer, source: str, text: str) -> bool:
-    """Whether a grammar allows a text, token by token, and may end there."""
+    """Return whether a grammar allows a text, token by token, and can end after it."""
     n_vocab = -(-tokenizer.n_vocab // 32) * 32
     constraint = Grammars(tokenizer, n_vocab).constraint("rules", source).start()
     end = tokenizer.eos_id
@@ -94,7 +94,7 @@ def follows(tokenizer: Tokenizer, source: str, text: str) -> bool:
 
 
 def calls_in(name: str, text: str, tools: list[Any]) -> list[tuple[str, Any]]:
-    """Names and arguments, as the parser of the format reads them."""
+    """Return names and arguments of the calls that the format's parser reads."""
     parser = AnswerParser(BY_NAME[name], tools)
     answer = Answer.of(parser.push(text) + parser.finish())
     assert answer.content == ""
@@ -145,7 +145,7 @@ def test_several_calls(llm: LLM, name):
     assert found == [("get_time", {"city": "Rome"}), ("get_weather", {"city": "Rome"})]
 
 
-def test_harmony_may_have_reasoned_before(llm: LLM):
+def test_harmony_calls_after_reasoning(llm: LLM):
     source = forced_calls(BY_NAME["harmony"], llm.tokenizer, [TIME], several=False).source
     assert follows(llm.tokenizer, source, "<|start|>assistant" + CALLS["harmony"][0])
 
@@ -218,7 +218,7 @@ TREE = {"$ref": "#/$defs/tree"}
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["text", "control tokens"])
-def test_values_of_gemma(llm: LLM, kind, schema, good, bad):
+def test_values_in_gemma_notation(llm: LLM, kind, schema, good, bad):
     tokenizer = llm.tokenizer if kind == "text" else with_markers("gemma4")
     tree = {"type": "object", "required": ["v"], "additionalProperties": False,
             "properties": {"v": {"type": "integer"}, "next": TREE}}  # fmt: skip
@@ -272,14 +272,14 @@ IN_FORMATS = [
 
 
 @pytest.mark.parametrize(("name", "schema", "good", "bad"), IN_FORMATS)
-def test_text_without_quotes_is_held_to_its_schema(tokenizer_of, name, schema, good, bad):
+def test_unquoted_text_follows_its_schema(tokenizer_of, name, schema, good, bad):
     tokenizer = tokenizer_of(name)
     call, _ = CALLS[name]
     tool = function("get_time", "Tells the time", city="")
     tool["function"]["parameters"]["properties"]["city"] = {"type": "string", **schema}
     source = forced_calls(BY_NAME[name], tokenizer, [tool], several=False).source
     jsonschema.Draft202012Validator.check_schema(schema)
-    # Its package knows times without a zone, which the standard does not.
+    # The package accepts times without a zone, which the standard does not.
     checker = jsonschema.FormatChecker() if schema.get("format") != "time" else None
     validator = jsonschema.Draft202012Validator(
         {"type": "string", **schema}, format_checker=checker
@@ -301,7 +301,7 @@ CANNOT = [
 
 @pytest.mark.parametrize("name", ["hermes", "qwen-tags", "gemma4"])
 @pytest.mark.parametrize(("keyword", "schema"), CANNOT)
-def test_a_keyword_that_no_grammar_holds_is_left_out_unless_the_tool_is_strict(
+def test_unenforceable_keywords_are_dropped_unless_the_tool_is_strict(
     llm: LLM, name, keyword, schema
 ):
     tool = function("get_time", "Tells the time", city="")
@@ -325,8 +325,8 @@ def test_a_pattern_that_nothing_matches_is_refused(llm: LLM, name, pattern):
 
 
 @pytest.mark.parametrize("name", ["qwen-tags", "glm"])
-def test_text_that_may_be_null_stands_without_quotes(llm: LLM, name):
-    """As Python's `str | None` becomes a schema."""
+def test_nullable_text_is_unquoted(llm: LLM, name):
+    """Python's `str | None` becomes such a schema."""
     tool = function("get_time", "Tells the time", city="")
     optional = {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]}
     tool["function"]["parameters"]["properties"]["city"] = optional
@@ -412,7 +412,7 @@ def test_schemas_of_calls_and_answers_keep_their_own_definitions(llm: LLM, name:
 
 
 @pytest.mark.parametrize("schema", ["{", "[]", 5, True])
-def test_a_form_that_is_no_schema_is_refused(llm: LLM, schema: Any):
+def test_an_invalid_schema_is_refused(llm: LLM, schema: Any):
     with pytest.raises(ApiError, match="response_format") as caught:
         calls_or_json(BY_NAME["hermes"], llm.tokenizer, [WEATHER], False, schema, "response_format")
     assert caught.value.param == "response_format"
@@ -440,7 +440,7 @@ NOT_ROME = {"enum": ["Rome", "Oslo", "Lima", "Bern"], "not": {"enum": ["Rome", "
         {"type": "array", "items": {"enum": [1, 2, 3]}, "maxItems": 2, "uniqueItems": True},
     ],
 )
-def test_arguments_are_checked_where_the_grammar_cannot_hold_them(server: Running, schema):
+def test_arguments_are_checked_if_the_grammar_cannot_enforce_the_schema(server: Running, schema):
     found = forced_call(server, schema)
     assert found.status == 200, found.json
     (call,) = found.json["choices"][0]["message"]["tool_calls"]
@@ -448,7 +448,7 @@ def test_arguments_are_checked_where_the_grammar_cannot_hold_them(server: Runnin
     jsonschema.validate(arguments["city"], schema)
 
 
-def test_checked_calls_stream_once_they_are_whole(server: Running):
+def test_checked_calls_are_streamed_when_complete(server: Running):
     found = forced_call(server, NOT_ROME, stream=True)
     chunks = [each for each in found.events if each != "[DONE]"]
     deltas = [each["choices"][0]["delta"] for each in chunks if each["choices"]]
@@ -468,13 +468,13 @@ def test_a_call_that_is_never_valid_is_an_error(server: Running):
 
 
 @pytest.mark.every
-def test_a_schema_that_takes_forever_to_check_ends(server: Running):
+def test_checking_a_schema_has_a_time_limit(server: Running):
     found = forced_call(server, {"const": "a" * 40 + "b", "pattern": "^(?=(a+)+$)"})
     assert found.status == 500
     assert "could not be checked within" in found.json["error"]["message"]
 
 
-def test_a_strict_tool_refuses_what_no_grammar_holds(server: Running):
+def test_a_strict_tool_refuses_unenforceable_keywords(server: Running):
     tool = function("choose", "Chooses", city="")
     tool["function"]["parameters"]["properties"]["city"] = NOT_ROME
     tool["function"]["strict"] = True

@@ -1,4 +1,4 @@
-"""Many clients at once: the same texts as alone, and nothing left behind by those who leave."""
+"""Many clients at once: each gets the same text as alone; disconnects leave nothing behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BEGINNING = 8  # steps, with which an answer has begun
 
 
 def open_stream(server: Running, **more: object) -> socket.socket:
-    """A connection on which a long answer has begun to stream."""
+    """Open a connection and start to stream a long answer on it."""
     story = [{"role": "user", "content": "Tell me a long story."}]
     body = json.dumps(
         {"messages": story, "stream": True, "ignore_eos": True, "max_tokens": 900, **more}
@@ -61,14 +61,14 @@ def open_stream(server: Running, **more: object) -> socket.socket:
 
 
 def wait_left(server: Running, brake: Brake) -> None:
-    """Waits until a client that has left is noticed in mid-answer, and nothing is left of it."""
+    """Wait until the server notices a disconnect during an answer and has freed everything."""
     wait_for(lambda: server.live() == 0)
     brake.release()
     server.wait_idle()
 
 
-def test_thirty_two_streams_that_come_and_go_equal_each_alone(server: Running, brake: Brake):
-    """32 that are heard out and 12 that are cancelled, in a random order of arrival."""
+def test_32_interleaved_streams_give_the_same_text_as_alone(server: Running, brake: Brake):
+    """32 complete streams and 12 cancelled ones arrive in random order."""
     alone = [content(server, i) for i in range(16)]
     chance = random.Random(7)
     kinds = [i % 16 for i in range(32)] + [None] * 12
@@ -90,7 +90,7 @@ def test_thirty_two_streams_that_come_and_go_equal_each_alone(server: Running, b
     assert list(found) == [None if kind is None else alone[kind] for kind in kinds]
 
 
-def test_a_client_that_leaves_frees_its_blocks(
+def test_a_disconnect_frees_the_blocks(
     server: Running, brake: Brake, cancelled: list[Sequence]
 ) -> None:
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_a_client_that_resets_or_half_closes(
     assert len(cancelled) == 2
 
 
-def test_a_client_that_leaves_before_the_answer_is_whole(
+def test_a_disconnect_during_an_answer_that_is_not_streamed(
     server: Running, brake: Brake, cancelled: list[Sequence]
 ) -> None:
     body = json.dumps({"prompt": "x", "n_predict": 900, "ignore_eos": True}).encode()
@@ -134,7 +134,7 @@ def test_a_client_that_leaves_before_the_answer_is_whole(
 
 
 def test_a_client_that_does_not_read(server: Running):
-    """Its answer is computed and waits; others are served meanwhile."""
+    """Its answer is generated and kept; other clients are served meanwhile."""
     with open_stream(server, max_tokens=200, logprobs=True, top_logprobs=20) as slow:
         assert content(server, 0)
         wait_for(lambda: server.live() == 0)
@@ -145,10 +145,10 @@ def test_a_client_that_does_not_read(server: Running):
             received = received[-16:] + part
 
 
-def test_breakers_are_found_beside_the_engine(
+def test_dry_breakers_are_computed_outside_the_engine_thread(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A walk over the vocabulary each: streams must not wait for it."""
+    """Each takes a scan of the vocabulary, which must not delay streams."""
     found, threads = zinc.model_text.breaker_sequences, []
 
     def noting(*args: Any) -> Any:
@@ -208,10 +208,10 @@ def test_the_queue_is_bounded(brake: Brake):
         assert many.status == 400
 
 
-def test_more_answers_than_there_is_room_for_are_refused_before_they_are_made(
+def test_too_many_answers_are_refused_before_grammars_are_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A grammar for each of thousands takes minutes."""
+    """Building thousands of grammars takes minutes."""
     made: list[object] = []
     monkeypatch.setattr(LLM, "constraint", lambda *args: made.append(args))
     several = {"prompt": ["x"] * 2, "grammar": 'root ::= "y"'}
@@ -235,7 +235,7 @@ def test_more_answers_than_there_is_room_for_are_refused_before_they_are_made(
 
 
 class Panic(BaseException):
-    """As that of a library in Rust, which is no Exception."""
+    """A panic like that of a Rust library, which is not an Exception."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
@@ -266,7 +266,7 @@ def test_a_failed_step_fails_its_requests_and_not_the_server(
 def test_a_bug_in_a_command_does_not_end_the_engine(
     server: Running, brake: Brake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else every request after it would wait for ever."""
+    """Otherwise every later request would wait forever."""
     (model,) = server.call(lambda: server.application.pool.loaded)
     cancel, calls = Engine.cancel, []
 
@@ -304,7 +304,9 @@ def test_shutdown_lets_short_answers_end(brake: Brake):
         assert events[-1]["tokens_predicted"] == 100
 
 
-def test_shutdown_tells_streams_that_it_cuts_off(brake: Brake, monkeypatch: pytest.MonkeyPatch):
+def test_shutdown_sends_an_error_event_to_running_streams(
+    brake: Brake, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(main, "_TELL_S", PATIENCE_S)
     with running(grace_s=0.2) as server:
         (model,) = server.call(lambda: server.application.pool.loaded)
@@ -324,7 +326,7 @@ def test_models_are_named(server: Running):
     assert server.post("/v1/chat/completions", fields(0, model=MODEL)).json["model"] == MODEL
 
 
-def test_the_model_of_a_server_is_used_from_python_meanwhile(server: Running) -> None:
+def test_the_model_of_a_server_can_be_used_from_python(server: Running) -> None:
     (model,) = server.call(lambda: server.application.pool.loaded)
     params = SamplingParams(temperature=0, max_tokens=12)
     want = model.llm.generate("Once upon a time", params).text

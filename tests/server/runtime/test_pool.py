@@ -1,4 +1,4 @@
-"""Several models: loaded when asked for, unloaded when idle or in the way."""
+"""Several models: loaded on request, unloaded when idle or to free memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def states(server: Running) -> dict[str, str]:
     return {row["id"]: row["state"] for row in server.get("/v1/models").json["data"]}
 
 
-def test_models_are_loaded_when_they_are_asked_for():
+def test_models_are_loaded_on_request():
     with running(models=(ALICE, BOB)) as server:
         assert states(server) == {"alice": "loaded", "bob": "unloaded"}
         assert server.post("/v1/chat/completions", HELLO).json["model"] == "alice"
@@ -67,7 +67,7 @@ def test_many_clients_load_a_model_once(monkeypatch: pytest.MonkeyPatch):
         assert len(loads) == 2
 
 
-def test_an_idle_model_is_unloaded_and_comes_back():
+def test_an_idle_model_is_unloaded_and_loaded_again():
     with running(ttl_s=0.3) as server:
         assert server.post("/v1/chat/completions", HELLO).status == 200
         wait_for(lambda: states(server) == {"demo": "unloaded"})
@@ -87,7 +87,7 @@ def test_a_model_in_use_is_not_unloaded(brake: Brake):
         assert answer.result(PATIENCE_S).json["tokens_predicted"] == 20
 
 
-def test_idle_models_make_room():
+def test_idle_models_are_unloaded_to_free_memory():
     with running(models=(ALICE, BOB), memory_budget_bytes=80_000_000) as server:
         for name, others in (("bob", "alice"), ("alice", "bob")):
             found = server.post("/v1/chat/completions", {**HELLO, "model": name})
@@ -95,7 +95,7 @@ def test_idle_models_make_room():
             assert states(server) == {name: "loaded", others: "unloaded"}
 
 
-def test_a_model_waits_for_one_in_use_or_gives_up(brake: Brake):
+def test_a_load_waits_for_a_model_in_use_or_gives_up(brake: Brake):
     brake.hold()
     settings = {"models": (ALICE, BOB), "memory_budget_bytes": 80_000_000, "load_wait_s": 0.3}
     with running(**settings) as server, ThreadPoolExecutor(1) as pool:
@@ -129,7 +129,7 @@ def slow_loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         go.set()
 
 
-def test_while_the_server_starts(monkeypatch: pytest.MonkeyPatch):
+def test_requests_while_the_server_starts(monkeypatch: pytest.MonkeyPatch):
     with slow_loading(monkeypatch) as go, running(wait=False) as server:
         wait_for(lambda: "progress" in server.get("/v1/models").json["data"][0])
         row = server.get("/v1/models").json["data"][0]
@@ -144,7 +144,7 @@ def test_while_the_server_starts(monkeypatch: pytest.MonkeyPatch):
         assert server.post("/v1/chat/completions", HELLO).status == 200
 
 
-def test_a_load_that_takes_longer_than_clients_wait_is_not_begun_again(
+def test_a_load_is_not_restarted_after_a_client_gave_up(
     monkeypatch: pytest.MonkeyPatch,
 ):
     with running(models=(ALICE, BOB), load_wait_s=0.2) as server:
@@ -168,8 +168,8 @@ def test_a_load_that_takes_longer_than_clients_wait_is_not_begun_again(
         assert len(loads) == 1
 
 
-def test_a_pool_that_is_closed_begins_no_load(monkeypatch: pytest.MonkeyPatch):
-    """A request may wait for its turn then, behind the load of another model."""
+def test_a_closed_pool_starts_no_load(monkeypatch: pytest.MonkeyPatch):
+    """A request may still wait behind the load of another model."""
     loads = []
     go = threading.Event()
 
@@ -200,7 +200,7 @@ def test_a_pool_that_is_closed_begins_no_load(monkeypatch: pytest.MonkeyPatch):
     assert len(loads) == 1
 
 
-def test_shutdown_tells_those_who_wait_for_a_model(monkeypatch: pytest.MonkeyPatch):
+def test_shutdown_ends_requests_that_wait_for_a_model(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(main, "_ERROR_EVENT_S", PATIENCE_S)
     with running(models=(ALICE, BOB), grace_s=0.2) as server, ThreadPoolExecutor(1) as pool:
         with slow_loading(monkeypatch):
@@ -213,8 +213,8 @@ def test_shutdown_tells_those_who_wait_for_a_model(monkeypatch: pytest.MonkeyPat
         assert found.headers["retry-after"]
 
 
-def test_a_load_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch):
-    """Weights that were uploaded by then are not held by what is known of the failure."""
+def test_a_failed_load_frees_its_memory(monkeypatch: pytest.MonkeyPatch):
+    """The stored error must not keep references to weights."""
 
     class Weights:
         pass
@@ -233,7 +233,7 @@ def test_a_load_that_fails_keeps_nothing(monkeypatch: pytest.MonkeyPatch):
             assert found.status == 500
         (row,) = [r for r in server.get("/v1/models").json["data"] if r["id"] == "bob"]
         assert "the device is full" in row["error"]
-        # The thread that loaded may be a moment behind the answer.
+        # The loading thread may end a moment after the response.
         wait_for(lambda: gc.collect() >= 0 and made[0]() is None)
         assert server.post("/v1/chat/completions", {**HELLO, "model": "bob"}).status == 200
 
@@ -259,7 +259,7 @@ def test_a_model_that_cannot_be_closed_does_not_keep_others_loaded(
     close(broken[0])
 
 
-def test_a_server_that_stops_frees_a_model_that_is_being_unloaded(
+def test_shutdown_waits_for_a_model_that_is_being_unloaded(
     monkeypatch: pytest.MonkeyPatch,
 ):
     end, close = Runner.close, LLM.close
@@ -283,7 +283,7 @@ def test_a_server_that_stops_frees_a_model_that_is_being_unloaded(
     assert len(closed) == 1
 
 
-def test_a_file_that_is_no_model(tmp_path: Path):
+def test_a_file_that_is_not_a_model(tmp_path: Path):
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF" + b"\xff" * 200)
     with running(models=(ALICE, ModelSource("bad", bad))) as server:
@@ -310,7 +310,7 @@ def test_a_file_that_is_no_model(tmp_path: Path):
 
 
 def test_a_library_that_panics_while_a_model_loads(monkeypatch: pytest.MonkeyPatch):
-    """Panics of Rust are no Exception in Python."""
+    """Panics of Rust libraries are not an Exception in Python."""
 
     class PanicException(BaseException):
         pass
@@ -328,7 +328,7 @@ def test_a_library_that_panics_while_a_model_loads(monkeypatch: pytest.MonkeyPat
         assert server.post("/v1/chat/completions", HELLO).status == 200
 
 
-def test_a_load_that_nobody_waits_for_stops_at_its_next_report(monkeypatch: pytest.MonkeyPatch):
+def test_a_cancelled_load_stops_at_its_next_progress_report(monkeypatch: pytest.MonkeyPatch):
     reports = []
 
     def endless(options: LoadOptions, progress: Callable[[int, int], None]) -> Any:
@@ -345,8 +345,8 @@ def test_a_load_that_nobody_waits_for_stops_at_its_next_report(monkeypatch: pyte
     assert server.application.pool.loads_end_within(PATIENCE_S)
 
 
-def test_a_file_that_is_taken_away_is_one_models_trouble(tmp_path: Path):
-    """The others are listed and answer."""
+def test_a_removed_file_affects_only_its_model(tmp_path: Path):
+    """Other models are still listed and answer."""
     file = tmp_path / "model.gguf"
     shutil.copyfile(EMBEDDED_MODEL, file)
     with running(models=(ALICE, ModelSource("gone", file))) as server:

@@ -1,4 +1,4 @@
-"""A GPU whose memory runs out, and one that is lost: errors of the requests, not of the server."""
+"""GPU failures (out of memory, lost device) fail requests and not the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def server() -> Iterator[Running]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, result: int, *calls: str, after: int = 0) -> None:
-    """Has Vulkan calls return an error: at once, or when the first of them was made so often."""
+    """Make Vulkan calls return an error, at once or after a number of calls."""
     functions, made = open_device().vk, [0]
     for name in calls:
 
@@ -49,7 +49,7 @@ def text(server: Running) -> str:
 def test_memory_that_runs_out_fails_the_request_and_the_next_is_served(server, monkeypatch):
     before = text(server)
     with monkeypatch.context() as faults:
-        # Another number of rows is recorded anew.
+        # A different number of rows is recorded again.
         failing(faults, OUT_OF_DEVICE_MEMORY, "vkAllocateMemory", "vkAllocateCommandBuffers")
         answer = ask(server, prompt="The sea " * 60)
         assert answer.status == 503
