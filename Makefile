@@ -1,9 +1,9 @@
 # make run    install into .venv and answer one prompt with the embedded model
 # make test   run the tests
-# make check  everything CI checks: format, lint, types, tests
+# make check  what CI runs: format, lint, types, docstrings, tests
 # make check-arm  compile the CPU backend for AArch64 and test it under QEMU (Debian)
 # make check-asan test the CPU backend with AddressSanitizer and UBSan (Linux, GCC)
-# make bench  measure this machine: prefill and decode of the embedded model, beside its limits
+# make bench  measure prefill and decode of the embedded model beside the limits of this machine
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,8 +20,8 @@ $(VENV)/installed: pyproject.toml CMakeLists.txt $(CPP)
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[dev]'
-	# The Slang compiler. It names torch as a dependency and needs none of it; some systems have no
-	# wheel of it, and run no test of Vulkan kernels then.
+	# The Slang compiler, without its unused dependency on torch. Systems without a wheel of it skip
+	# the tests of Vulkan kernels.
 	-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps slangtorch==1.3.22
 	touch $@
 
@@ -29,7 +29,7 @@ run: $(VENV)/installed
 	$(BIN)/zinc run --stats "Tell me a short story about a fox."
 
 test: $(VENV)/installed-dev
-	# A process that crashes fails its test and is not replaced: pytest-xdist would wait for ever.
+	# Crashed workers are not restarted: pytest-xdist could wait for them forever.
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --max-worker-restart 0
 
 check: $(VENV)/installed-dev

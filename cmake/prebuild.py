@@ -1,11 +1,10 @@
-"""Compiles the Vulkan kernels that a wheel carries: those of the embedded model, for every class of
-device. Run by CMakeLists.txt, which hands over the folder:
+"""Compile the Vulkan kernels that a wheel contains into FOLDER; CMakeLists.txt runs this.
 
     python cmake/prebuild.py FOLDER [MODEL.gguf...]
 
-Further models, of which only the metadata is read, add what theirs need. Without a Slang compiler
-or numpy there is nothing to compile with; then the folder stays empty, and kernels are compiled
-where they are used.
+The kernels are those of the embedded model for every class of device, and those of each MODEL, of
+which only the metadata is read. Without a Slang compiler or numpy the folder stays empty, and
+kernels are compiled when they are first used.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 def main(folder: Path, models: list[Path]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if importlib.util.find_spec("numpy") is None:
-        print("no Vulkan kernels are prebuilt: numpy is not here")
+        print("no Vulkan kernels are prebuilt: numpy is not installed")
         return
     from zinc.backends.vulkan import VulkanKernels, prebuild, shaders
     from zinc.engine.load.files import EMBEDDED_MODEL
@@ -41,7 +40,7 @@ def main(folder: Path, models: list[Path]) -> None:
     prebuild.build(wanted, folder)
     names = {f"{shaders.key(shader)}.spv" for shader in wanted}
     for path in folder.iterdir():
-        if path.name not in names:  # of an earlier source
+        if path.name not in names:  # of an older version of the source
             path.unlink()
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{len(names)} Vulkan kernels are prebuilt: {size / 1e6:.1f} MB")
