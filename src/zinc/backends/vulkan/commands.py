@@ -1,6 +1,6 @@
-"""Recording: dispatches, barriers between them and timestamps, into a buffer of commands.
+"""Recording of dispatches, barriers and timestamps into command buffers.
 
-Recorded once, such a buffer is submitted as often as one likes.
+A command buffer is recorded once and submitted any number of times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Commands:
         self._device.wait(self.submit())
 
     def seconds(self) -> list[float]:
-        """From each timestamp to the next, of the last run."""
+        """Return the seconds between neighbouring timestamps of the last run."""
         device, ticks = self._device, (c_uint64 * self._n_stamps)()
         flags = vk.QUERY_RESULT_64 | vk.QUERY_RESULT_WAIT
         n, size, queries = self._n_stamps, 8 * self._n_stamps, self._buffer.queries
@@ -52,9 +52,9 @@ class Commands:
 
 
 class Recorder:
-    """Commands in the making, for at most `max_stamps` timestamps.
+    """Records a command buffer with at most `max_stamps` timestamps.
 
-    It begins with a barrier: what earlier submissions wrote is there.
+    It starts with a barrier, after which writes of earlier submissions are visible.
     """
 
     def __init__(self, device: Device, pipelines: Pipelines, max_stamps: int = 0) -> None:
@@ -68,7 +68,7 @@ class Recorder:
             self._vk.vkCmdResetQueryPool(self.handle, self.queries, 0, max_stamps)
 
     def dispatch(self, dispatch: Dispatch) -> None:
-        """Runs beside what was recorded since the last barrier."""
+        """Record a dispatch, which may run beside those recorded since the last barrier."""
         f, layout, push = self._vk, self._pipelines.layout, dispatch.arguments.pack()
         f.vkCmdBindPipeline(self.handle, vk.BIND_COMPUTE, self._pipelines.get(dispatch.kernel))
         f.vkCmdPushConstants(self.handle, layout, vk.SHADER_STAGE_COMPUTE, 0, len(push), push)
@@ -76,12 +76,12 @@ class Recorder:
         self.n_dispatches += 1
 
     def barrier(self) -> None:
-        """What was recorded is done, and seen by all dispatches that follow."""
+        """Record that later dispatches start after all earlier ones, and see what these wrote."""
         self.device.barrier(self.handle, _WRITTEN, _NEXT)
         self.n_barriers += 1
 
     def level(self, dispatches: Iterable[Dispatch]) -> None:
-        """Dispatches that may run side by side, after everything before them."""
+        """Record dispatches that may run side by side, after everything recorded before."""
         if self.n_dispatches:
             self.barrier()
         for dispatch in dispatches:
@@ -92,7 +92,7 @@ class Recorder:
         self.n_stamps += 1
 
     def read_back(self, source: Buffer, offset: int, target: Buffer, size: int) -> None:
-        """Copies to memory that the host reads once all this has run."""
+        """Record a copy to a buffer that the host reads after the run."""
         self.device.barrier(self.handle, _WRITTEN, (vk.STAGE_TRANSFER, vk.ACCESS_TRANSFER_READ))
         region = vk.BufferCopy(source=offset, size=size)
         self._vk.vkCmdCopyBuffer(self.handle, source.handle, target.handle, 1, byref(region))

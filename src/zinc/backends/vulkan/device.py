@@ -1,8 +1,8 @@
-"""An open Vulkan device: its queue, its command buffers, and waiting for what was submitted.
+"""An open Vulkan device with its compute queue and command buffers.
 
-A device is opened once a process and shared by all backends on it, so that pipelines and the
-driver's own start-up cost are paid once. Work is ordered by one timeline semaphore: each submission
-gets the next number, and waiting means waiting for a number.
+A device is opened once a process. All backends on it share it, so pipelines are made once. One
+timeline semaphore orders all work: each submission gets the next number, and a caller waits for the
+number of its submission.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _open: dict[int, Device] = {}
 
 
 def open_device(wanted: str = "") -> Device:
-    """The chosen device, opened once a process."""
+    """Return the device that `choose` picks for `wanted`, opened if it is not yet open."""
     chosen = choose(wanted)
     lib = library()
     with _lock:
@@ -56,8 +56,8 @@ def open_device(wanted: str = "") -> Device:
 class Device:
     """An open device with one compute queue.
 
-    `explains`: its pipelines keep what the driver made of them (zinc.backends.vulkan.explain), and
-    nothing is run: there may be no hardware.
+    With `explains`, pipelines keep their statistics and instructions for
+    `zinc.backends.vulkan.explain`, and no queue is opened, because there may be no hardware.
     """
 
     def __init__(self, lib: Library, candidate: Candidate, *, explains: bool = False) -> None:
@@ -82,18 +82,18 @@ class Device:
         atexit.register(self._finish)
 
     def _finish(self) -> None:
-        """When Python ends. Nothing is freed then, for other threads may still use it."""
+        """Wait for the device when Python exits. Other threads may use it, so nothing is freed."""
         with suppress(ZincError):
             self.idle()
 
     def create(self, call: str, info: Any) -> int:
-        """The handle that a vkCreate... or vkAllocate... call gives."""
+        """Return the handle that the Vulkan function `call` (vkCreate...) creates."""
         handle = c_uint64()
         getattr(self.vk, call)(self.handle, byref(info), None, byref(handle))
         return handle.value
 
     def submit(self, commands: CommandBuffer) -> int:
-        """Queues what was recorded; returns the number to wait for."""
+        """Submit recorded commands and return the number to wait for. Raises DeviceError."""
         with self._lock:
             value = self._last + 1
             commands.submitted.value = value
@@ -106,16 +106,16 @@ class Device:
         return value
 
     def reached(self) -> int:
-        """The number of the last submission that is done. Raises DeviceError."""
+        """Return the number of the last finished submission. Raises DeviceError."""
         value = c_uint64()
         self.vk.vkGetSemaphoreCounterValue(self.handle, self.timeline, byref(value))
         return value.value
 
     def wait(self, value: int, expected_s: float = 0.0) -> None:
-        """Waits for a submission that will take about `expected_s` seconds.
+        """Wait for submission `value`, which will take about `expected_s` seconds.
 
-        It sleeps until shortly before that and then polls, for a while: waking up from a sleep
-        costs more than a small step does.
+        Waking up from a sleep can take longer than a step, so this sleeps only until shortly before
+        the expected end, then polls for a while, and then sleeps again. Raises DeviceError.
         """
         if expected_s > 2 * SLEEP_S:
             self._sleep(value, expected_s - SLEEP_S)
@@ -132,7 +132,7 @@ class Device:
             pass
 
     def idle(self) -> None:
-        """Waits for everything that was submitted."""
+        """Wait for everything that was submitted."""
         self.wait(self._last)
 
     def _sleep(self, value: int, seconds: float) -> bool:
@@ -144,14 +144,17 @@ class Device:
         return done == vk.SUCCESS
 
     def barrier(self, commands: int, source: tuple[int, int], target: tuple[int, int]) -> None:
-        """Makes what stage and access `source` wrote visible to `target`."""
+        """Record a memory barrier. `source` and `target` are (stages, accesses).
+
+        Commands of `target` start after those of `source`, and see what these wrote.
+        """
         info = vk.MemoryBarrier(source=source[1], target=target[1])
         self.vk.vkCmdPipelineBarrier(
             commands, source[0], target[0], 0, 1, byref(info), 0, None, 0, None
         )
 
     def memory(self) -> tuple[Any, list[int]]:
-        """Memory types and heaps, and the bytes of each heap that are still to be had."""
+        """Return the memory properties, and the bytes of each heap that are still free."""
         properties, budget = vk.MemoryProperties2(), vk.MemoryBudget()
         if MEMORY_BUDGET in self.extensions:
             properties.chain(budget)
@@ -196,7 +199,7 @@ class Device:
         )
 
     def _columns(self) -> set[int]:
-        """With how many columns subgroups multiply 16 rows of float16 tiles into float32 ones."""
+        """Return n for each 16 x n x 16 matrix product of float16 into float32 that there is."""
         features = vk.CooperativeMatrixFeatures()
         self._lib.vkGetPhysicalDeviceFeatures2(
             self._physical, byref(vk.Features2().chain(features))
@@ -214,7 +217,10 @@ class Device:
         return {t.n for t in tiles if (t.m, t.k, t.a, t.b, t.c, t.result, t.scope) == want}
 
     def _compute_family(self) -> tuple[int, int]:
-        """A queue family that computes, by preference the one that also draws: it is the widest."""
+        """Return a queue family with compute, and the bits of its timestamps.
+
+        The family that also has graphics is preferred, because it reaches all compute units.
+        """
         count = c_uint32()
         get = self._lib.vkGetPhysicalDeviceQueueFamilyProperties
         get(self._physical, byref(count), None)
@@ -254,12 +260,11 @@ class Device:
 
 
 class CommandBuffer:
-    """Commands that are recorded, and what vkQueueSubmit reads of them, kept so that submitting
-    again costs one call.
+    """A command buffer, with the structs that vkQueueSubmit reads, so that submitting is one call.
 
-    They have a pool of their own, so that threads may record, submit and free theirs side by side.
-    It is freed with the last reference, when the device is through with it. `max_stamps`: how many
-    timestamps they write, into `queries`.
+    It has a pool of its own, so that threads can record, submit and free command buffers at the
+    same time. It is freed with its last reference, once the device has finished it. `max_stamps` is
+    the number of timestamps that it may write into `queries`.
     """
 
     def __init__(self, device: Device, max_stamps: int = 0) -> None:
@@ -296,8 +301,8 @@ class CommandBuffer:
 
 
 def _free(device: Device, pool: int, queries: int, submitted: c_uint64) -> None:
-    """In whatever thread lets go of the last reference or collects garbage."""
-    with suppress(DeviceLostError):  # then nothing runs that could use it
+    """Free a command buffer. Any thread may run this, whenever the last reference goes away."""
+    with suppress(DeviceLostError):  # nothing runs on a lost device
         device.wait(submitted.value)
     device.vk.vkDestroyCommandPool(device.handle, pool, None)
     if queries:

@@ -1,8 +1,8 @@
-"""What a driver made of a kernel: registers, spills, occupancy and instructions.
+"""A driver's statistics and instructions of compiled kernels: registers, spills, occupancy.
 
-By VK_KHR_pipeline_executable_properties, on a device opened with `explains`. Names of statistics
-are the driver's own. RADV answers for any AMD GPU, whether or not there is one
-(RADV_FORCE_FAMILY, see benchmarks/amd.py), so that registers can be watched without the hardware.
+They come from VK_KHR_pipeline_executable_properties, on a device opened with `explains`. Names of
+statistics are the driver's own. RADV compiles for any AMD GPU without the hardware
+(RADV_FORCE_FAMILY, see benchmarks/amd.py).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ BOOL, INT, UINT, FLOAT = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`statistics` by name, and the text of the last representation: the instructions."""
+    """Statistics of a pipeline by name, and the text of its instructions."""
 
     statistics: Mapping[str, float]
     text: str
 
 
 def open_explaining(lib: Library, candidate: Candidate) -> Device:
-    """A device of its own for pipelines to be explained. Raises DeviceError."""
+    """Open a device whose pipelines can be explained. Raises DeviceError."""
     if EXECUTABLES not in extensions(lib, candidate.handle):
         raise DeviceError(
             f"the driver of {candidate.name} does not explain its pipelines",
@@ -42,7 +42,7 @@ def open_explaining(lib: Library, candidate: Candidate) -> Device:
 
 
 def explain(lib: Library, device: Device, pipeline: int) -> Explanation:
-    """Statistics and instructions of a compute pipeline, which has one executable."""
+    """Return statistics and instructions of a compute pipeline, which has one executable."""
     info = vk.ExecutableInfo(pipeline=pipeline, index=0)
     statistics = {
         found.name.decode(): _value(found.format, found.value)
@@ -64,7 +64,10 @@ def _value(format: int, bits: int) -> float:
 
 
 def _several(lib: Library, device: Device, info: vk.Struct, of: str, kind: Any) -> Any:
-    """The array of what a pipeline has, asked for twice as usual: how many, then which."""
+    """Return the array that vkGetPipelineExecutable<of>KHR fills.
+
+    It is called twice, as usual in Vulkan: first for the length, then for the elements.
+    """
     count = c_uint32()
     _call(lib, device, info, of, count, None)
     found = (kind * count.value)()

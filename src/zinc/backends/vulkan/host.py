@@ -16,7 +16,7 @@ from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 
 
 class VulkanHost:
-    """Everything that the backends on one device share. Implements `zinc.gpu.host.Host`."""
+    """Implements `zinc.gpu.host.Host`. All backends on a device share its host."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.memory = device, Memory(device)

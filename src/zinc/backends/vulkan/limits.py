@@ -1,6 +1,6 @@
-"""What a device can do at most, measured: bytes read a second, and integer operations a second.
+"""Measurement of a device's read bandwidth and of its int8 operations a second.
 
-A speed of the backend means something only beside these. They are kernels that do nothing else.
+Kernels that do nothing else measure them, so that speeds can be given as a share of the limit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.memory import Buffer
 
 READ, DOT = 0, 1
-THREADS = 256  # of a workgroup of the kernel
+THREADS = 256  # of a workgroup
 GROUPS_PER_UNIT = 16
-WARM_UP_S = 0.3  # an idle GPU takes a while to raise its clocks
-CHAINS, DOT_OPS = 8, 8  # independent dots of a thread; a dot is four multiplications and additions
+WARM_UP_S = 0.3  # time for an idle GPU to raise its clocks
+CHAINS, DOT_OPS = 8, 8  # independent dot products of a thread; operations of a dot product
 
 
 # A buffer far larger than any cache, so that its reads come from memory.
@@ -45,7 +45,7 @@ def measure(device: Device, memory: Memory, pipelines: Pipelines) -> Roofline | 
 def read_bytes_per_s(
     device: Device, memory: Memory, pipelines: Pipelines, n_bytes: int, repetitions: int = 5
 ) -> float:
-    """Reads a buffer of `n_bytes`, far more than caches hold, in one dispatch."""
+    """Return the read bandwidth over a buffer of `n_bytes`, which is larger than any cache."""
     n_bytes = min(n_bytes, memory.available_bytes() // 4, device.max_allocation)
     buffer = memory.buffer(n_bytes // 16 * 16)
     groups = device.features.compute_units * GROUPS_PER_UNIT
@@ -57,7 +57,7 @@ def read_bytes_per_s(
 def int8_ops_per_s(
     device: Device, memory: Memory, pipelines: Pipelines, repetitions: int = 5
 ) -> float:
-    """Integer dots of four bytes, eight of them independent in each thread."""
+    """Return the operations a second of 4-way int8 dot products."""
     rounds = 16 if device.kind == CPU_DEVICE else 4096
     groups = device.features.compute_units * GROUPS_PER_UNIT
     buffer = memory.buffer(16)

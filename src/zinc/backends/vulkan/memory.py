@@ -1,8 +1,6 @@
-"""Device memory: buffers with addresses, a pool that cuts many weights from few, and staging.
+"""Vulkan buffers, and staging copies to memory that the host cannot see.
 
-Drivers limit how many allocations there are, so weights share large ones, and so do the layers of a
-cache. Bytes reach memory that the host cannot see through two staging buffers, one filled while the
-other is copied.
+There are two staging buffers: the host fills one while the device copies the other.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from zinc.gpu.memory import Buffer, Bytes, MemoryKind, aligned
 STAGING_BYTES = 32 << 20
 _LOCAL, _VISIBLE = vk.MEMORY_DEVICE_LOCAL, vk.MEMORY_HOST_VISIBLE
 _COHERENT, _CACHED = vk.MEMORY_HOST_COHERENT, vk.MEMORY_HOST_CACHED
-# Types with others are for extensions alone: protected, lazily allocated, uncached memory.
+# Memory types with other flags belong to extensions: protected, lazily allocated, uncached.
 _ORDINARY = _LOCAL | _VISIBLE | _COHERENT | _CACHED
 
 
@@ -39,7 +37,7 @@ _FLAGS = {
 
 
 class Memory:
-    """Makes buffers on one device. They are freed when nobody holds them any more."""
+    """Allocates buffers on one device. A buffer is freed with its last reference."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -50,7 +48,7 @@ class Memory:
         return size
 
     def type_of(self, kind: MemoryKind, allowed: int = 0xFFFFFFFF) -> tuple[int, int]:
-        """The memory type for a kind of buffer, and its heap."""
+        """Return the best of the `allowed` memory types for a kind of buffer, and its heap."""
         needed, wanted, unwanted = _FLAGS[kind]
         properties, _ = self.device.memory()
         able = [
@@ -76,12 +74,12 @@ class Memory:
         return i, chosen.heap
 
     def available_bytes(self) -> int:
-        """Bytes for buffers on the device that are still to be had, as its driver says."""
+        """Return the bytes of device memory that are still free according to the driver."""
         _, heap = self.type_of(MemoryKind.DEVICE)
         return self.device.memory()[1][heap]
 
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
-        """A new buffer. Raises MemoryLimitError when it does not fit."""
+        """Return a new buffer of at least `size` bytes. Raises MemoryLimitError."""
         device, f = self.device, self.device.vk
         size = aligned(size)
         if size > device.max_allocation:
@@ -110,7 +108,7 @@ class Memory:
         address = f.vkGetBufferDeviceAddress(device.handle, byref(asked))
         view = None if mapped is None else np.ctypeslib.as_array(mapped)
         buffer = Buffer(handle, address, size, view)
-        # Arrays over mapped memory may outlive the buffer.
+        # Arrays over mapped memory may outlive the buffer, so the memory is freed with them.
         weakref.finalize(mapped or buffer, _free, device, handle, memory).atexit = False
         return buffer
 
@@ -122,7 +120,7 @@ class Memory:
 
 
 def _free(device: Device, handle: int, memory: int) -> None:
-    with suppress(DeviceLostError):  # then nothing runs that could use it
+    with suppress(DeviceLostError):  # nothing runs on a lost device
         device.idle()
     device.vk.vkDestroyBuffer(device.handle, handle, None)
     if memory:
@@ -130,7 +128,7 @@ def _free(device: Device, handle: int, memory: int) -> None:
 
 
 class Staging:
-    """Copies between host arrays and device buffers, in the order of the calls."""
+    """Copies between host arrays and device buffers. Copies run in the order of the calls."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory, self._device = memory, memory.device
@@ -141,7 +139,7 @@ class Staging:
         self._next = 0
 
     def write(self, target: Buffer, offset: int, data: Bytes) -> None:
-        """Copies `data` into a buffer; it is there for whatever is submitted later."""
+        """Copy `data` into a buffer, where all later submissions see it."""
         with self._lock:
             for start in range(0, len(data), STAGING_BYTES):
                 part = data[start : start + STAGING_BYTES]
@@ -151,7 +149,7 @@ class Staging:
                 self._copy(i, staging, 0, target, offset + start, len(part))
 
     def read(self, source: Buffer, offset: int, size: int) -> Bytes:
-        """The bytes there, after everything that was submitted."""
+        """Return bytes of a buffer as they are after everything submitted so far."""
         result = np.empty(size, np.uint8)
         with self._lock:
             for start in range(0, size, STAGING_BYTES):
@@ -164,12 +162,13 @@ class Staging:
         return result
 
     def copy(self, source: Buffer, offset: int, target: Buffer, at: int, size: int) -> None:
-        """Copies on the device."""
+        """Copy bytes between buffers on the device."""
         with self._lock:
             i, _ = self._turn()
             self._copy(i, source, offset, target, at, size)
 
     def clear(self, target: Buffer) -> None:
+        """Fill a buffer with zeros."""
         with self._lock:
             i, _ = self._turn()
             commands = self._begin(i)
@@ -177,6 +176,7 @@ class Staging:
             self._end(i)
 
     def _turn(self) -> tuple[int, Buffer]:
+        """Return the staging buffer whose turn it is, and its index. Waits until it is free."""
         if not self._buffers:
             buffers = [self._memory.buffer(STAGING_BYTES, MemoryKind.DOWNLOAD) for _ in range(2)]
             self._commands = [CommandBuffer(self._device) for _ in range(2)]

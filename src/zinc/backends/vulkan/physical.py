@@ -1,4 +1,4 @@
-"""The Vulkan devices of this machine: what they lack for zinc, and which one to take."""
+"""The Vulkan devices of this machine: which features each one lacks, and which one to choose."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zinc.backends.vulkan.vk.library import Library
 from zinc.core.errors import DeviceError
 from zinc.gpu.features import MAX_SHARED_BYTES, MAX_THREADS
 
-MAX_PUSH_BYTES = 128  # of push constants: every Vulkan device has that many
-# What kernels cannot do without; the others of vk.types.FEATURES* are used where they are.
+MAX_PUSH_BYTES = 128  # push constants that every Vulkan device has
+# Features that kernels require. Others of vk.types.FEATURES* are used if they are supported.
 NEEDED = frozenset(
     {
         "shaderInt64",
@@ -33,15 +33,15 @@ COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
 MEMORY_BUDGET = "VK_EXT_memory_budget"
 EXECUTABLES = "VK_KHR_pipeline_executable_properties"
 SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_properties"
-PORTABILITY = "VK_KHR_portability_subset"  # to be enabled where a device has it
-WAVE = 32  # lanes of a subgroup where the device lets one choose
-SUBGROUPS = (8, 16, 32, 64)  # lanes that kernels are written for
+PORTABILITY = "VK_KHR_portability_subset"  # must be enabled if a device has it
+WAVE = 32  # subgroup size to ask for if the device lets us choose
+SUBGROUPS = (8, 16, 32, 64)  # subgroup sizes that kernels are written for
 SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device of this machine. `missing` lists what zinc needs and it does not have."""
+    """A device of this machine. `missing` lists the features that zinc needs and it lacks."""
 
     index: int
     handle: int
@@ -59,7 +59,7 @@ _library: Library | None = None
 
 
 def library() -> Library:
-    """The loader, started once. Raises DeviceError when there is none."""
+    """Return the Vulkan loader, loaded once a process. Raises DeviceError if there is none."""
     global _library
     with _lock:
         _library = _library or Library()
@@ -67,7 +67,7 @@ def library() -> Library:
 
 
 def candidates() -> list[Candidate]:
-    """Every device of this machine, in the order of the loader."""
+    """Return all devices of this machine, in the order of the loader."""
     lib = library()
     count = c_uint32()
     lib.vkEnumeratePhysicalDevices(lib.instance, byref(count), None)
@@ -77,7 +77,9 @@ def candidates() -> list[Candidate]:
 
 
 def choose(wanted: str = "") -> Candidate:
-    """The device of that number or name; by default the first discrete one, then integrated ones.
+    """Return the device with the number or name `wanted`.
+
+    By default this is the first discrete GPU, else the first integrated one.
 
     Raises DeviceError when there is none, or it lacks what zinc needs.
     """
@@ -136,7 +138,7 @@ def _candidate(lib: Library, index: int, handle: int) -> Candidate:
 
 
 def _missing(has: set[str], limits: Any, p11: Any, p13: Any) -> list[str]:
-    """What kernels need of a device and these features and properties do not have."""
+    """Return the required features and limits that a device with these properties lacks."""
     lanes, chosen = subgroup_of(has, p11, p13)
     threads = min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0])
     if chosen:
@@ -157,7 +159,7 @@ def _missing(has: set[str], limits: Any, p11: Any, p13: Any) -> list[str]:
 
 
 def subgroup_of(has: set[str], p11: Any, p13: Any) -> tuple[int, bool]:
-    """Lanes of a subgroup, and whether a pipeline has to ask for so many."""
+    """Return the subgroup size, and whether pipelines must ask for it."""
     if "subgroupSizeControl" in has and p13.requiredStages & vk.SHADER_STAGE_COMPUTE:
         lanes = min(max(WAVE, p13.minSubgroupSize), p13.maxSubgroupSize)
         return lanes, p13.minSubgroupSize < p13.maxSubgroupSize
@@ -165,6 +167,7 @@ def subgroup_of(has: set[str], p11: Any, p13: Any) -> tuple[int, bool]:
 
 
 def supported_features(lib: Library, handle: int) -> set[str]:
+    """Return the names of the features that a physical device supports."""
     structs = vk.Features2(), vk.Features11(), vk.Features12(), vk.Features13()
     head = structs[0]
     for other in structs[1:]:
@@ -180,6 +183,7 @@ def supported_features(lib: Library, handle: int) -> set[str]:
 
 
 def extensions(lib: Library, physical: int) -> frozenset[str]:
+    """Return the names of the extensions that a physical device supports."""
     count = c_uint32()
     lib.vkEnumerateDeviceExtensionProperties(physical, None, byref(count), None)
     found = (vk.ExtensionProperties * count.value)()

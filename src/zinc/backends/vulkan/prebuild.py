@@ -1,7 +1,7 @@
-"""Compiles the kernels of a plan without a device: for wheels, and for machines without a compiler.
+"""Compilation of a plan's kernels without a device, for wheels.
 
-Lowerings see addresses and sizes only, so which shaders a plan needs is known from the plan, the
-features of a device and the sizes of its steps.
+Lowerings depend on sizes and on the device's features only, so the kernels of a plan are known
+without the device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zinc.ops.values import KVState, RecurrentState, Weight
 
 
 def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
-    """Those of steps of one sequence, and of steps of one token of each sequence."""
+    """Yield the buckets of prompts and decode of one sequence, and of decode of many sequences."""
     tokens = [n for i in range(32) if (n := 1 << i) <= max_tokens]
     keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
     for n, k in product(tokens, keys):
@@ -39,7 +39,7 @@ def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]
 def shaders(
     plan: Plan, features: Features, steps: Iterable[Bucket], kv_dtype: str, block_tokens: int = 64
 ) -> set[KernelVariant]:
-    """What the plan runs in those steps, as it is compiled for a device with these features."""
+    """Return the kernels that a plan runs in `steps` on a device with `features`."""
     at = NominalAddresses(features, kv_dtype, block_tokens)
     alike = {
         (_likeness(first), _likeness(second)): (first, second)
@@ -54,7 +54,10 @@ def shaders(
 
 
 def _likeness(launch: Launch) -> tuple[object, ...]:
-    """The same for launches that differ in names and places only, as those of most layers do."""
+    """Return a key that is equal for launches that differ only in names and offsets.
+
+    The launches of most layers do.
+    """
     operands: list[object] = []
     for x in (*launch.inputs, *launch.outputs):
         if isinstance(x, Ref):
@@ -69,11 +72,11 @@ def _likeness(launch: Launch) -> tuple[object, ...]:
 
 
 def device_classes() -> Iterator[Features]:
-    """Features that kernels are chosen by, of GPUs there are and of Mesa's Vulkan for CPUs."""
+    """Yield features that cover existing GPUs, and Mesa's Vulkan driver for CPUs."""
     units = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # tiles change at powers of two
     for subgroup, matrix in product((8, 16, 32, 64), (False, True)):
         for n, narrow in product(units if subgroup > 8 else units[:1], (False, True)):
-            # On a CPU no tile depends on units, and it has no matrices.
+            # On a CPU tiles do not depend on compute units, and there are no matrices.
             if (subgroup > 8 or not matrix) and (matrix or not narrow):
                 yield Features(
                     subgroup,
@@ -85,10 +88,13 @@ def device_classes() -> Iterator[Features]:
 
 
 def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[KernelVariant]:
-    """What a plan runs on those devices, with either type of keys and values and in either mode,
-    and what measures a device."""
+    """Return the kernels that a wheel carries for a plan.
+
+    These are the kernels for `devices`, for each KV cache type, with and without batch invariance,
+    and the kernels that measure a device.
+    """
     deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context).keys
-    # Only whether the keys are few makes a difference.
+    # Kernels depend only on whether the keys are few.
     steps = [
         b
         for b in buckets(plan.max_tokens, plan.max_outputs, context)
@@ -105,6 +111,9 @@ def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[Kernel
 
 
 def build(wanted: Iterable[KernelVariant], folder: Path) -> int:
-    """Compiles what `folder` lacks, on all cores; returns the number of all. Raises DeviceError."""
+    """Compile the kernels that `folder` lacks, on all cores. Return how many it then has.
+
+    Raises DeviceError.
+    """
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         return sum(1 for _ in threads.map(lambda shader: spirv(shader, folder), wanted))

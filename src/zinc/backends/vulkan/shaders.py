@@ -1,8 +1,9 @@
-"""From Slang source to SPIR-V, and from SPIR-V to pipelines, each kept on disk.
+"""Compilation of Slang kernels to SPIR-V, and of SPIR-V to pipelines, with caches on disk.
 
-SPIR-V is looked up by a key over the source with its includes, the macros and the options: first in
-the folder that a wheel may carry, then in the user's cache, then it is compiled. What the driver
-makes of it goes into its pipeline cache, saved for the next start.
+The cache key of SPIR-V covers the source with its includes, the macros and the compiler options. It
+is looked up in the folder that a wheel may carry, then in the user's cache. Otherwise it is
+compiled.
+The driver's pipeline cache is saved for the next start.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from zinc.gpu.host import Progress
 KERNELS = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "spirv"
 ENTRY = b"main"
-# -O0: what -O1 adds is a pass of spirv-opt, whose library the slangtorch wheel leaves out. Drivers
-# optimise SPIR-V themselves.
+# -O0 because -O1 runs spirv-opt, which the slangtorch wheel does not contain. Drivers optimise
+# SPIR-V anyway.
 OPTIONS = (
     *("-target", "spirv", "-profile", "spirv_1_5", "-O0"),
     *("-entry", "main", "-stage", "compute", "-matrix-layout-row-major"),
 )
-EXECUTION_MODE, LOCAL_SIZE = 16, 17  # of SPIR-V: how a workgroup's size is said
+EXECUTION_MODE, LOCAL_SIZE = 16, 17  # in SPIR-V, how a kernel states the size of a workgroup
 COMPILE_TIMEOUT_S = 120.0
 
 
 def source(name: str) -> str:
-    """A kernel's text with the text of everything that it includes, for the key."""
+    """Return the text of kernel `name` and of all files that it includes."""
     texts: dict[str, str] = {}
 
     def visit(name: str) -> None:
@@ -65,19 +66,19 @@ _compilers = slang.Processes()
 
 
 def key(shader: KernelVariant) -> str:
-    """Name of the SPIR-V of a shader: changes exactly when what is compiled changes."""
+    """Return the file name of a kernel's SPIR-V, which depends on everything that is compiled."""
     given = repr((_source(shader.name), sorted(shader.defines), OPTIONS))
     return f"{shader.name}-{hashlib.sha256(given.encode()).hexdigest()[:20]}"
 
 
 def for_device(shader: KernelVariant, features: Features) -> KernelVariant:
-    """The shader as it is compiled for a device: SUBGROUP has the lanes of its subgroups."""
+    """Return a kernel with the macro SUBGROUP, the subgroup size of the device."""
     return KernelVariant(shader.name, (*shader.defines, ("SUBGROUP", features.subgroup)))
 
 
 @cache
 def compiler() -> Path | None:
-    """`slangc` on the PATH, or inside an installed slangtorch or slangpy package."""
+    """Return the path of `slangc`: on PATH, or in an installed slangtorch or slangpy package."""
     found = shutil.which("slangc")
     if found:
         return Path(found)
@@ -91,9 +92,9 @@ def compiler() -> Path | None:
 
 
 def spirv(shader: KernelVariant, folder: Path | None = None) -> bytes:
-    """The SPIR-V of a shader, compiled if nobody has yet. Raises DeviceError.
+    """Return the SPIR-V of a kernel, compiled if no cache has it. Raises DeviceError.
 
-    folder: where compiled SPIR-V is kept, instead of the user's cache.
+    folder: cache for compiled SPIR-V, by default the user's cache.
     """
     name = f"{key(shader)}.spv"
     kept = (folder or cache_folder() / "spirv") / name
@@ -106,7 +107,7 @@ def spirv(shader: KernelVariant, folder: Path | None = None) -> bytes:
 
 
 def threads(code: bytes) -> int:
-    """Threads of a workgroup of this SPIR-V in the first direction, 1 when it does not say."""
+    """Return the x size of the workgroups of this SPIR-V, 1 if it states none."""
     words = struct.unpack_from(f"<{len(code) // 4}I", code)
     at = 5
     while at < len(words) and words[at] >> 16:
@@ -117,7 +118,7 @@ def threads(code: bytes) -> int:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Writes a cache file whole or not at all. That it cannot be written harms nobody."""
+    """Write a cache file atomically. Errors are ignored, because a cache is optional."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -154,7 +155,7 @@ def _compile(shader: KernelVariant) -> bytes:
 
 
 def _run(program: Path, shader: KernelVariant, out: Path) -> str:
-    """Compiles to a file; returns what the compiler reports when it fails."""
+    """Compile a kernel to the file `out`. Return the compiler's report, empty if it succeeds."""
     source = KERNELS / f"{shader.name}.slang"
     library = slang.library(program)
     if library is not None:
@@ -174,7 +175,7 @@ def _first_error(text: str) -> str:
 
 
 class Pipelines:
-    """The pipelines of one device by shader, with its pipeline cache."""
+    """The pipelines of one device by kernel variant, with the driver's pipeline cache."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -192,7 +193,7 @@ class Pipelines:
         return self._made[shader]
 
     def prepare(self, shaders: Iterable[KernelVariant], progress: Progress | None = None) -> None:
-        """Makes the pipelines that are missing, on all cores. Raises DeviceError."""
+        """Make the pipelines that do not exist yet, on all cores. Raises DeviceError."""
         with self._lock:
             missing = [s for s in dict.fromkeys(shaders) if s not in self._made]
             if not missing:

@@ -1,9 +1,9 @@
-"""The Slang compiler, kept running in processes of its own between kernels.
+"""The Slang compiler in child processes that are reused.
 
-Starting it takes several times what a kernel takes (0.4 s against 0.05), and a crash of it must not
-be one of zinc. Run as a script this file is such a process: it loads the compiler's library, reads
-a job a line as JSON and answers with a line. The library's flat C interface is used (slang.h of
-https://github.com/shader-slang/slang).
+Starting the compiler takes 0.4 s and compiling a kernel 0.05 s, so processes are kept. They are
+child processes so that a crash of the compiler does not end zinc. Run as a script, this file is
+such a process: it loads the compiler's library through its C interface (slang.h of
+https://github.com/shader-slang/slang), reads one JSON job a line and answers with one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 Job: TypeAlias = dict[str, Any]
 
-SPIRV, SLANG, COMPUTE, ROW_MAJOR = 6, 1, 6, 1  # as slang.h numbers them
+SPIRV, SLANG, COMPUTE, ROW_MAJOR = 6, 1, 6, 1  # numbers of slang.h
 PROFILE = b"spirv_1_5"
 _LIBRARIES = ("libslang-compiler.so*", "slang-compiler.dll", "libslang-compiler*.dylib")
 _REPORT = ctypes.CFUNCTYPE(None, c_char_p, c_void_p)
@@ -47,7 +47,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 def library(slangc: Path) -> Path | None:
-    """The library that belongs to a compiler: beside it, or in the lib folder of its tree."""
+    """Return the shared library of the compiler `slangc`, from its folder or the lib folder."""
     slangc = slangc.resolve()
     for folder in (slangc.parent, slangc.parent.parent / "lib"):
         for pattern in _LIBRARIES:
@@ -57,7 +57,7 @@ def library(slangc: Path) -> Path | None:
 
 
 class Process:
-    """One running compiler."""
+    """A running compiler process."""
 
     def __init__(self, library: Path) -> None:
         self._child = subprocess.Popen(
@@ -71,9 +71,9 @@ class Process:
     def compile(
         self, source: Path, defines: Iterable[tuple[str, int]], out: Path, timeout_s: float
     ) -> str:
-        """Compiles a file; returns what the compiler reports when it fails, else nothing.
+        """Compile `source` to `out`. Return the compiler's report, empty if it succeeds.
 
-        Raises OSError when the process is gone, or was ended after so many seconds.
+        Raises OSError if the process ended, or was killed after `timeout_s` seconds.
         """
         job = {"source": str(source), "defines": [[k, str(v)] for k, v in defines], "out": str(out)}
         timer = threading.Timer(timeout_s, self._child.kill)
@@ -96,7 +96,7 @@ class Process:
 
 
 class Processes:
-    """Compilers that wait for work: as many as ever worked at the same time."""
+    """A pool of idle compiler processes, which grows to the most jobs that ran at once."""
 
     def __init__(self) -> None:
         self._idle: dict[Path, list[Process]] = {}
@@ -111,7 +111,7 @@ class Processes:
         out: Path,
         timeout_s: float,
     ) -> str:
-        """As `Process.compile`, in one that is free."""
+        """Compile as `Process.compile` does, in an idle process or a new one."""
         with self._lock:
             idle = self._idle.setdefault(library, [])
             process = idle.pop() if idle else None
@@ -132,7 +132,7 @@ class Processes:
 
 
 def _serve(path: str) -> None:
-    """Answers jobs until there are none."""
+    """Answer jobs from standard input until it ends."""
     dll = ctypes.CDLL(path)
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(dll, name)

@@ -1,9 +1,8 @@
-"""The loader and its functions: `Library` for what has no device, `Functions` for what has one.
+"""Vulkan's functions: `Library` for the loader and instance, `Functions` for a device.
 
-Each function is declared by one line of argument kinds. What it reads or writes is passed with
-`byref`, which keeps it alive: other threads run during a call, and would take memory that is free.
-A negative result raises DeviceError, or MemoryLimitError when memory ran out, with the name of the
-call; results of success pass through.
+Each function is declared by one line of argument kinds. Pass structs with `byref`, which keeps them
+alive: other threads run during a call and may collect garbage. A negative result raises DeviceError
+with the name of the call, or MemoryLimitError if memory ran out. Other results are returned.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _DEVICE = {
 
 
 def check(result: int, call: str) -> int:
-    """The result when it is a success. Raises DeviceError or MemoryLimitError."""
+    """Return `result` if it is not an error. Raises DeviceError or MemoryLimitError."""
     if result >= 0:
         return result
     why = f"{call} says: {vk.RESULTS.get(result, f'error {result}')}"
@@ -94,7 +93,7 @@ def check(result: int, call: str) -> int:
 
 
 class DeviceLostError(DeviceError):
-    """The driver reset the device: nothing that was on it can be used any more."""
+    """The driver reset the device, so nothing on it can be used any more."""
 
 
 def _function(address: int, kinds: str, name: str) -> Function:
@@ -113,7 +112,7 @@ def _function(address: int, kinds: str, name: str) -> Function:
 
 
 class Library:
-    """The Vulkan loader with an instance. Raises DeviceError when there is none."""
+    """The Vulkan loader with an instance. Raises DeviceError if there is none."""
 
     def __init__(self) -> None:
         self._dll = _load()
@@ -140,7 +139,7 @@ class Library:
         return found
 
     def function(self, name: str, kinds: str) -> Function:
-        """One function of an extension."""
+        """Return a function of an extension."""
         return _function(self.address(name), kinds, name)
 
     def functions(self, device: int) -> Functions:
@@ -167,7 +166,7 @@ class Library:
         return handle.value
 
     def _extensions(self) -> set[bytes]:
-        """Those of instances."""
+        """Return the names of the instance extensions."""
         address = self._get(0, b"vkEnumerateInstanceExtensionProperties")
         get, count = _function(address, "!ppp", "extensions of an instance"), c_uint32()
         get(None, ctypes.byref(count), None)
@@ -177,7 +176,7 @@ class Library:
 
 
 class Functions:
-    """The functions of one device, without the loader in between."""
+    """The functions of one device, called without going through the loader."""
 
     def __init__(self, address: Callable[[str], int | None]) -> None:
         for name, kinds in _DEVICE.items():

@@ -1,7 +1,7 @@
-"""Structs and constants of Vulkan, by the names of the specification, as ctypes wants them.
+"""Structs and constants of Vulkan for ctypes, with the names of the specification.
 
-Each struct is written as one line of `name:type` members; `Struct.of` fills in its sType. Names and
-numbers are those of the Vulkan 1.3 specification (https://registry.khronos.org/vulkan/).
+Each struct is one line of `name:type` members, and fills in its sType by itself. Names and numbers
+are those of the Vulkan 1.3 specification (https://registry.khronos.org/vulkan/).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TYPES: dict[str, Any] = {
 
 
 class Struct(ctypes.Structure):
-    """A struct that knows its sType, if it starts with one."""
+    """Base of all structs. `stype` is the value of sType, None for a struct without one."""
 
     stype: ClassVar[int | None] = None
     pNext: Any
@@ -35,9 +35,9 @@ class Struct(ctypes.Structure):
             self.sType = self.stype
 
     def chain(self, struct: Struct) -> Struct:
-        """Puts `struct` into this one's pNext chain and returns this one, which keeps it alive.
+        """Insert `struct` at the start of this struct's pNext chain, keep it alive and return self.
 
-        One struct after another: what has a chain of its own would lose it.
+        `struct` must not have a chain of its own.
         """
         assert not struct.pNext
         struct.pNext = self.pNext
