@@ -307,7 +307,7 @@ def test_shutdown_lets_short_answers_end(brake: Brake):
 def test_shutdown_sends_an_error_event_to_running_streams(
     brake: Brake, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(main, "_TELL_S", PATIENCE_S)
+    monkeypatch.setattr(main, "_ERROR_EVENT_S", PATIENCE_S)
     with running(grace_s=0.2) as server:
         (model,) = server.call(lambda: server.application.pool.loaded)
         brake.hold(BEGINNING)
