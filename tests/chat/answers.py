@@ -1,4 +1,4 @@
-"""Answers in every format, written out by hand, and ways to feed them to a parser."""
+"""Hand-written answers in every chat format, and functions that feed them to a parser."""
 
 import re
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ TOOLS = [
 
 @dataclass
 class Case:
-    """What a model writes, and what is in it. `calls` are (name, arguments)."""
+    """The text of an answer, and its expected parts. calls: pairs of name and arguments."""
 
     format: str
     text: str
@@ -54,7 +54,7 @@ class Case:
 
 
 def pieces(text, controls):
-    """Text cut at control tokens, as a tokenizer cuts it."""
+    """Return the text split at control tokens, as a tokenizer splits it."""
     if not controls:
         return [text]
     pattern = "|".join(re.escape(marker) for marker in sorted(controls, key=len, reverse=True))
@@ -62,7 +62,7 @@ def pieces(text, controls):
 
 
 def parse(format, chunks, tools=TOOLS, opened="", controls=()):
-    """Events of an answer that comes in chunks; a chunk that is in `controls` is a control token.
+    """Return the events of an answer in chunks; chunks in `controls` are control tokens.
 
     Ids of calls are counted, to be comparable.
     """

@@ -1,4 +1,4 @@
-"""Every format: whole answers, answers that are broken, and any way of cutting them."""
+"""Parsers of every chat format: whole answers, broken answers, and any split into chunks."""
 
 import json
 from itertools import pairwise
@@ -350,13 +350,13 @@ def check(case, result):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_whole(name):
+def test_whole_answers(name):
     case = CASES[name]
     check(case, answer(case.format, [case.text], opened=case.opened))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_with_control_tokens(name):
+def test_whole_answers_with_control_tokens(name):
     case = CASES[name]
     controls = set(BY_NAME[case.format].markers)
     if "<think>" in str(case.calls) + str(case.content):
@@ -366,7 +366,7 @@ def test_with_control_tokens(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_character_by_character(name):
+def test_answers_character_by_character(name):
     case = CASES[name]
     whole = parse(case.format, [case.text], opened=case.opened)
     assert parse(case.format, case.text, opened=case.opened) == whole
@@ -426,7 +426,7 @@ def test_arguments_arrive_while_they_are_written(format, before, rest):
     assert "lo" in answer(format, [before, rest]).calls[0].arguments
 
 
-def test_text_arrives_unless_it_may_be_a_marker():
+def test_text_is_passed_on_unless_it_may_be_a_marker():
     assert parse("hermes", ["Hi <too"])[0] == Content("Hi <too")
     parser = AnswerParser(BY_NAME["hermes"], TOOLS)
     assert parser.push("Hi <too") == [Content("Hi")]
@@ -474,20 +474,20 @@ def test_text_arrives_unless_it_may_be_a_marker():
         ("mistral", "[TOOL_CALLS]now and then"),
     ],
 )
-def test_what_is_no_call_is_text(format, text):
+def test_text_that_looks_like_a_call_is_text(format, text):
     for whole in (text, f"a {text} b", f" {text}\n"):
         assert answer(format, [whole]) == answer("plain", [whole])
         assert answer(format, [whole]).content == whole
 
 
-def test_text_is_not_held_back_for_ever():
+def test_text_is_not_held_back_forever():
     parser = AnswerParser(BY_NAME["hermes"], TOOLS)
     text = '<tool_call>{"id": "' + "x" * 10_000
     assert parser.push(text) == [Content(text)]
     assert parser.push("y") == [Content("y")]
 
 
-def test_a_call_after_something_that_is_none():
+def test_a_call_after_text_that_looks_like_one():
     text = "The <tool_call> tag:\n" + hermes("now", "{}")
     result = answer("hermes", [text])
     assert result.content == "The <tool_call> tag:"
@@ -509,7 +509,7 @@ def test_a_call_that_is_cut_off_is_incomplete():
     assert (call.arguments, call.complete, call.source) == ('{"a": 1', False, text)
 
 
-def test_arguments_that_are_all_there_make_a_call_complete():
+def test_a_call_with_all_arguments_is_complete():
     (call,) = answer("hermes", ['<tool_call>{"name": "add", "arguments": {"a": 1}']).calls
     assert call.complete
 
@@ -535,7 +535,7 @@ def test_without_tools_calls_are_text():
             assert result.content.strip() == body.strip()
 
 
-def test_code_for_an_interpreter():
+def test_code_as_a_call_of_an_interpreter():
     tools = [{"name": "python", "input_schema": {"properties": {"source": {"type": "string"}}}}]
     result = answer("llama", ['<|python_tag|>x = {"a": 1}\nprint(x)'], tools=tools)
     assert json.loads(result.calls[0].arguments) == {"source": 'x = {"a": 1}\nprint(x)'}

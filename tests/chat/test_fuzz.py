@@ -1,4 +1,4 @@
-"""Whatever a model writes: no exception, no text lost, and bounded work."""
+"""Parsers with arbitrary text: no exception, no lost text, and bounded work."""
 
 import json
 import re
@@ -46,7 +46,7 @@ WORD = re.compile(r"w\d{4}")
 
 @st.composite
 def broken_answers(draw):
-    """Pieces of a format in any order, with numbered words between them."""
+    """Generate pieces of a format in random order, with numbered words between them."""
     format = draw(st.sampled_from(sorted(BY_NAME)))
     markers = BY_NAME[format].markers
     parts = draw(st.lists(st.sampled_from([*markers, *markers, *SYNTAX, "word", "word"])))
@@ -54,7 +54,7 @@ def broken_answers(draw):
 
 
 def shown(events):
-    """All text of an answer that a client can see."""
+    """Return all visible text of an answer."""
     texts = []
     for event in events:
         match event:
@@ -187,7 +187,7 @@ def test_deep_arguments():
     ],
 )
 def test_work_grows_with_the_length_only(format, unit):
-    """Failed attempts are read again, so the steps are counted: a constant number a character."""
+    """Failed attempts are read again; the number of steps per character must be bounded."""
     parser = AnswerParser(BY_NAME[format], TOOLS)
     reader, n_steps = parser._reader, 0
     rewind = reader.rewind

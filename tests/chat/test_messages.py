@@ -1,4 +1,4 @@
-"""Messages made to fit templates, and formats found by them. The templates here are small ones."""
+"""Adapting messages to templates, and detecting formats, with small templates."""
 
 import json
 
@@ -136,7 +136,7 @@ def test_bad_messages(message, error, where):
     assert isinstance(caught.value, ZincError)
 
 
-def test_the_originals_stay():
+def test_the_original_messages_are_not_changed():
     messages = conversation(call("add", '{"a": 1}'))
     before = json.dumps(messages)
     prepare(messages, TemplateTraits(short_ids=True, parallel_calls=False))
@@ -161,7 +161,7 @@ def test_no_arguments():
         assert prepared[1]["tool_calls"][0]["function"]["arguments"] == {}
 
 
-def test_arguments_that_a_model_broke():
+def test_invalid_arguments_written_by_a_model():
     messages = conversation(call("add", '{"a": 1'))
     prepared = prepare(messages, TemplateTraits())
     assert prepared[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1'
@@ -201,7 +201,7 @@ def test_ids_of_nine_characters():
     assert prepare(messages, traits(SHORT_IDS)) == prepared
 
 
-def test_reasoning_under_the_name_of_the_template():
+def test_reasoning_has_the_name_that_the_template_reads():
     for key in ("reasoning_content", "reasoning", "thinking"):
         prepared = prepare(conversation(call("add", "{}"), **{key: "Hm."}), traits(THINKING))
         assert prepared[1]["thinking"] == "Hm."
@@ -212,7 +212,7 @@ def test_reasoning_under_the_name_of_the_template():
     assert "Hm.\n\nSo." in ChatTemplate(THINKING).render(both)
 
 
-def test_calls_matter_more_than_text_beside_them():
+def test_text_is_dropped_if_the_template_cannot_show_it_with_calls():
     messages = conversation(call("add", "{}"), content="So.")
     prompt = ChatTemplate(CALL_OR_TEXT).render(prepare(messages, traits(CALL_OR_TEXT)))
     assert "add" in prompt
@@ -245,14 +245,14 @@ def test_tools_for_templates_without_a_place_for_them():
 
 
 @pytest.mark.parametrize("format", [format for format in FORMATS if format.syntax])
-def test_the_syntax_that_models_are_told_is_the_one_that_is_read(format):
+def test_the_syntax_shown_to_models_is_parsed(format):
     told = format.syntax.replace("<name>", "add").replace("<arguments>", '"a": 1')
     told = told.replace("<key>", "a").replace("<value>", "1")
     (call,) = answer(format.name, [told]).calls
     assert (call.name, json.loads(call.arguments), call.complete) == ("add", {"a": 1}, True)
 
 
-def test_every_format_that_reads_calls_can_be_told_or_has_its_template():
+def test_every_format_with_calls_has_a_syntax_or_its_own_template():
     told = {format.name for format in FORMATS if format.syntax}
     reads = {format.name for format in FORMATS if format.has_calls}
     assert told <= reads

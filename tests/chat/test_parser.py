@@ -1,4 +1,4 @@
-"""Answers as token ids: whole characters, stop strings, control tokens, and thinking budgets."""
+"""Parsing token ids: characters of several tokens, stop strings, control tokens."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_no_event_holds_half_a_character(demo):
 
 @given(st.text(), st.sampled_from(["<think>", "", "Hi "]))
 @settings(max_examples=100, deadline=None)
-def test_ids_and_text_give_the_same(text, before):
+def test_token_ids_and_text_give_the_same_events(text, before):
     tokenizer = _DEMO
     ids = encode(tokenizer, before + text)
     parser = AnswerParser(BY_NAME["hermes"], TOOLS)
@@ -111,7 +111,7 @@ def test_user_defined_tokens_are_text():
     assert run(parser, encode(tokenizer, "<think>a</think>b")) == [Reasoning("a"), Content("b")]
 
 
-def test_bytes_before_a_marker_do_not_wait():
+def test_bytes_before_a_marker_are_not_held_back():
     tokenizer = vocabulary(HARMONY.markers)
     ids = encode(tokenizer, "<|channel|>analysis<|message|>a")
     broken = tokenizer.encode("é", add_special=False)[:1]
@@ -141,7 +141,7 @@ def test_bytes_before_a_marker_do_not_wait():
         ("plain", "<think>", ""),
     ],
 )
-def test_what_the_prompt_has_opened(format, prompt, opened):
+def test_the_beginning_of_the_answer_in_the_prompt(format, prompt, opened):
     assert BY_NAME[format].opened(prompt) == opened
     parser = AnswerParser(BY_NAME[format], TOOLS, opened, BY_NAME[format].markers)
     assert parser.is_thinking == bool(opened)
@@ -195,7 +195,7 @@ def test_empty_stop_string(demo):
         TokenParser(demo, BY_NAME["hermes"], stop=[""])
 
 
-def test_after_the_end_nothing_comes(demo):
+def test_no_events_after_the_end(demo):
     parser = TokenParser(demo, BY_NAME["hermes"])
     assert parser.push(encode(demo, "<")[0]) == []
     assert parser.finish() == [Content("<")]

@@ -1,4 +1,4 @@
-"""The processes that render templates: what they may do, how they end, and who shares them."""
+"""The worker processes that render templates: their limits, their end, and sharing."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def renderer():
 
 
 def worker_of(renderer: Renderer) -> int:
-    """The process id of the one worker that is idle."""
+    """Return the process id of the only idle worker."""
     (worker,) = renderer._idle
     return worker._process.pid
 
@@ -45,7 +45,7 @@ def wait_for(condition, seconds=60.0):
     assert condition()
 
 
-def test_a_worker_is_kept(renderer):
+def test_a_worker_is_reused(renderer):
     assert renderer.render("{{ x }}", {"x": 1}) == "1"
     pid = worker_of(renderer)
     with pytest.raises(RenderError, match="'y' is undefined"):
@@ -61,7 +61,7 @@ def test_large_prompts(renderer):
     assert renderer.render("{{ x | trim ~ '!' }}", {"x": text}) == text + "!"
 
 
-def test_templates_that_take_too_much_cost_their_worker():
+def test_templates_that_exceed_a_limit_end_their_worker():
     with Renderer(seconds=0.2) as renderer:
         for source, why in ((FOREVER, "more than 0.2 s"), ("{{ 'x' * 10 ** 10 }}", "memory")):
             with pytest.raises(RenderError, match=f"was stopped.*{why}") as failure:
@@ -98,7 +98,7 @@ def test_a_worker_that_is_killed_while_it_renders():
         assert renderer.render("x", {}) == "x"
 
 
-def test_a_terminals_signals_do_not_reach_workers(renderer):
+def test_signals_of_the_terminal_do_not_reach_workers(renderer):
     renderer.render("x", {})
     pid = worker_of(renderer)
     assert os.getpgid(pid) != os.getpgid(0)
@@ -109,7 +109,7 @@ def test_a_terminals_signals_do_not_reach_workers(renderer):
 
 
 @needs_proc
-def test_what_a_worker_may_do(renderer, monkeypatch):
+def test_restrictions_of_a_worker(renderer, monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "123")
     with Renderer() as other:
         other.render("x", {})
@@ -144,7 +144,7 @@ def test_threads_share_workers():
         assert 1 <= len(renderer._idle) <= 3
 
 
-def test_others_render_while_a_template_freezes():
+def test_other_templates_render_while_one_never_ends():
     with Renderer(seconds=60) as renderer:
         renderer.render("x", {})
         frozen = worker_of(renderer)
@@ -185,7 +185,7 @@ def test_an_interrupted_rendering_leaves_no_reply_behind():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
-def test_a_forked_process_has_workers_of_its_own(renderer):
+def test_a_forked_process_has_its_own_workers(renderer):
     renderer.render("x", {})
     pid = worker_of(renderer)
     if (child := os.fork()) == 0:
@@ -217,7 +217,7 @@ if sys.argv[1] != "exit":
 @needs_proc
 @pytest.mark.parametrize("state", ["exit", "idle", pytest.param("busy", marks=pytest.mark.every)])
 def test_workers_end_with_their_parent(state):
-    """At its exit at once, and soon when it is killed: busy ones by their limit of CPU time."""
+    """They end with its exit, and soon after it is killed: busy ones by their CPU time limit."""
     command = [sys.executable, "-W", "error", "-c", PARENT, state, FOREVER]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
@@ -242,7 +242,7 @@ def test_a_python_that_cannot_start(monkeypatch, tmp_path):
                 renderer.render("x", {})
 
 
-def test_a_worker_gets_ready_while_a_model_is_loaded(monkeypatch):
+def test_a_worker_starts_while_a_model_loads(monkeypatch):
     with Renderer() as renderer:
         monkeypatch.setattr("zinc.chat.renderer.SHARED", renderer)
         with LLM(backend="null", context=64):

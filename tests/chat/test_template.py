@@ -1,4 +1,4 @@
-"""Chat templates: what Hugging Face gives them, what they may not do, and prompts as ids."""
+"""Chat templates: Hugging Face's environment, the sandbox, and prompts as token ids."""
 
 import contextlib
 import json
@@ -109,14 +109,14 @@ def test_thinking_is_on_unless_the_template_has_its_own_default(source, by_defau
     assert render(source) == {True: on, False: off, None: "off"}[by_default]
 
 
-def test_thinking_by_its_other_name_follows_a_choice():
+def test_enable_thinking_also_sets_thinking():
     source = "{{ thinking is defined }}{{ thinking }}"
     assert render(source) == "False"
     assert render(source, enable_thinking=True) == "TrueTrue"
     assert render(source, enable_thinking=True, thinking=False) == "TrueFalse"
 
 
-def test_date_string_as_llama_reads_it():
+def test_date_string_of_llama():
     source = (
         "{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
         "{{- 'Today Date: ' + date_string }}"
@@ -127,7 +127,7 @@ def test_date_string_as_llama_reads_it():
     assert render(source, date_string="1 Jan 2000") == "Today Date: 1 Jan 2000"
 
 
-def test_functions_and_datetime_as_firefunction_reads_them():
+def test_functions_and_datetime_of_firefunction():
     source = "{{ '' + functions + '|' + (datetime | length | string) }}"
     assert render(source) == "|20"
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -135,7 +135,7 @@ def test_functions_and_datetime_as_firefunction_reads_them():
     assert render(source, functions="own", datetime="now") == "own|3"
 
 
-def test_values_reach_the_template_as_they_are():
+def test_values_reach_the_template_unchanged():
     class Name(str):
         __slots__ = ()
 
@@ -211,13 +211,13 @@ def test_nothing_to_continue(messages, why):
         render(CHATML, messages, continue_final_message=True)
 
 
-def test_a_format_that_continues_nothing():
+def test_a_format_that_cannot_continue_messages():
     harmony = "<|channel|><|message|>analysis"
     with pytest.raises(RequestError, match="cannot continue"):
         render(harmony, BEGUN, continue_final_message=True)
 
 
-def test_a_message_is_continued_or_a_new_one_begun():
+def test_continuing_and_starting_a_message_contradict():
     with pytest.raises(RequestError, match="contradict"):
         render(CHATML, BEGUN, add_generation_prompt=True, continue_final_message=True)
 
@@ -283,7 +283,7 @@ def test_failures_are_template_errors(source):
     ],
 )
 def test_unsafe_access(source):
-    """It is an error or, when only printed, nothing: jinja2's undefined value."""
+    """The access is an error, or prints as nothing (jinja2's undefined value)."""
     with contextlib.suppress(TemplateError):
         assert render(source) == ""
     assert USER == [{"role": "user", "content": "Hi"}]

@@ -1,4 +1,4 @@
-"""Conversations of client libraries with a running server; what is not installed is skipped.
+"""Client libraries against a running server; those not installed are skipped.
 
 The libraries conflict with each other, so each is installed into a folder of its own and put on
 PYTHONPATH (CONTRIBUTING.md). Their own warnings are not errors here.
@@ -31,7 +31,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test no answer is being made, and no block of the cache is held."""
+    """Check after each test that no sequence runs and no cache block is in use."""
     yield
     gc.collect()  # connections that a library leaves open are closed, and warned about, here
     request.getfixturevalue("server").wait_idle()
@@ -39,14 +39,14 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def loop() -> Iterator[asyncio.Runner]:
-    """One event loop for a test, so that its client is closed in the loop that it ran in."""
+    """Return an event loop for the whole test: a client must be closed in the loop it ran in."""
     with asyncio.Runner() as found:
         yield found
 
 
 @pytest.fixture
 def url(server: Running, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of the OpenAI API; clients find no key or address in the environment."""
+    """Return the URL of the OpenAI API, with no keys or URLs in the environment."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     return f"{server.url}/v1"

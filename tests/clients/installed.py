@@ -1,4 +1,4 @@
-"""Whether a client library is installed."""
+"""A mark for tests that need a client library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def needs(module: str, package: str) -> pytest.MarkDecorator:
-    """Return the mark of tests that import `module`, which PyPI's `package` has."""
+    """Return a mark that skips tests unless `module` of PyPI's `package` is installed."""
     try:
         found = find_spec(module)
     except ModuleNotFoundError:  # of a parent package

@@ -1,4 +1,4 @@
-"""instructor (https://python.useinstructor.com): structured answers in each of its modes."""
+"""Tests with instructor (https://python.useinstructor.com): structured answers in each mode."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_several_calls(url: str):
     assert found == [get_weather(city="Paris")]
 
 
-def test_an_object_that_grows(url: str):
+def test_a_partial_object_in_a_stream(url: str):
     import instructor
     import openai
 

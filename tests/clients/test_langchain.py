@@ -1,4 +1,4 @@
-"""langchain-openai and langchain-anthropic (https://docs.langchain.com)."""
+"""Tests with langchain-openai and langchain-anthropic (https://docs.langchain.com)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama-index-llms-openai-like (https://docs.llamaindex.ai)."""
+"""Tests with llama-index-llms-openai-like (https://docs.llamaindex.ai)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""openai-agents (https://github.com/openai/openai-agents-python), over chat and over responses."""
+"""Tests with openai-agents (https://github.com/openai/openai-agents-python)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pydantic-ai (https://ai.pydantic.dev), over chat, responses and Anthropic's API."""
+"""Tests with pydantic-ai (https://ai.pydantic.dev), using chat, responses and Anthropic's API."""
 
 from __future__ import annotations
 

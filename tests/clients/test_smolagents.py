@@ -1,4 +1,4 @@
-"""smolagents (https://huggingface.co/docs/smolagents): its model, and an agent that calls tools."""
+"""Tests with smolagents (https://huggingface.co/docs/smolagents): a model and an agent."""
 
 from __future__ import annotations
 

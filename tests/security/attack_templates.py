@@ -1,7 +1,7 @@
-"""Renders hostile templates one after the other, and a good one after each; prints a JSON object.
+"""Render hostile templates, and a good one after each; print the outcomes as a JSON object.
 
-A program of its own, so that its children are the workers alone: `peak_bytes` is the most memory
-that one of them had.
+This is a separate program, so that its only children are the workers: `peak_bytes` is the largest
+memory of one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def attempt(renderer: Renderer, source: str) -> str:
 
 
 def recovered(renderer: Renderer) -> bool:
-    """Whether a good template is rendered; on a busy machine it may meet the short deadline too."""
+    """Return whether a good template is rendered; on a busy machine it may exceed the deadline."""
     return any(attempt(renderer, GOOD) == "Hi!" for _ in range(9))
 
 

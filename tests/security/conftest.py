@@ -1,4 +1,4 @@
-"""A real server for attacks, and a look at whether it answers ordinary requests afterwards."""
+"""A server for attacks; after each test it must still answer ordinary requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def _still_serves(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each attack on the shared server nothing is left in it, and it answers."""
+    """Check after each attack that nothing is left in the server and that it answers."""
     yield
     if "server" in request.fixturenames:
         found: Running = request.getfixturevalue("server")

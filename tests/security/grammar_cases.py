@@ -1,7 +1,7 @@
-"""Random schemas, regular expressions and grammars: sensible ones, hostile ones, and mutations.
+"""Random schemas, regular expressions and grammars: valid ones, hostile ones, and mutations.
 
-A case is a pair of kind and source, for `Grammars.constraint`. `case(seed, i)` is the same every
-time, so that a crash can be repeated.
+A case is a pair of kind and source, for `Grammars.constraint`. `case(seed, i)` always returns the
+same case, so that a crash can be reproduced.
 """
 
 # ruff: noqa: E501
@@ -77,7 +77,7 @@ GBNF = [
 
 
 def case(seed: int, i: int) -> tuple[str, Any]:
-    """Return the `i`th case of a run."""
+    """Return case number `i` of the run with this seed."""
     rng = random.Random(f"{seed}/{i}")
     makers: list[Callable[[random.Random], tuple[str, Any]]] = [
         _sensible, _sensible, _sensible, _hostile, _hostile, _deep, _regex, _regex, _lark, _lark,
@@ -91,7 +91,7 @@ def _sensible(rng: random.Random) -> tuple[str, Any]:
 
 
 def schema(rng: random.Random, depth: int = 0) -> Any:
-    """A schema of valid keywords, often together with some that do not fit its type."""
+    """Return a schema of valid keywords, some of which may not fit its type."""
     if depth and rng.random() < 0.06:
         return rng.choice([True, False, {}])
     kinds = TYPES[:5] if depth > 2 else TYPES
@@ -169,7 +169,7 @@ def _value(rng: random.Random, depth: int) -> Any:
 
 
 def _hostile(rng: random.Random) -> tuple[str, Any]:
-    """Any keyword with any value: of the right kind, extreme, or wrong."""
+    """Return a schema with random keywords and values: of the right type, extreme, or wrong."""
     return "json_schema", _keywords(rng, 3)
 
 
@@ -215,7 +215,7 @@ def _keywords(rng: random.Random, depth: int) -> Any:
 
 
 def _deep(rng: random.Random) -> tuple[str, Any]:
-    """Much of one thing: nesting, references in a chain or a circle, choices, names."""
+    """Return a schema with very many nested values, references, choices or names."""
     n = rng.choice([10, 50, 110, 130, 500, 2000])
     kind = rng.randint(0, 9)
     if kind == 0:
@@ -295,7 +295,7 @@ def _text(rng: random.Random) -> tuple[str, Any]:
 
 
 def _mutated(rng: random.Random, text: str) -> str:
-    """A text with pieces left out, repeated, exchanged, or numbers made extreme."""
+    """Return a text with parts removed, repeated or exchanged, or with extreme numbers."""
     for _ in range(rng.choice([0, 1, 1, 2, 4])):
         at = rng.randint(0, len(text))
         to = min(len(text), at + rng.choice([1, 1, 3, 10]))

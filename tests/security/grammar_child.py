@@ -1,10 +1,10 @@
-"""Takes cases of grammar_cases.py through a model's grammars, in a process that may die of them.
+"""Run cases of grammar_cases.py through a model's grammars, in a process that may crash.
 
     python -m security.grammar_child SEED FIRST LAST     random cases
     python -m security.grammar_child -                   cases from stdin, a JSON list
 
-Before each case its number goes to stdout; after it, how it ended, the seconds, and the memory of
-the process in MB.
+It prints the number of each case before running it; afterwards the outcome, the seconds, and the
+memory of the process in MB.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ N_TOKENS = 60
 
 
 def walk(grammars: Grammars, kind: Any, source: Any, tokenizer: Tokenizer) -> str:
-    """Return how a case ended: refused, followed, whole, or wrong with what was written."""
+    """Return the outcome of a case: refused, followed, whole, or wrong with the text."""
     try:
         answer = grammars.constraint(kind, source).start()
     except RequestError:
@@ -61,7 +61,7 @@ def walk(grammars: Grammars, kind: Any, source: Any, tokenizer: Tokenizer) -> st
 
 
 def _judged(source: Any, text: str) -> str:
-    """Hold a whole answer against the schema with the jsonschema package."""
+    """Check a complete answer against the schema with the jsonschema package."""
     import jsonschema
     import referencing
 

@@ -1,11 +1,11 @@
-"""Chat templates that attack the machine: a name and a source for each.
+"""Hostile chat templates, as pairs of name and source.
 
-Each needs far more time or memory than a server may give it, by another part of Jinja or Python.
+Each needs far more time or memory than is allowed, by a different feature of Jinja or Python.
 """
 
 from __future__ import annotations
 
-# Blocks around a statement that runs until it is stopped; `range` ends at 100,000.
+# Loops around a statement that runs until it is stopped; the sandbox limits `range` to 100,000.
 _FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}"
 _END = "{% endfor %}{% endfor %}"
 _DOUBLING = "{% set ns = namespace(s='ab', l=[1, 2], d={}, n=3) %}{% for i in range(60) %}"
@@ -34,7 +34,7 @@ TEMPLATES = {
     "range to a list": "{{ range(10 ** 12) | list }}",
     "generators of generators": "{% set ns = namespace(g=range(90000)) %}{% for i in range(900) %}"
     "{% set ns.g = ns.g | map('string') %}{% endfor %}{{ ns.g | list }}",
-    # nested lists, which are small until somebody walks through them
+    # nested lists, which are small but take long to print
     "comparison of nested lists": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
     "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}",
     "text of nested lists": _doubling("{% set ns.l = [ns.l, ns.l] %}", "{{ ns.l }}"),

@@ -1,4 +1,4 @@
-"""Model files that change under a process that reads them: an error, and never a signal."""
+"""Model files that change while they are read: an error, and never a crash."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests/data/fixtures"
 
-# Loads copies of argv[1] in the folder argv[2], each cut by a thread at a random time to a random
-# size, beside a model that serves all the while. Prints what became of each.
+# Load copies of argv[1] in the folder argv[2]. A thread truncates each at a random time to a random
+# size, while another model generates tokens. Print each outcome.
 CUT_BY_A_THREAD = """
 import json, os, random, shutil, sys, threading, time
 from zinc import LLM, SamplingParams
@@ -49,7 +49,7 @@ with LLM(source, context=64, threads=1) as other:
 print(json.dumps(outcomes))
 """
 
-# Loads copies of argv[1], each cut right before one of the reads of tensors.
+# Load copies of argv[1], each truncated right before one of the reads of tensors.
 CUT_BEFORE_A_READ = """
 import json, os, shutil, sys
 from zinc import LLM
@@ -84,7 +84,7 @@ print(json.dumps(outcomes))
 
 
 def run(program: str, *arguments: object) -> list[str]:
-    """Return what the program prints; fails when it ends by a signal or a traceback."""
+    """Return the output of the program; fail if it ends with a signal or a traceback."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

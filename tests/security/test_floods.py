@@ -1,4 +1,4 @@
-"""Bodies that are large, unfinished or full of small values: what they cost, and whom they stop."""
+"""Bodies that are large, unfinished or full of small values must not stop other requests."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def n_values(value: Any) -> int:
 
 @settings(max_examples=examples(400))
 @given(JSON, st.booleans(), st.integers(1, 9))
-def test_values_are_counted_before_they_are_made(value, ascii, size):
-    """Never fewer than there are; and what is in strings does not count where it would matter."""
+def test_values_are_counted_before_parsing(value, ascii, size):
+    """The count is never too low, and characters in strings do not count in long texts."""
     data = json.dumps(value, ensure_ascii=ascii).encode()
     assert count_values(data) >= n_values(value)
     with pytest.MonkeyPatch.context() as patch:
@@ -83,18 +83,18 @@ def _without_text(value: Any) -> Any:
     ],
     ids=["numbers", "arrays", "objects", "members"],
 )
-def test_too_many_values_are_refused_unread(data):
+def test_too_many_values_are_refused_before_parsing(data):
     with pytest.raises(ApiError, match="too many values") as error:
         count_values(data)
     assert error.value.status == 413
 
 
-def test_text_may_hold_any_number_of_marks():
+def test_text_may_contain_any_number_of_commas_and_brackets():
     text = json.dumps({"content": 'a["b"], {c: \\d}' * (1 << 18)}).encode()
     assert count_values(text) < 10
 
 
-def test_a_prompt_of_as_many_tokens_as_a_context_has_is_read():
+def test_a_prompt_of_as_many_tokens_as_the_context_is_accepted():
     assert count_values(json.dumps({"prompt": [1000] * 1_000_000}).encode()) <= MAX_VALUES
 
 
@@ -109,7 +109,7 @@ def test_a_prompt_of_as_many_tokens_as_a_context_has_is_read():
     ],
     ids=["arrays", "messages", "fewer messages", "nested", "members"],
 )
-def test_a_body_of_small_values_stalls_nobody(server: Running, path, data):
+def test_a_body_of_small_values_delays_no_other_request(server: Running, path, data):
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(server.post(path, data)))
     slowest = 0.0
@@ -126,8 +126,8 @@ def test_a_body_of_small_values_stalls_nobody(server: Running, path, data):
 # -- unfinished bodies ----------------------------------------------------------------------------
 
 
-def test_unfinished_bodies_share_a_memory():
-    """24 clients send most of a large body and no more; others go on being answered."""
+def test_unfinished_bodies_share_a_memory_limit():
+    """24 clients send most of a large body and then stop; others are still answered."""
     part = b'{"prompt": "' + b"a " * (500 << 10)
     with running(max_body_bytes=2 << 20, max_body_memory_bytes=6 << 20) as server:
         memory = server.application.body_memory
@@ -137,7 +137,7 @@ def test_unfinished_bodies_share_a_memory():
         clients = [server.connect() for _ in range(24)]
         refused = []
         for client in clients:
-            # Some are refused before all of it is sent.
+            # Some are refused before the whole body is sent.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 client.sendall(head + part)
         wait_for(lambda: memory.n_bytes > 4 << 20)
@@ -171,7 +171,7 @@ def test_memory_is_counted_until_a_request_is_answered(server: Running):
     wait_for(lambda: memory.n_bytes == 0)
 
 
-def test_one_body_has_to_fit():
+def test_the_memory_limit_must_allow_one_body():
     model = (ModelSource("demo", None),)
     with pytest.raises(RequestError, match="--max-body-memory is less than --max-body"):
         ServerConfig(model, max_body_bytes=2 << 20, max_body_memory_bytes=1 << 20)
@@ -180,14 +180,14 @@ def test_one_body_has_to_fit():
 
 # -- memory of a request --------------------------------------------------------------------------
 
-# docs/server.md promises these.
+# Limits that docs/server.md documents.
 TIMES_THE_BODY, AND_BYTES = 24, 256 << 20
 BODY_BYTES = 8 << 20
 
 
 @dataclass
 class Process:
-    """A server as a process of its own."""
+    """A server in a separate process."""
 
     process: subprocess.Popen[str]
     port: int
@@ -199,7 +199,7 @@ class Process:
         return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) << 10
 
     def growth_bytes(self, path: str, data: bytes) -> tuple[int, int]:
-        """Return the status of a request, and the peak of memory above that of an idle server.
+        """Return the status of a request, and the peak memory above that of an idle server.
 
         Freed memory that the process has not given back to the system counts.
         """

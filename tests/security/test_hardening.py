@@ -1,4 +1,4 @@
-"""How the extension is linked and compiled: what makes a memory error hard to exploit."""
+"""Hardening flags of the compiled extension, which make memory errors hard to exploit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests with two lengths, and more connections than the process may have files open."""
+"""Requests with two lengths, and more connections than allowed open files."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_each_of_two_requests_with_one_length_is_answered(server: Running):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit of open files")
-def test_more_connections_than_files_fill_no_log():
-    """The process may have 64 files open; 120 connections come, and go again."""
+def test_more_connections_than_files_do_not_flood_the_log():
+    """The process may open 64 files; 120 clients connect and disconnect."""
     command = f"ulimit -n 64; exec {sys.executable} -m zinc serve --port 0 --backend {LOAD.backend}"
     process = subprocess.Popen(
         ["sh", "-c", command],

@@ -1,4 +1,4 @@
-"""What one API key can learn of another: nothing of its prompts, nothing of its responses."""
+"""An API key can learn nothing about the prompts and responses of another key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving import Answer, Brake, Running, brake_engines, running
 VICTIM, ATTACKER = "key-of-the-victim", "key-of-the-attacker"
 SECRET = "My bank has given me a new card, and the number that goes with it is 4711. " * 8
 
-# path, fields with a text in them, where the answer says how much of the prompt was cached
+# path, fields with a text, path in the answer to the number of cached prompt tokens
 CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 1}
 ENDPOINTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "/v1/chat/completions": (CHAT, ("usage", "prompt_tokens_details", "cached_tokens")),
@@ -31,7 +31,7 @@ ENDPOINTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Running]:
-    """A server with two keys."""
+    """Run a server with two API keys."""
     with running(api_keys=(VICTIM, ATTACKER)) as found:
         yield found
 
@@ -56,7 +56,7 @@ def cached(answer: Answer, path: str) -> int:
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_key_finds_what_it_sent_and_not_what_another_did(guarded: Running, path):
+def test_a_key_shares_the_prefix_cache_only_with_itself(guarded: Running, path):
     (name,) = {"messages", "input", "prompt"} & ENDPOINTS[path][0].keys()
     text = f"To {path}: {SECRET}"
     own = {name: [{"role": "user", "content": text}] if name == "messages" else text}
@@ -66,7 +66,7 @@ def test_a_key_finds_what_it_sent_and_not_what_another_did(guarded: Running, pat
     assert cached(ask(guarded, path, ATTACKER, **own), path) > 50
 
 
-def test_the_way_that_a_key_is_sent_does_not_matter(guarded: Running):
+def test_both_headers_of_a_key_share_the_cache(guarded: Running):
     path = "/v1/completions"
     ask(guarded, path, VICTIM, cache_salt="ways")
     fields = {**ENDPOINTS[path][0], "cache_salt": "ways"}
@@ -77,7 +77,7 @@ def test_the_way_that_a_key_is_sent_does_not_matter(guarded: Running):
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_salt_divides_what_a_key_sent(guarded: Running, path):
+def test_a_salt_divides_the_cache_of_a_key(guarded: Running, path):
     ask(guarded, path, VICTIM, cache_salt=f"a{path}")
     assert cached(ask(guarded, path, VICTIM, cache_salt=f"a{path}"), path) > 50
     assert cached(ask(guarded, path, VICTIM, cache_salt=f"b{path}"), path) == 0
@@ -94,12 +94,12 @@ def test_a_salt_works_without_keys(server: Running):
 
 
 @pytest.mark.parametrize("salt", ["", 1, [], "x" * 2000])
-def test_a_salt_that_is_none_is_refused(server: Running, salt):
+def test_an_invalid_salt_is_refused(server: Running, salt):
     answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "cache_salt": salt})
     assert (answer.status, answer.json["error"]["param"]) == (400, "cache_salt")
 
 
-def test_a_shared_cache_is_shared_by_keys():
+def test_share_cache_shares_the_cache_between_keys():
     path = "/v1/completions"
     with running(api_keys=(VICTIM, ATTACKER), share_cache=True) as server:
         ask(server, path, VICTIM)
@@ -107,7 +107,7 @@ def test_a_shared_cache_is_shared_by_keys():
         assert cached(ask(server, path, ATTACKER, cache_salt="a"), path) == 0
 
 
-def test_progress_and_timings_tell_nothing_of_another_key(guarded: Running):
+def test_progress_and_timings_reveal_nothing_about_another_key(guarded: Running):
     path = "/completion"
     ask(guarded, path, VICTIM, cache_salt="progress")
     more = {"cache_salt": "progress", "return_progress": True, "stream": True}
@@ -144,7 +144,7 @@ def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
     found.release()
 
 
-def test_slots_show_the_settings_of_ones_own_requests(guarded: Running, brake: Brake):
+def test_slots_show_settings_only_of_the_same_key(guarded: Running, brake: Brake):
     brake.hold()
     fields = {"prompt": "a", "max_tokens": 1, "stop": ["4711"], "stream": True}
     with guarded.connect() as client:

@@ -1,4 +1,4 @@
-"""Panics of Rust libraries and models that cannot be loaded: errors with a status, told once."""
+"""Panics of Rust libraries and models that fail to load become errors, logged once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from zinc.tokenizer.vocabulary import TokenKind
 
 
 def panic() -> BaseException:
-    """A panic of the tokenizer library: no token is as long as this merge."""
+    """Return a panic of the tokenizer library, caused by a merge longer than any token."""
     from tokenizers.models import BPE
 
     with pytest.raises(BaseException, match="out of range") as found:
@@ -36,7 +36,7 @@ def panic() -> BaseException:
     return found.value
 
 
-def test_a_panic_is_told_from_other_exceptions():
+def test_panics_are_recognised():
     found = panic()
     assert is_panic(found)
     assert not isinstance(found, Exception)
@@ -44,13 +44,13 @@ def test_a_panic_is_told_from_other_exceptions():
         assert not is_panic(other)
 
 
-def test_a_merge_that_makes_no_token_is_left_out():
+def test_a_merge_without_token_is_left_out():
     tokens = ("ab", TokenKind.NORMAL)
     found = Tokenizer.from_metadata(byte_level(tokens, merges=["a b", "ab c", "é è"]))
     assert [found.text_of(id) for id in found.encode("abc")] == ["ab", "c"]
 
 
-def test_merges_that_the_library_panics_on_are_a_damaged_tokenizer(monkeypatch):
+def test_merges_that_make_the_library_panic_are_a_format_error(monkeypatch):
     from zinc.tokenizer import bpe
 
     error = panic()
@@ -60,7 +60,7 @@ def test_merges_that_the_library_panics_on_are_a_damaged_tokenizer(monkeypatch):
 
 
 def test_millions_of_spaces_are_a_bad_request(server: Running):
-    """The tokenizer library panics on eleven million."""
+    """The tokenizer library panics on eleven million spaces."""
     for path, fields in (
         ("/tokenize", {"content": " " * 11_000_000}),
         ("/v1/completions", {"prompt": " " * 11_000_000}),
@@ -86,7 +86,7 @@ def test_a_panic_of_the_tokenizer_is_a_bad_request(server: Running, monkeypatch)
     assert "cannot be tokenized" in answer.json["error"]["message"]
 
 
-def test_a_panic_elsewhere_is_a_fault_of_the_server_and_no_more(server: Running, monkeypatch):
+def test_a_panic_elsewhere_is_an_internal_error(server: Running, monkeypatch):
     assert server.application.pool is not None
     (model,) = server.application.pool.loaded
     error = panic()
@@ -108,7 +108,7 @@ class PanickingMatcher:
 
 
 @pytest.mark.parametrize("method", ["unsafe_compute_mask_ptr", "consume_token"])
-def test_a_panic_over_a_grammar_ends_its_request_alone(server: Running, monkeypatch, method):
+def test_a_panic_in_a_grammar_ends_only_its_request(server: Running, monkeypatch, method):
     pytest.importorskip("llguidance")
     begin = GrammarConstraint.__init__
 
@@ -134,7 +134,7 @@ def test_a_panic_over_a_grammar_ends_its_request_alone(server: Running, monkeypa
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that were loaded."""
+    """Collect the paths of the files that are loaded."""
     found: list[Path] = []
     load = pool.load_llm
 
@@ -165,7 +165,7 @@ def test_a_damaged_model_is_loaded_once_until_its_file_changes(tmp_path: Path, l
         assert loads.count(bad) == 2
 
 
-def test_a_panic_while_a_model_is_loaded_is_told_once(
+def test_a_panic_while_a_model_loads_is_logged_once(
     tmp_path: Path, loads: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
     other = tmp_path / "other.gguf"

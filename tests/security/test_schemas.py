@@ -1,8 +1,8 @@
-"""Schemas, regular expressions and grammars that would end the process, or take it too long.
+"""Schemas, regular expressions and grammars that could crash the process or take too long.
 
-They run in a child process. Several of them end llguidance 1.9.1 by a signal, or keep it busy for
-minutes, when they reach it unchecked; another version of it has to be run through `dev/fuzz-grammars`
-before pyproject.toml admits it.
+They run in a child process. Several of them crash llguidance 1.9.1, or keep it busy for minutes,
+if they reach it unchecked. Run another version through `dev/fuzz-grammars` before allowing it in
+pyproject.toml.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rules(n: int, name: str = "r") -> str:
 
 
 # ruff: noqa: E501
-# Kind, source, and how it has to end: "refused", or "taken".
+# Kind, source, and the expected outcome: "refused" or "taken".
 CORPUS: dict[str, tuple[str, Any, str]] = {
     "the least 64-bit integer": ("json_schema", {"type": "integer", "minimum": LOW, "maximum": LOW}, "taken"),
     "all 64-bit integers": ("json_schema", {"type": "integer", "minimum": LOW, "maximum": HIGH}, "taken"),
@@ -102,7 +102,7 @@ CORPUS: dict[str, tuple[str, Any, str]] = {
 
 
 def run(arguments: list[str], cases: object = None) -> list[tuple[int, str, float, int]]:
-    """Results of a child process, which has to live to its end."""
+    """Return the results of a child process, which must not crash."""
     path = [str(ROOT / "src"), str(ROOT / "tests")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(
@@ -114,7 +114,7 @@ def run(arguments: list[str], cases: object = None) -> list[tuple[int, str, floa
     return [tuple(json.loads(line)) for line in lines if line.startswith("[")]
 
 
-def test_no_case_of_the_corpus_ends_the_process_or_takes_it_long():
+def test_no_case_of_the_corpus_crashes_or_takes_too_long():
     found = run(["-"], [case[:2] for case in CORPUS.values()])
     assert len(found) == len(CORPUS)
     for name, (_, ended, seconds, peak_mb) in zip(CORPUS, found, strict=True):
@@ -125,7 +125,7 @@ def test_no_case_of_the_corpus_ends_the_process_or_takes_it_long():
         assert peak_mb < PEAK_MB, name
 
 
-def test_random_cases_do_not_either():
+def test_no_random_case_crashes_or_takes_too_long():
     n = effort.examples(800)
     found = run(["17", "0", str(n)])
     assert len(found) == n
@@ -134,12 +134,12 @@ def test_random_cases_do_not_either():
     assert max(each[3] for each in found) < PEAK_MB
 
 
-def test_the_corpus_was_run_with_this_version_of_llguidance():
+def test_the_corpus_names_the_installed_version_of_llguidance():
     installed = importlib.metadata.version("llguidance")
     assert installed.startswith(CHECKED_VERSIONS), f"run dev/fuzz-grammars with {installed}"
 
 
-def test_the_fuzzer_sums_up():
+def test_the_fuzzer_prints_a_summary():
     command = [sys.executable, str(ROOT / "dev/fuzz-grammars"), "--cases", "12", "--seconds", "600"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Chat templates that attack: each is stopped in time and memory, and the server goes on."""
+"""Hostile chat templates: each is stopped by a limit, and the server goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
 
 @cache
 def attack(seconds: float) -> dict[str, Any]:
-    """The outcome of every hostile template, each with a deadline of `seconds`."""
+    """Return the outcome of every hostile template with a deadline of `seconds`."""
     script = Path(__file__).with_name("attack_templates.py")
     done = subprocess.run(
         [sys.executable, script, str(seconds)],
@@ -63,7 +63,7 @@ def test_hostile_templates_get_little_memory(seconds: float) -> None:
     assert attack(seconds)["peak_bytes"] < MEMORY_BYTES
 
 
-def test_a_server_whose_template_freezes_stops_at_a_signal(tmp_path: Path) -> None:
+def test_a_signal_stops_a_server_whose_template_never_ends(tmp_path: Path) -> None:
     template = tmp_path / "freezes.jinja"
     template.write_text("{% set x = messages %}" + FOREVER)
     command = [sys.executable, "-m", "zinc", "serve", "--port", "0", "--backend", "ref"]

@@ -1,4 +1,4 @@
-"""What somebody does on the page, and waits to see there, for tests to read like it."""
+"""Actions on the chat page, and waits for their visible effects, for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serving import PATIENCE_S, wait_for
 
 
 def expect(found: Any) -> Any:
-    """Playwright's assertions, which wait for what comes in a moment."""
+    """Return Playwright's assertions, which wait for a condition."""
     from playwright import sync_api  # tests without it are skipped
 
     sync_api.expect.set_options(timeout=1000 * PATIENCE_S)
@@ -22,12 +22,12 @@ def send(tab: Any, text: str) -> None:
 
 
 def wait_answered(tab: Any) -> None:
-    """Waits until no answer is on its way; the whole of it is drawn then."""
+    """Wait until no answer is running and everything is drawn."""
     tab.wait_for_selector("#stop", state="hidden")
 
 
 def ask(tab: Any, text: str) -> str:
-    """Sends a message; the answer's text."""
+    """Send a message and return the text of the answer."""
     send(tab, text)
     wait_answered(tab)
     return last_answer(tab)
@@ -43,18 +43,18 @@ def last_answer(tab: Any) -> str:
 
 
 def expect_answers(tab: Any, *texts: str) -> None:
-    """Waits until these are the answers of the conversation that is shown, and no others."""
+    """Wait until the shown conversation has exactly these answers."""
     expect(answers(tab)).to_have_text(list(texts), use_inner_text=True)
 
 
 def wait_focused(tab: Any, name: str, wanted: str) -> None:
-    """Waits until the element with the focus has a property of this value."""
+    """Wait until the focused element has this value of a property."""
     test = "([name, wanted]) => document.activeElement[name] === wanted"
     tab.wait_for_function(test, arg=[name, wanted])
 
 
 def stop_clock(tab: Any) -> None:
-    """Lets no time pass for the page: what it shows for a moment stays until `let_time_pass`."""
+    """Stop the page's timers, so that short messages stay visible until `let_time_pass`."""
     tab.evaluate(
         """() => {
             const begin = window.setTimeout;
@@ -86,7 +86,7 @@ STORED = """() => new Promise((resolve, reject) => {
 
 
 def wait_stored(tab: Any, *texts: str) -> None:
-    """Waits until the conversations in the browser's store hold these texts."""
+    """Wait until the conversations in the browser's store contain these texts."""
 
     def are_there() -> bool:
         kept = json.dumps(tab.evaluate(STORED), ensure_ascii=False)
@@ -96,7 +96,7 @@ def wait_stored(tab: Any, *texts: str) -> None:
 
 
 def wait_ended(tab: Any, n: int) -> None:
-    """Waits until the browser's store holds so many answers, and the end of each."""
+    """Wait until the browser's store contains `n` complete answers."""
 
     def have_ended() -> bool:
         nodes = [node for each in tab.evaluate(STORED) for node in each["nodes"].values()]

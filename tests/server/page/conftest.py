@@ -33,7 +33,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def lab(browser: Any) -> Iterator[Any]:
-    """One page for tests that call its modules and leave it as it is."""
+    """A page shared by tests that only call its modules."""
     with scripted() as script:
         found = new_tab(browser)
         found.goto(script.url)
@@ -42,7 +42,7 @@ def lab(browser: Any) -> Iterator[Any]:
 
 
 def new_tab(browser: Any, **options: Any) -> Any:
-    """A page in a profile of its own."""
+    """Return a new page in an empty browser profile."""
     context = browser.new_context(**options)
     context.set_default_timeout(1000 * PATIENCE_S)
     return context.new_page()
@@ -50,13 +50,13 @@ def new_tab(browser: Any, **options: Any) -> Any:
 
 @dataclass
 class Kept:
-    """A page that tests take in turn: each new one is a new process, and that takes a second."""
+    """A page that tests use one after another, since a new page takes a second."""
 
     tab: Any
     problems: list[str] = field(default_factory=list)
 
     def clean(self) -> None:
-        """Leaves nothing of a test on the page, or of what the browser has stored for it."""
+        """Clear the page and the browser's storage after a test."""
         for other in self.tab.context.pages:
             if other is not self.tab:
                 other.close()
@@ -79,7 +79,7 @@ def kept(browser: Any) -> Iterator[Kept]:
 
 @pytest.fixture
 def open_tab(browser: Any, kept: Kept) -> Iterator[Callable[..., Any]]:
-    """Opens a page in a profile without anything in it; each has its own.
+    """Open a page in an empty browser profile.
 
     A script error or a broken policy fails the test.
     """
@@ -106,12 +106,12 @@ def open_tab(browser: Any, kept: Kept) -> Iterator[Callable[..., Any]]:
 
 
 def watch(tab: Any, problems: list[str]) -> None:
-    """Notes script errors, violations of the content policy, and dialogs."""
+    """Collect script errors, violations of the Content-Security-Policy, and dialogs."""
     tab.on("pageerror", lambda error: problems.append(str(error)))
     tab.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
 
     def on_console(message: Any) -> None:
-        # What the server refuses is logged by the browser, and shown by the page.
+        # The browser logs error responses; the page shows them.
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
             problems.append(message.text)
 
@@ -126,5 +126,5 @@ def script() -> Iterator[Script]:
 
 @pytest.fixture
 def tab(open_tab: Callable[..., Any], script: Script) -> Any:
-    """The page of the scripted server."""
+    """Open the page of the scripted server."""
     return open_tab(script.url)

@@ -1,8 +1,8 @@
-"""A server that says what a test tells it to: the page's files, and answers byte by byte.
+"""A server for page tests: it serves the page's files and sends scripted answers byte by byte.
 
-For what no small model can be made to say, or no real server would send so: hostile Markdown, tool
-calls, a character cut in two by the network, a connection that breaks. An answer that a test looks
-at while it comes has a gate where the test wants to look, and goes on when the test opens it.
+Tests use it for answers that a small model cannot be made to write or a real server would not
+send: hostile Markdown, tool calls, a character cut in two, a broken connection. An answer can
+contain gates, where it waits until the test opens them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ASSETS = page.assets()
 
 Gate: TypeAlias = threading.Event
 Part: TypeAlias = bytes | float | Gate
-"""Of an answer: bytes as they go out, seconds to wait, or a gate to wait at."""
+"""A part of an answer: bytes to send, seconds to wait, or a gate to wait at."""
 
 
 @dataclass
 class Failure:
-    """An answer that is an error."""
+    """An error response."""
 
     status: int
     message: str
@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass
 class Script:
-    """The state of the server: what it will answer, and what it was asked."""
+    """The state of the server: queued answers, and the requests it received."""
 
     answers: list[Iterable[Part] | Failure] = field(default_factory=list)
     models: list[dict[str, Any]] = field(
@@ -55,24 +55,24 @@ class Script:
     url: str = ""
 
     def say(self, *parts: Part | Failure) -> None:
-        """Queues an answer: its parts, or an error."""
+        """Queue an answer: its parts, or an error."""
         if parts and isinstance(parts[0], Failure):
             self.answers.append(parts[0])
         else:
             self.say_all(part for part in parts if not isinstance(part, Failure))
 
     def say_all(self, parts: Iterable[Part]) -> None:
-        """Queues an answer, which may have no end."""
+        """Queue an answer, which may be endless."""
         self.answers.append(parts)
 
     def gate(self) -> Gate:
-        """A part where an answer waits until the test opens it with `set`."""
+        """Return a gate, where an answer waits until the test calls `set`."""
         self.gates.append(Gate())
         return self.gates[-1]
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-    """An event of a chat completion."""
+    """Return an event of a streamed chat completion."""
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     body = {"object": "chat.completion.chunk", "model": "demo", "choices": [choice], **more}
     return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
@@ -85,7 +85,7 @@ def answer(
     calls: Iterable[tuple[str, str]] = (),
     finish: str = "stop",
 ) -> list[Part]:
-    """A whole stream: reasoning, content and calls in pieces, timings, usage and the end mark.
+    """Return a whole stream: reasoning, content and calls in pieces, timings, usage and its end.
 
     Between the pieces there may be gates.
     """
@@ -118,7 +118,7 @@ def answer(
 
 @contextmanager
 def scripted(port: int = 0) -> Iterator[Script]:
-    """Such a server on a free port, or on this one."""
+    """Run a scripted server on `port`, by default a free one."""
     script = Script()
 
     class Handler(_Handler):

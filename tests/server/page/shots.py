@@ -1,4 +1,4 @@
-"""Makes the screenshots of docs/chat-page.md: `python tests/server/page/shots.py docs/images`.
+"""Take the screenshots of docs/chat-page.md: `python tests/server/page/shots.py docs/images`.
 
 The texts are samples, so that the pictures show what the page can, and not what a small model says.
 """

@@ -1,4 +1,4 @@
-"""The chat page and what servers and models do to it: cut characters, hostile text, failures."""
+"""The chat page with difficult answers: cut characters, hostile text, failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from serving import PATIENCE_S, wait_for
 OpenTab = Callable[..., Any]
 
 
-def test_characters_cut_by_the_network_arrive_whole(tab: Any, script: Script) -> None:
+def test_characters_split_between_chunks_are_decoded(tab: Any, script: Script) -> None:
     text = "你好,世界。🦊👩‍👩‍👧 é"
     stream = b"".join(part for part in answer(text) if isinstance(part, bytes))
     stream = stream.replace(b"\n\n", b"\r\n\r\n")
@@ -37,7 +37,7 @@ def test_characters_cut_by_the_network_arrive_whole(tab: Any, script: Script) ->
     assert ask(tab, "Hi") == text
 
 
-def test_lines_that_are_no_data_are_passed_over(tab: Any, script: Script) -> None:
+def test_other_lines_of_a_stream_are_ignored(tab: Any, script: Script) -> None:
     noise = b": keep-alive\n\nevent: message\nid: 7\nretry: 10\n"
     script.say(noise, *answer(["a", "b"]))
     assert ask(tab, "Hi") == "ab"
@@ -91,7 +91,7 @@ ALLOWED = {
 
 
 def assert_harmless(tab: Any, requests: list[str], url: str) -> None:
-    """No element, attribute or address of the messages does anything; nothing was fetched."""
+    """Check that messages contain no active element, attribute or URL, and nothing was fetched."""
     found = tab.evaluate(
         """() => [...document.querySelectorAll("#messages *, #sidebar *, #models *, h1")].map(
             (each) => [each.tagName, each.getAttributeNames(), each.getAttribute("href")])"""
@@ -109,7 +109,7 @@ def assert_harmless(tab: Any, requests: list[str], url: str) -> None:
 
 
 def armed(open_tab: OpenTab, script: Script) -> tuple[Any, list[str]]:
-    """A page where `hit()` counts, and the addresses it asks for."""
+    """Return a page that counts calls of `hit()`, and the URLs that it requests."""
     tab = open_tab(script.url)
     requests: list[str] = []
     tab.on("request", lambda request: requests.append(request.url))
@@ -176,7 +176,7 @@ def test_hostile_import_runs_no_script(open_tab: OpenTab, script: Script, tmp_pa
         ("[]", "holds no conversations"),
         ('{"format": "zinc-conversations", "version": 9, "conversations": []}', "another version"),
         ('{"format": "zinc-conversations", "version": 1, "conversations": [{}]}', "1 in the file"),
-        # A message that follows itself would be shown without end.
+        # A message that is its own child would be shown endlessly.
         (
             '{"format": "zinc-conversations", "version": 1, "conversations": [{"top": '
             '{"children": ["a"], "chosen": "a"}, "nodes": {"a": {"role": "user", "parent": null, '
@@ -193,7 +193,7 @@ def test_bad_imports_are_refused(tab: Any, tmp_path: Any, text: str, message: st
 
 
 def import_file(tab: Any, file: Any, told: str) -> None:
-    """Imports a file, and waits for what the page tells of it."""
+    """Import a file and wait for the page's message about it."""
     stop_clock(tab)
     tab.click("#open-settings")
     tab.set_input_files("#settings input[type=file]", file)
@@ -229,7 +229,7 @@ def test_tool_calls_are_shown_and_answered(tab: Any, script: Script) -> None:
     ]
 
 
-def test_bad_tools_are_told_before_anything_is_sent(tab: Any, script: Script) -> None:
+def test_invalid_tools_are_reported_before_sending(tab: Any, script: Script) -> None:
     tab.click("#open-settings")
     tab.get_by_label("Functions").fill('[{"nam": 1}]')
     tab.keyboard.press("Escape")
@@ -253,7 +253,7 @@ def test_reasoning_shows_its_time_while_it_runs(tab: Any, script: Script) -> Non
     expect(tab.locator(".thought")).not_to_be_visible()
 
 
-def test_loading_model_is_waited_for(tab: Any, script: Script) -> None:
+def test_page_waits_for_a_loading_model(tab: Any, script: Script) -> None:
     script.models[0].update(state="loading", progress=0.42)
     script.say(Failure(503, "the model is being loaded", "model_loading", {"Retry-After": "1"}))
     script.say(*answer("Here."))
@@ -266,7 +266,7 @@ def test_loading_model_is_waited_for(tab: Any, script: Script) -> None:
     tab.wait_for_selector("#models .dot[data-state=loaded]")
 
 
-def test_failures_are_told_and_can_be_tried_again(tab: Any, script: Script) -> None:
+def test_failures_are_shown_and_can_be_retried(tab: Any, script: Script) -> None:
     script.say(Failure(500, "the server failed on this request"))
     script.say(*answer("Better."))
     send(tab, "Hi")
@@ -275,14 +275,14 @@ def test_failures_are_told_and_can_be_tried_again(tab: Any, script: Script) -> N
     expect_answers(tab, "Better.")
 
 
-def test_broken_stream_keeps_what_came(tab: Any, script: Script) -> None:
+def test_broken_stream_keeps_the_received_text(tab: Any, script: Script) -> None:
     script.say(*answer(["Half", " an"])[:3])
     send(tab, "Hi")
     expect(tab.locator(".note.error")).to_contain_text("broke off")
     expect_answers(tab, "Half an")
 
 
-def test_error_in_the_stream_is_told(tab: Any, script: Script) -> None:
+def test_error_in_the_stream_is_shown(tab: Any, script: Script) -> None:
     error = b'data: {"error": {"message": "out of memory", "code": null}}\n\n'
     script.say(chunk({"content": "Half"}), error)
     send(tab, "Hi")
@@ -327,7 +327,7 @@ def test_settings_reach_the_request(tab: Any, script: Script) -> None:
     assert "top_p" not in body
 
 
-def test_model_is_picked_and_kept(tab: Any, script: Script) -> None:
+def test_chosen_model_is_kept(tab: Any, script: Script) -> None:
     script.models.append({"id": "other", "state": "unloaded", "meta": {}})
     tab.reload()
     expect(tab.locator("#models option").nth(1)).to_have_text("other (not loaded)")
@@ -339,7 +339,7 @@ def test_model_is_picked_and_kept(tab: Any, script: Script) -> None:
     expect(tab.locator("#models select")).to_have_value("other")
 
 
-def test_dot_tells_that_the_server_died(open_tab: OpenTab) -> None:
+def test_dot_shows_that_the_server_died(open_tab: OpenTab) -> None:
     with scripted() as script:
         tab = open_tab(script.url)
         port = int(script.url.rstrip("/").rpartition(":")[2])
@@ -354,7 +354,7 @@ def test_dot_tells_that_the_server_died(open_tab: OpenTab) -> None:
         expect(tab.locator("#banner")).to_be_hidden()
 
 
-def test_dot_tells_that_a_request_found_no_server(open_tab: OpenTab) -> None:
+def test_dot_shows_that_a_request_found_no_server(open_tab: OpenTab) -> None:
     with scripted() as script:
         tab = open_tab(script.url)
     ask(tab, "Hello")
@@ -362,8 +362,8 @@ def test_dot_tells_that_a_request_found_no_server(open_tab: OpenTab) -> None:
     expect(tab.locator("#models .dot")).to_have_attribute("data-state", "offline")
 
 
-def test_picker_shows_a_model_that_answers_as_ready(tab: Any, script: Script) -> None:
-    """As soon as its first token comes, though the server's list still says otherwise."""
+def test_picker_shows_an_answering_model_as_ready(tab: Any, script: Script) -> None:
+    """This happens with the first token, even if the server's list still says otherwise."""
     script.models.append({"id": "other", "state": "unloaded", "meta": {}})
     tab.reload()
     tab.wait_for_selector("#models option", state="attached")
@@ -416,7 +416,7 @@ def test_seed_shows_that_it_is_random(tab: Any, script: Script) -> None:
         ("?!...", ""),
     ],
 )
-def test_names_of_files_are_clean(lab: Any, title: str, name: str) -> None:
+def test_file_names_are_clean(lab: Any, title: str, name: str) -> None:
     script = "async (title) => (await import('./page/format.js')).fileName(title)"
     assert lab.evaluate(script, title) == name
 
@@ -479,7 +479,7 @@ def test_export_and_import(open_tab: OpenTab, script: Script, tmp_path: Any) -> 
     expect(other.locator(".thought")).to_have_text("Hm.")
 
 
-def test_another_tab_hears_of_changes(tab: Any, script: Script) -> None:
+def test_changes_appear_in_other_tabs(tab: Any, script: Script) -> None:
     other = tab.context.new_page()
     other.goto(script.url)
     other.wait_for_selector("#models option", state="attached")
@@ -488,7 +488,7 @@ def test_another_tab_hears_of_changes(tab: Any, script: Script) -> None:
     expect(other.locator("#conversations .name")).to_have_text("Said in the first tab")
 
 
-def test_a_conversation_is_answered_while_another_is_read(tab: Any, script: Script) -> None:
+def test_a_conversation_is_answered_while_another_is_shown(tab: Any, script: Script) -> None:
     gate = script.gate()
     script.say(*answer(["slow", gate, "ly"]))
     send(tab, "First")
@@ -522,8 +522,8 @@ def test_copying_code_and_messages(open_tab: OpenTab, script: Script) -> None:
     assert tab.evaluate("navigator.clipboard.readText()") == text
 
 
-def test_long_answer_leaves_its_finished_part_alone(tab: Any, script: Script) -> None:
-    """What is drawn for a new piece does not grow with what is above it."""
+def test_long_answer_does_not_redraw_its_finished_part(tab: Any, script: Script) -> None:
+    """The work for a new piece does not grow with the text above it."""
     paragraph = "Some **words** with `code` in a line.\n\n"
     tab.evaluate(
         """() => {
@@ -543,7 +543,7 @@ def test_long_answer_leaves_its_finished_part_alone(tab: Any, script: Script) ->
     assert tab.evaluate("window.added") < 400 * 12
 
 
-def test_screen_readers_hear_the_answer_by_blocks(tab: Any, script: Script) -> None:
+def test_screen_readers_get_the_answer_block_by_block(tab: Any, script: Script) -> None:
     tab.evaluate(
         """() => {
             window.heard = [];
@@ -563,7 +563,7 @@ def test_screen_readers_hear_the_answer_by_blocks(tab: Any, script: Script) -> N
     expect(tab.locator("#announcer")).to_have_attribute("aria-live", "polite")
 
 
-def test_scrolling_up_is_left_alone(tab: Any, script: Script) -> None:
+def test_scrolling_up_stops_automatic_scrolling(tab: Any, script: Script) -> None:
     gate = script.gate()
     script.say(*answer(["A line.\n\n" * 60, gate, "A line.\n\n" * 60]))
     send(tab, "Go on")

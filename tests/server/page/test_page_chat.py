@@ -32,7 +32,7 @@ BEGINNING = "word after word, " * 10  # which is shown before the gate
 
 
 def greedy(tab: Any, max_tokens: int) -> None:
-    """Sets the conversation's temperature and length on its settings sheet."""
+    """Set the conversation's temperature and token limit in the settings."""
     tab.click("#open-settings")
     tab.fill('input[name="temperature"]', "0")
     tab.fill('input[name="max_tokens"]', str(max_tokens))
@@ -40,7 +40,7 @@ def greedy(tab: Any, max_tokens: int) -> None:
 
 
 def dictate(monkeypatch: pytest.MonkeyPatch, ids: Iterable[int]) -> None:
-    """Makes the engine draw these tokens, whatever the model says."""
+    """Make the engine sample these tokens."""
     rest = iter(ids)
 
     def sample_rows(samplers: Any, logits: Any, masks: Any) -> list[Sampled]:
@@ -51,7 +51,7 @@ def dictate(monkeypatch: pytest.MonkeyPatch, ids: Iterable[int]) -> None:
 
 @pytest.fixture
 def gate(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Makes the engine write words: some, and behind the gate that a test opens, without end."""
+    """Make the engine write a few words, and after a gate that the test opens, endless words."""
     gate = threading.Event()
     ids = tokenizer_of(server).encode("word after word, ", add_special=False)
 
@@ -78,7 +78,7 @@ def test_conversation(chat: Any, server: Running) -> None:
     greedy(chat, 24)
     ask(chat, "Hello! Who are you?")
     ask(chat, "What is two plus three?")
-    # The page shows what the server says when it is asked for the same without it.
+    # The page shows the same answer as a direct request to the server.
     said: list[dict[str, str]] = []
     for question in ("Hello! Who are you?", "What is two plus three?"):
         said.append({"role": "user", "content": question})
@@ -96,7 +96,7 @@ def test_conversation(chat: Any, server: Running) -> None:
     expect(chat.locator(".context")).to_have_text(re.compile(r"^[\d,]+ of [\d,]+ tokens$"))
 
 
-def test_stop_in_mid_stream(chat: Any, server: Running, gate: threading.Event) -> None:
+def test_stop_during_a_stream(chat: Any, server: Running, gate: threading.Event) -> None:
     send(chat, "Tell me about a fox.")
     expect(answers(chat)).to_contain_text(BEGINNING)
     chat.click("#stop")
@@ -137,12 +137,12 @@ def test_reload_keeps_conversations(chat: Any) -> None:
     expect_answers(chat, first)
     chat.go_back()
     expect_answers(chat, second)
-    # Settings are part of it.
+    # Settings are stored with the conversation.
     chat.click("#open-settings")
     expect(chat.locator('input[name="max_tokens"]')).to_have_value("16")
 
 
-def test_reload_in_mid_stream_keeps_what_came(
+def test_reload_during_a_stream_keeps_the_received_text(
     chat: Any, server: Running, gate: threading.Event
 ) -> None:
     send(chat, "Tell me about a fox.")
@@ -163,7 +163,7 @@ def test_regenerate_edit_and_branch(chat: Any) -> None:
     wait_answered(chat)
     expect_answers(chat, first, second)  # greedy says it again
     expect(chat.locator(".versions")).to_have_text("2/2")
-    # Another first question begins a branch.
+    # Editing the first question starts a branch.
     chat.locator(".message.user").first.hover()
     chat.locator(".message.user").first.get_by_role("button", name="Edit").click()
     chat.get_by_label("Edit the message").fill("Goodbye!")
@@ -171,7 +171,7 @@ def test_regenerate_edit_and_branch(chat: Any) -> None:
     wait_answered(chat)
     expect(answers(chat)).to_have_count(1)
     expect(chat.locator(".message.user .plain")).to_have_text(["Goodbye!"])
-    # The old one is there still, with what followed.
+    # The old branch still exists, with its answers.
     chat.get_by_role("button", name="Earlier version").first.click()
     expect_answers(chat, first, second)
     expect(chat.locator(".message.user .plain").first).to_have_text("Hello!")
@@ -209,11 +209,11 @@ def is_whole(piece: bytes) -> bool:
 
 
 def test_keyboard_only(chat: Any) -> None:
-    """A conversation, its settings, an edit and another conversation, without a pointer."""
+    """Use a conversation, its settings, an edit and another conversation without a pointer."""
     press = chat.keyboard.press
 
     def move(key: str, name: str, wanted: str) -> None:
-        """Presses a key until what has the focus is what is wanted."""
+        """Press a key until the focused element is the wanted one."""
         for _ in range(100):
             if chat.evaluate(f"document.activeElement.{name}") == wanted:
                 return
@@ -291,7 +291,7 @@ def test_reasoning_is_folded_and_timed(chat: Any, server: Running) -> None:
     expect(details.locator(".thought")).to_have_text(expected, use_inner_text=True)
 
 
-def test_context_that_is_too_small_is_told(chat: Any) -> None:
+def test_too_small_context_is_reported(chat: Any) -> None:
     send(chat, "word " * 40_000)
     expect(chat.locator(".note.error")).to_have_text(
         re.compile(r"the prompt is too long: .* 4096 tokens")
@@ -310,6 +310,6 @@ def test_server_with_a_key_asks_for_it(open_tab: OpenTab) -> None:
         tab.wait_for_selector("#models option", state="attached")
         greedy(tab, 8)
         assert ask(tab, "Hello!")
-        # Not asked to keep it, the browser forgets it with the tab.
+        # Unless the user asks to keep the key, it is lost with the tab.
         assert tab.evaluate("localStorage.getItem('zinc.key')") is None
         tab.goto("about:blank")  # it would ask for the models of a server that is gone

@@ -1,4 +1,4 @@
-"""The page's files: complete, from nowhere else, and served with headers that keep them apart."""
+"""The files of the page: complete, without external resources, served with strict headers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ STYLES = {path: asset.body.decode() for path, asset in ASSETS.items() if path.en
 INDEX = ASSETS["/"].body.decode()
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_referenced_file_exists() -> None:
     named = {f"/{name}" for name in re.findall(r'(?:src|href)="([^"#]+)"', INDEX)}
     for path, text in SCRIPTS.items():
         for name in re.findall(r'from "([^"]+)"', text):
             assert name.startswith("."), f"{path} imports {name}"
             named.add(posixpath.normpath(posixpath.join(posixpath.dirname(path), name)))
     assert named <= ASSETS.keys()
-    # And nothing is left over.
+    # There is no unused file.
     assert named | {"/"} == ASSETS.keys()
 
 
-def test_nothing_comes_from_elsewhere() -> None:
+def test_no_external_resources() -> None:
     assert not re.findall(r'(?:src|href)="(?:\w+:)?//', INDEX)
     for text in STYLES.values():
         assert "url(" not in text
@@ -41,11 +41,11 @@ def test_nothing_comes_from_elsewhere() -> None:
 @pytest.mark.parametrize(
     "way", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("]
 )
-def test_no_script_makes_markup_or_code_of_text(way: str) -> None:
+def test_no_script_turns_text_into_markup_or_code(way: str) -> None:
     assert [path for path, text in SCRIPTS.items() if way in text] == []
 
 
-def test_markup_holds_no_script() -> None:
+def test_markup_contains_no_script() -> None:
     assert not re.search(r"<script(?![^>]*\ssrc=)", INDEX)
     assert not re.search(r"\s(?:on\w+|style)=", INDEX)
 

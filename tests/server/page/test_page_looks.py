@@ -1,4 +1,4 @@
-"""How the page looks and is labelled: phone width, dark mode, contrast, names of controls."""
+"""Layout and labels of the page: phone width, dark mode, contrast, names of controls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_phone_width(open_tab: OpenTab, script: Script) -> None:
         }).map((each) => each.className || each.tagName)"""
     )
     assert beyond == []
-    # The conversations lie over the page and go away again.
+    # The sidebar covers the page and can be closed.
     sidebar, main = tab.locator("#sidebar"), tab.locator("#main")
     expect(sidebar).not_to_be_visible()
     tab.tap("#show-sidebar")
@@ -61,7 +61,7 @@ def test_phone_width(open_tab: OpenTab, script: Script) -> None:
     assert not tab.evaluate(overflow)
 
 
-def test_wide_formulas_scroll_on_their_own(open_tab: OpenTab, script: Script) -> None:
+def test_wide_formulas_scroll_separately(open_tab: OpenTab, script: Script) -> None:
     tab = open_tab(script.url, **PHONE)
     wide = " + ".join(f"x_{{{i}}}" for i in range(20))
     script.say(*answer(f"See ${wide}$ here.\n\n# ${wide}$\n\n$$\n{wide}\n$$\n\n- ${wide}$"))
@@ -94,7 +94,7 @@ def test_dark_mode(open_tab: OpenTab, script: Script) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast(open_tab: OpenTab, script: Script, scheme: str) -> None:
-    """Text has the contrast that WCAG 2 asks for (4.5), code colours and notes included."""
+    """Text, including code and notes, has the contrast that WCAG 2 requires (4.5)."""
     tab = open_tab(script.url, color_scheme=scheme)
     ratios = tab.evaluate(
         """() => {
@@ -145,7 +145,7 @@ def test_every_control_has_a_name(open_tab: OpenTab, script: Script) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_headings_lead_through_the_conversation(open_tab: OpenTab, script: Script) -> None:
+def test_headings_give_the_conversation_a_structure(open_tab: OpenTab, script: Script) -> None:
     tab = open_tab(script.url)
     script.say(*answer("# Answer\n\ntext"))
     ask(tab, "Hi")

@@ -1,4 +1,4 @@
-"""The Markdown renderer, in the browser that runs it. What is expected follows CommonMark 0.31."""
+"""The Markdown renderer, run in a browser. Expected results follow CommonMark 0.31."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def test_formulas(lab: Any, tex: str) -> None:
         "a" * 4001,
     ],
 )
-def test_what_is_no_formula_stays_as_it_was_written(lab: Any, tex: str) -> None:
+def test_text_that_is_not_a_formula_is_unchanged(lab: Any, tex: str) -> None:
     found = lab.evaluate(RENDER, f"$${tex}$$")
     assert found == f"<div><code>{tex.replace('&', '&amp;')}</code></div>"
 
 
 def test_the_browser_lays_formulas_out(lab: Any) -> None:
-    """A numerator above its denominator, an exponent above its base, a sum in its own line."""
+    """Check positions: numerator above denominator, exponent above base, sum on its own line."""
     above = lab.evaluate(
         """async () => {
             const { MarkdownView } = await import("/page/markdown/view.js");
@@ -169,8 +169,8 @@ def test_the_browser_lays_formulas_out(lab: Any) -> None:
     assert above == [True, True]
 
 
-def test_growing_text_ends_as_if_it_came_at_once(lab: Any) -> None:
-    """Random documents out of the cases, cut anywhere."""
+def test_growing_text_gives_the_same_result_as_whole_text(lab: Any) -> None:
+    """Random documents built from the cases are cut at random positions."""
     found = lab.evaluate(
         """async (samples) => {
             const { MarkdownView } = await import("/page/markdown/view.js");
@@ -198,8 +198,8 @@ def test_growing_text_ends_as_if_it_came_at_once(lab: Any) -> None:
     assert found is None
 
 
-def test_what_is_certain_stays_untouched(lab: Any) -> None:
-    """Elements survive what comes after them, so a selection or a pressed button does too."""
+def test_finished_blocks_keep_their_elements(lab: Any) -> None:
+    """Elements are kept when text is added, so a selection or a pressed button survives."""
     kept = lab.evaluate(
         """async () => {
             const { MarkdownView } = await import("/page/markdown/view.js");
@@ -288,6 +288,6 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_text_holds_up_the_page(lab: Any, name: str) -> None:
-    """A quadratic parser would take minutes for these; the page has to stay alive."""
+def test_no_text_blocks_the_page(lab: Any, name: str) -> None:
+    """A quadratic parser would take minutes for these texts."""
     lab.evaluate(RENDER, HOSTILE[name])
