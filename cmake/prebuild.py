@@ -22,6 +22,7 @@ def main(folder: Path, models: list[Path]) -> None:
         print("no Vulkan kernels are prebuilt: numpy is not installed")
         return
     from zinc.backends.vulkan import VulkanKernels, prebuild, shaders
+    from zinc.engine.load import self_test
     from zinc.engine.load.files import EMBEDDED_MODEL
     from zinc.engine.load.options import LoadOptions
     from zinc.engine.load.planned import plan_graph
@@ -37,6 +38,9 @@ def main(folder: Path, models: list[Path]) -> None:
             spec, graph = load(file)
         plan = plan_graph(graph, VulkanKernels(), LoadOptions())
         wanted |= prebuild.shipped(plan, prebuild.device_classes(), spec.context)
+    for _, case in self_test.cases():
+        plan = self_test.plan_case(case, VulkanKernels())
+        wanted |= prebuild.shipped(plan, prebuild.device_classes(), plan.max_tokens)
     prebuild.build(wanted, folder)
     names = {f"{shaders.key(shader)}.spv" for shader in wanted}
     for path in folder.iterdir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 # Tests run side by side: threads of numpy's that wait for each other take their processors. It is
 # read when numpy is first imported.
@@ -35,3 +36,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("every")]
     items[:] = [item for item in items if not item.get_closest_marker("every")]
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hidden_gpus() -> Iterator[None]:
+    """Have backend="auto" choose the CPU, so that no test depends on the GPU of the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zinc.engine.load.auto._may_have_gpu", lambda: False)
+        yield

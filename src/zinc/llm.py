@@ -66,7 +66,8 @@ class LLM:
     """A model ready to run.
 
     model: path of a GGUF file; None is the embedded demo model.
-    backend: "auto", or a name from `zinc.backends.api.discover()`.
+    backend: "cpu", "vulkan", or "auto": a GPU that holds the model and passes a self-test, else the
+        CPU (docs/placement.md). `LLM.choice.reason` says what was chosen and why.
     threads: CPU threads; default, one for each core that this process may use.
     device_map: which layers are on the device, which on the CPU (docs/placement.md); default, as
         many on the device as fit. `LLM.choice.note` says so if some do not.

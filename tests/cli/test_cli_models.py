@@ -32,11 +32,12 @@ from zinc.engine.load.memory import RESERVE_SHARE, budgets, choose_cache
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
 from zinc.engine.load.planned import PlannedModel, plan_model
+from zinc.engine.load.self_test import relative_error
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
-from zinc.testing.parity import SCALE_BLOCK, relative_error, storage_error
+from zinc.testing.parity import SCALE_BLOCK, storage_error
 
 # -- inspect ------------------------------------------------------------------------------------
 

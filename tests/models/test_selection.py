@@ -11,6 +11,7 @@ import pytest
 from models.harness import FIXTURES, fixture_names
 
 from zinc.backends import api
+from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.models.parts.selection import MOST_SELECTED, select_early
@@ -19,7 +20,7 @@ from zinc.ops.cases import Case
 from zinc.ops.graph import Graph
 from zinc.ops.values import Dim
 from zinc.plan.planner import make_plan
-from zinc.testing.parity import CASE_BLOCK_TOKENS, bind_case, every_case
+from zinc.testing.parity import every_case
 
 # The order of slots is that of other rows when some are left out.
 LEFT_OUT = ("sample", "select_rows", "group_experts")
@@ -37,7 +38,7 @@ def run(case: Case, graph: Graph, rows: Sequence[int]) -> np.ndarray:
     """Run the step of a case on the reference backend; return its output rows."""
     backend, n = api.create("ref"), case.max_tokens
     plan = make_plan(graph, backend, max_tokens=n, max_outputs=n, fuse=False)
-    step = replace(case.step(CASE_BLOCK_TOKENS), output_rows=np.array(rows, np.int32))
+    step = replace(case.step(BLOCK_TOKENS), output_rows=np.array(rows, np.int32))
     return np.array(bind_case(backend, case, plan, step).step(step))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from zinc.backends.api import Backend
+from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.ops.cases import Case
 from zinc.plan.planner import make_plan
-from zinc.testing.parity import CASE_BLOCK_TOKENS, bind_case
 
 
 def run(backend: Backend, case: Case) -> np.ndarray:
     assert case.graph.output is not None
     n = case.max_tokens
     plan = make_plan(case.graph, backend, max_tokens=n, max_outputs=n)
-    step = case.step(CASE_BLOCK_TOKENS)
+    step = case.step(BLOCK_TOKENS)
     return np.array(bind_case(backend, case, plan, step).step(step))

@@ -11,6 +11,7 @@ import pytest
 
 import zinc
 from zinc.backends.ref import RefBackend, RefProgram
+from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.ops import OPS
 from zinc.ops.cases import Case
 from zinc.ops.operands import Signature, cache, matrix, rows, vector
@@ -18,7 +19,7 @@ from zinc.ops.registry import Op, op
 from zinc.ops.values import KVState, RecurrentState
 from zinc.plan import passes
 from zinc.plan.planner import make_plan
-from zinc.testing.parity import CASE_BLOCK_TOKENS, bind_case, every_case
+from zinc.testing.parity import every_case
 
 SOURCE = Path(zinc.__file__).parent
 NAMES = frozenset(OPS)
@@ -170,11 +171,11 @@ def undeclared_writes(case: Case) -> list[str]:
     backend = RefBackend()
     n = case.max_tokens
     plan = make_plan(case.graph, backend, max_tokens=n, max_outputs=n)
-    program = bind_case(backend, case, plan, case.step(CASE_BLOCK_TOKENS))
+    program = bind_case(backend, case, plan, case.step(BLOCK_TOKENS))
     assert isinstance(program, RefProgram)
     watched = Watched(plan, program._weights, program._cache)
     watched.undeclared = []
-    watched.step(case.step(CASE_BLOCK_TOKENS))
+    watched.step(case.step(BLOCK_TOKENS))
     return watched.undeclared
 
 

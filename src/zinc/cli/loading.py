@@ -12,6 +12,7 @@ from zinc.backends import api
 from zinc.cli import usage
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.core.progress import ProgressBar
+from zinc.engine.load import auto
 from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.planned import PlannedModel
@@ -41,16 +42,21 @@ def open_model(planned: PlannedModel) -> LoadedModel:
 
 def create_backend(args: argparse.Namespace) -> api.Backend:
     """Return the backend of --backend and --device. Raises DeviceError."""
-    name = usage.backend_name(args)
-    return api.create(
-        "cpu" if name == "auto" else name, usage.threads(args), usage.backend_options(args)
+    name, threads, options = (
+        usage.backend_name(args),
+        usage.threads(args),
+        usage.backend_options(args),
     )
+    if name != "auto":
+        return api.create(name, threads, options)
+    machine = auto.this_machine(threads, options)
+    return auto.select(machine, lambda _: True, options.get("device", "")).backend
 
 
 def print_choice(choice: BackendChoice) -> None:
-    """Say on stderr what runs on the CPU although a device is used."""
-    if choice.note:
-        print(f"zinc: {choice.note}", file=sys.stderr)
+    """Print on stderr which device was chosen and why, and what runs on the CPU instead."""
+    for message in choice.messages:
+        print(f"zinc: {message}", file=sys.stderr)
 
 
 def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> SamplingParams:

@@ -82,7 +82,8 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         metavar="NAME",
-        help="backend to run on (default: auto; `zinc check` lists all)",
+        help="backend to run on (default: auto, a GPU that holds the model or else the CPU; `zinc "
+        "check` lists all)",
     )
     parser.add_argument(
         "--device",

@@ -170,7 +170,7 @@ def compare_layers(
 
 def compare_logits(model: LoadedModel, reference: LoadedModel, n_tokens: int) -> dict[str, Any]:
     """Compare the logits of the prompt when both programs run without being aligned."""
-    from zinc.testing.parity import relative_error
+    from zinc.engine.load.self_test import relative_error
 
     _, step = next(_steps(model, n_tokens))
     found = model.program.step(step).copy()

@@ -51,6 +51,7 @@ def _product(x: FloatArray, weight: FloatArray, bias: FloatArray | None) -> Floa
     rows("residual", repeated=True, optional=True, residual=True, in_place=True),
     cost=_cost,
     cases=_cases,
+    self_test=("Q4_K-48x512-1", "Q4_K-17x512-33"),
     row_wise=True,
 )
 def linear(

@@ -39,6 +39,7 @@ def normalise(x: FloatArray, weight: FloatArray | None, group: int, eps: float) 
     rows("residual", optional=True, residual=True, in_place=True),
     cost=elementwise_cost,
     cases=_cases,
+    self_test=("row256",),
     row_wise=True,
     stores_formats=True,
     prepares_heads=True,

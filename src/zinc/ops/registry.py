@@ -82,6 +82,7 @@ class Op:
     stores_formats: kernels on every device can store the output in an 8-bit row format.
     prepares_heads: normalises or rotates the heads of q, k or v, and is fused with the cache write.
     optional: a backend may have no kernel, and models do not need it.
+    self_test: names of the cases that a device must pass before a model is put on it.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Op:
     stores_formats: bool = False
     prepares_heads: bool = False
     optional: bool = False
+    self_test: tuple[str, ...] = ()
 
     @property
     def writes_state(self) -> bool:
@@ -129,6 +131,7 @@ def op(
     cases: Callable[[], Iterator[Case]],
     tolerance: float = 2e-5,
     phase: Phase = Phase.DENSE,
+    self_test: tuple[str, ...] = (),
     **properties: bool,
 ) -> Callable[[Reference], Reference]:
     """Register the decorated reference as the op of its name, with these operands.
@@ -142,8 +145,9 @@ def op(
         assert list(inspect.signature(reference).parameters) == names, f"{name} must take {names}"
         doc = (reference.__doc__ or "").strip()
         OPS[name] = Op(
-            name, reference, Signature(operands), cost, tolerance, doc, cases, phase, **properties
-        )
+            name, reference, Signature(operands), cost, tolerance, doc, cases, phase, **properties,
+            self_test=self_test,
+        )  # fmt: skip
         return reference
 
     return register

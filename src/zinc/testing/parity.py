@@ -20,26 +20,23 @@ import numpy as np
 from zinc.backends import api
 from zinc.backends.api import (
     Backend,
-    CacheLayout,
     Kernels,
     Program,
-    TensorData,
 )
 from zinc.backends.plans import Launch, Plan, Ref
 from zinc.core.progress import ProgressBar
+from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case, plan_case, relative_error
 from zinc.ops import OPS
 from zinc.ops.cases import Case
 from zinc.ops.registry import Op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, Weight
-from zinc.plan.planner import make_plan
 from zinc.quant.blocks import BLOCKS, GGMLType
 
 # Values that share a scale, in the formats of 8 bits.
 SCALE_BLOCK = {"q8_32": 32, "q8_256": 256}
 # A cache of 8-bit or 4-bit keys and values, seen through the softmax.
 KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2, "q4_0": 3e-1}
-CASE_BLOCK_TOKENS = 64
 # Rows in front of a quantised weight are rounded to 8 bits: 1 / 254 of a block's largest each,
 # which averages out over the sum. Errors of products in a row add up, and what they feed on, the
 # product of gate and up, has larger peaks.
@@ -132,20 +129,14 @@ def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
     """
     kernels = create()
     cases = [(op, case) for op, case in every_case() if is_for(kernels, op)]
-    steps = [_planned(case, kernels) for _, case in cases]
+    steps = [(plan_case(case, kernels), case.step(BLOCK_TOKENS)) for _, case in cases]
     planned = zip(cases, steps, strict=True)
-    before = [(plan, case.before(CASE_BLOCK_TOKENS)) for (_, case), (plan, _) in planned]
+    before = [(plan, case.before(BLOCK_TOKENS)) for (_, case), (plan, _) in planned]
     kernels.compile([*steps, *((plan, step) for plan, step in before if step)], "f16")
     with ProgressBar("testing kernels") as progress:
         for done, ((op, case), (plan, step)) in enumerate(zip(cases, steps, strict=True)):
             yield _compare_case(op, case, plan, step, create())
             progress(done + 1, len(cases))
-
-
-def _planned(case: Case, kernels: Kernels) -> tuple[Plan, Step]:
-    n = case.max_tokens
-    plan = make_plan(case.graph, kernels, max_tokens=n, max_outputs=n)
-    return plan, case.step(CASE_BLOCK_TOKENS)
 
 
 def _compare_case(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) -> list[Check]:
@@ -162,27 +153,6 @@ def _compare_case(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) 
     error = relative_error(program.step(step), one_by_one)
     checks.append(Check(name, len(plan.launches), "", "", 0, error, TOGETHER_TOLERANCE))
     return checks
-
-
-def bind_case(backend: Backend, case: Case, plan: Plan, step: Step) -> Program:
-    """Return a program for the plan of a case, with its tensors and its cache filled."""
-    for w in plan.weights:
-        backend.upload(w, TensorData(w.type, w.shape, case.data(w)))
-    n_blocks = max(1, step.tables[0].size)
-    layout = CacheLayout(CASE_BLOCK_TOKENS, (n_blocks,), state_slots=step.n_sequences)
-    program = backend.prepare(plan, backend.allocate(plan.states, layout))
-    if (before := case.before(CASE_BLOCK_TOKENS)) is not None:
-        program.step(before)
-    return program
-
-
-def relative_error(found: FloatArray, wanted: FloatArray) -> float:
-    """|found - wanted| / |wanted| in the Euclidean norm; infinite when `found` is not finite."""
-    if not np.isfinite(found).all():
-        return float("inf")
-    size = float(np.linalg.norm(wanted.astype(np.float64)))
-    difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
-    return difference / size if size else difference
 
 
 def storage_error(rows: FloatArray, format: str) -> float:

@@ -34,12 +34,19 @@ class BackendChoice:
     """The backend that runs a model, and how it was chosen.
 
     device_map: how the model is divided; None if the device shares the host's memory. note: what
-    runs on the CPU instead of the device, and why; empty if nothing does.
+    runs on the CPU instead of the device, and why; empty if nothing does. reason: the device that
+    backend="auto" chose, and why; empty if the caller named one. Both are sentences for people.
     """
 
     backend: Backend
     device_map: DeviceMap | None = None
     note: str = ""
+    reason: str = ""
+
+    @property
+    def messages(self) -> list[str]:
+        """The sentences that a user should see."""
+        return [text for text in (self.reason, self.note) if text]
 
 
 @dataclass(frozen=True, slots=True)

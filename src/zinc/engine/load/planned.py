@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 from zinc import models
@@ -12,7 +13,8 @@ from zinc.backends import api
 from zinc.backends.api import Backend, Kernels
 from zinc.backends.plans import Plan
 from zinc.engine.cache_layout import resolve_kv_dtype
-from zinc.engine.load.device_map import BackendChoice, OpenModel, divide
+from zinc.engine.load import auto
+from zinc.engine.load.device_map import BackendChoice, OpenModel, divide, fits_on
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.memory import MemoryBudget, budgets, check_context
 from zinc.engine.load.options import LoadOptions
@@ -20,7 +22,10 @@ from zinc.formats.gguf import GGUFFile
 from zinc.kv.disk import check_folder
 from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph
+from zinc.plan.device_map import DeviceMap
 from zinc.plan.planner import make_plan
+
+log = logging.getLogger("zinc.loading")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +121,29 @@ def _open(file: GGUFFile, options: LoadOptions) -> OpenModel:
     return OpenModel(file, spec, tuple(graphs))
 
 
+def _select(model: OpenModel, options: LoadOptions) -> auto.Selection:
+    """Return the device for backend="auto"."""
+
+    def fits(device: Backend) -> bool:
+        asked = options.device_map is not None  # then the model is divided as the caller says
+        return asked or fits_on(device, lambda: device, model, options, DeviceMap())
+
+    machine = auto.this_machine(options.threads, options.backend_options)
+    return auto.select(machine, fits, options.backend_options.get("device", ""))
+
+
 def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> PlannedModel:
     def create(name: str) -> Backend:
         return api.create(name, options.threads, options.backend_options)
 
+    reason = ""
+    if backend is None and options.backend == "auto":
+        selection = _select(model, options)
+        backend, reason = selection.backend, selection.reason
+        log.info("%s", reason)
     if backend is None:
-        name = "cpu" if options.backend == "auto" else options.backend
-        choice = divide(create(name), lambda: create("cpu"), model, options)
-    else:
-        choice = BackendChoice(backend)
+        backend = create(options.backend)
+    choice = replace(divide(backend, lambda: create("cpu"), model, options), reason=reason)
     plans = tuple(plan_graph(graph, choice.backend, options) for graph in model.graphs)
     default = choice.backend.capabilities.kv_dtype
     kv_dtype = resolve_kv_dtype(options.kv_dtype, default, plans[0].states)

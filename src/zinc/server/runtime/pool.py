@@ -266,8 +266,8 @@ class ModelPool:
             llm.context,
             time.perf_counter() - started,
         )
-        if llm.choice.note:
-            log.info("%s: %s", entry.source.name, llm.choice.note)
+        for message in llm.choice.messages:
+            log.info("%s: %s", entry.source.name, message)
 
     def _failed(self, entry: Entry, error: ZincError) -> ApiError:
         """Note why a model cannot be loaded; return the error for its clients."""

@@ -1,0 +1,256 @@
+"""The device that backend="auto" chooses, on machines that are lists of made-up devices."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from present import computing
+
+from zinc import LLM, DeviceMap
+from zinc.backends import api
+from zinc.backends.api import Backend
+from zinc.backends.capabilities import DeviceInfo, DeviceKind
+from zinc.backends.ref import RefBackend, RefProgram
+from zinc.core.errors import DeviceError, RequestError, UnsupportedError
+from zinc.engine.load import auto, self_test
+from zinc.engine.load.auto import Machine, select
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.planned import plan_model
+from zinc.ops import OPS
+
+QWEN = Path(__file__).parent.parent / "data" / "fixtures" / "qwen3.gguf"
+
+
+def gpu(index: int, name: str, kind: DeviceKind, *missing: str) -> DeviceInfo:
+    return DeviceInfo(f"vulkan:{index}", name, kind, "a driver", missing)
+
+
+SOFTWARE = gpu(0, "llvmpipe", DeviceKind.SOFTWARE)
+SMALL = gpu(1, "Small Card", DeviceKind.DISCRETE)
+LARGE = gpu(2, "Large Card", DeviceKind.DISCRETE)
+SHARED = gpu(3, "Shared Graphics", DeviceKind.INTEGRATED)
+OLD = gpu(4, "Old Card", DeviceKind.DISCRETE, "shaderInt64")
+WRONG = gpu(5, "Wrong Card", DeviceKind.DISCRETE)
+BROKEN = gpu(6, "Broken Card", DeviceKind.DISCRETE)
+
+
+class FakeDevice(RefBackend):
+    """The reference, opened as a GPU."""
+
+    def __init__(self, info: DeviceInfo | None) -> None:
+        super().__init__()
+        self.info = info
+
+
+def choose(*gpus: DeviceInfo, wanted: str = "") -> tuple[DeviceInfo | None, str]:
+    """Return the chosen GPU, None for the CPU, and the reason."""
+
+    def open_gpu(name: str, info: DeviceInfo) -> Backend:
+        assert name == "vulkan"
+        assert info not in (SOFTWARE, OLD), "it must not be opened"
+        if info is BROKEN:
+            raise DeviceError("the device is lost", "its driver crashed")
+        return FakeDevice(info)
+
+    def failure(name: str, info: DeviceInfo) -> str:
+        return "linear is off by 3e-01" if info is WRONG else ""
+
+    machine = Machine(
+        [("vulkan", info) for info in gpus], open_gpu, lambda: FakeDevice(None), failure
+    )
+
+    def fits(device: Backend) -> bool:
+        assert isinstance(device, FakeDevice)
+        return device.info is not SMALL
+
+    found = select(machine, fits, wanted)
+    assert isinstance(found.backend, FakeDevice)
+    return found.backend.info, found.reason
+
+
+def test_without_a_gpu_the_model_runs_on_the_cpu() -> None:
+    assert choose() == (None, "the model runs on the CPU (no GPU was found)")
+
+
+def test_a_discrete_gpu_that_holds_the_model_comes_first() -> None:
+    chosen, reason = choose(SOFTWARE, SHARED, LARGE)
+    assert chosen is LARGE
+    assert reason == "the model runs on vulkan:2, Large Card (a discrete GPU that holds it)"
+
+
+def test_a_discrete_gpu_that_is_too_small_is_passed_over_and_named() -> None:
+    chosen, reason = choose(SMALL)
+    assert chosen is None
+    assert reason == (
+        "the model runs on the CPU (vulkan:1, Small Card, is too small for the model)"
+    )
+    assert choose(SMALL, LARGE)[0] is LARGE
+    chosen, reason = choose(SMALL, SHARED)
+    assert chosen is SHARED
+    assert "(an integrated GPU that holds it; vulkan:1, Small Card, is too small" in reason
+
+
+def test_a_software_gpu_is_never_chosen() -> None:
+    chosen, reason = choose(SOFTWARE)
+    assert chosen is None
+    assert "vulkan:0, llvmpipe, computes on the CPU" in reason
+
+
+def test_a_gpu_that_lacks_a_feature_is_not_opened() -> None:
+    chosen, reason = choose(OLD, SHARED)
+    assert chosen is SHARED
+    assert "Old Card, lacks shaderInt64" in reason
+
+
+@pytest.mark.parametrize(
+    ("faulty", "says"),
+    [
+        (WRONG, "failed its self-test: linear is off by 3e-01"),
+        (BROKEN, "cannot be used: the device is lost"),
+    ],
+)
+def test_a_faulty_gpu_is_passed_over_and_reported(
+    faulty: DeviceInfo, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "zinc.loading"):
+        chosen, reason = choose(faulty, LARGE)
+    assert chosen is LARGE
+    assert says in reason
+    assert (says in caplog.text) is (faulty is WRONG)
+
+
+@pytest.mark.parametrize("wanted", ["vulkan:3", "3", "shared"])
+def test_the_device_option_limits_the_choice(wanted: str) -> None:
+    assert choose(LARGE, SHARED, wanted=wanted)[0] is SHARED
+
+
+def test_a_device_option_that_names_nothing_is_an_error() -> None:
+    with pytest.raises(DeviceError, match="Large Card"):
+        choose(LARGE, wanted="radeon")
+    with pytest.raises(DeviceError, match="no GPU was found"):
+        choose(wanted="radeon")
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have this machine find one discrete GPU, the reference with a memory of its own."""
+
+    def found(n_bytes: int) -> None:
+        def this(threads: int | None, options: object) -> Machine:
+            device = FakeDevice(LARGE)
+            monkeypatch.setattr(device, "available_bytes", lambda: n_bytes, raising=False)
+            return Machine(
+                [("ref", LARGE)], lambda *_: device, lambda: api.create("cpu"), lambda *_: ""
+            )
+
+        monkeypatch.setattr(auto, "this_machine", this)
+
+    return found
+
+
+def test_auto_loads_the_model_on_the_gpu_that_holds_it(one_gpu: Callable[[int], None]) -> None:
+    one_gpu(1 << 30)
+    with LLM(QWEN, context=64) as llm:
+        assert llm.backend.name == "ref"
+        assert "Large Card (a discrete GPU that holds it)" in llm.choice.reason
+        assert llm.choice.messages == [llm.choice.reason]
+
+
+def test_auto_takes_the_cpu_if_the_gpu_is_too_small(one_gpu: Callable[[int], None]) -> None:
+    one_gpu(1000)
+    with plan_model(LoadOptions(QWEN, context=64)) as planned:
+        assert planned.backend.name == "cpu"
+        assert "Large Card, is too small for the model" in planned.choice.reason
+
+
+def test_a_device_map_is_followed_on_the_gpu_that_auto_finds(
+    one_gpu: Callable[[int], None],
+) -> None:
+    one_gpu(1000)
+    options = LoadOptions(QWEN, context=64, device_map=DeviceMap(gpu_layers=2))
+    with plan_model(options) as planned:
+        assert planned.backend.name == "ref+cpu"
+        assert len(planned.choice.messages) == 2
+
+
+def test_a_named_backend_overrides_auto(one_gpu: Callable[[int], None]) -> None:
+    one_gpu(1 << 30)
+    with LLM(QWEN, backend="cpu", context=64) as llm:
+        assert llm.backend.name == "cpu"
+        assert llm.choice.messages == []
+
+
+def test_a_device_map_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "find_gpus", list)
+    with pytest.raises(RequestError, match="the model runs on the CPU"):
+        LLM(QWEN, device_map=DeviceMap(gpu_layers=1))
+
+
+def test_a_machine_without_gpu_nodes_imports_no_gpu_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def discover() -> Sequence[str]:
+        raise AssertionError("backends are imported")
+
+    monkeypatch.setattr(auto, "_may_have_gpu", lambda: False)
+    monkeypatch.setattr(api, "discover", discover)
+    assert auto.find_gpus() == []
+
+
+def test_devices_that_cannot_be_listed_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices(name: str) -> list[DeviceInfo]:
+        if name == "vulkan":
+            raise DeviceError("the Vulkan loader is missing", "")
+        return []
+
+    monkeypatch.setattr(auto, "_may_have_gpu", lambda: True)
+    monkeypatch.setattr(api, "devices", devices)
+    assert auto.find_gpus() == []
+
+
+# -- the self-test --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ref", *computing()])
+def test_working_backends_pass_the_self_test(name: str) -> None:
+    assert self_test.failure(lambda: api.create(name)) == ""
+
+
+class OffProgram(RefProgram):
+    """Multiplies every result by `factor`."""
+
+    factor = 1.0
+
+    def step(self, step: object) -> np.ndarray:
+        return super().step(step) * np.float32(self.factor)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factor", [1.1, float("nan")])
+def test_wrong_results_fail_the_self_test(factor: float) -> None:
+    class Off(RefBackend):
+        def prepare(self, plan, cache):  # type: ignore[no-untyped-def]
+            program = OffProgram(plan, self._weights, cache)
+            program.factor = factor
+            return program
+
+    assert " is off by " in self_test.failure(Off)
+
+
+def test_an_error_of_the_device_fails_the_self_test() -> None:
+    def broken() -> Backend:
+        raise UnsupportedError("a kernel cannot be compiled", "there is no compiler")
+
+    assert "there is no compiler" in self_test.failure(broken)
+
+
+def test_every_case_named_for_the_self_test_is_run() -> None:
+    found = sorted((name, case.name) for name, case in self_test.cases())
+    assert found == sorted((op.name, each) for op in OPS.values() for each in op.self_test)
+    assert {name for name, _ in found} == {"attention", "linear", "rms_norm"}
