@@ -251,7 +251,10 @@ def test_plan_of_a_divided_model_says_who_runs_what_and_what_crosses(zinc, fixtu
     for key in ("kv_bytes", "arena_bytes"):
         assert sum(part[key] for part in found["devices"]) == found[key]
     weights_bytes = sum(part["weights_bytes"] for part in found["devices"])
-    assert weights_bytes == found["weights_bytes"] + embedding_bytes  # it is the output's too
+    assert weights_bytes == found["weights_bytes"]
+    whole = json.loads(zinc("plan", fixture_model, "--backend", "ref", "--json").out)
+    # Both have the embedding: it is the output's matrix too.
+    assert weights_bytes == whole["weights_bytes"] + embedding_bytes
     assert sum(part["launches"] for part in found["devices"]) == len(found["launches"])
     stream = [t for t in found["transfers"] if t["bytes"] == 3 * hidden * 4]
     assert [(t["source"], t["target"]) for t in stream] == [("cpu", "ref")]

@@ -16,6 +16,7 @@ from zinc.cli.text import plain, size, table
 from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
+    from zinc.engine.load.fit import FitReport
     from zinc.formats.gguf import GGUFFile, MetadataValue
     from zinc.models.parts.spec import ModelSpec
     from zinc.ops.graph import Graph
@@ -43,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(file: GGUFFile) -> dict[str, Any]:
     """Return the report as JSON values; long arrays are abbreviated."""
+    from zinc.cli import fit_text
+
+    loaded = _load(file)
+    fit = {} if isinstance(loaded, ZincError) else fit_text.as_json(_fit(file))
     return {
         "path": str(file.path),
         "version": file.version,
@@ -59,7 +64,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
         ],
         "types": {name: {"tensors": n, "bytes": size} for name, n, size in _types(file)},
         "parameters": sum(tensor.n_elements for tensor in file.tensors.values()),
-        "memory": _memory(file, _load(file)),
+        "memory": {**_memory(file, loaded), **fit},
     }
 
 
@@ -95,6 +100,9 @@ def report(file: GGUFFile) -> str:
     memory = _memory(file, loaded)
     if "error" in memory:  # the summary has it
         return "\n".join(lines)
+    from zinc.cli import fit_text
+
+    fit = _fit(file)
     lines += ["", "memory"]
     context = memory["context_tokens"]
     lines += [
@@ -106,6 +114,7 @@ def report(file: GGUFFile) -> str:
         lines.append(f"  recurrent state  {size(memory['state_bytes'])} a sequence")
     if memory["nextn_blocks"]:
         lines.append(f"  kept for speculation, not loaded: {nextn_text(memory)}")
+    lines += [f"  {line}" for line in fit_text.verdict(fit).splitlines()]
     return "\n".join(lines)
 
 
@@ -165,6 +174,16 @@ def _memory(file: GGUFFile, loaded: tuple[ModelSpec, Graph] | ZincError) -> dict
         "state_bytes": state_bytes_per_sequence(states),
         **nextn_memory(file, spec),
     }
+
+
+def _fit(file: GGUFFile) -> FitReport:
+    """Return what a run with the default options takes of the memory."""
+    from zinc.engine.load.fit import fit_report
+    from zinc.engine.load.options import LoadOptions
+    from zinc.engine.load.planned import plan_model
+
+    with plan_model(LoadOptions(path=file.path)) as planned:
+        return fit_report(planned, planned.spec.context)
 
 
 def _json_value(value: MetadataValue) -> Any:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zinc.backends.api import StepCounts
     from zinc.backends.plans import Launch, Operand, Plan
     from zinc.cli.cost import StepShape
+    from zinc.engine.load.fit import FitReport
 
 MATRIX_COLOR, CACHE_COLOR = "#cfe2f3", "#fce5cd"  # launches that read matrices or a KV cache
 
@@ -38,9 +39,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give either --json or --dot")
 
     from zinc.backends.plans import SplitPlan
-    from zinc.cli import device_map, fit, loading
+    from zinc.cli import device_map, fit_text, loading
     from zinc.cli.cost import StepShape
     from zinc.cli.inspect import nextn_memory
+    from zinc.engine.load.fit import fit_report
     from zinc.engine.load.options import BATCH_TOKENS
     from zinc.engine.load.planned import plan_model
 
@@ -62,10 +64,9 @@ def run(args: argparse.Namespace) -> int:
             keys=args.depth + args.tokens,
         )
         barriers = barrier_report(counts, spec.n_layers)
-        memory = _memory(plan, args.context or spec.context, kv_dtype)
-        memory |= nextn_memory(file, spec)
-        context = memory["context_tokens"]
-        fitting = fit.report(planned, context)
+        context = args.context or spec.context
+        fitting = fit_report(planned, context)
+        memory = {**_memory(fitting), **nextn_memory(file, spec)}
         split: dict[str, Any] = {}
         if isinstance(plan, SplitPlan) and backend.split is not None:
             names = [each.name for each in backend.split.devices]
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
                     **describe(plan, shape),
                     **barriers,
                     **memory,
-                    **fitting,
+                    **fit_text.as_json(fitting),
                     **split,
                 },
                 sys.stdout,
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 print(device_map.text(split))
             if counts is not None:
                 print(f"on the device: {barrier_text(barriers)}")
-            print(fit.text(fitting, context))
+            print(fit_text.verdict(fitting))
     return 0
 
 
@@ -118,16 +119,14 @@ def barrier_text(report: dict[str, Any]) -> str:
     )
 
 
-def _memory(plan: Plan, context: int, kv_dtype: str) -> dict[str, Any]:
-    from zinc.cli.cost import file_bytes
-    from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
-
+def _memory(report: FitReport) -> dict[str, Any]:
+    """Return the bytes that the whole model takes, by purpose."""
     return {
-        "weights_bytes": sum(file_bytes(weight) for weight in plan.weights),
-        "kv_bytes": context_bytes(plan.states, context, kv_dtype, plan.max_tokens),
-        "state_bytes": state_bytes_per_sequence(plan.states),
-        "context_tokens": context,
-        "arena_bytes": plan.arena_bytes,
+        "weights_bytes": report.total("weights_bytes"),
+        "kv_bytes": report.total("kv_bytes"),
+        "state_bytes": report.total("state_bytes"),
+        "context_tokens": report.context_tokens,
+        "arena_bytes": report.total("scratch_bytes"),
     }
 
 

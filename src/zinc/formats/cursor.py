@@ -7,7 +7,6 @@ field, for the message of a FormatError.
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 from zinc.core.errors import FormatError
 from zinc.formats.metadata import Header, read_u64
@@ -20,15 +19,15 @@ _FIRST_READ_BYTES = 256 << 10
 
 
 class Cursor:
-    """A position in the file at `path`; the file is read into `header` as far as needed.
+    """A position in a file; the file is read into `header` as far as needed.
 
     Methods raise FormatError for a position beyond the end of the file or `MAX_HEADER_BYTES`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.source = Source(path)
-        self.size = self.source.size
+    def __init__(self, source: Source) -> None:
+        self.path = source.path
+        self.source = source
+        self.size = source.size
         self.header = Header()
         self.position = 0
 

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from zinc.core.errors import FormatError
 from zinc.formats.gguf_part import Part, Tensor, read_part
 from zinc.formats.metadata import GGUFArray, MetadataAccess, MetadataValue, ValueType
+from zinc.formats.source import Source
 
 __all__ = ["GGUFArray", "GGUFFile", "MetadataValue", "Tensor", "ValueType"]
 
@@ -47,7 +48,7 @@ class GGUFFile(MetadataAccess):
         Raises FormatError for a file that is missing, truncated, corrupt or not GGUF, and
         UnsupportedError for a version, byte order or tensor type that zinc cannot read.
         """
-        part = read_part(Path(path))
+        part = read_part(Source(Path(path)))
         if _split_value(part, "split.count", 1) <= 1:
             return cls([part])
         return cls(_read_all_parts(part))
@@ -95,7 +96,7 @@ def _read_all_parts(opened: Part) -> list[Part]:
         if number == int(match["number"]):
             part = opened
         elif path.exists():
-            part = read_part(path)
+            part = read_part(Source(path))
         else:
             raise FormatError(
                 f"part {number} of {count} of the model is missing",

@@ -107,13 +107,13 @@ class Part:
     source: Source
 
 
-def read_part(path: Path) -> Part:
+def read_part(source: Source) -> Part:
     """Read and check the header of a file.
 
     Raises FormatError for a file that is not GGUF, truncated or inconsistent, and UnsupportedError
     for a version, byte order or tensor type that zinc cannot read.
     """
-    return _Reader(path).part()
+    return _Reader(source).part()
 
 
 def _other_format(head: bytes) -> str:
@@ -134,8 +134,8 @@ def _other_format(head: bytes) -> str:
 class _Reader(Cursor):
     """Parser of the header of a file, from front to back."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
         self.n_nested = 0
 
     def part(self) -> Part:

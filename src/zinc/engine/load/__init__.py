@@ -6,4 +6,5 @@ model.py       weights, cache, programs and engine
 auto.py        which device backend="auto" means
 device_map.py  how a model is divided between a device and the CPU
 memory.py      how large context and cache can be
+fit.py         what a model takes of each memory, and whether it fits
 """

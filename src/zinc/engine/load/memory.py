@@ -55,11 +55,21 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """A memory: available bytes, bytes of weights and arenas, and the states kept in it."""
+    """A memory: available bytes, bytes of weights and arenas, and the states kept in it.
 
+    name: of the device, or of the devices that share the memory.
+    """
+
+    name: str
     available: int
-    taken: int
+    weights_bytes: int
+    arena_bytes: int
     states: tuple[State, ...]
+
+    @property
+    def taken(self) -> int:
+        """Bytes of weights and arenas together."""
+        return self.weights_bytes + self.arena_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +112,13 @@ def _budget(
     file: GGUFFile, backends: Sequence[Backend], parts: Sequence[Sequence[Plan]]
 ) -> MemoryBudget:
     """Return the memory that `backends` share; `parts` has the plans of each."""
-    taken = sum(
-        weights_bytes(file, plans[0]) + sum(plan.arena_bytes for plan in plans) for plans in parts
+    return MemoryBudget(
+        name="+".join(backend.name for backend in backends),
+        available=available_memory_bytes(backends[0]),
+        weights_bytes=sum(weights_bytes(file, plans[0]) for plans in parts),
+        arena_bytes=sum(plan.arena_bytes for plans in parts for plan in plans),
+        states=tuple(state for plans in parts for state in plans[0].states),
     )
-    states = tuple(state for plans in parts for state in plans[0].states)
-    return MemoryBudget(available_memory_bytes(backends[0]), taken, states)
 
 
 def choose_cache(

@@ -76,15 +76,19 @@ class PlannedModel:
         self.close()
 
 
-def plan_model(options: LoadOptions, backend: Backend | None = None) -> PlannedModel:
+def plan_model(
+    options: LoadOptions, backend: Backend | None = None, file: GGUFFile | None = None
+) -> PlannedModel:
     """Open the model file, choose a backend and make the plans.
 
-    backend: used instead of the one that `options` name. Raises a `ZincError` if the file is
-    damaged or unsupported, or the options do not suit the model or the machine.
+    backend, file: used instead of those that `options` name; `file` is closed if planning fails.
+    Raises a `ZincError` if the file is damaged or unsupported, or the options do not suit the model
+    or the machine.
     """
     if options.cache_folder is not None:
         check_folder(options.cache_folder)
-    file = GGUFFile.open(resolve_model(options.path))
+    if file is None:
+        file = GGUFFile.open(resolve_model(options.path))
     try:
         return _plan(_open(file, options), options, backend)
     except BaseException:
