@@ -1,10 +1,10 @@
-"""Answers of a given form: JSON by a schema, a regular expression, a grammar, as token masks.
+"""Structured output: token masks for a JSON schema, a regular expression or a grammar.
 
-    Grammars (of a model) -> Grammar (of a form, reusable) -> GrammarConstraint (of one answer)
+    Grammars (one a model) -> Grammar (compiled, reusable) -> GrammarConstraint (one an answer)
 
-The parsing is llguidance's (https://github.com/guidance-ai/llguidance), an optional dependency that
-is imported when the first request asks for it. A form that cannot be followed exactly is refused
-before the request runs; no token is ever let through unmasked.
+llguidance (https://github.com/guidance-ai/llguidance) parses the answer; it is an optional
+dependency and imported at the first request for structured output. A schema or grammar that cannot
+be followed exactly is refused before the request runs, and every token is masked.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHORT_CHARACTERS = 64
-N_COMPILED = 16  # grammars of a model that are kept
+N_COMPILED = 16  # compiled grammars kept for a model
 MAX_COMPILED_CHARACTERS = 1 << 16
 
-# What a grammar may take. Fuel is about 50,000 a millisecond while a grammar is compiled, and
-# 14,000 a millisecond for a mask; a state of the lexer is 1 to 2 kB.
+# Limits of a grammar. Fuel is about 50,000 a millisecond while compiling, and 14,000 a millisecond
+# for a mask. A lexer state takes 1 to 2 kB.
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -46,22 +46,25 @@ _LIMITS = {
 
 
 class Grammars:
-    """Compiles grammars for one model. Thread-safe; `n_vocab` is the length of a row of logits."""
+    """Compiles grammars for one model. Thread-safe.
+
+    n_vocab: length of a row of logits, by default the size of the tokenizer's vocabulary.
+    """
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._n_vocab = n_vocab or tokenizer.n_vocab
         self._vocabulary: LLTokenizer | None = None
-        # The same form comes with many requests.
+        # Many requests have the same schema or grammar.
         self._kept = lru_cache(N_COMPILED)(self._compile)
 
     def constraint(self, kind: Kind, source: Source = None) -> Grammar:
-        """Return a grammar that any number of answers may follow.
+        """Return a compiled grammar, which any number of answers may follow.
 
-        source: a JSON schema (as text or data), a regular expression (of the whole answer), or a
-        grammar, in llguidance's Lark dialect or as GBNF; nothing for "json_object". "rules" is Lark
-        that zinc wrote itself, out of `zinc.grammar.schema`. Raises RequestError when it cannot be
-        understood or followed, UnsupportedError without llguidance.
+        source: a JSON schema (text or data), a regular expression for the whole answer, or a
+        grammar (llguidance's Lark dialect or GBNF); None for "json_object". "rules" is Lark that
+        `zinc.grammar.schema` wrote. Raises RequestError if the source is not valid or not
+        supported, and UnsupportedError if llguidance is not installed.
         """
         if kind not in get_args(Kind):
             given = repr(kind) if isinstance(kind, str) else f"a {type(kind).__name__}"
@@ -105,11 +108,11 @@ class Grammars:
 
 
 class Grammar:
-    """A compiled form of answers. It has no state: `start` gives each answer its own parser."""
+    """A compiled grammar without state; `start` creates a parser for each answer."""
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
-        # The first mask takes tens of milliseconds (later ones, tens of microseconds): computed
-        # here, it is not in the middle of a step that others wait for.
+        # The first mask takes tens of milliseconds, later ones tens of microseconds. Computed here,
+        # it does not delay a step of other requests.
         self._first = GrammarConstraint(matcher, np.zeros(-(-n_vocab // 32), np.uint32))
         self._first.mask()
         self._forced = self._first.forced()
@@ -127,8 +130,8 @@ def started(
 ) -> list[Constraint | None]:
     """Return a constraint for each of `n` answers.
 
-    constraint: a form (`Grammars.constraint`), a JSON schema as data or text, a class with
-    `model_json_schema` as Pydantic's models have, or a constraint of one answer.
+    constraint: a `Grammar`, a JSON schema (data or text), a class with `model_json_schema` (a
+    Pydantic model), or a constraint for one answer. Raises RequestError for other values.
     """
     if constraint is None:
         return [None] * n
@@ -160,7 +163,7 @@ def started(
 
 
 class GrammarConstraint:
-    """A parser in the middle of one answer; see `zinc.engine.constraint.Constraint`."""
+    """A parser of one answer; implements `zinc.engine.constraint.Constraint`."""
 
     def __init__(
         self, matcher: LLMatcher, words: Words, forced: Sequence[int] | None = None
@@ -171,14 +174,14 @@ class GrammarConstraint:
         self._forced = forced if forced is not None else _guarded(matcher.compute_ff_tokens)
 
     def copy(self, forced: Sequence[int]) -> GrammarConstraint:
-        """Return a copy in the same state, which shares the first mask and dictates `forced`."""
+        """Return a copy in the same state; `forced` are the next tokens, already computed."""
         return GrammarConstraint(_guarded(self._matcher.deep_copy), self._words.copy(), forced)
 
     def forced(self) -> Sequence[int]:
         return self._forced
 
     def allows(self, token: int) -> bool:
-        # The matcher would take other spellings of what is forced, which no mask allows.
+        # The matcher would accept other tokenizations of forced text, which no mask allows.
         if self._forced:
             return token == self._forced[0]
         return _guarded(lambda: self._matcher.validate_tokens([token])) == 1
@@ -207,7 +210,7 @@ class GrammarConstraint:
 
 
 class _Vocabulary:
-    """The tokens of a model as llguidance asks for them."""
+    """A model's tokens, in the interface that llguidance expects of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
         known = range(min(n_vocab, tokenizer.n_vocab))
@@ -223,7 +226,7 @@ class _Vocabulary:
                 "the model cannot be held to a grammar", "it has no token that ends an answer"
             )
         self._encode = partial(tokenizer.encode, add_special=False)
-        # A schema dictates the same text again and again: names of properties, choices.
+        # A schema forces the same text again and again: names of properties, choices.
         self._encode_short = lru_cache(4096)(self._encode)
 
     def __call__(self, text: str) -> list[int]:

@@ -1,8 +1,9 @@
-"""JSON schemas, regular expressions and grammars as checked text that llguidance can compile.
+"""JSON schemas, regular expressions and grammars, turned into grammars that llguidance compiles.
 
-    kinds.py   the kinds of constraint that a request may name, each turned into a grammar
+    kinds.py   kinds of constraint that a request may name, and the grammar of each
     lark.py    checks of regular expressions, Lark and GBNF
     schema/    JSON Schema to rules of llguidance's Lark dialect
+    pattern/   regular expressions of JSON Schema to those of llguidance
 
-Everything here is text to text; zinc.engine.structured turns the result into token masks.
+All functions turn text into text; zinc.engine.structured turns a grammar into token masks.
 """

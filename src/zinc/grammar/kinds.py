@@ -51,10 +51,10 @@ def _mapping(value: object) -> object:
 
 
 def checked_grammar(kind: Kind, text: str) -> str:
-    """Return a source in llguidance's Lark dialect, checked; a regular expression stays one.
+    """Check a source and return it as a grammar in llguidance's Lark dialect.
 
-    "grammar" is Lark or GBNF; "rules" is Lark that `zinc.grammar.schema` wrote. Raises
-    RequestError if the source cannot be followed.
+    A regular expression is returned unchanged. "grammar" is Lark or GBNF, "rules" is Lark from
+    `zinc.grammar.schema`. Raises RequestError if the source is not valid or not supported.
     """
     try:
         return _checked_grammar(kind, text)
@@ -87,7 +87,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def refused(kind: Kind, why: str) -> RequestError:
-    """Return the error for a source that cannot be followed, with the first line of `why`."""
+    """Return the error for a source that is not valid or not supported."""
     name = {"json_schema": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
     return RequestError(f"the {name} cannot be followed", first_line(why))
 

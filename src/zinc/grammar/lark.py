@@ -1,8 +1,9 @@
-"""Regular expressions, Lark and GBNF, checked before native code sees them.
+"""Checks of regular expressions, Lark and GBNF before native code compiles them.
 
-llguidance bounds most of what a grammar can cost, but it follows references of rules by recursion
-and ends the process when they nest too deeply, and its compiler of JSON schemas (`%json`) can do
-the same. So references are counted here, and `%json` becomes rules of `zinc.grammar.schema`.
+llguidance limits most costs of a grammar. But it follows references between rules by recursion, and
+references that nest too deeply end the process; so can its compiler of JSON schemas (`%json`). So
+the nesting of references is checked here, and `%json` is replaced by rules of
+`zinc.grammar.schema`.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from zinc.grammar.schema.rules import Rules, rules_of
 
 MAX_CHARACTERS = 1 << 20
 MAX_REGEX_CHARACTERS = 200_000
-MAX_REGEX_ATOMS = 20_000  # with repeats written out as often as they must be
-MAX_REFERENCES = 500  # rules, each of which refers to the next
+MAX_REGEX_ATOMS = 20_000  # with repeats expanded to their minimum
+MAX_REFERENCES = 500  # length of a chain of rules that refer to each other
 MAX_GBNF_CHARACTERS = 1 << 18
 
 
 class SourceError(RequestError):
-    """A grammar or regular expression is refused; `why` says what for."""
+    """A grammar or regular expression is refused for the reason `why`."""
 
     def __init__(self, why: str) -> None:
         super().__init__("the grammar cannot be followed", why)
 
 
-# Where llguidance and these expressions read a text differently, it has to be refused: a reference
-# or `%json` must not hide in what looks like a literal here.
+# Text that llguidance would tokenize differently must be refused: otherwise a reference or `%json`
+# could hide in what these expressions take for a literal.
 _COMMENT = r"//[^\n]*|\#[^\n]*"
 _STRING = r'"(?:\\.|[^"\\\n])*"'
 _REGEX = r"/(?:\\.|[^/\\])+/"
@@ -61,7 +62,7 @@ _QUANTIFIER = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 def _atoms(source: str) -> int:
-    """Count the atoms of an expression, each repeat written out to its minimum."""
+    """Count the atoms of an expression, with each repeat expanded to its minimum."""
     sums, last, at = [0], 0, 0  # sums of the open groups; the size of the item before
     while at < len(source):
         char = source[at]
@@ -192,7 +193,7 @@ def _references(source: str) -> dict[str, list[str]]:
 
 
 def _depth(graph: dict[str, list[str]], start: str, seen: set[str], order: int) -> int:
-    """Return the nesting depth of a depth-first walk from `start` that visits each rule once."""
+    """Return the depth of a depth-first walk from `start` that visits each rule once."""
     if start in seen:
         return 0
     seen.add(start)

@@ -1,11 +1,11 @@
-"""Comparison of a backend's launches with those of `ref`, one by one on the same inputs.
+"""Comparison of a backend with `ref`, launch by launch on the same inputs.
 
-The reference walks the backend's own plan. Before each launch its inputs are copied over from the
-backend, so an error shows at the launch that makes it and not at those that inherit it; keys and
-values each keeps for itself, written from the same rows.
+Both run the backend's plan. Before each launch, its inputs are copied from the backend to the
+reference, so an error appears at the launch that makes it and not at later ones. Each side has its
+own KV cache, written from the same rows.
 
-Two sources of launches: the layers of a model, and the cases that the op registry generates, which
-need no model and reach every block format.
+The launches are those of a model, or of the cases in the op registry, which need no model and cover
+every block format.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
-# Values that share a scale, in the formats of 8 bits.
+# Number of values that share a scale in 8-bit formats.
 SCALE_BLOCK = {"q8_32": 32, "q8_256": 256}
-# A cache of 8-bit or 4-bit keys and values, seen through the softmax.
+# Error of attention with quantised keys and values.
 KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2, "q4_0": 3e-1}
-# Rows in front of a quantised weight are rounded to 8 bits: 1 / 254 of a block's largest each,
-# which averages out over the sum. Errors of products in a row add up, and what they feed on, the
-# product of gate and up, has larger peaks.
+# Kernels may round the rows that they multiply with quantised weights to 8 bits. That is an error
+# of 1 / 254 of a block's largest value, which partly averages out. Errors of consecutive products
+# add up, and the product of gate and up has larger peaks.
 QUANTISED_TOLERANCE = 1e-2
-# The same kernels on the same inputs: launches that do not wait for each other would show.
+# Running all launches together must give the same result, unless a barrier is missing.
 TOGETHER_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One output of one launch in one step: its relative error, and how much is allowed.
+    """Relative error of one output of a launch, and its tolerance.
 
-    kernels: what the backend runs for it, by the names of its own.
+    kernels: names of the backend's kernels for the launch.
     """
 
     step: str
@@ -63,7 +63,7 @@ class Check:
 
     @property
     def departs(self) -> bool:
-        # Written so that NaN departs.
+        # `not <=` rather than `>`, so that NaN departs.
         return not self.error <= self.tolerance
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,9 +123,9 @@ def is_for(kernels: Kernels, op: Op) -> bool:
 
 
 def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
-    """The checks of every case of the op registry, on a backend of its own each.
+    """Yield the checks of each case of the op registry, each on a new backend.
 
-    The last check of a case is its whole step, against its launches one by one.
+    The last check of a case compares its whole step with its launches run one by one.
     """
     kernels = create()
     cases = [(op, case) for op, case in every_case() if is_for(kernels, op)]
@@ -156,10 +156,10 @@ def _compare_case(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) 
 
 
 def storage_error(rows: FloatArray, format: str) -> float:
-    """The largest relative error that storing `rows` as `format` may make.
+    """Return the largest relative error of storing `rows` as `format`.
 
-    A value of a block whose largest is m moves by up to half a step, m / 254; a bfloat16 by up to
-    2^-9 of itself.
+    In 8-bit formats a value changes by up to half a step, m / 254 with m the largest value of its
+    block; in bfloat16 by up to 2^-9 of itself.
     """
     if format == "bf16":
         return 2**-8
@@ -194,6 +194,6 @@ def launch_tolerance(launch: Launch, kv_dtype: str) -> float:
     tolerance = op.tolerance + (KV_TOLERANCE[kv_dtype] if op.reads_cache else 0.0)
     if op.has_matrices and op.signature.weight_format is None:  # the kernel itself rounds rows
         weights = [x for x in launch.inputs if isinstance(x, Weight)]
-        # Rows of a model have larger peaks than those of a case.
+        # Rows in a model have larger peaks than rows in a case.
         tolerance += 2 * QUANTISED_TOLERANCE * any(map(_rounds_rows, weights))
     return tolerance

@@ -1,4 +1,4 @@
-"""Search to full match: resolves the anchors ^ and $ of a pattern.
+"""Conversion of a search pattern to a full match, which resolves the anchors ^ and $.
 
 JSON Schema looks for a match anywhere in a string, while llguidance matches whole texts.
 """
@@ -59,6 +59,7 @@ def _branches(node: Node) -> list[tuple[Node, ...]]:
 
 
 def _has_anchor(node: Node) -> bool:
+    """Return whether a tree contains an anchor."""
     match node:
         case Anchor():
             return True

@@ -100,7 +100,7 @@ class _Parser:
         bounds = self._quantifier()
         if bounds is None:
             return item
-        self._take("?")  # laziness does not change what matches
+        self._take("?")  # laziness does not change which texts match
         if self._quantifier() is not None:
             raise PatternError("a quantifier follows another one")
         least, most = bounds
@@ -111,7 +111,7 @@ class _Parser:
         if least > MAX_COUNT:
             raise PatternError("its repeats are too large")
         if most is not None and most > MAX_COUNT:
-            most = None  # no text is that long
+            most = None  # no text is as long
         return Repeat(item, least, most)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
@@ -126,7 +126,7 @@ class _Parser:
         end = self._text.find("}", self._at)
         low, comma, high = self._text[self._at + 1 : max(end, 0)].partition(",")
         if end < 0 or not _is_number(low) or (high and not _is_number(high)):
-            return None  # a brace that stands for itself
+            return None  # a literal brace
         self._at = end + 1
         if not comma:
             return int(low), int(low)

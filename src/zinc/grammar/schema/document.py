@@ -1,7 +1,7 @@
-"""The subschemas of one JSON Schema document, and the targets of its references.
+"""JSON Schema documents: subschemas and the targets of references.
 
-A document is checked once: its size, its depth, its numbers. References are resolved within the
-document by base URI (RFC 3986), JSON pointer (RFC 6901) and anchor; nothing is ever fetched.
+Size, depth and numbers of a document are checked once. References are resolved within the document
+by base URI (RFC 3986), JSON pointer (RFC 6901) and anchor; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SINGLE = ("items", "additionalItems", "additionalProperties", "not", "if", "the
 
 
 class SchemaError(RequestError):
-    """A schema is not valid, or has a keyword that cannot be followed; `keyword` names it."""
+    """A schema is not valid, or `keyword` is not supported."""
 
     def __init__(self, why: str, path: str = "", keyword: str = "") -> None:
         self.keyword = keyword
@@ -52,7 +52,7 @@ class SchemaError(RequestError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Located:
-    """A subschema, the base URI of its references, and its JSON pointer, for messages."""
+    """A subschema with the base URI of its references and its JSON pointer (for messages)."""
 
     schema: Json
     base: str
@@ -60,9 +60,9 @@ class Located:
 
 
 def checked(value: Json) -> Json:
-    """Return a copy of JSON data with exact numbers: integers, and Decimals that are none.
+    """Return a copy of JSON data with exact numbers: int if integral, else Decimal.
 
-    Raises SchemaError for anything that is not JSON, or larger than a schema may be.
+    Raises SchemaError for data that is not JSON, or too large.
     """
     n_nodes = 0
 
@@ -98,7 +98,10 @@ def _checked_text(text: object) -> str:
 
 
 def checked_number(value: float | Decimal) -> int | Decimal:
-    """Return a number exactly: an int if it is integral, else a Decimal of its shortest form."""
+    """Return the exact value of a number: an int if integral, else a Decimal.
+
+    A float has the value of its shortest decimal form.
+    """
     if isinstance(value, float):
         if not math.isfinite(value):
             raise SchemaError("a number is infinite or NaN")
@@ -111,7 +114,7 @@ def checked_number(value: float | Decimal) -> int | Decimal:
         raise SchemaError("a number is infinite or NaN")
     if value == 0:
         return 0
-    # Trailing zeros do not make a number harder; `normalize` would round.
+    # Remove trailing zeros by hand, since `normalize` would round.
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     text = "".join(map(str, digits)).lstrip("0")
@@ -138,7 +141,7 @@ def load(text: str) -> Json:
 
 
 class Document:
-    """A schema with its subschemas indexed; `root` is the whole. Raises SchemaError."""
+    """A schema with an index of its subschemas; `root` is the whole. Raises SchemaError."""
 
     def __init__(self, schema: Json) -> None:
         schema = checked(schema)
@@ -156,7 +159,7 @@ class Document:
         self.root = self.at(schema, base, "#")
 
     def at(self, schema: Json, base: str, path: str) -> Located:
-        """Return the same object for the same subschema each time."""
+        """Return the `Located` of a subschema, the same object at each call."""
         if isinstance(schema, dict) and id(schema) in self._bases:
             _, base, path = self._bases[id(schema)]
         if not isinstance(schema, dict | bool):
@@ -167,7 +170,7 @@ class Document:
         return self._located[key]
 
     def child(self, parent: Located, *keys: str | int) -> Located:
-        """Return the subschema of `parent` under some keys."""
+        """Return the subschema of `parent` at a path of keys."""
         found = parent.schema
         for key in keys:
             found = found[key]
@@ -200,7 +203,10 @@ class Document:
         return self.at(found, base, path)
 
     def resolve_dynamic(self, parent: Located, reference: str) -> Located:
-        """Return the target of a `$dynamicRef`; refuse it if its dynamic scope could matter."""
+        """Return the target of a `$dynamicRef`.
+
+        Raises SchemaError if the target could depend on the dynamic scope.
+        """
         found = self.resolve(parent, reference)
         name = isinstance(found.schema, dict) and found.schema.get("$dynamicAnchor")
         if isinstance(name, str) and reference.endswith(f"#{name}") and self._dynamic[name] > 1:
@@ -212,7 +218,10 @@ class Document:
         return found
 
     def resolve_recursive(self, parent: Located) -> Located:
-        """Return the target of `"$recursiveRef": "#"`; refuse it if its scope could matter."""
+        """Return the target of `"$recursiveRef": "#"`.
+
+        Raises SchemaError if the target could depend on the dynamic scope.
+        """
         if self._dynamic.get("$recursiveAnchor"):
             raise SchemaError("$recursiveAnchor is not supported", parent.path, "$recursiveRef")
         return self.resolve(parent, "#")
@@ -237,7 +246,7 @@ class Document:
             stack += [(each, base, _joined(path, *keys)) for keys, each in _subschemas(schema)]
 
     def _enter(self, schema: dict[str, Json], base: str, path: str, root: Json) -> str:
-        """Return the base URI within a schema, which `$id` may change."""
+        """Register the `$id` of a schema; return the base URI within it."""
         if schema is not root and "$schema" in schema and _draft(schema) != self.draft:
             raise SchemaError("$schema of another draft is not supported here", path, "$schema")
         own = schema.get(self._id)

@@ -1,7 +1,7 @@
-"""The JSON values that a schema allows.
+"""Evaluation of a schema to the JSON values that it allows.
 
-`Evaluator` combines the keywords of each subschema (keywords.py) with the schemas that it refers to
-and applies, and caches the result.
+`Evaluator` combines the keywords of each subschema (keywords.py) with the schemas that it refers
+to, and caches the result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_NESTED = 80  # subschemas applied to the same value, one within the other
 class Evaluator:
     """Returns the values that the subschemas of a document allow.
 
-    support: decides about keywords that cannot be followed. Methods raise SchemaError.
+    support: decides about unsupported keywords. Methods raise SchemaError.
     """
 
     def __init__(self, document: Document, support: Support) -> None:
@@ -43,7 +43,7 @@ class Evaluator:
         self._active: list[Located] = []  # subschemas that are being read, the innermost last
 
     def values(self, conjunction: Conjunction) -> Values:
-        """Return the values that all of some subschemas allow."""
+        """Return the values that all subschemas of a conjunction allow."""
         found = self._conjunctions.get(conjunction)
         if found is None:
             found = ANY
@@ -121,7 +121,7 @@ class Evaluator:
         return found
 
     def _dependencies(self, located: Located, keywords: Keywords) -> Iterator[Values]:
-        """Yield the values each dependency allows: the key is absent, or the dependency holds."""
+        """Yield the values that each dependency allows: its key is absent, or it holds."""
         # Newer drafts keep `dependencies` for compatibility.
         names = ["dependencies"]
         if self.document.draft >= 2019:
@@ -194,7 +194,7 @@ class Evaluator:
         return found
 
     def _if(self, located: Located, keywords: Keywords) -> Values:
-        """Return the values of `if`, `then` and `else`, if the condition is the same for all."""
+        """Return the values of `then` or `else`, if `if` allows every value or none."""
         schema = located.schema
         if self.document.draft < 7 or not {"then", "else"} & schema.keys():
             return ANY

@@ -1,9 +1,9 @@
-"""Known values of `format`, as ECMAScript patterns of the whole text.
+"""Patterns (ECMA-262) of the known values of `format`.
 
-JSON Schema 2020-12 makes `format` an annotation unless a schema asks for assertion. Here a known
-format is always asserted: whoever writes `"format": "date"` wants a date. Some patterns are
-narrower than their RFC (no quoted local parts, no leap seconds); none is wider, except that
-hostnames are not limited to 253 characters.
+In JSON Schema 2020-12, `format` is an annotation unless a schema asks for assertion. Here a known
+format is always asserted, since the author of `"format": "date"` wants a date. Some patterns are
+narrower than their RFC (no quoted local parts, no leap seconds). None is wider, except that
+hostnames may exceed 253 characters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TIME = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-# No label has hyphens as its third and fourth characters: those are reserved (RFC 5891).
+# Labels with hyphens as third and fourth characters are reserved (RFC 5891).
 _HOST_LABEL = (
     r"[A-Za-z0-9]([A-Za-z0-9-]([A-Za-z0-9-]?[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]{1,59}[A-Za-z0-9]"
     r"|-[A-Za-z0-9][A-Za-z0-9-]{0,58}[A-Za-z0-9])?)?"

@@ -1,4 +1,4 @@
-"""Keywords of one subschema that concern a single JSON type: `minimum`, `pattern`, `items`, ...
+"""Keywords of a subschema that concern a single JSON type: `minimum`, `pattern`, `items`, ...
 
 Every keyword of the schema's draft is followed exactly or refused. Keywords that no draft defines
 are annotations and have no effect.
@@ -42,17 +42,17 @@ _APPLICATORS = frozenset(
 
 @dataclass(slots=True)
 class Support:
-    """Decides about keywords that zinc does not support.
+    """Policy for keywords that zinc does not support.
 
-    They are refused; if `lenient`, they are left out and listed in `dropped`. The allowed values
-    are then a superset of the schema's, and a finished value has to be checked.
+    By default they raise SchemaError. If `lenient`, they are ignored and listed in `dropped`; the
+    allowed values are then a superset of the schema's, and a finished value has to be checked.
     """
 
     lenient: bool = False
     dropped: dict[str, None] = field(default_factory=dict)
 
     def cannot(self, keyword: str, why: str = "is not supported", path: str = "#") -> None:
-        """Refuse a keyword of the subschema at `path`, or leave it out."""
+        """Raise SchemaError for a keyword at `path`, or list it in `dropped`."""
         if not self.lenient:
             raise SchemaError(f"{keyword} {why}", path, keyword)
         self.dropped[keyword] = None
@@ -72,7 +72,7 @@ class Keywords:
         raise SchemaError(f"{keyword} {why}", self._located.path, keyword)
 
     def cannot(self, keyword: str, why: str = "is not supported") -> None:
-        """Refuse a keyword, or leave it out."""
+        """Raise SchemaError for a keyword, or list it as dropped."""
         self._support.cannot(keyword, why, self._located.path)
 
     def types(self) -> Values:
@@ -166,7 +166,7 @@ class Keywords:
         return None if found == Text() else found
 
     def _can_follow(self, keyword: str, pattern: str) -> bool:
-        """Return whether zinc supports a pattern; if not, refuse or drop the keyword."""
+        """Return whether zinc supports a pattern. Otherwise the keyword is refused or dropped."""
         try:
             terminals.matches(terminals.pattern_terminal(pattern), "")
         except ValueError as error:
@@ -218,7 +218,10 @@ class Keywords:
             self.cannot("contains")
 
     def _unevaluated(self, keyword: str) -> Located | None:
-        """Return the schema of unevaluated items or members, if this subschema alone decides it."""
+        """Return the schema of unevaluated items or members.
+
+        Returns None if it has no effect, or if other schemas take part and the keyword is dropped.
+        """
         schema = self.schema
         if schema[keyword] is True or schema[keyword] == {}:
             return None

@@ -31,7 +31,7 @@ def exact_schema(number: Number, step: Fraction) -> dict[str, Json] | None:
     exponent = next((e for e in range(10) if (step * 10**e).denominator == 1), None)
     if exponent is None or step * 10**exponent > MAX_MULTIPLES:
         return None
-    # llguidance multiplies the double by ten until it is whole.
+    # llguidance multiplies the double by ten until it is integral.
     value, n = float(step), 0
     while value != int(value) and n <= exponent:
         value, n = value * 10, n + 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
-# Below the largest finite double for any mantissa of one digit before the point.
+# Exponents are limited so that values with one digit before the point are finite doubles.
 ANY_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?(30[0-7]|[12][0-9][0-9]|[0-9][0-9]?))?"
 ANY_INTEGER = "(0|-?[1-9][0-9]*)"
 
@@ -27,6 +27,7 @@ class Bound:
 
     @property
     def negated(self) -> Bound:
+        """The bound of the negated values."""
         return Bound(self.value.copy_negate(), self.is_open)  # a minus sign would round
 
 
@@ -55,7 +56,7 @@ def decimal_pattern(low: Bound | None, high: Bound | None) -> str | None:
     zero = Bound(Decimal(0))
     parts: list[str] = []
     if low is None or low.value < 0:
-        # Zero itself belongs to the other half.
+        # Zero belongs to the non-negative half.
         near = (
             Bound(high.value.copy_negate(), high.is_open)
             if high and high.value < 0
@@ -94,7 +95,7 @@ def _naturals(low: int, high: int | None) -> str:
     full_to = n_high
     if high is not None and n_high is not None and high != 10**n_high - 1:
         full_to = n_high - 1
-    # All integers that have a number of digits between two.
+    # All integers whose number of digits lies between those of the bounds.
     if full_to is None:
         parts.append(f"[1-9][0-9]{{{full_from - 1},}}")
     elif full_from <= full_to:

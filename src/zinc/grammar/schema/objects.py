@@ -50,7 +50,7 @@ class ObjectRules:
         self._object = object
 
     def alternatives(self) -> Alternatives:
-        """Return the object's alternatives, whose rules are added. Raises SchemaError."""
+        """Return the alternatives of the object; add the rules they need. Raises SchemaError."""
         object, rules, cannot = self._object, self._rules, self._writer.evaluator.support.cannot
         least, most = object.lengths
         required = set(object.required)
@@ -102,7 +102,7 @@ class ObjectRules:
         comma = self._rules.token(self._writer.spacing.comma)
 
         def after(low: int, high: int) -> tuple[Symbol, ...]:
-            """Members low to high, each after a comma; optional ones may be absent."""
+            """Return members low to high, each after a comma; optional ones may be absent."""
             if high - low <= 8:
                 return tuple(
                     symbol
@@ -120,7 +120,7 @@ class ObjectRules:
             return (rule,)
 
         def first(low: int, high: int) -> Alternatives:
-            """Members low to high, at least one; the first has no comma before it."""
+            """Return members low to high, at least one; the first has no comma before it."""
             if high - low == 1:
                 return [members[low].symbols]
             middle = (low + high) // 2

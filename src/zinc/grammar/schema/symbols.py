@@ -14,7 +14,7 @@ from zinc.grammar.schema.values import numeral
 
 MAX_CHARACTERS = 4 << 20
 
-QUOTE = '"'  # stands around strings and keys
+QUOTE = '"'  # before and after strings and keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RuleSet:
         return self._terminals[expression]
 
     def token(self, text: str) -> str:
-        """Return a quoted literal unchanged, and for an expression the name of its terminal."""
+        """Return a quoted literal unchanged, or the name of an expression's terminal."""
         return text if text.startswith('"') else self.terminal(text)
 
     def leaf(self, schema: dict[str, Json]) -> str:
@@ -68,7 +68,7 @@ class RuleSet:
         return self._leaves[key]
 
     def lines(self, start: str) -> Iterator[str]:
-        """Yield the lines of the grammar, without unreachable and unproductive rules."""
+        """Yield the lines of the grammar, without useless rules. Raises SchemaError."""
         rules = self._productive()
         if not rules.get(start):
             raise SchemaError("no value is valid by it")
@@ -86,7 +86,7 @@ class RuleSet:
             raise SchemaError("it becomes too large a grammar")
 
     def _productive(self) -> dict[str, Alternatives]:
-        """Return the rules without alternatives that derive no finite text."""
+        """Return the rules, without alternatives that derive no finite text."""
         good: set[str] = set()
         names = list(reversed(self.rules))
         n_before = -1

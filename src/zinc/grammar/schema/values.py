@@ -1,4 +1,4 @@
-"""Sets of JSON values by JSON type, as a schema allows them.
+"""Sets of JSON values, by JSON type.
 
     Values = {"string": (Text(...), Literals(...)), "null": (Literals((None,)),)}
 
@@ -48,7 +48,7 @@ class Literals:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Numbers of a range, optionally integers or multiples of a number only."""
+    """Numbers in a range, optionally only integers or multiples of a number."""
 
     low: Bound | None = None
     high: Bound | None = None
@@ -186,7 +186,7 @@ def type_of(value: object) -> str:
 
 
 def identity(value: object) -> str:
-    """Return a text that is equal for equal JSON values only: for 1 and 1.0, not for 1 and true."""
+    """Return a text that is the same for equal JSON values only: 1 equals 1.0 but not true."""
     match value:
         case Mapping():
             members = sorted((str(key), identity(each)) for key, each in value.items())
@@ -269,7 +269,7 @@ def union(*several: Values) -> Values:
 
 
 def _listed_together(alternatives: list[Alternative]) -> tuple[Alternative, ...]:
-    """Merge the sets of literals among some alternatives into one."""
+    """Return alternatives with their `Literals` merged into one."""
     literals = [each for each in alternatives if isinstance(each, Literals)]
     if len(literals) < 2:
         return tuple(alternatives)

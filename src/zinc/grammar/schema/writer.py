@@ -55,7 +55,7 @@ _CHAR = rf'([^"\\\x00-\x1f]|{_ESCAPE})'
 
 @dataclass(frozen=True, slots=True)
 class Spacing:
-    """Tokens of JSON with the whitespace around them, as Lark terminals."""
+    """Lark terminals for the brackets and separators of JSON, with their whitespace."""
 
     open_object: str
     close_object: str
@@ -78,7 +78,7 @@ SPACED = Spacing('"{"', '"}"', '"["', '"]"', '": "', '", "')
 
 @dataclass
 class Writer:
-    """Writes the rules of subschemas, and of all subschemas that these refer to, into `rules`."""
+    """Writes rules for subschemas, and for all subschemas they refer to, into `rules`."""
 
     evaluator: Evaluator
     rules: RuleSet
@@ -143,12 +143,14 @@ class Writer:
         return found
 
     def _text(self, text: Text) -> list[str]:
+        """Return the expression of a set of strings, or nothing if it is empty."""
         if not text.patterns:
             return [f'/"{_CHAR}{times(text.least, text.most)}"/']
         expression = text_terminal(text, as_json, QUOTE)
         return [] if self.evaluator.sets.is_empty_terminal(expression) else [f"({expression})"]
 
     def _number(self, number: Number) -> list[str]:
+        """Return the expression of a range of numbers, or nothing if it is empty."""
         for bound, keyword in ((number.low, "minimum"), (number.high, "maximum")):
             exponent = 0 if bound is None else bound.value.as_tuple().exponent
             if isinstance(exponent, int) and exponent < -MAX_DECIMALS and not number.integer:
@@ -157,7 +159,10 @@ class Writer:
         return _number(number)
 
     def _multiples(self, number: Number) -> Alternatives:
-        """Write multiples of a power of ten by their digits, of other numbers by llguidance."""
+        """Return alternatives for multiples of a number.
+
+        Multiples of a power of ten have a pattern; others are left to llguidance.
+        """
         step = number.multiple_of
         assert step is not None
         if number.integer:
@@ -171,7 +176,7 @@ class Writer:
             return plain
         schema = exact_schema(number, step)
         if schema is not None:
-            # llguidance builds an automaton of about as many states, each time.
+            # llguidance builds an automaton with about as many states for each schema.
             self._n_multiples += step.numerator * step.denominator
         if schema is None or self._n_multiples > MAX_MULTIPLES:
             self.evaluator.support.cannot(
@@ -218,7 +223,7 @@ class Writer:
         return found
 
     def _written(self, value: Json) -> Iterator[Symbol]:
-        """Yield the symbols of a listed array or object, with the usual whitespace."""
+        """Yield the symbols of a literal array or object."""
         spacing = self.spacing
         match value:
             case dict() if value:
