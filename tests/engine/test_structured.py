@@ -271,7 +271,7 @@ def test_the_answer_is_constrained_and_the_reasoning_is_not(llm):
 
 def test_without_the_package_the_error_says_how_to_get_it(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(UnsupportedError, match=r"zinc\[structured\]"):
+    with pytest.raises(UnsupportedError, match=r"zinc-llm\[structured\]"):
         llm.constraint("json_object")
 
 

@@ -41,7 +41,7 @@ KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2, "q4_0": 3e-1}
 # of 1 / 254 of a block's largest value, which partly averages out. Errors of consecutive products
 # add up, and the product of gate and up has larger peaks.
 QUANTISED_TOLERANCE = 1e-2
-# Running all launches together must give the same result, unless a barrier is missing.
+# Running all launches together must give the same result; if not, one did not wait for another.
 TOGETHER_TOLERANCE = 1e-6
 
 
