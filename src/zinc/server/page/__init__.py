@@ -1,9 +1,9 @@
-"""The chat page: plain files, read once and served as they are.
+"""The chat page: static files, read once and served unchanged.
 
-There is no build step and nothing comes from elsewhere, so the page works offline and what is in
-this folder is what runs. Models write what the page shows; the Content-Security-Policy is the
-second wall behind the Markdown renderer: no inline script, no eval, no string that becomes markup
-(Trusted Types), no request to another machine, not even for an image.
+There is no build step and there are no external resources, so the page works offline. It shows
+untrusted text of models. Besides the Markdown renderer, the Content-Security-Policy protects
+against it: no inline script, no eval, no text that becomes markup (Trusted Types), and no request
+to another host, not even for an image.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
     )
 )
 HEADERS = {
-    "Cache-Control": "no-cache",  # asked again each time, answered 304 by its ETag
+    "Cache-Control": "no-cache",  # revalidated each time by its ETag
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -65,7 +65,7 @@ class Asset:
 
 
 def assets() -> dict[str, Asset]:
-    """The files by the path they are served at; `index.html` is `/`."""
+    """Return the files of the page by URL path; `index.html` is "/"."""
     found: dict[str, Asset] = {}
     _collect(files(__package__), "", found)
     found["/"] = found.pop(f"{PREFIX}index.html")
@@ -73,12 +73,12 @@ def assets() -> dict[str, Asset]:
 
 
 def routes() -> list[Route]:
-    """A route for each file. They need no key: what they hold is the same for everybody."""
+    """Return a route for each file of the page."""
     return [Route(path, asset.response, methods=["GET"]) for path, asset in assets().items()]
 
 
 def is_public(path: str) -> bool:
-    """Whether a path belongs to the page, and so is served to who has no API key yet."""
+    """Return whether a URL path belongs to the page, which needs no API key."""
     return path == "/" or path.startswith(PREFIX)
 
 

@@ -1,11 +1,11 @@
-// The server's API as this page uses it. Addresses are relative, so the page also works behind a
-// proxy that serves it under a folder.
+// The parts of the server's API that the page uses. URLs are relative, so the page also works
+// behind a proxy that serves it under a path.
 
 import { eventData } from "./events.js";
 
 const POLL_TIMEOUT_MS = 10_000; // for answers that a server has at hand
 
-/** A failure with a sentence for the user. `status` is 0 when the server could not be reached. */
+/** A failed request, with a message for the user. `status` is 0 if the server was not reached. */
 export class ApiError extends Error {
   constructor(status, message, code = null, retryAfterS = null) {
     super(message);
@@ -16,23 +16,23 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  /** @param {() => string} key gives the API key, "" without one */
+  /** @param {() => string} key returns the API key, "" if there is none */
   constructor(key) {
     this.key = key;
   }
 
-  /** Rows of /v1/models. Throws ApiError. */
+  /** Returns the rows of /v1/models. Throws ApiError. */
   async models() {
     return (await this.json("v1/models")).data ?? [];
   }
 
-  /** Default sampling parameters of a loaded model. Throws ApiError. */
+  /** Returns the default sampling parameters of a loaded model. Throws ApiError. */
   async defaults(model) {
     const found = await this.json(`props?model=${encodeURIComponent(model)}`);
     return found.default_generation_settings?.params ?? {};
   }
 
-  /** The chunks of a chat completion. Throws ApiError; AbortError when `signal` is. */
+  /** Yields the chunks of a chat completion. Throws ApiError, or AbortError if `signal` aborts. */
   async *chat(body, signal) {
     const response = await this.fetch("v1/chat/completions", {
       method: "POST",
@@ -91,7 +91,7 @@ async function failure(response) {
   try {
     error = (await response.json()).error ?? {};
   } catch {
-    // Something between us and the server has answered.
+    // The response comes from something else, such as a proxy.
   }
   const message = error.message ?? `The server answered ${response.status}.`;
   return new ApiError(response.status, message, error.code, Number.isNaN(retry) ? null : retry);

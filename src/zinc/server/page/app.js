@@ -1,6 +1,6 @@
-// The page's controller: conversations, the answers on their way, and the views of both.
+// The controller of the page: conversations, running answers, and their views.
 //
-// All changes go through here: act on a conversation, `draw` it, save it.
+// Every change of a conversation is made here: change it, `draw` it, save it.
 
 import { Api } from "./api.js";
 import { fileName } from "./format.js";
@@ -131,7 +131,7 @@ export class App {
     this.usage.show(used, this.models.contextOf(name));
   }
 
-  /** Draws an answer that grows, at most once a frame. */
+  /** Draws a growing answer, at most once per frame. */
   drawGrowing(conversation) {
     if (conversation !== this.current || this.frame) return;
     this.frame = requestAnimationFrame(() => {
@@ -180,7 +180,7 @@ export class App {
 
   // -- messages -----------------------------------------------------------------------------------
 
-  /** Sends a message; false when it cannot be, and then it stays in its field. */
+  /** Sends a message. Returns false if it cannot be sent; it then stays in the input field. */
   send(text) {
     const { current } = this;
     if (this.generations.has(current.id)) return false;
@@ -188,7 +188,7 @@ export class App {
     return this.ask(current, last?.id ?? null, { role: "user", content: text });
   }
 
-  /** Adds a node that is to be answered, and has it answered. */
+  /** Adds a user's or tool's node, and starts an answer to it. */
   ask(conversation, parentId, fields) {
     if (!this.tools(conversation)) return false;
     const node = addNode(conversation, parentId, fields);
@@ -240,7 +240,7 @@ export class App {
     this.ask(this.current, node.id, { role: "tool", results });
   }
 
-  /** The tools of a conversation as {tools}, {} without any; null, and a notice, for bad ones. */
+  /** Returns the tools of a conversation as {tools}, or {}. Null, with a notice, if invalid. */
   tools(conversation) {
     try {
       const tools = readTools(conversation.tools);
@@ -251,7 +251,7 @@ export class App {
     }
   }
 
-  /** Has an assistant's node written, or written on. */
+  /** Generates the text of an assistant's node, or continues it. */
   async answer(conversation, node) {
     const tools = this.tools(conversation);
     if (!tools || this.generations.has(conversation.id)) return;
@@ -288,16 +288,16 @@ export class App {
     this.generations.get(this.current.id)?.stop();
   }
 
-  // -- keeping ------------------------------------------------------------------------------------
+  // -- saving -------------------------------------------------------------------------------------
 
-  /** Stores a conversation that changes all the time. */
+  /** Saves a conversation that changes often; several changes are saved together. */
   saveSoon(conversation) {
     const { id } = conversation;
     if (!this.conversations.has(id) || this.saving.has(id)) return;
     this.saving.set(id, setTimeout(() => this.save(conversation), SAVE_MS));
   }
 
-  /** Stores a conversation. One that nobody has written in is not kept. */
+  /** Saves a conversation, unless it is empty. */
   async save(conversation) {
     clearTimeout(this.saving.get(conversation.id));
     this.saving.delete(conversation.id);
@@ -371,7 +371,7 @@ export class App {
   }
 }
 
-/** An answer that was on its way when the page was closed has ended there. */
+/** Marks answers as ended that were running when the page was closed. */
 function mendInterrupted(conversation) {
   for (const node of Object.values(conversation.nodes)) {
     if (node.role === "assistant" && !node.finish && !node.error) node.finish = "stopped";

@@ -1,11 +1,11 @@
-// Elements without markup: everything on the page is made by these few functions, and text enters
-// it as text only.
+// Functions that create the elements of the page. No markup is parsed: all text is inserted as
+// text.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
- * An element: `make("button", { class: "icon", onclick: f, "aria-label": "Stop" }, "text", child)`.
- * Properties that begin with "on" are listeners; true and false set and leave out an attribute.
+ * Creates an element: `make("button", { class: "icon", onclick: f }, "text", child)`.
+ * Properties that begin with "on" are listeners; true and false set or omit an attribute.
  */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -20,7 +20,7 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-// Outlines on a grid of 20 by 20.
+// Icon outlines on a grid of 20 by 20.
 const ICONS = {
   add: "M10 4v12M4 10h12",
   branchLeft: "M12 5l-5 5 5 5",
@@ -45,7 +45,7 @@ const ICONS = {
   system: "M3 4h14v9H3zM7 17h6M10 13v4",
 };
 
-/** An icon by its name, hidden from screen readers: what it stands on carries the label. */
+/** Creates an icon by name. It is hidden from screen readers; its button has the label. */
 export function icon(name) {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", "0 0 20 20");
@@ -57,13 +57,13 @@ export function icon(name) {
   return svg;
 }
 
-/** A button that shows only an icon. */
+/** Creates a button that shows only an icon. */
 export function iconButton(name, label, onclick, properties = {}) {
   const given = { type: "button", class: "icon-button", "aria-label": label, title: label };
   return make("button", { ...given, onclick, ...properties }, icon(name));
 }
 
-/** A button that copies what `text()` gives, and says so. */
+/** Creates a button that copies the result of `text()`, and confirms it. */
 export function copyButton(label, text) {
   const button = iconButton("copy", label, async () => {
     const done = await copyText(text());
@@ -77,7 +77,7 @@ export function copyButton(label, text) {
   return button;
 }
 
-/** Puts text on the clipboard; also on pages served without TLS, which have no clipboard API. */
+/** Copies text to the clipboard, also on pages without TLS, which have no clipboard API. */
 async function copyText(text) {
   try {
     if (navigator.clipboard) {
@@ -85,7 +85,7 @@ async function copyText(text) {
       return true;
     }
   } catch {
-    // Not permitted: the old way may be.
+    // Not permitted: try document.execCommand below.
   }
   const area = make("textarea", { class: "offscreen", readonly: true, "aria-hidden": "true" });
   const focused = document.activeElement;

@@ -1,7 +1,7 @@
-// Server-sent events out of a stream of bytes, which may be cut anywhere: inside a line, inside a
+// A parser of server-sent events. The bytes can be split anywhere: within a line, within a
 // character, between CR and LF. https://html.spec.whatwg.org/multipage/server-sent-events.html
 
-/** The data of each event of a stream of bytes. */
+/** Yields the data of each event in a stream of bytes. */
 export async function* eventData(stream) {
   const decoder = new TextDecoder(); // keeps the beginning of a character for the next chunk
   const reader = stream.getReader();
@@ -11,7 +11,7 @@ export async function* eventData(stream) {
     for (;;) {
       const { done, value } = await reader.read();
       rest += done ? decoder.decode() : decoder.decode(value, { stream: true });
-      // A CR at the end may be half of a CR LF.
+      // A CR at the end may be the first half of CR LF.
       const lines = rest.split(/\r\n|\n|\r(?!$)/);
       rest = lines.pop();
       for (const line of lines) {

@@ -1,4 +1,4 @@
-// Numbers and times as people read them, in the language of the browser.
+// Formatting of numbers and times in the language of the browser.
 
 const FILE_NAME_LENGTH = 60;
 
@@ -25,7 +25,7 @@ export function duration(ms) {
   return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
 }
 
-/** Whole seconds, "" below the first: for a clock that runs. */
+/** Formats a running time in whole seconds; "" during the first second. */
 export function seconds(ms) {
   return ms < 1000 ? "" : `${Math.floor(ms / 1000)} s`;
 }
@@ -34,7 +34,7 @@ export function percent(share) {
   return `${Math.round(share * 100)} %`;
 }
 
-/** "Today", "Yesterday", "Last 7 days" or a month. */
+/** Returns the group of a date: "Today", "Yesterday", "Last 7 days" or a month. */
 export function period(time, now = Date.now()) {
   const midnight = new Date(now).setHours(0, 0, 0, 0);
   const day = 24 * 3600 * 1000;
@@ -45,8 +45,8 @@ export function period(time, now = Date.now()) {
 }
 
 /**
- * A title as the name of a file, without its ending: letters, digits, single spaces, "-" and "_",
- * and dots between them. "" when nothing of the title is left.
+ * Turns a title into a file name without extension: letters, digits, single spaces, "-" and "_",
+ * and dots between them. Returns "" if nothing of the title is left.
  */
 export function fileName(title) {
   const plain = title.replace(/[^\p{L}\p{M}\p{N} ._-]+/gu, " ").replace(/\s+/g, " ");

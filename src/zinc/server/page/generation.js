@@ -1,7 +1,7 @@
-// One answer on its way: reads the stream into an assistant's node and measures it.
+// A running answer: reads the stream into an assistant's node and measures its speed.
 //
-// Rates come from the server's own timings with the last chunk; until then, and for an answer that
-// was stopped, they are estimated from the chunks, of which a server sends about one a token.
+// The final speed comes from the server's timings in the last chunk. Until then, and if the answer
+// is stopped, it is estimated from the number of chunks, which is about one per token.
 
 import { ApiError } from "./api.js";
 
@@ -10,9 +10,9 @@ const TICK_MS = 500;
 
 export class Generation {
   /**
-   * @param {object} node the assistant's message, filled while it comes
+   * @param {object} node the assistant's message, filled while the stream is read
    * @param {() => void} changed is called after every change
-   * @param {() => void} ticked is called every half second: times have changed
+   * @param {() => void} ticked is called every half second to update shown times
    */
   constructor(api, node, body, changed, ticked) {
     this.api = api;
@@ -33,7 +33,7 @@ export class Generation {
     this.controller.abort();
   }
 
-  /** Runs to the end. Never throws: a failure becomes `node.error`. */
+  /** Reads the answer to its end. Never throws: a failure is stored in `node.error`. */
   async run() {
     const { node } = this;
     node.finish = null;
@@ -53,12 +53,12 @@ export class Generation {
     this.changed();
   }
 
-  /** Since it was asked for. */
+  /** Seconds since the request was sent. */
   get elapsedMs() {
     return performance.now() - this.begun;
   }
 
-  /** Tokens a second so far, or null while there is nothing to count. */
+  /** Tokens per second so far, or null if there are none yet. */
   get rate() {
     const seconds = (performance.now() - this.firstAt) / 1000;
     return this.chunks > 1 && seconds > 0.2 ? (this.chunks - 1) / seconds : null;
@@ -83,7 +83,7 @@ export class Generation {
         }
         return;
       } catch (error) {
-        // A model that is being loaded, or a full queue, is worth waiting for.
+        // Retry while the model is loading or the queue is full.
         const busy = error.code === "model_loading" || error.status === 429;
         if (!busy || this.chunks || performance.now() > deadline) throw error;
         this.waiting = error.status === 429 ? "The server is busy" : "The model is being loaded";
@@ -150,7 +150,7 @@ export class Generation {
     };
   }
 
-  /** What is known of an answer that has no timings. */
+  /** Returns estimated statistics of an answer without timings of the server. */
   estimate() {
     if (!this.chunks) return null;
     const found = { tokens: this.chunks, estimated: 1, firstMs: this.firstAt - this.started };

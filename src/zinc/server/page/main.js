@@ -1,4 +1,4 @@
-// Starts the page: its parts, the sidebar, the theme and the keyboard.
+// Starts the page: creates its parts and sets up the sidebar, the theme and keyboard shortcuts.
 
 import { App } from "./app.js";
 import { icon } from "./dom.js";
@@ -28,7 +28,7 @@ function nextTheme() {
   drawTheme();
 }
 
-/** On a narrow screen the sidebar lies over the page, which then takes no input. */
+/** On a narrow screen the sidebar covers the page, which then accepts no input. */
 function showSidebar(isShown) {
   const sidebar = byId("sidebar");
   document.body.classList.toggle("with-sidebar", isShown);
@@ -80,7 +80,7 @@ async function start() {
   const showByWidth = () => showSidebar(!isNarrow.matches && preferences.get("sidebar", true));
   showByWidth();
   isNarrow.addEventListener("change", showByWidth);
-  // Before the store is open, which may take a while: these need nothing of it.
+  // Set these up before opening the store, which may take a while.
   byId("theme").addEventListener("click", nextTheme);
   byId("show-sidebar").addEventListener("click", () => toggleSidebar(true));
   byId("hide-sidebar").addEventListener("click", () => toggleSidebar(false));

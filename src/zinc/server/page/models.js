@@ -1,5 +1,5 @@
-// What the page knows of the server's models. It polls every few seconds while the page is visible,
-// so that it notices a server that went away, and more often while a model is being loaded.
+// The state of the server's models. It is polled every few seconds while the page is visible, to
+// notice a server that stopped, and more often while a model is loading.
 
 const WATCH_MS = 700;
 const REST_MS = 5_000;
@@ -7,7 +7,7 @@ const REST_MS = 5_000;
 export class Models {
   /**
    * @param {object} api see api.js
-   * @param {(error: Error | null) => void} changed is called after every look, with its failure
+   * @param {(error: Error | null) => void} changed is called after every poll, with its error
    */
   constructor(api, changed) {
     this.api = api;
@@ -26,7 +26,7 @@ export class Models {
     return this.rows.find(({ id }) => id === name);
   }
 
-  /** The name, if there is such a model; else the server's first one; null without any. */
+  /** Returns `name` if there is such a model, else the server's first model, or null. */
   choice(name) {
     return this.row(name)?.id ?? this.rows[0]?.id ?? null;
   }
@@ -35,14 +35,14 @@ export class Models {
     return this.row(name)?.meta?.n_ctx ?? null;
   }
 
-  /** Whether an answer is on its way, which may have a model loaded. */
+  /** Notes whether an answer is running, because that may load a model. */
   watch(watched) {
     if (watched === this.watched) return;
     this.watched = watched;
     this.look();
   }
 
-  /** Notes that a model answers: it is loaded, whatever the last look has seen. */
+  /** Notes that a model answers, so it is loaded even if the last poll said otherwise. */
   answers(name) {
     const row = this.row(name);
     if (!row || row.state === "loaded") return;
@@ -51,12 +51,12 @@ export class Models {
     this.look();
   }
 
-  /** Notes that a request failed: a server that cannot be reached has no model that is ready. */
+  /** Notes that a request failed. If the server cannot be reached, no model is ready. */
   failed(error) {
     if (error.status === 0) this.look();
   }
 
-  /** Asks the server, and again after a while. */
+  /** Polls the server, and schedules the next poll. */
   async look() {
     clearTimeout(this.timer);
     const turn = (this.turn = (this.turn ?? 0) + 1);
@@ -71,19 +71,19 @@ export class Models {
     const busy = this.rows.some(({ state }) => state === "loading");
     const unsettled = this.watched && this.rows.some(({ state }) => state && state !== "loaded");
     const soon = busy || unsettled || error?.status === 0;
-    // Without its key there is nothing to look at: the page asks for it, and then looks again.
+    // The server wants an API key: the page asks the user for it and then polls again.
     if (error?.status !== 401) {
       this.timer = setTimeout(() => this.rested(), soon ? WATCH_MS : REST_MS);
     }
     this.changed(error);
   }
 
-  /** Looks again, unless nobody can see it: a page that becomes visible looks at once. */
+  /** Schedules a poll, unless the page is hidden; when it becomes visible, it polls at once. */
   rested() {
     if (!document.hidden || this.watched) this.look();
   }
 
-  /** Default sampling parameters of a model; {} while it is not loaded. */
+  /** Returns the default sampling parameters of a model; {} while it is not loaded. */
   async defaults(name) {
     if (!this.known.has(name) && (this.row(name)?.state ?? "loaded") === "loaded") {
       try {

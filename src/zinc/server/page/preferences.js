@@ -1,5 +1,5 @@
-// What the user has set for this browser: theme, model, defaults for new chats, API key.
-// A key is kept for this tab only, unless the user asks to keep it.
+// The user's preferences in this browser: theme, model, defaults for new chats, API key.
+// The key is only stored for this tab, unless the user asks to keep it.
 
 const NAME = "zinc.preferences";
 const KEY = "zinc.key";
@@ -17,7 +17,7 @@ function write(storage, name, value) {
     if (value) storage.setItem(name, value);
     else storage.removeItem(name);
   } catch {
-    // Then it lasts as long as the page.
+    // No storage: preferences last as long as the page.
   }
 }
 
@@ -27,7 +27,7 @@ export class Preferences {
     try {
       this.values = JSON.parse(read(localStorage, NAME) ?? "{}") ?? {};
     } catch {
-      // Damaged: begin anew.
+      // Damaged: start with defaults.
     }
     this.key = read(sessionStorage, KEY) ?? read(localStorage, KEY) ?? "";
   }

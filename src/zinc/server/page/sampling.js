@@ -1,7 +1,7 @@
-// The settings of a conversation: which there are, and what they become in a request. An empty one
-// is left out, so that the server's default holds.
+// The settings of a conversation, and the request fields they become. An empty setting is left out,
+// so that the server's default applies.
 
-// name in the API, label, least, most, step, what it does
+// name in the API, label, minimum, maximum, step, description
 const FIELDS = [
   ["temperature", "Temperature", 0, 5, 0.05, "0 always takes the likeliest token"],
   ["top_p", "Top-p", 0, 1, 0.01, "keeps the likeliest tokens up to this share"],
@@ -15,12 +15,12 @@ const FIELDS = [
   ["seed", "Seed", 0, 4_294_967_294, 1, "the same seed repeats an answer"],
 ];
 
-/** The numbers that can be set: {name, label, min, max, step, tip}. */
+/** The numeric settings: {name, label, min, max, step, tip}. */
 export const SAMPLING = FIELDS.map(([name, label, min, max, step, tip]) => {
   return { name, label, min, max, step, tip };
 });
 
-/** The fields of a request for these settings. */
+/** Returns the request fields for these settings. */
 export function requestFields(settings) {
   const fields = {};
   for (const { name } of SAMPLING) {
@@ -37,8 +37,8 @@ export function requestFields(settings) {
 }
 
 /**
- * Tools out of the text of a settings field: OpenAI's list of functions, or nothing.
- * Throws Error with a sentence for the user.
+ * Parses the tools in a settings field: OpenAI's list of functions, or an empty text.
+ * Throws Error with a message for the user.
  */
 export function readTools(text) {
   if (!text.trim()) return null;

@@ -1,6 +1,6 @@
-// Where conversations are kept: IndexedDB of this browser, and nowhere else. Without it (a private
-// window may have none) they live as long as the page, and `isLasting` says so.
-// Other tabs hear of each change over a BroadcastChannel.
+// The store of conversations: IndexedDB of this browser, and nowhere else. Without IndexedDB, as in
+// some private windows, conversations last as long as the page (`isLasting` is false).
+// A BroadcastChannel tells other tabs about each change.
 
 const DATABASE = "zinc";
 const STORE = "conversations";
@@ -26,7 +26,7 @@ export class Store {
     return this.database !== null;
   }
 
-  /** Calls `heard(id)` when another tab has changed or removed a conversation. */
+  /** Calls `heard(id)` when another tab changes or removes a conversation. */
   onChange(heard) {
     this.channel?.addEventListener("message", ({ data }) => heard(data));
   }
@@ -35,14 +35,14 @@ export class Store {
     return this.database ? this.request("readonly", (store) => store.getAll()) : [];
   }
 
-  /** The conversation of that id, or undefined. */
+  /** Returns the conversation with this id, or undefined. */
   async get(id) {
     return this.database ? this.request("readonly", (store) => store.get(id)) : undefined;
   }
 
   async put(conversation) {
     if (!this.database) return;
-    // A copy now: what comes in while the write waits belongs to the next one.
+    // Copy now: later changes belong to the next write.
     const copy = structuredClone(conversation);
     await this.request("readwrite", (store) => store.put(copy));
     this.channel?.postMessage(conversation.id);
@@ -69,7 +69,7 @@ function openDatabase() {
     const request = indexedDB.open(DATABASE, 1);
     request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
     request.onsuccess = () => {
-      // Another tab with a newer page must be able to change the layout.
+      // Close, so that a newer page in another tab can upgrade the database.
       request.result.onversionchange = () => request.result.close();
       resolve(request.result);
     };

@@ -1,5 +1,5 @@
-// Conversations as files. What is imported may come from anywhere, so it is taken apart and built
-// anew, member by member: nothing that is not expected gets in, and a broken tree is refused.
+// Export and import of conversations. An imported file is untrusted, so each conversation is rebuilt
+// from the expected members only, and a broken tree is refused.
 
 import { newConversation, newId } from "./tree.js";
 
@@ -7,15 +7,15 @@ const FORMAT = "zinc-conversations";
 const VERSION = 1;
 const MAX_NODES = 100_000;
 
-/** The text of a file with these conversations. */
+/** Returns the text of a file with these conversations. */
 export function exportText(conversations) {
   const exported = new Date().toISOString();
   return JSON.stringify({ format: FORMAT, version: VERSION, exported, conversations }, null, 1);
 }
 
 /**
- * Conversations of a file, with ids of their own.
- * Throws Error with a sentence for the user.
+ * Returns the conversations in a file, with new ids.
+ * Throws Error with a message for the user.
  */
 export function importText(text) {
   let file;
@@ -110,7 +110,7 @@ function readSettings(value) {
   );
 }
 
-/** Whether every node hangs on its parent, once, and all of them on the top. */
+/** Returns whether every node is reachable from the top and is listed once, by its parent. */
 function isTree({ top, nodes }) {
   let seen = 0;
   const waiting = [[null, top]];

@@ -1,13 +1,13 @@
-// A conversation as a tree of messages: who edits a question or asks for another answer begins a
-// branch, and nothing that was said is lost. Plain data, so that it can be stored and exported.
+// A conversation as a tree of messages. Editing a question or asking for another answer starts a
+// branch, so no message is lost. It is plain data, so that it can be stored and exported.
 //
 //   conversation {id, title, created, updated, model, system, settings, tools, top, nodes}
 //   node {id, parent, children, chosen, role, content, …}     `chosen`: the child that is shown
 //
-// A user's node has content; an assistant's also reasoning, calls, model, stats, finish and error;
-// a tool's has `results`, one for each call of the message before it.
+// A user's node has content. An assistant's also has reasoning, calls, model, stats, finish and
+// error. A tool's node has `results`, one for each call of the message before it.
 
-/** A name that nobody else has. `crypto.randomUUID` is missing on pages served without TLS. */
+/** Returns a unique id. `crypto.randomUUID` does not exist on pages served without TLS. */
 export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(12));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -30,7 +30,7 @@ export function newConversation(fields = {}) {
   };
 }
 
-/** Adds a message after `parentId` (null: as a first one) and shows it. */
+/** Adds a message after `parentId` (null: as a first message) and shows it. */
 export function addNode(conversation, parentId, fields) {
   const node = {
     id: newId(), parent: parentId, children: [], chosen: null, created: Date.now(), content: "",
@@ -44,12 +44,12 @@ export function addNode(conversation, parentId, fields) {
   return node;
 }
 
-/** What has the children of a node: the node, or the top of the tree. */
+/** Returns the object that holds the children of a node id: the node, or the top of the tree. */
 function holder(conversation, id) {
   return id === null ? conversation.top : conversation.nodes[id];
 }
 
-/** The messages that are shown, first to last. */
+/** Returns the shown messages, first to last. */
 export function shownPath(conversation) {
   const path = [];
   let id = conversation.top.chosen;
@@ -61,7 +61,7 @@ export function shownPath(conversation) {
   return path;
 }
 
-/** The messages up to and with a node. */
+/** Returns the messages up to and including a node. */
 export function pathTo(conversation, id) {
   const path = [];
   for (let at = id; at !== null; at = conversation.nodes[at].parent) {
@@ -70,17 +70,17 @@ export function pathTo(conversation, id) {
   return path.reverse();
 }
 
-/** Ids of the versions of a message, oldest first. */
+/** Returns the ids of the versions of a message, oldest first. */
 export function versions(conversation, node) {
   return holder(conversation, node.parent).children;
 }
 
-/** Shows another version of a message, with what was last shown after it. */
+/** Shows another version of a message, with the messages last shown after it. */
 export function choose(conversation, id) {
   holder(conversation, conversation.nodes[id].parent).chosen = id;
 }
 
-/** A conversation's name in lists. */
+/** Returns a conversation's name for lists. */
 export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const first = shownPath(conversation).find((node) => node.role === "user");
@@ -88,15 +88,15 @@ export function titleOf(conversation) {
   return line.length > 80 ? `${line.slice(0, 79)}…` : line || "New chat";
 }
 
-/** The texts of a conversation, all branches, for searching. */
+/** Returns all texts of a conversation, in all branches, for searching. */
 export function* textsOf(conversation) {
   yield titleOf(conversation);
   for (const node of Object.values(conversation.nodes)) yield node.content;
 }
 
 /**
- * Messages for the chat API: the system prompt and `path`. Reasoning goes along, for templates that
- * show the model its own between calls; an answer that failed before its first word is left out.
+ * Returns messages for the chat API: the system prompt and `path`. They include reasoning, because
+ * some templates show it to the model between calls. An empty failed answer is left out.
  */
 export function apiMessages(conversation, path) {
   const messages = [];

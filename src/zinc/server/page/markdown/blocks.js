@@ -1,8 +1,8 @@
-// Markdown blocks: lines of text -> a list of plain objects, never markup.
+// A parser of Markdown blocks: lines of text -> a list of plain objects, never markup.
 //
-// CommonMark with GitHub's tables and task lists, minus raw HTML and link definitions, which a
-// model has no use for and a reader has no trust in. A block says which line made it certain
-// (`decided`), so that a growing text has to be read again only from its last certain block on.
+// It supports CommonMark with GitHub's tables and task lists, but no raw HTML and no link
+// definitions. `decided` is the line from which on a block can no longer change, so that a growing
+// text is only parsed again from its last decided block.
 //
 // Kinds: heading {level, text} · paragraph {text} · code {language, text} · rule · quote {children}
 //        math {text, after: punctuation} ·
@@ -20,7 +20,8 @@ const MATH_END = { "$$": /^(.*?)\$\$\s*([.,;:]?)\s*$/, "\\[": /^(.*?)\\\]\s*([.,
 const TASK = /^\[([ xX])\] +(?=\S)/;
 
 /**
- * Blocks of `lines`, each with `start` and `end` (lines, the end excluded) and `decided`.
+ * Returns the blocks of `lines`, each with `start` and `end` (line numbers, end exclusive) and
+ * `decided`.
  * @param {string[]} lines without their line ends
  */
 export function parseBlocks(lines, depth = 0) {
@@ -40,7 +41,7 @@ export function parseBlocks(lines, depth = 0) {
   return blocks;
 }
 
-/** Lines of a text, without their ends. */
+/** Returns the lines of a text, without line ends. */
 export function splitLines(text) {
   return text.split("\n").map((line) => (line.endsWith("\r") ? line.slice(0, -1) : line));
 }
@@ -60,7 +61,7 @@ function parseBlock(lines, at, depth) {
   );
 }
 
-// -- leaves ---------------------------------------------------------------------------------------
+// -- leaf blocks ----------------------------------------------------------------------------------
 
 function parseFence(lines, at) {
   const opening = openingFence(lines[at]);
@@ -72,7 +73,7 @@ function parseFence(lines, at) {
     body.push(dedent(lines[end], indent));
     end += 1;
   }
-  // What ends in the middle of a line end, or of the closing fence, is shown without it.
+  // A growing text can end within a line end or the closing fence, which is not shown then.
   if (end === lines.length && isPartOf(body.at(-1), mark)) body.pop();
   const language = info.split(/[\s{,:]/, 1)[0].toLowerCase();
   return { type: "code", language, text: body.join("\n"), end: Math.min(end + 1, lines.length) };
@@ -99,7 +100,7 @@ function isPartOf(line, mark) {
   return text.length < mark.length && isRun(text, mark[0]);
 }
 
-/** A formula on lines of its own. One that a blank line cuts off is text. */
+/** Parses a formula on separate lines. With a blank line in it, it is text. */
 function parseMath(lines, at) {
   if (!startsMath(lines[at])) return null;
   const [, mark, first] = MATH.exec(lines[at]);
@@ -118,7 +119,7 @@ function parseMath(lines, at) {
   return { type: "paragraph", text: text.join("\n").trimEnd(), end };
 }
 
-/** Whether a line begins a formula, and is not a line of text that begins with a whole one. */
+/** Returns whether a line starts a formula block, and is not text that starts with a formula. */
 function startsMath(line) {
   const match = MATH.exec(line);
   if (!match) return false;
@@ -177,14 +178,14 @@ function parseParagraph(lines, at) {
   return { type: "paragraph", text: text.join("\n").trimEnd(), end };
 }
 
-/** The level of a heading that is underlined. Three marks at least: "-" may become a list yet. */
+/** Returns the level of an underlined heading. Needs three marks: "-" may still become a list. */
 function underline(line) {
   const text = line.trim();
   if (indentOf(line) > 3 || text.length < 3) return 0;
   return isRun(text, "=") ? 1 : isRun(text, "-") ? 2 : 0;
 }
 
-/** Whether a line ends the paragraph before it. */
+/** Returns whether a line ends the paragraph before it. */
 function interrupts(lines, at) {
   return startsBlock(lines[at]) || parseTable(lines, at, true) !== null;
 }
@@ -247,7 +248,7 @@ function splitRow(line) {
   return cells;
 }
 
-// -- containers -----------------------------------------------------------------------------------
+// -- container blocks -----------------------------------------------------------------------------
 
 function startsQuote(line) {
   return /^ {0,3}>/.test(line);
@@ -308,7 +309,7 @@ function readMarker(line) {
   };
 }
 
-/** The lines of an item, without its marker and indentation. */
+/** Returns the lines of a list item, without its marker and indentation. */
 function readItem(lines, at, marker, listIndent) {
   let first = marker.rest;
   let task = null;
@@ -322,7 +323,7 @@ function readItem(lines, at, marker, listIndent) {
   while (end < lines.length) {
     const line = lines[end];
     if (isBlank(line)) {
-      // An item may begin with one blank line, not with two.
+      // An item may start with one blank line, but not with two.
       if (inner.lines.length === 1 && isBlank(first)) break;
       const next = skipBlank(lines, end);
       if (next >= lines.length || !belongs(lines[next], marker, listIndent)) break;
@@ -340,14 +341,14 @@ function readItem(lines, at, marker, listIndent) {
   return { lines: inner.lines, task, end };
 }
 
-/** Whether a line is inside an item. Models often indent a list under "1." by two, not three. */
+/** Returns whether a line is in an item. Models often indent by two under "1.", not three. */
 function belongs(line, marker, listIndent) {
   const indent = indentOf(line);
   if (indent >= marker.width) return true;
   return indent >= listIndent + 2 && readMarker(line.trimStart()) !== null;
 }
 
-/** The lines inside a container, which knows whether a fence is open at their end. */
+/** Collects the lines inside a container, and tracks whether a code fence is open. */
 class Inner {
   constructor(...lines) {
     this.lines = [];
@@ -362,12 +363,12 @@ class Inner {
     else if (closesFence(text, this.fence)) this.fence = null;
   }
 
-  /** Adds a line that lacks the container's mark; it cannot underline what has the mark. */
+  /** Adds a line without the container's mark; it cannot underline a heading. */
   pushLazily(line) {
     this.push((underline(line) ? "\\" : "") + line.trimStart());
   }
 
-  /** Whether a line goes on a paragraph in here although it lacks the container's mark. */
+  /** Returns whether a line without the container's mark continues its paragraph. */
   takesLazily(lines, at) {
     const last = this.lines.at(-1) ?? "";
     if (this.fence !== null || isBlank(last) || isBlank(lines[at])) return false;
@@ -388,14 +389,14 @@ function skipBlank(lines, at) {
   return next;
 }
 
-/** The columns before the first character; a tab goes to the next multiple of four. */
+/** Returns the indentation in columns; a tab goes to the next multiple of four. */
 function indentOf(line) {
   let column = 0;
   for (let i = 0; line[i] === " " || line[i] === "\t"; i += 1) column = nextColumn(line[i], column);
   return column;
 }
 
-/** The line without up to so many columns at its beginning; tabs beyond them stay tabs. */
+/** Returns the line with up to `columns` columns of indentation removed. */
 function dedent(line, columns) {
   let [i, column] = [0, 0];
   for (; column < columns && (line[i] === " " || line[i] === "\t"); i += 1) {

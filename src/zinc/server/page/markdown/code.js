@@ -1,4 +1,4 @@
-// Code that grows: one element a line, coloured when it arrives and left alone after that.
+// A growing code block: one element per line, which is coloured when it is complete.
 
 import { make } from "../dom.js";
 import { highlightLine } from "./highlight.js";

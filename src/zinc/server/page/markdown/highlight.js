@@ -1,5 +1,5 @@
-// A small highlighter: a line of code and what is still open before it -> coloured pieces and what
-// is open after it. Line by line, so that code that still grows costs one line at a time.
+// A small syntax highlighter. It works line by line, so that growing code costs one line at a time:
+// a line and the construct open before it -> coloured pieces and the construct open after it.
 
 const NUMBER = /(?:0[xX][\da-fA-F_]+|0[bB][01_]+|\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\w*/y;
 const NAME = /[#\p{L}_$][\p{L}\p{N}_$]*/uy;
@@ -9,10 +9,10 @@ const ATTRIBUTE = /[A-Za-z_:@#*][\w:.-]*(?=\s*=)/y;
 const MAX_LINE = 2000;
 
 /**
- * Pieces of one line.
+ * Returns the coloured pieces of one line.
  *
  * Returns `[pieces, open]`: pieces are `[kind, text]`, kind "" or one of comment, string, word,
- * value, number, call, key, tag, added, removed; `open` is what the next line begins inside of.
+ * value, number, call, key, tag, added, removed; `open` is the construct that the next line is in.
  */
 export function highlightLine(language, line, open = null) {
   if (!language || line.length > MAX_LINE) return [[["", line]], open];
@@ -79,7 +79,7 @@ class LineScanner {
   comment() {
     const { language, line, at } = this;
     for (const mark of language.line ?? []) {
-      // "#" inside a word (a colour, a fragment) begins no comment.
+      // "#" within a word (a colour, a fragment) does not start a comment.
       if (line.startsWith(mark, at) && (mark !== "#" || at === 0 || /\s/.test(line[at - 1]))) {
         this.push("comment", line.length - at);
         return true;
@@ -101,7 +101,7 @@ class LineScanner {
     if (language.tags && !this.open?.tag) return false;
     for (const [start, end, options] of language.strings ?? []) {
       if (!line.startsWith(start, at)) continue;
-      // A quote that is no string: a lifetime of Rust.
+      // This quote is not a string but a lifetime of Rust.
       if (options === "1" && !/^'(?:\\.[^']*|[^\\'])'/.test(line.slice(at, at + 14))) continue;
       const outer = this.open;
       this.push("string", start.length);
@@ -114,7 +114,7 @@ class LineScanner {
     return false;
   }
 
-  /** Goes on with what is open, to its end or to the end of the line. */
+  /** Reads the open construct to its end or to the end of the line. */
   closeOpen() {
     const { kind, end, raw, lines } = this.open;
     let to = this.at;

@@ -1,7 +1,7 @@
-// Markdown inside a block: text -> a list of plain objects, never markup.
+// A parser of inline Markdown: text -> a list of plain objects, never markup.
 //
-// Emphasis follows CommonMark's delimiter runs; every scan is linear or nearly so, whatever a model
-// writes. Addresses are kept only when their scheme is http, https or mailto.
+// Emphasis follows CommonMark's delimiter runs. The time is linear, or nearly so, for every text.
+// URLs are only kept if their scheme is http, https or mailto.
 //
 // Nodes: text {text} · break · code {text} · emphasis, strong, deleted {children}
 //        link {href, title, children} · image {href, text} · math {text, display}
@@ -14,7 +14,7 @@ const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const AUTOLINK = /<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>/iy;
 const EMAIL = /<([\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8})>/y;
 const LINE_BREAK = /<br *\/?>/iy;
-// Ends at the wide marks of Chinese and Japanese too, which put no space behind an address.
+// A URL also ends at Chinese and Japanese punctuation, which has no space before it.
 const BARE_LINK = /(?:https?:\/\/|www\.)[^\s<>[\]`|\\\u3001-\u3011\uff01-\uff1f]{2,2000}/iy;
 const LINK_START = /https?:\/\/|www\./gi;
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|([A-Za-z]{2,8}));/y;
@@ -22,8 +22,8 @@ const ENTITIES = {
   amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®",
   deg: "°", hellip: "…", mdash: "—", ndash: "–", times: "×", rarr: "→", larr: "←", middot: "·",
 };
-// Formulas. A lone dollar is one too: a formula has no space inside its dollars, no digit behind
-// them, and no two words in a row, as "5 dollars or 6" would.
+// Formulas. Single dollars delimit a formula only if there is no space inside them, no digit after
+// them, and no two words in a row; otherwise they are prices.
 const MATH = {
   "$$": /\$\$((?:[^$\\]|\\[^]){1,4000})\$\$/y,
   $: /\$(?![\s$])((?:[^$\\]|\\[^]){1,1000})\$(?!\d)/y,
@@ -37,12 +37,12 @@ const MAX_DESTINATION = 4000;
 const MAX_PARENTHESES = 32;
 const MAX_DEPTH = 40;
 
-/** Nodes of a text. */
+/** Returns the nodes of a text. */
 export function parseInline(text) {
   return new InlineParser(text).parse();
 }
 
-/** The address if it is one that may be followed, else null. */
+/** Returns the URL if its scheme is allowed, else null. */
 export function safeAddress(address) {
   try {
     const url = new URL(address);
@@ -106,7 +106,7 @@ class InlineParser {
 
   plain() {
     const { at } = this;
-    // Both are looked for once and kept: a text may hold thousands of addresses that are none.
+    // Both are searched once and kept, because a text may contain thousands of colons and "www".
     if (this.plainEnd <= at) this.plainEnd = at + this.match(PLAIN)[0].length;
     if (this.nextLink < at) this.nextLink = this.match(LINK_START)?.index ?? Infinity;
     const stop = Math.min(this.plainEnd, this.nextLink);
@@ -119,7 +119,7 @@ class InlineParser {
     if (!this.math(mark)) this.take(mark.length);
   }
 
-  /** A formula that begins with `mark`. False when there is none. */
+  /** Parses a formula that starts with `mark`. Returns false if there is none. */
   math(mark) {
     const match = this.match(MATH[mark]);
     if (!match) return false;
@@ -181,7 +181,7 @@ class InlineParser {
     this.at += match[0].length;
   }
 
-  /** An address that stands in the text without any mark. False when it is none. */
+  /** Parses a bare URL. Returns false if there is none. */
   bareLink() {
     const match = this.match(BARE_LINK);
     const address = match ? trimAddress(match[0]) : "";
@@ -204,7 +204,7 @@ class InlineParser {
     this.at = end + length;
   }
 
-  /** Where the next run of exactly `length` backticks begins, from `from` on; -1 without one. */
+  /** Returns the position of the next run of exactly `length` backticks after `from`, or -1. */
   closingTicks(from, length) {
     if (!this.ticks) {
       this.ticks = new Map();
@@ -239,7 +239,7 @@ class InlineParser {
       this.push({ type: "image", href, text: plainText(children) });
       return;
     }
-    // A link inside a link is none.
+    // A link cannot contain a link.
     for (let i = this.brackets.length - 1; i >= 0; i -= 1) {
       const outer = this.brackets[i];
       if (!outer.active) break; // nor are those around it
@@ -249,7 +249,7 @@ class InlineParser {
     else for (const child of children) this.push(child);
   }
 
-  /** `(address "title")` after a bracket. */
+  /** Parses `(url "title")` after a bracket. */
   target() {
     const { text } = this;
     let at = this.at + 1;
@@ -316,7 +316,7 @@ class InlineParser {
     this.at += length;
   }
 
-  /** Pairs the runs from index `first` on, and forgets them. */
+  /** Matches opening and closing runs from index `first` on, and removes them. */
   emphasise(first) {
     const runs = this.runs.splice(first);
     if (!runs.length) return;
@@ -348,12 +348,12 @@ class InlineParser {
     if (pairs.length) this.wrap(runs, pairs);
   }
 
-  /** Rebuilds the nodes from the first run on, with the pairs as nested nodes. */
+  /** Rebuilds the nodes from the first run on, with matched pairs as nested nodes. */
   wrap(runs, pairs) {
     const opening = new Map();
     const closing = new Map();
     for (const pair of pairs) {
-      // Pairs are found from the inside out.
+      // Inner pairs come before outer ones.
       listOf(opening, pair.opener.node).unshift(pair);
       listOf(closing, pair.closer.node).push(pair);
     }
@@ -390,8 +390,8 @@ function fits(opener, closer) {
 }
 
 /**
- * Whether a run is left-flanking and right-flanking. Scripts that put no spaces between words have
- * none beside a mark either: there a letter does what a space does elsewhere.
+ * Returns whether a run is left-flanking and right-flanking. In scripts without spaces between
+ * words, letters count like spaces.
  */
 function flanks(before, after) {
   const [spaceBefore, spaceAfter] = [SPACE.test(before), SPACE.test(after)];
@@ -424,7 +424,7 @@ function skipSpace(text, at) {
   return next;
 }
 
-/** A bare address without the punctuation of the sentence around it. */
+/** Returns a bare URL without the punctuation of the sentence around it. */
 function trimAddress(address) {
   let end = address.length;
   let surplus = 0;
@@ -437,7 +437,7 @@ function trimAddress(address) {
   return address.slice(0, end);
 }
 
-/** Nodes with neighbouring texts joined. */
+/** Returns the nodes with neighbouring texts joined. */
 function tidy(nodes) {
   const joined = [];
   for (const node of nodes) {
@@ -456,7 +456,7 @@ function unlinked(nodes) {
   });
 }
 
-/** What a list of nodes says, without its form. */
+/** Returns the plain text of a list of nodes. */
 export function plainText(nodes) {
   return nodes
     .map((node) => node.text ?? (node.children ? plainText(node.children) : " "))

@@ -1,4 +1,4 @@
-// What the highlighter knows of each language: comments, strings and words. Facts, no code.
+// The languages of the highlighter: their comments, strings and words, as data.
 //
 // line, block: how comments begin (and end) · strings: [open, close, options] with "m" when it may
 // span lines and "r" when a backslash is only a backslash · words: keywords · values: constants
@@ -176,7 +176,7 @@ const ALIASES = {
   svg: "html", vue: "html", patch: "diff",
 };
 
-/** The language of that name as models write it behind a fence; undefined when it is unknown. */
+/** Returns the language by its name after a code fence, or undefined. */
 export function languageOf(name) {
   const key = Object.hasOwn(ALIASES, name) ? ALIASES[name] : name;
   return Object.hasOwn(LANGUAGES, key) ? LANGUAGES[key] : undefined;

@@ -1,7 +1,7 @@
-// TeX formulas -> plain objects in the shape of MathML, which browsers lay out by themselves.
+// A parser of TeX formulas: text -> plain objects like MathML, which browsers can lay out.
 //
-// Knows what models write into answers: fractions, roots, scripts, sums, accents, alphabets and
-// matrices. A formula with anything else is null, and is then shown as it was written.
+// It supports what models usually write: fractions, roots, scripts, sums, accents, alphabets and
+// matrices. A formula with anything else gives null, and is shown as text.
 //
 // Nodes: {tag, text} or {tag, children}, both with `attributes`.
 
@@ -46,7 +46,7 @@ const BRACES = table("overbrace ⏞ underbrace ⏟");
 const ARROWS = table("xrightarrow → xleftarrow ← xRightarrow ⇒ stackrel . overset . underset .");
 const TEXTS = new Set(`text textrm textnormal textup textsf texttt textit textbf mbox hbox mathrm
   operatorname operatorname* mathop`.split(/\s+/));
-// First of A, a and 0 in Unicode's mathematical alphabets; those that Unicode had before are apart.
+// The first of A, a and 0 in Unicode's mathematical alphabets. Some letters are in older blocks.
 const ALPHABETS = {
   mathbb: [0x1d538, 0x1d552, 0x1d7d8, "CℂHℍNℕPℙQℚRℝZℤ"],
   mathbf: [0x1d400, 0x1d41a, 0x1d7ce, ""],
@@ -66,7 +66,7 @@ const MATRICES = {
 const IGNORED = new Set(`displaystyle textstyle scriptstyle limits nolimits nonumber notag !
   big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr hfill`.split(/\s+/));
 
-/** The nodes of a formula, or null when it is too long or holds what is not known here. */
+/** Returns the nodes of a formula, or null if it is too long or not supported. */
 export function parseTex(text) {
   if (text.length > MAX_CHARACTERS) return null;
   try {
@@ -112,7 +112,7 @@ class TexParser {
     if (this.take() !== token) throw new UnknownTex();
   }
 
-  /** Nodes up to where `ends` holds, which the text has to come to. */
+  /** Returns the nodes up to the position where `ends` is true; fails if there is none. */
   row(ends) {
     if (++this.depth > MAX_DEPTH) throw new UnknownTex();
     const nodes = [];
@@ -131,7 +131,7 @@ class TexParser {
     return group(nodes);
   }
 
-  /** What a command takes: a group, or one thing without braces. */
+  /** Returns the argument of a command: a group, or one symbol without braces. */
   argument() {
     const token = this.peek();
     if (token === "{") return this.group();
@@ -141,7 +141,7 @@ class TexParser {
     return leaf("mn", token[0]);
   }
 
-  /** The text of a group as it is. */
+  /** Returns the text of a group unchanged. */
   raw() {
     const end = this.text.indexOf("}", this.at);
     if (this.text[this.at] !== "{" || end < 0) throw new UnknownTex();
@@ -261,7 +261,7 @@ class TexParser {
     }
   }
 
-  /** Two things one above the other. */
+  /** Parses two arguments that are stacked, such as a binomial. */
   over(name) {
     const first = this.argument();
     if (name[0] === "x") {

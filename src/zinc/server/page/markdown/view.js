@@ -1,6 +1,6 @@
-// A growing Markdown text on the page. Each update reads the text from its last certain block on
-// and touches only elements that differ, so that a long answer stays as fast as a short one, and a
-// selection, a scrolled table or a focused copy button survives what is written after it.
+// A view of a growing Markdown text. Each update parses the text from its last decided block and
+// changes only elements that differ. A long answer is therefore as fast as a short one, and a
+// selection, a scrolled table or a focused button is kept.
 
 import { copyButton, make } from "../dom.js";
 import { parseBlocks, splitLines } from "./blocks.js";
@@ -13,7 +13,7 @@ const MATHML = "http://www.w3.org/1998/Math/MathML";
 export class MarkdownView {
   /**
    * @param {HTMLElement} root takes the elements
-   * @param {(text: string) => void} onBlock hears the text of each block once it is complete
+   * @param {(text: string) => void} onBlock is called with the text of each complete block
    */
   constructor(root, onBlock = () => {}) {
     this.root = root;
@@ -28,7 +28,7 @@ export class MarkdownView {
     this.views = []; // of the blocks after them
   }
 
-  /** Shows `text`; quickly so when it begins with what was shown before. */
+  /** Shows `text`; fast if it starts with the text shown before. */
   update(text) {
     if (text === this.text) return;
     if (!text.startsWith(this.text)) this.reset();
@@ -40,14 +40,14 @@ export class MarkdownView {
     this.settle(tail, lines.length, blocks);
   }
 
-  /** Says what has not been said; nothing comes any more. */
+  /** Ends the text: calls `onBlock` for the remaining blocks. */
   finish() {
     for (const view of this.views) this.onBlock(view.element.textContent);
     this.certain = this.text.length;
     this.views = [];
   }
 
-  /** Puts aside the blocks before the last one that began in a complete line. */
+  /** Marks blocks as finished: those before the last block that starts with a complete line. */
   settle(tail, lineCount, blocks) {
     let last = blocks.length - 1;
     while (last > 0 && blocks[last].decided >= lineCount - 1) last -= 1;
@@ -63,7 +63,7 @@ function lineOffset(text, line) {
   return at;
 }
 
-/** Makes `views` (whose elements are the last ones in `parent`) show `blocks`. */
+/** Updates `views`, whose elements are the last ones in `parent`, to show `blocks`. */
 function patch(parent, views, blocks) {
   blocks.forEach((block, i) => {
     const view = views[i];
@@ -105,7 +105,7 @@ class TextView {
   }
 }
 
-/** Headings of an answer stand below those of the page. */
+/** Returns the heading level in the page, below the page's own headings. */
 function tagOf(block) {
   if (block.type === "paragraph") return "p";
   return block.type === "heading" ? `h${Math.min(block.level + 2, 6)}` : "";
@@ -168,7 +168,7 @@ class TableView {
     this.head = make("thead");
     this.body = make("tbody");
     this.table = make("table", {}, this.head, this.body);
-    // Wide tables scroll on their own; the keyboard has to reach them for that.
+    // Wide tables scroll separately, so the keyboard must be able to focus them.
     this.element = make(
       "div",
       { class: "table", tabindex: "0", role: "region", "aria-label": "Table" },
@@ -271,7 +271,7 @@ function inlineElement(node) {
   }
 }
 
-/** A formula; its source where it holds what is not known. */
+/** Creates a formula, or its source text if it is not supported. */
 function formula(text, display) {
   const nodes = parseTex(text);
   if (!nodes) return make("code", { class: display ? "tex block" : "tex" }, text.trim());
@@ -287,14 +287,14 @@ function mathElement({ tag, text, children = [], attributes = {} }) {
   return element;
 }
 
-/** A link that gives nothing away to where it leads, and shows it before it is followed. */
+/** Creates a link that sends no referrer, and shows its target as a tooltip. */
 function linkElement(href, title, children) {
   const tip = title ? `${title} — ${href}` : href;
   const properties = { href, title: tip, target: "_blank", rel: "noopener noreferrer nofollow" };
   return make("a", properties, ...children);
 }
 
-/** Images are not fetched: an address in an answer could carry the conversation away. */
+/** Creates a link instead of an image: loading a URL could leak the conversation. */
 function imageElement({ href, text }) {
   const shown = `[image: ${text || "without a description"}]`;
   return href ? linkElement(href, "", [shown]) : document.createTextNode(shown);

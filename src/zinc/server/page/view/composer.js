@@ -1,10 +1,10 @@
-// The field where messages are written, and the button that sends them or stops the answer.
+// The input field for messages, and the button that sends a message or stops the answer.
 
 import { icon } from "../dom.js";
 import { fit } from "./message.js";
 
 export class Composer {
-  /** @param {object} actions send(text) -> whether it was taken, stop(), editLast() */
+  /** @param {object} actions send(text) -> whether it was sent, stop(), editLast() */
   constructor(actions) {
     this.actions = actions;
     this.area = document.getElementById("prompt");
@@ -23,7 +23,7 @@ export class Composer {
     this.changed();
   }
 
-  /** Whether an answer is on its way: then the button stops it. */
+  /** Sets whether an answer is running; the button then stops it. */
   setBusy(isBusy) {
     if (isBusy === this.isBusy) return;
     const hadFocus = [this.sendButton, this.stopButton].includes(document.activeElement);
@@ -50,7 +50,7 @@ export class Composer {
   }
 
   pressed(event) {
-    // On a phone the key begins a line, as everywhere there. An input method's Enter is its own.
+    // On a phone, Enter starts a new line. An input method uses Enter itself.
     const touch = matchMedia("(pointer: coarse)").matches;
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch) {
       event.preventDefault();

@@ -1,9 +1,9 @@
-// Asks for the API key of a server that wants one.
+// The dialog that asks for the server's API key.
 
 import { make } from "../dom.js";
 
 export class KeyDialog {
-  /** @param {(key: string, keep: boolean) => void} given is called with what was entered */
+  /** @param {(key: string, keep: boolean) => void} given is called with the entered key */
   constructor(given) {
     this.given = given;
     this.dialog = document.getElementById("key");

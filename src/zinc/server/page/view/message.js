@@ -1,5 +1,5 @@
-// One message of the thread: a question, an answer with its reasoning and calls, or results of
-// calls; and what can be done with it.
+// A message of the thread with its actions: a question, an answer with reasoning and calls, or
+// results of calls.
 
 import { copyButton, iconButton, make } from "../dom.js";
 import * as format from "../format.js";
@@ -9,7 +9,7 @@ import { say } from "./notices.js";
 
 const NAMES = { user: "You", assistant: "Assistant", tool: "Results of calls" };
 
-/** What the message's surroundings are: {generation, ids, isLast, isBusy}. */
+/** The view of a message. Its context is {generation, ids, isLast, isBusy}. */
 export class MessageView {
   /** @param {object} actions see `Thread` */
   constructor(node, actions) {
@@ -45,7 +45,7 @@ export class MessageView {
       if (this.speaks) say(block);
     });
     this.thoughtMarkdown = new MarkdownView(this.thoughtText);
-    // Reasoning is read into the page only while somebody looks at it.
+    // Reasoning is only drawn while it is unfolded.
     this.thoughts.addEventListener("toggle", () => this.drawThoughts());
     this.calls = make("div", { class: "calls" });
     this.callViews = [];
@@ -53,7 +53,7 @@ export class MessageView {
     this.body.append(this.thoughts, this.text, this.calls, this.note);
   }
 
-  /** Draws what has changed. */
+  /** Draws the changed parts. */
   update(around) {
     if (this.isEditing) return;
     const { generation } = around;
@@ -120,7 +120,7 @@ export class MessageView {
     return { name, code, element };
   }
 
-  /** The page runs no tools: who uses it does, and writes down what came of it. */
+  /** Shows fields for the results of calls: the page runs no tools, the user does. */
   showResultForm() {
     const fields = this.node.calls.map((call) => {
       const area = make("textarea", { rows: "2", placeholder: "Result", required: true });
@@ -252,7 +252,7 @@ export function fit(area) {
   area.style.height = `${area.scrollHeight + 2}px`;
 }
 
-/** What the user wrote is shown as it was written. */
+/** Creates the text of a user's message, without Markdown. */
 function plainText(text) {
   return make("div", { class: "plain", dir: "auto" }, text);
 }

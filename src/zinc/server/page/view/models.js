@@ -1,5 +1,5 @@
-// The model picker: which models the server has, whether the chosen one is ready, and whether the
-// server can be reached at all.
+// The model picker: the server's models, whether the chosen one is ready, and whether the server
+// can be reached.
 
 import { make } from "../dom.js";
 import { percent } from "../format.js";
@@ -21,7 +21,7 @@ export class ModelPicker {
     document.getElementById("models").append(this.dot, this.select, this.state);
   }
 
-  /** Shows rows of /v1/models, with `name` chosen. `error`: why the last look at them failed. */
+  /** Shows rows of /v1/models, with `name` chosen. `error`: why the last poll failed. */
   show(rows, name, error) {
     const options = rows.map((row) => {
       const more = row.state === "loaded" || !row.state ? "" : ` (${describe(row)})`;

@@ -1,12 +1,11 @@
-// What the page says beside the conversation: short messages with at most one thing to do, and
-// speech for screen readers.
+// Notices (short messages with at most one action) and announcements for screen readers.
 
 import { make } from "../dom.js";
 
 const SHOWN_MS = 7000;
 const MAX_SPOKEN = 12;
 
-/** Shows a message for some seconds; `action` is a button's label and what it does. */
+/** Shows a message for some seconds. `action`: the label of a button and its function. */
 export function toast(text, action = null) {
   const root = document.getElementById("toasts");
   const element = make("div", { class: "toast" }, make("span", {}, text));
@@ -19,13 +18,13 @@ export function toast(text, action = null) {
     };
     element.append(make("button", { type: "button", onclick }, label));
   }
-  // A modal dialog makes all that is outside of it inert.
+  // A modal dialog makes everything outside of it inert.
   const dialog = document.querySelector("dialog[open]");
   (dialog?.querySelector(".toasts-inside") ?? root).append(element);
   setTimeout(close, SHOWN_MS);
 }
 
-/** Says text to screen readers, after what they are saying now. */
+/** Announces text to screen readers, after the current announcement. */
 export function say(text) {
   const root = document.getElementById("announcer");
   if (!text.trim()) return;

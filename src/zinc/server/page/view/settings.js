@@ -1,4 +1,4 @@
-// The settings of the open conversation, and of the page.
+// The dialog with the settings of the open conversation and of the page.
 
 import { iconButton, make } from "../dom.js";
 import { readTools, SAMPLING } from "../sampling.js";
@@ -28,7 +28,7 @@ export class SettingsSheet {
     });
   }
 
-  /** Opens the sheet. `defaults`: the server's sampling parameters, shown where none is set. */
+  /** Opens the dialog. `defaults`: the server's sampling parameters, shown in empty fields. */
   open(conversation, defaults) {
     this.conversation = conversation;
     const close = iconButton("close", "Close settings", () => this.dialog.close());
@@ -175,7 +175,7 @@ function span(text, tip = "") {
   return make("span", { class: "label" }, text, tip ? make("small", {}, tip) : null);
 }
 
-/** What an empty field means: the server's own value where it is a number. */
+/** Returns the placeholder of an empty field: the server's default if it is a number. */
 function placeholder(name, otherwise) {
   const isSet = typeof otherwise === "number" && otherwise >= 0;
   if (name === "seed") return isSet && otherwise < RANDOM_SEED ? String(otherwise) : "random";

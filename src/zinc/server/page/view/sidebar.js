@@ -1,4 +1,4 @@
-// The list of conversations: newest first, searchable, each with what can be done to it.
+// The list of conversations: newest first, searchable, each with a menu of actions.
 
 import { iconButton, make } from "../dom.js";
 import { period } from "../format.js";
@@ -29,7 +29,7 @@ export class Sidebar {
     this.root.addEventListener("keydown", (event) => this.moveFocus(event));
   }
 
-  /** Shows these conversations. `running` holds the ids of those that are being answered. */
+  /** Shows these conversations. `running`: the ids of those with a running answer. */
   show(conversations, current, running) {
     this.conversations = [...conversations].sort((a, b) => b.updated - a.updated);
     this.current = current;
@@ -135,7 +135,7 @@ export class Sidebar {
   }
 }
 
-/** Where a conversation holds `query`: text around it, "" when it is the title, null if nowhere. */
+/** Returns the text around `query` in a conversation, "" if it is in the title, or null. */
 function snippet(conversation, query) {
   let isTitle = true;
   for (const text of textsOf(conversation)) {

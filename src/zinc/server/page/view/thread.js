@@ -1,5 +1,5 @@
-// The messages of the shown branch, and the scrolling: the end stays in view while an answer grows,
-// until somebody scrolls up to read.
+// The messages of the shown branch. While an answer grows, its end stays in view until the user
+// scrolls up.
 
 import { versions } from "../tree.js";
 import { MessageView } from "./message.js";
@@ -8,7 +8,7 @@ const NEAR_END = 48; // pixels
 
 export class Thread {
   /**
-   * @param {object} actions what messages can ask for: regenerate(node), edit(node, text),
+   * @param {object} actions the actions of messages: regenerate(node), edit(node, text),
    *   choose(id), proceed(node), answerCalls(node, results)
    */
   constructor(actions) {
@@ -24,7 +24,7 @@ export class Thread {
     new ResizeObserver(() => this.keepEnd()).observe(this.root);
   }
 
-  /** Shows a path of a conversation. `generation` is the one that runs in it, if any. */
+  /** Shows a path of a conversation. `generation`: its running answer, if any. */
   show(conversation, path, generation) {
     this.empty.hidden = path.length > 0;
     path.forEach((node, i) => {
@@ -39,7 +39,7 @@ export class Thread {
     this.keepEnd();
   }
 
-  /** Draws only the message that grows. */
+  /** Draws only the growing message. */
   grow(conversation, generation) {
     const view = this.views.find(({ node }) => node === generation.node);
     if (view) this.update(view, conversation, generation);
@@ -55,7 +55,7 @@ export class Thread {
     });
   }
 
-  /** Forgets the shown messages, as when another conversation is opened. */
+  /** Removes the shown messages, when another conversation is opened. */
   clear() {
     for (const view of this.views.splice(0)) view.element.remove();
     this.isAtEnd = true;

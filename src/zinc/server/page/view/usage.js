@@ -1,4 +1,4 @@
-// The line below the message field: how much of the model's context the conversation takes.
+// The line below the input field: how much of the model's context the conversation uses.
 
 import { make } from "../dom.js";
 import { integer, percent } from "../format.js";
@@ -18,7 +18,7 @@ export class UsageLine {
     this.root.append(this.hint, make("span", { class: "context" }, this.text, this.meter));
   }
 
-  /** `used` and `context` in tokens; null where they are not known yet. */
+  /** Shows `used` of `context` tokens; null means unknown. */
   show(used, context) {
     this.meter.parentElement.hidden = used === null;
     if (used === null) return;
