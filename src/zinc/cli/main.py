@@ -25,7 +25,8 @@ FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 COMMANDS = {
     "run": "answer one prompt on stdout",
     "chat": "talk to a model in the terminal",
-    "serve": "serve models over HTTP: the APIs of OpenAI, Anthropic and llama.cpp",
+    "serve": "serve models over HTTP: the APIs of OpenAI, Anthropic, Ollama and llama.cpp",
+    "launch": "start a coding agent that uses a model of a server",
     "inspect": "show a model file: metadata, tensors, types, memory",
     "plan": "show the launches that would run a model, their cost and memory",
     "tokenize": "turn text into token ids",

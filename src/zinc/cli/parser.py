@@ -49,12 +49,14 @@ class Parser(argparse.ArgumentParser):
         """Add words behind the options to the positional that takes a list; return the rest.
 
         argparse fills such a positional from one run of words only: `MODEL --seed 1 PROMPT` has
-        two.
+        two. Words after `--` are never options.
         """
         lists = [a for a in self._actions if a.nargs == "*" and not a.option_strings]
-        if not lists or any(word.startswith("-") for word in rest):
+        at = rest.index("--") if "--" in rest else len(rest)
+        words = [*rest[:at], *rest[at + 1 :]]
+        if not lists or any(word.startswith("-") for word in rest[:at]):
             return rest
-        setattr(args, lists[0].dest, [*getattr(args, lists[0].dest), *rest])
+        setattr(args, lists[0].dest, [*getattr(args, lists[0].dest), *words])
         return []
 
     def unknown(self, arguments: list[str]) -> str:

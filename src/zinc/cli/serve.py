@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     network.add_argument(
         "--port", type=_port, default=8080, help="port to serve on; 0 is any (default: %(default)s)"
     )
-    parser.add_argument("--ollama", action="store_true", help="listen on Ollama's port 11434, too")
+    network.add_argument("--ollama", action="store_true", help="listen on Ollama's port 11434, too")
     network.add_argument(
         "--api-key",
         action="append",
