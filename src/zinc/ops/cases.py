@@ -19,15 +19,12 @@ from zinc.ops.values import Constant, Dim, FloatArray, KVState, Value, Weight
 from zinc.quant.blocks import GGMLType
 from zinc.quant.encode import ENCODERS, encode
 
-WEIGHT_TYPES = (
-    GGMLType.F32, GGMLType.F16, GGMLType.BF16,
-    GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0,
-    GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K,
-    GGMLType.IQ4_NL, GGMLType.IQ4_XS, GGMLType.IQ3_S, GGMLType.IQ3_XXS,
-    GGMLType.IQ2_S, GGMLType.IQ2_XS, GGMLType.IQ2_XXS, GGMLType.IQ1_S, GGMLType.IQ1_M,
-    GGMLType.MXFP4, GGMLType.NVFP4, GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.Q1_0, GGMLType.Q2_0,
-)  # fmt: skip
-"""Types that matrices of a model come in: all that are neither activations nor plain integers."""
+_NOT_WEIGHTS = {
+    GGMLType.Q8_1, GGMLType.Q8_K,  # activations
+    GGMLType.F64, GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64,
+}  # fmt: skip
+WEIGHT_TYPES = tuple(type for type in GGMLType if type not in _NOT_WEIGHTS)
+"""Types that matrices of a model may have."""
 
 
 @dataclass(slots=True)

@@ -20,42 +20,12 @@ _CHUNK_ELEMENTS = 1 << 16
 
 Decoder = Callable[[NDArray[np.void]], NDArray[np.float32]]
 
+# The function of each type in quant/decoders has the name of the type in lower case.
 DECODERS: dict[GGMLType, Decoder] = {
-    GGMLType.F32: plain.number,
-    GGMLType.F16: plain.number,
-    GGMLType.BF16: plain.bf16,
-    GGMLType.F64: plain.number,
-    GGMLType.I8: plain.number,
-    GGMLType.I16: plain.number,
-    GGMLType.I32: plain.number,
-    GGMLType.I64: plain.number,
-    GGMLType.Q1_0: plain.q1_0,
-    GGMLType.Q2_0: plain.q2_0,
-    GGMLType.Q4_0: plain.q4_0,
-    GGMLType.Q4_1: plain.q4_1,
-    GGMLType.Q5_0: plain.q5_0,
-    GGMLType.Q5_1: plain.q5_1,
-    GGMLType.Q8_0: plain.q8,
-    GGMLType.Q8_1: plain.q8,
-    GGMLType.Q8_K: plain.q8,
-    GGMLType.Q2_K: superblocks.q2_k,
-    GGMLType.Q3_K: superblocks.q3_k,
-    GGMLType.Q4_K: superblocks.q4_k,
-    GGMLType.Q5_K: superblocks.q5_k,
-    GGMLType.Q6_K: superblocks.q6_k,
-    GGMLType.TQ1_0: superblocks.tq1_0,
-    GGMLType.TQ2_0: superblocks.tq2_0,
-    GGMLType.MXFP4: plain.mxfp4,
-    GGMLType.NVFP4: plain.nvfp4,
-    GGMLType.IQ1_S: codebook.iq1_s,
-    GGMLType.IQ1_M: codebook.iq1_m,
-    GGMLType.IQ2_XXS: codebook.iq2_xxs,
-    GGMLType.IQ2_XS: codebook.iq2_xs,
-    GGMLType.IQ2_S: codebook.iq2_s,
-    GGMLType.IQ3_XXS: codebook.iq3_xxs,
-    GGMLType.IQ3_S: codebook.iq3_s,
-    GGMLType.IQ4_NL: codebook.iq4_nl,
-    GGMLType.IQ4_XS: codebook.iq4_xs,
+    type: getattr(module, type.name.lower())
+    for type in GGMLType
+    for module in (plain, superblocks, codebook)
+    if hasattr(module, type.name.lower())
 }
 
 

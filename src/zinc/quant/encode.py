@@ -20,21 +20,12 @@ _CHUNK_ELEMENTS = 1 << 16
 
 Encoder = Callable[[NDArray[np.float32]], NDArray[np.void]]
 
+# The function of each type in quant/encoders has the name of the type in lower case.
 ENCODERS: dict[GGMLType, Encoder] = {
-    GGMLType.F32: plain.f32,
-    GGMLType.F16: plain.f16,
-    GGMLType.BF16: plain.bf16,
-    GGMLType.Q4_0: plain.q4_0,
-    GGMLType.Q4_1: plain.q4_1,
-    GGMLType.Q5_0: plain.q5_0,
-    GGMLType.Q5_1: plain.q5_1,
-    GGMLType.Q8_0: plain.q8_0,
-    GGMLType.MXFP4: plain.mxfp4,
-    GGMLType.Q2_K: superblocks.q2_k,
-    GGMLType.Q3_K: superblocks.q3_k,
-    GGMLType.Q4_K: superblocks.q4_k,
-    GGMLType.Q5_K: superblocks.q5_k,
-    GGMLType.Q6_K: superblocks.q6_k,
+    type: getattr(module, type.name.lower())
+    for type in GGMLType
+    for module in (plain, superblocks)
+    if hasattr(module, type.name.lower())
 }
 
 

@@ -25,6 +25,9 @@ def number(blocks: Blocks) -> Values:
     return values.astype(np.float32)[:, None]
 
 
+f32 = f16 = f64 = i8 = i16 = i32 = i64 = number
+
+
 def bf16(blocks: Blocks) -> Values:
     return (blocks["value"].astype(np.uint32) << 16).view(np.float32)[:, None]
 
@@ -67,6 +70,9 @@ def q8(blocks: Blocks) -> Values:
     """Decode Q8_0, Q8_1 and Q8_K; the stored sums of the last two are not needed."""
     quants: NDArray[np.int8] = blocks["qs"]
     return quants.astype(np.float32) * column(blocks["d"])
+
+
+q8_0 = q8_1 = q8_k = q8
 
 
 def mxfp4(blocks: Blocks) -> Values:

@@ -1,1 +1,1 @@
-"""Encoders, one function a type: float32 [n, block_size] to a structured array of n blocks."""
+"""Encoders: a function of the name of its type makes n blocks from float32 [n, block_size]."""
