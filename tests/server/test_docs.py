@@ -112,4 +112,5 @@ COMMAND_TEXT = TEXT.replace(section("llama.cpp's server tests"), "")
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z][a-z-]+", COMMAND_TEXT))))
 def test_options_in_docs_exist(option):
     commands = next(a for a in build_parser()._actions if a.choices)
-    assert option in commands.choices["serve"].format_help()
+    texts = [commands.choices[name].format_help() for name in ("serve", "launch")]
+    assert any(option in text for text in texts)
