@@ -121,13 +121,13 @@ class Runner:
         self.blocks = blocks.reshape(n_blocks, n_sequences).T.copy()
 
     def feed(self, *parts: tuple[int, Ids]) -> list[Logits]:
-        """One step of (sequence, ids) parts; returns the logits of each part's tokens."""
+        """Run one step of (sequence, ids) parts; return the logits of each part's tokens."""
         lengths = [len(part) for _, part in parts]
         logits = self.feed_for(range(sum(lengths)), *parts)
         return np.split(logits, np.cumsum(lengths)[:-1])
 
     def feed_for(self, rows: Sequence[int], *parts: tuple[int, Ids]) -> Logits:
-        """The same step; the logits of these rows of it."""
+        """Run the same step with the given output rows; return their logits."""
         ids = np.concatenate([part for _, part in parts]).astype(np.int32)
         lengths = [len(part) for _, part in parts]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

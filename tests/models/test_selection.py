@@ -14,7 +14,7 @@ from zinc.backends import api
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.models.parts.selection import MOST_SELECTED, select_early
+from zinc.models.parts.selection import MAX_SELECTED, select_early
 from zinc.ops import OPS
 from zinc.ops.cases import Case
 from zinc.ops.graph import Graph
@@ -51,7 +51,7 @@ def test_row_wise_ops_give_the_same_rows_for_selected_rows(op: str, case: Case) 
 
 
 def moved_ops(graph: Graph) -> set[str]:
-    """Ops of the graph that make rows of outputs, but the selection."""
+    """Return the ops of the graph whose output has one row for each output, except selections."""
     made = {n.op for n in graph.nodes if any(v.dim is Dim.OUTPUTS for v in n.outputs)}
     return made - {"select_rows"}
 
@@ -71,7 +71,7 @@ def test_only_output_rows_follow_the_last_attention(name: str) -> None:
     last = max(i for i, op in enumerate(ops) if op == "attention")
     selections = [i for i, op in enumerate(ops) if op == "select_rows"]
     assert last < selections[0]
-    assert len(selections) <= MOST_SELECTED
+    assert len(selections) <= MAX_SELECTED
     assert selections == list(range(selections[0], selections[-1] + 1))
     behind = graph.nodes[selections[-1] + 1 :]
     assert {v.dim for node in behind for v in node.outputs} <= {Dim.OUTPUTS, Dim.CONSTANT}

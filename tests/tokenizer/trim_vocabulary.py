@@ -67,7 +67,7 @@ ID_KEYS = ("bos", "eos", "eot", "unknown", "padding")
 
 
 def substrings_of(texts: list[str], byte_level: bool) -> set[str]:
-    """Every substring of a text as the vocabulary spells it."""
+    """Return every substring of a text, in the spelling of the vocabulary."""
     spelling = {byte: char for char, byte in _BYTE_OF.items()}
     found = set()
     for text in texts:

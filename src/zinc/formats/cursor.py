@@ -84,7 +84,7 @@ class Cursor:
             raise self.corrupt(f"the name of a {what} has {n_bytes} bytes")
         raw = self.raw(n_bytes, what)
         name = raw.decode("utf-8", "replace")
-        if "\ufffd" in name or not name.isprintable():  # names go to terminals as they are
+        if "\ufffd" in name or not name.isprintable():  # names are printed to terminals
             raise self.corrupt(f"the name of a {what} is no printable UTF-8: {raw[:40]!r}")
         return name
 

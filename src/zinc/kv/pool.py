@@ -22,7 +22,7 @@ from zinc.kv.slots import SlotAllocator
 from zinc.kv.swap import Swapped, copy_in, copy_out
 from zinc.kv.tree import PrefixTree
 
-# Blocks kept in front of a sliding window: the next turn often diverges a little before the end.
+# Blocks kept after a sliding window has passed them, as the next turn often diverges near the end.
 SLACK_BLOCKS = 2
 
 

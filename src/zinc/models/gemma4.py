@@ -1,9 +1,9 @@
-"""Gemma 4, text: dense (31B), with experts beside the dense MLP (26B-A4B), or with per-layer token
-embeddings and shared KV in the last layers (E2B, E4B).
+"""Gemma 4, text: sliding and global layers that differ in head size, KV heads and RoPE.
 
-Sliding and global layers differ in head size, KV heads and RoPE; global layers divide RoPE
-frequencies by rope_freqs, which leaves most dimensions unrotated. Scores are not scaled, and value
-heads are normalised without a weight.
+The 31B model is dense, 26B-A4B has experts beside the dense MLP, and E2B and E4B have per-layer
+token embeddings and share KV in their last layers. Global layers divide RoPE frequencies by
+rope_freqs, which leaves most dimensions unrotated. Scores are not scaled, and value heads are
+normalised without a weight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GLM 4 (0414), dense: partial RoPE in adjacent pairs, biases on q, k and v, norms on the outputs
-of attention and MLP, gate and up in one tensor.
+"""GLM 4 (0414), dense: partial RoPE in adjacent pairs, and biases on q, k and v.
 
-Files with M-RoPE sections, which are plain RoPE for text, pair i with i + dims/2 instead.
+The outputs of attention and MLP are normalised; gate and up are in one tensor. Files with M-RoPE
+sections, which are plain RoPE for text, pair i with i + dims/2 instead.
 """
 
 from dataclasses import replace

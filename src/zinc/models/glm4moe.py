@@ -1,5 +1,8 @@
-"""GLM 4.5 and 4.6: experts chosen by sigmoid scores with a bias, shared experts, leading dense
-layers, partial RoPE, biases on q, k and v; the large models normalise the heads of q and k."""
+"""GLM 4.5 and 4.6: experts chosen by sigmoid scores with a bias, after leading dense layers.
+
+There are shared experts, partial RoPE, and biases on q, k and v. The large models normalise the
+heads of q and k.
+"""
 
 from dataclasses import replace
 

@@ -1,8 +1,8 @@
-"""Rows that no output needs are not computed: the selection of output rows moves to the front.
+"""Early selection of output rows, so that rows without an output are not computed.
 
-A model file selects them before its head. What comes after the last attention works on each row
-for itself, so selecting what that part reads gives the same logits, and a prompt of which one row
-is an output goes through it with one row.
+A model's graph selects output rows before its head. The ops after its last attention are row-wise,
+so the selection can move in front of them without changing a logit. For a prompt with one output
+row, these ops then run on one row.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from zinc.ops.graph import Graph
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Value
 
-# Values that are selected: what attention made and what it is added to. Each is a launch, which a
-# decoded token has for nothing. Slots in order of expert count rows of the step and cannot be.
-MOST_SELECTED = 2
+# Most values that are selected: the output of attention and the residual. Each selection is a
+# launch, which is of no use while decoding. Values whose rows are not tokens cannot be selected.
+MAX_SELECTED = 2
 
 
 def select_early(graph: Graph) -> None:
-    """Moves the selection of `graph` as far to the front as row-wise ops and MOST_SELECTED allow.
+    """Move the selection of output rows as far to the front of `graph` as possible.
 
-    The graph selects its output rows once.
+    The graph must have one `select_rows` node. It moves over row-wise ops, as long as at most
+    MAX_SELECTED values have to be selected.
     """
     nodes = graph.nodes
     (at,) = (i for i, node in enumerate(nodes) if node.op == "select_rows")
@@ -35,7 +36,7 @@ def select_early(graph: Graph) -> None:
             read.pop(made.id, None)
         read |= {v.id: v for v in node.inputs if isinstance(v, Value)}
         has_rows = all(v.dim is Dim.TOKENS for v in read.values())
-        if len(read) <= MOST_SELECTED and has_rows:
+        if len(read) <= MAX_SELECTED and has_rows:
             best = i, dict(read)
     first, read = best
     graph.nodes, moved = nodes[:first], {}
