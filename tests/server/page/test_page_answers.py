@@ -173,7 +173,7 @@ def test_hostile_import_runs_no_script(open_tab: OpenTab, script: Script, tmp_pa
     ("text", "message"),
     [
         ("not json", "not JSON"),
-        ("[]", "holds no conversations"),
+        ("[]", "contains no conversations"),
         ('{"format": "zinc-conversations", "version": 9, "conversations": []}', "another version"),
         ('{"format": "zinc-conversations", "version": 1, "conversations": [{}]}', "1 in the file"),
         # A message that is its own child would be shown endlessly.
@@ -278,7 +278,7 @@ def test_failures_are_shown_and_can_be_retried(tab: Any, script: Script) -> None
 def test_broken_stream_keeps_the_received_text(tab: Any, script: Script) -> None:
     script.say(*answer(["Half", " an"])[:3])
     send(tab, "Hi")
-    expect(tab.locator(".note.error")).to_contain_text("broke off")
+    expect(tab.locator(".note.error")).to_contain_text("was lost")
     expect_answers(tab, "Half an")
 
 
@@ -303,7 +303,7 @@ def test_stop_closes_the_connection(tab: Any, script: Script) -> None:
 def test_settings_reach_the_request(tab: Any, script: Script) -> None:
     tab.click("#open-settings")
     expect(tab.locator('input[name="temperature"]')).to_have_attribute("placeholder", "0.8")
-    tab.get_by_label("What the model is told first").fill("Be brief.")
+    tab.get_by_label("Instructions for the model").fill("Be brief.")
     tab.fill('input[name="temperature"]', "0.2")
     tab.fill('input[name="top_k"]', "7")
     tab.fill('input[name="top_p"]', "5")  # out of range: not sent, and marked

@@ -48,7 +48,7 @@ export class Api {
       }
       yield chunk;
     }
-    throw new ApiError(0, "The connection to the server broke off.");
+    throw new ApiError(0, "The connection to the server was lost.");
   }
 
   async *events(response, signal) {
@@ -56,7 +56,7 @@ export class Api {
       yield* eventData(response.body);
     } catch (error) {
       if (signal.aborted) throw error;
-      throw new ApiError(0, "The connection to the server broke off.");
+      throw new ApiError(0, "The connection to the server was lost.");
     }
   }
 
@@ -65,7 +65,7 @@ export class Api {
     try {
       return await response.json();
     } catch {
-      throw new ApiError(0, "The connection to the server broke off.");
+      throw new ApiError(0, "The connection to the server was lost.");
     }
   }
 

@@ -175,7 +175,7 @@ export class App {
   makeDefault() {
     const { system, settings, tools } = this.current;
     this.preferences.set("defaults", { system, settings: { ...settings }, tools });
-    toast("New chats begin with these settings.");
+    toast("New chats will start with these settings.");
   }
 
   // -- messages -----------------------------------------------------------------------------------

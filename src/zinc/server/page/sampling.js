@@ -3,14 +3,14 @@
 
 // name in the API, label, minimum, maximum, step, description
 const FIELDS = [
-  ["temperature", "Temperature", 0, 5, 0.05, "0 always takes the likeliest token"],
-  ["top_p", "Top-p", 0, 1, 0.01, "keeps the likeliest tokens up to this share"],
-  ["top_k", "Top-k", 0, 1000, 1, "keeps so many tokens; 0 is off"],
-  ["min_p", "Min-p", 0, 1, 0.01, "keeps tokens above this share of the likeliest"],
+  ["temperature", "Temperature", 0, 5, 0.05, "0 always takes the most likely token"],
+  ["top_p", "Top-p", 0, 1, 0.01, "keeps the most likely tokens up to this total probability"],
+  ["top_k", "Top-k", 0, 1000, 1, "keeps this number of the most likely tokens; 0 is off"],
+  ["min_p", "Min-p", 0, 1, 0.01, "keeps tokens above this fraction of the top probability"],
   ["repeat_penalty", "Repeat penalty", 0.5, 2, 0.01, "1 is off"],
   ["presence_penalty", "Presence penalty", -2, 2, 0.1, "0 is off"],
   ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "0 is off"],
-  ["dry_multiplier", "DRY multiplier", 0, 5, 0.1, "against repeated phrases; 0 is off"],
+  ["dry_multiplier", "DRY multiplier", 0, 5, 0.1, "penalises repeated phrases; 0 is off"],
   ["max_tokens", "Longest answer", 1, 1_000_000, 1, "in tokens"],
   ["seed", "Seed", 0, 4_294_967_294, 1, "the same seed repeats an answer"],
 ];

@@ -25,7 +25,7 @@ export function importText(text) {
     throw new Error("The file is not JSON.");
   }
   if (file?.format !== FORMAT || !Array.isArray(file.conversations)) {
-    throw new Error("The file holds no conversations of this page.");
+    throw new Error("The file contains no conversations of this page.");
   }
   if (file.version !== VERSION) {
     throw new Error("The file was written by another version of this page.");

@@ -1,1 +1,1 @@
-"""What the APIs share: request fields, prompts, chat answers, and how work is answered."""
+"""Code shared by the APIs: request fields, prompts, chat answers, and how a request is answered."""

@@ -281,7 +281,7 @@ function noteOf(node, generation) {
     return `${doing}… ${format.seconds(generation.elapsedMs)}`;
   }
   if (node.error) return node.error.message;
-  if (node.finish === "length") return "The answer reached its limit of tokens.";
+  if (node.finish === "length") return "The answer reached its token limit.";
   if (node.finish === "stopped") return "Stopped.";
   return node.content || node.calls.length ? "" : "The answer is empty.";
 }

@@ -65,7 +65,7 @@ export class SettingsSheet {
       this.conversation.system = area.value;
       this.actions.changed();
     });
-    return section("System prompt", make("label", {}, span("What the model is told first"), area));
+    return section("System prompt", make("label", {}, span("Instructions for the model"), area));
   }
 
   sampling(defaults) {
@@ -151,7 +151,7 @@ export class SettingsSheet {
     const button = (label, onclick) => make("button", { type: "button", onclick }, label);
     return section(
       "Conversations",
-      make("p", { class: "hint" }, "They are kept in this browser only."),
+      make("p", { class: "hint" }, "They are stored only in this browser."),
       make(
         "div",
         { class: "buttons" },

@@ -6,7 +6,7 @@ import { integer, percent } from "../format.js";
 export class UsageLine {
   constructor() {
     this.bar = make("span", { class: "bar" });
-    const label = "Use of the context";
+    const label = "Used context";
     this.meter = make(
       "span",
       { class: "meter", role: "meter", "aria-label": label, "aria-valuemin": "0" },
@@ -14,7 +14,7 @@ export class UsageLine {
     );
     this.text = make("span");
     this.root = document.getElementById("usage");
-    this.hint = make("span", { class: "keys" }, "Enter sends, Shift+Enter begins a line");
+    this.hint = make("span", { class: "keys" }, "Enter sends, Shift+Enter starts a new line");
     this.root.append(this.hint, make("span", { class: "context" }, this.text, this.meter));
   }
 

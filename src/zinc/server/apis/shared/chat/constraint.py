@@ -1,4 +1,4 @@
-"""What a chat request enforces on its answers: forced tool calls, or an output format."""
+"""The constraint that a chat request puts on its answers: forced calls, or an output format."""
 
 from __future__ import annotations
 

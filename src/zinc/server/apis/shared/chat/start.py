@@ -116,7 +116,7 @@ async def _prompt(model: LoadedModel, request: ChatRequest) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What takes time to build for a request: one constraint for each answer, and DRY breakers."""
+    """Things that are slow to build for a request: a constraint for each answer, DRY breakers."""
 
     answer: AnswerConstraint
     constraints: Sequence[engine.Constraint | None]
