@@ -1,12 +1,12 @@
-"""For all tests: their options; property tests take their time on a machine that is busy."""
+"""Options and settings of all tests."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 
-# Tests run side by side: threads of numpy's that wait for each other take their processors. It is
-# read when numpy is first imported.
+# Tests may run in parallel, and numpy's threads would take each other's cores. The variable is read
+# when numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import effort
@@ -21,13 +21,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every",
         action="store_true",
-        help="also cases that run the same code as others, at length, and many more examples",
+        help="also run long cases that repeat the code of others, and many more examples",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     effort.EVERY = config.getoption("--every")
-    config.addinivalue_line("markers", "every: runs the same code as other cases, so by --every")
+    config.addinivalue_line(
+        "markers", "every: repeats the code of other cases; runs with --every only"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

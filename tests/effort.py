@@ -1,6 +1,6 @@
-"""How much of what is alike is tested: some of it, or with `pytest --every` all.
+"""Selection of test cases: those that repeat the code of others run with `pytest --every` only.
 
-Tests decide when they are collected: whole cases that are left out have the mark `every`.
+The option is read at collection; cases that are left out by default have the mark `every`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ EVERY = False  # set from the command line, before tests are imported
 
 
 def examples(n: int) -> int:
-    """Examples of a property: a quarter of them."""
+    """Return the number of examples of a property test: a quarter of `n` by default."""
     return n if EVERY else -(-n // 4)
 
 
 def on_backends(
     families: Iterable[str], backends: Collection[str], everywhere: Collection[str]
 ) -> list[Any]:
-    """Pairs of family and backend: all on the CPU, elsewhere others than `everywhere` by --every.
+    """Return parameters (family, backend) for a test.
 
-    The code is the same for them, and slow there.
+    By default, backends other than the CPU run the families in `everywhere` only: they are slow and
+    run the same code for the others.
     """
     return [
         pytest.param(

@@ -1,4 +1,4 @@
-"""Backends that tests run on: every one present that computes."""
+"""Backends that tests run on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zinc.core.errors import ZincError
 
 @cache
 def absent() -> dict[str, str]:
-    """Backends that do not work here, with the reason."""
+    """Return the backends that do not work on this machine, with the reason."""
     found = {}
     for name in api.discover():
         try:
@@ -23,12 +23,12 @@ def absent() -> dict[str, str]:
 
 
 def computing() -> list[str]:
-    """Names of the backends that are installed and work here, without the oracle."""
+    """Return the names of the backends that work on this machine and are not the reference."""
     return [name for name in api.discover() if name not in ("ref", "null", *absent())]
 
 
 def _check_compiler() -> None:
-    """A device alone runs no kernel of a source checkout. Raises DeviceError."""
+    """Raise DeviceError if shaders cannot be compiled: a checkout has no compiled ones."""
     from zinc.backends.vulkan.shaders import spirv
     from zinc.gpu.dispatch import KernelVariant
 

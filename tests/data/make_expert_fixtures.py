@@ -1,4 +1,4 @@
-"""Makes the fixtures of expert models: random weights, and the logits of transformers.
+"""Creates the fixtures of expert models: random weights, and the logits of transformers.
 
     python -m venv /tmp/oracle && /tmp/oracle/bin/pip install torch transformers gguf
     /tmp/oracle/bin/python tests/data/make_expert_fixtures.py
@@ -6,7 +6,7 @@
 deepseek2v2: queries without a low rank, keys and values in one tensor (attn_kv_b), softmax router
 over the groups with the largest scores, YaRN with a temperature. deepseek2v3: low-rank queries,
 sigmoid router with a choice bias over the groups with the largest sums, two shared experts, YaRN.
-glm4moe: partial RoPE, norms on q and k, and a block behind the trunk that predicts further tokens.
+glm4moe: partial RoPE, norms on q and k, and a NextN block.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def tensors(model: torch.nn.Module, post_norm: str, *, split_kv: bool) -> Tensors:
-    """Tensors by their names in GGUF."""
+    """Yield tensors with their names in GGUF."""
     c = model.config
     names = {**NAMES, "post_attention_layernorm": post_norm}
     for name, tensor in model.state_dict().items():
@@ -114,7 +114,7 @@ def logits(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
 
 
 def header(name: str, arch: str, model: torch.nn.Module) -> gguf.GGUFWriter:
-    """A writer with the keys that all of these have."""
+    """Return a writer with the keys that all expert fixtures have."""
     c = model.config
     writer = gguf.GGUFWriter(FOLDER / f"{name}.gguf", arch)
     writer.add_context_length(c.max_position_embeddings)

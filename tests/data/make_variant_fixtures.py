@@ -1,4 +1,4 @@
-"""Makes the fixtures of variants: model files of random weights, and the logits of transformers.
+"""Creates the fixtures of variants: random weights, and the logits of transformers.
 
     python -m venv /tmp/oracle && /tmp/oracle/bin/pip install torch transformers gguf
     /tmp/oracle/bin/python tests/data/make_variant_fixtures.py
@@ -84,7 +84,10 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def tensors(model: torch.nn.Module, norms: dict[str, str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Tensors by their names in GGUF; Gemma 3 multiplies by 1 + weight, so the 1 is added here."""
+    """Yield tensors with their names in GGUF.
+
+    Gemma 3 multiplies by 1 + weight, so the 1 is added to norm weights.
+    """
     names = {**BLOCK_NAMES, **norms}
     offset = 1.0 if type(model).__name__.startswith("Gemma3") else 0.0
     for name, tensor in model.state_dict().items():

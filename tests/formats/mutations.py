@@ -1,8 +1,7 @@
 """Random changes to model files, from single bits to other shapes, keys and vocabularies.
 
-There are two kinds: damage to the bytes of a file, and files that are written whole with changed
-contents, so that the reader accepts them and the code behind it must refuse them. The same seed
-makes the same file.
+There are two kinds: damage to the bytes of a file, and valid files with changed contents, which the
+reader accepts and later code must refuse. The same seed gives the same file.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ def _swap_tensors(rng: random.Random, c: _Contents) -> str:
 
 
 def _swap_alike(rng: random.Random, c: _Contents) -> str:
-    """Swap two tensors of one shape, of which models have many."""
+    """Swap two tensors of the same shape."""
     at = rng.randrange(len(c.tensors))
     alike = [i for i, tensor in enumerate(c.tensors) if tensor[1] == c.tensors[at][1]]
     other = rng.choice(alike)

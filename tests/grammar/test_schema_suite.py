@@ -1,10 +1,10 @@
 """JSON-Schema-Test-Suite, draft 2020-12: every schema is followed exactly or refused.
 
-When a schema is accepted, the constraint takes each valid instance in some order of its members,
-and no invalid one in any order. Instances are written with exact numbers in plain decimals,
-compact and with a space behind `,` and `:`. Known formats are asserted, which 2020-12 permits and
-does not ask for: tests that say "only an annotation" are left out, and the optional tests of a
-format may have valid values that are refused (NARROW), but no invalid ones that are taken.
+For an accepted schema, the constraint allows each valid instance in some order of its members, and
+no invalid instance in any order. Instances are written with exact numbers in plain decimals,
+compact and with a space after `,` and `:`. zinc asserts known formats, which 2020-12 permits but
+does not require. So tests that treat a format as an annotation are left out, and in the optional
+format tests, some valid values may be refused (NARROW) but no invalid one may be allowed.
 """
 
 from __future__ import annotations

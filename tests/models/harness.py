@@ -86,8 +86,8 @@ def planned(
 class Runner:
     """Sequences of one model; `feed` appends tokens and returns their logits.
 
-    `extended` takes the model as it runs beyond its plain context; the cache holds `room` tokens of
-    each sequence. `loaded` is what runs it, where that is not a backend as a whole.
+    extended: use the graph for sequences beyond the plain context. room: tokens that the cache
+    holds for each sequence. loaded: a backend and plan to use in place of a new one.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Files whose tensors and metadata disagree: a clear error for each, in every architecture.
 
-Every fixture is taken apart in memory: a tensor is left out, has another shape or is one too many,
-a count is another, a key is gone. What is accepted must be a default that a family's files rely on.
+Fixtures are changed in memory: a tensor is missing, has another shape or is unknown, a count is
+wrong, or a key is missing. A change may only be accepted if real files rely on the default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Completeness of the tests: fixtures, op cases and block formats cover the code.
 
-An architecture without a fixture, a kernel without a case or a format without a product would be
-claimed by the support page and held by nothing.
+Otherwise the support page could list an architecture without a fixture, a kernel without a case or
+a format without a matrix product.
 """
 
 from __future__ import annotations

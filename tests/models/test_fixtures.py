@@ -1,7 +1,7 @@
 """Logits of every fixture on every available backend, compared with the published model code.
 
-Fixtures are tiny models of random weights in which every norm, bias and gate matters; their prompts
-are longer than their sliding windows.
+Fixtures are tiny models with random weights, in which every norm, bias and gate matters. Prompts
+are longer than sliding windows.
 """
 
 from __future__ import annotations

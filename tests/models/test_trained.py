@@ -1,6 +1,6 @@
 """The embedded model: its perplexity and its probabilities on every backend.
 
-Random models hide errors that a trained one shows, in attention over long contexts above all.
+A trained model shows errors that random models hide, above all in attention over long contexts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Token ids equal those that llama.cpp's own tests expect, on whole vocabularies.
 
-They are megabytes each, so they are not part of this repository: set ZINC_TEST_VOCABS to the folder
-`models` of a llama.cpp checkout, which has `ggml-vocab-NAME.gguf` with `.inp` and `.out` beside it.
+The vocabularies are too large for this repository. Set ZINC_TEST_VOCABS to the folder `models` of a
+llama.cpp checkout, which has `ggml-vocab-NAME.gguf` with `.inp` and `.out` files.
 """
 
 import os

@@ -1,8 +1,9 @@
-"""Makes tests/data/vocab/*.json: vocabularies cut down to the texts below, with llama.cpp's ids.
+"""Creates tests/data/vocab/*.json: vocabularies trimmed to the texts below, with llama.cpp's ids.
 
-A cut vocabulary keeps every token that is a substring of a text, so each text meets the same merges
-as in the whole one. The ids are those of llama.cpp on the cut vocabulary (llama-cpp-python), so the
-tests compare with another implementation. Run it again only to change texts or pre-tokenizers:
+A trimmed vocabulary keeps every token that is a substring of a text, so each text has the same
+merges as with the whole one. The ids come from llama.cpp on the trimmed vocabulary
+(llama-cpp-python), so the tests compare with another implementation. Run it again only to change
+texts or pre-tokenizers:
 
     python tests/tokenizer/trim_vocabulary.py FOLDER_OF_LLAMA_CPP/models
 """
@@ -139,7 +140,7 @@ def write(path: Path, metadata: dict[str, Any], pre: str) -> None:
 
 
 class Reference:
-    """llama.cpp's tokenizer of one file."""
+    """The tokenizer of llama.cpp for one file."""
 
     def __init__(self, path: Path) -> None:
         parameters = llama_cpp.llama_model_default_params()

@@ -1,10 +1,10 @@
-"""Writes what llama.cpp says of the embedded model: greedy answers, and a perplexity.
+"""Writes llama.cpp's results for the embedded model: answers, perplexity and embeddings.
 
     python tests/data/oracle/make.py PROSE.txt     (needs llama-cpp-python)
 
-greedy.json: for 20 prompts the ids of prompt and answer, and by how much the best logit of each
-step leads the second. perplexity.json: of an excerpt of the text, kept beside it as prose.txt, over
-windows of 512 tokens whose second halves are scored. embeddings.npz: of some texts, pooled by mean.
+greedy.json: for 20 prompts, the ids of prompt and greedy answer, and the lead of the best logit of
+each step over the second. perplexity.json: perplexity of an excerpt of the text (prose.txt) over
+windows of 512 tokens, of which the second half is scored. embeddings.npz: mean-pooled embeddings.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def greedy(llm: llama_cpp.Llama, prompt: list[int], end: set[int]) -> dict[str, 
 
 
 def embeddings() -> np.ndarray:
-    """float32 [texts, hidden], of length 1."""
+    """Return the embeddings of EMBEDDED, float32 [texts, hidden], of length 1."""
     llm = llama_cpp.Llama(
         str(MODEL), n_ctx=WINDOW, embedding=True, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_MEAN,
         verbose=False, n_threads=2,

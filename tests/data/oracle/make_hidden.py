@@ -1,10 +1,10 @@
-"""Writes the hidden states behind the final norm that transformers computes of two fixtures.
+"""Writes the hidden states of two fixtures after the final norm, computed by transformers.
 
     python -m venv /tmp/oracle && /tmp/oracle/bin/pip install torch transformers gguf
     /tmp/oracle/bin/python tests/data/oracle/make_hidden.py
 
-hidden.npz: float32 [tokens, hidden] by the name of the fixture, for the tokens beside its logits.
-The logits of the same pass are held against those first. gemma2 scales what comes after its head.
+hidden.npz: float32 [tokens, hidden] for each fixture, for the tokens of its logits. The logits of
+the same pass are first compared with the fixture's; gemma2 caps its logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ GEMMA_NORMS = {
 
 
 def weights(name: str, norms: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Tensors by their names in transformers; a file of Gemma has 1 + weight as its norms."""
+    """Return tensors by their names in transformers.
+
+    In Gemma files, norm weights include the 1 that transformers adds.
+    """
     names = NAMES | norms
     found = {}
     for tensor in gguf.GGUFReader(FIXTURES / f"{name}.gguf").tensors:
