@@ -137,7 +137,7 @@ def test_embeddings_equal_those_of_openais_api(server: Running) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/api/chat", {"messages": [{**HELLO[0], "images": ["aGk="]}]}, "only text is understood"),
+        ("/api/chat", {"messages": [{**HELLO[0], "images": ["aGk="]}]}, "only text is supported"),
         ("/api/chat", {"messages": HELLO, "keep_alive": "soon"}, "keep_alive"),
         ("/api/chat", {"messages": HELLO, "options": {"temprature": 1}}, "temperature"),
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),

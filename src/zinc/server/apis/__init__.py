@@ -1,5 +1,5 @@
-"""The APIs: each translates its requests for the engine and the answers back.
+"""The HTTP APIs: each translates its requests for the engine, and the answers back.
 
-Each has a folder and imports no other API, except that llama.cpp's extends OpenAI's. `shared` holds
-what several need.
+Each API has a folder. An API does not import another one, except that the APIs of llama.cpp and
+Ollama build on OpenAI's. `shared` contains code that several APIs need.
 """

@@ -1,1 +1,1 @@
-"""Ollama's API, which other programs use to talk to a local model."""
+"""Ollama's API."""

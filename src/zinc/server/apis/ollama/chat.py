@@ -1,4 +1,4 @@
-"""POST /api/chat: a conversation, answered in JSON lines or as a whole."""
+"""POST /api/chat: continue a conversation, as a stream of JSON lines or as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zinc.server.apis.ollama.common import (
     params_of,
     timestamp,
 )
-from zinc.server.apis.ollama.keeping import keep, load_or_unload
+from zinc.server.apis.ollama.keep_alive import keep, load_or_unload
 from zinc.server.apis.ollama.messages import Messages, plain_messages
 from zinc.server.apis.openai.chat import template_arguments
 from zinc.server.apis.openai.tools import Tool, plain_tools
@@ -39,7 +39,7 @@ FINISH = {"stop": "stop", "length": "length", "calls": "stop"}
 
 
 class OllamaChatFields(GenerationFields):
-    """A conversation to continue. Without messages, the model is only loaded."""
+    """A request to continue a conversation. Without messages, the model is only loaded."""
 
     messages: Messages | None = None
     tools: Annotated[list[Tool], FirstError()] | None = None
@@ -88,7 +88,7 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 def to_request(fields: OllamaChatFields) -> ChatRequest:
-    """Return the request to the engine. Raises ApiError."""
+    """Return the request as a `ChatRequest`. Raises ApiError."""
     return ChatRequest(
         messages=plain_messages(fields.messages or ()),
         params=params_of(fields),

@@ -1,6 +1,6 @@
-"""Parts that Ollama's endpoints share: lines of a stream, names of models, durations.
+"""Fields and helpers that Ollama's endpoints share: stream lines, model names, durations.
 
-https://docs.ollama.com/api. Streams are JSON objects, one a line. Durations are in nanoseconds.
+https://docs.ollama.com/api. Streams are JSON objects, one per line. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zinc.server.http.body import Json
 from zinc.server.http.responses import encode_json
 from zinc.server.runtime.pool import ModelPool
 
-# The level of Ollama's API that these endpoints have; clients compare it with what they need.
+# The version of Ollama's API that these endpoints implement; clients check it.
 API_VERSION = "0.12.6"
 DEFAULT_TAG = ":latest"
 
@@ -38,7 +38,7 @@ DEFAULT_TAG = ":latest"
 class GenerationFields(ThinkingFields, ConstraintFields, QueueFields):
     """Fields of the endpoints that generate text.
 
-    `options`, `format` and `think` are translated to the fields of this class before it is made
+    `options`, `format` and `think` are foreign fields, which are translated to fields of this class
     (`apis/shared/foreign_fields`).
     """
 
@@ -73,7 +73,7 @@ def constraint_in(fields: GenerationFields) -> Constraint | None:
 def refuse_images(images: list[Any] | None, param: str) -> None:
     """Raise ApiError if a request contains images."""
     if images:
-        raise unsupported(param, "only text is understood")
+        raise unsupported(param, "only text is supported")
 
 
 def line(data: Json) -> bytes:
@@ -81,7 +81,7 @@ def line(data: Json) -> bytes:
     return encode_json(data) + b"\n"
 
 
-# JSON lines have no comments, so nothing can be sent during silence.
+# JSON lines have no comments, so no ping can be sent during silence.
 OLLAMA = StreamEvents(
     error_event=lambda error: line(error.ollama()), ping=b"", media_type="application/x-ndjson"
 )
@@ -94,7 +94,7 @@ def timestamp(unix_s: float | None = None) -> str:
 
 
 def own_name(pool: ModelPool, name: str | None) -> str | None:
-    """Return the name that the pool has for a model that a client calls `name`.
+    """Return the name of a model in the pool, given the name that a client uses.
 
     Ollama's clients may append the tag `latest`.
     """
@@ -104,7 +104,7 @@ def own_name(pool: ModelPool, name: str | None) -> str | None:
 
 
 class Clock:
-    """Durations of one request, in nanoseconds. Made when the request has been read."""
+    """Measures the durations of one request in nanoseconds. Create it after reading the request."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()

@@ -29,15 +29,15 @@ class _Fields(QueueFields):
 
 
 class EmbedFields(_Fields):
-    """Texts to be embedded."""
+    """A request for the embeddings of texts."""
 
     input: Texts
     truncate: bool | None = Field(None, description="no effect: texts that do not fit are refused")
-    dimensions: int | None = Field(None, ge=1, description="keep the first ones only")
+    dimensions: int | None = Field(None, ge=1, description="keep only the first dimensions")
 
 
 class EmbeddingsFields(_Fields):
-    """A text to be embedded."""
+    """A request for the embedding of one text."""
 
     prompt: str
 
@@ -94,7 +94,7 @@ def _check_pooling(model: LoadedModel) -> None:
     if model.llm.pooling is Pooling.NONE:
         raise ApiError(
             400,
-            "there is no embedding of a whole text",
-            "this server was started with --pooling none",
-            "ask /embedding",
+            "this endpoint needs one vector for each text",
+            "the server was started with --pooling none",
+            "use /embedding",
         )

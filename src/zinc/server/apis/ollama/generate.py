@@ -1,4 +1,4 @@
-"""POST /api/generate: one prompt, with the model's chat template, raw, or with a gap to fill."""
+"""POST /api/generate: continue a prompt, with the chat template or raw, or fill a gap."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zinc.server.apis.ollama.common import (
     refuse_images,
     timestamp,
 )
-from zinc.server.apis.ollama.keeping import keep, load_or_unload
+from zinc.server.apis.ollama.keep_alive import keep, load_or_unload
 from zinc.server.apis.openai.chat import template_arguments
 from zinc.server.apis.openai.completions import jobs_of
 from zinc.server.apis.openai.usage import chat_logprobs
@@ -41,7 +41,7 @@ from zinc.server.runtime.runner import Generation
 
 
 class GenerateFields(GenerationFields):
-    """A prompt. Without one, the model is only loaded."""
+    """A request to continue a prompt. Without one, the model is only loaded."""
 
     prompt: str | None = None
     suffix: str | None = None

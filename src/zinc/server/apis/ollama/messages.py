@@ -1,4 +1,4 @@
-"""Messages and tools of Ollama's chat, as those of OpenAI's API."""
+"""Messages and tools of Ollama's chat, converted to the form of OpenAI's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /api/tags, /api/ps and /api/version, POST /api/show: which models there are."""
+"""GET /api/tags, /api/ps and /api/version, POST /api/show: the models and their details."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from zinc.server.http.body import Fields
 from zinc.server.http.responses import JSONAnswer
 from zinc.server.runtime.entry import Entry
 
-_MAX_LISTED = 64  # longer arrays of the metadata are listed by "verbose" only
+_MAX_LISTED = 64  # longer arrays of the metadata are only listed with "verbose"
 
 
 class ShowFields(Fields):
-    """A model to describe."""
+    """A request to describe a model."""
 
     model: str | None = None
     name: str | None = Field(None, description="older name of `model`")
@@ -41,7 +41,7 @@ class ShowFields(Fields):
 
 
 async def version(service: Service, request: Request) -> Response:
-    """Return the level of Ollama's API that this server has, and zinc's version."""
+    """Answer with the version of Ollama's API that the server implements, and zinc's version."""
     return JSONAnswer({"version": API_VERSION, "zinc": __version__})
 
 
@@ -52,7 +52,7 @@ async def tags(service: Service, request: Request) -> Response:
 
 
 async def ps(service: Service, request: Request) -> Response:
-    """List the models that are loaded."""
+    """List the loaded models."""
     rows = []
     for entry in service.pool.entries.values():
         if (model := entry.model) is None:
@@ -66,7 +66,7 @@ async def ps(service: Service, request: Request) -> Response:
             "size": memory.total_bytes,
             "size_vram": on_device,
             "context_length": model.context,
-            # Ollama's clients read a time far ahead as "forever".
+            # Ollama's clients show a time far in the future as "forever".
             "expires_at": "2318-01-01T00:00:00Z" if expires is None else timestamp(expires),
         }
         rows.append(row)
@@ -123,9 +123,9 @@ def _shown(value: Any, verbose: bool) -> Any:
 def _facts(path: Path, mtime_ns: int) -> dict[str, Any]:
     """Return digest, details and capabilities of a model file. Raises FormatError.
 
-    mtime_ns: when the file was changed last, so that a new file is read again. The digest is that
-    of the names, types and shapes of the tensors and of the metadata: hashing all weights takes
-    seconds for each gigabyte.
+    mtime_ns: modification time of the file, so that a changed file is read again. The digest covers
+    the metadata and the names, types and shapes of the tensors, because hashing all weights takes
+    seconds per gigabyte.
     """
     with GGUFFile.open(path) as file:
         metadata = dict(file.metadata)
@@ -157,7 +157,7 @@ def _parameters(n: int) -> str:
 
 
 def _capabilities(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the names that Ollama has for what a model can do."""
+    """Return the capabilities of a model under Ollama's names."""
     found = ["completion", "embedding"]
     source = metadata.get("tokenizer.chat_template")
     if isinstance(source, str):

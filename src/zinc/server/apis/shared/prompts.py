@@ -40,7 +40,7 @@ def _text_of(prompt: Any, param: str) -> str | list[Any]:
     """Return the text or the token ids of one prompt, which may be an object of llama.cpp."""
     if isinstance(prompt, dict):
         if prompt.get("multimodal_data"):
-            raise invalid(param, f"{param} has multimodal_data", "only text is understood")
+            raise invalid(param, f"{param} has multimodal_data", "only text is supported")
         if "content" in prompt:
             return _joined(prompt["content"], f"{param}.content")
         prompt = prompt.get("prompt_string")
@@ -58,7 +58,7 @@ def _joined(parts: Any, param: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text") if kind == "text" else None
         if not isinstance(text, str):
-            raise invalid(f"{param}[{i}]", f"{param}[{i}] is not valid", "only text is understood")
+            raise invalid(f"{param}[{i}]", f"{param}[{i}] is not valid", "only text is supported")
         texts.append(text)
     return "".join(texts)
 
