@@ -48,7 +48,7 @@ from zinc.engine.load.planned import plan_model
 from zinc.engine.load.weights import Progress
 from zinc.engine.readout import Pooled, Pooling, Readout, TextLikelihood, TextLogits, embedding
 from zinc.engine.sampling import SamplingParams, recommended
-from zinc.engine.structured import ConstraintLike, Grammar, started
+from zinc.engine.structured import ConstraintLike, Grammar, start_constraints
 from zinc.engine.worker import EngineWorker
 from zinc.grammar.kinds import Kind
 from zinc.model_text import ModelText
@@ -240,7 +240,7 @@ class LLM:
             one = cast("str | Seq[int]", prompt)
             return self._complete([self._request(one, params, constraint, thinking)])[0]
         prompts = cast("Seq[str | Seq[int]]", prompt)
-        held = started(constraint, lambda: self._text.grammars, len(prompts))
+        held = start_constraints(constraint, lambda: self._text.grammars, len(prompts))
         return self._complete(
             [
                 self._request(prompt, params, each, thinking)
@@ -336,7 +336,7 @@ class LLM:
             params,
             self.tokenizer.eog_ids,
             self.dry_breakers(params),
-            started(constraint, lambda: self._text.grammars)[0],
+            start_constraints(constraint, lambda: self._text.grammars)[0],
             thinking,
         )
 

@@ -125,7 +125,7 @@ class Grammar:
 ConstraintLike: TypeAlias = Grammar | Constraint | Mapping[str, Any] | str | bool | type[Any] | None
 
 
-def started(
+def start_constraints(
     constraint: ConstraintLike, grammars: Callable[[], Grammars], n: int = 1
 ) -> list[Constraint | None]:
     """Return a constraint for each of `n` answers.

@@ -117,7 +117,7 @@ def read_part(source: Source) -> Part:
 
 
 def _other_format(head: bytes) -> str:
-    """Return a guess what a file that is not GGUF is, as a clause."""
+    """Return a clause that says what a file that is not GGUF may be, from its first bytes."""
     if head.startswith(b"PK\x03\x04"):
         return "it is a zip archive, perhaps a PyTorch checkpoint"
     if head.startswith((b"version https://git-lfs", b"oid sha256")):

@@ -56,7 +56,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Effect of attaching a sequence.
+    """Effect of attaching a sequence to the pool.
 
     n_cached: tokens of its cached prefix. pins: idle blocks of each group that would no longer be
     available to others.

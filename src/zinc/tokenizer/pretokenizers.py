@@ -105,7 +105,7 @@ _LINES = (r"[^\n]+|\n+",)
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How a family of byte-pair tokenizers splits text, and its defaults for missing metadata.
+    """Splitting rules of a family of byte-pair tokenizers, and defaults for missing metadata.
 
     patterns: expressions that are applied in order. ignore_merges: a word that is a token stays
     one, whatever the merges say. add_bos: default if the file does not say. always_bos: add BOS

@@ -30,7 +30,7 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """Return the code points that are in none of the ranges."""
+    """Return the complement of a set of code points."""
     found: list[tuple[int, int]] = []
     at = 0
     for low, high in ranges:
@@ -43,7 +43,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def intersection(a: Ranges, b: Ranges) -> Ranges:
-    """Return the code points that are in both sets."""
+    """Return the intersection of two sets of code points."""
     return complement(union((*complement(a), *complement(b))))
 
 

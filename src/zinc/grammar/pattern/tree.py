@@ -10,7 +10,7 @@ from zinc.grammar.pattern.chars import SCALARS, Ranges
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a set."""
+    """A pattern that matches one character of a set."""
 
     ranges: Ranges
 
@@ -24,21 +24,21 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Items one after another."""
+    """A pattern that matches its items one after another."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several alternatives."""
+    """A pattern that matches one of several alternatives."""
 
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An item `least` to `most` times; None sets no limit."""
+    """A pattern that repeats an item `least` to `most` times; None sets no limit."""
 
     item: Node
     least: int

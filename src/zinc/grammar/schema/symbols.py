@@ -26,7 +26,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Symbols repeated `least` to `most` times; None sets no limit."""
+    """A group of symbols that is repeated `least` to `most` times; None sets no limit."""
 
     symbols: tuple[Symbol, ...]
     least: int

@@ -7,7 +7,7 @@ from zinc.ops.values import KVState, Value
 
 
 def attention(layer: Layer, x: Value) -> Value:
-    """Return grouped-query attention of normalised rows x [tokens, hidden], [tokens, hidden].
+    """Return grouped-query attention over normalised rows x, [tokens, hidden] to [tokens, hidden].
 
     A layer with `kv_layer` projects queries only and reads the cache of that layer.
     """

@@ -69,7 +69,10 @@ def _recurrent_layers(m: Metadata, n_layers: int) -> list[bool]:
 
 
 def hybrid_mixer(layer: Layer, x: Value) -> Value:
-    """Return Gated DeltaNet or attention of normalised rows x [tokens, hidden], by the layer."""
+    """Return Gated DeltaNet or attention, whichever the layer is, for normalised rows x.
+
+    Rows are [tokens, hidden].
+    """
     net = layer.spec.delta_net
     assert net is not None
     return _delta_net(layer, net, x) if net.layers[layer.index] else attention(layer, x)

@@ -104,7 +104,7 @@ def _temperature(m: Metadata, rope: Rope, scale: float) -> tuple[float, Rope]:
 
 
 def latent_attention(layer: Layer, x: Value) -> Value:
-    """Return latent attention of normalised rows x [tokens, hidden], [tokens, hidden]."""
+    """Return latent attention over normalised rows x, [tokens, hidden] to [tokens, hidden]."""
     g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
     assert isinstance(a, LatentAttention)
     assert a.rope is not None

@@ -186,7 +186,7 @@ def _gate_up(layer: Layer, e: Experts) -> tuple[Weight, Weight]:
 
 
 def _shared_experts(layer: Layer, e: Experts, x: Value) -> Value:
-    """Return the experts that every token runs, as one gated MLP of width `shared_ffn`.
+    """Return the output of the shared experts, which form one gated MLP of width `shared_ffn`.
 
     The gate scales the input of the down-projection, which is linear: scaling its output would give
     the same result.
