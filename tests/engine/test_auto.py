@@ -187,10 +187,15 @@ def test_a_named_backend_overrides_auto(one_gpu: Callable[[int], None]) -> None:
         assert llm.choice.messages == []
 
 
-def test_a_device_map_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_a_device_map_is_noted_and_with_the_cpu_named_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(auto, "find_gpus", list)
+    with LLM(QWEN, device_map=DeviceMap(gpu_layers=99), context=64) as llm:
+        assert llm.backend.name == "cpu"
+        assert "layers cannot be put on a device" in llm.choice.reason
     with pytest.raises(RequestError, match="the model runs on the CPU"):
-        LLM(QWEN, device_map=DeviceMap(gpu_layers=1))
+        LLM(QWEN, backend="cpu", device_map=DeviceMap(gpu_layers=1))
 
 
 def test_a_machine_without_gpu_nodes_imports_no_gpu_backend(

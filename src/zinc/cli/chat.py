@@ -33,8 +33,7 @@ see the oldest turns, and a note says how many."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    usage.add_model(parser, argparse.SUPPRESS)  # one that is not given leaves -m's alone
-    usage.add_model_option(parser)
+    usage.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     usage.add_think(parser)
     usage.add_chat_template(parser)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from zinc import __version__
+from zinc.cli import usage
+from zinc.cli.dialect import translate
 from zinc.cli.parser import Parser, nearest, usage_error
 from zinc.cli.streams import standard_streams
 from zinc.cli.usage import UsageError
@@ -115,13 +117,29 @@ def _main(argv: list[str]) -> int:
     # `selected` may be no command at all; the parser then says so without importing any.
     parser = build_parser(argv[0])
     try:
-        args, rest = parser.parse_known_args(argv)
+        words = _translated(argv, parser)
+        args, rest = parser.parse_known_args(words)
+        if unknown := args.parser.add_rest(args, rest):
+            sys.stderr.write(args.parser.unknown(unknown))
+            return USAGE
+        usage.merge_models(args)
+    except UsageError as error:
+        sys.stderr.write(usage_error(f"zinc {argv[0]}", str(error)))
+        return USAGE
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else USAGE
-    if unknown := args.parser.add_rest(args, rest):
-        sys.stderr.write(args.parser.unknown(unknown))
-        return USAGE
     return _run(args)
+
+
+def _translated(argv: list[str], parser: Parser) -> list[str]:
+    """Return a command line with options of other programs translated; print notes about them."""
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    if argv[0] not in commands.choices:
+        return argv
+    found = translate(argv[1:], commands.choices[argv[0]]._option_string_actions)
+    for note in found.notes:
+        print(f"zinc: {note}", file=sys.stderr)
+    return [argv[0], *found.words]
 
 
 def _run(args: argparse.Namespace) -> int:

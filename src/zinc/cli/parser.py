@@ -14,26 +14,6 @@ from typing import Any, NoReturn
 
 _LETTER_AND_NUMBER = re.compile(r"-[A-Za-z]-?[0-9.]+")
 
-# Options of llama.cpp and Ollama that have another name here.
-_OTHER_NAMES = {
-    "--cache-type-k": "--kv-dtype",
-    "--cache-type-v": "--kv-dtype",
-    "--ctx-size": "--context",
-    "--n-cpu-moe": "--cpu-moe",
-    "--n-gpu-layers": "--gpu-layers",
-    "--n-predict": "--max-tokens",
-    "--num-predict": "--max-tokens",
-    "--predict": "--max-tokens",
-    "--repetition-penalty": "--repeat-penalty",
-    "--system-prompt": "--system",
-    "-ctk": "--kv-dtype",
-    "-ctv": "--kv-dtype",
-    "-dev": "--device",
-    "-ncmoe": "--cpu-moe",
-    "-s": "--seed",
-    "-sys": "--system",
-}
-
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` without prefix matching."""
@@ -72,10 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def _near(self, name: str) -> str:
         """Return the option that `name` is likely to mean, or nothing."""
-        known = self._option_string_actions
-        if name in _OTHER_NAMES:
-            return _OTHER_NAMES[name] if _OTHER_NAMES[name] in known else ""
-        long = [option for option in known if option.startswith("--")]
+        long = [option for option in self._option_string_actions if option.startswith("--")]
         return nearest(name, long) if name.startswith("--") else ""
 
     # argparse has no public way to turn prefixes of single-dash options off.

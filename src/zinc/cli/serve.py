@@ -30,6 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "default model of requests; others are loaded when a request names them (default: the "
         "small model that comes with zinc)",
     )
+    parser.add_argument(
+        "-m",
+        "--model",
+        dest="more_models",
+        action="append",
+        default=[],
+        metavar="[NAME=]MODEL",
+        help="the same; may be repeated",
+    )
+    parser.add_argument("-a", "--alias", metavar="NAME", help="name of the first model for clients")
     usage.add_backend(parser)
     usage.add_cache(parser)
     usage.add_sampler(parser, "sampling (defaults for requests)")
@@ -188,7 +198,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
     if args.api_key_file is not None:
         keys += _keys_in(text.read_file(args.api_key_file), args.api_key_file)
     return ServerConfig(
-        models=tuple(_source(each) for each in args.models) or (_embedded(args),),
+        models=_sources(args),
         load=usage.load_options(
             args,
             prefix_cache=not args.no_prefix_cache,
@@ -241,6 +251,16 @@ def _cache_dir(args: argparse.Namespace) -> Path | None:
     if not args.no_prefix_cache:
         check_folder(folder)
     return folder
+
+
+def _sources(args: argparse.Namespace) -> tuple[ModelSource, ...]:
+    """Return the models to serve; the embedded one if none is named."""
+    from zinc.server.config import ModelSource
+
+    found = [_source(each) for each in (*args.models, *args.more_models)] or [_embedded(args)]
+    if args.alias is not None:
+        found[0] = ModelSource(args.alias, found[0].path)
+    return tuple(found)
 
 
 def _source(text: str) -> ModelSource:

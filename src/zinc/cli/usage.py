@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from zinc.plan.device_map import DeviceMap
 
 
+ALL_LAYERS = 1 << 16
+
+
 class UsageError(Exception):
     """Arguments that cannot be combined, or one that is missing; exits as a parser error does."""
 
@@ -47,14 +50,40 @@ def _whole(text: str, least: int) -> int:
     return number
 
 
-def add_model(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+def token_limit(text: str) -> int | None:
+    """Return a number of tokens from 0; None, no limit, for the -1 and -2 of other programs."""
+    return None if text in ("-1", "-2") else natural(text)
+
+
+def gpu_layers(text: str) -> int | None:
+    """Return a number of layers; "all" is more than any model has, "auto" and -1 are None."""
+    if text in ("auto", "-1"):
+        return None
+    return ALL_LAYERS if text == "all" else natural(text)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the model as an argument and as -m; `merge_models` makes one of them."""
     parser.add_argument(
         "model",
         metavar="MODEL",
         nargs="?",
-        default=default,
         help="a .gguf file (default: the small model that comes with zinc)",
     )
+    parser.add_argument("-m", "--model", dest="model_option", metavar="MODEL", help="the same")
+
+
+def merge_models(args: argparse.Namespace) -> None:
+    """Move the model of -m to `args.model` in commands that take it as an argument, too.
+
+    Raises UsageError if both are given.
+    """
+    option = getattr(args, "model_option", None)
+    if option is None:
+        return
+    if args.model is not None:
+        raise UsageError(f"{args.model} and -m {option} are two models: give one")
+    args.model = option
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +135,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-ngl",
         "--gpu-layers",
-        type=natural,
+        type=gpu_layers,
         metavar="N",
         help="put the output and the last N - 1 layers on the device, the rest on the CPU",
     )
@@ -204,7 +233,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     add_sampler(parser, "sampling").add_argument(
         "-n",
         "--max-tokens",
-        type=natural,
+        type=token_limit,
         metavar="N",
         help="most tokens of the answer (default: up to the end of the context)",
     )

@@ -144,6 +144,9 @@ def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> Pl
     if backend is None and options.backend == "auto":
         selection = _select(model, options)
         backend, reason = selection.backend, selection.reason
+        if backend.name == "cpu" and options.device_map is not None:
+            options = replace(options, device_map=None)
+            reason += "; layers cannot be put on a device"
         log.info("%s", reason)
     if backend is None:
         backend = create(options.backend)

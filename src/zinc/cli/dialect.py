@@ -1,0 +1,136 @@
+"""Options of llama.cpp and Ollama under the names that they have there.
+
+`translate` rewrites a command line before it is parsed. An option that zinc has under another name
+is renamed, one that cannot change anything here is left out with a note, and one whose effect zinc
+does not have is an error of the parser. Options that a command has under the same name are never
+touched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from zinc.cli.usage import UsageError
+
+POSITIONAL = ""  # in place of an option's name: the value is an argument without an option
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An option of another program.
+
+    own: the option of zinc that takes its place; None if it has no effect, for the reason `why`.
+    values: how many values it has. choices: if given, it has one value if the next word is one of
+    these, else none.
+    """
+
+    own: str | None = None
+    why: str = ""
+    values: int = 1
+    choices: Collection[str] = ()
+
+
+def _flag(why: str) -> Foreign:
+    return Foreign(None, why, values=0)
+
+
+_ALWAYS = "flash attention is always used"
+_PROMPTS = "the size of prompt chunks is chosen by zinc"
+_TEMPLATES = "chat templates are always used, unless --raw is given"
+_LOADING = "weights are read into memory that zinc manages"
+_STREAMS = "as many sequences run at a time as memory allows"
+_SWITCH = ("on", "off", "auto", "0", "1")
+
+OPTIONS: dict[str, Foreign] = {
+    **dict.fromkeys(("-p", "--prompt"), Foreign(POSITIONAL)),
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), Foreign("--model")),
+    **dict.fromkeys(("--ctx-size", "--num-ctx"), Foreign("--context")),
+    **dict.fromkeys(("--n-predict", "--predict", "--num-predict"), Foreign("--max-tokens")),
+    **dict.fromkeys(("--n-gpu-layers", "--gpu_layers"), Foreign("--gpu-layers")),
+    **dict.fromkeys(("-ncmoe", "--n-cpu-moe"), Foreign("--cpu-moe")),
+    **dict.fromkeys(("-sys", "--system-prompt"), Foreign("--system")),
+    **dict.fromkeys(("-ctk", "--cache-type-k"), Foreign("--kv-dtype")),
+    **dict.fromkeys(("-ctv", "--cache-type-v"), Foreign("--kv-dtype")),
+    "-s": Foreign("--seed"),
+    "-dev": Foreign("--device"),
+    "--repetition-penalty": Foreign("--repeat-penalty"),
+    "--keepalive": Foreign("--ttl"),
+    "-to": Foreign("--grace"),
+    **dict.fromkeys(("-fa", "--flash-attn"), Foreign(None, _ALWAYS, choices=_SWITCH)),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), Foreign(None, _PROMPTS)),
+    **dict.fromkeys(("-tb", "--threads-batch"), Foreign(None, "--threads is for all work")),
+    **dict.fromkeys(("-np", "--parallel"), Foreign(None, _STREAMS)),
+    **dict.fromkeys(("-cb", "--cont-batching"), _flag(_STREAMS)),
+    **dict.fromkeys(("--jinja", "-cnv", "--conversation"), _flag(_TEMPLATES)),
+    **dict.fromkeys(("--no-mmap", "--mmap", "--mlock"), _flag(_LOADING)),
+    "--no-warmup": _flag("kernels are compiled when they are first needed"),
+    "--no-display-prompt": _flag("the prompt is never printed"),
+    "--simple-io": _flag("output to a pipe is plain text"),
+    "--log-disable": _flag("a command logs nothing unless ZINC_LOG is set"),
+    **dict.fromkeys(("-e", "--escape"), _flag("write line breaks as your shell does")),
+}
+
+
+@dataclass(slots=True)
+class Translated:
+    """A command line in zinc's words, and notes about options that have no effect."""
+
+    words: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def translate(words: Sequence[str], known: Collection[str]) -> Translated:
+    """Translate the words after a command's name.
+
+    known: the options that the command has. Raises UsageError for keys and values of the cache in
+    different types, and for an option without its value.
+    """
+    found = Translated()
+    positional: list[str] = []
+    given: dict[str, tuple[str, str]] = {}  # own option: the name and value that set it
+    left = deque(words)
+    while left:
+        word = left.popleft()
+        if word == "--":
+            found.words += [word, *left]
+            break
+        name, equals, value = word.partition("=")
+        option = OPTIONS.get(name)
+        if option is None or name in known or (option.own and option.own not in known):
+            found.words.append(word)
+            continue
+        values = [value] if equals else _take(name, option, left)
+        if option.own is None:
+            found.notes.append(f"{name} has no effect: {option.why}")
+        elif option.own == POSITIONAL:
+            positional += values
+        else:
+            _check(given, option.own, name, values[0])
+            if given.setdefault(option.own, (name, values[0])) == (name, values[0]):
+                found.words += [option.own, *values]
+    found.words[_end(found.words) : _end(found.words)] = positional
+    return found
+
+
+def _end(words: Sequence[str]) -> int:
+    """Return where options and arguments end: at `--`, or behind the last word."""
+    return words.index("--") if "--" in words else len(words)
+
+
+def _take(name: str, option: Foreign, left: deque[str]) -> list[str]:
+    """Remove the values of an option from the words behind it, and return them."""
+    n = option.values
+    if option.choices:
+        n = int(bool(left) and left[0] in option.choices)
+    if len(left) < n:
+        raise UsageError(f"{name} needs a value")
+    return [left.popleft() for _ in range(n)]
+
+
+def _check(given: dict[str, tuple[str, str]], own: str, name: str, value: str) -> None:
+    """Raise UsageError if two names set one option to different values."""
+    before, other = given.get(own, (name, value))
+    if other != value:
+        raise UsageError(f"{before} is {other} and {name} is {value}: {own} sets both")
