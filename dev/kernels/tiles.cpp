@@ -84,10 +84,10 @@ int main(int argc, char** argv) {
         // Time does not depend on the weights, except for subnormal numbers: small positive bytes
         // avoid them.
         for (int64_t i = 0; i < n_tiles * bytes; ++i) tiles.data[i] = std::byte(17 + i % 32);
-        const int64_t row = row_bytes(f.activation, cols);
+        const int64_t row = row_bytes(f.row_format, cols);
         const Bytes x(static_cast<size_t>(row * kMostRows));
         // Small bytes would be subnormal as floats.
-        const bool floats = f.activation == Act::f32;
+        const bool floats = f.row_format == RowFormat::f32;
         for (int64_t i = 0; i < kMostRows * row; ++i)
             x.data[i] = std::byte(floats ? 0x3f : 0x21 + random() % 31);
         std::vector<float> out(kMostRows * kOutStride);

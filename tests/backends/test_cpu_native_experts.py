@@ -42,15 +42,15 @@ class Launches:
         self.n, self._end = n_tokens, 0
         self.program = _cpu.Program(_cpu.Pool(threads), level, 1 << 23)
 
-    def rows(self, act: str, cols: int, runs: int = 1, count: int | None = None) -> Spec:
+    def rows(self, format: str, cols: int, runs: int = 1, count: int | None = None) -> Spec:
         """`count` rows (by default one a token); a row of several runs has a row for each."""
-        stride = _cpu.row_bytes(act, cols)
-        if act != "f32":
-            stride = max(stride, runs * _cpu.row_bytes(act, cols // runs))
+        stride = _cpu.row_bytes(format, cols)
+        if format != "f32":
+            stride = max(stride, runs * _cpu.row_bytes(format, cols // runs))
         offset, n = self._end, self.n if count is None else count
         self._end += n * stride
         self.program.bytes_view(offset, n * stride)[:] = 0xFF
-        return act, cols, offset, 0 if count == 1 else stride
+        return format, cols, offset, 0 if count == 1 else stride
 
     def given(self, values: Floats) -> Spec:
         spec = self.rows("f32", values.shape[1])
@@ -65,8 +65,8 @@ class Launches:
 
     def run_rows(self, spec: Spec, runs: int) -> NDArray[np.uint8]:
         """The bytes of each run of each row of a rounded operand: [tokens * runs, bytes]."""
-        act, cols, offset, stride = spec
-        size = _cpu.row_bytes(act, cols // runs)
+        format, cols, offset, stride = spec
+        size = _cpu.row_bytes(format, cols // runs)
         raw = self.program.bytes_view(offset, self.n * stride).reshape(self.n, stride)
         return raw[:, : runs * size].reshape(self.n * runs, size).copy()
 
@@ -78,14 +78,14 @@ class Launches:
         self.program.step(rows, rows, 0 * rows, ints(), ints(0, self.n), ints(0), [])
 
 
-def numbers(rows: NDArray[np.uint8], act: str, cols: int) -> Floats:
+def numbers(rows: NDArray[np.uint8], format: str, cols: int) -> Floats:
     """Rounded rows as numbers, by the description of the format: [rows, cols]."""
-    if act == "f32":
+    if format == "f32":
         return rows.view(np.float32)[:, :cols].astype(np.float64)
-    if act == "bf16":
+    if format == "bf16":
         bits = rows[:, : 2 * cols].copy().view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).astype(np.float64)
-    block = 32 if act == "q8_32" else 256
+    block = 32 if format == "q8_32" else 256
     start, n = -(-cols // 64) * 64, -(-cols // block)
     d = rows[:, start : start + 4 * n].copy().view(np.float32).astype(np.float64)
     return rows[:, :cols].view(np.int8) * np.repeat(d, block, axis=1)[:, :cols]
@@ -126,7 +126,7 @@ class Layer:
     top_k: int = 2
     hidden: int = 256
     ff: int = 512
-    act: int = 3
+    activation: int = 3
 
     def __post_init__(self) -> None:
         size = max(block_of(self.name)[0], 1)
@@ -139,7 +139,7 @@ class Layer:
         self.b_gate, self.b_up = rng.standard_normal((2, self.count, self.ff), dtype=np.float32)
         self.b_down = rng.standard_normal((self.count, self.hidden), dtype=np.float32)
         self.scale = rng.uniform(0.5, 2.0, self.count).astype(np.float32)
-        self.format = _cpu.activation(self.level, ggml_type(self.name))
+        self.format = _cpu.row_format(self.level, ggml_type(self.name))
 
     def tokens(self, n: int, seed: int = 0) -> tuple[Floats, Floats, Floats]:
         """Rows, routes and residual of n tokens; expert 0 is never chosen, expert 1 often."""
@@ -152,7 +152,7 @@ class Layer:
         return x, routes, rng.standard_normal((n, self.hidden), dtype=np.float32)
 
     def run(
-        self, x: Floats, routes: Floats, residual: Floats, *, h_act: str, threads: int = 2
+        self, x: Floats, routes: Floats, residual: Floats, *, h_format: str, threads: int = 2
     ) -> tuple[Floats, Floats, Floats, Launches, Spec]:
         """x as it was rounded, h [slots, ff] as numbers, y; and where h lies."""
         n, k = len(x), self.top_k
@@ -163,20 +163,20 @@ class Layer:
             rounded = p.rows(self.format, self.hidden)
             p.add("quantize", [source], [rounded])
         order, starts = p.rows("f32", k), p.rows("f32", self.count + 1, count=1)
-        h, y = p.rows(h_act, k * self.ff, runs=k), p.rows("f32", self.hidden)
+        h, y = p.rows(h_format, k * self.ff, runs=k), p.rows("f32", self.hidden)
         vectors = [_cpu.pack_vector(b.reshape(-1)) for b in (self.b_gate, self.b_up, self.b_down)]
         p.add("group_experts", [r], [order, starts], n_experts=self.count)
         ins = [rounded, order, starts, self.gate.packed, self.up.packed, *vectors[:2]]
-        p.add("moe_glu", ins, [h], act=self.act, alpha=1.702, limit=7.0)
-        if h_act == self.format:
+        p.add("moe_glu", ins, [h], activation=self.activation, alpha=1.702, limit=7.0)
+        if h_format == self.format:
             scale = _cpu.pack_vector(self.scale)
             ins = [h, order, starts, r, self.down.packed, vectors[2], scale, z]
             p.add("moe_down", ins, [y])
         p.step()
-        if h_act == "f32":
+        if h_format == "f32":
             values = p.floats(h).reshape(n * k, self.ff).astype(np.float64)
         else:
-            values = numbers(p.run_rows(h, k), h_act, self.ff)
+            values = numbers(p.run_rows(h, k), h_format, self.ff)
         if self.format == "f32":
             seen = x.astype(np.float64)
         else:
@@ -206,13 +206,13 @@ def test_experts_are_the_products_of_what_was_decoded(level: str, name: str, n: 
     layer = case(level, name)
     x, routes, residual = layer.tokens(n)
     ids, weights = routes[:, :2].astype(int), routes[:, 2:]
-    seen, h, y, *_ = layer.run(x, routes, residual, h_act=layer.format)
+    seen, h, y, *_ = layer.run(x, routes, residual, h_format=layer.format)
 
     e, rows = ids.reshape(-1), np.repeat(seen, layer.top_k, axis=0)
     gate = products(rows, layer.gate.values, e) + layer.b_gate[e]
     up = products(rows, layer.up.values, e) + layer.b_up[e]
-    want = activate(layer.act, gate, up, {"alpha": 1.702, "limit": 7.0})
-    floats = layer.run(x, routes, residual, h_act="f32")[1]
+    want = activate(layer.activation, gate, up, {"alpha": 1.702, "limit": 7.0})
+    floats = layer.run(x, routes, residual, h_format="f32")[1]
     spread = np.abs(rows) @ np.abs(layer.gate.values).max((0, 1))
     np.testing.assert_allclose(floats, want, rtol=1e-4, atol=ROUNDING * 64 * spread.max())
 
@@ -224,27 +224,27 @@ def test_experts_are_the_products_of_what_was_decoded(level: str, name: str, n: 
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("act", ["q8_32", "q8_256", "bf16"])
+@pytest.mark.parametrize("format", ["q8_32", "q8_256", "bf16"])
 @pytest.mark.parametrize("n", [1, 3, 40])
-def test_runs_of_h_are_rounded_like_rows(level: str, name: str, act: str, n: int) -> None:
+def test_runs_of_h_are_rounded_like_rows(level: str, name: str, format: str, n: int) -> None:
     """Whatever cut the work: `quantize` of each expert's columns gives the same bytes."""
     layer = case(level, name)
     x, routes, residual = layer.tokens(n, seed=n)
-    floats = layer.run(x, routes, residual, h_act="f32")[1].astype(np.float32)
-    *_, p, h = layer.run(x, routes, residual, h_act=act)
+    floats = layer.run(x, routes, residual, h_format="f32")[1].astype(np.float32)
+    *_, p, h = layer.run(x, routes, residual, h_format=format)
     q = Launches(level, len(floats))
-    source, rounded = q.given(floats), q.rows(act, layer.ff)
+    source, rounded = q.given(floats), q.rows(format, layer.ff)
     q.add("quantize", [source], [rounded])
     q.step()
     got, want = p.run_rows(h, layer.top_k), q.run_rows(rounded, 1)
-    cols = np.arange(got.shape[1]) < used_bytes(act, layer.ff)
-    np.testing.assert_array_equal(numbers(got, act, layer.ff), numbers(want, act, layer.ff))
+    cols = np.arange(got.shape[1]) < used_bytes(format, layer.ff)
+    np.testing.assert_array_equal(numbers(got, format, layer.ff), numbers(want, format, layer.ff))
     np.testing.assert_array_equal(got[:, cols], want[:, cols])
 
 
-def used_bytes(act: str, cols: int) -> int:
+def used_bytes(format: str, cols: int) -> int:
     """Bytes of the quants, in front of padding and scales."""
-    return 2 * cols if act == "bf16" else cols
+    return 2 * cols if format == "bf16" else cols
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -255,7 +255,7 @@ def test_a_token_is_the_same_in_any_company(level: str, name: str) -> None:
 
     def run(rows: slice, threads: int) -> Floats:
         return layer.run(
-            x[rows], routes[rows], residual[rows], h_act=layer.format, threads=threads
+            x[rows], routes[rows], residual[rows], h_format=layer.format, threads=threads
         )[2]
 
     alone = np.concatenate([run(slice(i, i + 1), 1) for i in range(n)])
@@ -269,11 +269,11 @@ def test_gate_and_up_of_different_formats(level: str) -> None:
     layer = case(level, "Q4_K")
     layer.up = Experts.random(level, "Q6_K", (layer.count, layer.ff, layer.hidden), 5)
     x, routes, residual = layer.tokens(9)
-    seen, h, *_ = layer.run(x, routes, residual, h_act="f32")
+    seen, h, *_ = layer.run(x, routes, residual, h_format="f32")
     e, rows = routes[:, :2].astype(int).reshape(-1), np.repeat(seen, 2, axis=0)
     gate = products(rows, layer.gate.values, e) + layer.b_gate[e]
     up = products(rows, layer.up.values, e) + layer.b_up[e]
-    want = activate(layer.act, gate, up, {"alpha": 1.702, "limit": 7.0})
+    want = activate(layer.activation, gate, up, {"alpha": 1.702, "limit": 7.0})
     np.testing.assert_allclose(h, want, rtol=1e-4, atol=1e-3)
 
 
@@ -391,13 +391,13 @@ def test_head_linear(level: str, name: str, n_heads: int, rows: int, flat: bool,
 
     y = run(x)
     seen = x.astype(np.float64)
-    act = _cpu.activation(level, ggml_type(name))
-    if act != "f32":  # each head is rounded as a row of its own
+    format = _cpu.row_format(level, ggml_type(name))
+    if format != "f32":  # each head is rounded as a row of its own
         p = Launches(level, n * n_heads)
-        rounded = p.rows(act, cols)
+        rounded = p.rows(format, cols)
         p.add("quantize", [p.given(x.reshape(-1, cols))], [rounded])
         p.step()
-        seen = numbers(p.run_rows(rounded, 1), act, cols)
+        seen = numbers(p.run_rows(rounded, 1), format, cols)
     seen = seen.reshape(n, n_heads, cols)
     want = np.einsum("thc,hrc->thr", seen, values, optimize=True).reshape(n, -1)
     scale = np.einsum("thc,hrc->thr", np.abs(seen), np.abs(values), optimize=True)
@@ -436,16 +436,20 @@ def test_bad_launches_are_refused(level: str) -> None:
             p.add(kernel, ins, outs, **attrs)
 
     glu = [x, order, starts, gate, up, None, None]
-    refuses("moe_glu", glu[:-1], [h], "inputs", act=0)
-    refuses("moe_glu", [*glu[:3], gate, down, None, None], [h], "columns", act=0)
-    refuses("moe_glu", [x, order, p.rows("f32", 9, count=1), *glu[3:]], [h], "starts", act=0)
-    refuses("moe_glu", [p.rows("f32", layer.hidden), *glu[1:]], [h], "x is f32", act=0)
-    refuses("moe_glu", glu, [p.rows(layer.format, layer.ff)], "h has", act=0)
+    refuses("moe_glu", glu[:-1], [h], "inputs", activation=0)
+    refuses("moe_glu", [*glu[:3], gate, down, None, None], [h], "columns", activation=0)
+    refuses("moe_glu", [x, order, p.rows("f32", 9, count=1), *glu[3:]], [h], "starts", activation=0)
+    refuses("moe_glu", [p.rows("f32", layer.hidden), *glu[1:]], [h], "x is f32", activation=0)
+    refuses("moe_glu", glu, [p.rows(layer.format, layer.ff)], "h has", activation=0)
     packed_h = (h[0], h[1], h[2], _cpu.row_bytes(*h[:2]))
     if packed_h[3] < 2 * _cpu.row_bytes(h[0], layer.ff):
-        refuses("moe_glu", glu, [packed_h], "do not fit", act=0)
+        refuses("moe_glu", glu, [packed_h], "do not fit", activation=0)
     refuses(
-        "moe_glu", [*glu[:5], _cpu.pack_vector(np.zeros(3, np.float32)), None], [h], "bias", act=0
+        "moe_glu",
+        [*glu[:5], _cpu.pack_vector(np.zeros(3, np.float32)), None],
+        [h],
+        "bias",
+        activation=0,
     )
     sums = [h, order, starts, routes, down, None, None, None]
     refuses("moe_down", sums[:-1], [y], "inputs")

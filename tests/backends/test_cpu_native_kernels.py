@@ -51,10 +51,10 @@ class Arena:
 
     size: int = 0
 
-    def rows(self, act: str, n_rows: int, cols: int) -> tuple[str, int, int, int]:
-        stride = _cpu.row_bytes(act, cols) + 64
+    def rows(self, format: str, n_rows: int, cols: int) -> tuple[str, int, int, int]:
+        stride = _cpu.row_bytes(format, cols) + 64
         offset, self.size = self.size, self.size + n_rows * stride
-        return act, cols, offset, stride
+        return format, cols, offset, stride
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
     cols: int,
     attrs: dict[str, float],
     *,
-    act: str = "f32",
+    format: str = "f32",
     alias: int | None = None,
     n_rows: int | None = None,
     positions: Sequence[int] | None = None,
@@ -79,7 +79,7 @@ def run(
     arena = Arena()
     specs = [arena.rows("f32", len(x), x.shape[1]) if isinstance(x, np.ndarray) else x for x in ins]
     n_out = n_tokens if output_rows is None else len(output_rows)
-    out = specs[alias] if alias is not None else arena.rows(act, n_out, cols)
+    out = specs[alias] if alias is not None else arena.rows(format, n_out, cols)
     program = _cpu.Program(_cpu.Pool(threads), level, arena.size)
     program.bytes_view(0, arena.size)[:] = 0xFF  # NaN
     for x, spec in zip(ins, specs, strict=True):
@@ -145,18 +145,18 @@ def test_rms_norm_by_group(level: str, group: int, shared: bool) -> None:
     np.testing.assert_allclose(got, rms_norm(x, weight, 1e-5, group), rtol=8 * EPS, atol=1e-9)
 
 
-@pytest.mark.parametrize("act", ["q8_32", "q8_256", "bf16"])
+@pytest.mark.parametrize("format", ["q8_32", "q8_256", "bf16"])
 @pytest.mark.parametrize("kernel", ["rms_norm", "glu"])
-def test_output_quantised_on_the_way_equals_quantize(level: str, kernel: str, act: str) -> None:
+def test_output_quantised_on_the_way_equals_quantize(level: str, kernel: str, format: str) -> None:
     cols, x, y = 544, normal(0, 9, 544), normal(1, 9, 544)
     if kernel == "rms_norm":
         ins: list[Any] = [x, vector(y[0]), None]
         attrs: dict[str, float] = {"eps": 1e-6}
     else:
-        ins, attrs = [x, y], {"act": 0}
+        ins, attrs = [x, y], {"activation": 0}
     floats = run(level, kernel, ins, cols, attrs)
-    want = run(level, "quantize", [floats], cols, {}, act=act)
-    got = run(level, kernel, ins, cols, attrs, act=act)
+    want = run(level, "quantize", [floats], cols, {}, format=format)
+    got = run(level, kernel, ins, cols, attrs, format=format)
     assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 
@@ -196,44 +196,53 @@ def test_tanh_is_accurate_everywhere(level: str) -> None:
 def test_exp_is_accurate_everywhere(level: str) -> None:
     # relu^2 apart, each activation is a rational function of exp; silu shows its whole range.
     x = everywhere()[:, :-8]
-    got = run(level, "glu", [x, np.ones_like(x)], x.shape[1], {"act": 0})
+    got = run(level, "glu", [x, np.ones_like(x)], x.shape[1], {"activation": 0})
     wide = x.astype(np.float64)
     want = wide / (1 + np.exp(-wide))
     normal_range = np.abs(want) > 1e-36
     assert ulps(got[normal_range], want[normal_range]) <= 4
     assert np.abs(got[~normal_range]).max() <= 1.1e-36
     ends = np.array([[0, 1e4, np.inf, -1e4, -3e38]], np.float32)
-    got = run(level, "glu", [ends, np.ones_like(ends)], 5, {"act": 0})
+    got = run(level, "glu", [ends, np.ones_like(ends)], 5, {"activation": 0})
     np.testing.assert_array_equal(got, [[0, 1e4, np.inf, 0, 0]])
 
 
 def test_nan_stays_nan(level: str) -> None:
     x = np.full((1, 20), np.nan, np.float32)
-    for act in range(4):
-        assert np.isnan(run(level, "glu", [x, np.ones_like(x)], 20, {"act": act})).all(), act
+    for function in range(4):
+        assert np.isnan(
+            run(level, "glu", [x, np.ones_like(x)], 20, {"activation": function})
+        ).all(), function
     assert np.isnan(run(level, "softcap", [x], 20, {"cap": 5.0})).all()
     assert np.isnan(run(level, "rms_norm", [x, None, None], 20, {"eps": 1e-6})).all()
 
 
-def gated(act: int, gate: Floats, up: Floats) -> Floats:
+def gated(function: int, gate: Floats, up: Floats) -> Floats:
     gate, up = gate.astype(np.float64), up.astype(np.float64)
-    if act == 0:
+    if function == 0:
         return gate / (1 + np.exp(-gate)) * up
-    if act == 1:
+    if function == 1:
         u = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
         return 0.5 * gate * (1 + np.tanh(u)) * up
-    if act == 2:
+    if function == 2:
         return np.maximum(gate, 0) ** 2 * up
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
 @pytest.mark.parametrize("cols", [5, 48, 100, 8200])
-@pytest.mark.parametrize("act", [0, 1, 2, 3])
-def test_glu(level: str, act: int, cols: int) -> None:
+@pytest.mark.parametrize("function", [0, 1, 2, 3])
+def test_glu(level: str, function: int, cols: int) -> None:
     gate, up = normal(0, 3, cols) * 6, normal(1, 3, cols) * 6
-    got = run(level, "glu", [gate, up], cols, {"act": act, "alpha": 1.702, "limit": 7.0}, alias=1)
-    np.testing.assert_allclose(got, gated(act, gate, up), rtol=2e-5, atol=1e-6)
+    got = run(
+        level,
+        "glu",
+        [gate, up],
+        cols,
+        {"activation": function, "alpha": 1.702, "limit": 7.0},
+        alias=1,
+    )
+    np.testing.assert_allclose(got, gated(function, gate, up), rtol=2e-5, atol=1e-6)
 
 
 # ---- rope
@@ -290,7 +299,7 @@ class Sizes:
     softcap: float = 0.0
     scale: float = 0.125
     sinks: bool = False
-    act: str = "f32"
+    format: str = "f32"
     latent: bool = False  # the values are the last dim_v dimensions of the keys
 
     @property
@@ -333,7 +342,7 @@ class Step:
         self.q = arena.rows("f32", room, sizes.heads * sizes.dim)
         self.k = arena.rows("f32", room, sizes.kv_heads * sizes.dim)
         self.v = arena.rows("f32", room, sizes.kv_heads * sizes.dim_v)
-        self.o = arena.rows(sizes.act, room, sizes.heads * sizes.dim_v)
+        self.o = arena.rows(sizes.format, room, sizes.heads * sizes.dim_v)
         self.size = arena.size
         self.program = _cpu.Program(_cpu.Pool(threads), level, arena.size)
         store = {
@@ -559,8 +568,8 @@ INVARIANT = [
     Sizes(12, 1, 32, 32, kv="q8_0", window=70),
     Sizes(4, 2, 64, 64, kv="q4_0"),
     Sizes(12, 1, 32, 32, kv="q4_0", window=70),
-    Sizes(4, 2, 32, 64, act="q8_256"),
-    Sizes(8, 2, 32, 32, act="q8_32"),
+    Sizes(4, 2, 32, 64, format="q8_256"),
+    Sizes(8, 2, 32, 32, format="q8_32"),
     Sizes(20, 1, 96, 64, latent=True),
     Sizes(4, 1, 96, 64, latent=True, kv="q8_0"),
 ]
@@ -612,10 +621,10 @@ def test_any_schedule_gives_the_same_bits(level: str, data: st.DataObject) -> No
 def test_output_of_attention_quantised_on_the_way(level: str) -> None:
     lengths = [70, 9, 1]
     floats = Sequences(Sizes(6, 2, 32, 32), lengths).run(level, whole(lengths))
-    for act in ("q8_32", "q8_256", "bf16"):
-        bytes_ = Sequences(Sizes(6, 2, 32, 32, act=act), lengths).run(level, whole(lengths))
+    for format in ("q8_32", "q8_256", "bf16"):
+        bytes_ = Sequences(Sizes(6, 2, 32, 32, format=format), lengths).run(level, whole(lengths))
         for rows, got in zip(floats, bytes_, strict=True):
-            want = run(level, "quantize", [rows], rows.shape[1], {}, act=act)
+            want = run(level, "quantize", [rows], rows.shape[1], {}, format=format)
             assert np.array_equal(got, np.stack(want))
 
 
@@ -751,7 +760,7 @@ def test_bad_operands_are_refused(level: str) -> None:
         ("rms_norm", [x, None, None], {"eps": 1e-6, "group": 7}, "group"),
         ("rms_norm", [x, None], {"eps": 1e-6}, "inputs"),
         ("add", [x, pair], {}, "columns"),
-        ("glu", [x, x], {"act": 9}, "act"),
+        ("glu", [x, x], {"activation": 9}, "activation"),
         ("softcap", [x], {"cap": 0.0}, "cap"),
         ("attention", [x, None, None], {"n_heads": 2, "scale": 1.0}, "kv"),
     ]

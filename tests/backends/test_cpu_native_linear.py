@@ -118,9 +118,9 @@ class Arena:
         self.program = _cpu.Program(pool, level, n_bytes)
         self.end = 0
 
-    def rows(self, act: str, rows: int, cols: int, pad: int = 0) -> tuple[str, int, int, int]:
-        stride = _cpu.row_bytes(act, cols) + pad
-        operand = (act, cols, self.end, stride)
+    def rows(self, format: str, rows: int, cols: int, pad: int = 0) -> tuple[str, int, int, int]:
+        stride = _cpu.row_bytes(format, cols) + pad
+        operand = (format, cols, self.end, stride)
         self.end += rows * stride
         return operand
 
@@ -130,14 +130,14 @@ class Arena:
 
     def dequantized(self, operand: tuple[str, int, int, int], rows: int) -> NDArray[np.float64]:
         """An activation operand as numbers, by the layout's description: [rows, cols]."""
-        act, cols, offset, stride = operand
-        if act == "f32":
+        format, cols, offset, stride = operand
+        if format == "f32":
             return self.floats(operand, rows).astype(np.float64)
         raw = self.program.bytes_view(offset, rows * stride).reshape(rows, stride)
-        if act == "bf16":
+        if format == "bf16":
             bits = raw[:, : cols * 2].copy().view(np.uint16).astype(np.uint32) << 16
             return bits.view(np.float32).astype(np.float64)
-        block = 32 if act == "q8_32" else 256
+        block = 32 if format == "q8_32" else 256
         n = -(-cols // block)
         start = -(-cols // 64) * 64
         d = raw[:, start : start + n * 4].copy().view(np.float32).astype(np.float64)
@@ -157,11 +157,11 @@ def run_linear(
     """The product and the dequantised activations that it was given."""
     n, cols = x.shape
     arena = Arena(pool, level)
-    act = _cpu.activation(level, ggml_type(name))
+    format = _cpu.row_format(level, ggml_type(name))
     source, y = arena.rows("f32", n, cols), arena.rows("f32", n, weights.rows, pad)
     operand = source
-    if act != "f32":
-        operand = arena.rows(act, n, cols, pad)
+    if format != "f32":
+        operand = arena.rows(format, n, cols, pad)
         arena.program.add("quantize", "tokens", 0, [source], [operand], {})
     arena.program.add("linear", "tokens", 0, [operand, weights, None, None], [y], {"n_parts": 1})
     arena.floats(source, n)[:] = x
@@ -256,7 +256,7 @@ def test_bad_pieces_of_a_tensor_are_refused(pool: _cpu.Pool, level: str) -> None
         _cpu.pack_tiles(pool, tensor, 0, row[:0])
     with pytest.raises(ValueError, match="end within a tile"):
         _cpu.pack_tiles(pool, tensor, 0, np.tile(row, 19))
-    with pytest.raises(ValueError, match="not whole rows of 34 bytes"):
+    with pytest.raises(ValueError, match="not consist of whole rows of 34 bytes"):
         _cpu.pack_tiles(pool, tensor, 0, row[:-1])
     with pytest.raises(ValueError, match="a vector has no tiles"):
         _cpu.pack_tiles(pool, _cpu.pack_vector(np.ones(4, np.float32)), 0, row)
@@ -376,17 +376,17 @@ def test_linear_with_parts_biases_and_residuals(pool: _cpu.Pool, level: str) -> 
 def test_linear_glu(pool: _cpu.Pool, level: str, names: tuple[str, str], n: int) -> None:
     rng = np.random.default_rng(8)
     rows, cols = 37, 256
-    act = _cpu.activation(level, ggml_type(names[0]))
+    format = _cpu.row_format(level, ggml_type(names[0]))
     arena = Arena(pool, level)
     x, h = arena.rows("f32", n, cols), arena.rows("f32", n, rows)
-    operand = x if act == "f32" else arena.rows(act, n, cols)
+    operand = x if format == "f32" else arena.rows(format, n, cols)
     data = [random_rows(rng, name, rows, cols) for name in names]
     bias = rng.standard_normal(rows, dtype=np.float32)
     gate, up = (pack(pool, level, m, d, cols) for m, d in zip(names, data, strict=True))
-    if act != "f32":
+    if format != "f32":
         arena.program.add("quantize", "tokens", 0, [x], [operand], {})
     ins: list[_cpu.Operand] = [operand, gate, up, _cpu.pack_vector(bias), None]
-    arena.program.add("linear_glu", "tokens", 0, ins, [h], {"act": 0})
+    arena.program.add("linear_glu", "tokens", 0, ins, [h], {"activation": 0})
     arena.floats(x, n)[:] = rng.standard_normal((n, cols)) * 0.1
     arena.floats(h, n)[:] = np.nan
     step(arena.program, n)
@@ -415,18 +415,20 @@ def test_embed_decodes_rows_of_the_table(pool: _cpu.Pool, level: str, name: str)
     step(arena.program, len(ids), ids)  # and the pool is usable afterwards
 
 
-@pytest.mark.parametrize(("act", "block"), [("q8_32", 32), ("q8_256", 256)])
-def test_quantize_rounds_to_the_nearest(pool: _cpu.Pool, level: str, act: str, block: int) -> None:
+@pytest.mark.parametrize(("format", "block"), [("q8_32", 32), ("q8_256", 256)])
+def test_quantize_rounds_to_the_nearest(
+    pool: _cpu.Pool, level: str, format: str, block: int
+) -> None:
     rng = np.random.default_rng(10)
     n, cols = 3, 288  # the last block of q8_256 is short
     arena = Arena(pool, level)
-    x, y = arena.rows("f32", n, cols), arena.rows(act, n, cols)
+    x, y = arena.rows("f32", n, cols), arena.rows(format, n, cols)
     arena.program.add("quantize", "tokens", 0, [x], [y], {})
     values = rng.standard_normal((n, cols), dtype=np.float32) * rng.uniform(1e-3, 1e3, (n, 1))
     values[1, 32:64] = 0
     arena.floats(x, n)[:] = values
     step(arena.program, n)
-    read = arena.program.read(act, y[2], n, cols, y[3])
+    read = arena.program.read(format, y[2], n, cols, y[3])
     np.testing.assert_allclose(read, arena.dequantized(y, n), rtol=1e-6)
     values = arena.floats(x, n).astype(np.float64)
     got = arena.dequantized(y, n)
@@ -459,7 +461,7 @@ def test_bad_weights_are_refused(pool: _cpu.Pool, level: str) -> None:
         _cpu.pack(pool, level, q4_k, data, 1, 4, 100)
     with pytest.raises(ValueError, match="there are 4 rows, not 5"):
         _cpu.pack(pool, level, q4_k, data, 1, 5, 256)
-    with pytest.raises(ValueError, match="not whole rows"):
+    with pytest.raises(ValueError, match="not consist of whole rows"):
         _cpu.pack(pool, level, q4_k, data[:-1], 1, 4, 256)
     with pytest.raises(ValueError, match="is not possible"):
         _cpu.pack(pool, level, q4_k, data, 1 << 20, 1 << 40, 256)
@@ -468,7 +470,7 @@ def test_bad_weights_are_refused(pool: _cpu.Pool, level: str) -> None:
     with pytest.raises(KeyError, match="ggml type 99"):
         _cpu.pack(pool, level, 99, data, 1, 4, 256)
     with pytest.raises(KeyError, match="ggml type 99"):
-        _cpu.activation(level, 99)
+        _cpu.row_format(level, 99)
     with pytest.raises(ValueError, match="IQ3_S needs a codebook of 2048 bytes, not 0"):
         _cpu.pack(pool, level, ggml_type("IQ3_S"), data[:110], 1, 1, 256)
     assert not _cpu.packable(level, 99)

@@ -71,7 +71,7 @@ class Op:
         level: str,
         steps: Sequence[Sequence[tuple[int, range]]],
         *,
-        act: str = "f32",
+        format: str = "f32",
         threads: int = 2,
         slots: int = 0,
     ) -> Stepped:
@@ -81,7 +81,7 @@ class Op:
         """
         most = max(sum(len(part) for _, part in step) for step in steps)
         specs, size = [], 0
-        for dtype, cols in [("f32", x.shape[1]) for x in self.rows] + [(act, self.cols)]:
+        for dtype, cols in [("f32", x.shape[1]) for x in self.rows] + [(format, self.cols)]:
             stride = _cpu.row_bytes(dtype, cols) + 64
             specs.append((dtype, cols, size, stride))
             size += -(-most * stride // 64) * 64
@@ -116,7 +116,7 @@ class Op:
             for slot, part in step:
                 done[slot] += len(part)
             for i, row in enumerate(index):
-                n_bytes = 4 * self.cols if out[0] == "f32" else _cpu.row_bytes(act, self.cols)
+                n_bytes = 4 * self.cols if out[0] == "f32" else _cpu.row_bytes(format, self.cols)
                 result.bytes[int(row)] = program.bytes_view(out[2] + i * out[3], n_bytes).copy()
         return result
 
@@ -359,13 +359,13 @@ def test_gated_norm(level: str, cols: int) -> None:
         assert relative_error(op.run(level, [whole((9,))]).rows, want) < 1e-6
 
 
-@pytest.mark.parametrize("act", ["q8_32", "q8_256"])
+@pytest.mark.parametrize("format", ["q8_32", "q8_256"])
 @pytest.mark.parametrize("name", ["gate", "gated_norm"])
-def test_rows_quantised_on_the_way_out(level: str, name: str, act: str) -> None:
+def test_rows_quantised_on_the_way_out(level: str, name: str, format: str) -> None:
     op = rows_op(name, 544)
     floats = op.run(level, [whole((9,))]).rows
-    want = Op("quantize", [floats], [], {}, 544).run(level, [whole((9,))], act=act)
-    got = op.run(level, [whole((9,))], act=act)
+    want = Op("quantize", [floats], [], {}, 544).run(level, [whole((9,))], format=format)
+    got = op.run(level, [whole((9,))], format=format)
     for i in range(9):
         np.testing.assert_array_equal(got.bytes[i], want.bytes[i])
 

@@ -41,6 +41,9 @@ FIXTURES = ROOT / "tests" / "data" / "fixtures"
 FOLDER = Path(__file__).parent / "plans"
 MAX_TOKENS, MAX_OUTPUTS, BLOCK_TOKENS = 512, 8, 64
 
+# Attributes that the goldens call by another name.
+ATTRIBUTES = {"activation": "act"}
+
 # Sections that are kept as text; of the others, which differ little, digests are enough.
 IN_FULL = {"cpu", "vulkan", *(f"vulkan gpu f16 {step}" for step in ("decode", "prompt"))}
 
@@ -105,7 +108,9 @@ def launch_line(launch: Launch) -> str:
         (cost.bytes(rows, keys=4096, sequences=1), cost.flops(rows, pairs=4096 * rows))
         for rows in (1, 100)
     ]
-    attributes = " ".join(f"{key}={float(value):g}" for key, value in sorted(launch.attrs))
+    attributes = " ".join(
+        f"{ATTRIBUTES.get(key, key)}={float(value):g}" for key, value in sorted(launch.attrs)
+    )
     return (
         f"{launch.label or '-'} {launch.kernel} {launch.dim.value} "
         f"({' '.join(map(operand, launch.inputs))}) -> ({' '.join(map(operand, launch.outputs))}) "

@@ -83,14 +83,14 @@ def test_experts_equal_a_loop(n_tokens, n_experts, seed, clamped, data):
     w_down = normal(n_experts, hidden, ff)
     b_gate, b_up = normal(n_experts * ff), normal(n_experts * ff)
     b_down, scale = normal(n_experts * hidden), normal(n_experts)
-    act = {"act": 3, "alpha": 1.702, "limit": 0.5} if clamped else {"act": 0}
+    attrs = {"activation": 3, "alpha": 1.702, "limit": 0.5} if clamped else {"activation": 0}
 
     logits = normal(n_tokens, n_experts)
     (routes,) = run("route", logits, None, **ROUTER, scoring=SOFTMAX, top_k=top_k)
     order, starts = run("group_experts", routes, n_experts=n_experts)
     assert starts.shape == (1, n_experts + 1)
     assert sorted(order.reshape(-1)) == list(range(n_tokens * top_k))
-    (h,) = run("moe_glu", x, order, starts, w_gate, w_up, b_gate, b_up, **act)
+    (h,) = run("moe_glu", x, order, starts, w_gate, w_up, b_gate, b_up, **attrs)
     (y,) = run("moe_down", h, order, starts, routes, w_down, b_down, scale, residual)
 
     def sigmoid(v: np.ndarray) -> np.ndarray:

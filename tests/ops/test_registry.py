@@ -14,6 +14,7 @@ from zinc.backends.ref import RefBackend, RefProgram
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.ops import OPS
 from zinc.ops.cases import Case
+from zinc.ops.header import header
 from zinc.ops.operands import Signature, cache, matrix, rows, vector
 from zinc.ops.registry import Op, op
 from zinc.ops.values import KVState, RecurrentState
@@ -140,6 +141,11 @@ def test_a_node_without_the_operands_of_its_op_is_no_plan(change: str) -> None:
     case.graph.nodes[at] = case.graph.nodes[at].with_input("weight", other)
     with pytest.raises(AssertionError, match="lacks weight" if other is None else "is rows, not"):
         passes.check(case.graph.nodes, case.graph.output)
+
+
+def test_the_header_of_cpp_constants_is_the_one_that_the_registry_gives() -> None:
+    path = SOURCE / "backends" / "cpu" / "native" / "operands.h"
+    assert path.read_text() == header(), "run the command in the header's first lines"
 
 
 # -- written state -----------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def _glu_cases() -> Iterator[Case]:
 )
 def glu(step: Step, attrs: Attrs, gate: FloatArray, up: FloatArray) -> Sequence[FloatArray]:
     """activation(gate) * up, see `activate`."""
-    return [activate(int(attrs["act"]), gate, up, attrs)]
+    return [activate(int(attrs["activation"]), gate, up, attrs)]
 
 
 def _add_cases() -> Iterator[Case]:

@@ -141,7 +141,9 @@ class Graph:
 
     def glu(self, gate: Value, up: Value, *, activation: ActivationFn, **attrs: float) -> Value:
         """Return activation(gate) * up."""
-        return self._make("glu", [gate, up], gate.cols, gate.dim, act=int(activation), **attrs)
+        return self._make(
+            "glu", [gate, up], gate.cols, gate.dim, activation=int(activation), **attrs
+        )
 
     def rope_table(self, inv_freq: Constant, *, scale: float = 1.0) -> Value:
         return self._make("rope_table", [inv_freq], 2 * inv_freq.cols, Dim.TOKENS, scale=scale)
@@ -324,7 +326,7 @@ class Graph:
         """
         out = replace(self.value(x.dim, order.cols * gate.rows), runs=order.cols)
         inputs = (x, order, starts, gate, up, gate_bias, up_bias)
-        given = MappingProxyType({"act": int(activation), **attrs})
+        given = MappingProxyType({"activation": int(activation), **attrs})
         self.nodes.append(Node("moe_glu", inputs, (out,), given, self._label))
         return out
 

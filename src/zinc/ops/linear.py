@@ -106,6 +106,6 @@ def linear_glu(
 ) -> Sequence[FloatArray]:
     """activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias) in one pass over both weights."""
     gated = activate(
-        int(attrs["act"]), _product(x, gate, gate_bias), _product(x, up, up_bias), attrs
+        int(attrs["activation"]), _product(x, gate, gate_bias), _product(x, up, up_bias), attrs
     )
     return [gated.astype(np.float32)]

@@ -233,7 +233,7 @@ def moe_glu(
             gates = gates + gate_bias.reshape(-1, ff)[e]
         if up_bias is not None:
             ups = ups + up_bias.reshape(-1, ff)[e]
-        h[slots] = activate(int(attrs["act"]), gates, ups, attrs)
+        h[slots] = activate(int(attrs["activation"]), gates, ups, attrs)
     return [h.reshape(len(x), top_k * ff)]
 
 

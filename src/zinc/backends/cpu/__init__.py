@@ -244,7 +244,7 @@ class CpuKernels:
                 f"level {self.level} has no kernel for them",
                 "use a file in another quantisation, or {backend=ref}",
             )
-        return RowFormat(_cpu.activation(self.level, int(type)))
+        return RowFormat(_cpu.row_format(self.level, int(type)))
 
     def supports(self, kernel: str) -> bool:
         return kernel in self._kernels

@@ -18,12 +18,12 @@ def levels() -> list[str]:
     """SIMD levels that this machine runs, best first."""
 
 def kernels(level: str) -> list[str]: ...
-def activation(level: str, ggml_type: int) -> str:
+def row_format(level: str, ggml_type: int) -> str:
     """Format of the activations that a product with such weights reads. Raises KeyError."""
 
 def packable(level: str, ggml_type: int) -> bool: ...
-def row_bytes(act: str, cols: int) -> int:
-    """Stride of an activation row, a multiple of 64."""
+def row_bytes(format: str, cols: int) -> int:
+    """Bytes from row to row in the row format `format`, a multiple of 64."""
 
 def allocate(level: str, ggml_type: int, planes: int, rows: int, cols: int) -> PackedTensor:
     """Make a tensor for `pack_tiles` to fill. Raises ValueError."""
@@ -156,8 +156,8 @@ class Program:
     def view(self, offset: int, rows: int, cols: int, stride_bytes: int) -> _Floats:
         """Float rows of the arena, shared."""
 
-    def read(self, act: str, offset: int, rows: int, cols: int, stride_bytes: int) -> _Floats:
-        """A copy of rows in any activation format, as floats."""
+    def read(self, format: str, offset: int, rows: int, cols: int, stride_bytes: int) -> _Floats:
+        """A copy of rows in any row format, as floats."""
 
     def bytes_view(self, offset: int, n_bytes: int) -> NDArray[np.uint8]: ...
     def set_profile(self, on: bool) -> None: ...

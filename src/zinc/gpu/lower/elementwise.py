@@ -113,7 +113,7 @@ def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         launch.outputs[0],
         at,
         bucket,
-        activation=int(attrs["act"]),
+        activation=int(attrs["activation"]),
         first=float(attrs.get("alpha", 0.0)),
         second=float(attrs.get("limit", 0.0)),
     )

@@ -47,7 +47,9 @@ class GatedActivation:
     @classmethod
     def of(cls, launch: Launch) -> GatedActivation:
         attrs = launch.attributes
-        return cls(int(attrs["act"]), float(attrs.get("alpha", 0)), float(attrs.get("limit", 0)))
+        return cls(
+            int(attrs["activation"]), float(attrs.get("alpha", 0)), float(attrs.get("limit", 0))
+        )
 
 
 NO_ACTIVATION = GatedActivation()

@@ -2,11 +2,11 @@
 
 namespace zinc {
 
-const char* act_name(Act act) {
-    switch (act) {
-        case Act::f32: return "f32";
-        case Act::q8_32: return "q8_32";
-        case Act::q8_256: return "q8_256";
+const char* format_name(RowFormat format) {
+    switch (format) {
+        case RowFormat::f32: return "f32";
+        case RowFormat::q8_32: return "q8_32";
+        case RowFormat::q8_256: return "q8_256";
         default: return "bf16";
     }
 }
@@ -29,9 +29,10 @@ void require_rows(const Launch& launch, const Operand& o, const char* name, int6
             std::string(name) + " has " + std::to_string(o.cols) + " columns, not " + std::to_string(cols));
 }
 
-void require_rows(const Launch& launch, const Operand& o, const char* name, Act act, int64_t cols) {
+void require_rows(const Launch& launch, const Operand& o, const char* name, RowFormat format, int64_t cols) {
     require_rows(launch, o, name, cols);
-    require(launch, o.act == act, std::string(name) + " is " + act_name(o.act) + ", not " + act_name(act));
+    require(launch, o.format == format,
+            std::string(name) + " is " + format_name(o.format) + ", not " + format_name(format));
 }
 
 void require_vector(const Launch& launch, const Operand& o, const char* name, int64_t cols) {

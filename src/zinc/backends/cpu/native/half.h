@@ -1,4 +1,4 @@
-// Half precision and bfloat16 as scalars, for code outside the SIMD levels (packing, debug reads).
+// Scalar conversions of float16 and bfloat16, for code outside the SIMD levels (packing, debug reads).
 #pragma once
 
 #include <bit>
@@ -17,14 +17,14 @@ inline float f16_to_f32(uint16_t h) {
     return std::bit_cast<float>(bits | sign);
 }
 
-// Round to nearest even, saturating: a value past 65504 must not turn a whole row of attention into NaN.
+// Rounds to nearest even and saturates: a value past 65504 must not make a whole row of attention NaN.
 inline uint16_t f32_to_f16(float x) {
     uint32_t bits = std::bit_cast<uint32_t>(x);
     const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
     bits &= 0x7fffffff;
     if (bits > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
     if (bits >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7bff);
-    if (bits < 0x38800000) {  // below 2^-14: adding 1/2 leaves the multiple of 2^-24 in the low bits
+    if (bits < 0x38800000) {  // below 2^-14: after adding 1/2 the low bits hold the multiple of 2^-24
         bits = std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + 0.5f);
         return static_cast<uint16_t>(sign | (bits - 0x3f000000));
     }
@@ -34,7 +34,7 @@ inline uint16_t f32_to_f16(float x) {
 
 inline float bf16_to_f32(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
 
-// Round to nearest even; NaN stays NaN. Subnormals are kept.
+// Rounds to nearest even. NaN stays NaN and subnormals are kept.
 inline uint16_t f32_to_bf16(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x);
     if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);

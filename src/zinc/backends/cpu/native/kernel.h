@@ -1,10 +1,10 @@
-// The contract between the program (program.h) and the kernels (kernels/*.cpp).
+// The interface between a program (program.h) and the kernels (kernels/*.cpp).
 //
-// A program is a list of launches. A launch names one kernel and its operands; the kernel says into how
-// many independent chunks the launch falls for this batch and runs one of them. Chunks are claimed by the
-// threads of the pool in any order, so a chunk must write only what is its own. The order of the float
-// operations that lead to one output value must depend on its row alone: never on the number of tokens in
-// the batch, on the chunk, or on the number of threads (batch invariance).
+// A program is a list of launches. A launch names one kernel and its operands. For each batch the kernel
+// returns into how many independent chunks the launch is divided, and runs one chunk a call. Threads of the
+// pool claim chunks in any order, so two chunks must never write the same memory. The order of the float
+// operations behind one output value may depend on its row only: never on the number of tokens in the batch,
+// the chunk or the number of threads (batch invariance).
 #pragma once
 
 #include <cstddef>
@@ -20,21 +20,21 @@
 
 namespace zinc {
 
-// How the rows of an activation are stored in the arena. Quantised rows are laid out by Q8Row.
-enum class Act : uint8_t { f32, q8_32, q8_256, bf16 };
+// Storage formats of rows of activations in the arena. q8row.h describes the layouts.
+enum class RowFormat : uint8_t { f32, q8_32, q8_256, bf16 };
 
-// Zeroed bytes that free themselves, aligned to a page. Large ones are committed by the system as they are
-// touched, in huge pages where it has them, so that a cache for a long context costs what is used of it.
-// Throws std::bad_alloc.
+// An owned, zeroed buffer. The system commits the pages of a large buffer when they are first touched, as
+// huge pages if it has them, so a KV cache for a long context costs only the part in use. The constructor
+// throws std::bad_alloc.
 struct Bytes {
     std::byte* data = nullptr;
     size_t size = 0;
     Bytes() = default;
     bool in_slab = false;
     explicit Bytes(size_t n);
-    // For what lives as long as a model: pieces of any size share huge pages, which go when the last of them
-    // is freed.
-    static Bytes lasting(size_t n);
+    // A buffer for data that lives as long as a model. Small buffers share huge pages, which are unmapped
+    // when the last buffer in them is freed.
+    static Bytes for_model(size_t n);
     ~Bytes();
     Bytes(Bytes&& o) noexcept
         : data(std::exchange(o.data, nullptr)),
@@ -48,16 +48,17 @@ struct Bytes {
     }
 };
 
-// Whether the first-level data cache has 48 KiB or more, as far as the system says.
-extern const bool has_roomy_first_level;
+// Whether the L1 data cache is known to have at least 48 KiB.
+extern const bool has_large_l1;
 
-// Whether memory delivers faster when lines of several pages are asked for in turn, as Intel's does: there
-// the hardware's prefetcher follows one page only so far, but many pages at once (dev/kernels has the rates).
-extern const bool wants_pages_in_turn;
+// Whether reads are faster when prefetches alternate between several pages. On Intel the hardware prefetcher
+// follows each page for a limited distance but follows many pages at once (dev/kernels has the rates).
+extern const bool prefers_alternating_pages;
 
-// What to ask for while the line at `p` is read: the lines of the next pages, one of each in turn.
+// The line to prefetch while the line at `p` is read: a line of one of the next kPages pages. Consecutive
+// lines alternate between these pages.
 template <uintptr_t kPages>
-[[gnu::always_inline]] inline const std::byte* in_turn(const std::byte* p) {
+[[gnu::always_inline]] inline const std::byte* alternating_line(const std::byte* p) {
     constexpr uintptr_t kPage = 4096, kAll = kPages * kPage;
     const auto at = reinterpret_cast<uintptr_t>(p), line = at % kAll / 64;
     return p - at % kAll + kAll + line % kPages * kPage + line / kPages * 64;
@@ -65,9 +66,8 @@ template <uintptr_t kPages>
 
 struct WeightFormat;
 
-// A weight in the layout the kernels read (planes.h describes the tiles): `planes` matrices (experts; 1 for
-// a dense weight) of `rows` x `cols`, each cut into tiles of 16 rows. A vector (norm weight, bias) is plain
-// f32.
+// A weight in the layout that kernels read: `planes` matrices (one for each expert; 1 for a dense weight) of
+// `rows` x `cols`, each divided into tiles of 16 rows (planes.h). A vector (norm weight, bias) is plain f32.
 struct PackedTensor {
     const WeightFormat* format = nullptr;  // null: a vector of `cols` floats
     int64_t planes = 1, rows = 0, cols = 0;
@@ -80,33 +80,39 @@ struct PackedTensor {
 };
 inline constexpr int kTileRows = 16;
 
-// Keys and values of one layer, in blocks of `block_tokens` positions. `group` picks the block table of the
-// batch: layers that keep everything and layers that keep a window have different tables.
-//   K  [block][head][tile of 16 positions][head_dim][16]      lanes = positions, so q.K needs no
-//   transposition V  [block][head][position][head_dim_v]                    lanes = dimensions
-// f16; q8_0 and q4_0: about the same order in integers with one f16 scale per 32 dimensions
-// (kernels/kv_layout.h).
+// KV cache of one layer, in blocks of `block_tokens` positions. `group` selects the block table of the batch:
+// layers with full attention and layers with a sliding window have different tables.
+//
+// clang-format off
+//   K  [block][head][tile of 16 positions][head_dim][16]      lanes = positions: q.K needs no transposition
+//   V  [block][head][position][head_dim_v]                    lanes = dimensions
+// clang-format on
+//
+// The diagram is that of f16. q8_0 and q4_0 store integers and one f16 scale per 32 dimensions; their order
+// is in kernels/kv_layout.h.
 enum class KvType : uint8_t { f16, q8_0, q4_0 };
 struct KVLayer {
     int group = 0;
     int n_blocks = 0, block_tokens = 0, n_heads = 0, head_dim = 0, head_dim_v = 0;
     KvType type = KvType::f16;
-    bool v_from_k = false;  // values are the last head_dim_v dimensions of the keys, and v is empty
+    bool v_from_k = false;  // values are the last head_dim_v dimensions of the keys; `v` is empty
     Bytes k, v;
 };
 
-// Recurrent state of one layer: `slots` x `floats_per_slot` f32.
+// Recurrent state of one layer: f32 [slots][floats_per_slot].
 struct StateLayer {
     int64_t slots = 0, floats_per_slot = 0;
     Bytes bytes;
 };
 
+// An operand of a launch: rows in the arena, a weight, a KV cache or a recurrent state. An absent optional
+// operand has none of them.
 struct Operand {
-    Act act = Act::f32;         // rows in the arena: how they are stored,
-    int32_t cols = 0;           //   elements a row,
-    int64_t stride = 0;         //   bytes from row to row (0: one row, whatever the launch has rows for),
-    int64_t room = 0;           //   how many rows the arena has room for from here,
-    std::byte* data = nullptr;  //   first byte; null when the operand is absent or no rows
+    RowFormat format = RowFormat::f32;  // of rows in the arena: storage format,
+    int32_t cols = 0;                   //   elements a row,
+    int64_t stride = 0;         //   bytes from row to row (0: a single row for all rows of the launch),
+    int64_t room = 0;           //   number of rows that fit between `data` and the end of the arena,
+    std::byte* data = nullptr;  //   first byte; null if the operand is absent or not rows
     const PackedTensor* tensor = nullptr;
     KVLayer* kv = nullptr;
     StateLayer* state = nullptr;
@@ -118,7 +124,7 @@ struct Operand {
     }
 };
 
-// What changes from step to step. Tokens of one sequence are adjacent and in order of position.
+// The inputs of one step. Tokens of a sequence are adjacent and in order of position.
 struct Batch {
     int32_t n_tokens = 0, n_outputs = 0, n_sequences = 0;
     const int32_t* ids = nullptr;          // [n_tokens]
@@ -135,19 +141,19 @@ struct Batch {
     std::vector<Table> tables;  // by KVLayer::group
 };
 
-// Rows of a launch: how many rows its outputs have.
+// What the rows of a launch stand for, which gives their number in a step.
 enum class Dim : uint8_t { constant, tokens, outputs, sequences };
 
-// Named numbers of a launch (eps, n_heads, ...), read once in Kernel::prepare.
+// Named numbers of a launch (eps, n_heads, ...). Kernel::prepare reads them once.
 struct Attrs {
     std::vector<std::pair<std::string, double>> items;
-    double get(std::string_view name) const;  // throws std::invalid_argument when absent
+    double get(std::string_view name) const;  // throws std::invalid_argument if absent
     double get(std::string_view name, double fallback) const;
 };
 
 struct Launch;
 
-// Scratch of one thread: grows once, never shrinks.
+// Scratch memory of one thread. It grows on demand and never shrinks.
 struct Scratch {
     Bytes bytes;
     int thread = 0;
@@ -160,7 +166,7 @@ struct Scratch {
 
 struct Kernel {
     const char* name;
-    // Checks operands, reads attrs into launch.params; throws std::invalid_argument with a clear text.
+    // Checks the operands and reads the attributes into launch.params. Throws std::invalid_argument.
     void (*prepare)(Launch&, const Attrs&);
     int (*chunks)(const Launch&, const Batch&, int n_threads);
     void (*run)(const Launch&, const Batch&, int chunk, Scratch&);
@@ -170,13 +176,13 @@ struct Launch {
     const Kernel* kernel = nullptr;
     Dim dim = Dim::tokens;
     int32_t constant_rows = 0;
-    std::vector<Operand> in, out;  // in/out as the op's signature lists them; absent ones are empty
+    std::vector<Operand> in, out;  // operands.h names the inputs
     int n_threads = 1;
     alignas(16) std::byte params[128] = {};
-    // State shared by the chunks of a launch (counters, expert lists); kernels size it in prepare or chunks.
+    // Memory shared by the chunks of this launch (counters, work lists). Sized in prepare() or chunks().
     mutable Bytes shared;
-    // Scratch shared by all launches of a program: what is in it lasts for one launch. Only chunks() may grow
-    // it; the chunks() of a step are all called before its first launch runs, by one thread.
+    // Scratch shared by all launches of a program; its contents are valid during one launch. Only chunks()
+    // may grow it: one thread calls chunks() of every launch before the first launch of a step runs.
     Bytes* common = nullptr;
 
     int rows(const Batch& b) const {
@@ -198,60 +204,62 @@ struct Launch {
     }
 };
 
-// Rows of activations at equal distances, in WeightFormat::activation.
-struct ActRows {
+// Rows at a constant distance of `stride` bytes, in WeightFormat::row_format.
+struct StridedRows {
     const std::byte* data = nullptr;
     int64_t stride = 0;
     const std::byte* operator[](int64_t row) const { return data + row * stride; }
-    ActRows operator+(int64_t row) const { return {data + row * stride, stride}; }
+    StridedRows operator+(int64_t row) const { return {data + row * stride, stride}; }
 };
 
-// Up to two tiles of 16 rows times n activation rows: out[t][16 r + lane] = sum_k tile[r][lane][k] x[t][k].
-// Each value is summed in an order that depends on cols alone.
+// Arguments of a matrix product: one or two weight tiles of 16 rows times n rows of x.
+//   out[t][16 r + lane] = sum over k of tile[r][lane][k] * x[t][k]
+// The order of the sum over k depends on `cols` only.
 struct TileMatmul {
     const std::byte* tile[2] = {};
     int n_tiles = 1;
     int64_t cols = 0;
-    ActRows x;
+    StridedRows x;
     int n = 0;
     float* out = nullptr;  // [n][kOutStride]
-    // The tiles that will be read after these, in their places; null: what lies behind them.
+    // The tiles to be read after tile[0] and tile[1], for prefetching; null: the memory that follows them.
     const std::byte* next[2] = {};
-    // What the caller does next with each of the n rows: that many lines of 64 bytes, which a format may ask
-    // for ahead.
-    struct Soon {
-        ActRows rows;
+    // Memory that the caller touches next: for each of the n rows `lines` cache lines of 64 bytes. A format
+    // may prefetch them.
+    struct UpcomingRows {
+        StridedRows rows;
         int lines = 0;
     };
-    Soon soon[2] = {};
+    UpcomingRows upcoming[2] = {};
 };
 inline constexpr int kOutStride = 2 * kTileRows;
 
-// A block format of a SIMD level: one snippet in *_formats.cpp makes one of these.
+// A block format of weights at one SIMD level. Each format snippet in *_formats.cpp defines one.
 struct WeightFormat {
     int ggml_type;
     const char* name;
-    Act activation;
-    int block;           // cols must be a multiple of it
-    int source_bytes;    // a block in the file
-    int codebook_bytes;  // digits of the points that the file's indices name; 0: it has none
+    RowFormat row_format;
+    int block;           // values in a block; cols must be a multiple
+    int source_bytes;    // bytes of a block in the file
+    int codebook_bytes;  // size of the codebook whose points the file's indices name; 0: no codebook
     int64_t (*tile_bytes)(int64_t cols);
-    // rows: the 16 source rows of the tile; null behind the matrix' last row, packed as zeros.
+    // Packs one tile from its 16 source rows. A null row, past the last row of the matrix, is packed as
+    // zeros.
     void (*pack)(const std::byte* const* rows, int64_t cols, const uint8_t* codebook, std::byte* tile);
-    // One row of a tile back as floats, through the same snippet that the products use.
+    // Decodes row `lane` of a tile to floats, with the same snippet that matmul uses.
     void (*decode)(const std::byte* tile, int64_t cols, int lane, float* out);
     void (*matmul)(const TileMatmul&);
-    int panel_rows = 512;  // rows that had better pass a tile at once: their sums stay in the cache
+    int panel_rows = 512;  // most rows of x in one product, so that their sums stay in the cache
 };
 
-// What a SIMD level offers; kernels/table.cpp fills it.
+// The kernels and formats of a SIMD level, defined in kernels/table.cpp.
 struct Level {
     const char* name;
     const Kernel* const* kernels;
     size_t n_kernels;
     const WeightFormat* const* formats;  // ends with null
-    // Multiply-adds of 8-bit integers at the level's peak rate, in registers: the roofline of prefill.
-    // Returns their number.
+    // Runs 8-bit multiply-adds at the peak rate of the level and returns their number: the roofline of
+    // prefill.
     int64_t (*int8_peak)(int64_t iterations);
 
     const Kernel* kernel(std::string_view name) const {

@@ -1,4 +1,4 @@
-// The SIMD levels that were built, and which of them this machine runs.
+// The SIMD levels that were built and that this machine can run.
 #pragma once
 
 #include <string_view>
@@ -8,10 +8,11 @@
 
 namespace zinc {
 
-// Runnable here, best first; the scalar level always ends the list.
+// The levels that run on this machine, best first. The last is always the scalar level.
 std::vector<const Level*> runnable_levels();
 
-// "auto" is the best one. Throws std::invalid_argument when the machine or the build lacks it.
+// The level `name`; "auto" is the best one. Throws std::invalid_argument if the machine or the build lacks
+// it.
 const Level& find_level(std::string_view name);
 
 }  // namespace zinc

@@ -1,6 +1,6 @@
-// Zeroed memory. Small blocks come from the heap; large ones straight from the system, which commits and
-// zeroes a page when it is first touched, and in huge pages where it can: a weight matrix read once a token
-// costs more in page-table walks than in anything else that 4 KiB pages are good for.
+// Allocation of zeroed memory. Small blocks come from the heap. Large blocks are mapped from the system,
+// which commits and zeroes a page on first touch, with huge pages if available: a weight matrix is read once
+// a token, and with 4 KiB pages the page-table walks would take most of that time.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -42,8 +42,8 @@ std::byte* map(size_t n) {
     return data;
 }
 
-// Pieces one behind the other in mappings of 32 MiB. A mapping is never reused in part, so what it gives is
-// zero.
+// A bump allocator over mappings of 32 MiB. No part of a mapping is reused, so the memory is always zero. A
+// mapping is released when its last piece is freed.
 class Slabs {
 public:
     static constexpr size_t kSize = size_t{32} << 20;
@@ -88,21 +88,21 @@ Slabs& slabs() {
 
 }  // namespace
 
-const bool wants_pages_in_turn =
+const bool prefers_alternating_pages =
 #if defined(__x86_64__)
     (__builtin_cpu_init(), __builtin_cpu_is("intel"));
 #else
     false;
 #endif
 
-const bool has_roomy_first_level =
+const bool has_large_l1 =
 #if defined(_SC_LEVEL1_DCACHE_SIZE)
     sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
 #else
     false;
 #endif
 
-Bytes Bytes::lasting(size_t n) {
+Bytes Bytes::for_model(size_t n) {
     if (n == 0 || n > Slabs::kLargestPiece) return Bytes(n);
     Bytes bytes;
     bytes.data = slabs().take(n);

@@ -1,5 +1,5 @@
-// The Python module zinc.backends.cpu._cpu: pools, packed weights, caches and programs. No arithmetic lives
-// here.
+// Bindings of the Python module zinc.backends.cpu._cpu: pools, packed weights, caches and programs. They
+// contain no arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -28,10 +28,10 @@ using Array = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cp
 using Ints = Array<int32_t, 1>;
 using FloatArray = nb::ndarray<nb::numpy, float>;
 
-Act parse_act(std::string_view name) {
-    for (Act act : {Act::f32, Act::q8_32, Act::q8_256, Act::bf16})
-        if (name == act_name(act)) return act;
-    throw std::invalid_argument("no activation format '" + std::string(name) + "'");
+RowFormat parse_row_format(std::string_view name) {
+    for (RowFormat format : {RowFormat::f32, RowFormat::q8_32, RowFormat::q8_256, RowFormat::bf16})
+        if (name == format_name(format)) return format;
+    throw std::invalid_argument("no row format '" + std::string(name) + "'");
 }
 
 Dim parse_dim(std::string_view name) {
@@ -64,7 +64,7 @@ FloatArray new_floats(std::vector<size_t> shape) {
     return FloatArray(data.release(), shape.size(), shape.data(), owner);
 }
 
-// The program with the Python objects that its operands point into.
+// A program and the Python objects that own the memory of its operands.
 struct PyProgram {
     nb::object pool_owner;
     Program program;
@@ -80,9 +80,9 @@ struct PyProgram {
             } else if (nb::isinstance<StateLayer>(item)) {
                 o.state = nb::cast<StateLayer*>(item);
             } else if (!item.is_none()) {
-                const auto [act, cols, offset, stride] =
+                const auto [format, cols, offset, stride] =
                     nb::cast<std::tuple<std::string, int32_t, int64_t, int64_t>>(item);
-                o.act = parse_act(act);
+                o.format = parse_row_format(format);
                 if (cols <= 0) throw std::invalid_argument("an operand needs at least one column");
                 o.cols = cols;
                 o.stride = stride;
@@ -139,9 +139,9 @@ NB_MODULE(_cpu, m) {
         return names;
     });
     m.def(
-        "activation",
+        "row_format",
         [](const std::string& level, int type) {
-            return std::string(act_name(find_format(find_level(level), type).activation));
+            return std::string(format_name(find_format(find_level(level), type).row_format));
         },
         "level"_a, "ggml_type"_a);
     m.def(
@@ -159,11 +159,11 @@ NB_MODULE(_cpu, m) {
         "level"_a);
     m.def(
         "row_bytes",
-        [](const std::string& act, int64_t cols) {
+        [](const std::string& format, int64_t cols) {
             if (cols < 0 || cols > int64_t{1} << 31) throw std::invalid_argument("no such number of columns");
-            return row_bytes(parse_act(act), cols);
+            return row_bytes(parse_row_format(format), cols);
         },
-        "act"_a, "cols"_a);
+        "format"_a, "cols"_a);
 
     nb::class_<Pool>(m, "Pool")
         .def(
@@ -265,7 +265,7 @@ NB_MODULE(_cpu, m) {
             [](nb::handle_t<KVLayer> self, bool values) {
                 auto& c = *nb::inst_ptr<KVLayer>(self);
                 const auto blocks = static_cast<size_t>(c.n_blocks);
-                Bytes& bytes = values ? c.v : c.k;  // as they lie in memory: a row is a block
+                Bytes& bytes = values ? c.v : c.k;  // the bytes in memory order: one row for each block
                 return nb::ndarray<nb::numpy, uint8_t>(bytes.data, {blocks, bytes.size / blocks}, self);
             },
             "values"_a);
@@ -336,7 +336,7 @@ NB_MODULE(_cpu, m) {
             "offset"_a, "rows"_a, "cols"_a, "stride_bytes"_a)
         .def(
             "read",
-            [](PyProgram& self, const std::string& act, int64_t offset, int64_t rows, int64_t cols,
+            [](PyProgram& self, const std::string& format, int64_t offset, int64_t rows, int64_t cols,
                int64_t stride_bytes) {
                 constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
                 if (rows < 0 || cols < 1 || stride_bytes < (rows > 1) || rows > kLimit || cols > kLimit ||
@@ -345,10 +345,10 @@ NB_MODULE(_cpu, m) {
                 self.program.arena(
                     offset, rows ? (rows - 1) * stride_bytes + cols : 0);  // before anything is allocated
                 FloatArray out = new_floats({static_cast<size_t>(rows), static_cast<size_t>(cols)});
-                self.program.read(parse_act(act), offset, rows, cols, stride_bytes, out.data());
+                self.program.read(parse_row_format(format), offset, rows, cols, stride_bytes, out.data());
                 return out;
             },
-            "act"_a, "offset"_a, "rows"_a, "cols"_a, "stride_bytes"_a)
+            "format"_a, "offset"_a, "rows"_a, "cols"_a, "stride_bytes"_a)
         .def(
             "bytes_view",
             [](nb::handle_t<PyProgram> self, int64_t offset, int64_t n_bytes) {

@@ -15,17 +15,17 @@ constexpr int kTilesPerChunk = 8;
 
 int64_t tiles_per_plane(const PackedTensor& t) { return (t.rows + kTileRows - 1) / kTileRows; }
 
-// Rows before a tile, over all planes.
+// Index of the first row of a tile, counted over all planes.
 int64_t first_row(const PackedTensor& t, int64_t tile) {
     const int64_t tiles = tiles_per_plane(t);
     return tile / tiles * t.rows + tile % tiles * kTileRows;
 }
 
-// Source bytes of a row; checks that `data` are whole rows.
+// Bytes of a source row. Throws unless `data` consists of whole rows.
 int64_t source_row_bytes(const PackedTensor& t, std::span<const std::byte> data) {
     const int64_t row = t.cols / t.format->block * t.format->source_bytes;
     require(static_cast<int64_t>(data.size()) % row == 0,
-            "the data are not whole rows of " + std::to_string(row) + " bytes");
+            "the data do not consist of whole rows of " + std::to_string(row) + " bytes");
     return row;
 }
 
@@ -35,7 +35,7 @@ void check_codebook(const WeightFormat& format, std::span<const uint8_t> codeboo
                 " bytes, not " + std::to_string(codebook.size()));
 }
 
-// Packs tiles [first, last); `row_at(r)` is the source of row r over all planes.
+// Packs tiles [first, last). row_at(r) returns the source of row r, counted over all planes.
 template <class RowAt>
 void fill(Pool& pool, PackedTensor& t, int64_t first, int64_t last, std::span<const uint8_t> codebook,
           RowAt&& row_at) {
@@ -73,7 +73,7 @@ PackedTensor allocate(const WeightFormat& format, int64_t planes, int64_t rows, 
     t.cols = cols;
     t.tile_bytes = format.tile_bytes(cols);
     t.plane_bytes = tiles_per_plane(t) * t.tile_bytes;
-    t.bytes = Bytes::lasting(static_cast<size_t>(planes * t.plane_bytes));
+    t.bytes = Bytes::for_model(static_cast<size_t>(planes * t.plane_bytes));
     return t;
 }
 

@@ -17,8 +17,8 @@ inline void relax() {
 #endif
 }
 
-// Long enough to bridge the gap between two launches or two tokens, short enough that an idle or crowded
-// machine gets its core back.
+// How long a thread spins before it sleeps: longer than the gap between two launches or tokens, but short
+// enough to release the core on an idle or crowded machine.
 constexpr auto kSpin = std::chrono::microseconds(30);
 
 template <class F>
@@ -72,7 +72,7 @@ void Pool::run(int n_items, const int* chunks, Run run, void* context) {
     {
         std::lock_guard lock(job_mutex_);
         if (n_items > capacity_) {
-            // A late worker may still read the old counters, so they live as long as the pool.
+            // A late worker may still read the old counters, so they are kept until the pool is destroyed.
             if (counters_.items) retired_.push_back(std::move(counters_));
             capacity_ = n_items * 2;
             const auto n = static_cast<size_t>(capacity_);
@@ -80,8 +80,8 @@ void Pool::run(int n_items, const int* chunks, Run run, void* context) {
         }
         Lane* lanes = counters_.lanes.get();
         for (int i = 0; i < n_items; ++i, lanes += size()) {
-            // Closed before the new total appears: a late worker that reads that total sees the new epoch
-            // too.
+            // Close the lane before the new total is stored: a late worker that reads the new total then sees
+            // the new epoch too.
             for (int t = 0; t < size(); ++t)
                 lanes[t].next.store(first | 0xffffffff, std::memory_order_relaxed);
             const auto total = static_cast<uint32_t>(chunks[i]);
@@ -141,7 +141,7 @@ void Pool::walk(uint32_t epoch, int thread) {
                 run(next);
                 next = claim.load(std::memory_order_acquire);
             }
-            if (next >> 32 != epoch) return;  // this step is over: every chunk was done without us
+            if (next >> 32 != epoch) return;  // the step is over: other threads ran every chunk
         }
         wait_done(c, all_done);
     }

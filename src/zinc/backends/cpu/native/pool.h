@@ -1,13 +1,13 @@
-// Threads that walk a program's launches together.
+// A pool of threads that run the launches of a program together.
 //
-// Every thread visits every launch in order, claims chunks until none is left and goes on when all chunks are
-// done. So nobody waits for a *thread*, only for chunks in flight: a thread that the operating system has
-// preempted between chunks delays no one. Counters carry the epoch (step number) in their upper half, so a
+// Every thread visits every launch in order. It claims chunks of the launch until none is left and continues
+// when all chunks are done. A thread waits only for chunks in flight, never for another thread, so a thread
+// that was preempted between chunks delays nobody. The upper half of a counter is the epoch (step number): a
 // late thread that wakes up in the next step cannot claim a chunk of it by mistake. Epochs wrap around.
 //
-// The chunks of a launch fall into a lane a thread, neighbours in the same lane. A thread takes its own lane
-// first and then what is left in the others: so it reads one long run of weights, which memory delivers up
-// to a third faster than pieces from here and there.
+// The chunks of a launch are divided into one lane for each thread; adjacent chunks are in the same lane. A
+// thread first takes the chunks of its own lane, then those left in other lanes. So it reads one contiguous
+// run of weights, which is up to a third faster than scattered reads.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace zinc {
 
 class Pool {
 public:
-    // `run(item, chunk, scratch)` for item in [0, n), chunk in [0, chunks[item]); items in order.
+    // Called as run(context, item, chunk, scratch) for each item in order and each of its chunks.
     using Run = void (*)(void* context, int item, int chunk, Scratch&);
 
     explicit Pool(int n_threads);
@@ -35,7 +35,7 @@ public:
     int size() const { return static_cast<int>(scratch_.size()); }
     void run(int n_items, const int* chunks, Run run, void* context);
 
-    // One item of `chunks` chunks, for work outside a program (packing weights).
+    // Runs f(chunk, scratch) for `chunks` chunks, for work outside a program such as packing weights.
     template <class F>
     void for_chunks(int chunks, F&& f) {
         auto call = [](void* context, int, int chunk, Scratch& s) { (*static_cast<F*>(context))(chunk, s); };
@@ -50,12 +50,12 @@ private:
     struct alignas(64) Lane {
         std::atomic<uint64_t> next{0};
     };
-    // Counters of every item, and a lane for every item and thread.
+    // One counter for each item, and one lane for each item and thread.
     struct Counters {
         std::unique_ptr<Counter[]> items;
         std::unique_ptr<Lane[]> lanes;
     };
-    // First chunk of a lane; that of lane size() is the number of chunks.
+    // First chunk of a lane. Lane size() gives the number of chunks.
     uint64_t first_chunk(uint64_t total, int lane) const {
         const auto n = static_cast<uint64_t>(size());
         return (total * static_cast<uint64_t>(lane) + n - 1) / n;

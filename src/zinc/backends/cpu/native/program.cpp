@@ -42,17 +42,17 @@ Program::Program(Pool& pool, const Level& level, int64_t arena_bytes) : pool_(po
 void Program::place(Operand& o, Dim dim) {
     if (o.tensor || o.kv || o.state || o.cols == 0) return;
     const int64_t offset = reinterpret_cast<intptr_t>(o.data);
-    const int64_t size = static_cast<int64_t>(arena_.size), row = row_bytes(o.act, o.cols);
+    const int64_t size = static_cast<int64_t>(arena_.size), row = row_bytes(o.format, o.cols);
     require(o.cols > 0, "an operand has a negative number of columns");
-    require(o.act == Act::f32 || o.act == Act::bf16 || o.cols % 32 == 0,
+    require(o.format == RowFormat::f32 || o.format == RowFormat::bf16 || o.cols % 32 == 0,
             "a quantised operand has " + std::to_string(o.cols) + " columns, not a multiple of 32");
-    const bool one_row = o.stride == 0, floats = o.act == Act::f32;
+    const bool one_row = o.stride == 0, floats = o.format == RowFormat::f32;
     const int64_t used = floats ? int64_t{o.cols} * 4 : row;
     require(
         offset >= 0 && offset % (floats ? 4 : 64) == 0 && o.stride % 4 == 0 && (one_row || o.stride >= used),
         "an operand's offset (" + std::to_string(offset) + ") or stride (" + std::to_string(o.stride) +
             ") does not fit rows of " + std::to_string(row) + " bytes");
-    // Floats may be some columns of wider rows, so their last row may end before its stride does.
+    // Float operands may be a view of some columns, so the last row may end before its stride.
     const int64_t last = floats ? used : std::max(used, o.stride);
     require(offset <= size - last, "an operand lies outside the arena");
     o.data = arena_.data + offset;
@@ -115,7 +115,7 @@ void Program::check(const Batch& b) const {
     for (const KVLayer* kv : caches_) check_table(b, *kv);
 }
 
-// A freed block (-1) may only lie before the tokens of the step; what reads there is the kernel's to avoid.
+// A freed block (-1) may only lie before the tokens of the step. Kernels must not read it.
 void Program::check_table(const Batch& b, const KVLayer& kv) {
     require(kv.group >= 0 && kv.group < static_cast<int>(b.tables.size()), "a block table is missing");
     const Batch::Table& table = b.tables[static_cast<size_t>(kv.group)];
@@ -161,22 +161,22 @@ std::byte* Program::arena(int64_t offset, int64_t bytes) {
     return arena_.data + offset;
 }
 
-void Program::read(Act act, int64_t offset, int64_t rows, int64_t cols, int64_t stride, float* out) {
+void Program::read(RowFormat format, int64_t offset, int64_t rows, int64_t cols, int64_t stride, float* out) {
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
     require(rows >= 0 && cols > 0 && stride >= 0 && rows <= kLimit && cols <= kLimit && stride <= kLimit,
             "no such rows in the arena");
     if (rows == 0) return;
-    const int64_t bytes = act == Act::f32 ? cols * 4 : row_bytes(act, cols);
+    const int64_t bytes = format == RowFormat::f32 ? cols * 4 : row_bytes(format, cols);
     const std::byte* row = arena(offset, (rows - 1) * stride + bytes);
     for (int64_t t = 0; t < rows; ++t, row += stride, out += cols) {
-        if (act == Act::f32) {
+        if (format == RowFormat::f32) {
             std::memcpy(out, row, static_cast<size_t>(cols) * 4);
-        } else if (act == Act::bf16) {
+        } else if (format == RowFormat::bf16) {
             const auto* halves = reinterpret_cast<const uint16_t*>(row);
             for (int64_t k = 0; k < cols; ++k) out[k] = bf16_to_f32(halves[k]);
         } else {
-            const int64_t block = act == Act::q8_32 ? 32 : 256;
-            const auto* d = reinterpret_cast<const float*>(row + Q8Row(act, cols).d);
+            const int64_t block = format == RowFormat::q8_32 ? 32 : 256;
+            const auto* d = reinterpret_cast<const float*>(row + Q8Row(format, cols).d);
             for (int64_t k = 0; k < cols; ++k)
                 out[k] = d[k / block] * static_cast<float>(static_cast<int8_t>(row[k]));
         }
@@ -198,15 +198,16 @@ double read_bandwidth(Pool& pool, int64_t bytes, int reps) {
     double best = 0;
     for (int rep = 0; rep < reps; ++rep) {
         const int64_t start = now_ns();
-        // Pieces small enough that a disturbed thread leaves its work to the others.
+        // Small pieces, so that other threads take over the work of a thread that was preempted.
         const int pieces = static_cast<int>(std::max<int64_t>(1, words * pool.size() * 8 >> 20));
         const int64_t piece = words * pool.size() / pieces / 8 * 8;
         pool.for_chunks(pieces, [&](int chunk, Scratch&) {
             const uint64_t* p = data + chunk * piece;
             uint64_t sums[8] = {};
             for (int64_t i = 0; i < piece; i += 8) {
-                __builtin_prefetch(wants_pages_in_turn ? in_turn<4>(reinterpret_cast<const std::byte*>(p + i))
-                                                       : reinterpret_cast<const std::byte*>(p + i + 512));
+                __builtin_prefetch(prefers_alternating_pages
+                                       ? alternating_line<4>(reinterpret_cast<const std::byte*>(p + i))
+                                       : reinterpret_cast<const std::byte*>(p + i + 512));
                 for (int j = 0; j < 8; ++j) sums[j] += p[i + j];
             }
             for (uint64_t s : sums) checksum += s;
@@ -219,7 +220,7 @@ double read_bandwidth(Pool& pool, int64_t bytes, int reps) {
 
 double int8_peak(Pool& pool, const Level& level) {
     double best = 0;
-    const int64_t end = now_ns() + 200'000'000;  // threads that wake up may share a processor at first
+    const int64_t end = now_ns() + 200'000'000;  // threads that just woke up may share a core at first
     for (int rep = 0; rep < 5 || now_ns() < end; ++rep) {
         std::atomic<int64_t> done{0};
         const int64_t start = now_ns();

@@ -1,4 +1,4 @@
-// A program: the launches of one plan over one arena, walked by the threads of a pool in one call a step.
+// A program: the launches of one plan and their arena. One call runs a step on the threads of a pool.
 #pragma once
 
 #include <limits>
@@ -12,19 +12,18 @@ class Program {
 public:
     Program(Pool& pool, const Level& level, int64_t arena_bytes);
 
-    // Operands in the arena carry their offset in `data` as if the arena began at null. Throws
+    // Adds a launch and returns its index. Operands in the arena have their byte offset in `data`. Throws
     // std::invalid_argument.
     int add(std::string_view kernel, Dim dim, int32_t constant_rows, std::vector<Operand> in,
             std::vector<Operand> out, const Attrs& attrs);
-    // Launches [first, last) over a batch. Throws std::invalid_argument when the batch contradicts itself or
-    // is larger than the arena; a kernel may throw on what it alone can see (a token id past the vocabulary).
+    // Runs launches [first, last) on a batch. Throws std::invalid_argument if the batch is inconsistent or
+    // does not fit the arena. Kernels may throw too, for example on a token id outside the vocabulary.
     void run(const Batch& batch, int first, int last);
 
     int size() const { return static_cast<int>(launches_.size()); }
     std::byte* arena(int64_t offset, int64_t bytes);  // checked
-    // Rows of an activation as floats, whatever form they have: out [rows][cols]. For tests and `zinc
-    // verify`.
-    void read(Act act, int64_t offset, int64_t rows, int64_t cols, int64_t stride, float* out);
+    // Decodes rows in the arena to out, float [rows][cols]. For tests and `zinc verify`.
+    void read(RowFormat format, int64_t offset, int64_t rows, int64_t cols, int64_t stride, float* out);
     void set_profile(bool on);
     const std::vector<int64_t>& times_ns() const { return times_ns_; }  // summed since set_profile(true)
 
@@ -45,10 +44,10 @@ private:
     bool profile_ = false;
 };
 
-// Read rate of the memory in bytes a second: every thread walks its share of `bytes`, `reps` times; the best
-// pass.
+// Measures read bandwidth in bytes a second: all threads read a buffer of `bytes` bytes `reps` times; returns
+// the fastest pass.
 double read_bandwidth(Pool& pool, int64_t bytes, int reps);
-// Rate of 8-bit multiply-adds of all threads, two operations each, a second.
+// Measures 8-bit operations a second of all threads; a multiply-add counts as two.
 double int8_peak(Pool& pool, const Level& level);
 
 }  // namespace zinc

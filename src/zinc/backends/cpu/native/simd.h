@@ -1,10 +1,9 @@
-// Sixteen lanes, whatever the machine: one zmm on AVX-512, two ymm on AVX2, four q registers on NEON, plain
-// arrays elsewhere. Kernels are written once over these types and compiled once a level (ZINC_LEVEL), so all
-// levels run the same arithmetic in the same order. fma is fused where the level's machine has it.
+// Vectors of sixteen lanes: one zmm register on AVX-512, two ymm on AVX2, four q registers on NEON, plain
+// arrays elsewhere. Kernels are written once over these types and compiled once for each level (ZINC_LEVEL),
+// so all levels run the same arithmetic in the same order. fma is fused on every level whose machine has it.
 //
-// Which implementation a translation unit gets is the build's word (ZINC_SIMD_*), not the compiler's flags:
-// the scalar level stays scalar under -march=native. simd/scalar.h is the reference that the others must
-// equal.
+// The build selects the implementation (ZINC_SIMD_*), not the compiler's flags: the scalar level stays scalar
+// under -march=native. simd/scalar.h is the reference for the other levels.
 #pragma once
 
 #include <cmath>
@@ -24,7 +23,7 @@
 #if !defined(ZINC_HAS_TRANSPOSE)
 namespace zinc::ZINC_LEVEL {
 
-// to[j][i] = from[i][j] for i, j < 16; rows are `step` floats apart.
+// Transposes 16 x 16 floats: to[j][i] = from[i][j]. Rows are from_step and to_step floats apart.
 inline void transpose16(const float* from, int64_t from_step, float* to, int64_t to_step) {
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 16; ++j) to[j * to_step + i] = from[i * from_step + j];

@@ -1,4 +1,4 @@
-// Loops whose index is a constant in every iteration, so that arrays indexed by it live in registers.
+// Unrolled loops with a constant index, so that arrays indexed by it are kept in registers.
 #pragma once
 
 #include <type_traits>
@@ -13,9 +13,9 @@ template <int kCount, class F>
     }(std::make_integer_sequence<int, kCount>());
 }
 
-// Before a loop over vectors: the compiler unrolls it early, so that they live in registers all the same, and
-// one body is compiled instead of one for each index. The scalar level has no registers that they could live
-// in.
+// Placed before a loop over vectors. The compiler unrolls the loop early enough to keep the vectors in
+// registers and compiles one body, not one for each index. The scalar level has no vector registers, so it
+// does not unroll.
 #if defined(ZINC_SIMD_SCALAR)
 #define ZINC_UNROLL
 #else

@@ -1,11 +1,11 @@
-// Matrix products of 8-bit integers in the tile registers of AMX (Intel, Sapphire Rapids and later).
+// Matrix products of 8-bit integers in the tile registers of AMX (Intel Sapphire Rapids and later).
 //
-// A register has sixteen rows of 64 bytes. One instruction adds the products of up to sixteen rows of x with
-// sixteen rows of weights over 64 k, in int32. The weights must lie as planes.h has them, a vector for four k
-// of sixteen rows, so sixteen of our vectors are a register as they are. Integers are exact in any order:
-// the sums are those of the vector products, and so is every float that is made from them.
+// A register has sixteen rows of 64 bytes. One instruction adds the products of up to sixteen rows of x and
+// sixteen rows of weights over 64 k, in int32. It needs the weights in the layout of planes.h, one vector for
+// four k of sixteen rows, so sixteen such vectors are loaded as one register. Integer sums are exact in any
+// order, so the results equal those of the vector code bit by bit.
 //
-// Registers 0 to 3 have sums, 4 and 5 rows of x, 6 and 7 weights.
+// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ namespace zinc::ZINC_LEVEL::tmul {
 inline constexpr int kMaxRows = 16;
 inline constexpr int kX = 4, kWeights = 6;
 
-// Cuts n rows into as few groups as there can be, all of one size: the last begins with rows of the one
-// before, if need be.
+// Division of n rows into the smallest number of groups, all of the same size. The last group may repeat rows
+// of the group before it.
 struct RowGroups {
     int n, count, rows;
     explicit RowGroups(int n_rows)
@@ -29,8 +29,8 @@ struct RowGroups {
     int repeated(int group) const { return group * rows - start(group); }
 };
 
-// Gives the registers their shapes: so many rows of x, and `bytes` of k a step. The system saves registers
-// that are in use at every switch of threads, so they are given back at the end.
+// Configures the tile registers for `rows` rows of x and `bytes` bytes of k a step, and releases them on
+// destruction: the system saves registers in use at every context switch.
 class Registers {
 public:
     Registers(int rows, int bytes) {
@@ -61,7 +61,7 @@ template <int kRegister>
 [[gnu::always_inline]] inline void store(void* to) {
     asm volatile("tilestored %%tmm%c2, (%0,%1)" ::"r"(to), "r"(int64_t{64}), "i"(kRegister) : "memory");
 }
-// sums += x . weights, of signed x and weights that are signed or not.
+// sums += x . weights, with signed x and signed or unsigned weights.
 template <int kSums, int kX, int kWeights, bool kSigned>
 [[gnu::always_inline]] inline void multiply() {
     if constexpr (kSigned) {
@@ -71,15 +71,15 @@ template <int kSums, int kX, int kWeights, bool kSigned>
     }
 }
 
-// A format whose products of many rows are those of `matmul`. Tiles are through so fast that rows had better
-// stay in the cache too.
+// Returns `format` with another product. Its panels have fewer rows, because tiles are processed so fast that
+// the rows of x should stay in the cache too.
 constexpr WeightFormat with(WeightFormat format, void (*matmul)(const TileMatmul&)) {
     format.matmul = matmul;
     format.panel_rows = 256;
     return format;
 }
 
-// A register of sums in memory.
+// The contents of a register of sums.
 struct alignas(64) Sums {
     int32_t row[kMaxRows][16];
 };

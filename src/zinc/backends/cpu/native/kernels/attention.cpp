@@ -1,57 +1,55 @@
-// attention: causal grouped-query attention over the cache, one code for prefill, decode and verification.
+// attention: causal grouped-query attention over the KV cache. One code path serves prefill, decode and
+// verification.
 //
-// Keys are visited in blocks of 64 and splits of 256 that lie at fixed absolute positions: inside a split the
-// softmax is kept online (Dao et al. 2022), splits are folded into each other in ascending order. So what a
-// token gets depends on its own position and cache alone, whoever is in the batch, however a prompt was cut
-// and however many threads run.
+// Keys are visited in blocks of 64 and splits of 256 at fixed absolute positions. The softmax is online
+// within a split (Dao et al. 2022), and splits are merged in ascending order. So the result of a token
+// depends on its own position and cache only, not on other sequences, the division of a prompt into steps or
+// the number of threads.
 //
-// Work falls into items (a run of tokens of one sequence) x KV heads x runs of splits. The query heads of a
-// KV head (and in prefill several tokens) share its loads. With few tokens the splits of an item go to
-// different threads, leave their state in `common`, and the chunk that finishes last folds them.
+// Work is divided into items (runs of tokens of one sequence) x KV heads x runs of splits (split-K). The
+// query heads of a KV head, and in prefill several tokens, share the loads of keys and values. If there are
+// few tokens, the splits of an item go to different threads, which store their partial results in `common`;
+// the chunk that finishes last merges them.
 #include <atomic>
 #include <new>
 
-#include "attention_math.h"
+#include "attention_rows.h"
 #include "rows.h"
 
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-constexpr int kSplit = 256;     // keys
-constexpr int kItemRows = 96;   // rows (tokens x query heads) that share the loads of a KV head
-constexpr int kPanelRows = 16;  // from here on keys and values are widened to floats once for all rows
+using namespace attention_rows;
+using in = operands::attention;
+
+constexpr int kItemRows = 96;  // most rows (tokens x query heads) of an item
+constexpr int kPanelRows =
+    16;  // with this many rows, keys and values are converted to floats once for all rows
 constexpr int kStateFloats = sizeof(RowState) / sizeof(float);
 constexpr int64_t kMaxPartialFloats = 16 << 20;
-static_assert(kSplit % kKeyBlock == 0 && kKeyBlock % kKvTile == 0);
 
-// in: q f32, kv, sinks? (vector of heads); out: o f32 or q8.
-struct Params {
-    int n_heads, queries, dim, dim_v, window;  // queries: heads that share a KV head
-    int item_tokens, item_rows;                // of an item
-    int pieces, piece_queries;                 // parts of a token's heads: one unless queries > kItemRows
-    float query_scale, cap;                    // logits in units of log 2: scale and cap carry 1/ln 2
-};
 constexpr float kLog2e = 1.44269504f;
 
 struct Item {
-    int sequence, first, n_tokens;  // rows of the batch
+    int sequence, first, n_tokens;  // token rows of the batch
     int first_split, n_splits, step, parts;
-    int chunk;         // its first chunk
-    int64_t partials;  // its first float in `common`, when parts > 1
+    int chunk;         // index of its first chunk
+    int64_t partials;  // index of its first float in `common`, if parts > 1
 };
 
-// Launch::shared: a Plan, its items, then for each item a counter of parts a head and a counter of heads.
+// The contents of Launch::shared: a Plan, its items, then for each item a counter of finished parts for each
+// head and a counter of finished heads.
 struct Plan {
     int n_items, n_chunks;
-    int64_t staging;  // first float of the f32 rows that wait for quantisation, in `common`
+    int64_t staging;  // index in `common` of the f32 rows that wait for quantisation
     Item* items() { return reinterpret_cast<Item*>(this + 1); }
     const Item* items() const { return reinterpret_cast<const Item*>(this + 1); }
 };
 
 void prepare(Launch& l, const Attrs& attrs) {
-    require_operands(l, 3, 1);
-    require(l, l.dim == Dim::tokens, "has one row a token");
-    const KVLayer* kv = l.in[1].kv;
+    require_operands(l, in::n_inputs, 1);
+    require(l, l.dim == Dim::tokens, "must have one row for each token");
+    const KVLayer* kv = l.in[in::cache].kv;
     require(l, kv, "kv must be a KV layer");
     Params& p = l.as<Params>();
     p.n_heads = whole(l, attrs, "n_heads", 1, 1 << 16);
@@ -69,12 +67,12 @@ void prepare(Launch& l, const Attrs& attrs) {
     require(l, p.window >= 0 && cap >= 0, "window and softcap must not be negative");
     p.query_scale = cap > 0 ? scale / cap : scale * kLog2e;
     p.cap = cap * kLog2e;
-    require_rows(l, l.in[0], "q", Act::f32, int64_t{p.n_heads} * p.dim);
-    if (l.in[2]) require_vector(l, l.in[2], "sinks", p.n_heads);
+    require_rows(l, l.in[in::q], "q", RowFormat::f32, int64_t{p.n_heads} * p.dim);
+    if (l.in[in::sinks]) require_vector(l, l.in[in::sinks], "sinks", p.n_heads);
     require_output(l, l.out[0], "o", p.n_heads * p.dim_v);
 }
 
-// ---- how a batch falls into items and chunks
+// ---- division of a batch into items and chunks
 
 template <class T>
 T* grow(Bytes& bytes, size_t count) {
@@ -82,11 +80,9 @@ T* grow(Bytes& bytes, size_t count) {
     return reinterpret_cast<T*>(bytes.data);
 }
 
-int first_key(const Params& p, int position) { return p.window ? std::max(0, position - p.window + 1) : 0; }
-
 int chunks(const Launch& l, const Batch& batch, int n_threads) {
     const Params& p = l.as<Params>();
-    const int heads = l.in[1].kv->n_heads * p.pieces;
+    const int heads = l.in[in::cache].kv->n_heads * p.pieces;
     int n_items = 0;
     for (int s = 0; s < batch.n_sequences; ++s)
         n_items += (batch.seq_start[s + 1] - batch.seq_start[s] + p.item_tokens - 1) / p.item_tokens;
@@ -96,7 +92,7 @@ int chunks(const Launch& l, const Batch& batch, int n_threads) {
     Plan* plan = reinterpret_cast<Plan*>(grow<std::byte>(l.shared, bytes));
     plan->n_items = n_items;
 
-    // The longest items first: those of the end of a prompt see the most keys.
+    // The longest items come first: those at the end of a prompt, which see the most keys.
     Item* item = plan->items();
     int64_t n_splits = 0;
     for (int s = 0; s < batch.n_sequences; ++s) {
@@ -110,7 +106,8 @@ int chunks(const Launch& l, const Batch& batch, int n_threads) {
         }
     }
 
-    // About sixteen chunks a thread balance the load. Items are cut over the keys only when they are few.
+    // About sixteen chunks for each thread balance the load. Items are split along the keys only if there are
+    // few.
     const int64_t state = int64_t{p.item_rows} * (p.dim_v + kStateFloats);
     const bool whole_items = int64_t{n_items} * heads >= 8 * n_threads || n_threads == 1 ||
                              n_splits * heads * state > kMaxPartialFloats;
@@ -126,239 +123,21 @@ int chunks(const Launch& l, const Batch& batch, int n_threads) {
         plan->n_chunks += heads * item->parts;
     }
     plan->staging = floats;
-    if (l.out[0].act != Act::f32) floats += int64_t{batch.n_tokens} * p.n_heads * p.dim_v;
+    if (l.out[0].format != RowFormat::f32) floats += int64_t{batch.n_tokens} * p.n_heads * p.dim_v;
     grow<float>(*l.common, static_cast<size_t>(floats));
     auto* counters = reinterpret_cast<std::atomic<int>*>(plan->items() + n_items);
     for (size_t i = 0; i < n_counters; ++i) new (counters + i) std::atomic<int>(0);
     return plan->n_chunks;
 }
 
-// True for the chunk that is the last of `total` to arrive.
+// Returns true for the last of `total` chunks that call it with this counter.
 bool last_of(std::atomic<int>& counter, int total) {
     return counter.fetch_add(1, std::memory_order_acq_rel) + 1 == total;
 }
 
-// ---- one item, one KV head
-
-// The rows of a chunk and its scratch.
-struct Rows {
-    const Params& p;
-    const KVLayer& kv;
-    const Batch& batch;
-    int sequence, head;                     // KV head
-    int first_token, first_query, queries;  // queries: rows a token
-    int n;                                  // rows
-    float* q = nullptr;                     // [n][dim]
-    ByteQuery bytes = {};                   // instead of q when the keys are integers
-    float* s = nullptr;                     // [n][kKeyBlock] scores, then probabilities
-    float* factor = nullptr;                // [n] what a new maximum does to the sum
-    float* key_panel = nullptr;             // [tile][dim][16], if there is a panel
-    float* value_panel = nullptr;           // [tile][16][dim_v]
-    float* value_scales = nullptr;          // [tile][16][dim_v / 32] when the values are integers
-
-    bool integers() const { return kv.type != KvType::f16; }
-    int position(int row) const { return batch.positions[first_token + row / queries]; }
-};
-
-// Queries as the keys want them: scaled floats, or int8 with the scale in the group's scale.
-void load_queries(const Rows& rows, const Operand& q) {
-    const Params& p = rows.p;
-    const int groups = p.dim / kKvGroup;
-    const int offset = rows.kv.type == KvType::q4_0 ? NibbleKeyTile::kOffset : ByteKeyTile::kOffset;
-    for (int r = 0; r < rows.n; ++r) {
-        const int query = rows.head * p.queries + rows.first_query + r % rows.queries;
-        const float* x = q.row(rows.first_token + r / rows.queries) + query * p.dim;
-        if (!rows.integers()) {
-            const F32x16 scale = F32x16::set1(p.query_scale);
-            for (int d = 0; d < p.dim; d += 16) (F32x16::load(x + d) * scale).store(rows.q + r * p.dim + d);
-            continue;
-        }
-        for (int g = 0; g < groups; ++g) {
-            const F32x16 a = F32x16::load(x + g * kKvGroup), b = F32x16::load(x + g * kKvGroup + 16);
-            const float top = hmax(max(abs(a), abs(b)));
-            const F32x16 inverse = F32x16::set1(top > 1e-30f ? 127.0f / top : 0.0f);
-            int8_t* quants = rows.bytes.quants + r * p.dim + g * kKvGroup;
-            const I32x16 qa = to_i32(a * inverse), qb = to_i32(b * inverse);
-            qa.store_i8(quants);
-            qb.store_i8(quants + 16);
-            const bool finite = sum((a + b) * F32x16::zero()) == 0.0f;
-            rows.bytes.scales[r * groups + g] =
-                finite ? top / 127.0f * p.query_scale : std::numeric_limits<float>::quiet_NaN();
-            rows.bytes.offsets[r * groups + g] = (kDotOffset - offset) * sum(qa + qb);
-        }
-    }
-}
-
-// `count` elements of a tile as floats. Tiles are a multiple of 64, the scales of one of 16.
-template <class Tile>
-void widen(const Tile& tile, int count, float* to) {
-    for (int at = 0; at < count; at += 64) {
-        const typename Tile::Cursor from = tile.at(at);
-        ZINC_UNROLL
-        for (int i = 0; i < 4; ++i) {
-            from.prefetch_for(i);
-            if (at + 16 * i < count) from.load(i).store(to + at + 16 * i);
-        }
-    }
-}
-
-// The scales of a tile are read before or between its quants, and so asked for a whole block ahead.
-void prefetch_scales(const std::byte* scales, int count) {
-    for (int i = 0; i < count / kKvGroup * 2; i += kLine) prefetch(scales + i);
-}
-
-// The tiles of one block of keys; null outside [first, last), which are counted from its base.
-struct Tiles {
-    const std::byte *keys[kBlockTiles] = {}, *values[kBlockTiles] = {};
-
-    Tiles(const Rows& rows, int base, int first, int last) {
-        for (int j = std::max(0, first) / kKvTile; j < kBlockTiles && j * kKvTile < last; ++j) {
-            const int position = base + j * kKvTile;
-            const int block = kv_block(rows.batch, rows.kv, rows.sequence, position);
-            keys[j] = kv_k_tile(rows.kv, block, rows.head, position);
-            values[j] = rows.kv.v_from_k ? keys[j] : kv_v_tile(rows.kv, block, rows.head, position);
-        }
-    }
-};
-
-// Sixteen dimensions of a tile of integer keys as floats, [dimension][16 positions].
-template <class Keys>
-void widen_byte_keys(const Keys& keys, int dim, int d, float* to) {
-    const F32x16 offset = F32x16::set1(Keys::kOffset), scale = key_scales(keys, dim, d / kKvGroup);
-    for (int i = 0; i < 16; i += 4) {
-        const I16x32 bytes = keys.words(d / kKvGroup, (d % kKvGroup + i) / 4), even = bytes & 255,
-                     odd = shr<8>(bytes) & 255;
-        const I32x16 four[4] = {even.even(), odd.even(), even.odd(), odd.odd()};
-        for (int j = 0; j < 4; ++j) ((to_f32(four[j]) - offset) * scale).store(to + (i + j) * kKvTile);
-    }
-}
-
-// The values of a tile that has them in its keys. `keys`: the tile as floats, if it is f16.
-void turn_keys(const Rows& rows, const std::byte* tile, const float* keys, float* values) {
-    const Params& p = rows.p;
-    const int first = p.dim - p.dim_v;
-    for (int d = 0; d < p.dim_v; d += 16) {
-        float block[16 * kKvTile];
-        if (rows.kv.type == KvType::q8_0) widen_byte_keys(ByteKeyTile{tile}, p.dim, first + d, block);
-        if (rows.kv.type == KvType::q4_0) widen_byte_keys(NibbleKeyTile{tile}, p.dim, first + d, block);
-        transpose16(rows.integers() ? block : keys + (first + d) * kKvTile, kKvTile, values + d, p.dim_v);
-    }
-}
-
-// One block of keys for rows [row, row + n) whose keys lie in [first, last) of the block.
-template <class Keys, class Values>
-void attend_rows(const Rows& rows, const Keys* keys, const Values* values, int row, int n, int base,
-                 int first, int last, RowState* states, float* acc) {
-    const Params& p = rows.p;
-    const int first_tile = first / kKvTile, last_tile = (last + kKvTile - 1) / kKvTile;
-    float* s = rows.s + row * kKeyBlock;
-    with_rows<kMaxRows>(n, [&](auto count) {
-        auto dot = [&](auto n_tiles, int tile) {
-            if constexpr (requires { Keys::kOffset; }) {
-                const int groups = p.dim / kKvGroup;
-                const ByteQuery q = {rows.bytes.quants + row * p.dim, rows.bytes.scales + row * groups,
-                                     rows.bytes.offsets + row * groups};
-                dot_byte_keys<count(), n_tiles()>(q, p.dim, keys + tile, s + tile * kKvTile);
-            } else {
-                dot_keys<count(), n_tiles()>(rows.q + row * p.dim, p.dim, keys + tile, s + tile * kKvTile);
-            }
-        };
-        int tile = first_tile;
-        constexpr int tiles = vectors_for(count(), kBlockTiles);
-        for (; tile + tiles <= last_tile; tile += tiles) dot(std::integral_constant<int, tiles>{}, tile);
-        if constexpr (tiles > 1) {
-            for (; tile < last_tile; ++tile) dot(std::integral_constant<int, 1>{}, tile);
-        }
-        for (int r = row; r < row + n; ++r) {
-            const int position = rows.position(r);
-            rows.factor[r] =
-                softmax_block(rows.s + r * kKeyBlock, first_tile, last_tile, first_key(p, position) - base,
-                              position + 1 - base, p.cap, states[r]);
-        }
-        add_all_values<count()>(s, rows.factor + row, values, first, last, p.dim_v, acc + row * p.dim_v);
-    });
-}
-
-// All rows over the keys of one split: their states and sums of values start afresh. Keys from `end` on are
-// another chunk's.
-void attend_split(const Rows& rows, int split, int end, RowState* states, float* acc) {
-    const Params& p = rows.p;
-    for (int r = 0; r < rows.n; ++r) states[r].clear();
-    std::fill_n(acc, static_cast<size_t>(rows.n) * static_cast<size_t>(p.dim_v), 0.0f);
-    const int groups = (rows.n + kMaxRows - 1) / kMaxRows, group_rows = (rows.n + groups - 1) / groups;
-    const int from = std::max(split * kSplit, first_key(p, rows.position(0)));
-    const int to = std::min(end, rows.position(rows.n - 1) + 1);
-    int base = from / kKeyBlock * kKeyBlock;
-    Tiles next(rows, base, from - base, to - base);
-    for (; base < std::min(to, (split + 1) * kSplit); base += kKeyBlock) {
-        const int first = std::max(0, from - base), last = std::min(kKeyBlock, to - base);
-        const Tiles now = next;
-        next = Tiles(rows, base + kKeyBlock, 0, to - base - kKeyBlock);
-        HalfTile half_keys[kBlockTiles], half_values[kBlockTiles];
-        ByteKeyTile byte_keys[kBlockTiles];
-        ByteTile byte_values[kBlockTiles];
-        NibbleKeyTile nibble_keys[kBlockTiles];
-        NibbleTile nibble_values[kBlockTiles];
-        FloatTile float_keys[kBlockTiles], float_values[kBlockTiles];
-        const int key_count = kKvTile * p.dim, value_count = kKvTile * p.dim_v;
-        for (int j = first / kKvTile; j * kKvTile < last; ++j) {
-            const std::byte* ahead = next.keys[j] ? next.keys[j] : now.values[j];
-            const std::byte* ahead_values = next.values[j] ? next.values[j] : now.values[j];
-            half_keys[j] = {now.keys[j], now.values[j]};
-            half_values[j] = {now.values[j], ahead};
-            byte_keys[j] = {now.keys[j]};
-            nibble_keys[j] = {now.keys[j]};
-            if (rows.integers() && !rows.kv.v_from_k) {
-                const int64_t key_bytes = kv_quant_bytes(p.dim, rows.kv.type);
-                const int64_t value_bytes = kv_quant_bytes(p.dim_v, rows.kv.type);
-                float* scales = rows.value_scales + j * (value_count / kKvGroup);
-                widen(HalfTile{now.values[j] + value_bytes, ahead}, value_count / kKvGroup, scales);
-                if (next.values[j]) prefetch_scales(next.values[j] + value_bytes, value_count);
-                prefetch_scales(ahead + key_bytes, key_count);
-                byte_values[j] = {now.values[j], ahead, ahead_values, scales};
-                nibble_values[j] = {now.values[j], ahead, ahead_values, scales};
-            }
-            if (!rows.value_panel) continue;
-            float_keys[j] = {rows.key_panel + j * key_count};
-            float_values[j] = {rows.value_panel + j * value_count};
-            if (rows.kv.v_from_k) {
-                if (!rows.integers()) widen(half_keys[j], key_count, rows.key_panel + j * key_count);
-                turn_keys(rows, now.keys[j], rows.key_panel + j * key_count,
-                          rows.value_panel + j * value_count);
-            } else if (rows.kv.type == KvType::q8_0) {
-                widen(byte_values[j], value_count, rows.value_panel + j * value_count);
-            } else if (rows.kv.type == KvType::q4_0) {
-                widen(nibble_values[j], value_count, rows.value_panel + j * value_count);
-            } else {
-                widen(half_keys[j], key_count, rows.key_panel + j * key_count);
-                widen(half_values[j], value_count, rows.value_panel + j * value_count);
-            }
-        }
-        for (int row = 0; row < rows.n; row += group_rows) {
-            const int n = std::min(group_rows, rows.n - row);
-            const int a = std::max(first, first_key(p, rows.position(row)) - base);
-            const int b = std::min(last, rows.position(row + n - 1) + 1 - base);
-            if (a >= b) continue;
-            const auto attend = [&](const auto* keys, const auto* values) {
-                attend_rows(rows, keys, values, row, n, base, a, b, states, acc);
-            };
-            const bool panel = rows.value_panel;
-            switch (rows.kv.type) {
-                case KvType::q8_0:
-                    panel ? attend(byte_keys, float_values) : attend(byte_keys, byte_values);
-                    break;
-                case KvType::q4_0:
-                    panel ? attend(nibble_keys, float_values) : attend(nibble_keys, nibble_values);
-                    break;
-                case KvType::f16: panel ? attend(float_keys, float_values) : attend(half_keys, half_values);
-            }
-        }
-    }
-}
-
 void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const Params& p = l.as<Params>();
-    const KVLayer& kv = *l.in[1].kv;
+    const KVLayer& kv = *l.in[in::cache].kv;
     Plan* plan = reinterpret_cast<Plan*>(l.shared.data);
     const Item& item = std::upper_bound(plan->items(), plan->items() + plan->n_items, chunk,
                                         [](int c, const Item& i) { return c < i.chunk; })[-1];
@@ -372,7 +151,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     Rows rows{p,          kv,          batch,   item.sequence,          unit % kv.n_heads,
               item.first, first_query, queries, item.n_tokens * queries};
 
-    // Scratch, in floats; every part a multiple of 16.
+    // Scratch, in floats. The size of every part is a multiple of 16.
     const auto n = static_cast<size_t>(rows.n);
     const auto dim = static_cast<size_t>(p.dim), dim_v = static_cast<size_t>(p.dim_v);
     const bool panel = rows.n >= kPanelRows || kv.v_from_k;
@@ -382,7 +161,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
                     (rows.integers() ? kKeyBlock * dim_v / kKvGroup : 0));
     auto take = [&](size_t count) { return std::exchange(at, at + count); };
     rows.q = take(n * dim);
-    if (rows.integers()) {  // a byte and a quarter a dimension, in the room of the floats
+    if (rows.integers()) {  // 1.25 bytes for each dimension, in the memory of the floats
         rows.bytes.scales = rows.q;
         rows.bytes.offsets = reinterpret_cast<int32_t*>(rows.q + n * (dim / kKvGroup));
         rows.bytes.quants = reinterpret_cast<int8_t*>(rows.q + 2 * n * (dim / kKvGroup));
@@ -397,11 +176,11 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
         rows.value_panel = take(kKeyBlock * dim_v);
     }
     if (rows.integers()) rows.value_scales = take(kKeyBlock * dim_v / kKvGroup);
-    load_queries(rows, l.in[0]);
+    load_queries(rows, l.in[in::q]);
 
     const int first = part * item.step, last = std::min(item.n_splits, first + item.step);
     const int end = (item.first_split + last) * kSplit;
-    // Where split i of this item and head keeps its state when the item has several parts.
+    // Address of the partial result of split i of this item and head, if the item has several parts.
     auto partial = [&](int i) {
         return reinterpret_cast<float*>(l.common->data) + item.partials +
                (int64_t{unit} * item.n_splits + i) * p.item_rows * (p.dim_v + kStateFloats);
@@ -432,19 +211,19 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
 
     const Operand& out = l.out[0];
     const int64_t cols = int64_t{p.n_heads} * p.dim_v;
-    const float* sinks = l.in[2] ? l.in[2].tensor->vector() : nullptr;
+    const float* sinks = l.in[in::sinks] ? l.in[in::sinks].tensor->vector() : nullptr;
     float* staging = reinterpret_cast<float*>(l.common->data) + plan->staging;
     for (int r = 0; r < rows.n; ++r) {
         const int token = item.first + r / rows.queries;
         const int head = rows.head * p.queries + rows.first_query + r % rows.queries;
         const float sink = sinks ? sinks[head] * kLog2e : 0.0f;
-        float* o = out.act == Act::f32 ? out.row(token) : staging + token * cols;
+        float* o = out.format == RowFormat::f32 ? out.row(token) : staging + token * cols;
         finish(total[r], total_acc + static_cast<size_t>(r) * dim_v, sinks ? &sink : nullptr, p.dim_v,
                o + int64_t{head} * p.dim_v);
     }
-    if (out.act == Act::f32 || !last_of(counters[heads], heads)) return;
+    if (out.format == RowFormat::f32 || !last_of(counters[heads], heads)) return;
     for (int t = item.first; t < item.first + item.n_tokens; ++t)
-        quantize_row(staging + t * cols, static_cast<int>(cols), out.act, out.row<std::byte>(t));
+        quantize_row(staging + t * cols, static_cast<int>(cols), out.format, out.row<std::byte>(t));
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // The inner loops of attention: rows of queries against tiles of sixteen keys.
 //
-// A row is one query head of one token; rows that share a KV head go through a tile together, so that a
-// vector of keys or values is loaded once for all of them. The templates differ in how many rows and tiles
-// are in registers and in where keys and values come from (the cache as f16, int8 or int4, or a panel of
-// floats that was made from it); every output is summed over dimensions (scores) or over keys (values) in
-// ascending order in all of them, so they all give the same bits.
+// A row is one query head of one token. Rows that share a KV head are processed together, so that a vector of
+// keys or values is loaded once for all of them. Template arguments are the number of rows and tiles in
+// registers and the source of keys and values: the cache as f16, int8 or int4, or a panel of floats converted
+// from it. Every instantiation sums over dimensions (scores) or keys (values) in ascending order, so all give
+// the same bits.
 #pragma once
 
 #include <algorithm>
@@ -17,28 +17,29 @@
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kKeyBlock = 64;  // keys between two looks at the running maximum
+inline constexpr int kKeyBlock = 64;  // keys between two updates of the running maximum
 inline constexpr int kBlockTiles = kKeyBlock / kKvTile;
-inline constexpr int kMaxRows = 6;  // rows in registers
+inline constexpr int kMaxRows = 6;  // most rows in registers
 
-// Vectors that so many rows can each have in registers, beside as many operands and a broadcast.
+// Number of vectors that each of `rows` rows can keep in registers, next to as many operands and a broadcast.
 constexpr int vectors_for(int rows, int most) {
     while (most > 1 && (rows + 1) * most >= kVectorRegisters) most /= 2;
     return most;
 }
 
-// ---- where keys and values come from
+// ---- sources of keys and values
 //
-// A tile of the cache knows the tile that will be read after it (`ahead`) and asks for it line by line while
-// it is read itself: the hardware's prefetcher starts anew at every page, and a tile is about a page. Into
-// the second-level cache: a block of keys and one of values are as large as the first. Of int8 the values ask
-// for the keys and the values of the next block, for their arithmetic takes most of the time and requests
-// must keep pace with memory: the keys are through in a fraction of what their bytes take to arrive.
+// A tile of the cache has a pointer to the tile that is read next (`ahead`) and prefetches it line by line
+// while it is read: the hardware prefetcher restarts at every page, and a tile is about one page. Prefetches
+// go to the L2 cache, because a block of keys and a block of values fill L1. With integers, the tiles of
+// values prefetch both keys and values of the next block: the arithmetic on values takes most of the time,
+// while keys are processed much faster than memory delivers them.
 
 inline constexpr int kLine = 64;  // bytes
 inline void prefetch(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
 
-// Each kind of tile gives a cursor at an element, a multiple of 16; load(i) is the i-th vector from there.
+// Every kind of tile gives a cursor at an element, a multiple of 16. load(i) returns the i-th vector after
+// it.
 struct HalfTile {
     const std::byte *p, *ahead;
     struct Cursor {
@@ -69,10 +70,11 @@ struct FloatTile {
     Cursor at(int element) const { return {p + element}; }
 };
 
-// Values in int8. Vectors come one at a time or from a multiple of 32 elements on, so two share a scale.
+// Values as int8. A cursor starts at a multiple of 32 elements or loads one vector, so vectors 2 i and 2 i +
+// 1 share a scale.
 struct ByteTile {
     const std::byte *p, *ahead_keys, *ahead_values;
-    const float* scales;  // one for 32 elements
+    const float* scales;  // one for each 32 elements
     struct Cursor {
         const int8_t* p;
         const std::byte *ahead_keys, *ahead_values;
@@ -96,7 +98,7 @@ struct ByteTile {
     }
 };
 
-// The same in four bits, two to a byte.
+// Values in four bits, two to a byte.
 struct NibbleTile {
     const std::byte *p, *ahead_keys, *ahead_values;
     const float* scales;
@@ -125,8 +127,8 @@ struct NibbleTile {
     }
 };
 
-// Keys as unsigned integers, kOffset above what they stand for. words(group, i) are dimensions 4 i to 4 i + 3
-// of a group of 32, a byte each.
+// Keys as unsigned integers, kOffset above their values. four(group, i) and words(group, i) are dimensions 4
+// i to 4 i + 3 of a group of 32, one byte each.
 struct ByteKeyTile {
     static constexpr int kOffset = 128;
     static constexpr KvType kType = KvType::q8_0;
@@ -147,14 +149,14 @@ struct NibbleKeyTile {
         return (i < 4 ? two : shr<4>(two)) & 0x0f0f;
     }
 };
-// The scales of a group of such a tile, one a position.
+// The scales of a group of such a tile, one for each position.
 template <class Keys>
 inline F32x16 key_scales(const Keys& keys, int dim, int group) {
     const std::byte* scales = keys.p + kv_quant_bytes(dim, Keys::kType);
     return F32x16::load_f16(reinterpret_cast<const uint16_t*>(scales) + group * kKvTile);
 }
 
-// One run-time row count in [1, max] to a template argument.
+// Calls f with `rows`, from 1 to max, as a constant.
 template <int max, class F>
 inline void with_rows(int rows, F&& f) {
     if constexpr (max > 1) {
@@ -165,8 +167,9 @@ inline void with_rows(int rows, F&& f) {
 
 // ---- scores
 
-// s[r][16 j + lane] = sum over d of q[r][d] * key[j][d][lane], for R rows and N tiles. q rows are `dim`
-// apart, s rows kKeyBlock. This is the function to replace where a CPU multiplies bf16 faster than f32.
+// s[r][16 j + lane] = sum over d of q[r][d] * key[j][d][lane] for R rows and N tiles. Rows of q are `dim`
+// floats apart, rows of s kKeyBlock. A CPU that multiplies bf16 faster than f32 could have its own version of
+// this function.
 template <int R, int N, class Keys>
 inline void dot_keys(const float* q, int dim, const Keys* keys, float* s) {
     F32x16 sum[R][N];
@@ -202,15 +205,16 @@ inline void dot_keys(const float* q, int dim, const Keys* keys, float* s) {
     }
 }
 
-// A query row for integer keys: quants, and per group of 32 dimensions its scale (the softmax scale included)
-// and (kDotOffset - kOffset) * (sum of the quants), which takes back the offset of the unsigned keys.
+// Query rows for integer keys: quants, and for each group of 32 dimensions the scale (including the softmax
+// scale) and (kDotOffset - kOffset) * (sum of the quants), which cancels the offset of the unsigned keys.
 struct ByteQuery {
     int8_t* quants;
     float* scales;
     int32_t* offsets;
 };
 
-// The same against integer keys: exact sums per group of 32, then one fma a group in ascending order.
+// dot_keys for integer keys: exact integer sums for each group of 32, then one fma a group in ascending
+// order.
 template <int R, int N, class Keys>
 inline void dot_byte_keys(const ByteQuery& q, int dim, const Keys* keys, float* s) {
     const int groups = dim / kKvGroup;
@@ -258,21 +262,21 @@ inline void dot_byte_keys(const ByteQuery& q, int dim, const Keys* keys, float* 
 
 // ---- softmax
 
-// The running maximum and sum of one row, the sum still by lane. Logits are in units of log 2: exp2 saves a
-// multiply.
+// The running maximum and sum of one row; the sum is kept for each lane. Logits are in units of log 2, so
+// that exp2 needs no multiplication.
 struct RowState {
     float max;
     float pad[15];
     float sum[16];
     void clear() {
-        max = -FLT_MAX;  // finite, so that max - max is 0 for a row that has not met a key
+        max = -FLT_MAX;  // finite, so that max - max is 0 for a row that has seen no key
         for (float& x : sum) x = 0.0f;
     }
 };
 
-// Scores of the tiles [first_tile, last_tile) of a block to probabilities relative to the new running
-// maximum. Keys outside [first, last) get probability 0. cap = 0: none. Returns the factor for what has been
-// summed so far.
+// Replaces the scores of tiles [first_tile, last_tile) of a block by probabilities relative to the new
+// running maximum. Keys outside [first, last) get probability 0. A cap of 0 means no softcap. Returns the
+// factor by which sums over earlier keys must be multiplied.
 inline float softmax_block(float* s, int first_tile, int last_tile, int first, int last, float cap,
                            RowState& row) {
     const F32x16 minus_inf = F32x16::set1(-std::numeric_limits<float>::infinity());
@@ -282,7 +286,7 @@ inline float softmax_block(float* s, int first_tile, int last_tile, int first, i
         if (cap != 0.0f) x[j] = tanh(x[j]) * F32x16::set1(cap);
         const int from = first - j * kKvTile, to = last - j * kKvTile;
         if (from > 0 || to < kKvTile)
-            x[j] = keep(x[j], std::clamp(from, 0, kKvTile), std::clamp(to, 0, kKvTile), minus_inf);
+            x[j] = select_lanes(x[j], std::clamp(from, 0, kKvTile), std::clamp(to, 0, kKvTile), minus_inf);
         top = max(top, x[j]);
     }
     const float before = row.max, after = std::max(before, hmax(top));
@@ -307,7 +311,7 @@ inline float softmax_block(float* s, int first_tile, int last_tile, int first, i
 // ---- values
 
 // acc[r][at ..] = acc * factor[r] + sum over keys [first, last) of a block of p[r][key] * value[key][at ..],
-// for R rows and N vectors of dimensions. acc rows are `dim` apart, p rows kKeyBlock.
+// for R rows and N vectors of dimensions. Rows of acc are `dim` floats apart, rows of p kKeyBlock.
 template <int R, int N, class Values>
 inline void add_values(const float* p, const float* factor, const Values* values, int first, int last,
                        int dim, int at, float* acc) {
@@ -358,7 +362,7 @@ inline void add_all_values(const float* p, const float* factor, const Values* va
 
 // ---- merging
 
-// Folds a split's state into the total of the splits before it.
+// Merges the state and values of a split into the total of the splits before it.
 inline void fold(RowState& total, float* total_acc, const RowState& part, const float* part_acc, int dim) {
     const float top = std::max(total.max, part.max);
     const F32x16 a = exp2(F32x16::set1(total.max - top)), b = exp2(F32x16::set1(part.max - top));
@@ -368,7 +372,8 @@ inline void fold(RowState& total, float* total_acc, const RowState& part, const 
         fma(F32x16::load(part_acc + i), b, F32x16::load(total_acc + i) * a).store(total_acc + i);
 }
 
-// Divides by the sum, to which a sink (a logit without a value, in units of log 2) may add.
+// Divides `acc` by the sum. A sink, a logit without a value in units of log 2, is added to the sum if there
+// is one.
 inline void finish(const RowState& row, const float* acc, const float* sink, int dim, float* out) {
     F32x16 all = F32x16::set1(sum(F32x16::load(row.sum))), factor = F32x16::set1(1.0f);
     if (sink) {

@@ -1,6 +1,6 @@
-// Arithmetic of the delta rule in its chunkwise form: the matrix product and the solution of the triangle
-// inside a chunk, in register blocks. A value is summed in the order of the inner dimension whatever the
-// block, so a row's result does not depend on how many rows come with it.
+// Arithmetic of the chunkwise delta rule: the matrix product and the triangular solve inside a chunk, both in
+// register blocks. Every value is summed in the order of the inner dimension, whatever the block sizes, so
+// the result of a row does not depend on the number of rows.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace zinc::ZINC_LEVEL {
 
-// log(1 + e^x) without overflow: max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 atanh(y / (2 +
-// y)) by its series, whose argument is at most 1/3.
+// log(1 + e^x) without overflow: max(x, 0) + log(1 + y) with y = e^-|x|. log(1 + y) = 2 atanh(y / (2 + y)) is
+// computed by its series, whose argument is at most 1/3.
 inline F32x16 softplus(F32x16 x) {
     const F32x16 y = exp(F32x16::zero() - abs(x));
     const F32x16 s = y / (F32x16::set1(2.0f) + y), z = s * s;
@@ -28,8 +28,8 @@ inline F32x16 softplus(F32x16 x) {
     return max(F32x16::zero(), x) + fma(twice * z, p, twice);
 }
 
-// out[r][c] = factor out[r][c] + sum over k of x[r][k] m[k][c], for a multiple of 16 columns. A factor of 0
-// does not read out.
+// Arguments of out[r][c] = factor * out[r][c] + sum over k of x[r][k] * m[k][c], for a multiple of 16
+// columns. With a factor of 0, out is not read.
 struct Product {
     const float* x;
     int64_t x_stride;
@@ -43,7 +43,7 @@ struct Product {
 
 inline constexpr bool kManyRegisters = kVectorRegisters >= 32;
 inline constexpr int kProductRows = kManyRegisters ? 6 : 2, kProductBlocks = kManyRegisters ? 4 : 2;
-// Few rows: m is read once and comes from memory, so along its rows.
+// Block for few rows: m is read once from memory, so the block is long in the direction of its rows.
 inline constexpr int kWideRows = kManyRegisters ? 3 : 2, kWideBlocks = kManyRegisters ? 8 : 2;
 
 template <int kRows, int kBlocks>
@@ -95,18 +95,20 @@ inline void multiply(const Product& p, int rows, int cols) {
         multiply_in_blocks<kProductRows, kProductBlocks>(p, rows, cols);
 }
 
-// The rows of a chunk, numbered from its first position: `old` came with earlier steps, n are new.
+// Arguments of the triangular solve. Rows of a chunk are numbered from its first position: `old` rows came
+// with earlier steps and n are new.
 struct Triangle {
-    const float *k_by_k, *k_by_q;  // [new][16]: products of k of row j with k and q of the new row, decayed
+    const float *k_by_k, *k_by_q;  // [new][16]: decayed products of k of row j with k and q of the new row
     const float *past_k, *past_q;  // [new][v_dim]: S^T k and S^T q
-    const float *whole, *beta;     // [new]: the decay since S, and b
+    const float *whole, *beta;     // [new]: decay since S, and b
     float* d;                      // [16][v_dim]
     int old, n;
     int64_t v_dim;
 };
 
-// d_t = b_t (v_t - whole_t past_k_t - sum over j < t of k_by_k_tj d_j) and
-// o_t = whole_t past_q_t + sum over j <= t of k_by_q_tj d_j for kBlocks x 16 columns from `col`.
+// Computes, for kBlocks x 16 columns from `col` on,
+//   d_t = b_t (v_t - whole_t past_k_t - sum over j < t of k_by_k_tj d_j)
+//   o_t = whole_t past_q_t + sum over j <= t of k_by_q_tj d_j
 template <int kBlocks, class RowOfV, class RowOfO>
 void solve_columns(const Triangle& a, int64_t col, RowOfV&& v, RowOfO&& o) {
     for (int i = 0; i < a.n; ++i) {

@@ -3,16 +3,18 @@
 //     g = exp(a softplus(alpha + bias)),  b = sigmoid(beta),  q, k = q / |q| / sqrt(k_dim), k / |k|
 //     S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
 //
-// computed in the chunkwise form of section 3.3. Positions [16 i, 16 i + 16) are a chunk, however a prompt
-// was cut. S is that before the chunk; k, d and g of the rows of the chunk so far lie in the slot beside it.
-// A row needs its products with S and with the rows before it, and nothing of later rows: so one path serves
-// a prompt, its cuts and single tokens, bit for bit, and decoding reads S without writing it but once in
-// sixteen tokens. A slot has for each value head
+// computed in the chunkwise form of section 3.3. Positions [16 i, 16 i + 16) form a chunk, however a prompt
+// was split into steps. The state slot holds S as it was before the chunk, and k, d and g of the rows of the
+// chunk so far. A row depends on S and on earlier rows of its chunk only. Therefore one code path gives the
+// same bits for a whole prompt, a split prompt and single tokens, and decode writes S only once in sixteen
+// tokens.
+//
+// State slot, for each value head:
 //
 //     S [k_dim][v_dim]  |  k [k_dim][16]  |  d [16][v_dim]  |  g [16]
 //
-// so that a task, a sequence's value head, writes in one place that is its own. Lanes are columns of S, or
-// rows of a chunk.
+// A task is one value head of one sequence and writes only its own part of the slot. Lanes are columns of S
+// or rows of a chunk.
 #include <algorithm>
 
 #include "delta_math.h"
@@ -21,12 +23,14 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-constexpr int kChunk = 16;     // rows of a chunk: lanes of a vector
+using in = operands::delta_rule;
+
+constexpr int kChunk = 16;     // rows of a chunk, one for each lane
 constexpr float kEps = 1e-6f;  // added to the sum of squares of q and k
 constexpr int kMaxHeads = 1 << 12, kMaxDim = 1 << 12;
 
-// in: qkv f32 [q of each key head | k | v of each value head], alpha f32, beta f32 (a column a value head),
-// a, bias (vectors), state; out: o f32.
+// qkv is [q of each key head | k of each key head | v of each value head]; alpha and beta have one column and
+// decay and decay_bias one value for each value head.
 struct Params {
     int n_k_heads, n_v_heads, k_dim, v_dim;
     bool grouped;
@@ -35,8 +39,8 @@ struct Params {
 };
 
 void prepare(Launch& l, const Attrs& attrs) {
-    require_operands(l, 6, 1);
-    require(l, l.dim == Dim::tokens, "has one row a token");
+    require_operands(l, in::n_inputs, 1);
+    require(l, l.dim == Dim::tokens, "must have one row for each token");
     Params& p = l.as<Params>();
     p.n_k_heads = whole(l, attrs, "n_k_heads", 1, kMaxHeads);
     p.n_v_heads = whole(l, attrs, "n_v_heads", 1, kMaxHeads);
@@ -46,29 +50,29 @@ void prepare(Launch& l, const Attrs& attrs) {
     require(l, p.n_v_heads % p.n_k_heads == 0, "the value heads must be a multiple of the key heads");
     require(l, p.v_dim % 16 == 0, "v_dim must be a multiple of 16");
     const int64_t v_cols = int64_t{p.n_v_heads} * p.v_dim;
-    require_rows(l, l.in[0], "qkv", Act::f32, 2 * int64_t{p.n_k_heads} * p.k_dim + v_cols);
-    require_rows(l, l.in[1], "alpha", Act::f32, p.n_v_heads);
-    require_rows(l, l.in[2], "beta", Act::f32, p.n_v_heads);
-    require_vector(l, l.in[3], "a", p.n_v_heads);
-    require_vector(l, l.in[4], "bias", p.n_v_heads);
-    require(l, l.in[5].state != nullptr, "needs a state");
-    require(l, l.in[5].state->floats_per_slot == p.n_v_heads * p.head_floats(),
+    require_rows(l, l.in[in::qkv], "qkv", RowFormat::f32, 2 * int64_t{p.n_k_heads} * p.k_dim + v_cols);
+    require_rows(l, l.in[in::alpha], "alpha", RowFormat::f32, p.n_v_heads);
+    require_rows(l, l.in[in::beta], "beta", RowFormat::f32, p.n_v_heads);
+    require_vector(l, l.in[in::decay], "a", p.n_v_heads);
+    require_vector(l, l.in[in::decay_bias], "bias", p.n_v_heads);
+    require(l, l.in[in::state].state != nullptr, "needs a state");
+    require(l, l.in[in::state].state->floats_per_slot == p.n_v_heads * p.head_floats(),
             "the state must hold " + std::to_string(p.n_v_heads * p.head_floats()) + " floats a sequence");
-    require_rows(l, l.out[0], "o", Act::f32, v_cols);
+    require_rows(l, l.out[0], "o", RowFormat::f32, v_cols);
 }
 
 int chunks(const Launch& l, const Batch& batch, int) { return batch.n_sequences * l.as<Params>().n_v_heads; }
 
-// One value head of one sequence: its part of the slot, and scratch for the new rows of a chunk.
+// One value head of one sequence: its part of the state slot, and scratch for the new rows of a chunk.
 struct Head {
     const Launch& l;
     const Params& p;
     int head;
     float *S, *keys, *d, *g;
     float* rows;  // [2 kChunk][k_dim]: k of the new rows, then q
-    float* past;  // [2 kChunk][v_dim]: their products with S
-    float* near;  // [2 kChunk][kChunk]: and with k of the rows of the chunk
-    float* left;  // [k_dim][kChunk]: k as far as it has not decayed at the end of the chunk
+    float* past;  // [2 kChunk][v_dim]: products of `rows` with S
+    float* near;  // [2 kChunk][kChunk]: products of `rows` with k of the rows of the chunk
+    float* left;  // [k_dim][kChunk]: k times the decay from its row to the end of the chunk
 
     static size_t scratch_floats(const Params& p) {
         return static_cast<size_t>(kChunk) * static_cast<size_t>(3 * p.k_dim + 2 * p.v_dim + 2 * kChunk);
@@ -86,19 +90,19 @@ struct Head {
     }
 
     const float* k(int t) const { return q(t) + int64_t{p.n_k_heads} * p.k_dim; }
-    const float* q(int t) const { return l.in[0].row(t) + int64_t{p.key_head(head)} * p.k_dim; }
+    const float* q(int t) const { return l.in[in::qkv].row(t) + int64_t{p.key_head(head)} * p.k_dim; }
     const float* v(int t) const {
-        return l.in[0].row(t) + 2 * int64_t{p.n_k_heads} * p.k_dim + int64_t{head} * p.v_dim;
+        return l.in[in::qkv].row(t) + 2 * int64_t{p.n_k_heads} * p.k_dim + int64_t{head} * p.v_dim;
     }
     float* o(int t) const { return l.out[0].row(t) + int64_t{head} * p.v_dim; }
 
-    // x divided by its length, times `scale`.
+    // Stores x / |x| * scale.
     void unit(const float* x, float scale, float* to) const {
         const F32x16 factor = F32x16::set1(scale / std::sqrt(sum_squares(x, p.k_dim) + kEps));
         for_lanes(0, p.k_dim, [&](int i, auto lanes) { store(load(x + i, lanes) * factor, to + i, lanes); });
     }
 
-    // Token rows [at, at + n), which are rows [old, old + n) of their chunk.
+    // Advances the state by token rows [at, at + n), which are rows [old, old + n) of their chunk.
     void advance(int at, int old, int n) {
         const float q_scale = 1.0f / std::sqrt(static_cast<float>(p.k_dim));
         float alpha[kChunk] = {}, beta[kChunk] = {}, whole[kChunk];
@@ -107,11 +111,11 @@ struct Head {
             unit(k(at + i), 1.0f, k_row);
             unit(q(at + i), q_scale, rows + int64_t{n + i} * p.k_dim);
             for (int c = 0; c < p.k_dim; ++c) keys[c * kChunk + old + i] = k_row[c];
-            alpha[i] = l.in[1].row(at + i)[head];
-            beta[i] = l.in[2].row(at + i)[head];
+            alpha[i] = l.in[in::alpha].row(at + i)[head];
+            beta[i] = l.in[in::beta].row(at + i)[head];
         }
-        const F32x16 a = F32x16::set1(l.in[3].tensor->vector()[head]);
-        const F32x16 bias = F32x16::set1(l.in[4].tensor->vector()[head]);
+        const F32x16 a = F32x16::set1(l.in[in::decay].tensor->vector()[head]);
+        const F32x16 bias = F32x16::set1(l.in[in::decay_bias].tensor->vector()[head]);
         float new_g[kChunk];
         exp(a * softplus(F32x16::load(alpha) + bias)).store(new_g);
         std::copy_n(new_g, n, g + old);
@@ -120,13 +124,13 @@ struct Head {
         multiply({rows, p.k_dim, S, p.v_dim, past, p.v_dim, p.k_dim}, 2 * n, p.v_dim);
         multiply({rows, p.k_dim, keys, kChunk, near, kChunk, p.k_dim}, 2 * n, kChunk);
 
-        // decay[j] is the product of g over the rows after j up to row t, and `total` that over the whole
-        // chunk. Products of factors below one neither overflow nor cancel, as differences of sums of log g
-        // would.
+        // decay[j] is the product of g over the rows after j up to row t; `total` is the product over the
+        // whole chunk. Products of factors below one neither overflow nor cancel, unlike differences of sums
+        // of log g.
         F32x16 decay = F32x16::zero();
         float total = 1;
         for (int t = 0; t < old + n; ++t) {
-            decay = keep(F32x16::set1(1.0f), t, t + 1, decay * F32x16::set1(g[t]));
+            decay = select_lanes(F32x16::set1(1.0f), t, t + 1, decay * F32x16::set1(g[t]));
             total = total * g[t];
             if (t < old) continue;
             const int i = t - old;
@@ -157,7 +161,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const int sequence = chunk / p.n_v_heads;
     const int first = batch.seq_start[sequence], last = batch.seq_start[sequence + 1];
     if (first == last) return;
-    const StateLayer& states = *l.in[5].state;
+    const StateLayer& states = *l.in[in::state].state;
     float* slot =
         reinterpret_cast<float*>(states.bytes.data) + batch.state_slot[sequence] * states.floats_per_slot;
     Head head(l, chunk % p.n_v_heads, slot, scratch.get(Head::scratch_floats(p)));

@@ -1,4 +1,4 @@
-// add, scale and softcap: one pass over rows of f32. select_rows: copies of rows.
+// add, scale, softcap: one pass over rows of f32. select_rows: copies rows.
 #include <cstring>
 
 #include "math.h"
@@ -7,46 +7,51 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
+using add_in = operands::add;
+using scale_in = operands::scale;
+using softcap_in = operands::softcap;
+using select_in = operands::select_rows;
+
 Grid grid(const Launch& l, const Batch& batch) { return Grid(l.rows(batch), l.out[0].cols, false); }
 
 int chunks(const Launch& l, const Batch& batch, int) { return grid(l, batch).chunks(); }
 
-// Every input and the output as rows of f32 of one width.
+// Requires f32 rows of the same width for every input and the output.
 void require_floats(const Launch& l, size_t n_in) {
     require_operands(l, n_in, 1);
-    for (const Operand& o : l.in) require_rows(l, o, "each input", Act::f32, l.out[0].cols);
-    require_rows(l, l.out[0], "the output", Act::f32, l.out[0].cols);
+    for (const Operand& o : l.in) require_rows(l, o, "each input", RowFormat::f32, l.out[0].cols);
+    require_rows(l, l.out[0], "the output", RowFormat::f32, l.out[0].cols);
 }
 
-// in: a, b; out: y = a + b
-void prepare_add(Launch& l, const Attrs&) { require_floats(l, 2); }
+// y = a + b
+void prepare_add(Launch& l, const Attrs&) { require_floats(l, add_in::n_inputs); }
 
 void run_add(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     grid(l, batch).each(chunk, [&](int r, int first, int last) {
-        const float *a = l.in[0].row(r), *b = l.in[1].row(r);
+        const float *a = l.in[add_in::a].row(r), *b = l.in[add_in::b].row(r);
         float* y = l.out[0].row(r);
         for_lanes(first, last, [&](int i, auto n) { store(load(a + i, n) + load(b + i, n), y + i, n); });
     });
 }
 
-// in: x; out: y = x * factor
+// y = x * factor
 void prepare_scale(Launch& l, const Attrs& attrs) {
-    require_floats(l, 1);
+    require_floats(l, scale_in::n_inputs);
     l.as<float>() = static_cast<float>(attrs.get("factor"));
 }
 
 void run_scale(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     const F32x16 factor = F32x16::set1(l.as<float>());
     grid(l, batch).each(chunk, [&](int r, int first, int last) {
-        const float* x = l.in[0].row(r);
+        const float* x = l.in[scale_in::x].row(r);
         float* y = l.out[0].row(r);
         for_lanes(first, last, [&](int i, auto n) { store(load(x + i, n) * factor, y + i, n); });
     });
 }
 
-// in: x; out: y = cap tanh(x / cap)
+// y = cap * tanh(x / cap)
 void prepare_softcap(Launch& l, const Attrs& attrs) {
-    require_floats(l, 1);
+    require_floats(l, softcap_in::n_inputs);
     l.as<float>() = static_cast<float>(attrs.get("cap"));
     require(l, l.as<float>() > 0, "cap must be positive");
 }
@@ -54,18 +59,18 @@ void prepare_softcap(Launch& l, const Attrs& attrs) {
 void run_softcap(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     const F32x16 cap = F32x16::set1(l.as<float>()), inverse = F32x16::set1(1.0f / l.as<float>());
     grid(l, batch).each(chunk, [&](int r, int first, int last) {
-        const float* x = l.in[0].row(r);
+        const float* x = l.in[softcap_in::x].row(r);
         float* y = l.out[0].row(r);
         for_lanes(first, last, [&](int i, auto n) { store(tanh(load(x + i, n) * inverse) * cap, y + i, n); });
     });
 }
 
-// in: x [tokens]; out: y [outputs], y[r] = x[output_rows[r]], stored alike
+// y[r] = x[output_rows[r]], in the same row format
 void prepare_select_rows(Launch& l, const Attrs&) {
-    require_operands(l, 1, 1);
-    require_rows(l, l.in[0], "x", l.out[0].act, l.out[0].cols);
-    require_output(l, l.out[0], "y", l.in[0].cols);
-    require(l, l.dim == Dim::outputs, "has one row an output");
+    require_operands(l, select_in::n_inputs, 1);
+    require_rows(l, l.in[select_in::x], "x", l.out[0].format, l.out[0].cols);
+    require_output(l, l.out[0], "y", l.in[select_in::x].cols);
+    require(l, l.dim == Dim::outputs, "must have one row for each output");
 }
 
 int select_chunks(const Launch& l, const Batch& batch, int) {
@@ -73,9 +78,9 @@ int select_chunks(const Launch& l, const Batch& batch, int) {
 }
 
 void run_select_rows(const Launch& l, const Batch& batch, int chunk, Scratch&) {
-    const Operand &x = l.in[0], &y = l.out[0];
+    const Operand &x = l.in[select_in::x], &y = l.out[0];
     const auto bytes =
-        static_cast<size_t>(y.act == Act::f32 ? int64_t{y.cols} * 4 : row_bytes(y.act, y.cols));
+        static_cast<size_t>(y.format == RowFormat::f32 ? int64_t{y.cols} * 4 : row_bytes(y.format, y.cols));
     Grid(l.rows(batch), y.cols, true).each(chunk, [&](int r, int, int) {
         std::memcpy(y.row<std::byte>(r), x.row<std::byte>(batch.output_rows[r]), bytes);
     });

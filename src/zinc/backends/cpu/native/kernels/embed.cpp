@@ -1,5 +1,5 @@
-// x[t] = row ids[t] of a packed table, times a constant. The table is packed as a weight, so that a model
-// whose head is its embedding holds it once.      in   table      out   x      attrs   scale = 1
+// embed: x[t] = scale * row ids[t] of the table. The table is packed like a weight, so that a model whose
+// output projection is its embedding stores it once.
 #include <stdexcept>
 
 #include "../simd.h"
@@ -9,6 +9,8 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
+using in = operands::embed;
+
 constexpr int kRowsPerChunk = 4;
 
 struct Params {
@@ -16,18 +18,19 @@ struct Params {
 };
 
 void prepare(Launch& l, const Attrs& attrs) {
-    require_operands(l, 1, 1);
-    require(l, l.dim == Dim::tokens, "its rows are tokens");
-    require(l, l.in[0].tensor && l.in[0].tensor->format && l.in[0].tensor->planes == 1,
+    require_operands(l, in::n_inputs, 1);
+    require(l, l.dim == Dim::tokens, "must have one row for each token");
+    require(l,
+            l.in[in::table].tensor && l.in[in::table].tensor->format && l.in[in::table].tensor->planes == 1,
             "the table must be a packed matrix");
-    require_rows(l, l.out[0], "x", Act::f32, l.in[0].tensor->cols);
+    require_rows(l, l.out[0], "x", RowFormat::f32, l.in[in::table].tensor->cols);
     l.as<Params>().scale = static_cast<float>(attrs.get("scale", 1.0));
 }
 
 int chunks(const Launch& l, const Batch& b, int) { return (l.rows(b) + kRowsPerChunk - 1) / kRowsPerChunk; }
 
 void run(const Launch& l, const Batch& b, int chunk, Scratch&) {
-    const PackedTensor& table = *l.in[0].tensor;
+    const PackedTensor& table = *l.in[in::table].tensor;
     const float scale = l.as<Params>().scale;
     const int last = std::min(b.n_tokens, (chunk + 1) * kRowsPerChunk);
     for (int t = chunk * kRowsPerChunk; t < last; ++t) {

@@ -1,6 +1,6 @@
-// F32, F16 and BF16 weights: k runs through a tile in the order [k][16 rows]. Activations are f32 and sums
-// fused multiply-adds in order of k; where the machine has a bfloat16 dot product, BF16 weights lie in pairs,
-// [k / 2][16][2], and meet activations rounded to bfloat16.
+// F32, F16 and BF16 weights. Tiles are [k][16 rows], rows of x are f32, and sums are fused multiply-adds in
+// order of k. If the machine has a bfloat16 dot product, BF16 tiles are [k / 2][16][2] and rows of x are
+// rounded to bfloat16.
 #include "../half.h"
 #include "gemm.h"
 #include "weights.h"
@@ -8,7 +8,7 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-constexpr int kFloatPanel = 128;  // k of a panel
+constexpr int kFloatPanel = 128;  // length of a panel along k
 
 struct F32 {
     static constexpr int kType = 0, kBytes = 4;
@@ -51,7 +51,7 @@ struct Panel {
 };
 
 template <int kTiles, int kRows>
-void micro(const Panel* panels, int n, ActRows x, int64_t first, float* out) {
+void micro(const Panel* panels, int n, StridedRows x, int64_t first, float* out) {
     const float* rows[kRows];
     repeat<kRows>([&](int t) { rows[t] = reinterpret_cast<const float*>(x[t]) + first; });
     Sums<kTiles, kRows> acc;
@@ -67,8 +67,8 @@ void micro(const Panel* panels, int n, ActRows x, int64_t first, float* out) {
     acc.store(out);
 }
 
-// A few rows, widened in registers. Two tiles at once: the chain of additions of one would be slower than the
-// memory.
+// Multiplies a few rows; weights are converted to floats in registers. Two tiles are processed at once,
+// because the dependent additions of one tile would be slower than memory.
 template <class F, int kTiles, int kRows>
 void few(const TileMatmul& a, int first) {
     constexpr int kStep = kTileRows * F::kBytes;
@@ -89,7 +89,7 @@ void few(const TileMatmul& a, int first) {
 
 template <class F>
 void matmul(const TileMatmul& a) {
-    if (are_few(a.n)) {
+    if (is_few(a.n)) {
         for_few(a.n,
                 [&]<int kRows>(int t) { a.n_tiles == 2 ? few<F, 2, kRows>(a, t) : few<F, 1, kRows>(a, t); });
         return;
@@ -131,7 +131,7 @@ void decode_pairs(const std::byte* tile, int64_t cols, int lane, float* out) {
 }
 
 template <int kTiles, int kRows>
-void pairs_micro(const std::byte* const* w, ActRows x, int64_t first, int64_t last, float* out) {
+void pairs_micro(const std::byte* const* w, StridedRows x, int64_t first, int64_t last, float* out) {
     Sums<kTiles, kRows> acc;
     acc.load(out, first == 0);
     for (int64_t pair = first; pair < last; ++pair) {
@@ -144,7 +144,7 @@ void pairs_micro(const std::byte* const* w, ActRows x, int64_t first, int64_t la
 }
 
 void matmul_pairs(const TileMatmul& a) {
-    // Panels keep the weights in the first-level cache while many rows pass; a few rows need none.
+    // With many rows, panels keep the weights in the L1 cache. A few rows need no panels.
     const int64_t pairs = (a.cols + 1) / 2, step = a.n > kTokenBlock ? 128 : pairs;
     for (int64_t first = 0; first < pairs; first += step) {
         const int64_t last = pairs - first < step ? pairs : first + step;
@@ -164,8 +164,8 @@ struct BF16 {
 };
 
 template <class F>
-constexpr WeightFormat kFormat{F::kType, F::kName,      Act::f32, 1,         F::kBytes,
-                               0,        tile_bytes<F>, pack<F>,  decode<F>, matmul<F>};
+constexpr WeightFormat kFormat{F::kType, F::kName,      RowFormat::f32, 1,         F::kBytes,
+                               0,        tile_bytes<F>, pack<F>,        decode<F>, matmul<F>};
 
 }  // namespace
 
@@ -173,8 +173,8 @@ constexpr WeightFormat f32_format = kFormat<F32>;
 constinit const WeightFormat f16_format = kFormat<F16>;
 constinit const WeightFormat bf16_format = kFormat<BF16>;
 #if defined(ZINC_HAS_BF16)
-constexpr WeightFormat bf16_pairs_format{30,           "BF16",     Act::bf16,    1,           2, 0,
-                                         Pairs::bytes, pack_pairs, decode_pairs, matmul_pairs};
+constexpr WeightFormat bf16_pairs_format{30,           "BF16",     RowFormat::bf16, 1,           2, 0,
+                                         Pairs::bytes, pack_pairs, decode_pairs,    matmul_pairs};
 #endif
 
 #if defined(ZINC_HAS_AMX)

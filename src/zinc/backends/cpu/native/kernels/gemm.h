@@ -1,11 +1,11 @@
-// What the matrix products of all formats share.
+// Helpers of the matrix products of all formats.
 //
-// A product of one or two tiles with n activation rows has two ways. With few rows (decode, speculation,
-// small batches) weights are unpacked in registers, for up to kFewRows rows at once. With many, a format
-// unpacks a panel of k to bytes (or floats) and the rows stream past it, a register block of kTileBlock tiles
-// x kTokenBlock rows at a time, while it is in the first-level cache. Both do the same float operations in
-// the same order; what they sum in between are integers, which are exact in any order. So a row's result does
-// not depend on its company.
+// The product of one or two tiles with n rows of x has two code paths. With few rows (decode, speculation,
+// small batches) weights are unpacked in registers, for up to kFewRows rows at once. With many rows a format
+// unpacks a panel of k to bytes (or floats); while the panel is in the L1 cache, the rows are multiplied with
+// it in register blocks of kTileBlock tiles x kTokenBlock rows. Both paths do the same float operations in
+// the same order, and the sums in between are integers, which are exact in any order. So the result of a row
+// does not depend on the number of rows.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kPanel = 256;  // k of a panel of integers
+inline constexpr int kPanel = 256;  // length of a panel of integers along k
 
 inline int32_t load32(const void* p) {
     int32_t x;
@@ -42,8 +42,8 @@ inline float load_float(const void* p) {
     return x;
 }
 
-// Cuts the rows into register blocks of nearly equal size: micro.operator()<tiles, rows>(first tile, first
-// row).
+// Divides the rows into register blocks of nearly equal size and calls micro.operator()<tiles, rows>(first
+// tile, first row) for each.
 template <class Micro>
 [[gnu::always_inline]] inline void for_blocks(int n_tiles, int n, Micro&& micro) {
     const int groups = (n + kTokenBlock - 1) / kTokenBlock;
@@ -62,38 +62,39 @@ template <class Micro>
     }
 }
 
-// What is read after a tile, and whether their lines are asked for with pages in turn: if that or what soon
-// follows lies behind it in memory, and rows are so few that reading is what takes the time.
-struct Following {
+// The tile that is read after another, and whether prefetches alternate between pages. They do if the next
+// tile follows in memory and rows are so few that the product is limited by read bandwidth.
+struct NextTile {
     const std::byte* tile;
-    bool in_turn;
+    bool alternates;
 };
-// Of tile r, in a product that takes one tile after the other.
-inline Following following(const TileMatmul& a, int r, int64_t bytes) {
+// The tile after tile r in a product that reads one tile after the other.
+inline NextTile next_tile(const TileMatmul& a, int r, int64_t bytes) {
     const bool reads_on = !a.next[r] || (a.next[r] > a.tile[r] && a.next[r] <= a.tile[r] + 2 * bytes);
-    return {r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0], wants_pages_in_turn && reads_on && a.n < 4};
+    return {r + 1 < a.n_tiles ? a.tile[r + 1] : a.next[0], prefers_alternating_pages && reads_on && a.n < 4};
 }
 
-// Asks for weights some way ahead of their use, on into the tile that will be read after this one: the
-// hardware's prefetcher starts anew at every jump between tiles. A first-level cache of 32 KiB would lose the
-// rows of x to what is asked for, so there it goes into the second (dev/kernels has what both cost).
-class Ahead {
+// Prefetches weights some distance ahead of their use, past the end of a tile into the next one: the hardware
+// prefetcher restarts at every jump between tiles. With an L1 cache of 32 KiB prefetches go to L2, because
+// they would evict the rows of x (dev/kernels has the cost of both).
+class Prefetcher {
 public:
-    Ahead(const std::byte* tile, int64_t bytes, Following next, int64_t n_steps)
+    Prefetcher(const std::byte* tile, int64_t bytes, NextTile next, int64_t n_steps)
         : tile_(tile),
           next_((next.tile ? next.tile : tile + bytes) - bytes),
-          in_turn_(next.in_turn),
+          alternates_(next.alternates),
           bytes_(bytes),
           step_(bytes / n_steps),
-          at_(in_turn_            ? 0
+          at_(alternates_         ? 0
               : bytes < kDistance ? bytes
                                   : kDistance),
           due_(at_) {}
-    // One of n_steps equal steps through the tile.
+    // Called once for each of n_steps equal steps through the tile.
     [[gnu::always_inline]] void step() {
         for (due_ += step_; at_ < due_; at_ += 64) {
-            const std::byte* line = in_turn_ ? in_turn<2>(tile_ + at_) : (at_ < bytes_ ? tile_ : next_) + at_;
-            if (has_roomy_first_level) {
+            const std::byte* line =
+                alternates_ ? alternating_line<2>(tile_ + at_) : (at_ < bytes_ ? tile_ : next_) + at_;
+            if (has_large_l1) {
                 __builtin_prefetch(line, 0, 3);
             } else {
                 __builtin_prefetch(line, 0, 2);
@@ -104,61 +105,62 @@ public:
 private:
     static constexpr int64_t kDistance = 8192;
     const std::byte *tile_,
-        *next_;  // next_: where the tile would begin for its end to be the next one's beginning
-    bool in_turn_;
+        *next_;  // next_: the next tile minus the size of a tile, so that offsets continue
+    bool alternates_;
     int64_t bytes_, step_, at_, due_;
 };
 
-// The tiles of a product of many rows, which pass panels of bytes: a step for every register block.
-class AheadOfPanels {
+// Prefetches the tiles of a product with panels; step() is called once for each register block.
+class PanelPrefetcher {
 public:
-    AheadOfPanels(const TileMatmul& a, int64_t bytes, int64_t n_steps)
+    PanelPrefetcher(const TileMatmul& a, int64_t bytes, int64_t n_steps)
         : n_tiles_(a.n_tiles), ahead_{of(a, 0, bytes, n_steps), of(a, n_tiles_ - 1, bytes, n_steps)} {}
     void step() {
         for (int r = 0; r < n_tiles_; ++r) ahead_[r].step();
     }
 
 private:
-    static Ahead of(const TileMatmul& a, int r, int64_t bytes, int64_t n_steps) {
+    static Prefetcher of(const TileMatmul& a, int r, int64_t bytes, int64_t n_steps) {
         return {a.tile[r], bytes, {a.next[r], false}, n_steps};
     }
     int n_tiles_;
-    Ahead ahead_[2];
+    Prefetcher ahead_[2];
 };
 
-// What the caller does next with the rows of such a product, asked for in the last quarter of its steps: all
-// at once after it they would be waited for, while memory has little to do beside a product of many rows.
-class AheadOfRows {
+// Prefetches TileMatmul::upcoming during the last quarter of the steps of a product with panels. Such a
+// product leaves read bandwidth unused, while after it the caller would wait for all these lines at once.
+class RowPrefetcher {
 public:
-    AheadOfRows(const TileMatmul& a, int64_t n_steps)
+    RowPrefetcher(const TileMatmul& a, int64_t n_steps)
         : a_(a), steps_left_(n_steps), rows_a_step_(static_cast<int>((a.n * 4 + n_steps - 1) / n_steps)) {}
     void step() {
-        if (--steps_left_ * rows_a_step_ <= a_.n - row_) bring();
+        if (--steps_left_ * rows_a_step_ <= a_.n - row_) prefetch_rows();
     }
 
 private:
-    // Not inlined: the products around step() want the registers.
-    [[gnu::noinline]] void bring() {
+    // Not inlined, so that the products around step() keep their registers.
+    [[gnu::noinline]] void prefetch_rows() {
         for (const int end = row_ + rows_a_step_ < a_.n ? row_ + rows_a_step_ : a_.n; row_ < end; ++row_)
-            for (const auto& soon : a_.soon)
-                for (int i = 0; i < soon.lines; ++i) __builtin_prefetch(soon.rows[row_] + i * 64, 0, 2);
+            for (const auto& upcoming : a_.upcoming)
+                for (int i = 0; i < upcoming.lines; ++i)
+                    __builtin_prefetch(upcoming.rows[row_] + i * 64, 0, 2);
     }
     const TileMatmul& a_;
     int64_t steps_left_;
     int rows_a_step_, row_ = 0;
 };
 
-// Register blocks into which for_blocks cuts the rows and tiles of a product.
+// Number of register blocks in which for_blocks divides a product.
 inline int register_blocks(const TileMatmul& a) {
     const int row_blocks = (a.n + kTokenBlock - 1) / kTokenBlock;
     return row_blocks * ((a.n_tiles + kTileBlock - 1) / kTileBlock);
 }
 
-// Whether n rows are few: two passes over a tile that the first has brought into the cache still beat a
-// panel.
-inline bool are_few(int n) { return n <= 2 * kFewRows; }
+// Whether n rows take the path for few rows. Two passes over a tile, which the first pass brings into the
+// cache, are still faster than a panel.
+inline bool is_few(int n) { return n <= 2 * kFewRows; }
 
-// Cuts few rows into one or two groups: few.operator()<rows>(first row).
+// Divides few rows into one or two groups and calls few.operator()<rows>(first row) for each.
 template <class Few>
 [[gnu::always_inline]] inline void for_few(int n, Few&& few) {
     const int groups = (n + kFewRows - 1) / kFewRows;
@@ -171,20 +173,20 @@ template <class Few>
     }
 }
 
-// The product, if its rows are few, one tile after the other:
-// few.operator()<rows>(tile, what is read after it, x, out).
+// Computes the product if its rows are few, one tile after the other, by calls of few.operator()<rows>(tile,
+// next tile, x, out). Returns false if there are too many rows.
 template <class Few>
 [[gnu::always_inline]] inline bool multiply_few(const TileMatmul& a, int64_t tile_bytes, Few&& few) {
-    if (!are_few(a.n)) return false;
+    if (!is_few(a.n)) return false;
     for (int r = 0; r < a.n_tiles; ++r)
         for_few(a.n, [&]<int kRows>(int t) {
-            few.template operator()<kRows>(a.tile[r], following(a, r, tile_bytes), a.x + t,
+            few.template operator()<kRows>(a.tile[r], next_tile(a, r, tile_bytes), a.x + t,
                                            a.out + t * kOutStride + r * 16);
         });
     return true;
 }
 
-// The sums of a register block, kept in TileMatmul::out between panels.
+// The sums of a register block. Between panels they are stored in TileMatmul::out.
 template <int kTiles, int kRows>
 struct Sums {
     F32x16 v[kTiles][kRows];
@@ -203,8 +205,8 @@ struct Sums {
     }
 };
 
-// p[tile][row] += u . x over kGroups groups of four k. u(tile, g) gives the weights, q the bytes of each row.
-// Every loop is told to be inlined: a call would pass the sums through memory, at half the speed.
+// p[tile][row] += u . x over kGroups groups of four k. u(tile, g) returns the weights, q has the bytes of
+// each row. All loops are force-inlined: a call would pass the sums through memory, at half the speed.
 template <class Dot, int kGroups, int kTiles, int kRows, class Weights>
 [[gnu::always_inline]] inline void dots(Weights&& u, const int8_t* const (&q)[kRows], int64_t k,
                                         I32x16 (&p)[kTiles][kRows]) {
@@ -233,8 +235,8 @@ template <class Dot, int kGroups, int kTiles, int kRows, class Weights>
     });
 }
 
-// A tile begins with the f16 scales of all its blocks, 16 rows each, and the f16 minimums if the format has
-// them, so that what follows stays aligned to vectors:   d [nb][16] | m [nb][16] | block [nb]
+// The head of a tile: the f16 scales of all its blocks and 16 rows, then the f16 minimums if the format has
+// them. It keeps the blocks that follow aligned to vectors.   d [nb][16] | m [nb][16] | block [nb]
 struct TileHead {
     int64_t blocks, part;  // part: bytes of d, and of m
     explicit TileHead(int64_t n_blocks) : blocks(n_blocks), part(align64(n_blocks * 32)) {}
@@ -250,7 +252,7 @@ struct TileHead {
     }
 };
 
-// The head of a format's tiles: one of its own, if it has scales of another kind.
+// The head of the tiles of format F: F::Head if the format defines it, else TileHead.
 template <class F>
 struct HeadOf {
     using type = TileHead;

@@ -1,25 +1,27 @@
-// glu: h = act(gate) * up, written as f32 or quantised for the down projection on the way out.
+// glu: h = activation(gate) * up, stored as f32 or quantised for the down projection.
 #include "math.h"
 #include "rows.h"
 
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-// in: gate f32, up f32; out: h f32 or q8. h may alias gate or up.
+using in = operands::glu;
+
+// h may alias gate or up.
 void prepare(Launch& l, const Attrs& attrs) {
-    require_operands(l, 2, 1);
-    const int cols = l.in[0].cols;
-    require_rows(l, l.in[0], "gate", Act::f32, cols);
-    require_rows(l, l.in[1], "up", Act::f32, cols);
+    require_operands(l, in::n_inputs, 1);
+    const int cols = l.in[in::gate].cols;
+    require_rows(l, l.in[in::gate], "gate", RowFormat::f32, cols);
+    require_rows(l, l.in[in::up], "up", RowFormat::f32, cols);
     require_output(l, l.out[0], "h", cols);
     Glu& p = l.as<Glu>();
-    p.act = static_cast<Activation>(whole(l, attrs, "act", 0, 3));
+    p.fn = static_cast<ActivationFn>(whole(l, attrs, "activation", 0, 3));
     p.alpha = static_cast<float>(attrs.get("alpha", 1.702));
     p.limit = static_cast<float>(attrs.get("limit", 7.0));
 }
 
 Grid grid(const Launch& l, const Batch& batch) {
-    return Grid(l.rows(batch), l.in[0].cols, l.out[0].act != Act::f32);
+    return Grid(l.rows(batch), l.in[in::gate].cols, l.out[0].format != RowFormat::f32);
 }
 
 int chunks(const Launch& l, const Batch& batch, int) { return grid(l, batch).chunks(); }
@@ -28,11 +30,11 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const Glu p = l.as<Glu>();
     const Operand& out = l.out[0];
     grid(l, batch).each(chunk, [&](int r, int first, int last) {
-        const float *gate = l.in[0].row(r), *up = l.in[1].row(r);
-        float* h = out.act == Act::f32 ? out.row(r) : scratch.get(static_cast<size_t>(last));
+        const float *gate = l.in[in::gate].row(r), *up = l.in[in::up].row(r);
+        float* h = out.format == RowFormat::f32 ? out.row(r) : scratch.get(static_cast<size_t>(last));
         for_lanes(first, last,
                   [&](int i, auto n) { store(glu(p, load(gate + i, n), load(up + i, n)), h + i, n); });
-        if (out.act != Act::f32) quantize_row(h, last, out.act, out.row<std::byte>(r));
+        if (out.format != RowFormat::f32) quantize_row(h, last, out.format, out.row<std::byte>(r));
     });
 }
 

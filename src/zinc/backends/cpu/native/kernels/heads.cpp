@@ -1,4 +1,4 @@
-// head_linear and concat_heads: products with a matrix of each head, and joining of heads.
+// head_linear multiplies each head with its own matrix; concat_heads joins the heads of two rows.
 #include <cstring>
 
 #include "linear.h"
@@ -7,36 +7,39 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-// ---- head_linear -- in: x f32 [heads * cols], weight [heads, rows, cols] or [heads * rows, cols]; out: y
-// f32
+using linear_in = operands::head_linear;
+using concat_in = operands::concat_heads;
+
+// ---- head_linear: y of head h = x of head h times weight[h] transposed
 //
-// A head of x is rounded here, by the chunk that multiplies it: it has no other reader.
+// The weight is [heads, rows, cols] or [heads * rows, cols]. The chunk that multiplies a head of x also
+// rounds it, because nothing else reads it in that format.
 
 struct Params {
     int n_heads;
-    int64_t rows;  // of a head
+    int64_t rows;  // weight rows of a head
 };
 
 void prepare_linear(Launch& l, const Attrs& attrs) {
-    require_operands(l, 2, 1);
-    require_packed(l, l.in[1], "the weight");
-    const PackedTensor& w = *l.in[1].tensor;
+    require_operands(l, linear_in::n_inputs, 1);
+    require_packed(l, l.in[linear_in::weight], "the weight");
+    const PackedTensor& w = *l.in[linear_in::weight].tensor;
     Params& p = l.as<Params>();
     p.n_heads = whole(l, attrs, "n_heads", 1, 1 << 16);
     require(l, w.planes == p.n_heads || (w.planes == 1 && w.rows % p.n_heads == 0),
             "the weight is not cut into " + std::to_string(p.n_heads) + " heads");
     p.rows = w.planes * w.rows / p.n_heads;
-    require_rows(l, l.in[0], "x", Act::f32, p.n_heads * w.cols);
-    require_rows(l, l.out[0], "y", Act::f32, p.n_heads * p.rows);
+    require_rows(l, l.in[linear_in::x], "x", RowFormat::f32, p.n_heads * w.cols);
+    require_rows(l, l.out[0], "y", RowFormat::f32, p.n_heads * p.rows);
 }
 
-// Heads x panels of rows; panels only as far as the heads do not suffice.
+// Division into heads x panels of rows. There are several panels only if there are too few heads.
 struct HeadGrid {
     int n_heads, rows, panels;
     HeadGrid(const Params& p, int n_rows, int n_threads) : n_heads(p.n_heads), rows(n_rows) {
-        constexpr int kLeast = 16, kMost = 128;
+        constexpr int kMin = 16, kMax = 128;
         const int wanted = n_threads == 1 ? 1 : (8 * n_threads + n_heads - 1) / n_heads;
-        panels = std::max((rows + kMost - 1) / kMost, std::min(wanted, (rows + kLeast - 1) / kLeast));
+        panels = std::max((rows + kMax - 1) / kMax, std::min(wanted, (rows + kMin - 1) / kMin));
     }
     int chunks() const { return n_heads * panels; }
     int first(int panel) const { return rows * panel / panels; }
@@ -49,25 +52,27 @@ int linear_chunks(const Launch& l, const Batch& b, int) { return head_grid(l, b)
 void run_linear(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     const auto& p = l.as<Params>();
     const HeadGrid grid = head_grid(l, b);
-    const PackedTensor& w = *l.in[1].tensor;
+    const PackedTensor& w = *l.in[linear_in::weight].tensor;
     const int head = chunk / grid.panels, first = grid.first(chunk % grid.panels);
     const int n = grid.first(chunk % grid.panels + 1) - first;
-    const Act act = w.format->activation;
+    const RowFormat format = w.format->row_format;
     const int cols = static_cast<int>(w.cols);
 
     const auto rows = static_cast<size_t>(n);
-    const int64_t rounded = act == Act::f32 ? 0 : row_bytes(act, cols);
+    const int64_t rounded = format == RowFormat::f32 ? 0 : row_bytes(format, cols);
     auto* bytes = scratch.get<std::byte>(rows * (kOutStride * 4 + static_cast<size_t>(rounded)));
     auto* sums = reinterpret_cast<float*>(bytes);
-    ActRows x{l.in[0].row<std::byte>(first) + int64_t{head} * cols * 4, l.in[0].stride};
-    if (act != Act::f32) {
+    StridedRows x{l.in[linear_in::x].row<std::byte>(first) + int64_t{head} * cols * 4,
+                  l.in[linear_in::x].stride};
+    if (format != RowFormat::f32) {
         std::byte* quantised = bytes + rows * kOutStride * 4;
         for (int i = 0; i < n; ++i)
-            quantize_row(reinterpret_cast<const float*>(x[i]), cols, act, quantised + i * rounded);
+            quantize_row(reinterpret_cast<const float*>(x[i]), cols, format, quantised + i * rounded);
         x = {quantised, rounded};
     }
 
-    // Rows [from, to) of the plane are the head's; a tile may have rows of its neighbours too.
+    // Rows [from, to) of the plane belong to the head. Its first and last tile may also have rows of other
+    // heads.
     const int64_t plane = w.planes == 1 ? 0 : head, from = w.planes == 1 ? head * p.rows : 0,
                   to = from + p.rows;
     const int64_t last_tile = (to + kTileRows - 1) / kTileRows;
@@ -84,16 +89,17 @@ void run_linear(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     }
 }
 
-// ---- concat_heads -- in: a, b f32; out: y f32, head h of it = [head h of a | head h of b]
+// ---- concat_heads: head h of y = [head h of a | head h of b]
 
 void prepare_concat(Launch& l, const Attrs& attrs) {
-    require_operands(l, 2, 1);
+    require_operands(l, concat_in::n_inputs, 1);
     const int n_heads = whole(l, attrs, "n_heads", 1, 1 << 16);
     for (const Operand& o : l.in) {
-        require_rows(l, o, "each input", Act::f32);
+        require_rows(l, o, "each input", RowFormat::f32);
         require(l, o.cols % n_heads == 0, "n_heads must divide the columns");
     }
-    require_rows(l, l.out[0], "y", Act::f32, int64_t{l.in[0].cols} + l.in[1].cols);
+    require_rows(l, l.out[0], "y", RowFormat::f32,
+                 int64_t{l.in[concat_in::a].cols} + l.in[concat_in::b].cols);
     l.as<int>() = n_heads;
 }
 
@@ -102,12 +108,14 @@ Grid concat_grid(const Launch& l, const Batch& b) { return Grid(l.rows(b), l.out
 int concat_chunks(const Launch& l, const Batch& b, int) { return concat_grid(l, b).chunks(); }
 
 void run_concat(const Launch& l, const Batch& b, int chunk, Scratch&) {
-    const int n_heads = l.as<int>(), a_dim = l.in[0].cols / n_heads, b_dim = l.in[1].cols / n_heads;
+    const int n_heads = l.as<int>(), a_dim = l.in[concat_in::a].cols / n_heads,
+              b_dim = l.in[concat_in::b].cols / n_heads;
     concat_grid(l, b).each(chunk, [&](int r, int, int) {
         for (int h = 0; h < n_heads; ++h) {
             float* y = l.out[0].row(r) + int64_t{h} * (a_dim + b_dim);
-            std::memcpy(y, l.in[0].row(r) + int64_t{h} * a_dim, static_cast<size_t>(a_dim) * sizeof(float));
-            std::memcpy(y + a_dim, l.in[1].row(r) + int64_t{h} * b_dim,
+            std::memcpy(y, l.in[concat_in::a].row(r) + int64_t{h} * a_dim,
+                        static_cast<size_t>(a_dim) * sizeof(float));
+            std::memcpy(y + a_dim, l.in[concat_in::b].row(r) + int64_t{h} * b_dim,
                         static_cast<size_t>(b_dim) * sizeof(float));
         }
     });

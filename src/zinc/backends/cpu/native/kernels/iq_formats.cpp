@@ -1,13 +1,14 @@
-// The IQ formats of blocks of 256 (k_tile.h): groups of eight or four values are points of a codebook, with
+// The IQ formats with blocks of 256 (k_tile.h): groups of eight or four values are points of a codebook with
 // signs or a shift, under integer scales.
 //
-// The file holds an index for each group. Looking points up costs a load from a table for each eight values,
-// and no vector instruction of every level does it, so packing does it once: a coordinate takes few values,
-// and the tile holds which of them each is, sign and shift included. What that costs, in bits a weight:
+// The file has an index for each group. Looking points up during a product would cost a table load for each
+// eight values, and not every level has a vector instruction for it, so packing does it once. The coordinates
+// of points have few different values, so a tile stores the rank of each coordinate, with sign and shift.
+// Bits a weight:
 //
 //               file   tile   values of a coordinate
 //   IQ1_S       1.56   2.31   3
-//   IQ1_M       1.75   3.56   6      its shifts change within what shares an activation sum
+//   IQ1_M       1.75   3.56   6      its shifts change within the values that share a sum of x
 //   IQ2_XXS     2.06   3.31   6
 //   IQ2_XS      2.31   3.56   6
 //   IQ2_S       2.56   3.56   6
@@ -15,8 +16,8 @@
 //   IQ3_S       3.44   4.31   16
 //   IQ4_XS      4.25   4.31   16
 //
-// A codebook comes as the digits of its points, which number the values of a coordinate from the smallest
-// magnitude (of IQ1, from -1) upwards.
+// A codebook is passed as the digits of its points. Digits number the values of a coordinate by ascending
+// magnitude (IQ1: from -1 upwards).
 #include "k_tile.h"
 #include "k_tile_amx.h"
 
@@ -25,28 +26,28 @@ namespace {
 
 using namespace k_tile;
 
-// A coordinate under a sign bit: its rank among all 2 n signed values, of which the upper n are positive.
+// The rank of a coordinate and its sign among all 2 n signed values, of which the upper n are positive.
 inline uint8_t rank_of(int digit, bool negative, int n) {
     return static_cast<uint8_t>(negative ? n - 1 - digit : n + digit);
 }
 
-// Eight coordinates, `point(i)` the digit of each, under the bits of `signs`.
+// Stores the ranks of eight coordinates with digits point(i) and sign bits `signs`.
 template <class Point>
 inline void signed_group(Point&& point, unsigned signs, int n, uint8_t* u) {
     for (int i = 0; i < 8; ++i) u[i] = rank_of(point(i), signs >> i & 1, n);
 }
 
-// Seven stored sign bits; the eighth makes the number of negative values even.
+// Returns eight sign bits from the seven stored ones. The eighth makes the number of negative values even.
 inline unsigned even_signs(unsigned seven) {
     return seven | static_cast<unsigned>(__builtin_parity(seven)) << 7;
 }
 
-// Scales are 2 s + 1 for s of four bits, two to a byte; kFactor of a format has the rest.
+// Scale i is 2 s + 1 for s of four bits, two to a byte. The constant factor is kFactor of the format.
 inline int8_t odd_scale(const uint8_t* nibbles, int i) {
     return static_cast<int8_t>((nibbles[i / 2] >> (i % 2 * 4) & 15) * 2 + 1);
 }
 
-// Values of IQ4_NL under integer scales.
+// The values of IQ4_NL, with integer scales.
 struct IQ4_XS {
     static constexpr int kType = 23, kSourceBytes = 136, kSub = 32, kLow = 4, kHigh = 0, kDotBits = 8;
     static constexpr int kOffset = kOffset8;
@@ -68,7 +69,7 @@ struct IQ4_XS {
     }
 };
 
-// Odd magnitudes 1 to 15: u is the value itself, (value + 15) / 2.
+// Odd magnitudes 1 to 15. The stored u is (value + 15) / 2.
 struct IQ3_S {
     static constexpr int kType = 21, kSourceBytes = 110, kSub = 32, kLow = 4, kHigh = 0, kOffset = 15;
     static constexpr int kCodebook = 512 * 4;
@@ -91,7 +92,7 @@ struct IQ3_S {
     }
 };
 
-// Magnitudes 4, 12, .. 52 and 62, halved.
+// Magnitudes 4, 12, ... 52 and 62, stored halved.
 struct IQ3_XXS {
     static constexpr int kType = 18, kSourceBytes = 98, kSub = 32, kLow = 4, kHigh = 0, kOffset = 31;
     static constexpr int kCodebook = 256 * 4, kDotBits = 6;
@@ -114,14 +115,14 @@ struct IQ3_XXS {
     }
 };
 
-// Magnitudes 8, 25 and 43, of all IQ2.
+// Magnitudes 8, 25 and 43, common to the IQ2 formats.
 struct IQ2 {
     static constexpr int kLow = 2, kHigh = 1, kOffset = 43, kDotBits = 7;
     static constexpr float kFactor = 0.125f;
     static constexpr bool kMins = false;
     static constexpr Scales kScales = Scales::bytes;
     static constexpr uint8_t kTable[16] = {0, 18, 35, 51, 68, 86};
-    // The point of an index under eight signs.
+    // Stores the point `index` of the codebook with eight signs.
     static void put(const uint8_t* codebook, unsigned index, unsigned signs, uint8_t* u) {
         signed_group([&](int i) { return codebook[index * 8 + static_cast<unsigned>(i)]; }, signs, 3, u);
     }
@@ -170,8 +171,9 @@ struct IQ2_S : IQ2 {
     }
 };
 
-// -1, 0 or 1, and a shift of 1/8 up or down for all of a sub-block: its scale is stored with the sign of the
-// shift.    8 w = d * (8 |s| * (u - 1) + s)
+// -1, 0 or 1, with a shift of 1/8 up or down for a whole sub-block. The stored scale has the sign of the
+// shift:
+//   8 w = d * (8 |s| * (u - 1) + s)
 struct IQ1_S {
     static constexpr int kType = 19, kSourceBytes = 50, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
     static constexpr int kCodebook = 2048 * 8;
@@ -195,7 +197,8 @@ struct IQ1_S {
     }
 };
 
-// The same points, with a shift for each group of eight: 8 * (-1, 0, 1) - 1, then + 1, all plus 9.
+// The points of IQ1_S with a shift for each group of eight. The table has 8 * {-1, 0, 1} - 1, then 8 * {-1,
+// 0, 1} + 1, all plus 9.
 struct IQ1_M {
     static constexpr int kType = 29, kSourceBytes = 56, kSub = 16, kLow = 2, kHigh = 1, kOffset = 9;
     static constexpr int kCodebook = 2048 * 8, kDotBits = 5;

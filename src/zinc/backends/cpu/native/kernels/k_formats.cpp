@@ -1,4 +1,4 @@
-// The K-quants and the ternary formats: values of 2 to 6 bits in blocks of 256 (k_tile.h).
+// K-quants and ternary formats: values of 2 to 6 bits in blocks of 256 (k_tile.h).
 #include "k_tile.h"
 #include "k_tile_amx.h"
 
@@ -7,14 +7,14 @@ namespace {
 
 using namespace k_tile;
 
-// 64 bytes of 2-bit values in planes: bits 2 p of byte 32 h + i are value 128 h + 32 p + i.
+// Reads 64 bytes of 2-bit values: bits 2 p and 2 p + 1 of byte 32 h + i are value 128 h + 32 p + i.
 void read_pairs_of_bits(const uint8_t* b, uint8_t* u) {
     for (int half = 0; half < 2; ++half)
         for (int part = 0; part < 4; ++part)
             for (int i = 0; i < 32; ++i) u[half * 128 + part * 32 + i] = b[half * 32 + i] >> (2 * part) & 3;
 }
 
-// Eight 6-bit scales and eight 6-bit minimums in twelve bytes, of Q4_K and Q5_K.
+// Reads the eight 6-bit scales and eight 6-bit minimums of Q4_K and Q5_K from twelve bytes.
 void read_scales(const uint8_t* s, Source& out) {
     for (int i = 0; i < 4; ++i) {
         out.scale[i] = static_cast<int8_t>(s[i] & 63);
@@ -26,7 +26,7 @@ void read_scales(const uint8_t* s, Source& out) {
 
 struct Q2_K {
     static constexpr int kType = 10, kSourceBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kOffset = 0,
-                         kMostScale = 15;
+                         kMaxScale = 15;
     static constexpr bool kMins = true;
     static constexpr Scales kScales = Scales::nibbles;
     static constexpr const char* kName = "Q2_K";
@@ -63,7 +63,7 @@ struct Q3_K {
 
 struct Q4_K {
     static constexpr int kType = 12, kSourceBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kOffset = 0,
-                         kMostScale = 63;
+                         kMaxScale = 63;
     static constexpr bool kMins = true;
     static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q4_K";
@@ -119,14 +119,16 @@ struct Q6_K {
     }
 };
 
-// Ternary: -1, 0 or 1 times the scale of the block. Five digits to a byte of the file are two bits each here,
-// 22% more of memory for a shift and a mask instead of a multiplication by a power of three.
+// Ternary: -1, 0 or 1 times the scale of the block. The file has five digits in a byte; a tile has two bits
+// for each digit. That takes 22% more memory, but unpacking is a shift and a mask instead of a multiplication
+// by a power of 3.
 struct TQ1_0 {
     static constexpr int kType = 34, kSourceBytes = 54, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
     static constexpr bool kMins = false;
     static constexpr Scales kScales = Scales::none;
     static constexpr const char* kName = "TQ1_0";
-    // A byte is a fraction of 256 in base 3, its first digit the highest; element = digit * step + byte.
+    // A byte is a fraction (of 256) in base 3 with its highest digit first. Digit d of byte i is element d *
+    // step + i.
     static void digits(const uint8_t* bytes, int step, int n_digits, uint8_t* u) {
         for (int i = 0; i < step; ++i) {
             uint8_t fraction = bytes[i];

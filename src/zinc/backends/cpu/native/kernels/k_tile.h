@@ -1,15 +1,17 @@
-// The template of formats with blocks of 256: an f16 scale, and sub-blocks of 32 or 16 that have small
-// integer scales of their own.
+// Template of the formats with blocks of 256 values: one f16 scale, and sub-blocks of 32 or 16 values with
+// small integer scales.
 //
 //   w = d * scale[sub] * (u - offset)         or         w = d * scale[sub] * u - dmin * min[sub]
 //   y += dx * (d * sum_sub(scale * u.x) - dmin * sum_sub(min * sum x))
 //
-// The sums over sub-blocks are integers, hence exact; an offset is a minimum of offset * scale, folded into
-// the first sum. A format is a snippet (k_formats.cpp, iq_formats.cpp) that reads a block of the file; how
-// many bits go to which plane says the rest.
+// Sums over sub-blocks are integers and therefore exact. An offset is a minimum of offset * scale, which is
+// added to the first sum. A format is a snippet (k_formats.cpp, iq_formats.cpp) that reads one block of the
+// file and gives the number of bits of each plane.
 //
 // Block of a tile:   scale pairs int8 [subs / 2][16 rows][2] | min pairs, if any | four chunks of Quants
-// (a pair of sub-blocks is what the 16-bit dot product takes with a pair of activation sums).
+//
+// Scales and minimums are stored in pairs of sub-blocks because the 16-bit dot product multiplies a pair of
+// minimums with a pair of sums of x.
 #pragma once
 
 #include "gemm.h"
@@ -18,22 +20,33 @@
 
 namespace zinc::ZINC_LEVEL::k_tile {
 
-// The integers that scale the sub-blocks: none, a byte each, or four bits that share a byte with a minimum.
+// Storage of the integer scales of sub-blocks: none, one byte each, or four bits that share a byte with a
+// minimum.
 enum class Scales { none, bytes, nibbles };
 
-// One block of one row as the file has it.
+// One block of one row, decoded from the file.
 struct Source {
     uint8_t u[256];
     int8_t scale[16], min[16];
     uint16_t d, dmin;
 };
 
-// What a snippet F of a format says:
-//   kType, kName, kSourceBytes, read(block, source) or, with kCodebook bytes of points, read(block, codebook,
-//   source); kSub values a sub-block, of kLow + kHigh bits, scaled as kScales says; kMins or an kOffset;
-//   and where they are wanted: kTable and kDotBits (planes.h), kFactor (of d), scale(s) and offset(s), the
-//   factors of u and of -1 that a stored scale s stands for, kMostScale, the largest scale (few).
-// Sizes and fields of a snippet's block in a tile.
+// Sizes and fields of the block of a format in a tile. The snippet F of a format defines
+//
+//   kType, kName      type number and name in GGUF
+//   kSourceBytes      bytes of a block of the file
+//   read              (block, source), or (block, codebook, source) if there are kCodebook bytes of points
+//   kSub              values of a sub-block
+//   kLow, kHigh       bits of a value in the low and the high plane
+//   kScales           storage of the scales
+//   kMins, kOffset    whether there are minimums; otherwise the offset of the stored values
+//
+// and, if needed,
+//
+//   kTable, kDotBits  table of values and their width (planes.h)
+//   kFactor           constant factor of d
+//   scale, offset     factors of u and of -1 for a stored scale
+//   kMaxScale         the largest scale, for sums in floats (`few`)
 template <class F>
 struct Tile {
     using Chunk = Quants<F::kLow, F::kHigh, 16>;
@@ -42,7 +55,7 @@ struct Tile {
     static constexpr bool kSigned = dot_bits<F>() == 8 && F::kOffset == 0;  // u is an int8
     static constexpr int kScaleBytes = F::kScales == Scales::none ? 0 : kSubs * 16;
     static constexpr int kMinBytes = F::kMins && F::kScales == Scales::bytes ? kScaleBytes : 0;
-    static constexpr int kChunks = kScaleBytes + kMinBytes;  // where they start
+    static constexpr int kChunks = kScaleBytes + kMinBytes;  // offset of the chunks
     static constexpr int kBlockBytes = kChunks + 4 * Chunk::kBytes;
     static_assert(kBlockBytes % 64 == 0);
 
@@ -55,7 +68,7 @@ struct Tile {
 
     template <int g>
     static U8x64 get(const std::byte* chunk) {
-        return looked_up<F>(Chunk::template get<g>(chunk));
+        return lookup_values<F>(Chunk::template get<g>(chunk));
     }
     static F32x16 d(const TileHead& head, const std::byte* tile, int64_t block) {
         if constexpr (requires { F::kFactor; }) return head.d(tile, block) * F32x16::set1(F::kFactor);
@@ -71,7 +84,7 @@ struct Tile {
         if constexpr (requires { F::scale(s); }) return F::scale(s);
         return s;
     }
-    // What the activation sums are multiplied with: minimums, or -offset * scale.
+    // Factors of the sums of x: minimums, or -offset * scale.
     static I16x32 mins(const std::byte* block, int pair) {
         const I16x32 s = stored(block, pair);
         if constexpr (F::kScales == Scales::nibbles) return shr<4>(s) & 15;
@@ -159,7 +172,7 @@ void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
     }
 }
 
-// The float operations of a block, in the one order there is.
+// The float operations of a block, in the order that all code paths share.
 template <bool kMins>
 [[gnu::always_inline]] inline F32x16 add_block(F32x16 acc, F32x16 d, F32x16 dmin, F32x16 sum, I32x16 mins,
                                                float dx) {
@@ -169,7 +182,7 @@ template <bool kMins>
 }
 
 template <class Dot, int kSub, bool kMins, int kTiles, int kRows>
-void micro(const Panel* panels, ActRows x, const Q8Row& row, int64_t b, float* out) {
+void micro(const Panel* panels, StridedRows x, const Q8Row& row, int64_t b, float* out) {
     const int8_t* q[kRows];
     const std::byte* sums[kRows];
     repeat<kRows>([&](int t) {
@@ -208,41 +221,41 @@ void micro(const Panel* panels, ActRows x, const Q8Row& row, int64_t b, float* o
     acc.store(out);
 }
 
-// By what the panels have in common, not by format, so that formats share the code.
+// The template arguments are properties of panels, not formats, so that formats share the code.
 template <class Dot, int kSub, bool kMins>
-[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b, AheadOfPanels& ahead,
-                                AheadOfRows& soon) {
-    const Q8Row row(Act::q8_256, a.cols);
+[[gnu::noinline]] void multiply(const Panel* panels, const TileMatmul& a, int64_t b, PanelPrefetcher& ahead,
+                                RowPrefetcher& upcoming) {
+    const Q8Row row(RowFormat::q8_256, a.cols);
     for_blocks(a.n_tiles, a.n, [&]<int kTiles, int kRows>(int tile, int t) {
         ahead.step();
-        soon.step();
+        upcoming.step();
         micro<Dot, kSub, kMins, kTiles, kRows>(panels + tile, a.x + t, row, b,
                                                a.out + t * kOutStride + tile * 16);
     });
 }
 
-// Whether a few rows scale the sums of sub-blocks in floats: two operations where integers take an addition
-// and a product that is two itself on Intel's processors. Those of half a block are exact, and the sum of
-// both halves is rounded as that of integers is. Values stay where they are in their byte, with a smaller
-// scale.
+// Whether `few` scales the sums of sub-blocks in floats. That takes two operations; integers take an addition
+// and a product, which is two operations on Intel processors. Sums of half a block are exact in floats, and
+// the sum of both halves is rounded like the sum of integers. Values are not shifted down in their byte; the
+// scale is smaller instead.
 template <class F>
 constexpr bool scales_in_floats() {
-    if constexpr (kDotsOfBytes && F::kMins && F::kHigh == 0 && requires { F::kMostScale; }) {
-        constexpr int64_t kMost = (1 << F::kLow) - 1;
-        static_assert(kMost * 127 * F::kMostScale * 128 < 1 << 24);
+    if constexpr (kDotsOfBytes && F::kMins && F::kHigh == 0 && requires { F::kMaxScale; }) {
+        constexpr int64_t kMax = (1 << F::kLow) - 1;
+        static_assert(kMax * 127 * F::kMaxScale * 128 < 1 << 24);
         return true;
     }
     return false;
 }
 
-// A few rows against one tile: each block is unpacked in registers and never stored. Sums of blocks before
-// lie in `out`: registers are wanted for those of the block.
+// Multiplies a few rows with one tile. Each block is unpacked in registers and never stored. Sums over
+// earlier blocks are kept in `out`, because the sums of the current block need the registers.
 template <class F, int kRows>
-[[gnu::noinline]] void few(const std::byte* tile, Following next, int64_t cols, ActRows x, float* out) {
+[[gnu::noinline]] void few(const std::byte* tile, NextTile next, int64_t cols, StridedRows x, float* out) {
     using T = Tile<F>;
     const TileHead head = T::head(cols);
-    Ahead ahead(tile, T::bytes(cols), next, head.blocks * T::kPairs);
-    const Q8Row row(Act::q8_256, cols);
+    Prefetcher ahead(tile, T::bytes(cols), next, head.blocks * T::kPairs);
+    const Q8Row row(RowFormat::q8_256, cols);
     const int64_t sums = F::kSub == 16 ? row.sum16 : row.sum;
     const std::byte* block = tile + T::blocks_at(head);
     const int8_t* q[kRows];
@@ -302,11 +315,11 @@ template <class F, int kRows>
     }
 }
 
-// The product, if its rows are few.
+// Computes the product if its rows are few; returns whether they are.
 template <class F>
 bool matmul_few(const TileMatmul& a) {
     return multiply_few(a, Tile<F>::bytes(a.cols),
-                        [&]<int kRows>(const std::byte* tile, Following next, ActRows x, float* out) {
+                        [&]<int kRows>(const std::byte* tile, NextTile next, StridedRows x, float* out) {
                             few<F, kRows>(tile, next, a.cols, x, out);
                         });
 }
@@ -316,12 +329,12 @@ void matmul(const TileMatmul& a) {
     if (matmul_few<F>(a)) return;
     const TileHead head = Tile<F>::head(a.cols);
     const int64_t n_steps = head.blocks * register_blocks(a);
-    AheadOfPanels ahead(a, Tile<F>::bytes(a.cols), n_steps);
-    AheadOfRows soon(a, n_steps);
+    PanelPrefetcher ahead(a, Tile<F>::bytes(a.cols), n_steps);
+    RowPrefetcher upcoming(a, n_steps);
     Panel panels[2];
     for (int64_t b = 0; b < head.blocks; ++b) {
         for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], head, b, panels[r]);
-        multiply<typename Tile<F>::Dot, F::kSub, F::kMins>(panels, a, b, ahead, soon);
+        multiply<typename Tile<F>::Dot, F::kSub, F::kMins>(panels, a, b, ahead, upcoming);
     }
 }
 
@@ -333,7 +346,7 @@ constexpr int codebook_bytes() {
 
 template <class F>
 constexpr WeightFormat kFormat{
-    F::kType,       F::kName, Act::q8_256, 256,      F::kSourceBytes, codebook_bytes<F>(),
-    Tile<F>::bytes, pack<F>,  decode<F>,   matmul<F>};
+    F::kType,       F::kName, RowFormat::q8_256, 256,      F::kSourceBytes, codebook_bytes<F>(),
+    Tile<F>::bytes, pack<F>,  decode<F>,         matmul<F>};
 
 }  // namespace zinc::ZINC_LEVEL::k_tile

@@ -1,9 +1,9 @@
-// Formats with blocks of 256 (k_tile.h) in the tile registers of AMX.
+// Products of the formats with blocks of 256 (k_tile.h) in the tile registers of AMX.
 //
-// Values are multiplied with the scales of their sub-blocks as they are unpacked, so that the sums of a whole
-// block are integers in registers. Operations of registers that follow each other closely take up to four
-// times as long while the core's other hardware thread works too, so there are vector operations between any
-// two of them (dev/kernels has what both cost).
+// Values are multiplied with the scale of their sub-block when they are unpacked, so the sum of a whole block
+// is an integer in a register. Consecutive AMX instructions take up to four times as long while the other
+// hardware thread of the core is busy, so vector instructions are placed between them (dev/kernels has the
+// cost of both).
 #pragma once
 
 #include "amx.h"
@@ -13,8 +13,9 @@
 
 namespace zinc::ZINC_LEVEL::k_tile {
 
-// One block of 16 rows, each value multiplied with its scale. What is more than a byte then is cut in two:
-// with minimums the scale, else the product. The high part counts 2^kShift times.
+// One block of 16 rows, each value multiplied with its scale. A scaled value needs more than a byte, so it is
+// split in two parts, low + high * 2^kShift: formats with minimums split the scale, other formats the
+// product.
 template <bool kMins>
 struct ScaledPanel {
     static constexpr int kShift = kMins ? 3 : 7;
@@ -59,16 +60,16 @@ void unpack(const std::byte* tile, const TileHead& head, int64_t b, ScaledPanel<
     }
 }
 
-// The rows pass one block of the tiles in groups. While the matrices of a group are multiplied, the sums of
-// the group before are made floats. kSub: of a format with minimums.
+// Multiplies all rows, in groups, with one block of the tiles. While the matrices of a group are multiplied,
+// the sums of the previous group are converted to floats. kSub is used by formats with minimums only.
 template <int kSub, bool kMins, int kTiles>
 [[gnu::noinline]] void multiply(const ScaledPanel<kMins>* panels, const TileMatmul& a, int64_t b,
-                                const tmul::RowGroups& groups, AheadOfPanels& ahead) {
+                                const tmul::RowGroups& groups, PanelPrefetcher& ahead) {
     using Panel = ScaledPanel<kMins>;
     constexpr int kSlices = kPanel / 64, kPairs = kMins ? 128 / kSub : 0;
-    const Q8Row row(Act::q8_256, a.cols);
-    const ActRows d = {a.x.data + row.d + b * 4, a.x.stride};
-    const ActRows sums = {a.x.data + (kSub == 16 ? row.sum16 + b * 32 : row.sum + b * 16), a.x.stride};
+    const Q8Row row(RowFormat::q8_256, a.cols);
+    const StridedRows d = {a.x.data + row.d + b * 4, a.x.stride};
+    const StridedRows sums = {a.x.data + (kSub == 16 ? row.sum16 + b * 32 : row.sum + b * 16), a.x.stride};
     tmul::Sums low[2][kTiles], high[2][kTiles];
 
     if (b == 0)
@@ -85,10 +86,10 @@ template <int kSub, bool kMins, int kTiles>
     });
     const int64_t stride = a.x.stride;
     for (int group = 0; group <= groups.count; ++group) {
-        const bool coming = group < groups.count;
+        const bool has_next = group < groups.count;
         const int first = group > 0 ? groups.repeated(group - 1) : groups.rows, last = groups.rows;
         const int start = groups.start(group - 1), from = (group + 1) % 2;
-        if (coming) unroll<2 * kTiles>([&](auto i) { tmul::zero<i>(); });
+        if (has_next) unroll<2 * kTiles>([&](auto i) { tmul::zero<i>(); });
         for (int slice = 0; slice < kSlices; ++slice) {
             const std::byte *pairs = sums[start + slice * 4], *factor = d[start + slice * 4];
             float* out = a.out + (start + slice * 4) * kOutStride;
@@ -108,16 +109,16 @@ template <int kSub, bool kMins, int kTiles>
                                  load_float(factor + i * stride))
                     .store(to);
             };
-            if (coming) tmul::load<tmul::kX>(a.x[groups.start(group)] + b * kPanel + slice * 64, stride);
+            if (has_next) tmul::load<tmul::kX>(a.x[groups.start(group)] + b * kPanel + slice * 64, stride);
             unroll<2 * kTiles>([&](auto j) __attribute__((always_inline)) {
                 constexpr int r = j / 2, kW = tmul::kWeights + j % 2;
-                if (coming) tmul::load<kW>((j % 2 ? panels[r].high : panels[r].low)[slice * 16], 64);
+                if (has_next) tmul::load<kW>((j % 2 ? panels[r].high : panels[r].low)[slice * 16], 64);
                 finish(std::integral_constant<int, 2 * j>());
-                if (coming) tmul::multiply<j, tmul::kX, kW, Panel::kSigned>();
+                if (has_next) tmul::multiply<j, tmul::kX, kW, Panel::kSigned>();
                 finish(std::integral_constant<int, 2 * j + 1>());
             });
         }
-        if (!coming) break;
+        if (!has_next) break;
         ahead.step();
         unroll<kTiles>([&](auto r) {
             tmul::store<2 * r>(low[group % 2] + r);
@@ -126,12 +127,13 @@ template <int kSub, bool kMins, int kTiles>
     }
 }
 
-// A chunk of 64 k of a few rows: with minimums their bytes are read where they are, else each is alone in two
-// bytes, with four vectors a row: the even ones in low bytes and in high ones, then the odd ones.
+// A chunk of 64 k of a few rows, for formats without minimums: each byte of x is widened to two bytes. The
+// four vectors of a row are the even bytes in the low half, the even bytes in the high half, then the same
+// for the odd bytes. Formats with minimums read the bytes of x in place.
 struct Spread {
     uint8_t row[4][tmul::kMaxRows][64];
 };
-inline void spread(ActRows x, int64_t at, int n, Spread& to) {
+inline void spread(StridedRows x, int64_t at, int n, Spread& to) {
     for (int t = 0; t < n; ++t) {
         const I16x32 v = I16x32::load(x[t] + at);
         (v & 255).store(to.row[0][t]);
@@ -142,11 +144,11 @@ inline void spread(ActRows x, int64_t at, int n, Spread& to) {
 }
 
 // A chunk of 64 k of 16 rows of weights times their scales: with minimums in two parts as in ScaledPanel,
-// else in 16 bits, the even k first.
+// otherwise in 16 bits, even k first.
 struct ScaledChunk {
     alignas(64) uint8_t part[2][16][64];
 };
-// A quarter of it, kFirst to kFirst + 4 of its vectors.
+// Unpacks a quarter of such a chunk, vectors kFirst to kFirst + 3.
 template <class F, int kFirst>
 [[gnu::always_inline]] inline void unpack(const std::byte* block, int c, ScaledChunk& to) {
     using T = Tile<F>;
@@ -168,23 +170,23 @@ template <class F, int kFirst>
     });
 }
 
-// Rows that a register has room for, against one tile. While the matrices of a chunk are multiplied, the next
-// chunk is unpacked, and the sums of the block before are made floats.
+// Multiplies one tile with at most as many rows as fit in a register. While the matrices of a chunk are
+// multiplied, the next chunk is unpacked and the sums of the previous block are converted to floats.
 template <class F>
-[[gnu::noinline]] void few_in_registers(const std::byte* tile, Following next_tile, int64_t cols, ActRows x,
-                                        int n, float* out) {
+[[gnu::noinline]] void few_in_registers(const std::byte* tile, NextTile next_tile, int64_t cols,
+                                        StridedRows x, int n, float* out) {
     using T = Tile<F>;
     constexpr int kShift = F::kMins ? ScaledPanel<true>::kShift : 8;
     const TileHead head = T::head(cols);
-    const Q8Row row(Act::q8_256, cols);
+    const Q8Row row(RowFormat::q8_256, cols);
     const int64_t n_chunks = head.blocks * 4;
-    Ahead ahead(tile, T::bytes(cols), next_tile, n_chunks);
+    Prefetcher ahead(tile, T::bytes(cols), next_tile, n_chunks);
     const std::byte* block = tile + T::blocks_at(head);
     ScaledChunk weights[2];
     alignas(64) Spread spread_x[2];
     tmul::Sums low, high;
 
-    // Rows [first, last) of block b, which lies at `block`.
+    // Adds the sums of block b, stored at `block`, to rows [first, last) of the output.
     const auto finish = [&](int64_t b, const std::byte* block, int first,
                             int last) __attribute__((always_inline)) {
         const F32x16 d = T::d(head, tile, b), dmin = F::kMins ? head.m(tile, b) : F32x16::zero();
@@ -211,7 +213,8 @@ template <class F>
         tmul::zero<1>();
         for (int c = 0; c < 4; ++c, ++i) {
             ahead.step();
-            const int64_t next = i + 1 < n_chunks ? i + 1 : i - 1;  // behind the last, one that nobody reads
+            const int64_t next =
+                i + 1 < n_chunks ? i + 1 : i - 1;  // after the last chunk, one whose result is unused
             const std::byte* next_block = c == 3 && next > i ? block + T::kBlockBytes : block;
             const auto unpack_next = [&](auto part) __attribute__((always_inline)) {
                 unpack<F, part * 4>(next_block, static_cast<int>(next % 4), weights[next % 2]);
@@ -248,18 +251,18 @@ template <class F>
 
 template <class F>
 void matmul_amx(const TileMatmul& a) {
-    // Up to so many rows vectors that unpack in registers of their own are as fast.
+    // Up to kFewRows rows, vector instructions are as fast.
     if (a.n <= kFewRows && matmul_few<F>(a)) return;
     const TileHead head = Tile<F>::head(a.cols);
     const tmul::RowGroups groups(a.n);
     const tmul::Registers registers(groups.rows, 64);
     if (groups.count == 1) {
         for (int r = 0; r < a.n_tiles; ++r)
-            few_in_registers<F>(a.tile[r], following(a, r, Tile<F>::bytes(a.cols)), a.cols, a.x, a.n,
+            few_in_registers<F>(a.tile[r], next_tile(a, r, Tile<F>::bytes(a.cols)), a.cols, a.x, a.n,
                                 a.out + r * 16);
         return;
     }
-    AheadOfPanels ahead(a, Tile<F>::bytes(a.cols), head.blocks * groups.count);
+    PanelPrefetcher ahead(a, Tile<F>::bytes(a.cols), head.blocks * groups.count);
     constexpr int kSub = F::kMins ? F::kSub : 0;
     ScaledPanel<F::kMins> panels[2];
     for (int64_t b = 0; b < head.blocks; ++b) {

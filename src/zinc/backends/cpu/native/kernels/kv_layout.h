@@ -1,25 +1,26 @@
-// Where keys and values lie in a KVLayer.
+// Layout of keys and values in a KVLayer.
 //
+// clang-format off
 //   K  [block][head][tile of 16 positions]      lanes = positions
 //        f16  [head_dim][16]
-//        q8   [head_dim/4][16][4] u8 = s8 + 128, then [head_dim/32][16] f16 scales
-//        q4   [head_dim/32][4][16][4] two u4 = s4 + 8 a byte, then the scales; byte i of vector v of a group:
-//             its dimensions 4 v + i (low) and 16 + 4 v + i (high)
+//        q8   [head_dim/4][16][4] u8 = s8 + 128, then f16 scales [head_dim/32][16]
+//        q4   [head_dim/32][4][16][4] bytes of two u4 = s4 + 8, then the scales;
+//             byte i of vector v of a group: dimensions 4 v + i (low) and 16 + 4 v + i (high)
 //   V  [block][head][tile of 16 positions]      lanes = dimensions
 //        f16  [16][head_dim_v]
-//        q8   [16][head_dim_v] s8, then [16][head_dim_v/32] f16 scales
-//        q4   [16][head_dim_v/16][8] two u4 = s4 + 8 a byte, then the scales; byte i: dimensions i and 8 + i
-//        of
-//             its sixteen
+//        q8   [16][head_dim_v] s8, then f16 scales [16][head_dim_v/32]
+//        q4   [16][head_dim_v/16][8] bytes of two u4 = s4 + 8, then the scales;
+//             byte i of a run of 16 dimensions: dimensions i (low) and 8 + i (high)
+// clang-format on
 //
-// With v_from_k (latent attention) there is no V: a position's values are the last head_dim_v dimensions of
-// its key.
+// With v_from_k (latent attention) there is no V: the value of a position is the last head_dim_v dimensions
+// of its key.
 //
-// K has its positions in the lanes so that one query against 16 keys is head_dim broadcasts and fused
-// multiply-adds: no transposition, no horizontal sum, and one order of summation for any number of queries.
+// In K, lanes are positions, so one query against 16 keys is head_dim broadcasts and fused multiply-adds: no
+// transposition, no horizontal sum, and one order of summation for any number of queries.
 //
-// Functions are static: every SIMD level and the baseline objects have their own copy, so the linker can
-// never hand an AVX-512 body to code that runs on a machine without it.
+// Functions are static, so that every SIMD level has its own copy: the linker must not use an AVX-512 copy in
+// code that runs on a machine without AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,7 @@ inline constexpr int kKvTile = 16;   // positions
 inline constexpr int kKvGroup = 32;  // dimensions that share a scale
 inline constexpr int kMaxHeadDim = 576;
 
-// Bytes of a tile before its scales.
+// Bytes of the values of a tile; its scales follow them.
 static inline int64_t kv_quant_bytes(int dim, KvType type) {
     const int64_t n = int64_t{kKvTile} * dim;
     return type == KvType::f16 ? 2 * n : type == KvType::q8_0 ? n : n / 2;
@@ -51,7 +52,7 @@ static inline int64_t kv_bytes(const KVLayer& c, int dim) {
 static inline int64_t kv_k_bytes(const KVLayer& c) { return kv_bytes(c, c.head_dim); }
 static inline int64_t kv_v_bytes(const KVLayer& c) { return c.v_from_k ? 0 : kv_bytes(c, c.head_dim_v); }
 
-// The tile that holds `position`, whose block is `block`.
+// The tile that holds `position`, which is in block `block`.
 static inline std::byte* kv_tile(const Bytes& bytes, const KVLayer& c, int dim, int block, int head,
                                  int position) {
     const int64_t tiles = c.block_tokens / kKvTile;
@@ -65,7 +66,7 @@ static inline std::byte* kv_v_tile(const KVLayer& c, int block, int head, int po
     return kv_tile(c.v, c, c.head_dim_v, block, head, position);
 }
 
-// The block that holds `position` of a sequence; throws where the table has none (freed, or never allocated).
+// The block that holds `position` of a sequence. Throws std::out_of_range if it was freed or never allocated.
 static inline int kv_block(const Batch& batch, const KVLayer& c, int sequence, int position) {
     const auto group = static_cast<size_t>(c.group);
     const Batch::Table table = group < batch.tables.size() ? batch.tables[group] : Batch::Table{};
@@ -111,7 +112,7 @@ static inline float kv_half(const std::byte* p, int i) {
     return f16_to_f32(h);
 }
 
-// A dimension of a position's key or value as a float, from its tile; lane: position % 16.
+// Dimension `d` of the key or value at position % 16 == lane of a tile, as a float.
 static inline float kv_key(const KVLayer& c, const std::byte* tile, int lane, int d) {
     if (c.type == KvType::f16) return kv_half(tile, d * kKvTile + lane);
     const int group = d / kKvGroup, in = d % kKvGroup;
@@ -130,8 +131,8 @@ static inline float kv_value(const KVLayer& c, const std::byte* tile, int lane, 
     return scale * static_cast<float>((two >> (d % 16 / 8 * 4) & 15) - 8);
 }
 
-// Floats back out of the cache, for tests and for `zinc verify`: positions [0, n_tokens) of a sequence whose
-// block table is `blocks`, into k [n_tokens][heads][head_dim] and v [n_tokens][heads][head_dim_v].
+// Decodes positions [0, n_tokens) of the sequence with block table `blocks` to k [n_tokens][heads][head_dim]
+// and v [n_tokens][heads][head_dim_v], for tests and for `zinc verify`.
 static inline void kv_read(const KVLayer& c, const int32_t* blocks, int n_tokens, float* k, float* v) {
     for (int t = 0; t < n_tokens; ++t) {
         const int block = blocks[t / c.block_tokens], lane = t % kKvTile;

@@ -1,5 +1,4 @@
-// y_i = x W_i^T + b_i + residual_i for one to four weights over the same x, in one pass.
-//   in   x, then weight, bias?, residual? for each part      out   y for each part
+// linear: y_i = x W_i^T + b_i + residual_i for one to four weights W_i and the same x, in one launch.
 #include "linear.h"
 
 #include "../simd.h"
@@ -17,23 +16,25 @@ struct Params {
     int first_unit[kMaxParts + 1];
 };
 
-const Operand& weight(const Launch& l, int part) { return l.in[static_cast<size_t>(1 + 3 * part)]; }
-const Operand& bias(const Launch& l, int part) { return l.in[static_cast<size_t>(2 + 3 * part)]; }
-const Operand& residual(const Launch& l, int part) { return l.in[static_cast<size_t>(3 + 3 * part)]; }
+using in = operands::linear;
+const Operand& weight(const Launch& l, int part) { return l.in[in::weight(static_cast<size_t>(part))]; }
+const Operand& bias(const Launch& l, int part) { return l.in[in::bias(static_cast<size_t>(part))]; }
+const Operand& residual(const Launch& l, int part) { return l.in[in::residual(static_cast<size_t>(part))]; }
 
 void prepare(Launch& l, const Attrs& attrs) {
     auto& p = l.as<Params>();
     const double n_parts = attrs.get("n_parts");
     require(l, n_parts == 1 || n_parts == 2 || n_parts == 3 || n_parts == 4, "n_parts must be 1 to 4");
     p.n_parts = static_cast<int>(n_parts);
-    require_operands(l, static_cast<size_t>(1 + 3 * p.n_parts), static_cast<size_t>(p.n_parts));
+    const auto parts = static_cast<size_t>(p.n_parts);
+    require_operands(l, in::n_inputs(parts), parts);
     int64_t units = 0, bytes = 0;
     for (int i = 0; i < p.n_parts; ++i) {
-        require_weight(l, weight(l, i), l.in[0], "a weight");
+        require_weight(l, weight(l, i), l.in[in::x], "a weight");
         const PackedTensor& w = *weight(l, i).tensor;
-        require_rows(l, l.out[static_cast<size_t>(i)], "y", Act::f32, w.rows);
+        require_rows(l, l.out[static_cast<size_t>(i)], "y", RowFormat::f32, w.rows);
         if (bias(l, i)) require_vector(l, bias(l, i), "bias", w.rows);
-        if (residual(l, i)) require_rows(l, residual(l, i), "residual", Act::f32, w.rows);
+        if (residual(l, i)) require_rows(l, residual(l, i), "residual", RowFormat::f32, w.rows);
         p.first_unit[i] = static_cast<int>(units);
         units += (tiles_of(w) + 1) / 2;
         bytes += w.plane_bytes;
@@ -60,7 +61,7 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
         TileMatmul product{{w.tile(0, tile), nullptr},
                            1,
                            w.cols,
-                           rows_from(l.in[0], first),
+                           rows_from(l.in[in::x], first),
                            n,
                            sums,
                            {w.tile(0, tile + 2), w.tile(0, tile + 3)}};
@@ -70,8 +71,8 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
         }
         const int64_t row = tile * kTileRows;
         const Operand &y = l.out[static_cast<size_t>(part)], &r = residual(l, part);
-        product.soon[0] = soon(y, first, row, product.n_tiles);
-        if (r && r.data != y.data) product.soon[1] = soon(r, first, row, product.n_tiles);
+        product.upcoming[0] = upcoming(y, first, row, product.n_tiles);
+        if (r && r.data != y.data) product.upcoming[1] = upcoming(r, first, row, product.n_tiles);
         w.format->matmul(product);
 
         const int lanes = static_cast<int>(std::min<int64_t>(product.n_tiles * kTileRows, w.rows - row));

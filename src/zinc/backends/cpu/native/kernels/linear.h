@@ -1,4 +1,4 @@
-// How the launches of matrix products fall into chunks: units of 32 weight rows x panels of activation rows.
+// Division of matrix products into chunks: units of 32 weight rows x panels of rows of x.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@ struct LinearGrid {
     int units, unit_step, n_unit_chunks;
     int rows, row_step, n_panels;
 
-    // Decode: chunks of some tens of KiB of weights, several a thread, so that a thread that is late or
-    // disturbed leaves its share to the others. Prefill: the same number of chunks; rows are split only where
-    // units do not suffice.
+    // Decode: several chunks of some tens of KiB of weights for each thread, so that other threads take over
+    // the share of a late thread. Prefill: the same number of chunks; rows are split only if there are too
+    // few units.
     LinearGrid(int n_units, int n_rows, int64_t unit_bytes, int panel_rows, int n_threads)
         : units(n_units), rows(n_rows) {
         const int wanted = n_threads == 1 ? 1 : n_threads * 8;
@@ -29,7 +29,7 @@ struct LinearGrid {
     }
     int chunks() const { return n_unit_chunks * n_panels; }
 
-    // f(unit, first row, number of rows) for every unit of a chunk.
+    // Calls f(unit, first row, number of rows) for every unit of a chunk.
     template <class F>
     void each(int chunk, F&& f) const {
         const int first = chunk % n_unit_chunks * unit_step, row = chunk / n_unit_chunks * row_step;
@@ -38,7 +38,7 @@ struct LinearGrid {
     }
 };
 
-// Packed matrices of this level, or of one that shares its kernels.
+// Requires a packed matrix in a format of this level or of a level that shares its kernels.
 inline void require_packed(const Launch& l, const Operand& w, const char* name) {
     require(l, w.tensor && w.tensor->format, std::string(name) + " must be a packed matrix");
     bool ours = false;
@@ -52,23 +52,24 @@ inline void require_packed(const Launch& l, const Operand& w, const char* name) 
     require(l, ours, std::string(name) + " was packed for another SIMD level");
 }
 
-// A packed matrix of this level over rows of `x`.
+// Requires a packed matrix of one plane, and rows `x` that it can be multiplied with.
 inline void require_weight(const Launch& l, const Operand& w, const Operand& x, const char* name) {
     require_packed(l, w, name);
     const PackedTensor& t = *w.tensor;
     require(l, t.planes == 1, std::string(name) + " has " + std::to_string(t.planes) + " planes, not 1");
-    require_rows(l, x, "x", t.format->activation, t.cols);
+    require_rows(l, x, "x", t.format->row_format, t.cols);
 }
 
-// The sums of a product of n rows, [n][kOutStride] in the thread's scratch.
+// Output of a product of n rows: [n][kOutStride] in the thread's scratch.
 inline float* sums_of(Scratch& scratch, int n) { return scratch.get(static_cast<size_t>(n) * kOutStride); }
 
-// Rows of floats from `first` on, `tiles` tiles from column `col` on, for TileMatmul::soon.
-inline TileMatmul::Soon soon(const Operand& x, int first, int64_t col, int tiles) {
+// The cache lines of `tiles` tiles of float rows from row `first` and column `col` on, for
+// TileMatmul::upcoming.
+inline TileMatmul::UpcomingRows upcoming(const Operand& x, int first, int64_t col, int tiles) {
     return {{reinterpret_cast<const std::byte*>(x.row(first) + col), x.stride}, tiles};
 }
 
-inline ActRows rows_from(const Operand& x, int first) { return {x.row<std::byte>(first), x.stride}; }
+inline StridedRows rows_from(const Operand& x, int first) { return {x.row<std::byte>(first), x.stride}; }
 
 inline int64_t tiles_of(const PackedTensor& t) { return (t.rows + kTileRows - 1) / kTileRows; }
 

@@ -1,9 +1,9 @@
-// exp2, exp, tanh, sigmoid and the gated activations on sixteen lanes, to about one unit in the last place.
+// exp2, exp, tanh, sigmoid and the gated activation functions on sixteen lanes, accurate to about one ulp.
 //
-// exp2(x) = 2^n * p(x - n) with n = round(x): exact reduction, one polynomial. exp does the same with
-// x = n * ln 2 + f, ln 2 in two parts. Polynomials are minimax fits in relative error whose constant term is
-// exactly 1, so that exp(0) = 1: a softmax whose maximum did not move rescales by nothing.
-// -inf gives 0, large arguments give inf, NaN stays NaN.
+// exp2(x) = 2^n * p(x - n) with n = round(x): the reduction is exact and p is one polynomial. exp reduces
+// with x = n * ln 2 + f, where ln 2 is split in two parts. The polynomials are minimax fits of the relative
+// error with a constant term of exactly 1, so exp(0) = 1 and a softmax whose maximum did not change is
+// rescaled by exactly 1. -inf gives 0, large arguments give inf, NaN stays NaN.
 #pragma once
 
 #include "../simd.h"
@@ -27,8 +27,8 @@ inline F32x16 exp2(F32x16 x) {
 inline F32x16 exp(F32x16 x) {
     x = min(F32x16::set1(90.0f), max(F32x16::set1(-105.0f), x));
     const F32x16 n = round(x * F32x16::set1(0x1.715476p+0f));
-    F32x16 f = fma(n, F32x16::set1(-0x1.62e400p-1f), x);  // ln 2, the bits that make n * it exact
-    f = fma(n, F32x16::set1(-0x1.7f7d1cp-20f), f);        // and the rest of it
+    F32x16 f = fma(n, F32x16::set1(-0x1.62e400p-1f), x);  // high part of ln 2: its product with n is exact
+    f = fma(n, F32x16::set1(-0x1.7f7d1cp-20f), f);        // low part of ln 2
     F32x16 q = F32x16::set1(0.0013814613f);
     q = fma(q, f, F32x16::set1(0.00836871f));
     q = fma(q, f, F32x16::set1(0.04166839f));
@@ -43,7 +43,7 @@ inline F32x16 sigmoid(F32x16 x) {
 }
 
 inline F32x16 tanh(F32x16 x) {
-    // Near zero 1 - 2 / (e^2x + 1) cancels, so there x + x^3 P(x^2).
+    // Near zero 1 - 2 / (e^2x + 1) would cancel, so x + x^3 P(x^2) is used there.
     const F32x16 z = x * x;
     F32x16 p = F32x16::set1(-0.005704987f);
     p = fma(p, z, F32x16::set1(0.020639086f));
@@ -66,23 +66,23 @@ inline F32x16 gelu(F32x16 x) {
     return x / (F32x16::set1(1.0f) + exp(F32x16::zero() - u));
 }
 
-enum class Activation : int { silu = 0, gelu = 1, relu_squared = 2, clamped_swiglu = 3 };
+enum class ActivationFn : int { silu = 0, gelu = 1, relu_squared = 2, clamped_swiglu = 3 };
 
 struct Glu {
-    Activation act = Activation::silu;
-    float alpha = 1.702f, limit = 7.0f;  // clamped_swiglu alone
+    ActivationFn fn = ActivationFn::silu;
+    float alpha = 1.702f, limit = 7.0f;  // of clamped_swiglu
 };
 
-// act(gate) * up, but clamped_swiglu is g sigmoid(alpha g) (u + 1) with g = min(gate, limit) and u clamped to
-// +-limit.
+// fn(gate) * up. clamped_swiglu is g * sigmoid(alpha g) * (u + 1) with g = min(gate, limit) and u = up
+// clamped to [-limit, limit].
 inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
-    switch (p.act) {
-        case Activation::gelu: return gelu(gate) * up;
-        case Activation::relu_squared: {
+    switch (p.fn) {
+        case ActivationFn::gelu: return gelu(gate) * up;
+        case ActivationFn::relu_squared: {
             const F32x16 r = max(F32x16::zero(), gate);
             return r * r * up;
         }
-        case Activation::clamped_swiglu: {
+        case ActivationFn::clamped_swiglu: {
             const F32x16 limit = F32x16::set1(p.limit), one = F32x16::set1(1.0f);
             const F32x16 g = min(limit, gate);
             const F32x16 u = min(limit, max(F32x16::zero() - limit, up));

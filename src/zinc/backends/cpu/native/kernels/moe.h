@@ -1,8 +1,8 @@
-// What the products over experts share: the runs of slots of each expert, as group_experts left them, and the
-// rows of a run on their way through the expert's weights.
+// Helpers of the matrix products over experts: the run of slots of each expert, as group_experts sorted them,
+// and the rows of a run that are multiplied with the expert's weights.
 //
-// A slot is token * top_k + rank. `order` lists the slots by expert, `starts` where the run of each expert
-// begins.
+// A slot is token * top_k + rank. `order` lists the slots sorted by expert; `starts` says where the run of
+// each expert begins.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kMaxRunRows = 128;  // rows of an expert that pass a tile of its weights at once
+inline constexpr int kMaxRunRows = 128;  // most rows of an expert in one product
 
 template <class T>
 T* grow(Bytes& bytes, size_t count) {
@@ -21,7 +21,7 @@ T* grow(Bytes& bytes, size_t count) {
     return reinterpret_cast<T*>(bytes.data);
 }
 
-// A view of order and starts.
+// The runs of slots described by `order` and `starts`.
 class Runs {
 public:
     Runs(const Operand& order, const Operand& starts, int n_tokens)
@@ -33,7 +33,7 @@ public:
 
     int first(int expert) const { return start(expert); }
     int end(int expert) const { return std::max(start(expert), start(expert + 1)); }
-    // The expert whose run has position `at`.
+    // The expert whose run contains position `at` of the order.
     int expert(int at) const {
         const float* above = std::upper_bound(starts_ + 1, starts_ + n_experts_, static_cast<float>(at));
         return static_cast<int>(above - starts_) - 1;
@@ -44,7 +44,7 @@ public:
             throw std::out_of_range("order names a slot that the step does not have");
         return slot;
     }
-    // f(first position, count) for the run of an expert, in panels of nearly equal size.
+    // Calls f(first position, count) for panels of nearly equal size that make up the run of an expert.
     template <class F>
     void panels(int expert, F&& f) const {
         const int from = first(expert), n = end(expert) - from, count = (n + kMaxRunRows - 1) / kMaxRunRows;
@@ -59,15 +59,16 @@ private:
     int top_k_, n_experts_, n_slots_;
 };
 
-// Rows of a run in the thread's scratch: activation rows, sums of a product, and what the op keeps of each.
+// Rows of a run in the thread's scratch: rows of x, the output of a product, and data that the op keeps for
+// each.
 struct RunRows {
     int n;
-    ActRows x;
+    StridedRows x;
     float* sums;     // [n][kOutStride]
-    float* floats;   // as many as asked for
+    float* floats;   // n_floats of the constructor
     float* weights;  // [n]
     int* slots;      // [n]
-    // `bytes` of an activation row.
+    // `bytes` is the size of a row of x.
     RunRows(Scratch& scratch, int n_rows, int64_t bytes, size_t n_floats) : n(n_rows) {
         const auto rows = static_cast<size_t>(n_rows);
         n_floats = (n_floats + 15) / 16 * 16;
@@ -80,7 +81,8 @@ struct RunRows {
         slots = reinterpret_cast<int*>(weights + rows);
         gathered_ = at;
     }
-    // Row i of x: a copy, for products take rows at equal distances; a row alone stays where it is.
+    // Sets row i of x. Products need rows at a constant distance, so several rows are copied; a single row is
+    // not.
     void take(int i, const std::byte* row) {
         if (n == 1) {
             x.data = row;
@@ -94,38 +96,41 @@ private:
     std::byte* gathered_;
 };
 
-// Rows of a run times one or two tiles, after which `next` and `next_b` will be read.
+// Arguments of the product of a run with tiles a and b (may be null). `next` and `next_b` are read after
+// them.
 inline TileMatmul product(const RunRows& rows, const std::byte* a, const std::byte* b, const std::byte* next,
                           const std::byte* next_b, int64_t cols) {
     return {{a, b}, b ? 2 : 1, cols, rows.x, rows.n, rows.sums, {next, next_b}};
 }
 
-// Asks for the beginning of a stream of weights.
-inline void warm(const std::byte* weights) {
+// Prefetches the first 4 KiB of a stream of weights.
+inline void prefetch_start(const std::byte* weights) {
     for (int i = 0; i < 4096; i += 64) __builtin_prefetch(weights + i);
 }
 
-// order, starts and weights of so many experts, over rows that are one of `runs` parts of x.
+// Requires packed weights, and `order` and `starts` for their number of experts.
 inline void require_experts(const Launch& l, const Operand& w, const Operand& order, const Operand& starts,
                             const char* name) {
     require_packed(l, w, name);
-    require_rows(l, order, "order", Act::f32);
-    require_rows(l, starts, "starts", Act::f32, w.tensor->planes + 1);
+    require_rows(l, order, "order", RowFormat::f32);
+    require_rows(l, starts, "starts", RowFormat::f32, w.tensor->planes + 1);
 }
 
-// A flat vector with a value for each row of each expert.
+// Requires, if present, a flat vector with a value for each row of each expert.
 inline void require_expert_vector(const Launch& l, const Operand& o, const char* name,
                                   const PackedTensor& w) {
     if (o) require_vector(l, o, name, w.planes * w.rows);
 }
 
-// Bytes from run to run in a row of h; a run is a row of its own unless it is floats (Value.runs of the
+// Bytes from run to run in a row of h. Quantised runs are laid out as rows of their own (Value.runs of the
 // graph).
-inline int64_t run_bytes(Act act, int64_t ff) { return act == Act::f32 ? ff * 4 : row_bytes(act, ff); }
+inline int64_t run_bytes(RowFormat format, int64_t ff) {
+    return format == RowFormat::f32 ? ff * 4 : row_bytes(format, ff);
+}
 
 inline void require_runs_of(const Launch& l, const Operand& h, int top_k, int64_t ff) {
     require_rows(l, h, "h", top_k * ff);
-    require(l, h.stride >= top_k * run_bytes(h.act, ff), "the runs of h do not fit its rows");
+    require(l, h.stride >= top_k * run_bytes(h.format, ff), "the runs of h do not fit its rows");
 }
 
 }  // namespace zinc::ZINC_LEVEL

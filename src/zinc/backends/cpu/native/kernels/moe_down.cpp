@@ -1,42 +1,42 @@
 // moe_down: y[token] = residual + sum over its slots of weight * (scale[e] * h[slot] D[e]^T + b[e]).
-//   in   h, order, starts, routes, down weight, bias?, scale?, residual?      out   y
 //
-// A chunk has some columns of y for all tokens and walks the experts in ascending order, so a token's sum
-// needs no temporary and its order depends on the token's own experts alone.
+// A chunk computes some columns of y for all tokens and visits the experts in ascending order. So the sum of
+// a token needs no temporary memory, and its order depends on the experts of that token only.
 #include "moe.h"
 #include "table.h"
 
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-enum In { kHidden, kOrder, kStarts, kRoutes, kDown, kBias, kScale, kResidual };
+using in = operands::moe_down;
 
-constexpr int kUnit = 2 * kTileRows;  // columns of a product
+constexpr int kUnit = 2 * kTileRows;  // columns of y in one product
 
 struct Params {
     int top_k, units;
 };
 
 void prepare(Launch& l, const Attrs&) {
-    require_operands(l, 8, 1);
-    require_experts(l, l.in[kDown], l.in[kOrder], l.in[kStarts], "the down weight");
-    const PackedTensor& down = *l.in[kDown].tensor;
+    require_operands(l, in::n_inputs, 1);
+    require_experts(l, l.in[in::down], l.in[in::order], l.in[in::starts], "the down weight");
+    const PackedTensor& down = *l.in[in::down].tensor;
     Params& p = l.as<Params>();
-    p.top_k = l.in[kOrder].cols;
+    p.top_k = l.in[in::order].cols;
     p.units = static_cast<int>((tiles_of(down) + 1) / 2);
-    require_rows(l, l.in[kHidden], "h", down.format->activation, p.top_k * down.cols);
-    require_runs_of(l, l.in[kHidden], p.top_k, down.cols);
-    require_rows(l, l.in[kRoutes], "routes", Act::f32, 2 * p.top_k);
-    require_expert_vector(l, l.in[kBias], "the bias", down);
-    if (l.in[kScale]) require_vector(l, l.in[kScale], "the scale", down.planes);
-    if (l.in[kResidual]) require_rows(l, l.in[kResidual], "the residual", Act::f32, down.rows);
-    require_rows(l, l.out[0], "y", Act::f32, down.rows);
+    require_rows(l, l.in[in::h], "h", down.format->row_format, p.top_k * down.cols);
+    require_runs_of(l, l.in[in::h], p.top_k, down.cols);
+    require_rows(l, l.in[in::routes], "routes", RowFormat::f32, 2 * p.top_k);
+    require_expert_vector(l, l.in[in::bias], "the bias", down);
+    if (l.in[in::scale]) require_vector(l, l.in[in::scale], "the scale", down.planes);
+    if (l.in[in::residual]) require_rows(l, l.in[in::residual], "the residual", RowFormat::f32, down.rows);
+    require_rows(l, l.out[0], "y", RowFormat::f32, down.rows);
 }
 
-// Units a chunk: several of a few slots' weights lie side by side; many slots balance better in small chunks.
+// Units of a chunk: several for few slots, so that contiguous weights are read; fewer for many slots, which
+// balances the load better.
 int step(const Launch& l, const Batch& b) {
     const auto& p = l.as<Params>();
-    const bool few = int64_t{l.rows(b)} * p.top_k <= l.in[kDown].tensor->planes;
+    const bool few = int64_t{l.rows(b)} * p.top_k <= l.in[in::down].tensor->planes;
     return std::max(1, p.units / (l.n_threads * (few ? 4 : 16)));
 }
 
@@ -47,15 +47,15 @@ int chunks(const Launch& l, const Batch& b, int) {
 
 void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     const auto& p = l.as<Params>();
-    const PackedTensor& down = *l.in[kDown].tensor;
-    const Operand &h = l.in[kHidden], &routes = l.in[kRoutes];
+    const PackedTensor& down = *l.in[in::down].tensor;
+    const Operand &h = l.in[in::h], &routes = l.in[in::routes];
     const int n_tokens = l.rows(b), n_slots = n_tokens * p.top_k, units = step(l, b);
     const int first_unit = chunk * units, last_unit = std::min(p.units, first_unit + units),
               width = units * kUnit;
-    const Runs runs(l.in[kOrder], l.in[kStarts], n_tokens);
-    warm(down.tile(runs.expert(0), first_unit * 2));
+    const Runs runs(l.in[in::order], l.in[in::starts], n_tokens);
+    prefetch_start(down.tile(runs.expert(0), first_unit * 2));
     const size_t n_sums = static_cast<size_t>(n_tokens) * static_cast<size_t>(width);
-    const int64_t bytes = run_bytes(h.act, down.cols);
+    const int64_t bytes = run_bytes(h.format, down.cols);
     RunRows rows(scratch, std::min(n_slots, kMaxRunRows), bytes, n_sums);
     float* y = rows.floats;  // [token][width]
     std::fill_n(y, n_sums, 0.0f);
@@ -64,8 +64,8 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
         const int expert = runs.expert(at);
         at = runs.end(expert);
         const int following = at < n_slots ? runs.expert(at) : expert;
-        const F32x16 scale = F32x16::set1(l.in[kScale] ? l.in[kScale].tensor->vector()[expert] : 1.0f);
-        const float* bias = l.in[kBias] ? l.in[kBias].tensor->vector() + expert * down.rows : nullptr;
+        const F32x16 scale = F32x16::set1(l.in[in::scale] ? l.in[in::scale].tensor->vector()[expert] : 1.0f);
+        const float* bias = l.in[in::bias] ? l.in[in::bias].tensor->vector() + expert * down.rows : nullptr;
         runs.panels(expert, [&](int first, int n) {
             rows.n = n;
             for (int i = 0; i < n; ++i) {
@@ -103,7 +103,7 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     const int cols = static_cast<int>(std::min<int64_t>((last_unit - first_unit) * kUnit, down.rows - col));
     for (int t = 0; t < n_tokens; ++t) {
         const float* sum = y + int64_t{t} * width;
-        const float* residual = l.in[kResidual] ? l.in[kResidual].row(t) + col : nullptr;
+        const float* residual = l.in[in::residual] ? l.in[in::residual].row(t) + col : nullptr;
         float* out = l.out[0].row(t) + col;
         for_lanes(0, cols, [&](int i, auto lanes) {
             const F32x16 v = load(sum + i, lanes);

@@ -1,14 +1,14 @@
-// How the integers of a weight tile lie in memory.
+// Layout of the integers of a weight tile.
 //
-// A tile has 16 rows. Its k run in groups of four; the four values of each row are adjacent, so a group is
-// one vector of 16 x 4 bytes, the form in which the 8-bit dot product of every machine takes them:
+// A tile has 16 rows. Along k, values are in groups of four. The four values of a row are adjacent, so a
+// group is one vector of 16 x 4 bytes, the operand of the 8-bit dot product of every machine:
 //
 //   byte 4 r + j of group g = row r, k = 4 g + j
 //
-// Values of fewer than 8 bits are cut into planes of 1, 2 or 4 bits. A plane puts 8 / bits groups into each
-// vector, so that unpacking a group is one load, one shift and one mask: group g is in vector g % n, at bit
-// (g / n) * bits, where n is the number of vectors of the plane in a chunk (of 16 groups for K-quants, 8 for
-// blocks of 32).
+// Values of fewer than 8 bits are split into planes of 1, 2 or 4 bits. Each vector of a plane holds 8 / bits
+// groups, so unpacking a group is one load, one shift and one mask: group g is in vector g % n at bit (g / n)
+// * bits, where n is the number of vectors of the plane in a chunk. A chunk has 16 groups in K-quants and 8
+// in blocks of 32.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct Plane {
     static constexpr int kVectors = kGroups * kBits / 8;
     static constexpr int kBytes = kVectors * 64;
 
-    // Group g with its values in bits [at, at + kBits) of each byte.
+    // Returns group g, with its values in bits [at, at + kBits) of each byte.
     template <int g, int at>
     static U8x64 get(const std::byte* plane) {
         constexpr int from = bit<g>();
@@ -35,7 +35,7 @@ struct Plane {
         if constexpr (from < at) return shl<at - from>(raw) & mask;
         return raw & mask;
     }
-    // Group g with its values in the bits where they are, from bit<g> on.
+    // The first bit of group g in its bytes, and the group with its values left at that bit.
     template <int g>
     static constexpr int bit() {
         return g / kVectors * kBits;
@@ -44,7 +44,7 @@ struct Plane {
     static U8x64 raw(const std::byte* plane) {
         return get<g, bit<g>()>(plane);
     }
-    // Four values of a row, already masked. The plane was zero.
+    // Stores four masked values of a row in a plane that was zero.
     static void put(std::byte* plane, int g, int row, uint32_t four) {
         std::byte* p = plane + g % kVectors * 64 + row * 4;
         uint32_t word;
@@ -54,7 +54,7 @@ struct Plane {
     }
 };
 
-// Values of kLow + kHigh bits in two planes, one after the other (kHigh may be 0).
+// A chunk of values of kLow + kHigh bits: the low plane, then the high plane. kHigh may be 0.
 template <int kLow, int kHigh, int kGroups>
 struct Quants {
     using Low = Plane<kLow, kGroups>;
@@ -80,7 +80,7 @@ struct Quants {
     }
 };
 
-// The sixteen values of IQ4_NL and IQ4_XS, in the storage of 8-bit weights.
+// The sixteen values of IQ4_NL and IQ4_XS, stored like 8-bit weights.
 inline constexpr std::array<uint8_t, 16> kIQ4Values = [] {
     constexpr int kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     std::array<uint8_t, 16> table{};
@@ -88,9 +88,9 @@ inline constexpr std::array<uint8_t, 16> kIQ4Values = [] {
     return table;
 }();
 
-// A format with a kTable stores indices into it; kDotBits is then the width of what they stand for.
+// A format with a kTable stores indices into it. kDotBits is the width of the values in the table.
 template <class F>
-U8x64 looked_up(U8x64 u) {
+U8x64 lookup_values(U8x64 u) {
     if constexpr (requires { F::kTable; }) {
         return lookup(U8x64::repeat(std::data(F::kTable)), u);
     } else {

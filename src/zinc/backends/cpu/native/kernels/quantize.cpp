@@ -1,4 +1,4 @@
-// Rounds rows of floats to the form that a matrix product reads: 8-bit blocks or bfloat16.
+// quantize: converts rows of floats to a format that matrix products read, 8-bit blocks or bfloat16.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -12,13 +12,16 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-// One block of n values, n % 16 == 0: writes q, returns d; sums16 gets the sum of every 16 q.
+using in = operands::quantize;
+
+// Quantises one block of n values, n % 16 == 0. Stores q and the sum of every 16 q; returns the scale d.
 float quantize_block(const float* x, int n, int8_t* q, int32_t* sums16) {
-    // Bit patterns of magnitudes order like the magnitudes, with infinity and then NaN on top.
+    // As integers, the bits of non-negative floats are ordered like the floats; infinity and NaN are the
+    // largest.
     I32x16 top = I32x16::zero();
     for (int i = 0; i < n; i += 16) top = max(top, bits(abs(F32x16::load(x + i))));
     const int32_t top_bits = hmax(top);
-    if (top_bits >= 0x7f800000) {  // infinity or NaN: the scale alone makes every product NaN
+    if (top_bits >= 0x7f800000) {  // infinity or NaN: a scale of NaN makes every product NaN
         std::memset(q, 0, static_cast<size_t>(n));
         std::fill_n(sums16, n / 16, 0);
         return std::numeric_limits<float>::quiet_NaN();
@@ -34,9 +37,9 @@ float quantize_block(const float* x, int n, int8_t* q, int32_t* sums16) {
     return amax > 1e-30f ? amax / 127.0f : 0.0f;
 }
 
-// Blocks [first, last) of a row of `cols`, from the columns x of the first of them on.
+// Quantises blocks [first, last) of a row of `cols` columns; x points at the first column of block `first`.
 void quantize_32(const float* x, int64_t first, int64_t last, int cols, std::byte* dst) {
-    const Q8Row row(Act::q8_32, cols);
+    const Q8Row row(RowFormat::q8_32, cols);
     auto* q = reinterpret_cast<int8_t*>(dst);
     auto* d = reinterpret_cast<float*>(dst + row.d);
     auto* s = reinterpret_cast<float*>(dst + row.s);
@@ -50,7 +53,7 @@ void quantize_32(const float* x, int64_t first, int64_t last, int cols, std::byt
 }
 
 void quantize_256(const float* x, int64_t first, int64_t last, int cols, std::byte* dst) {
-    const Q8Row row(Act::q8_256, cols);
+    const Q8Row row(RowFormat::q8_256, cols);
     auto* q = reinterpret_cast<int8_t*>(dst);
     auto* d = reinterpret_cast<float*>(dst + row.d);
     auto* sum32 = reinterpret_cast<int16_t*>(dst + row.sum);
@@ -65,11 +68,11 @@ void quantize_256(const float* x, int64_t first, int64_t last, int cols, std::by
 }
 
 void prepare(Launch& launch, const Attrs&) {
-    require_operands(launch, 1, 1);
-    require_rows(launch, launch.in[0], "x", Act::f32);
+    require_operands(launch, in::n_inputs, 1);
+    require_rows(launch, launch.in[in::x], "x", RowFormat::f32);
     const Operand& y = launch.out[0];
-    require_rows(launch, y, "y", launch.in[0].cols);
-    require(launch, y.act != Act::f32, "y must be q8_32, q8_256 or bf16");
+    require_rows(launch, y, "y", launch.in[in::x].cols);
+    require(launch, y.format != RowFormat::f32, "y must be q8_32, q8_256 or bf16");
 }
 
 constexpr int kRowsPerChunk = 4;
@@ -79,20 +82,20 @@ int chunks(const Launch& launch, const Batch& batch, int) {
 }
 
 void run(const Launch& launch, const Batch& batch, int chunk, Scratch&) {
-    const Operand &x = launch.in[0], &y = launch.out[0];
+    const Operand &x = launch.in[in::x], &y = launch.out[0];
     const int last = std::min(launch.rows(batch), (chunk + 1) * kRowsPerChunk);
     for (int t = chunk * kRowsPerChunk; t < last; ++t)
-        quantize_row(x.row(t), x.cols, y.act, y.row<std::byte>(t));
+        quantize_row(x.row(t), x.cols, y.format, y.row<std::byte>(t));
 }
 
 }  // namespace
 
-void quantize_part(const float* x, int first, int n, int cols, Act act, std::byte* dst) {
-    switch (act) {
-        case Act::f32: std::memmove(dst + int64_t{first} * 4, x, static_cast<size_t>(n) * 4); break;
-        case Act::q8_32: quantize_32(x, first / 32, (first + n) / 32, cols, dst); break;
-        case Act::q8_256: quantize_256(x, first / 256, (first + n + 255) / 256, cols, dst); break;
-        case Act::bf16: {
+void quantize_part(const float* x, int first, int n, int cols, RowFormat format, std::byte* dst) {
+    switch (format) {
+        case RowFormat::f32: std::memmove(dst + int64_t{first} * 4, x, static_cast<size_t>(n) * 4); break;
+        case RowFormat::q8_32: quantize_32(x, first / 32, (first + n) / 32, cols, dst); break;
+        case RowFormat::q8_256: quantize_256(x, first / 256, (first + n + 255) / 256, cols, dst); break;
+        case RowFormat::bf16: {
             auto* y = reinterpret_cast<uint16_t*>(dst) + first;
             for (int i = 0; i < n; ++i) y[i] = f32_to_bf16(x[i]);
             if (first + n == cols && cols % 2) y[n] = 0;
@@ -100,8 +103,8 @@ void quantize_part(const float* x, int first, int n, int cols, Act act, std::byt
     }
 }
 
-void quantize_row(const float* x, int cols, Act act, std::byte* dst) {
-    quantize_part(x, 0, cols, cols, act, dst);
+void quantize_row(const float* x, int cols, RowFormat format, std::byte* dst) {
+    quantize_part(x, 0, cols, cols, format, dst);
 }
 
 const Kernel quantize_kernel{"quantize", prepare, chunks, run};

@@ -1,8 +1,8 @@
-// rope_table and rope_store: all that lies between the q, k, v projections and attention, in one pass.
+// rope_table and rope_store: everything between the q, k and v projections and attention, in one launch.
 //
-// rope_table makes the cosines and sines of a step once for all layers. rope_store normalises and rotates the
-// heads of q and k and writes k and v into the cache, so that keys and values are rounded (f16) or quantised
-// (q8_0) once.
+// rope_table computes the cosines and sines of a step once for all layers. rope_store normalises and rotates
+// the heads of q and k and writes k and v into the KV cache, so that keys and values are rounded (f16) or
+// quantised (q8_0, q4_0) only once.
 #include <cmath>
 #include <cstring>
 
@@ -12,15 +12,17 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-// ---- rope_table -- in: inv_freq (vector [rope_dims/2]); out: f32 [rope_dims], cosines then sines
+using table_in = operands::rope_table;
+
+// ---- rope_table: rows of [cos of position * inv_freq | sin of position * inv_freq], times scale
 
 void prepare_table(Launch& l, const Attrs& attrs) {
-    require_operands(l, 1, 1);
+    require_operands(l, table_in::n_inputs, 1);
     const int cols = l.out[0].cols;
     require(l, cols > 0 && cols % 2 == 0, "the table must have an even number of columns");
-    require_rows(l, l.out[0], "the table", Act::f32, cols);
-    require_vector(l, l.in[0], "inv_freq", cols / 2);
-    require(l, l.dim == Dim::tokens, "has one row a token");
+    require_rows(l, l.out[0], "the table", RowFormat::f32, cols);
+    require_vector(l, l.in[table_in::inv_freq], "inv_freq", cols / 2);
+    require(l, l.dim == Dim::tokens, "must have one row for each token");
     l.as<double>() = attrs.get("scale", 1.0);
 }
 
@@ -30,7 +32,7 @@ int table_chunks(const Launch& l, const Batch& batch, int) { return table_grid(l
 
 void run_table(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     const int half = l.out[0].cols / 2;
-    const float* inv_freq = l.in[0].tensor->vector();
+    const float* inv_freq = l.in[table_in::inv_freq].tensor->vector();
     const double scale = l.as<double>();
     table_grid(l, batch).each(chunk, [&](int t, int, int) {
         float* tab = l.out[0].row(t);
@@ -42,7 +44,7 @@ void run_table(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     });
 }
 
-// ---- rope_store -- in: q f32, k?, v? f32, tab?, q_norm?, k_norm? (vectors), kv?; out: q f32 (may alias q)
+// ---- rope_store: the rotated q may alias q
 
 struct Params {
     int n_heads, n_kv_heads, head_dim, head_dim_v, rope_dims;
@@ -50,11 +52,11 @@ struct Params {
     float eps;
 };
 
-enum In { kQ, kK, kV, kTab, kQNorm, kKNorm, kCache };
+using in = operands::rope_store;
 
 void prepare_store(Launch& l, const Attrs& attrs) {
-    require_operands(l, 7, 1);
-    require(l, l.dim == Dim::tokens, "has one row a token");
+    require_operands(l, in::n_inputs, 1);
+    require(l, l.dim == Dim::tokens, "must have one row for each token");
     Params& p = l.as<Params>();
     p.n_heads = whole(l, attrs, "n_heads", 1, 1 << 16);
     p.n_kv_heads = whole(l, attrs, "n_kv_heads", 1, 1 << 16);
@@ -66,24 +68,25 @@ void prepare_store(Launch& l, const Attrs& attrs) {
     p.head_dim_v = p.head_dim;
     require(l, p.rope_dims % 2 == 0, "rope_dims must be even");
     require(l, p.n_heads % p.n_kv_heads == 0, "n_kv_heads must divide n_heads");
-    require_rows(l, l.in[kQ], "q", Act::f32, p.n_heads * p.head_dim);
-    require_rows(l, l.out[0], "the output", Act::f32, p.n_heads * p.head_dim);
-    if (p.rope_dims) require_rows(l, l.in[kTab], "the table", Act::f32, p.rope_dims);
-    if (l.in[kQNorm]) require_vector(l, l.in[kQNorm], "q_norm", p.head_dim);
-    if (l.in[kKNorm]) require_vector(l, l.in[kKNorm], "k_norm", p.head_dim);
-    const bool stores = l.in[kCache].kv, stores_v = stores && !l.in[kCache].kv->v_from_k;
-    require(l, stores == !!l.in[kK] && stores_v == !!l.in[kV],
+    require_rows(l, l.in[in::q], "q", RowFormat::f32, p.n_heads * p.head_dim);
+    require_rows(l, l.out[0], "the output", RowFormat::f32, p.n_heads * p.head_dim);
+    if (p.rope_dims) require_rows(l, l.in[in::table], "the table", RowFormat::f32, p.rope_dims);
+    if (l.in[in::q_norm]) require_vector(l, l.in[in::q_norm], "q_norm", p.head_dim);
+    if (l.in[in::k_norm]) require_vector(l, l.in[in::k_norm], "k_norm", p.head_dim);
+    const bool stores = l.in[in::cache].kv, stores_v = stores && !l.in[in::cache].kv->v_from_k;
+    require(l, stores == !!l.in[in::k] && stores_v == !!l.in[in::v],
             "k, v and the cache come together or not at all");
-    if (const KVLayer* kv = l.in[kCache].kv) {
+    if (const KVLayer* kv = l.in[in::cache].kv) {
         require(l, kv->n_heads == p.n_kv_heads && kv->head_dim == p.head_dim,
                 "the cache has other heads than the attributes say");
         p.head_dim_v = kv->head_dim_v;
-        require_rows(l, l.in[kK], "k", Act::f32, p.n_kv_heads * p.head_dim);
-        if (stores_v) require_rows(l, l.in[kV], "v", Act::f32, p.n_kv_heads * p.head_dim_v);
+        require_rows(l, l.in[in::k], "k", RowFormat::f32, p.n_kv_heads * p.head_dim);
+        if (stores_v) require_rows(l, l.in[in::v], "v", RowFormat::f32, p.n_kv_heads * p.head_dim_v);
     }
 }
 
-// Tokens x groups of KV heads (each with its query heads). A lone token still falls into a few chunks.
+// Division into tokens x groups of KV heads, each with its query heads. A single token still gives several
+// chunks.
 struct StoreGrid {
     static constexpr int kTokens = 16;
     int tokens, heads_step, head_pieces;
@@ -99,7 +102,7 @@ int store_chunks(const Launch& l, const Batch& batch, int) {
     return StoreGrid(l.as<Params>(), batch.n_tokens).chunks();
 }
 
-// y = x / rms(x) (* weight); y may be x.
+// y = x / rms(x), times weight if there is one. y may alias x.
 void normalise(const float* x, const float* weight, float eps, int n, float* y) {
     const F32x16 factor = F32x16::set1(inverse_rms(x, n, eps));
     for_lanes(0, n, [&](int i, auto lanes) {
@@ -127,7 +130,7 @@ void rotate(float* x, const float* tab, int rope_dims, bool neox) {
     });
 }
 
-// Norm (if there is a weight) and RoPE of one head from x to y.
+// Normalises (if there is a weight) and rotates (if there is a table) one head from x to y.
 void transform(const Params& p, const float* x, const float* weight, const float* tab, float* y) {
     if (weight) {
         normalise(x, weight, p.eps, p.head_dim, y);
@@ -137,14 +140,14 @@ void transform(const Params& p, const float* x, const float* weight, const float
     if (tab) rotate(y, tab, p.rope_dims, p.neox);
 }
 
-// Half precision ends at 65504: a larger key or value saturates instead of making its whole row NaN.
+// Saturates at 65504, the largest f16: an infinite key or value would make its whole row NaN.
 inline void to_f16(F32x16 x, uint16_t* to) {
     const F32x16 limit = F32x16::set1(65504.0f);
     min(limit, max(F32x16::zero() - limit, x)).store_f16(to);
 }
 
-// One group of 32 as int8 and the f16 scale max|x| / 127. Quants are computed with the scale as it is stored.
-// Infinity and NaN have no quants: they make the scale NaN, so that they are seen where they are used.
+// Quantises a group of 32 to int8 and returns the f16 scale max|x| / 127. The rounded scale is used for the
+// quants. Infinity or NaN in the group makes the scale NaN, so that attention shows it.
 inline uint16_t quantise_group(const float* x, int8_t* quants) {
     const F32x16 a = F32x16::load(x), b = F32x16::load(x + 16);
     if (sum((a + b) * F32x16::zero()) != 0.0f) {
@@ -159,8 +162,8 @@ inline uint16_t quantise_group(const float* x, int8_t* quants) {
     return scale;
 }
 
-// The same in four bits, plus 8: the scale takes the value of largest magnitude to -8, as Q4_0 of a file
-// does.
+// Quantises a group of 32 to four bits plus 8. As in Q4_0 files, the scale maps the value of largest
+// magnitude to -8.
 inline uint16_t quantise_group(const float* x, uint8_t* quants) {
     const F32x16 a = F32x16::load(x), b = F32x16::load(x + 16), zero = F32x16::zero();
     if (sum((a + b) * zero) != 0.0f) {
@@ -247,32 +250,32 @@ void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
     const int head0 = chunk % grid.head_pieces * grid.heads_step;
     const int last = std::min(batch.n_tokens, first + StoreGrid::kTokens);
     const int head1 = std::min(p.n_kv_heads, head0 + grid.heads_step), queries = p.n_heads / p.n_kv_heads;
-    const float* q_norm = l.in[kQNorm] ? l.in[kQNorm].tensor->vector() : nullptr;
-    const float* k_norm = l.in[kKNorm] ? l.in[kKNorm].tensor->vector() : nullptr;
-    const KVLayer* kv = l.in[kCache].kv;
+    const float* q_norm = l.in[in::q_norm] ? l.in[in::q_norm].tensor->vector() : nullptr;
+    const float* k_norm = l.in[in::k_norm] ? l.in[in::k_norm].tensor->vector() : nullptr;
+    const KVLayer* kv = l.in[in::cache].kv;
     float* head = scratch.get(static_cast<size_t>(std::max(p.head_dim, p.head_dim_v)));
 
     for (int t = first; t < last; ++t) {
         const int position = batch.positions[t];
         const int block = kv ? kv_block(batch, *kv, batch.sequence[t], position) : -1;
         if (kv && (t == first || position % kKvTile == 0)) {
-            // One token's key touches every line of its tile: ask for all of them before the arithmetic.
+            // The key of one token touches every line of its tile: prefetch them before the arithmetic.
             for (int h = head0; h < head1; ++h) {
                 const std::byte* tile = kv_k_tile(*kv, block, h, position);
                 for (int64_t i = 0; i < kv_tile_bytes(p.head_dim, kv->type); i += 64)
                     __builtin_prefetch(tile + i, 1);
             }
         }
-        const float* tab = p.rope_dims ? l.in[kTab].row(t) : nullptr;
+        const float* tab = p.rope_dims ? l.in[in::table].row(t) : nullptr;
         for (int h = head0 * queries; h < head1 * queries; ++h)
-            transform(p, l.in[kQ].row(t) + h * p.head_dim, q_norm, tab, l.out[0].row(t) + h * p.head_dim);
+            transform(p, l.in[in::q].row(t) + h * p.head_dim, q_norm, tab, l.out[0].row(t) + h * p.head_dim);
         if (!kv) continue;
         for (int h = head0; h < head1; ++h) {
             const int lane = position % kKvTile;
-            transform(p, l.in[kK].row(t) + h * p.head_dim, k_norm, tab, head);
+            transform(p, l.in[in::k].row(t) + h * p.head_dim, k_norm, tab, head);
             store_key(*kv, head, lane, kv_k_tile(*kv, block, h, position));
             if (kv->v_from_k) continue;
-            const float* v = l.in[kV].row(t) + h * p.head_dim_v;
+            const float* v = l.in[in::v].row(t) + h * p.head_dim_v;
             if (p.v_norm) {
                 normalise(v, nullptr, p.eps, p.head_dim_v, head);
                 v = head;

@@ -1,6 +1,6 @@
-// route and group_experts: which experts each token goes to, and the tokens of each expert side by side.
+// route chooses the experts of each token; group_experts sorts the choices by expert.
 //
-// Everything of a token depends on its own logits alone. Of equal scores the first expert wins, as in the
+// The result for a token depends on its own logits only. Of equal scores the first expert wins, as in the
 // reference.
 #include <algorithm>
 #include <limits>
@@ -12,7 +12,10 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-// ---- route -- in: logits f32 [experts], bias? (vector of experts); out: f32 [2 top_k], ids and then weights
+using route_in = operands::route;
+using group_in = operands::group_experts;
+
+// ---- route: from logits [experts] to [ids | weights], 2 top_k columns
 
 enum class Scoring : int { softmax = 0, sigmoid = 1, softmax_chosen = 2 };
 constexpr int kMaxGroupTop = 16;
@@ -25,10 +28,10 @@ struct Params {
 };
 
 void prepare_route(Launch& l, const Attrs& attrs) {
-    require_operands(l, 2, 1);
+    require_operands(l, route_in::n_inputs, 1);
     Params& p = l.as<Params>();
-    p.n_experts = l.in[0].cols;
-    require_rows(l, l.in[0], "logits", Act::f32);
+    p.n_experts = l.in[route_in::logits].cols;
+    require_rows(l, l.in[route_in::logits], "logits", RowFormat::f32);
     p.scoring = static_cast<Scoring>(whole(l, attrs, "scoring", 0, 2));
     p.top_k = whole(l, attrs, "top_k", 1, p.n_experts);
     p.n_groups = whole(l, attrs, "n_groups", 1, p.n_experts);
@@ -39,15 +42,17 @@ void prepare_route(Launch& l, const Attrs& attrs) {
     require(l, p.n_groups == 1 || p.top_k <= p.top_groups * group, "the chosen groups have too few experts");
     p.renormalise = attrs.get("renormalise") != 0;
     p.scale = static_cast<float>(attrs.get("scale"));
-    if (l.in[1]) require_vector(l, l.in[1], "bias", p.n_experts);
-    require_rows(l, l.out[0], "routes", Act::f32, int64_t{2} * p.top_k);
+    if (l.in[route_in::bias]) require_vector(l, l.in[route_in::bias], "bias", p.n_experts);
+    require_rows(l, l.out[0], "routes", RowFormat::f32, int64_t{2} * p.top_k);
 }
 
-Grid route_grid(const Launch& l, const Batch& batch) { return Grid(l.rows(batch), l.in[0].cols * 8, true); }
+Grid route_grid(const Launch& l, const Batch& batch) {
+    return Grid(l.rows(batch), l.in[route_in::logits].cols * 8, true);
+}
 
 int route_chunks(const Launch& l, const Batch& batch, int) { return route_grid(l, batch).chunks(); }
 
-// The `count` largest of several values, largest first, of equals the one that came first.
+// The `count` largest of the values added so far, largest first. Of equal values the first one added wins.
 struct Best {
     int count, size = 0;
     float* values;
@@ -65,18 +70,18 @@ struct Best {
     }
 };
 
-// y = exp(x - max x); returns the sum.
+// Stores y = exp(x - max x) and returns the sum.
 float exponentials(const float* x, int n, float* y) {
     F32x16 top = F32x16::set1(x[0]), total = F32x16::zero();
     for_lanes(0, n, [&](int i, auto lanes) {
         const F32x16 v = load(x + i, lanes);
-        top = max(top, lanes == 16 ? v : keep(v, 0, lanes, top));
+        top = max(top, lanes == 16 ? v : select_lanes(v, 0, lanes, top));
     });
     const F32x16 most = F32x16::set1(hmax(top));
     for_lanes(0, n, [&](int i, auto lanes) {
         const F32x16 e = exp(load(x + i, lanes) - most);
         store(e, y + i, lanes);
-        total = total + (lanes == 16 ? e : keep(e, 0, lanes, F32x16::zero()));
+        total = total + (lanes == 16 ? e : select_lanes(e, 0, lanes, F32x16::zero()));
     });
     return sum(total);
 }
@@ -88,11 +93,11 @@ void run_route(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
     float *choice = scores + n, *chosen = choice + n, *totals = chosen + k;
     int* ids = reinterpret_cast<int*>(totals + p.n_groups);
     int* groups = ids + k;
-    const float* bias = l.in[1] ? l.in[1].tensor->vector() : nullptr;
+    const float* bias = l.in[route_in::bias] ? l.in[route_in::bias].tensor->vector() : nullptr;
     const int group = p.n_experts / p.n_groups;
 
     route_grid(l, batch).each(chunk, [&](int t, int, int) {
-        const float* logits = l.in[0].row(t);
+        const float* logits = l.in[route_in::logits].row(t);
         if (p.scoring == Scoring::softmax) {
             const F32x16 inverse = F32x16::set1(1.0f / exponentials(logits, p.n_experts, scores));
             for_lanes(0, p.n_experts, [&](int i, auto lanes) {
@@ -105,7 +110,7 @@ void run_route(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
                 store(sigmoids ? sigmoid(x) : x, scores + i, lanes);
             });
         }
-        // Softmax keeps the order, and logits do not underflow.
+        // Softmax keeps the order of logits, and logits cannot underflow.
         const float* by = p.scoring == Scoring::softmax && !bias && p.n_groups == 1 ? logits : scores;
         if (bias) {
             for_lanes(0, p.n_experts, [&](int i, auto lanes) {
@@ -125,7 +130,7 @@ void run_route(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
                 for (int e = 0; e < group; ++e) top.add(by[g * group + e], e);
                 best_groups.add(std::accumulate(values, values + p.group_top, 0.0f), g);
             }
-            std::sort(groups, groups + p.top_groups);  // of equal experts the first wins
+            std::sort(groups, groups + p.top_groups);  // so that of equal experts the first wins
             for (int i = 0; i < p.top_groups; ++i)
                 for (int e = groups[i] * group; e < (groups[i] + 1) * group; ++e) best.add(by[e], e);
         }
@@ -145,29 +150,30 @@ void run_route(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
     });
 }
 
-// ---- group_experts -- in: routes f32; out: order f32 [top_k], starts f32 [experts + 1], one row
+// ---- group_experts: from routes to order [top_k] and starts [experts + 1], which is one row
 
 void prepare_group(Launch& l, const Attrs& attrs) {
-    require_operands(l, 1, 2);
+    require_operands(l, group_in::n_inputs, 2);
     const int n_experts = whole(l, attrs, "n_experts", 1, 1 << 20);
-    require(l, l.in[0].cols % 2 == 0, "routes need a weight for each id");
-    require_rows(l, l.in[0], "routes", Act::f32);
-    require_rows(l, l.out[0], "order", Act::f32, l.in[0].cols / 2);
-    require_rows(l, l.out[1], "starts", Act::f32, n_experts + 1);
+    require(l, l.in[group_in::routes].cols % 2 == 0, "routes need a weight for each id");
+    require_rows(l, l.in[group_in::routes], "routes", RowFormat::f32);
+    require_rows(l, l.out[0], "order", RowFormat::f32, l.in[group_in::routes].cols / 2);
+    require_rows(l, l.out[1], "starts", RowFormat::f32, n_experts + 1);
 }
 
 int group_chunks(const Launch& l, const Batch& batch, int) {
-    // Slots are kept as floats, which are exact up to 2^24.
+    // Slots are stored as floats, which are exact up to 2^24.
     require(l, int64_t{l.rows(batch)} * l.out[0].cols <= 1 << 24, "too many tokens at once");
     return 1;
 }
 
 void run_group(const Launch& l, const Batch& batch, int, Scratch& scratch) {
-    const int top_k = l.in[0].cols / 2, n_experts = l.out[1].cols - 1, n_tokens = l.rows(batch);
+    const int top_k = l.in[group_in::routes].cols / 2, n_experts = l.out[1].cols - 1,
+              n_tokens = l.rows(batch);
     int* next = scratch.get<int>(static_cast<size_t>(n_experts) + 1);
     std::fill_n(next, n_experts + 1, 0);
     for (int t = 0; t < n_tokens; ++t) {
-        const float* ids = l.in[0].row(t);
+        const float* ids = l.in[group_in::routes].row(t);
         for (int i = 0; i < top_k; ++i) {
             if (!(ids[i] >= 0 && ids[i] < static_cast<float>(n_experts)))
                 throw std::invalid_argument(
@@ -181,7 +187,7 @@ void run_group(const Launch& l, const Batch& batch, int, Scratch& scratch) {
         starts[e] = static_cast<float>(next[e]);
     }
     for (int t = 0; t < n_tokens; ++t) {
-        const float* ids = l.in[0].row(t);
+        const float* ids = l.in[group_in::routes].row(t);
         for (int i = 0; i < top_k; ++i) {
             const int at = next[static_cast<int>(ids[i])]++;
             l.out[0].row(at / top_k)[at % top_k] = static_cast<float>(t * top_k + i);

@@ -1,5 +1,5 @@
-// What kernels over rows of floats share: how rows fall into chunks, loops over lanes with a
-// masked tail, and the sum of squares of the norms.
+// Helpers of kernels over rows of floats: division of rows into chunks, loops over lanes with a masked tail,
+// and the sum of squares for norms.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,15 @@
 
 namespace zinc::ZINC_LEVEL {
 
-// Rows that are written as f32 or quantised on the way out.
+// Requires output rows that the kernel stores as f32 or quantises.
 inline void require_output(const Launch& l, const Operand& o, const char* name, int cols) {
     require_rows(l, o, name, cols);
     require(
-        l, o.act == Act::f32 || cols % 32 == 0,
+        l, o.format == RowFormat::f32 || cols % 32 == 0,
         std::string(name) + " of " + std::to_string(cols) + " columns cannot be quantised in groups of 32");
 }
 
-// An attribute that must be a whole number in [low, high].
+// Returns an attribute, which must be a whole number in [low, high].
 inline int whole(const Launch& l, const Attrs& attrs, const char* name, int low, int high) {
     const double value = attrs.get(name);
     require(l, value == std::floor(value) && value >= low && value <= high,
@@ -31,7 +31,8 @@ inline int whole(const Launch& l, const Attrs& attrs, const char* name, int low,
     return static_cast<int>(value);
 }
 
-// Rows x columns cut into chunks of about kChunk elements: several short rows, or pieces of a long one.
+// Division of rows x columns into chunks of about kChunk elements: several short rows or a part of a long
+// row.
 struct Grid {
     static constexpr int kChunk = 8192;
     int rows, cols, row_step, col_step;
@@ -44,7 +45,7 @@ struct Grid {
     int pieces() const { return (cols + col_step - 1) / col_step; }
     int chunks() const { return (rows + row_step - 1) / row_step * pieces(); }
 
-    // f(row, first column, last column) for each row of the chunk.
+    // Calls f(row, first column, last column) for each row of the chunk.
     template <class F>
     void each(int chunk, F&& f) const {
         const int first = chunk / pieces() * row_step, c = chunk % pieces() * col_step;
@@ -59,7 +60,7 @@ inline F32x16 load(const float* p, int n) { return F32x16::load_n(p, n); }
 inline void store(F32x16 a, float* p, AllLanes) { a.store(p); }
 inline void store(F32x16 a, float* p, int n) { a.store_n(p, n); }
 
-// f(i, n) for runs of 16 elements from `first`, n = AllLanes, then once for the rest with n = their number.
+// Calls f(i, AllLanes) for each run of 16 elements in [first, last), then f(i, n) for the n elements left.
 template <class F>
 inline void for_lanes(int first, int last, F&& f) {
     int i = first;
@@ -67,7 +68,7 @@ inline void for_lanes(int first, int last, F&& f) {
     if (i < last) f(i, last - i);
 }
 
-// Four running sums hide the latency of fma; they are added in a fixed order.
+// Sum of x[i]^2. Four running sums hide the latency of fma; they are added in a fixed order.
 inline float sum_squares(const float* x, int n) {
     F32x16 s[4] = {F32x16::zero(), F32x16::zero(), F32x16::zero(), F32x16::zero()};
     int i = 0;
@@ -84,7 +85,7 @@ inline float sum_squares(const float* x, int n) {
     return sum((s[0] + s[1]) + (s[2] + s[3]));
 }
 
-// 1 / rms(x), the factor of RMS norm (Zhang and Sennrich 2019).
+// 1 / rms(x), the factor of an RMS norm (Zhang and Sennrich 2019).
 inline float inverse_rms(const float* x, int n, float eps) {
     return 1.0f / std::sqrt(sum_squares(x, n) / static_cast<float>(n) + eps);
 }

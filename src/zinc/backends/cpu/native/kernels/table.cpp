@@ -1,4 +1,4 @@
-// This level's tables: its kernels by table.inc, its weight formats, its peak.
+// The tables of this level: its kernels (table.inc), weight formats and peak rate.
 #include "table.h"
 
 #include <iterator>
@@ -20,8 +20,8 @@ const Kernel* const kKernels[] = {
 #undef ZINC_KERNEL
 };
 
-// The inner loop of the matrix product alone: a register block of four-bit weights and rows, without scales.
-// Rows differ from round to round, lest the compiler take a product out of the loop.
+// Runs the inner loop of the matrix product on a register block of four-bit weights and rows, without scales.
+// Rows differ from round to round, so that the compiler cannot move a product out of the loop.
 int64_t int8_peak(int64_t iterations) {
     constexpr int kGroups = 8;
     uint8_t weights[kTileBlock][64];
@@ -56,7 +56,7 @@ int64_t int8_peak(int64_t iterations) {
 
 #if defined(ZINC_HAS_AMX)
 
-// Products of registers alone.
+// Runs products of registers only.
 int64_t int8_peak_amx(int64_t iterations) {
     const tmul::Registers registers(tmul::kMaxRows, 64);
     unroll<4>([](auto sums) { tmul::zero<sums>(); });
@@ -79,7 +79,7 @@ constinit const Level level{ZINC_NAME(ZINC_LEVEL), kKernels, std::size(kKernels)
 #if defined(ZINC_HAS_BF16)
 namespace zinc::avx512bf16 {
 
-// A level that shares everything with this one but the format BF16.
+// A level that differs from this one in the format BF16 only.
 extern const Level level;
 constinit const Level level{"avx512bf16", ZINC_LEVEL::kKernels, std::size(ZINC_LEVEL::kKernels),
                             ZINC_LEVEL::kBf16Formats, ZINC_LEVEL::int8_peak};
@@ -90,7 +90,7 @@ constinit const Level level{"avx512bf16", ZINC_LEVEL::kKernels, std::size(ZINC_L
 #if defined(ZINC_HAS_AMX)
 namespace zinc::amx {
 
-// The same with other products of many rows.
+// A level that differs from avx512bf16 in the products of many rows.
 extern const Level level;
 constinit const Level level{"amx", ZINC_LEVEL::kKernels, std::size(ZINC_LEVEL::kKernels),
                             ZINC_LEVEL::kAmxFormats, ZINC_LEVEL::int8_peak_amx};

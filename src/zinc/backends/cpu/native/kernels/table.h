@@ -1,5 +1,5 @@
-// The kernels of this level, by the rows of table.inc: an op is one .cpp that defines `name_kernel` and one
-// row there.
+// The kernels of this level, one for each row of table.inc. Each op has a .cpp that defines `<name>_kernel`
+// and a row there.
 #pragma once
 
 #include "../kernel.h"

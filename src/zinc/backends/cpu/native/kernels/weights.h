@@ -1,5 +1,5 @@
-// The weight formats of this level; a format is a snippet in one of *_formats.cpp and a row of formats.inc.
-// Levels that share its kernels have formats of their own.
+// The weight formats of this level. A format is a snippet in one of *_formats.cpp and a row of formats.inc.
+// Levels that share the kernels of this one (avx512bf16, amx) have their own lists of formats.
 #pragma once
 
 #include "../kernel.h"
@@ -14,13 +14,13 @@ namespace zinc::ZINC_LEVEL {
 extern const WeightFormat* const kFormats[];  // ends with null
 
 #if defined(ZINC_HAS_BF16)
-// For a processor with a dot product of bfloat16: BF16 in pairs, before all others.
+// Formats for processors with a bfloat16 dot product: BF16 in pairs comes first, before the plain BF16.
 extern const WeightFormat bf16_pairs_format;
 extern const WeightFormat* const kBf16Formats[];
 #endif
 
 #if defined(ZINC_HAS_AMX)
-// The same for a processor with AMX, where tiles lie as they do here but many rows meet them in other
+// Formats for processors with AMX. Tiles have the same layout, but products of many rows use the AMX
 // registers.
 #define ZINC_FORMAT(name) extern const WeightFormat name##_format_amx;
 #include "formats.inc"

@@ -1,9 +1,9 @@
 // Sixteen lanes in two ymm registers: AVX2, FMA and F16C.
 //
 // AVX2 has no dot product of bytes. maddubs multiplies u8 by s8 and adds neighbours into int16, saturating at
-// 32767, so Dot4 sums in int16 for as many groups of four k as the width of the weights allows (two products
-// of u and 127 at most a lane and group) and widens then. Weights of the full eight bits are kept signed and
-// go through |w| * sign(x, w).
+// 32767. Therefore Dot4 sums in int16 for as many groups of four k as the width of the weights allows (each
+// group adds at most two products of u and 127 to a lane) and then widens. Full 8-bit weights are stored
+// signed and multiplied as |w| * sign(x, w).
 #pragma once
 
 #include <immintrin.h>
@@ -27,7 +27,7 @@ struct I32x16 {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + 1, b);
     }
-    // Lanes as int8, saturated.
+    // Stores the lanes as int8, saturated.
     void store_i8(int8_t* p) const {
         const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0b11011000);
         const __m128i bytes =
@@ -74,14 +74,14 @@ struct F32x16 {
         };
         return {widen(_mm_loadu_si128(q)), widen(_mm_loadu_si128(q + 1))};
     }
-    // Unsigned floats of four bits of exponent and three of mantissa, times 2^-8: halves but for seven bits.
+    // Loads unsigned E4M3 floats times 2^-8: their bits are the upper bits of f16, shifted by seven.
     static F32x16 load_e4m3(const uint8_t* p) {
         const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         const __m256i halves = _mm256_slli_epi16(codes, 7);
         return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
                 _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
     }
-    // Sixteen values of four bits, unsigned: the low halves of eight bytes, then the high ones.
+    // Loads sixteen unsigned 4-bit values: the low halves of eight bytes, then the high halves.
     static F32x16 load_u4(const uint8_t* p) {
         const __m128i two = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), mask = _mm_set1_epi8(15);
         const __m128i low = _mm_and_si128(two, mask), high = _mm_and_si128(_mm_srli_epi16(two, 4), mask);
@@ -93,7 +93,7 @@ struct F32x16 {
         return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
     }
-    // The first n lanes, zero behind them. n in [0, 16].
+    // Loads the first n lanes, n in [0, 16]; the others are zero.
     static F32x16 load_n(const float* p, int n) {
         return {_mm256_maskload_ps(p, first_lanes(n)), _mm256_maskload_ps(p + 8, first_lanes(n - 8))};
     }
@@ -124,13 +124,13 @@ struct F32x16 {
         const __m256 sign = _mm256_set1_ps(-0.0f);
         return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
     }
-    // To the nearest integer, ties to even.
+    // Rounds to the nearest integer, ties to even.
     friend F32x16 round(F32x16 x) {
         constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         return {_mm256_round_ps(x.a, kMode), _mm256_round_ps(x.b, kMode)};
     }
-    // x * 2^n for integral n, into the subnormals and up to infinity: by halves, so that both powers are
-    // normal.
+    // Returns x * 2^n for integral n, including subnormal and infinite results. Multiplies by two powers, so
+    // that both are normal.
     friend F32x16 ldexp(F32x16 x, F32x16 n) {
         auto scale = [](__m256 value, __m256 power) {
             const __m256 low = _mm256_set1_ps(-250), high = _mm256_set1_ps(250);
@@ -148,8 +148,8 @@ struct F32x16 {
         return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
                 _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
     }
-    // Lanes [first, last) of x, the others from `other`.
-    friend F32x16 keep(F32x16 x, int first, int last, F32x16 other) {
+    // Returns lanes [first, last) of x and the other lanes of `other`.
+    friend F32x16 select_lanes(F32x16 x, int first, int last, F32x16 other) {
         auto blend = [&](__m256 value, __m256 rest, int at) {
             const __m256i mask = _mm256_andnot_si256(first_lanes(first - at), first_lanes(last - at));
             return _mm256_blendv_ps(rest, value, _mm256_castsi256_ps(mask));
@@ -171,7 +171,7 @@ struct F32x16 {
     friend I32x16 bits(F32x16 x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
     friend I32x16 to_i32(F32x16 x) {
         return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)};
-    }  // nearest even
+    }  // ties to even
 
 private:
     static __m256i first_lanes(int n) {
@@ -185,7 +185,7 @@ I32x16 shl(I32x16 x) {
     return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)};
 }
 
-// Sixty-four bytes: sixteen rows x four k.
+// 64 bytes: sixteen rows x four k.
 struct U8x64 {
     __m256i a, b;
     static U8x64 load(const void* p) {
@@ -211,7 +211,7 @@ struct U8x64 {
         return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
     }
 };
-// Every byte shifted; what crosses a byte's edge is undefined, so mask it away.
+// Shifts every byte. Bits that cross from one byte into the next are undefined, so callers mask them.
 template <int N>
 U8x64 shr(U8x64 x) {
     return {_mm256_srli_epi16(x.a, N), _mm256_srli_epi16(x.b, N)};
@@ -221,12 +221,12 @@ U8x64 shl(U8x64 x) {
     return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};
 }
 
-// The entry of each index < 16 in a table of sixteen bytes that was repeated.
+// Looks up each index < 16 in a table of sixteen bytes, given repeated.
 inline U8x64 lookup(U8x64 table, U8x64 index) {
     return {_mm256_shuffle_epi8(table.a, index.a), _mm256_shuffle_epi8(table.b, index.b)};
 }
 
-// Thirty-two int16: a pair for each of sixteen rows.
+// 32 int16: a pair for each of sixteen rows.
 struct I16x32 {
     __m256i a, b;
     static I16x32 set1(int16_t x) { return {_mm256_set1_epi16(x), _mm256_set1_epi16(x)}; }
@@ -269,14 +269,14 @@ I16x32 shl(I16x32 x) {
     return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};
 }
 
-// acc + the dot product of each lane's pair with `pair`, two int16.
+// Adds to each lane of acc the dot product of its pair with `pair`, two int16.
 inline I32x16 dot2(I32x16 acc, I16x32 x, int32_t pair) {
     const __m256i y = _mm256_set1_epi32(pair);
     return acc + I32x16{_mm256_madd_epi16(x.a, y), _mm256_madd_epi16(x.b, y)};
 }
 
-// acc + the dot product of each lane's four u8 with `four`, four s8. Bits 0..6 and bit 7 go apart, lest
-// maddubs saturate.
+// Adds to each lane of acc the dot product of its four u8 with `four`, four s8. Bits 0..6 and bit 7 are
+// multiplied separately, so that maddubs does not saturate.
 inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     const __m256i x = _mm256_set1_epi32(four), one = _mm256_set1_epi16(1), two = _mm256_set1_epi16(2);
     auto dot = [&](__m256i u) {
@@ -288,9 +288,9 @@ inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     return acc + I32x16{dot(w.a), dot(w.b)};
 }
 
-// Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned
-// weights; 8 means the full range in the level's own storage (kOffset8), whose products leave no room for
-// sums of 16 bits.
+// Accumulates dot products over up to kRun groups of four k before total() is read. Weights have kBits
+// unsigned bits; 8 means the full range as the level stores it (kOffset8), whose products leave no room for
+// sums in 16 bits.
 template <int kBits>
 struct Dot4 {
     static constexpr int kRun = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : kBits == 7 ? 1 : 64;
@@ -318,8 +318,8 @@ private:
     }
 };
 
-// The register block of the matrix product: tiles of 16 rows x activation rows.
+// Size of the register block of the matrix product: tiles of 16 weight rows x rows of x.
 inline constexpr int kTileBlock = 1, kTokenBlock = 3;
-inline constexpr int kFewRows = 2;  // and of the product that unpacks weights in registers
+inline constexpr int kFewRows = 2;  // most rows in a product that unpacks weights in registers
 
 }  // namespace zinc::ZINC_LEVEL

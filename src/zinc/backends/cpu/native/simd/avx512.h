@@ -16,7 +16,7 @@ struct I32x16 {
     static I32x16 set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
     static I32x16 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
     void store(int32_t* p) const { _mm512_storeu_si512(p, v); }
-    // Lanes as int8, saturated.
+    // Stores the lanes as int8, saturated.
     void store_i8(int8_t* p) const {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(v));
     }
@@ -40,12 +40,12 @@ struct F32x16 {
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
     }
-    // Unsigned floats of four bits of exponent and three of mantissa, times 2^-8: halves but for seven bits.
+    // Loads unsigned E4M3 floats times 2^-8: their bits are the upper bits of f16, shifted by seven.
     static F32x16 load_e4m3(const uint8_t* p) {
         const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         return {_mm512_cvtph_ps(_mm256_slli_epi16(codes, 7))};
     }
-    // Sixteen values of four bits, unsigned: the low halves of eight bytes, then the high ones.
+    // Loads sixteen unsigned 4-bit values: the low halves of eight bytes, then the high halves.
     static F32x16 load_u4(const uint8_t* p) {
         const __m128i two = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
         const __m128i apart = _mm_unpacklo_epi64(two, _mm_srli_epi16(two, 4));
@@ -56,7 +56,7 @@ struct F32x16 {
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
     }
-    // The first n lanes, zero behind them. n in [0, 16].
+    // Loads the first n lanes, n in [0, 16]; the others are zero.
     static F32x16 load_n(const float* p, int n) {
         return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p)};
     }
@@ -76,24 +76,24 @@ struct F32x16 {
     friend F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
     friend F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
     friend F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
-    // To the nearest integer, ties to even.
+    // Rounds to the nearest integer, ties to even.
     friend F32x16 round(F32x16 a) {
         return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
     }
-    // a * 2^n for integral n, into the subnormals and up to infinity.
+    // Returns a * 2^n for integral n, including subnormal and infinite results.
     friend F32x16 ldexp(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
     friend F32x16 where_lt(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
         return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
     }
-    // Lanes [first, last) of a, the others from `other`.
-    friend F32x16 keep(F32x16 a, int first, int last, F32x16 other) {
+    // Returns lanes [first, last) of a and the other lanes of `other`.
+    friend F32x16 select_lanes(F32x16 a, int first, int last, F32x16 other) {
         const __mmask16 mask = static_cast<__mmask16>(((1u << last) - 1) & ~((1u << first) - 1));
         return {_mm512_mask_blend_ps(mask, other.v, a.v)};
     }
     friend float sum(F32x16 a) { return _mm512_reduce_add_ps(a.v); }
     friend float hmax(F32x16 a) { return _mm512_reduce_max_ps(a.v); }
     friend I32x16 bits(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
-    friend I32x16 to_i32(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // nearest even
+    friend I32x16 to_i32(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }  // ties to even
 };
 
 inline F32x16 to_f32(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
@@ -102,7 +102,7 @@ I32x16 shl(I32x16 a) {
     return {_mm512_slli_epi32(a.v, N)};
 }
 
-// Sixty-four bytes: sixteen rows x four k.
+// 64 bytes: sixteen rows x four k.
 struct U8x64 {
     __m512i v;
     static U8x64 load(const void* p) { return {_mm512_loadu_si512(p)}; }
@@ -115,7 +115,7 @@ struct U8x64 {
     friend U8x64 operator|(U8x64 a, U8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
     friend U8x64 operator-(U8x64 a, U8x64 b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 };
-// Every byte shifted; what crosses a byte's edge is undefined, so mask it away.
+// Shifts every byte. Bits that cross from one byte into the next are undefined, so callers mask them.
 template <int N>
 U8x64 shr(U8x64 a) {
     return {_mm512_srli_epi16(a.v, N)};
@@ -125,10 +125,10 @@ U8x64 shl(U8x64 a) {
     return {_mm512_slli_epi16(a.v, N)};
 }
 
-// The entry of each index < 16 in a table of sixteen bytes that was repeated.
+// Looks up each index < 16 in a table of sixteen bytes, given repeated.
 inline U8x64 lookup(U8x64 table, U8x64 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
 
-// Thirty-two int16: a pair for each of sixteen rows.
+// 32 int16: a pair for each of sixteen rows.
 struct I16x32 {
     __m512i v;
     static I16x32 set1(int16_t x) { return {_mm512_set1_epi16(x)}; }
@@ -139,7 +139,7 @@ struct I16x32 {
     void store(void* p) const { _mm512_storeu_si512(p, v); }
     I32x16 even() const { return {_mm512_srai_epi32(_mm512_slli_epi32(v, 16), 16)}; }
     I32x16 odd() const { return {_mm512_srai_epi32(v, 16)}; }
-    // The even (kOdd 0) or odd lane of each pair in both.
+    // Copies the even (kOdd 0) or odd (kOdd 1) element of each pair to both elements.
     template <int kOdd>
     I16x32 twice() const {
         const __m512i other = kOdd ? _mm512_srli_epi32(v, 16) : _mm512_slli_epi32(v, 16);
@@ -165,21 +165,21 @@ I16x32 shl(I16x32 a) {
 }
 
 inline I16x32 words(U8x64 a) { return {a.v}; }
-// Sums of neighbouring products of u8 in a with s8 in b.
+// Multiplies u8 in a by s8 in b and adds neighbouring products.
 inline I16x32 products(U8x64 a, I16x32 b) { return {_mm512_maddubs_epi16(a.v, b.v)}; }
-// The odd bytes of a and the even bytes of b.
+// Returns the odd bytes of a and the even bytes of b, each in its place.
 inline I16x32 odd_bytes(I16x32 a, I16x32 b) { return {_mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, b.v, a.v)}; }
 
-// acc + the dot product of each lane's pair with `pair`, two int16.
+// Adds to each lane of acc the dot product of its pair with `pair`, two int16.
 inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {
     return {_mm512_dpwssd_epi32(acc.v, a.v, _mm512_set1_epi32(pair))};
 }
 
-// acc + the dot product of each lane's four u8 with `four`, four s8.
+// Adds to each lane of acc the dot product of its four u8 with `four`, four s8.
 inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
 }
-// The same with four s8 in memory: GCC would load and repeat them in an instruction of its own.
+// dot4 with `four` in memory: without it GCC would load and broadcast them in a separate instruction.
 inline I32x16 dot4(I32x16 acc, U8x64 w, const int8_t* four) {
     asm("vpdpbusd %2%{1to16%}, %1, %0"
         : "+v"(acc.v)
@@ -187,8 +187,9 @@ inline I32x16 dot4(I32x16 acc, U8x64 w, const int8_t* four) {
     return acc;
 }
 
-// Sums dot products over up to kRun groups of four k before its total is read. kBits bounds the unsigned
-// weights; 8 means the full range in the level's own storage (kOffset8). Here all widths are one instruction.
+// Accumulates dot products over up to kRun groups of four k before total() is read. Weights have kBits
+// unsigned bits; 8 means the full range as the level stores it (kOffset8). On this level every width is one
+// instruction.
 struct Dot {
     static constexpr int kRun = 64;
     I32x16 acc = I32x16::zero();
@@ -199,12 +200,12 @@ struct Dot {
 template <int kBits>
 using Dot4 = Dot;
 
-// The register block of the matrix product: tiles of 16 rows x activation rows.
+// Size of the register block of the matrix product: tiles of 16 weight rows x rows of x.
 inline constexpr int kTileBlock = 2, kTokenBlock = 6;
-inline constexpr int kFewRows = 8;  // and of the product that unpacks weights in registers
+inline constexpr int kFewRows = 8;  // most rows in a product that unpacks weights in registers
 
 #define ZINC_HAS_TRANSPOSE 1
-// to[j][i] = from[i][j] for i, j < 16; rows are `step` floats apart.
+// Transposes 16 x 16 floats: to[j][i] = from[i][j]. Rows are from_step and to_step floats apart.
 inline void transpose16(const float* from, int64_t from_step, float* to, int64_t to_step) {
     __m512 r[16], t[16];
     for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(from + i * from_step);
@@ -217,7 +218,7 @@ inline void transpose16(const float* from, int64_t from_step, float* to, int64_t
         return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
     };
     for (int i = 0; i < 16; ++i) r[i] = pairs(t[i / 4 * 4 + i % 4 / 2], t[i / 4 * 4 + i % 4 / 2 + 2], i % 2);
-    // r[4 i + c] has column 4 q + c of rows 4 i .. 4 i + 3 in its quarter q.
+    // Quarter q of r[4 i + c] holds column 4 q + c of rows 4 i to 4 i + 3.
     for (int c = 0; c < 4; ++c) {
         const __m512 a = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88),
                      b = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
@@ -230,12 +231,13 @@ inline void transpose16(const float* from, int64_t from_step, float* to, int64_t
     }
 }
 
-// What later processors have is used by formats of their levels alone (kernels/weights.h). It is named in
-// assembly, so that kernels are compiled once for them all and the compiler puts it nowhere else.
+// Instructions of later processors, used only by the formats of their levels (kernels/weights.h). They are
+// written in assembly: kernels are compiled once for all these levels, and the compiler must not use the
+// instructions elsewhere.
 #define ZINC_HAS_AMX 1
 #define ZINC_HAS_BF16 1
 
-// acc + the dot product of each lane's pair of bfloat16 with `pair`.
+// Adds to each lane of acc the dot product of its pair of bfloat16 with `pair`.
 inline F32x16 dot2_bf16(F32x16 acc, const void* weights, int32_t pair) {
     const __m512i w = _mm512_loadu_si512(weights), x = _mm512_set1_epi32(pair);
     asm("vdpbf16ps %2, %1, %0" : "+v"(acc.v) : "v"(w), "v"(x));

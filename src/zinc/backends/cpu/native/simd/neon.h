@@ -11,7 +11,7 @@ inline constexpr int kOffset8 = 0;           // 8-bit weights are stored as s8
 inline constexpr int kDotOffset = 128;       // dot4 takes u8 as s8 + kDotOffset
 inline constexpr bool kDotsOfBytes = false;  // unsigned weights may have all eight bits
 
-// f for each of the four registers.
+// Calls f for each of the four registers.
 template <class T, class F>
 [[gnu::always_inline]] inline T quarters(F&& f) {
     return {{f(0), f(1), f(2), f(3)}};
@@ -29,7 +29,7 @@ struct I32x16 {
     void store(int32_t* p) const {
         for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, v[i]);
     }
-    // Lanes as int8, saturated.
+    // Stores the lanes as int8, saturated.
     void store_i8(int8_t* p) const {
         const int16x8_t low = vcombine_s16(vqmovn_s32(v[0]), vqmovn_s32(v[1]));
         const int16x8_t high = vcombine_s16(vqmovn_s32(v[2]), vqmovn_s32(v[3]));
@@ -72,7 +72,7 @@ struct F32x16 {
         return quarters<F32x16>(
             [&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
     }
-    // Unsigned floats of four bits of exponent and three of mantissa, times 2^-8: halves but for seven bits.
+    // Loads unsigned E4M3 floats times 2^-8: their bits are the upper bits of f16, shifted by seven.
     static F32x16 load_e4m3(const uint8_t* p) {
         const uint8x16_t codes = vld1q_u8(p);
         const uint16x8_t low = vshll_n_u8(vget_low_u8(codes), 7), high = vshll_n_u8(vget_high_u8(codes), 7);
@@ -80,7 +80,7 @@ struct F32x16 {
                                     vget_high_u16(high)};
         return quarters<F32x16>([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(four[i])); });
     }
-    // Sixteen values of four bits, unsigned: the low halves of eight bytes, then the high ones.
+    // Loads sixteen unsigned 4-bit values: the low halves of eight bytes, then the high halves.
     static F32x16 load_u4(const uint8_t* p) {
         const uint8x8_t two = vld1_u8(p);
         const uint16x8_t low = vmovl_u8(vand_u8(two, vdup_n_u8(15))), high = vmovl_u8(vshr_n_u8(two, 4));
@@ -95,7 +95,7 @@ struct F32x16 {
                  vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
                  vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
     }
-    // The first n lanes, zero behind them. n in [0, 16].
+    // Loads the first n lanes, n in [0, 16]; the others are zero.
     static F32x16 load_n(const float* p, int n) {
         if (n == 16) return load(p);
         float lanes[16] = {};
@@ -139,12 +139,12 @@ struct F32x16 {
     friend F32x16 abs(F32x16 a) {
         return quarters<F32x16>([&](int i) { return vabsq_f32(a.v[i]); });
     }
-    // To the nearest integer, ties to even.
+    // Rounds to the nearest integer, ties to even.
     friend F32x16 round(F32x16 a) {
         return quarters<F32x16>([&](int i) { return vrndnq_f32(a.v[i]); });
     }
-    // a * 2^n for integral n, into the subnormals and up to infinity: by halves, so that both powers are
-    // normal.
+    // Returns a * 2^n for integral n, including subnormal and infinite results. Multiplies by two powers, so
+    // that both are normal.
     friend F32x16 ldexp(F32x16 a, F32x16 n) {
         return quarters<F32x16>([&](int i) {
             const float32x4_t power = vmaxq_f32(vdupq_n_f32(-250), vminq_f32(vdupq_n_f32(250), n.v[i]));
@@ -160,8 +160,8 @@ struct F32x16 {
         return quarters<F32x16>(
             [&](int i) { return vbslq_f32(vcltq_f32(a.v[i], b.v[i]), yes.v[i], no.v[i]); });
     }
-    // Lanes [first, last) of a, the others from `other`.
-    friend F32x16 keep(F32x16 a, int first, int last, F32x16 other) {
+    // Returns lanes [first, last) of a and the other lanes of `other`.
+    friend F32x16 select_lanes(F32x16 a, int first, int last, F32x16 other) {
         static constexpr int32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         return quarters<F32x16>([&](int i) {
             const int32x4_t lane = vld1q_s32(kLanes + 4 * i);
@@ -181,7 +181,7 @@ struct F32x16 {
     friend I32x16 bits(F32x16 a) {
         return quarters<I32x16>([&](int i) { return vreinterpretq_s32_f32(a.v[i]); });
     }
-    friend I32x16 to_i32(F32x16 a) {  // nearest even
+    friend I32x16 to_i32(F32x16 a) {  // ties to even
         return quarters<I32x16>([&](int i) { return vcvtnq_s32_f32(a.v[i]); });
     }
 };
@@ -194,7 +194,7 @@ I32x16 shl(I32x16 a) {
     return quarters<I32x16>([&](int i) { return vshlq_n_s32(a.v[i], N); });
 }
 
-// Sixty-four bytes: sixteen rows x four k.
+// 64 bytes: sixteen rows x four k.
 struct U8x64 {
     uint8x16_t v[4];
     static U8x64 load(const void* p) {
@@ -225,12 +225,12 @@ U8x64 shl(U8x64 a) {
     return quarters<U8x64>([&](int i) { return vshlq_n_u8(a.v[i], N); });
 }
 
-// The entry of each index < 16 in a table of sixteen bytes that was repeated.
+// Looks up each index < 16 in a table of sixteen bytes, given repeated.
 inline U8x64 lookup(U8x64 table, U8x64 index) {
     return quarters<U8x64>([&](int i) { return vqtbl1q_u8(table.v[i], index.v[i]); });
 }
 
-// Thirty-two int16: a pair for each of sixteen rows.
+// 32 int16: a pair for each of sixteen rows.
 struct I16x32 {
     int16x8_t v[4];
     static I16x32 set1(int16_t x) {
@@ -278,7 +278,7 @@ I16x32 shl(I16x32 a) {
     return quarters<I16x32>([&](int i) { return vshlq_n_s16(a.v[i], N); });
 }
 
-// acc + the dot product of each lane's pair with `pair`, two int16.
+// Adds to each lane of acc the dot product of its pair with `pair`, two int16.
 inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {
     const int16x4_t y = vreinterpret_s16_s32(vdup_n_s32(pair));
     return quarters<I32x16>([&](int i) {
@@ -287,7 +287,7 @@ inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {
     });
 }
 
-// acc + the dot product of each lane's four u8 - kDotOffset with `four`, four s8.
+// Adds to each lane of acc the dot product of its four u8 - kDotOffset with `four`, four s8.
 inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
     return quarters<I32x16>([&](int i) {
@@ -296,8 +296,8 @@ inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     });
 }
 
-// Sums dot products over up to kRun groups of four k before its total is read. Unsigned weights of fewer than
-// 8 bits and signed ones of 8 (kOffset8) are the same to this instruction.
+// Accumulates dot products over up to kRun groups of four k before total() is read. The instruction treats
+// unsigned weights of fewer than 8 bits and signed 8-bit weights (kOffset8) alike.
 struct Dot {
     static constexpr int kRun = 64;
     I32x16 acc = I32x16::zero();
@@ -310,8 +310,8 @@ struct Dot {
 template <int kBits>
 using Dot4 = Dot;
 
-// The register block of the matrix product: tiles of 16 rows x activation rows.
+// Size of the register block of the matrix product: tiles of 16 weight rows x rows of x.
 inline constexpr int kTileBlock = 1, kTokenBlock = 4;
-inline constexpr int kFewRows = 3;  // and of the product that unpacks weights in registers
+inline constexpr int kFewRows = 3;  // most rows in a product that unpacks weights in registers
 
 }  // namespace zinc::ZINC_LEVEL

@@ -1,4 +1,4 @@
-// Sixteen lanes in plain arrays: runs anywhere, and says what the other levels must compute.
+// Sixteen lanes in plain arrays: runs on any machine and is the reference for the other levels.
 #pragma once
 
 #include <array>
@@ -70,11 +70,11 @@ struct F32x16 {
     static F32x16 load_bf16(const uint16_t* p) {
         return map([&](int i) { return bf16_to_f32(p[i]); });
     }
-    // Unsigned floats of four bits of exponent and three of mantissa, times 2^-8: halves but for seven bits.
+    // Loads unsigned E4M3 floats times 2^-8: their bits are the upper bits of f16, shifted by seven.
     static F32x16 load_e4m3(const uint8_t* p) {
         return map([&](int i) { return f16_to_f32(static_cast<uint16_t>(p[i] << 7)); });
     }
-    // Sixteen values of four bits, unsigned: the low halves of eight bytes, then the high ones.
+    // Loads sixteen unsigned 4-bit values: the low halves of eight bytes, then the high halves.
     static F32x16 load_u4(const uint8_t* p) {
         return map([&](int i) { return static_cast<float>(p[i % 8] >> (i / 8 * 4) & 15); });
     }
@@ -125,10 +125,10 @@ struct F32x16 {
     friend F32x16 where_lt(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
         return map([&](int i) { return a.v[i] < b.v[i] ? yes.v[i] : no.v[i]; });
     }
-    friend F32x16 keep(F32x16 a, int first, int last, F32x16 other) {
+    friend F32x16 select_lanes(F32x16 a, int first, int last, F32x16 other) {
         return map([&](int i) { return i >= first && i < last ? a.v[i] : other.v[i]; });
     }
-    // Halves onto halves, the order in which the vector levels reduce.
+    // Adds the upper half to the lower half, then again: the order in which the vector levels reduce.
     friend float sum(F32x16 a) {
         for (int n = 8; n > 0; n /= 2)
             for (int i = 0; i < n; ++i) a.v[i] += a.v[i + n];
@@ -285,6 +285,6 @@ struct Dot4 {
 };
 
 inline constexpr int kTileBlock = 1, kTokenBlock = 2;
-inline constexpr int kFewRows = 1;  // and of the product that unpacks weights in registers
+inline constexpr int kFewRows = 1;  // most rows in a product that unpacks weights in registers
 
 }  // namespace zinc::ZINC_LEVEL
