@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zinc import LLM, SamplingParams
+from zinc.engine.request import Request
 
 MOST_GROWTH = 0.05
 # Allowance for caches of the interpreter (numbers, frames, regular expressions).
@@ -78,7 +79,7 @@ class Load:
         self.n_made += 1
         client = f"client {rng.randrange(5)}"
         eog = self._llm.tokenizer.eog_ids
-        return self._llm.engine.submit(ids, params, end_tokens=eog, client=client), life
+        return self._llm.engine.submit(Request(ids, params, end_tokens=eog, client=client)), life
 
 
 def grown_lines(first: tracemalloc.Snapshot, last: tracemalloc.Snapshot) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any
 import zinc
 from zinc import LLM, SamplingParams
 from zinc.cli.machine import cpu_model
+from zinc.engine.request import Request
 
 # Long answers with every kind of value.
 ITEM = {
@@ -52,8 +53,10 @@ def run(
     constraint = None if schema is None else llm.constraint("json_schema", schema).start()
     ids = llm.tokenizer.encode(PROMPT)  # no chat template: random models have none
     engine = llm.engine
-    sequence = engine.submit(ids, params, end_tokens=llm.tokenizer.eog_ids, constraint=constraint)
-    while sequence.finish_reason is None and not sequence.first_token:
+    sequence = engine.submit(
+        Request(ids, params, end_tokens=llm.tokenizer.eog_ids, constraint=constraint)
+    )
+    while sequence.finish_reason is None and not sequence.clock.first_token:
         engine.step()
     n_first, n_steps, begin = sequence.n_generated, 0, time.perf_counter()
     while sequence.finish_reason is None:

@@ -36,6 +36,7 @@ from zinc.engine.engine import Engine
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
+from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 from zinc.gpu import packing
 from zinc.gpu.lower import attention
@@ -143,7 +144,9 @@ def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> d
     rates = []
     for _ in range(REPETITIONS + 1):
         sequences = [
-            engine.submit([7 + i] * 16, SamplingParams(seed=i, max_tokens=n, **CHAINS[chain]))
+            engine.submit(
+                Request([7 + i] * 16, SamplingParams(seed=i, max_tokens=n, **CHAINS[chain]))
+            )
             for i in range(streams)
         ]
         while any(s.n_generated < 4 for s in sequences):

@@ -6,13 +6,13 @@ Stop strings end a sequence, so tokens are decoded where the engine steps and no
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.engine import Engine
 from zinc.engine.readout import Readout
+from zinc.engine.request import Request
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sequence import Sequence, Timings
 from zinc.engine.worker import EngineWorker, Task
@@ -48,35 +48,12 @@ class Chunk:
     timings: Timings | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt as token ids, and what `Engine.submit` is told about its answer."""
-
-    ids: Seq[int]
-    params: SamplingParams
-    end_tokens: Collection[int]
-    dry_breakers: Collection[Seq[int]] = ()
-    constraint: Constraint | None = None
-    thinking: Thinking | None = None
-
-    def submit(self, engine: Engine) -> Sequence:
-        """Submit the prompt to `engine`. Raises RequestError."""
-        return engine.submit(
-            self.ids,
-            self.params,
-            end_tokens=self.end_tokens,
-            dry_breakers=self.dry_breakers,
-            constraint=self.constraint,
-            thinking=self.thinking,
-        )
-
-
 class Answer:
     """The text of a sequence so far."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
-        self._decoder = StreamDecoder(tokenizer, sequence.sampler.params.stop)
+        self._decoder = StreamDecoder(tokenizer, sequence.request.params.stop)
         self._text: list[str] = []
         self._taken = 0
         self.ended = False
@@ -95,7 +72,7 @@ class Answer:
         fresh = [each.token for each in self.sequence.sampled[self._taken :]]
         text = ""
         for token in fresh:
-            if token in self.sequence.end_tokens and not self.sequence.sampler.params.ignore_eos:
+            if token in self.sequence.end_tokens and not self.sequence.request.params.ignore_eos:
                 break
             text += self._decoder.push(token)
         self._taken += len(fresh)
@@ -111,7 +88,7 @@ class Answer:
 
     def completion(self) -> Completion:
         """Return the whole answer; call it when it has ended."""
-        wants = self.sequence.sampler.params.logprobs is not None
+        wants = self.sequence.request.params.logprobs is not None
         return Completion(
             text="".join(self._text),
             token_ids=self.sequence.generated,
@@ -131,7 +108,7 @@ class CompletionTask(Task):
 
     def submit(self, engine: Engine) -> None:
         for request in self._requests:
-            self.sequences.append(request.submit(engine))
+            self.sequences.append(engine.submit(request))
         self._answers = [Answer(s, self._tokenizer) for s in self.sequences]
 
     def collect(self, engine: Engine) -> bool:
@@ -153,7 +130,7 @@ class ReadoutTask(Task):
 
     def submit(self, engine: Engine) -> None:
         for ids, readout in zip(self._prompts, self._readouts, strict=True):
-            self.sequences.append(engine.submit(ids, _NO_ANSWER, readout=readout))
+            self.sequences.append(engine.submit(Request(ids, _NO_ANSWER, readout=readout)))
 
 
 class StreamTask(Task):
@@ -187,7 +164,7 @@ class StreamTask(Task):
         return chunk, self._n_put - self._n_taken >= _CHUNKS_AHEAD - 1
 
     def submit(self, engine: Engine) -> None:
-        self.sequences.append(self._request.submit(engine))
+        self.sequences.append(engine.submit(self._request))
         self._answer = Answer(self.sequences[0], self._tokenizer)
 
     def collect(self, engine: Engine) -> bool:

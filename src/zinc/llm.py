@@ -24,7 +24,6 @@ from zinc.answers import (
     Completion,
     CompletionTask,
     ReadoutTask,
-    Request,
     Stream,
     StreamTask,
 )
@@ -47,6 +46,7 @@ from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.engine.load.weights import Progress
 from zinc.engine.readout import Pooled, Pooling, Readout, TextLikelihood, TextLogits, embedding
+from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams, recommended
 from zinc.engine.structured import ConstraintLike, Grammar, start_constraints
 from zinc.engine.worker import EngineWorker
@@ -336,8 +336,8 @@ class LLM:
             params,
             self.tokenizer.eog_ids,
             self.dry_breakers(params),
-            start_constraints(constraint, lambda: self._text.grammars)[0],
-            thinking,
+            constraint=start_constraints(constraint, lambda: self._text.grammars)[0],
+            thinking=thinking,
         )
 
     def _complete(self, requests: list[Request]) -> list[Completion]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from zinc.core.errors import RequestError
 from zinc.engine.constraint import Thinking, ThinkingTracker
 from zinc.engine.engine import Engine
+from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 
 START, CLOSE = (90, 91), (92, 93, 94)
@@ -18,7 +19,9 @@ START, CLOSE = (90, 91), (92, 93, 94)
 def run(ids, thinking, n=30):
     program, cache = model("everything", 64)
     engine = Engine(program, cache, VOCAB, 400)
-    s = engine.submit(ids, SamplingParams(temperature=0, max_tokens=n), (), thinking=thinking)
+    s = engine.submit(
+        Request(ids, SamplingParams(temperature=0, max_tokens=n), (), thinking=thinking)
+    )
     while s.finish_reason is None:
         engine.step()
     engine.pool.check()
@@ -42,7 +45,7 @@ def test_a_budget_that_is_used_up_closes_the_trace_and_goes_on(budget):
     assert s.ids == alone("everything", s.ids[: len(free) + 3], 30 - budget - 3)
     assert len(s.sampled) == s.n_generated == 30
     assert [x.token for x in s.sampled] == s.generated
-    assert s.first_token >= s.started > 0
+    assert s.clock.first_token >= s.clock.started > 0
 
 
 def test_without_a_budget_or_a_trace_nothing_is_put_in():
@@ -130,7 +133,7 @@ def held(kind, ids, form, n, context=400, **params):
     program, cache = model(kind, 64)
     engine = Engine(program, cache, VOCAB, context)
     settings = SamplingParams(temperature=0, max_tokens=n, **params)
-    s = engine.submit(ids, settings, (), constraint=form)
+    s = engine.submit(Request(ids, settings, (), constraint=form))
     while s.finish_reason is None:
         engine.step()
     engine.pool.check()
@@ -153,7 +156,7 @@ def answer_with(kind, ids, dictated, n):
 def test_what_is_dictated_runs_together_and_the_answer_goes_on(kind):
     s, program = held(kind, [1, 2, 3], Form(DICTATED), 40)
     assert s.generated == answer_with(kind, [1, 2, 3], DICTATED, 40)
-    assert s.generated == s.constraint.taken
+    assert s.generated == s.request.constraint.taken
     # The prompt with its dictated start; a token and what is dictated behind it; single tokens.
     assert program.sizes[:4] == [[6], [1], [12], [1]]
     assert sum(map(sum, program.sizes)) == 3 + 40 - 1
@@ -186,7 +189,7 @@ def test_dictated_tokens_that_are_refused_fail_their_request():
     program, cache = model("full", 64)
     engine = Engine(program, cache, VOCAB, 400)
     with pytest.raises(RequestError, match="does not follow"):
-        engine.submit([1], SamplingParams(), (), constraint=Form(DICTATED, wrong=6))
+        engine.submit(Request([1], SamplingParams(), (), constraint=Form(DICTATED, wrong=6)))
     assert engine.idle
     s, _ = held("full", [1], Form({1: (5, 6)}, wrong=6), 9)
     assert s.finish_reason == "error"
@@ -198,8 +201,8 @@ def test_streams_beside_one_with_dictated_tokens_get_one_each_step():
     engine = Engine(program, cache, VOCAB, 400)
     params = SamplingParams(temperature=0, max_tokens=30)
     form = {k: tuple(range(3)) for k in range(2, 30, 6)}
-    others = [engine.submit([7, i], params) for i in range(2)]
-    s = engine.submit([1, 2], params, constraint=Form(form))
+    others = [engine.submit(Request([7, i], params)) for i in range(2)]
+    s = engine.submit(Request([1, 2], params, constraint=Form(form)))
     while not engine.idle:
         engine.step()
     assert s.generated == answer_with("everything", [1, 2], form, 30)

@@ -14,6 +14,7 @@ from test_engine import check_idle, engine, finish, greedy, prompt
 
 from zinc import LLM, SamplingParams
 from zinc.core.errors import RequestError
+from zinc.engine.request import Request
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 
@@ -24,8 +25,8 @@ def test_an_answer_goes_on_past_the_context(kind, n_kept):
     e = engine(kind, n_blocks=64, context=100)
     ids = prompt(45)
     params = replace(greedy(300), context_shift=n_kept)
-    s = e.submit(ids, params, ())
-    other = e.submit(prompt(20, 3), greedy(60), ())
+    s = e.submit(Request(ids, params, ()))
+    other = e.submit(Request(prompt(20, 3), greedy(60), ()))
     finish(e, s, other)
     want, n_shifted = shifted(kind, ids, 300, 100, 45 if n_kept == -1 else n_kept)
     assert s.generated == want
@@ -38,13 +39,13 @@ def test_an_answer_goes_on_past_the_context(kind, n_kept):
 
 def test_it_ends_with_an_end_token_or_a_cancel():
     e = engine(n_blocks=64, context=60)
-    first = e.submit(prompt(20), replace(greedy(5000), context_shift=4), {END})
+    first = e.submit(Request(prompt(20), replace(greedy(5000), context_shift=4), {END}))
     while not first.finish_reason:
         e.step()
     want, n_shifted = shifted("full", prompt(20), 5000, 60, 4, {END})
     assert first.generated == want
     assert first.n_shifted == n_shifted
-    second = e.submit(prompt(20), replace(greedy(5000), context_shift=4), ())
+    second = e.submit(Request(prompt(20), replace(greedy(5000), context_shift=4), ()))
     while not second.n_shifted:
         e.step()
     e.cancel(second)
@@ -53,7 +54,9 @@ def test_it_ends_with_an_end_token_or_a_cancel():
 
 def test_short_memory_preempts_it_and_changes_nothing():
     e = engine(n_blocks=24, context=100, swap_bytes=3000)
-    sequences = [e.submit(prompt(20, i), replace(greedy(150), context_shift=8)) for i in range(4)]
+    sequences = [
+        e.submit(Request(prompt(20, i), replace(greedy(150), context_shift=8))) for i in range(4)
+    ]
     finish(e, *sequences)
     assert sum(s.n_preempted for s in sequences) > 0
     for i, s in enumerate(sequences):
@@ -63,7 +66,7 @@ def test_short_memory_preempts_it_and_changes_nothing():
 
 def test_without_it_an_answer_ends_with_the_context():
     e = engine(context=60)
-    s = e.submit(prompt(20), greedy(500))
+    s = e.submit(Request(prompt(20), greedy(500)))
     finish(e, s)
     assert (s.n_generated, s.n_shifted, s.finish_reason) == (40, 0, "length")
 
@@ -79,7 +82,7 @@ def test_without_it_an_answer_ends_with_the_context():
 def test_what_cannot_be_is_refused(shift, max_tokens, message):
     e = engine(context=60)
     with pytest.raises(RequestError, match=message):
-        e.submit(prompt(40), replace(greedy(max_tokens), context_shift=shift))
+        e.submit(Request(prompt(40), replace(greedy(max_tokens), context_shift=shift)))
     with pytest.raises(RequestError, match="context_shift is -2"):
         SamplingParams(context_shift=-2)
 

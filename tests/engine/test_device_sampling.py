@@ -12,6 +12,7 @@ from test_prefix_models import FIXTURES
 from zinc import LLM, SamplingParams
 from zinc.backends import api
 from zinc.engine.engine import Engine
+from zinc.engine.request import Request
 from zinc.engine.sampling import Sampler
 
 DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("sample"))]
@@ -24,7 +25,7 @@ def engine(kind="everything", n_blocks=64, context=400, **options):
 
 def test_every_token_but_the_first_begins_before_the_last_is_known():
     e = engine()
-    s = e.submit(prompt(50), greedy(20))
+    s = e.submit(Request(prompt(50), greedy(20)))
     finish(e, s)
     assert e.program.n_ahead == 19
     assert e.program.n_run == 50 + 19, "nothing runs past the last token"
@@ -35,12 +36,12 @@ def test_every_token_but_the_first_begins_before_the_last_is_known():
 def test_an_answer_cut_off_from_outside_leaves_a_cache_that_is_true(kind):
     """A stop string is seen between steps, while a step is in flight."""
     e = engine(kind)
-    first = e.submit(prompt(40), greedy(50))
+    first = e.submit(Request(prompt(40), greedy(50)))
     while first.n_generated < 9:
         e.step()
     e.cancel(first, "stop")
     assert e.idle
-    second = e.submit([*first.ids, *prompt(5, seed=1)], greedy(15))
+    second = e.submit(Request([*first.ids, *prompt(5, seed=1)], greedy(15)))
     finish(e, second)
     assert second.ids == alone(kind, [*first.ids, *prompt(5, seed=1)], 15)
     assert second.n_cached == len(first.ids)
@@ -49,10 +50,10 @@ def test_an_answer_cut_off_from_outside_leaves_a_cache_that_is_true(kind):
 
 def test_a_new_request_waits_for_one_step_at_most():
     e = engine(max_tokens=60)
-    first = e.submit(prompt(20), greedy(60))
+    first = e.submit(Request(prompt(20), greedy(60)))
     for _ in range(5):
         e.step()
-    second = e.submit(prompt(8, seed=1), greedy(5))
+    second = e.submit(Request(prompt(8, seed=1), greedy(5)))
     e.step()
     e.step()
     assert second.n_generated == 1
@@ -67,9 +68,9 @@ def test_a_new_request_waits_for_one_step_at_most():
 def test_who_needs_the_host_takes_only_itself_back():
     """Rows of both kinds in a step; and those that the device draws do not run ahead then."""
     e = engine(max_tokens=60)
-    plain = e.submit(prompt(20), greedy(8))
+    plain = e.submit(Request(prompt(20), greedy(8)))
     params = SamplingParams(max_tokens=4, temperature=0, logit_bias={END: -1.0})
-    biased = e.submit(prompt(21, seed=1), params)
+    biased = e.submit(Request(prompt(21, seed=1), params))
     finish(e, plain, biased)
     assert plain.ids == alone("everything", prompt(20), 8)
     assert biased.ids == alone("everything", prompt(21, seed=1), 4)
@@ -79,7 +80,7 @@ def test_who_needs_the_host_takes_only_itself_back():
 
 def test_a_step_that_fails_in_flight_ends_its_requests():
     e = engine()
-    bad = e.submit(prompt(30), greedy(40))
+    bad = e.submit(Request(prompt(30), greedy(40)))
     while bad.n_generated < 4:
         e.step()
     e.program.fail_at = alone("everything", prompt(30), 8)[36]
@@ -87,7 +88,7 @@ def test_a_step_that_fails_in_flight_ends_its_requests():
     assert bad.finish_reason == "error"
     assert str(bad.error) == "the device is lost"
     e.program.fail_at = None
-    s = e.submit(prompt(30), greedy(20), ENDS)
+    s = e.submit(Request(prompt(30), greedy(20), ENDS))
     finish(e, s)
     assert s.ids == alone("everything", prompt(30), 20, ENDS)
     check_idle(e)
@@ -107,7 +108,7 @@ def test_a_seed_gives_its_tokens_in_any_company_and_by_the_host_too(family, back
         prompts = [rng.integers(3, llm.spec.vocab, n).tolist() for n in (9, 20, 33)]
         submitted = []
         for ids, params in zip(prompts, chains, strict=True):
-            submitted.append(llm.engine.submit(ids, params))
+            submitted.append(llm.engine.submit(Request(ids, params)))
             if not together:
                 finish(llm.engine, *submitted)
         finish(llm.engine, *submitted)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from zinc.core.errors import DeviceError, QueueFullError, RequestError
 from zinc.engine.engine import Engine
+from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 
 ENDS = frozenset([END])
@@ -64,7 +65,7 @@ def prompt(n, seed=0):
 @pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 23, 24, 25, 100, 150])
 def test_an_answer_is_that_of_the_definition(kind, n):
     e = engine(kind)
-    s = e.submit(prompt(n), greedy(30), ENDS)
+    s = e.submit(Request(prompt(n), greedy(30), ENDS))
     finish(e, s)
     assert s.ids == alone(kind, prompt(n), 30, ENDS)
     assert s.n_cached == 0
@@ -75,9 +76,9 @@ def test_an_answer_is_that_of_the_definition(kind, n):
 def test_the_second_turn_runs_only_what_is_new(kind, drawing):
     e = engine(kind, n_blocks=80, slots=10)
     ids = [*prompt(150), END, 3, 4]
-    first = e.submit(ids, greedy(20), ENDS)
+    first = e.submit(Request(ids, greedy(20), ENDS))
     finish(e, first)
-    second = e.submit([*first.ids, *prompt(12, seed=1)], greedy(20), ENDS)
+    second = e.submit(Request([*first.ids, *prompt(12, seed=1)], greedy(20), ENDS))
     before = e.program.n_run
     finish(e, second)
     # The last token was never run, unless it was in flight before it was known to be the last.
@@ -94,9 +95,9 @@ def test_a_turn_that_departs_within_the_answer_starts_behind_the_message(kind):
     """As when the template leaves the reasoning out of what came before."""
     e = engine(kind, n_blocks=80, slots=10)
     ids = [*prompt(150), END, 3, 4, 5]
-    finish(e, e.submit(ids, greedy(20), ENDS))
+    finish(e, e.submit(Request(ids, greedy(20), ENDS)))
     other = [*prompt(150), END, 3, 4, 9, *prompt(30, seed=2)]
-    second = e.submit(other, greedy(20), ENDS)
+    second = e.submit(Request(other, greedy(20), ENDS))
     finish(e, second)
     assert second.n_cached == (151 if kind in ("everything", "recurrent") else 153)
     assert second.ids == alone(kind, other, 20, ENDS)
@@ -108,7 +109,7 @@ def test_the_same_prompt_again_runs_little(kind):
     e = engine(kind)
     for ids in ([*prompt(150), END, 3, 4, 5], prompt(150)):
         for turn in range(3):
-            s = e.submit(ids, greedy(9), ENDS)
+            s = e.submit(Request(ids, greedy(9), ENDS))
             finish(e, s)
             assert s.ids == alone(kind, ids, 9, ENDS)
             if turn:
@@ -119,7 +120,7 @@ def test_the_same_prompt_again_runs_little(kind):
 def test_without_the_prefix_cache_nothing_is_kept():
     e = engine("everything", prefix_cache=False)
     for _ in range(2):
-        s = e.submit(prompt(100), greedy(5), ENDS)
+        s = e.submit(Request(prompt(100), greedy(5), ENDS))
         finish(e, s)
         assert s.n_cached == 0
         assert all(a.n_free == a.n_blocks for a in e.allocators)
@@ -131,7 +132,7 @@ def test_what_is_kept_stays_within_its_bytes():
     block_bytes = e.pool.groups[0].block_bytes
     assert block_bytes == 2 * 32 * BLOCK
     for seed in range(12):
-        s = e.submit(prompt(100, seed), greedy(5), ENDS)
+        s = e.submit(Request(prompt(100, seed), greedy(5), ENDS))
         finish(e, s)
         assert 0 < e.pool.cached_bytes <= 20_000
         e.pool.check()
@@ -141,10 +142,10 @@ def test_what_is_kept_stays_within_its_bytes():
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_of_one_long_text_stays_within_its_bytes(kind):
     e = engine(kind, cache_bytes=4000)
-    s = e.submit(prompt(150), greedy(5), ENDS)
+    s = e.submit(Request(prompt(150), greedy(5), ENDS))
     finish(e, s)
     assert 0 < e.pool.cached_bytes <= 4000
-    again = e.submit(prompt(150), greedy(5), ENDS)
+    again = e.submit(Request(prompt(150), greedy(5), ENDS))
     finish(e, again)
     assert again.ids == s.ids
     check_idle(e)
@@ -155,7 +156,7 @@ def test_a_long_conversation_in_a_small_cache_keeps_its_windows():
     e = engine("sliding", n_blocks=64, window_blocks=16)
     ids = prompt(100)
     for turn in range(6):
-        s = e.submit(ids, greedy(20), ENDS)
+        s = e.submit(Request(ids, greedy(20), ENDS))
         finish(e, s)
         assert s.ids == alone("sliding", ids, 20, ENDS)
         assert turn == 0 or s.n_cached >= len(ids) - 12
@@ -165,11 +166,11 @@ def test_a_long_conversation_in_a_small_cache_keeps_its_windows():
 
 def test_a_sliding_group_holds_its_window_only():
     e = engine("sliding", n_blocks=64, prefix_cache=False)
-    s = e.submit(prompt(300), greedy(40), ())
+    s = e.submit(Request(prompt(300), greedy(40), ()))
     most = e.pool.max_blocks(400)
     while s.finish_reason is None:
         e.step()
-        if s.holding is not None:
+        if s.is_running:
             for allocator, limit in zip(e.allocators, most, strict=True):
                 assert allocator.n_held <= limit
     assert most[1] < most[0]
@@ -181,10 +182,10 @@ def test_a_sliding_group_holds_its_window_only():
 
 def test_a_stream_stalls_for_one_small_chunk_at_most():
     e = engine(n_blocks=100)
-    stream = e.submit(prompt(5), greedy(60), ())
+    stream = e.submit(Request(prompt(5), greedy(60), ()))
     e.step()
-    long = e.submit(prompt(300, 1), greedy(5), ())
-    while not long.first_token:
+    long = e.submit(Request(prompt(300, 1), greedy(5), ()))
+    while not long.clock.first_token:
         had = stream.n_generated
         gained = e.step()
         assert stream in gained
@@ -196,8 +197,8 @@ def test_a_stream_stalls_for_one_small_chunk_at_most():
 
 def test_clients_share_what_prompts_get():
     e = engine(n_blocks=100)
-    greedy_client = [e.submit(prompt(200, i), greedy(3), (), client="a") for i in range(3)]
-    other = e.submit(prompt(60, 9), greedy(3), (), client="b")
+    greedy_client = [e.submit(Request(prompt(200, i), greedy(3), (), client="a")) for i in range(3)]
+    other = e.submit(Request(prompt(60, 9), greedy(3), (), client="b"))
     finish(e, other)
     assert not any(s.finish_reason for s in greedy_client)
     assert sum(s.n_run for s in greedy_client) <= 130
@@ -207,10 +208,10 @@ def test_clients_share_what_prompts_get():
 
 def test_priority_goes_first_and_takes_memory_from_others():
     e = engine(n_blocks=30)
-    low = [e.submit(prompt(80, i), greedy(60), ()) for i in range(2)]
+    low = [e.submit(Request(prompt(80, i), greedy(60), ())) for i in range(2)]
     for _ in range(12):
         e.step()
-    high = e.submit(prompt(150, 7), greedy(10), (), priority=1)
+    high = e.submit(Request(prompt(150, 7), greedy(10), (), priority=1))
     finish(e, high)
     assert sum(s.n_preempted for s in low) >= 1
     assert not any(s.finish_reason for s in low)
@@ -223,7 +224,7 @@ def test_priority_goes_first_and_takes_memory_from_others():
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_that_runs_out_preempts_the_last_and_changes_nothing(kind):
     e = engine(kind, n_blocks=24, context=150)
-    sequences = [e.submit(prompt(20, i), greedy(100), ()) for i in range(6)]
+    sequences = [e.submit(Request(prompt(20, i), greedy(100), ())) for i in range(6)]
     finish(e, *sequences)
     assert sequences[0].n_preempted == 0
     assert sum(s.n_preempted for s in sequences) > 0
@@ -235,10 +236,10 @@ def test_memory_that_runs_out_preempts_the_last_and_changes_nothing(kind):
 
 def test_one_slot_is_enough_for_a_conversation():
     e = engine("recurrent", slots=1)
-    first = e.submit(prompt(100), greedy(10), ENDS)
-    waiting = e.submit(prompt(50, 3), greedy(10), ENDS)
+    first = e.submit(Request(prompt(100), greedy(10), ENDS))
+    waiting = e.submit(Request(prompt(50, 3), greedy(10), ENDS))
     finish(e, first)
-    second = e.submit([*first.ids, 5, 6], greedy(10), ENDS)
+    second = e.submit(Request([*first.ids, 5, 6], greedy(10), ENDS))
     finish(e, second, waiting)
     assert second.ids == alone("recurrent", [*first.ids, 5, 6], 10, ENDS)
     assert waiting.ids == alone("recurrent", prompt(50, 3), 10, ENDS)
@@ -248,27 +249,27 @@ def test_one_slot_is_enough_for_a_conversation():
 def test_a_full_queue_says_so():
     e = engine(max_waiting=2)
     for i in range(2):
-        e.submit(prompt(10, i), greedy(5), ())
+        e.submit(Request(prompt(10, i), greedy(5), ()))
     with pytest.raises(QueueFullError, match="2 requests wait and 0 run"):
-        e.submit(prompt(10), greedy(5), ())
+        e.submit(Request(prompt(10), greedy(5), ()))
     e.step()
-    finish(e, e.submit(prompt(10), greedy(5), ()))
+    finish(e, e.submit(Request(prompt(10), greedy(5), ())))
 
 
 @pytest.mark.parametrize("scarce", [{"max_outputs": 4}, {"slots": 4}])
 def test_while_every_seat_is_taken_nobody_looks_for_the_prefixes_of_others(scarce, monkeypatch):
     e = engine("recurrent", n_blocks=200, **scarce)
-    running = [e.submit(prompt(20, i), greedy(60), ()) for i in range(4)]
+    running = [e.submit(Request(prompt(20, i), greedy(60), ())) for i in range(4)]
     while not all(s.n_generated for s in running):
         e.step()
-    waiting = [e.submit(prompt(30, 10 + i), greedy(3), ()) for i in range(20)]
+    waiting = [e.submit(Request(prompt(30, 10 + i), greedy(3), ())) for i in range(20)]
     looked, find = [], e.pool.tree.find
     with monkeypatch.context() as counting:
         counting.setattr(e.pool.tree, "find", lambda *args: looked.append(args) or find(*args))
         for _ in range(20):
             e.step()
         assert not looked
-        urgent = e.submit(prompt(25, 50), greedy(3), (), priority=1)
+        urgent = e.submit(Request(prompt(25, 50), greedy(3), (), priority=1))
         finish(e, urgent)
         assert len(looked) < 20
     finish(e, *running, *waiting)
@@ -280,8 +281,8 @@ def test_while_every_seat_is_taken_nobody_looks_for_the_prefixes_of_others(scarc
 def test_a_prompt_that_never_fits_is_refused_at_once():
     e = engine(n_blocks=10, context=400)
     with pytest.raises(RequestError, match="the context holds 80"):
-        e.submit(prompt(90), greedy(5), ())
-    s = e.submit(prompt(70), greedy(50), ())
+        e.submit(Request(prompt(90), greedy(5), ()))
+    s = e.submit(Request(prompt(70), greedy(50), ()))
     finish(e, s)
     assert s.ids == alone("full", prompt(70), 10)
 
@@ -289,12 +290,12 @@ def test_a_prompt_that_never_fits_is_refused_at_once():
 def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on():
     e = engine("everything")
     e.program.fail_at = 95
-    lost = e.submit([*[1] * 30, 95, 4], greedy(5), ())
+    lost = e.submit(Request([*[1] * 30, 95, 4], greedy(5), ()))
     finish(e, lost)
     assert lost.finish_reason == "error"
     assert str(lost.error) == "the device is lost"
     e.program.fail_at = None
-    s = e.submit([*[1] * 30, 95, 4], greedy(5), ())
+    s = e.submit(Request([*[1] * 30, 95, 4], greedy(5), ()))
     finish(e, s)
     assert s.ids == alone("everything", [*[1] * 30, 95, 4], 5)
     check_idle(e)
@@ -304,18 +305,18 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on():
 def test_a_device_that_fails_while_a_prefix_is_copied_fails_that_request(kind, call, monkeypatch):
     e = engine(kind, slots=10)
     ids = [*prompt(150), END, 3, 4, 5]
-    finish(e, e.submit(ids, greedy(9), ENDS))
+    finish(e, e.submit(Request(ids, greedy(9), ENDS)))
 
     def lost(*_):
         raise DeviceError("the device is lost")
 
     with monkeypatch.context() as fault:
         fault.setattr(e.pool.copier, call, lost)
-        bad = e.submit([*ids[:-1], 9, 9], greedy(5), ENDS)
+        bad = e.submit(Request([*ids[:-1], 9, 9], greedy(5), ENDS))
         finish(e, bad)
     assert bad.finish_reason == "error"
     assert isinstance(bad.error, DeviceError)
-    good = e.submit([*ids[:-1], 9, 9], greedy(5), ENDS)
+    good = e.submit(Request([*ids[:-1], 9, 9], greedy(5), ENDS))
     finish(e, good)
     assert good.n_cached > 0
     assert good.ids == alone(kind, [*ids[:-1], 9, 9], 5, ENDS)
@@ -325,7 +326,10 @@ def test_a_device_that_fails_while_a_prefix_is_copied_fails_that_request(kind, c
 def test_a_token_that_cannot_be_drawn_fails_its_request_alone():
     e = engine()
     banned = SamplingParams(temperature=0, logit_bias={i: float("-inf") for i in range(VOCAB)})
-    bad, good = e.submit(prompt(5), banned, ()), e.submit(prompt(6), greedy(5), ())
+    bad, good = (
+        e.submit(Request(prompt(5), banned, ())),
+        e.submit(Request(prompt(6), greedy(5), ())),
+    )
     finish(e, bad, good)
     assert isinstance(bad.error, RequestError)
     assert good.ids == alone("full", prompt(6), 5)
@@ -378,7 +382,7 @@ def test_everybody_gets_what_it_gets_alone(
             ids = [*prompt(length, seed=talk), *prompt(own, seed=100 + i)]
             params = replace(greedy(n), context_shift=kept)
             try:
-                s = e.submit(ids, params, ENDS, client=client, priority=priority)
+                s = e.submit(Request(ids, params, ENDS, client=client, priority=priority))
             except RequestError:
                 assert len(ids) >= context or (kept == -1 and 2 * len(ids) > context)
                 continue

@@ -8,6 +8,7 @@ from test_engine import ENDS, check_idle, engine, finish, greedy, prompt
 
 from zinc.core.errors import DeviceError
 from zinc.engine.preemption import Rates
+from zinc.engine.request import Request
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def failing(call, times=1, error=DeviceError):
 @pytest.mark.parametrize("kind", ["full", "everything"])
 def test_a_copy_that_fails_ends_its_request_alone(kind, call, copying, monkeypatch):
     e = engine(kind, n_blocks=24, context=150, swap_bytes=1 << 30)
-    sequences = [e.submit(prompt(20, i), greedy(100), ()) for i in range(6)]
+    sequences = [e.submit(Request(prompt(20, i), greedy(100), ())) for i in range(6)]
     monkeypatch.setattr(e.pool.copier, call, failing(getattr(e.pool.copier, call)))
     finish(e, *sequences)
     failed = [s for s in sequences if s.finish_reason == "error"]
@@ -47,7 +48,7 @@ def test_without_memory_for_a_copy_a_request_is_run_again(copying, monkeypatch):
     e = engine(n_blocks=24, context=150, swap_bytes=1 << 30)
     views = failing(e.pool.copier.block_views, 3, MemoryError)
     monkeypatch.setattr(e.pool.copier, "block_views", views)
-    sequences = [e.submit(prompt(20, i), greedy(100), ()) for i in range(6)]
+    sequences = [e.submit(Request(prompt(20, i), greedy(100), ())) for i in range(6)]
     finish(e, *sequences)
     for i, s in enumerate(sequences):
         assert s.ids == alone("full", prompt(20, i), 100)
@@ -57,8 +58,8 @@ def test_without_memory_for_a_copy_a_request_is_run_again(copying, monkeypatch):
 @pytest.mark.parametrize("samples", [False, True])
 def test_a_checkpoint_that_fails_ends_its_request_alone(samples, monkeypatch):
     e = engine("everything", n_blocks=80, slots=10, max_tokens=200, samples=samples)
-    good = e.submit(prompt(40, 1), greedy(9), ())
-    bad = e.submit(prompt(90), greedy(9), ())
+    good = e.submit(Request(prompt(40, 1), greedy(9), ()))
+    bad = e.submit(Request(prompt(90), greedy(9), ()))
     copy_state = e.pool.copier.copy_state
     monkeypatch.setattr(e.pool.copier, "copy_state", failing(copy_state, 1))
     finish(e, good, bad)
@@ -73,8 +74,8 @@ def test_a_checkpoint_that_fails_ends_its_request_alone(samples, monkeypatch):
 def test_ctrl_c_in_the_middle_of_a_step_leaves_a_cache_that_is_true(kind, moment, monkeypatch):
     """The device has run the step, and nobody has taken note of it."""
     e = engine(kind, max_tokens=60, slots=10)
-    first = e.submit(prompt(90), greedy(30), ())
-    other = e.submit(prompt(30, 1), greedy(30), ())
+    first = e.submit(Request(prompt(90), greedy(30), ()))
+    other = e.submit(Request(prompt(30, 1), greedy(30), ()))
     step, made = e.program.step, [0]
 
     def interrupted(step_):
@@ -88,7 +89,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_a_cache_that_is_true(kind, moment
     with pytest.raises(KeyboardInterrupt):
         finish(e, first, other)
     e.cancel(first)
-    again = e.submit([*first.ids, 5], greedy(9), ENDS)
+    again = e.submit(Request([*first.ids, 5], greedy(9), ENDS))
     finish(e, other, again)
     assert other.ids == alone(kind, prompt(30, 1), 30)
     assert again.ids == alone(kind, [*first.ids, 5], 9, ENDS)
@@ -99,7 +100,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_a_cache_that_is_true(kind, moment
 def test_what_a_step_on_its_way_did_not_write_is_not_kept(kind, monkeypatch):
     """A device that draws may tell that a step has failed only when its tokens are asked for."""
     e = engine(kind, max_tokens=60, samples=True)
-    bad = e.submit(prompt(90), greedy(9), ())
+    bad = e.submit(Request(prompt(90), greedy(9), ()))
     sample = e.program.sample
 
     class Lost:
@@ -110,7 +111,7 @@ def test_what_a_step_on_its_way_did_not_write_is_not_kept(kind, monkeypatch):
     finish(e, bad)
     assert isinstance(bad.error, DeviceError)
     monkeypatch.setattr(e.program, "sample", sample)
-    good = e.submit(prompt(90), greedy(9), ENDS)
+    good = e.submit(Request(prompt(90), greedy(9), ENDS))
     finish(e, good)
     assert good.ids == alone(kind, prompt(90), 9, ENDS)
     check_idle(e)

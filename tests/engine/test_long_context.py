@@ -13,6 +13,7 @@ import pytest
 from present import computing
 
 from zinc import LLM, RopeScaling, SamplingParams
+from zinc.engine.request import Request
 from zinc.engine.sequence import Sequence
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
@@ -49,7 +50,7 @@ def check(llm: LLM, ids: list[int], generated: list[int], slack: float) -> None:
 def test_a_sequence_changes_frequencies_when_it_outgrows_the_context(name, backend):
     with opened(name, backend) as llm:
         assert llm.engine.plain_context == 64
-        sequence = llm.engine.submit(prompt(56), GREEDY)
+        sequence = llm.engine.submit(Request(prompt(56), GREEDY))
         assert not sequence.extended
         (generated,) = finish(llm, sequence)
         assert sequence.extended
@@ -63,9 +64,13 @@ def test_short_and_long_sequences_share_steps(name):
     lengths = (10, 80, 50, 100, 63)
     with opened(name, prefix_cache=False) as llm:
         submit = llm.engine.submit
-        alone = [finish(llm, submit(prompt(n, i), GREEDY))[0] for i, n in enumerate(lengths)]
+        alone = [
+            finish(llm, submit(Request(prompt(n, i), GREEDY)))[0] for i, n in enumerate(lengths)
+        ]
     with opened(name) as llm:
-        sequences = [llm.engine.submit(prompt(n, i), GREEDY) for i, n in enumerate(lengths)]
+        sequences = [
+            llm.engine.submit(Request(prompt(n, i), GREEDY)) for i, n in enumerate(lengths)
+        ]
         assert finish(llm, *sequences) == alone
         assert [s.extended for s in sequences] == [False, True, True, True, True]
         llm.engine.pool.check()
@@ -76,9 +81,9 @@ def test_prefixes_are_shared_among_sequences_of_the_same_kind(name):
     with opened(name) as cached, opened(name, prefix_cache=False) as plain:
 
         def answer(ids: list[int], n_cached: int) -> list[int]:
-            sequence = cached.engine.submit(ids, GREEDY)
+            sequence = cached.engine.submit(Request(ids, GREEDY))
             (got,) = finish(cached, sequence)
-            assert got == finish(plain, plain.engine.submit(ids, GREEDY))[0]
+            assert got == finish(plain, plain.engine.submit(Request(ids, GREEDY)))[0]
             assert sequence.n_cached == n_cached
             return [*ids, *got, 5, 6, 7]
 

@@ -14,6 +14,7 @@ from test_engine import check_idle, engine, finish, greedy, prompt
 from zinc import LLM, SamplingParams
 from zinc.engine.load import memory
 from zinc.engine.preemption import Rates
+from zinc.engine.request import Request
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 
@@ -26,7 +27,7 @@ def copying(monkeypatch):
 
 def six(e):
     """More than there is memory for; returns the sequences, ended."""
-    sequences = [e.submit(prompt(20, i), greedy(100), ()) for i in range(6)]
+    sequences = [e.submit(Request(prompt(20, i), greedy(100), ())) for i in range(6)]
     finish(e, *sequences)
     return sequences
 
@@ -61,12 +62,12 @@ def test_what_has_no_room_as_a_copy_is_run_again(kind, swap_bytes, copying):
 
 def test_a_copy_is_dropped_with_its_request(copying):
     e = engine(n_blocks=24, context=150, swap_bytes=1 << 30)
-    sequences = [e.submit(prompt(20, i), greedy(100), ()) for i in range(6)]
-    while not any(s.swapped for s in sequences):
+    sequences = [e.submit(Request(prompt(20, i), greedy(100), ())) for i in range(6)]
+    while not any(s.cache.swapped for s in sequences):
         e.step()
-    gone = next(s for s in sequences if s.swapped)
+    gone = next(s for s in sequences if s.cache.swapped)
     e.cancel(gone)
-    assert gone.swapped is None
+    assert gone.cache.swapped is None
     finish(e, *sequences)
     check_idle(e)
 

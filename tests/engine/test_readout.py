@@ -11,6 +11,7 @@ from fake import KINDS, VOCAB, FakeProgram, alone, model
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine.engine import Engine
 from zinc.engine.readout import Pooled, Pooling, PromptLogprobs, embedding
+from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 
 NONE = SamplingParams(max_tokens=0)
@@ -62,11 +63,11 @@ def test_all_rows_are_read_in_any_company(kind, seed):
         if i % 3 == 0:
             pooling = chance.choice(list(Pooling))
             readout = Pooled(pooling)
-            wanted.append((e.submit(ids, NONE, readout=readout), ids, readout, pooling))
+            wanted.append((e.submit(Request(ids, NONE, readout=readout)), ids, readout, pooling))
         else:
             n = chance.randrange(6)
             readout = PromptLogprobs(1) if i % 3 == 1 else None
-            wanted.append((e.submit(ids, greedy(n), readout=readout), ids, readout, None))
+            wanted.append((e.submit(Request(ids, greedy(n), readout=readout)), ids, readout, None))
         for _ in range(chance.randrange(4)):
             e.step()
     finish(e, [s for s, *_ in wanted])
@@ -95,10 +96,10 @@ def test_preemption_begins_a_readout_anew():
     e = engine("full", 12)
     ids = list(range(50))
     readout = Pooled()
-    s = e.submit(ids, NONE, readout=readout)
+    s = e.submit(Request(ids, NONE, readout=readout))
     e.step()
     assert 0 < s.n_read < 50
-    other = e.submit(list(range(60)), greedy(3), priority=5)
+    other = e.submit(Request(list(range(60)), greedy(3), priority=5))
     finish(e, [s, other])
     assert s.n_preempted
     np.testing.assert_allclose(readout.row.sum(), 1)
@@ -110,30 +111,30 @@ def test_preemption_begins_a_readout_anew():
 def test_embedded_texts_are_not_kept_and_scored_ones_are():
     e = engine()
     ids = list(range(40))
-    finish(e, [e.submit(ids, NONE, readout=Pooled())])
+    finish(e, [e.submit(Request(ids, NONE, readout=Pooled()))])
     assert e.pool.cached_bytes == 0
-    finish(e, [e.submit(ids, NONE, readout=PromptLogprobs())])
-    s = e.submit(ids, greedy(2))
+    finish(e, [e.submit(Request(ids, NONE, readout=PromptLogprobs()))])
+    s = e.submit(Request(ids, greedy(2)))
     finish(e, [s])
     assert s.n_cached > 0
 
 
 def test_a_prompt_may_fill_the_context_when_nothing_follows():
     e = engine()
-    finish(e, [e.submit([1] * 200, NONE, readout=Pooled())])
+    finish(e, [e.submit(Request([1] * 200, NONE, readout=Pooled()))])
     with pytest.raises(RequestError, match="too long"):
-        e.submit([1] * 201, NONE, readout=Pooled())
+        e.submit(Request([1] * 201, NONE, readout=Pooled()))
     with pytest.raises(RequestError, match="too long"):
-        e.submit([1] * 200, greedy(1), readout=PromptLogprobs())
+        e.submit(Request([1] * 200, greedy(1), readout=PromptLogprobs()))
 
 
 def test_a_failed_pass_fails_its_prompts_only():
     for broken in ("hidden", "logits"):
         e = engine()
         (e._runner._prepare("hidden", False) if broken == "hidden" else e.program).fail_at = 90
-        stream = e.submit([1, 2, 3], greedy(1))
-        embedded = e.submit([4, 90], NONE, readout=Pooled())
-        scored = e.submit([6, 7, 90, 1], greedy(1), readout=PromptLogprobs())
+        stream = e.submit(Request([1, 2, 3], greedy(1)))
+        embedded = e.submit(Request([4, 90], NONE, readout=Pooled()))
+        scored = e.submit(Request([6, 7, 90, 1], greedy(1), readout=PromptLogprobs()))
         finish(e, [stream, scored if broken == "hidden" else embedded])
         failed = embedded if broken == "hidden" else scored
         assert (failed.finish_reason, str(failed.error)) == ("error", "the device is lost")
@@ -144,7 +145,7 @@ def test_a_failed_pass_fails_its_prompts_only():
 def test_an_engine_without_hidden_states_says_so():
     program, cache = model("full", 8)
     with pytest.raises(UnsupportedError, match="hidden"):
-        Engine(program, cache, VOCAB, 50).submit([1], NONE, readout=Pooled())
+        Engine(program, cache, VOCAB, 50).submit(Request([1], NONE, readout=Pooled()))
 
 
 def test_embeddings_are_cut_and_then_normalised():

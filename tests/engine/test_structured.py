@@ -14,6 +14,7 @@ import pytest
 from zinc import LLM, SamplingParams
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine.constraint import Thinking
+from zinc.engine.request import Request
 
 pytest.importorskip("llguidance")
 N_SCHEMAS = 40
@@ -72,10 +73,12 @@ def test_json_is_valid_by_its_schema_every_time(llm):
         schemas = [random_schema(rng) for _ in range(start, start + 8)]
         sequences = [
             llm.engine.submit(
-                ids,
-                params,
-                end_tokens=llm.tokenizer.eog_ids,
-                constraint=llm.constraint("json_schema", schema).start(),
+                Request(
+                    ids,
+                    params,
+                    end_tokens=llm.tokenizer.eog_ids,
+                    constraint=llm.constraint("json_schema", schema).start(),
+                )
             )
             for schema in schemas
         ]
@@ -238,7 +241,7 @@ def test_a_mask_that_fails_fails_the_request_and_no_other(llm):
 
     good = llm.generate("Once upon", SamplingParams(temperature=0, max_tokens=5))
     params = SamplingParams(temperature=0, max_tokens=5)
-    bad = llm.engine.submit(llm.tokenizer.encode("Once"), params, constraint=Broken())
+    bad = llm.engine.submit(Request(llm.tokenizer.encode("Once"), params, constraint=Broken()))
     again = llm.generate("Once upon", params)
     assert bad.finish_reason == "error"
     assert bad.n_generated == 0

@@ -13,6 +13,7 @@ from fake import KINDS, VOCAB, alone, model
 
 from zinc.core.errors import RequestError
 from zinc.engine.engine import Engine
+from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.worker import EngineWorker, Task
 
@@ -32,7 +33,7 @@ class Prompt(Task):
 
     def submit(self, engine):
         params = SamplingParams(temperature=0, max_tokens=self.n_tokens)
-        self.sequences.append(engine.submit(self.ids, params))
+        self.sequences.append(engine.submit(Request(self.ids, params)))
 
     def collect(self, engine):
         self.n_steps += 1

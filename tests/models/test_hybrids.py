@@ -16,6 +16,7 @@ from zinc.backends.api import CacheLayout
 from zinc.core.errors import ModelError
 from zinc.engine.cache_layout import kv_bytes_per_token, state_bytes_per_sequence
 from zinc.engine.engine import Engine
+from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
@@ -81,13 +82,13 @@ def test_more_requests_than_slots_give_the_same_logits_as_alone(backend: str) ->
     alone = []
     for prompt in prompts:
         one = engine(backend, slots=1)
-        sequence = one.submit(prompt, GREEDY)
+        sequence = one.submit(Request(prompt, GREEDY))
         while not one.idle:
             one.step()
         alone.append(sequence.generated)
 
     shared = engine(backend, slots=2)
-    sequences = [shared.submit(prompt, GREEDY) for prompt in prompts]
+    sequences = [shared.submit(Request(prompt, GREEDY)) for prompt in prompts]
     shared.step()
     assert [s.n_run > 0 for s in sequences] == [True, True, False, False, False]
     shared.cancel(sequences[1])

@@ -1,4 +1,4 @@
-"""What the scheduler is asked, and when it need not be: who may run in the next step at all."""
+"""What the scheduler is asked, and the common case in which it need not be asked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from zinc.engine.holdings import Holdings
 from zinc.engine.scheduler import Budget, Schedule, schedule
 from zinc.engine.sequence import Sequence
 
-# A sequence that waits for no more is a stream: the token that was drawn, and some that follow it
-# by dictation. They run in little more time than one.
+# A running sequence with at most this many pending tokens is a stream: one sampled token, and some
+# that a constraint dictates. They take little longer to run than one token.
 STREAM_TOKENS = 8
 
 
@@ -22,24 +22,25 @@ def next_schedule(
     prompt_tokens: int,
     seats: int,
 ) -> Schedule:
-    """Who runs, and who makes room for that.
+    """Return which sequences run in the next step, and which are preempted for them.
 
-    sequences: by id, in order of arrival. tokens: of a step; prompt_tokens: of prompts in one that
-    has streams. seats: how many may hold a part of the cache.
+    sequences: by id, in order of arrival. tokens: the most of a step. prompt_tokens: the most
+    prompt tokens of a step that also has streams. seats: sequences that may be in the cache at a
+    time.
     """
     pool = holdings.pool
     blocks, block_tokens = pool.available, pool.block_tokens
     budget = Budget(tokens, prompt_tokens, seats, blocks, pool.available_slots, block_tokens)
-    running = [s for s in sequences.values() if s.holding is not None]
+    running = [s for s in sequences.values() if s.is_running]
     waiting: list[Sequence] = []
     if len(running) < len(sequences):
-        waiting = _admissible([s for s in sequences.values() if s.holding is None], running, budget)
+        waiting = _admissible([s for s in sequences.values() if not s.is_running], running, budget)
     pending = {s.id: s.pending for s in running}
-    # A token may need a block.
+    # Each token may need a block.
     fits = sum(pending.values()) <= min(tokens, *blocks)
     if not waiting and fits and max(pending.values(), default=0) <= STREAM_TOKENS:
-        return Schedule(pending)  # streams alone, as most steps are
-    # What preemption would free is counted only when somebody may be preempted.
+        return Schedule(pending)  # streams only, as in most steps
+    # Counting the blocks that preemption would free is slow, so it is done only when needed.
     tight = bool(waiting) or min(blocks) <= tokens // block_tokens + 2 * len(running)
     asking = sorted([*running, *waiting], key=lambda s: s.id)
     back = holdings.held_back(asking)
@@ -47,9 +48,12 @@ def next_schedule(
 
 
 def _admissible(waiting: list[Sequence], running: Seq[Sequence], budget: Budget) -> list[Sequence]:
-    """Those of the waiting who may be let in: when every seat is taken, only who is more important
-    than somebody who runs. To look for the others' prefixes would be in vain."""
+    """Return the waiting sequences that could be admitted.
+
+    If every seat is taken, these are the sequences with a higher priority than one that runs. The
+    search for cached prefixes of the others would be wasted.
+    """
     if not running or (len(running) < budget.sequences and budget.slots > 0):
         return waiting
-    least = min(s.priority for s in running)
-    return [s for s in waiting if s.priority > least]
+    least = min(s.request.priority for s in running)
+    return [s for s in waiting if s.request.priority > least]

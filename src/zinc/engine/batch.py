@@ -1,4 +1,4 @@
-"""Sequences that run together as the arrays of one step."""
+"""Building steps: sequences that run together as the arrays of one `Step`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from zinc.ops.step import IntArray, Step
 def make_step(
     running: Seq[Sequence], counts: Mapping[int, int], n_groups: int, every_row: bool = False
 ) -> Step:
-    """A step of so many tokens of each, by id. Rows come out for those that are complete with it,
-    or for every token."""
+    """Return a step with `counts[id]` tokens of each sequence.
+
+    It has an output row for every sequence that is complete with it, or for every token.
+    """
     if all(counts[s.id] == 1 and s.pending == 1 for s in running):
         return _streams(running, [s.ids[-1] for s in running], n_groups)
     tables, slots = _tables(running, n_groups)
@@ -48,7 +50,7 @@ def make_next_step(running: Seq[Sequence], rows: Seq[int], n_groups: int) -> Ste
 
 
 def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:
-    """A step of one token of each, with a row for it."""
+    """Return a step of one token and one output row for each sequence."""
     tables, slots = _tables(running, n_groups)
     rows = np.arange(len(running) + 1, dtype=np.int32)
     positions = np.array([s.n_run for s in running], np.int32)
@@ -56,8 +58,8 @@ def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:
 
 
 def _tables(running: Seq[Sequence], n_groups: int) -> tuple[tuple[IntArray, ...], IntArray]:
-    """Block tables and state slots of what the sequences hold."""
-    holdings = [s.holding for s in running if s.holding is not None]
+    """Return the block tables of each group, int32 [sequences, blocks], and the state slots."""
+    holdings = [s.cache.holding for s in running if s.cache.holding is not None]
     width = max(len(h.tables[0]) for h in holdings)
     tables = np.full((n_groups, len(running), width), -1, np.int32)
     for i, holding in enumerate(holdings):

@@ -1,15 +1,14 @@
-"""The engine: sequences in, tokens out, one ragged step at a time.
+"""The engine: requests in, tokens out, one ragged step at a time.
 
-Each step asks the scheduler who runs, gives them blocks, runs the program and samples a token for
-every sequence whose pending tokens are all in. Text, templates and HTTP are its clients' business.
+Each step asks the scheduler which sequences run, gives them cache blocks, runs the program, and
+samples a token for every sequence whose tokens have all run. It knows token ids only.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable
 from pathlib import Path
 
 from zinc.backends.api import Cache, Program
@@ -17,33 +16,32 @@ from zinc.core.errors import MemoryLimitError, QueueFullError, UnsupportedError
 from zinc.engine.admission import STREAM_TOKENS, next_schedule
 from zinc.engine.cache_layout import cache_groups, state_bytes_per_sequence
 from zinc.engine.checkpoints import checkpoint_positions
-from zinc.engine.constraint import Constraint, Thinking, ThinkingTracker
 from zinc.engine.flight import Flight
 from zinc.engine.holdings import Holdings
 from zinc.engine.limits import Limits
 from zinc.engine.model_runner import ModelRunner, PrepareProgram
-from zinc.engine.readout import Readout, ReadoutKind
-from zinc.engine.sampling import Sampled, Sampler, SamplingParams, sample_rows
+from zinc.engine.readout import ReadoutKind
+from zinc.engine.request import Request
+from zinc.engine.sampling import Sampled, sample_rows
 from zinc.engine.sequence import Sequence
 from zinc.kv import BlockAllocator, CachePool
 from zinc.kv.disk import DiskCache
 from zinc.ops.values import RecurrentState
 
-# Prompt tokens of a step that has streams in it: what a stream may stall for.
+# Prompt tokens of a step that also decodes, which bounds how long decoding stalls.
 PROMPT_TOKENS_BESIDE_STREAMS = 128
 
 
 class Engine:
     """Runs requests on a program. Not thread-safe: see `zinc.engine.worker`.
 
-    context: bounds prompt plus answer of a request, in tokens. prefix_cache: keep what was run for
-    requests that begin alike, in at most `cache_bytes` of the cache (None: what is not in use).
-    swap_bytes: for copies of sequences that make room for others; what does not fit, or takes
-    longer to copy, is run again. max_waiting: how many requests may wait beside those that run;
-    None sets no bound. extended: the program of sequences that are longer than `plain_context`
-    tokens. One that outgrows it is run again from its beginning, since its cached keys are rotated
-    with the plain frequencies. prepare: returns the program for readouts of a kind, on the same
-    cache, for extended sequences or others.
+    context: the most tokens of prompt and answer together. prefix_cache: keep the cache of prompts
+    for other requests that begin alike, in at most `cache_bytes` (None: all that is not in use).
+    swap_bytes: host memory for copies of preempted sequences; a sequence that does not fit, or
+    takes longer to copy than to run, is run again. max_waiting: requests that may wait (None: no
+    limit). extended: the program of sequences longer than `plain_context` tokens; a sequence that
+    outgrows it is run again, because its cached keys are rotated with the plain frequencies.
+    prepare: returns the program for readouts of a kind, on the same cache.
     """
 
     def __init__(
@@ -92,93 +90,63 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether a step has nothing to do: no requests, and nothing to write behind."""
+        """Whether a step would do nothing: there are no requests and no pending disk writes."""
         return not self._sequences and not self.is_behind
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the prefix cache has something to write to disk."""
+        """Whether the prefix cache has pending disk writes."""
         return self.disk is not None and self.disk.has_pending
 
     def keep_on_disk(self, folder: Path, key: str, limit_bytes: int | None = None) -> None:
-        """Finds again what the prefix cache had under `key`, and writes behind what it gains."""
+        """Load the prefix cache saved under `key` in `folder`, and save new prefixes there."""
         self.disk = DiskCache(folder, key, self.pool, limit_bytes)
         self.disk.load()
 
     def settle(self) -> None:
-        """Has everything that the prefix cache keeps on disk, when it is kept there."""
+        """Flush the prefix cache to disk, if it has a folder."""
         if self.disk is not None:
             self.disk.flush()
 
     def close(self) -> None:
+        """Stop writing to disk."""
         if self.disk is not None:
             self.disk.close()
             self.disk = None
 
     @property
     def allocators(self) -> list[BlockAllocator]:
-        """Blocks of each group of layers."""
+        """The block allocator of each group of layers."""
         return self.pool.allocators
 
     @property
     def n_waiting(self) -> int:
-        return sum(1 for s in self._sequences.values() if s.holding is None)
+        """The number of requests that do not run."""
+        return sum(1 for s in self._sequences.values() if not s.is_running)
 
     # -- requests -------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        ids: Seq[int],
-        params: SamplingParams,
-        end_tokens: Collection[int] = (),
-        dry_breakers: Collection[Seq[int]] = (),
-        *,
-        client: str = "",
-        namespace: bytes = b"",
-        priority: int = 0,
-        constraint: Constraint | None = None,
-        thinking: Thinking | None = None,
-        checkpoints: Collection[int] = (),
-        readout: Readout | None = None,
-    ) -> Sequence:
-        """Queues a prompt.
+    def submit(self, request: Request) -> Sequence:
+        """Queue a request.
 
-        Requests of higher priority go first, and clients share what prompts get equally. The prefix
-        cache is shared within a `namespace` only.
-        checkpoints: positions in the prompt at which another one may depart from it, beside those
-        that the engine finds itself. readout: what takes the rows of the prompt; after one of
-        hidden states there is no answer. Raises RequestError when it cannot run, and QueueFullError
-        when too many wait.
+        Raises RequestError if it cannot run, and QueueFullError if too many requests wait.
         """
-        ids = list(ids)
-        wanted = self._limits.answer_tokens(ids, params)
+        wanted = self._limits.answer_tokens(request.ids, request.params)
         self._check_queue()
+        readout = request.readout
         if readout is not None and readout.kind is not ReadoutKind.PROMPT_LOGITS:
             if not self._runner.can_read(readout.kind):
                 raise UnsupportedError(f"this engine has no program for {readout.kind}", "")
             wanted = 0
-        sampler = Sampler(params, self.n_vocab, end_tokens=end_tokens, dry_breakers=dry_breakers)
-        sampler.accept_prompt(ids)
-        sequence = Sequence(
-            id=next(self._ids),
-            ids=ids,
-            n_prompt=len(ids),
-            max_tokens=wanted,
-            sampler=sampler,
-            end_tokens=frozenset(end_tokens),
-            client=client,
-            namespace=namespace,
-            priority=priority,
-            constraint=constraint,
-            thinking=None if thinking is None else ThinkingTracker(thinking),
-            readout=readout,
-        )
+        sequence = Sequence.of(next(self._ids), request, wanted, self.n_vocab)
         if self.pool.recurrent and self.pool.prefix_cache and sequence.is_reusable:
-            sequence.marks = checkpoint_positions(ids, sequence.end_tokens, checkpoints)
+            sequence.cache.checkpoints = checkpoint_positions(
+                sequence.ids, sequence.end_tokens, request.checkpoints
+            )
         if reason := sequence.force():
             self._finish(sequence, reason)
         sequence.extended = len(sequence.ids) > self.plain_context
-        sequence.key = b"" if sequence.is_read else sequence.key_to(len(sequence.ids))
+        sequence.renew_key()
         if sequence.finish_reason is None:
             self._sequences[sequence.id] = sequence
             if sequence.n_generated >= wanted and not sequence.is_read:
@@ -186,7 +154,7 @@ class Engine:
         return sequence
 
     def cancel(self, sequence: Sequence, reason: str = "cancelled") -> None:
-        """Ends a sequence now and frees its blocks; nothing happens when it has ended."""
+        """End a sequence now and free its blocks. Does nothing if it has ended."""
         if sequence.finish_reason is None:
             self._finish(sequence, reason)
 
@@ -202,13 +170,13 @@ class Engine:
     # -- a step ---------------------------------------------------------------------------------
 
     def step(self) -> list[Sequence]:
-        """Runs one batch. Returns the sequences that gained a token, in order of arrival.
+        """Run one batch. Returns the sequences that gained a token, in order of arrival.
 
-        A sequence that fails ends with finish_reason "error" and its `error`; the others go on.
+        A sequence that fails ends with finish_reason "error" and an `error`; the others continue.
         """
         try:
             gained = self._step()
-        except BaseException:  # Ctrl-C, or a bug: what of the step has run, nobody knows
+        except BaseException:  # Ctrl-C or a bug: it is unknown which part of the step has run
             self._flight = None
             for s in self._sequences.values():
                 self.holdings.put_back(s, keep=False)
@@ -216,7 +184,7 @@ class Engine:
         if self.disk is not None:
             self.disk.collect()
             if not self._sequences:
-                self.disk.wait()  # whoever calls until the engine is idle must not spin
+                self.disk.wait()  # a caller that steps until the engine is idle must not spin
         return gained
 
     def _step(self) -> list[Sequence]:
@@ -254,18 +222,19 @@ class Engine:
                     gained += self._score(s, counts[s.id])
         return sorted(gained, key=lambda s: s.id)
 
-    # -- who has a part of the cache ------------------------------------------------------------
+    # -- seats in the cache ---------------------------------------------------------------------
 
     def _seat(self, tokens: dict[int, int]) -> tuple[list[Sequence], dict[int, int]]:
-        """Attaches the chosen ones and gives them blocks; drops those that memory fails.
+        """Attach the scheduled sequences and give them blocks for `tokens`, a count by id.
 
-        Those that the device fails end with an error.
+        Returns the sequences that got them, with their counts. A sequence waits if there is no
+        memory for it, and ends with an error if the device fails.
         """
         running: list[Sequence] = []
         counts: dict[int, int] = {}
         chosen = [s for s in self._sequences.values() if s.id in tokens]
         for s in chosen:
-            if s.holding is None:
+            if not s.is_running:
                 try:
                     self.holdings.attach(s)
                 except MemoryLimitError:
@@ -273,11 +242,11 @@ class Engine:
                 except Exception as error:
                     self._fail(s, error)
         for s in chosen:
-            if s.holding is None:
+            if s.cache.holding is None:
                 continue
             count = min(tokens[s.id], s.longest_from(s.n_run))
             try:
-                self.pool.grow(s.holding, s.n_run + count)
+                self.pool.grow(s.cache.holding, s.n_run + count)
             except MemoryLimitError:
                 continue
             running.append(s)
@@ -285,37 +254,37 @@ class Engine:
         return running, counts
 
     def _preempt(self, s: Sequence) -> None:
-        others = (o.swapped for o in self._sequences.values())
+        others = (o.cache.swapped for o in self._sequences.values())
         try:
             self.holdings.preempt(s, sum(copy.n_bytes for copy in others if copy is not None))
         except Exception as error:
             self._fail(s, error)
 
     def _extend(self, s: Sequence) -> None:
-        """Has a sequence that outgrew the plain context run again, as an extended one."""
+        """Run a sequence that outgrew the plain context again, with scaled RoPE frequencies."""
         self.holdings.put_back(s)
         s.extended = True
         self.holdings.begin_again(s)
 
     def _shift(self, s: Sequence) -> None:
-        """Has a sequence that outgrew the context run again: its beginning, and half of the rest.
+        """Run a sequence that outgrew the context again: its beginning, and half of the rest.
 
-        Positions therefore never pass those the model was trained for, in any layer of any kind.
+        So positions never exceed the trained range, in layers of any kind.
         """
-        n_kept = s.sampler.params.context_shift
+        n_kept = s.request.params.context_shift
         assert n_kept is not None
         n_kept = s.n_prompt if n_kept == -1 else n_kept
         n_later = (self.longest - n_kept) // 2
         self.holdings.put_back(s)
         s.n_shifted += len(s.ids) - n_kept - n_later
         s.ids = [*s.ids[:n_kept], *s.ids[-n_later:]]
-        s.marks, s.extended = [], False
+        s.cache.checkpoints, s.extended = [], False
         self.holdings.begin_again(s)
 
-    # -- what they run --------------------------------------------------------------------------
+    # -- running --------------------------------------------------------------------------------
 
     def _run(self, running: list[Sequence], counts: dict[int, int]) -> list[Sequence]:
-        """Runs tokens of sequences in one batch and samples for those that are complete then."""
+        """Run tokens in one batch. Returns the sequences that gained a token."""
         if not running:
             return []
         try:
@@ -326,7 +295,7 @@ class Engine:
         return self._land(flight)
 
     def _land(self, flight: Flight) -> list[Sequence]:
-        """Queues the step behind a flight, then gives out the tokens of the flight."""
+        """Queue the step behind `flight`, then give out the tokens of `flight`."""
         self._flight = self._follow(flight)
         return self._give_out(flight)
 
@@ -350,9 +319,9 @@ class Engine:
         return gained
 
     def _follow(self, flight: Flight) -> Flight | None:
-        """Queues the next token of the sequences of a flight, whose tokens nobody knows yet.
+        """Queue the next step of the sequences of `flight`, before its tokens are known.
 
-        Not when anybody else is there to be scheduled, or what comes next depends on the token.
+        Returns None if other sequences must be scheduled, or if the next step depends on a token.
         """
         if len(self._sequences) > len(flight.live) or not all(flight.on_device):
             return None
@@ -366,11 +335,11 @@ class Engine:
             return None
         try:
             for s in going:
-                assert s.holding is not None
+                assert s.cache.holding is not None
                 self.holdings.trim(s)
-                self.pool.grow(s.holding, s.n_run + 1)
+                self.pool.grow(s.cache.holding, s.n_run + 1)
         except MemoryLimitError:
-            return None  # who makes room is the scheduler's to say
+            return None  # the scheduler decides which sequence to preempt
         try:
             return self._runner.launch_behind(flight, rows)
         except Exception as error:
@@ -378,13 +347,13 @@ class Engine:
             return None
 
     def _is_foreseeable(self, s: Sequence) -> bool:
-        """Whether a sequence goes on after its next token as it does now, if that is no end."""
+        """Return whether any next token that does not end it leads to the same kind of step."""
         n_tokens = len(s.ids) + 1
         fits = n_tokens <= self.longest and (s.extended or n_tokens <= self.plain_context)
-        return fits and s.constraint is None and s.thinking is None
+        return fits and s.request.constraint is None and s.thinking is None
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
-        """Runs prompts up to the final norm, and ends those that are complete then."""
+        """Run prompts up to the final norm, and end the ones that are complete."""
         if not running:
             return
         try:
@@ -398,7 +367,10 @@ class Engine:
                 self._finish(s, "length")
 
     def _score(self, s: Sequence, count: int) -> list[Sequence]:
-        """Runs tokens of a prompt alone for the logits of all; samples when it is complete then."""
+        """Run tokens of a prompt alone, for the logits of each; sample when it is complete.
+
+        Returns the sequence if it gained a token.
+        """
         try:
             logits = self._runner.score(s, count)
         except Exception as error:
@@ -411,15 +383,15 @@ class Engine:
         if s.n_generated >= s.max_tokens:
             self._finish(s, "length")
             return []
-        allowed = s.constraint if s.is_constrained else None
+        allowed = s.request.constraint if s.is_constrained else None
         (sampled,) = sample_rows([s.sampler], logits, [allowed])
         self._gain(s, sampled)
         return [s]
 
-    # -- what becomes of them -------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------
 
     def _ran(self, s: Sequence, count: int, end: int) -> None:
-        """Takes note of `count` tokens up to `end` of a sequence that has not ended since."""
+        """Record that `count` tokens up to position `end` have run, unless the sequence ended."""
         if s.finish_reason is None:
             try:
                 self.holdings.ran(s, count, end)
@@ -427,25 +399,25 @@ class Engine:
                 self._fail(s, error)
 
     def _gain(self, s: Sequence, sampled: Sampled | Exception) -> None:
-        """Gives a sequence its next token, and ends it when that was its last."""
+        """Give a sequence its next token, and end it if that was the last one."""
         if isinstance(sampled, Exception):
             self._fail(s, sampled)
             return
         try:
             reason = s.gain(sampled)
-        except Exception as error:  # a constraint that cannot follow
+        except Exception as error:  # a constraint that does not accept the token
             self._fail(s, error)
         else:
             if reason is not None:
                 self._finish(s, reason)
 
     def _fail_stuck(self) -> None:
-        """Nobody can run: that is so only when something else holds the memory."""
-        first = max(self._sequences.values(), key=lambda s: (s.priority, -s.id))
+        """Fail the first request, because no request can run."""
+        first = max(self._sequences.values(), key=lambda s: (s.request.priority, -s.id))
         error = MemoryLimitError(
             "the request cannot run",
-            "cache blocks or state slots that it needs are held outside of the engine",
-            "try again when other work on this model has ended",
+            "the cache blocks or state slots that it needs are not free",
+            "try again when other requests have ended",
         )
         self._fail(first, error)
 
@@ -460,7 +432,7 @@ class Engine:
 
     def _finish(self, s: Sequence, reason: str) -> None:
         s.finish_reason = reason
-        s.ended = time.perf_counter()
+        s.clock.ended = time.perf_counter()
         self.holdings.release(s, keep=reason != "error")
-        s.swapped = None
+        s.cache.swapped = None
         self._sequences.pop(s.id, None)

@@ -1,10 +1,9 @@
-"""A step on its way: what was queued, and what each sequence draws once it has run.
+"""A step in flight: queued, and perhaps still running.
 
-Where the device draws tokens, the step may still run while the host goes on. The engine queues the
-one after it before it looks at these tokens, so that the device never waits for the host. One step
-ahead is enough for that, and nothing has to be taken back: when a token turns out to be the last,
-the step in flight runs just that token. Its draw is dropped; the keys, values and states that it
-leaves are those of the text.
+If the device samples tokens, the engine queues the next step before it reads the tokens of this
+one, so the device never waits for the host. One step ahead is enough. If a token turns out to be
+the last of its answer, the step in flight runs that token in vain: its sample is dropped, and its
+keys, values and states are correct for the text.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from zinc.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class Flight:
-    """A step of `counts` tokens of each of `running`, of whom the `complete` ones get a token: from
-    the device where `on_device` says so, from the host otherwise.
+    """A step of `counts` tokens of each sequence in `running`.
 
-    ends: tokens of each of `running` that are in the cache behind it. begun: when it was queued.
+    complete: the sequences that get a token, in the order of the output rows. on_device: for each
+    of them, whether the device samples it. ends: tokens of each running sequence that are in the
+    cache after the step. begun: the time at which it was queued.
     """
 
     program: Program
@@ -37,33 +37,36 @@ class Flight:
 
     @property
     def live(self) -> list[Sequence]:
-        """Those that have not ended since."""
+        """The sequences that get a token and have not ended since."""
         return [s for s in self.complete if s.finish_reason is None]
 
     def wait(self) -> None:
-        """Returns when it has run. Raises what the device raises."""
+        """Wait until the step has run. Raises the error of the device."""
         self.result.tokens()
 
     def outcomes(self) -> Iterator[tuple[Sequence, Sampled | Exception]]:
-        """The token that each of `complete` gets, or what is wrong with its row; after `wait`."""
-        by_host = [row for row, drawn in enumerate(self.on_device) if not drawn]
+        """Yield each complete sequence with its token, or with the error of its row.
+
+        Call it after `wait`.
+        """
+        by_host = [row for row, sampled in enumerate(self.on_device) if not sampled]
         if by_host:
             complete = [self.complete[row] for row in by_host]
-            allowed = [s.constraint if s.is_constrained else None for s in complete]
+            allowed = [s.request.constraint if s.is_constrained else None for s in complete]
             logits = self.result.logits()
             if len(by_host) < len(logits):
                 logits = logits[by_host]
             sampled = sample_rows([s.sampler for s in complete], logits, allowed)
             yield from zip(complete, sampled, strict=True)
         if len(by_host) < len(self.complete):
-            rows = self.result.tokens().tolist()
-            for s, drawn, (token, peak) in zip(self.complete, self.on_device, rows, strict=True):
-                if drawn:
+            rows = zip(self.complete, self.on_device, self.result.tokens().tolist(), strict=True)
+            for s, on_device, (token, peak) in rows:
+                if on_device:
                     yield s, _checked(int(token), peak)
 
 
 def _checked(token: int, peak: float) -> Sampled | Exception:
-    """A token that the device drew, if the largest logit of its row is a number of a model."""
+    """Return a token that the device sampled, or an error if its largest logit is not finite."""
     try:
         check_peak(peak)
     except Exception as error:

@@ -1,8 +1,8 @@
-"""What sequences have of the cache: given as they run, taken when others need it more.
+"""The cache of each sequence: attach it, keep it for reuse, take it back.
 
-Between the pool, which knows blocks and slots, and the engine, which knows requests: here it is
-decided with how much a sequence begins, what it would cost, where its tokens are left for others
-that begin alike, and what remains of it when it has to make room.
+This layer is between the pool, which knows blocks and slots, and the engine, which knows requests.
+It decides how much of a prompt comes from the prefix cache, what a sequence costs, what is kept for
+other prompts, and whether a preempted sequence is copied or run again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from zinc.kv import CachePool
 
 
 class Holdings:
-    """Attaches sequences to a pool and releases them. `swap_bytes` is for copies of those that make
-    room; what does not fit, or takes longer to copy, is run again."""
+    """Attaches sequences to a pool and releases them.
+
+    swap_bytes: host memory for copies of preempted sequences. A sequence that does not fit, or that
+    takes longer to copy than to run, is run again.
+    """
 
     def __init__(self, pool: CachePool, swap_bytes: int) -> None:
         self.pool, self.swap_bytes = pool, swap_bytes
@@ -29,22 +32,22 @@ class Holdings:
     # -- before a step --------------------------------------------------------------------------
 
     def demand(self, s: Sequence, tight: bool) -> Demand:
-        """What a sequence asks of the scheduler. Without `tight` nobody will be preempted."""
-        pool = self.pool
+        """Return what a sequence asks of the scheduler. tight: whether preemption is possible."""
+        pool, swapped = self.pool, s.cache.swapped
         most = pool.max_blocks(len(s.ids))
         pins: tuple[int, ...] = ()
         frees: tuple[int, ...] = ()
-        if s.holding is None:
+        if s.cache.holding is None:
             n_run, pins = self._prospect(s)
             n_table, held = n_run // pool.block_tokens, (0,) * len(most)
-            if s.swapped is not None and n_run < s.swapped.n_tokens:
-                n_run, n_table = s.swapped.n_tokens, s.swapped.n_table
-                pins = held = s.swapped.n_blocks
+            if swapped is not None and n_run < swapped.n_tokens:
+                n_run, n_table = swapped.n_tokens, swapped.n_table
+                pins = held = swapped.n_blocks
         else:
-            tables = s.holding.tables
-            n_run, n_table = s.n_run, len(tables[0])
-            held = tuple(len(t) - n for t, n in zip(tables, s.holding.n_trimmed, strict=True))
-            frees = pool.exclusive_blocks(s.holding) if tight else (0,) * len(most)
+            holding = s.cache.holding
+            n_run, n_table = s.n_run, len(holding.tables[0])
+            held = tuple(len(t) - n for t, n in zip(holding.tables, holding.n_trimmed, strict=True))
+            frees = pool.exclusive_blocks(holding) if tight else (0,) * len(most)
         missing = pool.blocks(len(s.ids)) - n_table
         return Demand(
             id=s.id,
@@ -53,110 +56,112 @@ class Holdings:
             n_run=n_run,
             n_table=n_table,
             lacks=tuple(max(0, min(missing, m - h)) for m, h in zip(most, held, strict=True)),
-            admitted=s.holding is not None,
+            admitted=s.is_running,
             frees=frees,
             pins=pins,
-            priority=s.priority,
-            client=s.client,
+            priority=s.request.priority,
+            client=s.request.client,
         )
 
     def held_back(self, sequences: Collection[Sequence]) -> set[int]:
-        """Who waits for a prompt that begins alike and is being run."""
+        """Return the ids of sequences that wait for a running prompt with the same beginning."""
         pool = self.pool
-        if not pool.prefix_cache or all(s.holding is not None for s in sequences):
+        if not pool.prefix_cache or all(s.is_running for s in sequences):
             return set()
         least = max(pool.block_tokens, LEAST_TOKENS if pool.recurrent else 0)
         return held_back(sequences, lambda s: self._prospect(s)[0], least, pool.recurrent)
 
     def _prospect(self, s: Sequence) -> tuple[int, tuple[int, ...]]:
-        """Tokens that a waiting sequence would begin with, and the idle blocks that takes."""
-        generation = self.pool.generation
-        if s.prospect is None or s.prospect[0] != generation:
-            s.prospect = generation, self.pool.prospect(s.key, len(s.ids) - 1, s.namespace)
-        return s.prospect[1].n_cached, s.prospect[1].pins
+        """Return the cached tokens that a waiting sequence would get, and their idle blocks."""
+        generation, cache = self.pool.generation, s.cache
+        if cache.prospect is None or cache.prospect[0] != generation:
+            found = self.pool.prospect(cache.key, len(s.ids) - 1, s.namespace)
+            cache.prospect = generation, found
+        return cache.prospect[1].n_cached, cache.prospect[1].pins
 
     def attach(self, s: Sequence) -> None:
-        """Gives a sequence the longest prefix that is cached, or what was copied of it.
+        """Give a sequence its longest cached prefix, or restore its copy if that is longer.
 
-        Raises MemoryLimitError, and then the sequence is as it was.
+        Raises MemoryLimitError, and leaves the sequence unchanged then.
         """
-        swapped = s.swapped
+        cache, swapped = s.cache, s.cache.swapped
         if swapped is None or self._prospect(s)[0] >= swapped.n_tokens:
-            s.holding, s.n_run = self.pool.attach(s.key, len(s.ids) - 1, s.namespace)
+            cache.holding, s.n_run = self.pool.attach(cache.key, len(s.ids) - 1, s.namespace)
         else:
             begin = time.perf_counter()
-            s.holding = self.pool.swap_in(swapped, s.namespace)
+            cache.holding = self.pool.swap_in(swapped, s.namespace)
             s.n_run = swapped.n_tokens
             self.rates.copied(swapped.n_bytes, time.perf_counter() - begin)
-            self.pool.commit(s.holding, s.key_to(s.n_run))
-        s.swapped = None
-        if not s.started:
+            self.pool.commit(cache.holding, s.key_to(s.n_run))
+        cache.swapped = None
+        if not s.clock.started:
             s.n_cached = min(s.n_run, s.n_prompt)
-            s.started = time.perf_counter()
+            s.clock.started = time.perf_counter()
 
     def trim(self, s: Sequence) -> None:
-        """Gives back what has left the windows."""
-        if s.holding is not None:
-            self.pool.trim(s.holding, s.n_run)
+        """Give back blocks that have left all sliding windows."""
+        if s.cache.holding is not None:
+            self.pool.trim(s.cache.holding, s.n_run)
 
-    # -- after it -------------------------------------------------------------------------------
+    # -- after a step ---------------------------------------------------------------------------
 
     def ran(self, s: Sequence, count: int, end: int) -> None:
-        """Takes note that `count` tokens up to `end` are in the cache."""
+        """Record that `count` more tokens, up to position `end`, are in the cache."""
         if s.is_reusable:
             self._offer(s, count, end)
         if end == len(s.ids):
-            s.key = b""
-            s.shares.clear()
+            s.cache.key = b""
+            s.cache.shared_tokens.clear()
 
     def _offer(self, s: Sequence, count: int, end: int) -> None:
-        """Puts what was run where other prompts may find it."""
-        pool = self.pool
-        assert s.holding is not None
-        if end in s.marks:
-            pool.checkpoint(s.holding, s.key_to(end))
+        """Put the tokens that just ran into the prefix cache, where they are worth it."""
+        pool, holding = self.pool, s.cache.holding
+        assert holding is not None
+        if end in s.cache.checkpoints:
+            pool.checkpoint(holding, s.key_to(end))
         elif end - count < s.n_prompt <= end:
-            pool.commit(s.holding, s.key_to(end))
-        elif end < len(s.ids) and not pool.recurrent:  # whole blocks, for those who come meanwhile
-            pool.commit(s.holding, s.key_to(end // pool.block_tokens * pool.block_tokens))
+            pool.commit(holding, s.key_to(end))
+        elif end < len(s.ids) and not pool.recurrent:  # whole blocks, for prompts that wait
+            pool.commit(holding, s.key_to(end // pool.block_tokens * pool.block_tokens))
 
     def preempt(self, s: Sequence, n_bytes_copied: int) -> None:
-        """Takes the cache away from a sequence, which will go on from a copy or be run again.
+        """Take the cache away from a running sequence, and copy it to host memory if that pays.
 
-        n_bytes_copied: what others have been copied to. Raises what the device raises while it is
-        copied, and then the sequence is as it was.
+        n_bytes_copied: host memory that copies of other sequences take. Raises the error of the
+        device if copying fails, and leaves the sequence unchanged then.
         """
-        assert s.holding is not None
-        n_bytes = self.pool.holding_bytes(s.holding)
+        holding = s.cache.holding
+        assert holding is not None
+        n_bytes = self.pool.holding_bytes(holding)
         has_room = n_bytes_copied + n_bytes <= self.swap_bytes
         if s.is_reusable and not s.is_read and has_room and self.rates.swap_pays(s.n_run, n_bytes):
             begin = time.perf_counter()
             try:
-                s.swapped = self.pool.swap_out(s.holding, s.n_run)
+                s.cache.swapped = self.pool.swap_out(holding, s.n_run)
                 self.rates.copied(n_bytes, time.perf_counter() - begin)
-            except MemoryError:  # of the host: it is run again
+            except MemoryError:  # the host has no memory left: the sequence is run again
                 pass
         self.put_back(s)
         s.n_preempted += 1
 
     def put_back(self, s: Sequence, keep: bool = True) -> None:
-        """Has a sequence wait again, with what the prefix cache keeps of it."""
+        """Have a sequence wait again. keep: leave its tokens in the prefix cache."""
         self.release(s, keep)
         s.n_run = 0
-        if s.readout is not None and s.is_read:
-            s.readout.reset()
+        if s.request.readout is not None and s.is_read:
+            s.request.readout.reset()
             s.n_read = 0
-        s.key = b"" if s.is_read else s.key_to(len(s.ids))
+        s.renew_key()
 
     def begin_again(self, s: Sequence) -> None:
-        """Forgets what the cache has of a sequence that waits: its text has changed."""
-        s.prospect, s.swapped, s.key = None, None, b""
-        s.key = s.key_to(len(s.ids))
-        s.shares.clear()
+        """Forget the cached prefix and the copy of a waiting sequence whose text has changed."""
+        s.cache.prospect, s.cache.swapped = None, None
+        s.renew_key()
+        s.cache.shared_tokens.clear()
 
     def release(self, s: Sequence, keep: bool = True) -> None:
-        """Takes everything back; others may begin with it, unless it is not to be kept."""
-        if s.holding is not None:
+        """Take back everything that a sequence holds. keep: leave it in the prefix cache."""
+        if s.cache.holding is not None:
             key = s.key_to(s.n_run) if keep and s.is_reusable else None
-            self.pool.release(s.holding, key)
-            s.holding = None
+            self.pool.release(s.cache.holding, key)
+            s.cache.holding = None

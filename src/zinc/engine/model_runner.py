@@ -1,7 +1,7 @@
-"""Runs tokens of sequences on the programs of a model.
+"""Runs the tokens of sequences on the programs of a model.
 
-Which program that is follows from the length of a sequence and from what is wanted of it: tokens,
-hidden states, or the logits of every row. What it runs, it adds to the sequences' `n_run`.
+The program depends on the length of a sequence and on the rows that are wanted: logits for an
+answer, hidden states, or the logits of every token. Every call adds to the sequences' `n_run`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ class ModelRunner:
         return kind is ReadoutKind.PROMPT_LOGITS or self._prepare is not None
 
     def launch(self, running: Seq[Sequence], counts: Mapping[int, int]) -> Flight:
-        """Queues a step of so many tokens of each, by id; it has run already when this returns,
-        unless the device draws."""
+        """Run a step with `counts[id]` tokens of each sequence.
+
+        If the device samples, the step is queued, and may still run when this returns.
+        """
         program = self._program_of(running[0])
         complete = [s for s in running if counts[s.id] == s.pending]
         begun = time.perf_counter()
@@ -74,7 +76,10 @@ class ModelRunner:
         return Flight(program, result, running, n_tokens, ends, complete, on_device, begun)
 
     def launch_behind(self, flight: Flight, rows: Seq[int]) -> Flight:
-        """Queues the next token of those in these rows of a flight, which nobody has seen yet."""
+        """Queue the next step of the sequences in `rows` of a flight.
+
+        rows: output rows of the flight's step, whose tokens may still be unknown.
+        """
         running = [flight.complete[row] for row in rows]
         begun = time.perf_counter()
         step = make_next_step(running, rows, self._n_groups)
@@ -91,8 +96,8 @@ class ModelRunner:
         step = make_step(running, counts, self._n_groups, every_row=True)
         rows = program.step(step)
         for s, start, end in zip(running, step.seq_start, step.seq_start[1:], strict=False):
-            assert s.readout is not None
-            s.readout.read(s.ids, s.n_run, rows[start:end])
+            assert s.request.readout is not None
+            s.request.readout.read(s.ids, s.n_run, rows[start:end])
             s.n_run += int(end - start)
 
     def score(self, s: Sequence, count: int) -> FloatArray:
@@ -101,15 +106,16 @@ class ModelRunner:
         A step has as many tokens as the program has output rows. Returns the logits of the last
         token, float32 [1, vocab].
         """
-        assert s.readout is not None
+        readout = s.request.readout
+        assert readout is not None
         program = self._program_of(s)
-        if s.readout.kind is ReadoutKind.LOGITS:
-            program = self._reading_program(s.readout.kind, s.extended)
+        if readout.kind is ReadoutKind.LOGITS:
+            program = self._reading_program(readout.kind, s.extended)
         end = s.n_run + count
         while s.n_run < end:
             n = min(end - s.n_run, program.plan.max_outputs)
             logits = program.step(make_step([s], {s.id: n}, self._n_groups, every_row=True))
-            s.readout.read(s.ids[: s.n_prompt], s.n_run, logits)
+            readout.read(s.ids[: s.n_prompt], s.n_run, logits)
             s.n_run += n
         return logits[-1:]
 
@@ -125,7 +131,7 @@ class ModelRunner:
 
 
 def _advance(running: Seq[Sequence], counts: Seq[int]) -> list[int]:
-    """Adds what was queued to what has run; returns that."""
+    """Add `counts` to the sequences' `n_run`; return the new values."""
     for s, count in zip(running, counts, strict=True):
         s.n_run += count
     return [s.n_run for s in running]

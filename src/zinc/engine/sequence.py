@@ -1,4 +1,4 @@
-"""One request's tokens on their way through the engine."""
+"""A request's tokens on their way through the engine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zinc.engine.constraint import Constraint, ThinkingTracker
-from zinc.engine.readout import Readout, ReadoutKind
+from zinc.engine.constraint import ThinkingTracker
+from zinc.engine.readout import ReadoutKind
+from zinc.engine.request import Request
 from zinc.engine.sampling import Sampled, Sampler
 from zinc.kv import TOKEN_BYTES, Holding, Prospect, Swapped, key_of
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds and tokens of one request. The first token is the prefill's, not the decode's.
+    """Seconds and tokens of one request.
 
-    shifted_tokens: those that were left behind when the text outgrew the context.
+    The first token counts as prefill, not as decode. shifted_tokens: tokens that were dropped when
+    the text outgrew the context.
     """
 
     prompt_tokens: int
@@ -31,126 +33,192 @@ class Timings:
 
     @property
     def prompt_tokens_per_s(self) -> float:
+        """Prefill speed, without the tokens that came from the prefix cache."""
         run = self.prompt_tokens - self.cached_tokens
         return run / self.prompt_seconds if self.prompt_seconds > 0 else 0.0
 
     @property
     def generated_tokens_per_s(self) -> float:
+        """Decode speed, without the first token."""
         run = self.generated_tokens - 1
         return run / self.generate_seconds if run > 0 and self.generate_seconds > 0 else 0.0
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A prompt and its answer so far. `n_run` tokens of `ids` are in the cache.
+@dataclass(slots=True)
+class Clock:
+    """Times of a request's events in seconds of `time.perf_counter`; 0 until they happen."""
 
-    ids: prompt and answer, or what is left of them once they have outgrown the context (n_shifted
-    tokens were left out then). sampled: the whole answer.
-
-    extended: whether it is longer than the plain context, so that its keys are rotated with other
-    frequencies. holding: its part of the cache, None while it waits. swapped: what was copied of
-    that while it makes room for others. namespace: whose prefixes in the cache it begins with and
-    leaves behind. n_cached: prompt tokens that came from the prefix cache
-    when it began. key: the ids as the prefix cache wants them, until all have run. shares: tokens
-    that others, by id, will have in the cache for it. marks: where its recurrent state is to be
-    copied. n_read: prompt tokens whose rows `readout` has got. error: why it ended with
-    finish_reason "error".
-    """
-
-    id: int
-    ids: list[int]
-    n_prompt: int
-    max_tokens: int
-    sampler: Sampler
-    end_tokens: frozenset[int]
-    client: str = ""
-    namespace: bytes = b""
-    priority: int = 0
-    constraint: Constraint | None = None
-    thinking: ThinkingTracker | None = None
-    readout: Readout | None = None
-    marks: list[int] = field(default_factory=list)
-    n_run: int = 0
-    n_read: int = 0
-    n_cached: int = 0
-    n_preempted: int = 0
-    n_shifted: int = 0
-    extended: bool = False
-    holding: Holding | None = None
-    swapped: Swapped | None = None
-    key: bytes = b""
-    shares: dict[int, int] = field(default_factory=dict)
-    prospect: tuple[int, Prospect] | None = None  # with the generation of the cache it is of
-    sampled: list[Sampled] = field(default_factory=list)
-    finish_reason: str | None = None
-    error: Exception | None = None
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first_token: float = 0.0
     ended: float = 0.0
 
+
+@dataclass(slots=True)
+class CacheState:
+    """A sequence's part of the cache, and its relation to the prefix cache.
+
+    holding: its blocks and state slot; None while it waits. swapped: a copy in host memory while it
+    is preempted. key: its ids as the prefix cache stores them; empty once all of them have run.
+    prospect: the prefix that the cache would give it, with the cache's generation. shared_tokens:
+    tokens that another running sequence, by id, will leave for it in the prefix cache. checkpoints:
+    positions at which its recurrent state is copied, in ascending order.
+    """
+
+    holding: Holding | None = None
+    swapped: Swapped | None = None
+    key: bytes = b""
+    prospect: tuple[int, Prospect] | None = None
+    shared_tokens: dict[int, int] = field(default_factory=dict)
+    checkpoints: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request's prompt and its answer so far.
+
+    ids: prompt and answer, without `n_shifted` tokens that were dropped when they outgrew the
+    context. n_run: tokens of `ids` whose keys and values are in the cache. n_read: prompt tokens
+    whose rows the readout has taken. n_cached: prompt tokens that came from the prefix cache.
+    sampled: the whole answer. extended: whether it is longer than the plain context, so that its
+    keys are rotated with other frequencies. error: the reason of finish_reason "error".
+    """
+
+    id: int
+    request: Request
+    ids: list[int]
+    max_tokens: int
+    sampler: Sampler
+    end_tokens: frozenset[int]
+    thinking: ThinkingTracker | None = None
+    extended: bool = False
+    n_prompt: int = 0
+    n_run: int = 0
+    n_read: int = 0
+    n_cached: int = 0
+    n_preempted: int = 0
+    n_shifted: int = 0
+    sampled: list[Sampled] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: Exception | None = None
+    cache: CacheState = field(default_factory=CacheState)
+    clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    def of(cls, id: int, request: Request, max_tokens: int, n_vocab: int) -> Sequence:
+        """Return the sequence of a request, which may generate `max_tokens` tokens.
+
+        Raises RequestError if its sampling settings do not suit the vocabulary.
+        """
+        ids = list(request.ids)
+        sampler = Sampler(
+            request.params,
+            n_vocab,
+            end_tokens=request.end_tokens,
+            dry_breakers=request.dry_breakers,
+        )
+        sampler.accept_prompt(ids)
+        return cls(
+            id,
+            request,
+            ids,
+            max_tokens,
+            sampler,
+            frozenset(request.end_tokens),
+            None if request.thinking is None else ThinkingTracker(request.thinking),
+            n_prompt=len(ids),
+        )
+
     @property
     def pending(self) -> int:
+        """Tokens that have not run."""
         return len(self.ids) - self.n_run
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the sequence holds a part of the cache."""
+        return self.cache.holding is not None
+
     def longest_from(self, n_run: int) -> int:
-        """The most tokens to run in one go: up to where its state is to be copied."""
-        mark = next((m for m in self.marks if m > n_run), len(self.ids))
-        return mark - n_run
+        """Return how many tokens may run in one step: up to the next checkpoint."""
+        later = (at for at in self.cache.checkpoints if at > n_run)
+        return next(later, len(self.ids)) - n_run
 
     @property
     def is_read(self) -> bool:
         """Whether a readout wants the rows of the next tokens."""
-        return self.readout is not None and self.n_read < self.n_prompt
+        return self.request.readout is not None and self.n_read < self.n_prompt
 
     def reads(self, kind: ReadoutKind) -> bool:
         """Return whether a readout of `kind` wants the rows of the next tokens."""
-        return self.readout is not None and self.is_read and self.readout.kind is kind
+        readout = self.request.readout
+        return readout is not None and self.is_read and readout.kind is kind
+
+    # -- the prefix cache -------------------------------------------------------------------------
 
     @property
     def is_reusable(self) -> bool:
         """Whether the prefix cache keeps it. Texts without an answer are rarely continued."""
-        return self.readout is None or self.readout.kind is ReadoutKind.PROMPT_LOGITS
+        readout = self.request.readout
+        return readout is None or readout.kind is ReadoutKind.PROMPT_LOGITS
+
+    @property
+    def namespace(self) -> bytes:
+        """The namespace of its cached prefixes.
+
+        Keys of an extended sequence are rotated differently, so it shares no prefix with others.
+        """
+        namespace = self.request.namespace
+        return b"extended:" + namespace if self.extended else namespace
 
     def key_to(self, n_tokens: int) -> bytes:
-        """The first tokens as the prefix cache wants them.
+        """Return the first `n_tokens` ids as the prefix cache stores them."""
+        if self.cache.key:
+            return self.cache.key[: n_tokens * TOKEN_BYTES]
+        return key_of(np.asarray(self.ids[:n_tokens], np.int32))
 
-        The keys and values of an extended sequence are not those of others that begin alike: ids
-        are kept as their complement there, which is no token.
+    def renew_key(self) -> None:
+        """Set the key by which the sequence looks for a cached prefix.
+
+        It is empty for a sequence that is read, which must run from its first token.
         """
-        if self.key:
-            return self.key[: n_tokens * TOKEN_BYTES]
-        ids = np.asarray(self.ids[:n_tokens], np.int32)
-        return key_of(~ids if self.extended else ids)
+        self.cache.key = b""
+        if not self.is_read:
+            self.cache.key = self.key_to(len(self.ids))
+
+    # -- the answer -------------------------------------------------------------------------------
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the next token is the constraint's to limit."""
-        return self.constraint is not None and not (self.thinking and self.thinking.inside)
+        """Whether the constraint limits the next token; it does not while the model thinks."""
+        return self.request.constraint is not None and not (self.thinking and self.thinking.inside)
 
     @property
     def generated(self) -> list[int]:
+        """The ids of the answer."""
         return [token.token for token in self.sampled]
 
     @property
     def n_generated(self) -> int:
+        """The number of tokens of the answer."""
         return len(self.sampled)
 
-    # -- its answer -----------------------------------------------------------------------------
-
     def gain(self, sampled: Sampled) -> str | None:
-        """Appends a token that was drawn, and those that have to follow it.
+        """Append a sampled token, and the tokens that must follow it.
 
-        Returns why the answer ends with them, None when it goes on. Raises what a constraint does
-        that cannot follow.
+        Returns the finish reason if the answer ends with them, else None. Raises the error of a
+        constraint that does not accept the token.
         """
-        self.first_token = self.first_token or time.perf_counter()
+        self.clock.first_token = self.clock.first_token or time.perf_counter()
         reason = self._take(sampled) or self.force()
         return reason or ("length" if self.n_generated >= self.max_tokens else None)
 
     def force(self) -> str | None:
-        """Puts in what has to come next: the marker that begins a reasoning or ends one that has
-        used up its budget, and what a constraint dictates. Nobody draws these tokens."""
+        """Append the tokens that are not sampled, and return the finish reason if they end it.
+
+        These are the markers that open reasoning or close it when its budget is used up, and tokens
+        that the constraint dictates.
+        """
         while (room := self.max_tokens - self.n_generated) > 0:
             if self.thinking is not None and (marker := self.thinking.forced()):
                 for token in marker[:room]:
@@ -164,9 +232,9 @@ class Sequence:
         return None
 
     def _take(self, sampled: Sampled) -> str | None:
-        constraint = self.constraint if self.is_constrained else None
+        constraint = self.request.constraint if self.is_constrained else None
         self._append(sampled)
-        if sampled.token in self.end_tokens and not self.sampler.params.ignore_eos:
+        if sampled.token in self.end_tokens and not self.request.params.ignore_eos:
             return "stop"
         if constraint is not None:
             constraint.accept(sampled.token)
@@ -182,21 +250,26 @@ class Sequence:
             self.thinking.accept(sampled.token)
 
     def _dictated(self) -> Seq[int]:
-        """Tokens that need not be drawn. Each is, when its logprob or those of the prompt are to
-        be told: they come from its row."""
-        if self.constraint is None or not self.is_constrained or self.is_read:
+        """Return the tokens that the constraint dictates next.
+
+        None are returned if logprobs are wanted, because those come from a row of logits.
+        """
+        constraint = self.request.constraint
+        if constraint is None or not self.is_constrained or self.is_read:
             return ()
-        return self.constraint.forced() if self.sampler.params.logprobs is None else ()
+        return constraint.forced() if self.request.params.logprobs is None else ()
 
     def timings(self) -> Timings:
-        end = self.ended or time.perf_counter()
-        first = self.first_token or end
+        """Return the times so far."""
+        clock = self.clock
+        end = clock.ended or time.perf_counter()
+        first = clock.first_token or end
         return Timings(
             prompt_tokens=self.n_prompt,
             cached_tokens=self.n_cached,
             generated_tokens=self.n_generated,
-            prompt_seconds=first - (self.started or first),
+            prompt_seconds=first - (clock.started or first),
             generate_seconds=end - first,
-            first_token_seconds=first - self.arrived,
+            first_token_seconds=first - clock.arrived,
             shifted_tokens=self.n_shifted,
         )

@@ -1,8 +1,9 @@
-"""Prompts that begin alike and come together are run once: the later ones wait for the first.
+"""Running a common beginning once: prompts that arrive together wait for the first of them.
 
-A sequence that waits is held back while another one, let in or ahead of it, still runs what both
-begin with; the prefix cache then has it for everybody (eight answers to one prompt, agents with the
-same system prompt). Nobody loses by it: what the others would have run again goes to the first.
+A waiting sequence is held back while another one, running or ahead of it in the queue, still runs
+the tokens that both begin with. The prefix cache has them for both afterwards (eight answers to one
+prompt, agents with the same system prompt). No sequence loses time: the work that it would have
+repeated goes to the first one.
 """
 
 from __future__ import annotations
@@ -19,23 +20,20 @@ def held_back(
     least_tokens: int,
     recurrent: bool,
 ) -> set[int]:
-    """Ids of those that wait for a prompt that is being run.
+    """Return the ids of sequences that should wait for a prompt that is being run.
 
-    sequences: in order of arrival. cached: tokens that the prefix cache has of one that waits.
-    least_tokens: for fewer than so many nobody waits. Whoever is waited for runs, or comes first:
-    so there is always one of every group that may run.
+    sequences: in order of arrival. cached: returns the tokens that the prefix cache holds for a
+    waiting sequence. least_tokens: no sequence waits for fewer tokens. The sequence that others
+    wait for is running or comes first, so at least one of every group may run.
     """
     back: set[int] = set()
     leaders: list[Sequence] = []
-    ordered = sorted(sequences, key=lambda s: (s.holding is None, -s.priority, s.id))
+    ordered = sorted(sequences, key=lambda s: (not s.is_running, -s.request.priority, s.id))
     for s in ordered:
-        if not s.key or not s.is_reusable:
+        if not s.cache.key or not s.is_reusable:
             continue
-        if (
-            s.holding is None
-            and not s.is_read
-            and _waits(s, leaders, cached, least_tokens, recurrent)
-        ):
+        may_wait = not s.is_running and not s.is_read
+        if may_wait and _waits(s, leaders, cached, least_tokens, recurrent):
             back.add(s.id)
         elif s.pending > 1:
             leaders.append(s)
@@ -49,22 +47,24 @@ def _waits(
     least_tokens: int,
     recurrent: bool,
 ) -> bool:
+    """Return whether `s` should wait for one of `leaders`."""
     for leader in leaders:
-        if leader.priority < s.priority or leader.namespace != s.namespace:
+        if leader.request.priority < s.request.priority or leader.namespace != s.namespace:
             continue
-        shared = s.shares.get(leader.id)
+        shared = s.cache.shared_tokens.get(leader.id)
         if shared is None:
             shared = _shared(leader, s, recurrent)
-            # Decided once: who has waited for most of it waits for the rest as well.
-            shared = s.shares[leader.id] = shared if shared - cached(s) >= least_tokens else 0
+            # Decided once, so that a sequence that has waited for most of it waits for the rest.
+            shared = shared if shared - cached(s) >= least_tokens else 0
+            s.cache.shared_tokens[leader.id] = shared
         if leader.n_run < shared and cached(s) < shared:
             return True
     return False
 
 
 def _shared(leader: Sequence, s: Sequence, recurrent: bool) -> int:
-    """What the cache will have for a sequence once another one has run it."""
-    common = min(common_tokens(leader.key, s.key), len(s.ids) - 1)
+    """Return the tokens that the prefix cache will hold for `s` once `leader` has run them."""
+    common = min(common_tokens(leader.cache.key, s.cache.key), len(s.ids) - 1)
     if recurrent:
-        return max((m for m in leader.marks if m <= common), default=0)
+        return max((at for at in leader.cache.checkpoints if at <= common), default=0)
     return common

@@ -171,8 +171,8 @@ def test_dry_breakers_are_computed_outside_the_engine_thread(
             patch.setattr(
                 Engine,
                 "submit",
-                lambda *args, submit=submit, given=given, **options: (
-                    given.append(options["dry_breakers"]) or submit(*args, **options)
+                lambda engine, asked, submit=submit, given=given: (
+                    given.append(asked.dry_breakers) or submit(engine, asked)
                 ),
             )
             answer = server.post(path, {**dry, **more, "dry_sequence_breakers": breakers})

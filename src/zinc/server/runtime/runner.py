@@ -24,6 +24,7 @@ from zinc.core.errors import (
     ZincError,
 )
 from zinc.engine.engine import Engine
+from zinc.engine.request import Request
 from zinc.engine.sequence import Sequence as EngineSequence
 from zinc.engine.sequence import Timings
 from zinc.engine.worker import Task
@@ -234,16 +235,18 @@ class Runner:
         try:
             reader = job.reader()
             sequence = self.llm.engine.submit(
-                job.ids,
-                job.params,
-                end_tokens=self.llm.tokenizer.eog_ids,
-                dry_breakers=job.dry_breakers,
-                client=generation.client.name,
-                namespace=generation.client.namespace,
-                priority=job.priority,
-                constraint=job.constraint,
-                thinking=job.thinking,
-                readout=job.readout,
+                Request(
+                    job.ids,
+                    job.params,
+                    end_tokens=self.llm.tokenizer.eog_ids,
+                    dry_breakers=job.dry_breakers,
+                    client=generation.client.name,
+                    namespace=generation.client.namespace,
+                    priority=job.priority,
+                    constraint=job.constraint,
+                    thinking=job.thinking,
+                    readout=job.readout,
+                )
             )
         except Exception as error:
             self._send([(generation, [_sequence_error(error)])])
@@ -291,11 +294,11 @@ class Runner:
     def _items(self, active: _Active, now: float) -> list[Item]:
         """Return the new items of a job, and end it if a stop string or a limit was reached."""
         sequence, reader, engine = active.sequence, active.reader, self.llm.engine
-        active.generation.running = sequence.holding is not None
+        active.generation.running = sequence.is_running
         telemetry = active.generation.job.telemetry
         items: list[Item] = [*_progress(active)] if telemetry.progress else []
         timings = sequence.timings() if telemetry.timings else None
-        ends = () if sequence.sampler.params.ignore_eos else sequence.end_tokens
+        ends = () if sequence.request.params.ignore_eos else sequence.end_tokens
         for sampled in sequence.sampled[active.taken :]:
             if sampled.token in ends:
                 break
@@ -319,7 +322,7 @@ class Runner:
 
     def _measure(self) -> None:
         load, pool = self.load, self.llm.engine.pool
-        load.running = sum(1 for a in self._active.values() if a.sequence.holding is not None)
+        load.running = sum(1 for a in self._active.values() if a.sequence.is_running)
         load.waiting = len(self._active) - load.running
         load.blocks_cached = sum(a.n_idle for a in pool.allocators)
         load.blocks_used = sum(a.n_held for a in pool.allocators)
@@ -359,7 +362,7 @@ class _Jobs(Task):
 def _progress(active: _Active) -> Iterator[Progress]:
     """Yield the progress of a prompt after a step: at its start, and when more has been run."""
     s = active.sequence
-    if not s.started:
+    if not s.clock.started:
         return
     timings = replace(s.timings(), generated_tokens=0, generate_seconds=0.0)
     if active.told is None:

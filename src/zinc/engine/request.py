@@ -1,0 +1,35 @@
+"""A request: a prompt as token ids, and what its client says about the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from zinc.engine.constraint import Constraint, Thinking
+from zinc.engine.readout import Readout
+from zinc.engine.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `Engine.submit` takes.
+
+    dry_breakers: sequences of token ids that stop the DRY sampler from matching further. client:
+    prompt tokens are shared equally among clients. namespace: requests reuse cached prefixes of
+    their own namespace only. priority: requests of higher priority run first. constraint: a parser
+    that limits the answer, for this request alone. checkpoints: positions in the prompt where
+    another prompt may depart from it, besides those that the engine finds itself. readout: takes
+    the rows of the prompt.
+    """
+
+    ids: Sequence[int]
+    params: SamplingParams
+    end_tokens: Collection[int] = ()
+    dry_breakers: Collection[Sequence[int]] = ()
+    client: str = ""
+    namespace: bytes = b""
+    priority: int = 0
+    constraint: Constraint | None = None
+    thinking: Thinking | None = None
+    checkpoints: Collection[int] = ()
+    readout: Readout | None = None
