@@ -65,7 +65,7 @@ def test_the_kernels_of_all_cases_are_compiled_at_once(few_cases, monkeypatch):
     [
         ("row256", "rms_norm", "norm", "/ float(n) + args.eps", "/ float(n + 1) + args.eps"),
         ("Q4_K-48x512-1", "linear", "product", "sum -= w.m.x * x.s", "sum += w.m.x * x.s"),
-        ("few", "attention", "few_queries", "y / all.total", "y / (all.total + 0.1)"),
+        ("few", "attention", "few_queries", "y / all.sum", "y / (all.sum + 0.1)"),
     ],
 )
 def test_a_kernel_that_is_compiled_wrongly_is_named(
