@@ -218,7 +218,7 @@ DAMAGED: list[tuple[str, dict[str, Any], str]] = [
         "blk.3.layer_output_scale",
     ),
     ("gemma4", {"tensors": {"blk.3.layer_output_scale.weight": np.ones(2, np.float32)}}, r"\[2\]"),
-    ("gemma4moe", {"metadata": {"gemma4.expert_used_count": 5}}, "between 1 and 4"),
+    ("gemma4moe", {"metadata": {"gemma4.expert_used_count": 5}}, "5 experts"),
     ("gemma4moe", {"metadata": {"gemma4.expert_count": 8}}, "blk.0.ffn_gate_inp.weight"),
     ("gemma4moe", {"drop": ["gemma4.expert_feed_forward_length"]}, "expert_feed_forward_length"),
     ("gemma4moe", {"tensors": {"blk.5.ffn_gate_inp.scale": None}}, "blk.5.ffn_gate_inp.scale"),

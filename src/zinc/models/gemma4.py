@@ -16,7 +16,7 @@ from zinc.models.parts.decoder import embed, head, layers
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.mlp import gated_mlp
-from zinc.models.parts.moe import routed_experts
+from zinc.models.parts.moe import MAX_EXPERTS, experts_from, routed_experts
 from zinc.models.parts.refusal import damaged
 from zinc.models.parts.rope import rope_from, sliding_rope
 from zinc.models.parts.spec import Attention, Experts, ModelSpec, vocab_size
@@ -44,16 +44,10 @@ def spec(file: GGUFFile) -> Gemma4Spec:
     hidden = m.size("embedding_length", MAX_WIDTH)
     n_layers = m.size("block_count", MAX_LAYERS)
     ffn = m.sizes("feed_forward_length", MAX_WIDTH, n_layers)
-    n_experts = m.optional_size("expert_count", MAX_WIDTH)
     experts = None
-    if n_experts:
-        experts = Experts(
-            count=n_experts,
-            top_k=m.size("expert_used_count", n_experts),
-            ffn=m.size("expert_feed_forward_length", MAX_WIDTH),
-            scoring=SOFTMAX,
-            renormalise=True,
-        )
+    if m.optional_size("expert_count", MAX_EXPERTS):
+        m.require("expert_feed_forward_length")
+        experts = experts_from(file, "gemma4", scoring=SOFTMAX, renormalise=True)
     return Gemma4Spec(
         arch="gemma4",
         n_layers=n_layers,
