@@ -13,7 +13,7 @@ from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoni
 from zinc.chat.parser import AnswerParser
 
 OSLO = {"city": "Oslo", "days": 3}
-# What is in these strings: braces, quotes, a line break, other scripts, and markers of formats.
+# Strings with braces, quotes, a line break, other scripts, and markers of formats.
 HARD = 'a}"b]\\ \n</tool_call> <tool_call> ``` ünï 🌧 天气 <think>'
 HARD_JSON = json.dumps(HARD, ensure_ascii=False)
 NESTED = {"city": HARD, "options": {"deep": [{"x": [1, {}, "}"]}, None, -1.5e3]}, "metric": True}
@@ -360,7 +360,11 @@ def test_whole_answers_with_control_tokens(name):
     case = CASES[name]
     controls = set(BY_NAME[case.format].markers)
     if "<think>" in str(case.calls) + str(case.content):
-        controls -= {"<tool_call>", "</tool_call>", "<think>"}  # these stand in text here
+        controls -= {
+            "<tool_call>",
+            "</tool_call>",
+            "<think>",
+        }  # markers within the text of this case
     chunks = pieces(case.text, controls)
     check(case, answer(case.format, chunks, opened=case.opened, controls=controls))
 
@@ -376,7 +380,7 @@ def test_answers_character_by_character(name):
 @settings(max_examples=examples(300), deadline=None)
 def test_any_split(data):
     case = CASES[data.draw(st.sampled_from(sorted(CASES)))]
-    end = data.draw(st.integers(0, len(case.text)))  # truncated anywhere, too
+    end = data.draw(st.integers(0, len(case.text)))  # also truncate the text anywhere
     text = case.text[:end]
     cuts = sorted(data.draw(st.sets(st.integers(0, end), max_size=8)) | {0, end})
     chunks = [text[a:b] for a, b in pairwise(cuts)]

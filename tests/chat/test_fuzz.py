@@ -125,7 +125,7 @@ def test_any_split_of_anything(broken, data):
 @settings(max_examples=examples(300), deadline=None)
 def test_any_text(format, text):
     result = answer(format, [text], tools=None)
-    assert result.content == text  # no random text holds a whole marker
+    assert result.content == text  # random text contains no whole marker
     assert not result.reasoning
 
 

@@ -16,7 +16,7 @@ HEAD = """\
 {%- for m in messages %}[{{ m.role }}]"""
 TAIL = "{% endfor %}"
 CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
-# Both forms of arguments, content before calls, reasoning: what Qwen 3 takes.
+# A template like Qwen 3's: both forms of arguments, content before calls, reasoning.
 FULL = (
     HEAD
     + "{{ m.reasoning_content or '' }}{{ m.content + '' }}"

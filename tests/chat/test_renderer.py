@@ -73,7 +73,7 @@ def test_templates_that_exceed_a_limit_end_their_worker():
 def _attempt(renderer):
     try:
         return renderer.render("ok", {})
-    except RenderError:  # a busy machine
+    except RenderError:  # the machine was busy
         return ""
 
 

@@ -33,7 +33,7 @@ def server() -> Iterator[Running]:
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Check after each test that no sequence runs and no cache block is in use."""
     yield
-    gc.collect()  # connections that a library leaves open are closed, and warned about, here
+    gc.collect()  # close connections that a library left open, and their warnings, within this test
     request.getfixturevalue("server").wait_idle()
 
 

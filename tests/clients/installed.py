@@ -11,6 +11,6 @@ def needs(module: str, package: str) -> pytest.MarkDecorator:
     """Return a mark that skips tests unless `module` of PyPI's `package` is installed."""
     try:
         found = find_spec(module)
-    except ModuleNotFoundError:  # of a parent package
+    except ModuleNotFoundError:  # the parent package is missing
         found = None
     return pytest.mark.skipif(found is None, reason=f"{package} is not installed")

@@ -32,7 +32,9 @@ def model(
         yield AnthropicModel(
             "demo",
             provider=AnthropicProvider(anthropic_client=client),
-            profile={"supports_json_schema_output": True},  # not of an unknown model
+            profile={
+                "supports_json_schema_output": True
+            },  # the library's default for unknown models is False
         )
     else:
         import openai

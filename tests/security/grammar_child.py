@@ -68,17 +68,17 @@ def _judged(source: Any, text: str) -> str:
     schema = json.loads(source) if isinstance(source, str) else source
     spelled = json.dumps(schema)
     if re.search(r"NaN|Infinity|\"(pattern|patternProperties|\$schema|\$id)\"", spelled):
-        return "whole"  # Python's expressions, and other drafts, differ
+        return "whole"  # the package uses Python's regular expressions, or another draft
     try:
         value = json.loads(text)
         checker = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
         found = next(checker.iter_errors(value), None)
     except json.JSONDecodeError:
         return f"wrong: {text[:200]}"
-    except Exception:  # its own limits
+    except Exception:  # limits of the package
         return "whole"
     if found is not None and found.validator == "multipleOf":
-        return "whole"  # it divides doubles
+        return "whole"  # the package divides floating-point numbers
     return "whole" if found is None else f"wrong: {text[:200]} does not follow {found.validator}"
 
 

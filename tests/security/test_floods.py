@@ -31,7 +31,7 @@ from zinc.server.http import body
 from zinc.server.http.body import MAX_MEMBERS, MAX_VALUES, count_values
 
 SOURCE = Path(zinc.__file__).parent.parent
-HEALTHY_S = 10  # on a machine that is busy
+HEALTHY_S = 10  # the machine may be busy
 
 # -- values ---------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def _without_text(value: Any) -> Any:
             return ""
         case list():
             return [_without_text(each) for each in value]
-        case dict():  # keys stay apart, and hold no marks
+        case dict():  # distinct keys without commas and brackets
             return {str(i): _without_text(each) for i, each in enumerate(value.values())}
         case _:
             return value
@@ -148,7 +148,7 @@ def test_unfinished_bodies_share_a_memory_limit():
             try:
                 refused.append(client.recv(4096))
             except TimeoutError:
-                pass  # it is waited for
+                pass  # the server waits for the rest
             except ConnectionResetError:
                 refused.append(b"")
         assert len(refused) >= 24 - 6
@@ -203,7 +203,7 @@ class Process:
 
         Freed memory that the process has not given back to the system counts.
         """
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # the peak begins anew
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")  # reset the peak
         answer = Running.request(self, "POST", path, data)  # type: ignore[arg-type]
         return answer.status, self.resident_bytes("VmHWM") - self.idle_bytes
 
@@ -256,7 +256,7 @@ TEXTS = {
     "words": "some words of a text ",
     "spaces": " ",
     "letters": "x",
-    "wide": "a" * 1000 + "\U0001f600",  # one such character makes each take four bytes
+    "wide": "a" * 1000 + "\U0001f600",  # one such character makes Python store four bytes for each
     "ideographs": "字典",
     "specials": "<|im_end|>",
     "escapes": "\x01",
@@ -296,7 +296,7 @@ def test_memory_of_a_request_is_bounded_whatever_its_text(process: Process, path
 @needs_proc
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/input_tokens"])
 def test_memory_of_a_million_tokens_is_bounded(process: Process, path):
-    text = "word " * 600_000  # a little less than are counted
+    text = "word " * 600_000  # slightly below the limit of counted tokens
     fields = PATHS[path](text) | ({"with_pieces": True} if path == "/tokenize" else {})
     data = json.dumps(fields).encode()
     status, growth = process.growth_bytes(path, data)
@@ -329,7 +329,9 @@ def test_memory_of_many_values_is_bounded(process: Process, data):
 @pytest.mark.parametrize("unit", ["x", " ", "字", "some words\n"])
 def test_the_python_api_refuses_a_text_that_cannot_fit(unit, monkeypatch: pytest.MonkeyPatch):
     with LLM(backend=LOAD.backend, threads=LOAD.threads) as llm:
-        monkeypatch.setattr(llm.tokenizer._encoder, "encode", None)  # it is not even tokenized
+        monkeypatch.setattr(
+            llm.tokenizer._encoder, "encode", None
+        )  # fails if the text is tokenized
         text = unit * (29_000_000 // len(unit))
         with pytest.raises(TextTooLongError, match="it has at least"):
             llm.generate(text)

@@ -62,7 +62,7 @@ def test_a_key_shares_the_prefix_cache_only_with_itself(guarded: Running, path):
     own = {name: [{"role": "user", "content": text}] if name == "messages" else text}
     ask(guarded, path, VICTIM, **own)
     assert cached(ask(guarded, path, VICTIM, **own), path) > 50
-    assert cached(ask(guarded, path, ATTACKER, **own), path) < 20  # of what it sent itself
+    assert cached(ask(guarded, path, ATTACKER, **own), path) < 20  # only the part it sent itself
     assert cached(ask(guarded, path, ATTACKER, **own), path) > 50
 
 

@@ -22,7 +22,7 @@ from zinc.chat.renderer import DEADLINE_S
 pytest.importorskip("resource", reason="memory is limited and measured with it")
 FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 MEMORY_BYTES = 256 << 20
-BUSY_S = 60  # for what takes a moment, on a machine that has much else to do
+BUSY_S = 60  # time limit for events that take a moment, on a busy machine
 
 
 def environment() -> dict[str, str]:
@@ -54,7 +54,7 @@ def test_a_hostile_template_is_stopped(name: str, seconds: float) -> None:
     assert colon, "it was rendered"
     assert what in ("was stopped", "failed on these messages", "cannot be compiled")
     assert "Errno" not in why
-    assert case["s"] < seconds + 10  # on a busy machine
+    assert case["s"] < seconds + 10  # the machine may be busy
     assert case["recovered"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from test_layout import DOC, ROOT, imports
 
 SERVER = ROOT / "server"
-EVERYWHERE = {"config", "errors"}  # modules that any folder may import
+EVERYWHERE = {"config", "errors"}  # modules that every folder may import
 
 
 def rules() -> dict[str, set[str]]:

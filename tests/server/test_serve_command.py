@@ -283,7 +283,7 @@ def lines_of(json_lines: bool, monkeypatch: pytest.MonkeyPatch, server: Running)
         # A line is written after the response is sent.
         wait_for(lambda: all(each in stream.getvalue() for each in ids))
     lines = stream.getvalue().splitlines()
-    assert all("req_" in line for line in lines)  # a request is one line
+    assert all("req_" in line for line in lines)  # one line per request
     return [line for line in lines if any(each in line for each in ids)]
 
 
@@ -321,7 +321,9 @@ def test_sampling_options_of_the_server_are_defaults_for_requests(monkeypatch: p
         "/v1/messages": (chat, lambda found: found["content"][0]["text"]),
         "/completion": ({"prompt": "Once", "n_predict": 12}, lambda found: found["content"]),
     }
-    monkeypatch.setattr(LLM, "sampling", {"top_k": 9, "min_p": 0.0})  # the file's come second
+    monkeypatch.setattr(
+        LLM, "sampling", {"top_k": 9, "min_p": 0.0}
+    )  # recommendations of the file, which rank below options
     with running(sampling={"top_k": 1, "seed": 5}) as server:
         params = server.get("/props").json["default_generation_settings"]["params"]
         assert (params["top_k"], params["seed"], params["min_p"]) == (1, 5, 0)

@@ -16,7 +16,7 @@ from zinc.server.apis.anthropic.request import to_request, tool_use_id
 from zinc.server.apis.anthropic.tools import AnthropicTool, functions
 from zinc.server.config import ModelSource
 
-if TYPE_CHECKING:  # it takes two seconds, of which those who run other tests need none
+if TYPE_CHECKING:  # importing it takes two seconds
     import anthropic
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -142,7 +142,7 @@ def test_enable_thinking_overrides_reasoning_effort(server: Running, llm: LLM):
         llm.template.render(HELLO, **arguments)
         for arguments in ({}, {"enable_thinking": True}, {"enable_thinking": False})
     )
-    assert default == off  # the embedded model's template says so
+    assert default == off  # the default of the embedded model's template
     assert on != off
     assert prompt(server) == default
     assert prompt(server, enable_thinking=True) == on

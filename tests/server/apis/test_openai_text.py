@@ -29,7 +29,7 @@ def create(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Any:
 
 
 def test_text(client, llm: LLM):
-    create(client, max_tokens=1)  # from here on the prompt is in the cache
+    create(client, max_tokens=1)  # fills the prefix cache
     found = create(client)
     assert found.object == "text_completion"
     assert found.choices[0].text == llm.generate(PROMPT, GREEDY).text

@@ -14,7 +14,7 @@ from serving import PATIENCE_S, Brake, Running, running, wait_for
 
 from zinc.server.http import connection
 
-BEFORE_OTHERS_S = 20  # long after the limits set here, before the server's own
+BEFORE_OTHERS_S = 20  # longer than the limits set here, shorter than the server's own
 NEVER_S = 1e7
 SMALL_BYTES = 1 << 14
 

@@ -97,7 +97,7 @@ def open_tab(browser: Any, kept: Kept) -> Iterator[Callable[..., Any]]:
                 stack.callback(kept.clean)
             opened.append(tab)
             tab.goto(url)
-            if wait:  # for the models
+            if wait:  # until the page has loaded the list of models
                 tab.wait_for_selector("#models option", state="attached")
             return tab
 

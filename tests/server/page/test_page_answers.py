@@ -43,7 +43,7 @@ def test_other_lines_of_a_stream_are_ignored(tab: Any, script: Script) -> None:
     assert ask(tab, "Hi") == "ab"
 
 
-# Each tries to run `hit()`, to load something, or to become an element that can.
+# Each text tries to run `hit()`, to load a resource, or to become an active element.
 HOSTILE = [
     "<script>hit()</script>",
     "<img src=x onerror=hit()>",
@@ -124,7 +124,7 @@ def test_hostile_markdown_runs_no_script(open_tab: OpenTab, script: Script) -> N
     ask(tab, "\n\n".join(HOSTILE))
     tab.locator(".reasoning summary").click()
     tab.wait_for_selector(".thought p")
-    expect(answers(tab)).to_contain_text("<script>hit()</script>")  # it is there, as text
+    expect(answers(tab)).to_contain_text("<script>hit()</script>")  # shown as text
     assert_harmless(tab, requests, script.url)
 
 
@@ -306,7 +306,7 @@ def test_settings_reach_the_request(tab: Any, script: Script) -> None:
     tab.get_by_label("Instructions for the model").fill("Be brief.")
     tab.fill('input[name="temperature"]', "0.2")
     tab.fill('input[name="top_k"]', "7")
-    tab.fill('input[name="top_p"]', "5")  # out of range: not sent, and marked
+    tab.fill('input[name="top_p"]', "5")  # out of range: not sent, and marked as invalid
     expect(tab.locator('input[name="top_p"]')).to_have_attribute("aria-invalid", "true")
     tab.fill('input[name="seed"]', "11")
     tab.get_by_label("Stop strings").fill("END\n###")
@@ -345,7 +345,7 @@ def test_dot_shows_that_the_server_died(open_tab: OpenTab) -> None:
         port = int(script.url.rstrip("/").rpartition(":")[2])
         dot, state = tab.locator("#models .dot"), tab.locator("#models .state")
         expect(dot).to_have_attribute("data-state", "loaded")
-    expect(dot).to_have_attribute("data-state", "offline")  # nothing was sent: the page looked
+    expect(dot).to_have_attribute("data-state", "offline")  # no request was sent: the page polled
     expect(state).to_have_text("not reachable")
     expect(tab.locator("#banner")).to_have_text("The server cannot be reached.")
     with scripted(port):
@@ -468,7 +468,7 @@ def test_export_and_import(open_tab: OpenTab, script: Script, tmp_path: Any) -> 
         tab.get_by_role("button", name="Export all").click()
     file = tmp_path / "all.json"
     download.value.save_as(file)
-    other = open_tab(script.url)  # another browser
+    other = open_tab(script.url)  # a new browser profile
     import_file(other, file, "Imported 1")
     other.keyboard.press("Escape")
     other.locator("#conversations .open").click()

@@ -28,7 +28,7 @@ from zinc.engine.sampling import Sampled
 from zinc.tokenizer import Tokenizer
 
 OpenTab = Callable[..., Any]
-BEGINNING = "word after word, " * 10  # which is shown before the gate
+BEGINNING = "word after word, " * 10  # shown before the gate
 
 
 def greedy(tab: Any, max_tokens: int) -> None:
@@ -102,7 +102,7 @@ def test_stop_during_a_stream(chat: Any, server: Running, gate: threading.Event)
     chat.click("#stop")
     wait_answered(chat)
     gate.set()
-    server.wait_idle()  # the engine has let go of it
+    server.wait_idle()  # the engine has freed it
     text = last_answer(chat)
     assert text.startswith(BEGINNING)
     expect(chat.locator(".note")).to_contain_text("Stopped.")
@@ -161,7 +161,7 @@ def test_regenerate_edit_and_branch(chat: Any) -> None:
     second = ask(chat, "What is two plus two?")
     chat.get_by_role("button", name="Answer again").last.click()
     wait_answered(chat)
-    expect_answers(chat, first, second)  # greedy says it again
+    expect_answers(chat, first, second)  # greedy sampling repeats the answer
     expect(chat.locator(".versions")).to_have_text("2/2")
     # Editing the first question starts a branch.
     chat.locator(".message.user").first.hover()
@@ -184,7 +184,7 @@ def test_emoji_and_chinese_split_across_tokens_arrive_whole(
     tokenizer = tokenizer_of(server)
     ids = tokenizer.encode(text, add_special=False)
     split = [id for id in ids if not is_whole(tokenizer.token_bytes(id))]
-    assert len(split) > 12  # or the test shows nothing
+    assert len(split) > 12  # otherwise this test would be pointless
     assert tokenizer.eos_id is not None
     dictate(monkeypatch, [*ids, tokenizer.eos_id])
     chat.evaluate(
@@ -312,4 +312,4 @@ def test_server_with_a_key_asks_for_it(open_tab: OpenTab) -> None:
         assert ask(tab, "Hello!")
         # Unless the user asks to keep the key, it is lost with the tab.
         assert tab.evaluate("localStorage.getItem('zinc.key')") is None
-        tab.goto("about:blank")  # it would ask for the models of a server that is gone
+        tab.goto("about:blank")  # otherwise it would poll a stopped server

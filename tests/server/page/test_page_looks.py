@@ -79,7 +79,7 @@ def test_dark_mode(open_tab: OpenTab, script: Script) -> None:
     def expect_ground(colour: str) -> None:
         expect(tab.locator("body")).to_have_css("background-color", colour)
 
-    expect_ground(dark)  # as the system has it
+    expect_ground(dark)  # as the system's setting
     tab.click("#theme")
     expect(tab.locator("#theme")).to_have_attribute("aria-label", "Theme: light")
     expect_ground(light)

@@ -33,7 +33,7 @@ MANY["function"]["parameters"]["required"] = ["text"]
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 Q = '<|"|>'
-# A call, and what stands between it and another one (None: there is one only).
+# A call, and the text between two calls (None: only one call is possible).
 CALLS: dict[str, tuple[str, str | None]] = {
     "hermes": (
         '<tool_call>\n{"name": "get_time", "arguments": {"city": "Rome"}}\n</tool_call>', "\n",
@@ -263,7 +263,7 @@ TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]
 
 
-# The same schema becomes the same grammar in each format, between other marks.
+# The same schema becomes the same grammar in each format, with other markers.
 IN_FORMATS = [
     pytest.param(name, *text, marks=pytest.mark.every if name != "glm" and i % 4 else ())
     for name in ("qwen-tags", "glm", "gemma4")

@@ -40,7 +40,7 @@ def content(server: Running, i: int) -> str:
     return "".join(e["choices"][0]["delta"].get("content") or "" for e in answer.events[:-1])
 
 
-BEGINNING = 8  # steps, with which an answer has begun
+BEGINNING = 8  # steps after which an answer has begun
 
 
 def open_stream(server: Running, **more: object) -> socket.socket:
@@ -313,7 +313,7 @@ def test_shutdown_sends_an_error_event_to_running_streams(
         brake.hold(BEGINNING)
         with open_stream(server) as connection:
             server.server.should_exit = True
-            wait_for(lambda: model.runner._closing)  # the streams are told next
+            wait_for(lambda: model.runner._closing)  # the streams get an error event next
             brake.release()
             received = b""
             while part := connection.recv(65536):

@@ -302,7 +302,7 @@ def test_a_file_that_is_not_a_model(tmp_path: Path):
             pass
     with running(models=(ModelSource("bad", bad), ALICE), wait=False) as server:
         wait_for(lambda: states(server)["bad"] == "failed")
-        assert server.get("/health").status == 200  # another model can answer
+        assert server.get("/health").status == 200  # the other model can answer
         found = server.post("/v1/chat/completions", HELLO)
         assert found.json["error"]["code"] == "model_load_failed"
         assert "bad.gguf" in found.json["error"]["message"]

@@ -257,7 +257,7 @@ class ModelPool:
         entry.state = State.LOADED
         entry.needed_bytes = llm.memory.total_bytes
         entry.last_used = time.monotonic()
-        # Before, only the size of its file was known, and not that of its cache.
+        # Until now only the size of the files was known, not that of the cache.
         await self._make_room(entry, wait=False)
         log.info(
             "%s is loaded: %s, context %d, %.1f s",
@@ -271,9 +271,11 @@ class ModelPool:
 
     def _failed(self, entry: Entry, error: ZincError) -> ApiError:
         """Note why a model cannot be loaded; return the error for its clients."""
-        entry.thread = None  # it refers to what was loaded by then
+        entry.thread = None  # it refers to the partly loaded model
         entry.fail(error)
-        if not self._is_starting or len(self.entries) > 1:  # else the server ends with this error
+        if (
+            not self._is_starting or len(self.entries) > 1
+        ):  # otherwise the server ends with this error
             log.error("%s: %s", entry.source.name, error.in_options())
         return _load_error(entry)
 

@@ -20,7 +20,7 @@ from zinc.server.errors import ApiError
 
 SECONDS = 10.0
 MEMORY_BYTES = 1 << 30
-N_CHILDREN = 2  # that run at a time for one model
+N_CHILDREN = 2  # child processes at a time, for one model
 
 
 class ArgumentChecker:

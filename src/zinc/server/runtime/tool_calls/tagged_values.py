@@ -8,7 +8,7 @@ from typing import Any
 from zinc.grammar.schema.rules import SchemaRules
 from zinc.server.runtime.tool_calls.marks import Marks, literal
 
-# Keywords about an object as a whole.
+# Keywords that concern a whole object.
 _VALIDATION = frozenset(
     ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "const", "enum",
      "minProperties", "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas",
@@ -48,7 +48,7 @@ def text_or_json(
         text, made = _text(f"{name}_value", rules.text(*at), close, marks)
         options.append(f"{head} {text}")
         if others - {"null"} and not rules.is_any(*at):
-            # "12" as text could not be told from the number 12.
+            # As plain text, the string "12" and the number 12 look the same.
             rules.drop("type", f"of {key[:40]!r} mixes text with other types")
     if others and not (options and rules.is_any(*at)):
         json = rules.json(f"{name}_json", *at, kinds=others)
