@@ -548,25 +548,5 @@ def test_verify_runs_the_plan_of_the_backend(fixture_model):
         assert replace(reference.plan, arena_bytes=0) != own.plan
 
 
-# -- check --------------------------------------------------------------------------------------
-
-
-def test_check_lists_every_backend(zinc):
-    result = zinc("check", "--json")
-    found = json.loads(result.out)
-    assert [b["name"] for b in found["backends"]] == api.discover()
-    ready = {b["name"] for b in found["backends"] if b["ready"]}
-    assert {"ref", "null"} <= ready
-    assert result.status == (0 if ready - {"null", "ref"} else 1)
-    assert 0 < found["available_memory_bytes"] <= found["memory_bytes"]
-    text = zinc("check").out
-    assert all(b["description"] in text for b in found["backends"])
-
-
-def test_check_fails_where_only_the_reference_is(zinc, monkeypatch):
-    monkeypatch.setattr(api, "discover", lambda: ["null", "ref"])
-    assert zinc("check").status == 1
-
-
 def test_the_embedded_model_is_the_default(zinc):
     assert json.loads(zinc("inspect", "--json").out)["path"] == str(EMBEDDED_MODEL)

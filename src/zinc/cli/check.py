@@ -1,117 +1,88 @@
-"""`zinc check`: what this machine can run. Fails when no backend but the reference is there."""
+"""`zinc check`: what this machine can run, what keeps it from running well, and what mends that."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from zinc import __version__
 from zinc.cli import usage
-from zinc.cli.text import size
 from zinc.core.errors import ZincError
+
+if TYPE_CHECKING:
+    from zinc.cli.checks.finding import Section
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--threads", type=usage.count, metavar="N", help="CPU threads (default: one per core)"
+        "model", metavar="MODEL", nargs="?", help="a .gguf file to check as well (default: none)"
     )
     parser.add_argument(
         "--measure", action="store_true", help="also measure memory bandwidth and int8 speed"
     )
+    usage.add_backend(parser)
+    usage.add_cache(parser)
     usage.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from zinc.cli import machine
-    from zinc.engine.load.memory import available_memory_bytes
-
-    report: dict[str, Any] = {
-        "zinc": __version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu_model": machine.cpu_model(),
-        "memory_bytes": machine.total_memory_bytes(),
-        "available_memory_bytes": available_memory_bytes(),
-        "backends": _backends(args),
-    }
+    sections = _sections(args)
+    ready = is_ready(sections)
     if args.json:
-        json.dump(report, sys.stdout, indent=2)
+        rows = [section.as_json() for section in sections]
+        json.dump({"ready": ready, "sections": rows}, sys.stdout, indent=2)
         print()
     else:
-        print(_text(report))
-    return 0 if any(backend.get("fast") for backend in report["backends"]) else 1
+        print(text(sections))
+    return 0 if ready else 1
 
 
-def _backends(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from zinc.cli import machine, roofline
+def is_ready(sections: Sequence[Section]) -> bool:
+    """Return whether nothing failed but a GPU, which zinc can do without."""
+    from zinc.cli.checks.finding import Status
 
-    found: list[dict[str, Any]] = []
-    threads, options = usage.threads(args), usage.backend_options(args)
-    for name, backend in machine.backends(threads, options):
-        entry: dict[str, Any] = {"name": name, "ready": True}
-        if gpus := _gpus(name):
-            entry["devices"] = gpus
-        if isinstance(backend, ZincError):
-            found.append(entry | {"ready": False, "description": f"{name}: {backend.in_options()}"})
-            continue
-        entry["description"] = backend.describe()
-        known = backend.capabilities
-        entry["fast"] = known.is_fast
-        if known.levels:
-            entry |= {"levels": list(known.levels), "cores": known.cores}
-        if args.measure and (limits := roofline.measure_visibly(backend)) is not None:
-            entry["bandwidth_gb_per_s"] = limits.bytes_per_s / 1e9
-            entry["int8_gops"] = limits.int8_ops_per_s / 1e9
-        found.append(entry)
-    return found
+    return not any(
+        finding.status is Status.FAIL
+        for section in sections
+        if section.title != "GPUs"
+        for finding in section.findings
+    )
 
 
-def _gpus(name: str) -> list[dict[str, Any]]:
-    """Return the devices of a backend that --device may name, with the features they lack."""
-    from zinc.backends import api
-
-    try:
-        found = api.devices(name)
-    except ZincError:  # creating the backend fails with the same error, which is reported
-        return []
-    return [
-        {
-            "device": device.selector,
-            "name": device.name,
-            "kind": str(device.kind),
-            "driver": device.driver,
-            "missing": list(device.missing),
-        }
-        for device in found
-    ]
-
-
-def _text(report: dict[str, Any]) -> str:
-    lines = [
-        f"zinc {report['zinc']}, Python {report['python']}, {report['system']}",
-        f"processor  {report['cpu_model']}",
-        f"memory     {size(report['memory_bytes'])}, "
-        f"{size(report['available_memory_bytes'])} available",
-        "",
-    ]
-    for backend in report["backends"]:
-        state = "ready  " if backend["ready"] else "missing"
-        lines.append(f"{state}  {backend['description']}")
-        if "levels" in backend:
-            levels = ", ".join(backend["levels"])
-            lines.append(f"         SIMD levels: {levels}; usable cores: {backend['cores']}")
-        for device in backend.get("devices", ()):
-            lacks = f"; lacks {', '.join(device['missing'])}" if device["missing"] else ""
-            lines.append(
-                f"         {device['device']}  {device['name']}, {device['kind']}, "
-                f"{device['driver']}{lacks}"
-            )
-        if "bandwidth_gb_per_s" in backend:
-            lines.append(
-                f"         reads {backend['bandwidth_gb_per_s']:.1f} GB/s, "
-                f"computes {backend['int8_gops'] / 1e3:.2f} int8 TOPS"
-            )
+def text(sections: Sequence[Section]) -> str:
+    """Return the findings as text, by section, with the verdict as the last line."""
+    lines = []
+    for i, section in enumerate(sections, 1):
+        lines += [f"{i}. {section.title}"]
+        for finding in section.findings:
+            lines.append(f"   {finding.status.value:4}  {finding.text}")
+            if finding.fix:
+                lines.append(f"         -> {finding.fix}")
+        lines.append("")
+    lines.append("READY" if is_ready(sections) else "NOT READY: mend what is marked FAIL")
     return "\n".join(lines)
+
+
+def _sections(args: argparse.Namespace) -> list[Section]:
+    from zinc.backends import api
+    from zinc.cli.checks import gpus, memory, model, processor, software, system
+
+    threads = usage.threads(args)
+    try:
+        cpu = api.create("cpu", threads, {})
+    except ZincError as error:
+        found = processor.section(error, args.measure)
+    else:
+        found = processor.section(cpu, args.measure)
+    sections = [
+        system.section(),
+        found,
+        memory.section(),
+        gpus.section(gpus.this_machine(threads), args.measure),
+        software.section(),
+    ]
+    if args.model is not None:
+        sections.append(model.section(usage.load_options(args, path=args.model)))
+    return sections

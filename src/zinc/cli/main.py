@@ -35,7 +35,7 @@ COMMANDS = {
     "perplexity": "measure how well a model predicts a text file",
     "bench": "measure prefill and decode speed against this machine's limits",
     "verify": "hold every launch of a backend against the reference",
-    "check": "show what this machine can run",
+    "check": "check this machine: CPU, memory, GPUs, software, a model",
     "support": "show which architectures and block formats run where, and with which kernels",
 }
 

@@ -1,0 +1,64 @@
+"""A finding of a check: its status, what was found, and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Status(StrEnum):
+    """How a check ended. FAIL keeps zinc from working, WARN makes it slower or incomplete."""
+
+    OK = "OK"
+    SKIP = "SKIP"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A result. fix: the command or the step that mends it; empty if nothing is wrong."""
+
+    status: Status
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The findings about one part of the machine. facts: what --json adds to them."""
+
+    title: str
+    findings: tuple[Finding, ...]
+    facts: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the section for --json."""
+        rows = [asdict(finding) for finding in self.findings]
+        return {"title": self.title, "findings": rows, **self.facts}
+
+
+def ok(text: str) -> Finding:
+    return Finding(Status.OK, text)
+
+
+def skip(text: str, fix: str = "") -> Finding:
+    return Finding(Status.SKIP, text, fix)
+
+
+def warn(text: str, fix: str) -> Finding:
+    return Finding(Status.WARN, text, fix)
+
+
+def fail(text: str, fix: str) -> Finding:
+    return Finding(Status.FAIL, text, fix)
+
+
+def read(path: Path) -> str:
+    """Return the text of a file of the system, without blanks around it; "" if there is none."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,55 @@
+"""A model file, if one is named: whether it is whole, supported, and fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from zinc.cli.checks.finding import Finding, Section, fail, ok, warn
+from zinc.cli.text import size
+from zinc.core.errors import FormatError, MemoryLimitError, ZincError
+from zinc.engine.load.fit import fit_report
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.planned import PlannedModel, plan_model
+
+CONTEXT_TOKENS = 4096  # the context that is checked, unless one is asked for
+
+
+def section(options: LoadOptions) -> Section:
+    """Check the model of `options` on the backend that they name."""
+    return Section("Model", tuple(_findings(options)), {"model": str(options.path)})
+
+
+def _findings(options: LoadOptions) -> Iterator[Finding]:
+    try:
+        with plan_model(options) as planned:
+            name = Path(planned.file.path).name
+            n_bytes = sum(t.n_bytes for t in planned.file.tensors.values())
+            yield ok(f"{name}: {planned.spec.arch}, {size(n_bytes)} of weights")
+            if "tokenizer.chat_template" in planned.file.metadata:
+                yield ok("it has a chat template")
+            else:
+                yield warn("it has no chat template", "use zinc run --raw, or --chat-template FILE")
+            yield from _memory(planned, options)
+    except MemoryLimitError as error:
+        yield fail(f"{error.what}: {error.why}", error.hint or "use a smaller file")
+    except FormatError as error:
+        yield fail(f"{error.what}: {error.why}", error.hint or "download the file again")
+    except ZincError as error:
+        yield fail(f"{error.what}: {error.why}", error.hint or "choose another file")
+
+
+def _memory(planned: PlannedModel, options: LoadOptions) -> Iterator[Finding]:
+    """Compare what a context needs with what each memory has."""
+    context = options.context or min(planned.spec.context, CONTEXT_TOKENS)
+    report = fit_report(planned, context)
+    for memory in report.memories:
+        needed, available = size(memory.needed_bytes), size(memory.available_bytes)
+        text = f"{memory.backend}: {context:,} tokens need {needed}, {available} are available"
+        if memory.fits:
+            yield ok(text)
+        else:
+            yield fail(text, "use a smaller file or quantisation, or a smaller --context")
+    fitting = report.fitting_context_tokens
+    if fitting >= context:
+        yield ok(f"contexts of up to {fitting:,} tokens fit")
