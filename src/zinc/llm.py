@@ -41,6 +41,7 @@ from zinc.core.errors import RequestError
 from zinc.engine.constraint import Thinking
 from zinc.engine.engine import Engine
 from zinc.engine.load.device_map import BackendChoice
+from zinc.engine.load.files import resolve_model
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
 from zinc.engine.load.planned import plan_model
@@ -65,7 +66,8 @@ Messages = Seq[Mapping[str, Any]]
 class LLM:
     """A model ready to run.
 
-    model: path of a GGUF file; None is the embedded demo model.
+    model: path of a GGUF file, or a name such as "qwen3:8b" or "org/repo:Q4_K_M" whose file is on
+        this machine (docs/models.md); None is the embedded demo model.
     backend: "cpu", "vulkan", or "auto": a GPU that holds the model and passes a self-test, else the
         CPU (docs/placement.md). `LLM.choice.reason` says what was chosen and why.
     threads: CPU threads; default, one for each core that this process may use.
@@ -112,7 +114,7 @@ class LLM:
         options: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        path = None if model is None else Path(model)
+        path = None if model is None else resolve_model(model)
         folder = None if cache_dir is None else Path(cache_dir).expanduser()
         load = LoadOptions(
             path=path, backend=backend, threads=threads, device_map=device_map, context=context,

@@ -196,7 +196,7 @@ def test_a_number_may_follow_its_letter():
 
 def test_a_name_that_is_no_file_is_not_downloaded(zinc):
     result = zinc("run", "-m", "Qwen/Qwen3-0.6B-GGUF", "Hello")
-    assert "models are .gguf files on this machine" in result.err.lower()
+    assert "Run `zinc pull Qwen/Qwen3-0.6B-GGUF`" in result.err
 
 
 def bad_files(folder: Path, good: bytes) -> dict[str, Path]:

@@ -109,8 +109,10 @@ def test_every_entry_of_the_catalogue_is_a_repository_and_finds_itself():
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("a.gguf", True), ("org/repo", True), ("qwen3:8b", True), ("ollama:x", True),
-        ("hello", False), ("org/repo is what?", False), ("3:4", False), ("why?", False),
+        ("model.gguf", True), ("MODEL.GGUF", True), ("./model", True), ("org/repo", True),
+        ("~/model", True), ("/", True), ("qwen3:8b", True), ("qwen3", True), ("ollama:x", True),
+        ("hello", False), ("and / or", False), ("is it a/b or c/d?", False), ("3:4", False),
+        ("line\na/b", False), ("what is a .gguf", False), ("a/b ", False), ("", False),
     ],
 )  # fmt: skip
 def test_which_first_words_of_run_are_models(word, expected):

@@ -62,7 +62,7 @@ def describe(file: GGUFFile) -> dict[str, Any]:
             }
             for tensor in file.tensors.values()
         ],
-        "types": {name: {"tensors": n, "bytes": size} for name, n, size in _types(file)},
+        "types": {name: {"tensors": n, "bytes": size} for name, n, size in types(file)},
         "parameters": sum(tensor.n_elements for tensor in file.tensors.values()),
         "memory": {**_memory(file, loaded), **fit},
     }
@@ -76,7 +76,7 @@ def report(file: GGUFFile) -> str:
     lines = [
         f"{file.path}: GGUF {file.version}, {size(file.n_bytes)}{parts}, "
         f"{n_parameters:,} parameters",
-        *summary.lines(file, loaded if isinstance(loaded, ZincError) else loaded[0], _types(file)),
+        *summary.lines(file, loaded if isinstance(loaded, ZincError) else loaded[0], types(file)),
         "",
         "metadata",
     ]
@@ -94,9 +94,9 @@ def report(file: GGUFFile) -> str:
         )
         for tensor in file.tensors.values()
     ]
-    types = [(name, n, size(n_bytes)) for name, n, n_bytes in _types(file)]
+    by_type = [(name, n, size(n_bytes)) for name, n, n_bytes in types(file)]
     lines += ["", table(("tensor", "type", "shape", "size |"), tensors)]
-    lines += ["", table(("type", "tensors |", "size |"), types)]
+    lines += ["", table(("type", "tensors |", "size |"), by_type)]
     memory = _memory(file, loaded)
     if "error" in memory:  # the summary has it
         return "\n".join(lines)
@@ -133,7 +133,7 @@ def nextn_memory(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
     return {"nextn_blocks": list(blocks), "nextn_bytes": sum(t.n_bytes for t in tensors)}
 
 
-def _types(file: GGUFFile) -> list[tuple[str, int, int]]:
+def types(file: GGUFFile) -> list[tuple[str, int, int]]:
     """Return (type, tensors, bytes), the largest first."""
     n_bytes: Counter[str] = Counter()
     n_tensors: Counter[str] = Counter()

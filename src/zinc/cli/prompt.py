@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from zinc.cli import streams, text, usage
 from zinc.cli.usage import UsageError
 from zinc.core.errors import RequestError
+from zinc.hub.names import FileName, is_model_name, parse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[MODEL] PROMPT",
         nargs="*",
         help="prompt text; - or a pipe reads stdin, and a pipe is added to a given PROMPT. A first "
-        "word that ends in .gguf, or has a / and no blanks, is the model",
+        "word is the model if it has no blanks and ends in .gguf, has a /, or is a short name such "
+        "as qwen3:8b",
     )
     parser.add_argument(
         "-f",
@@ -36,7 +37,7 @@ def read(args: argparse.Namespace) -> str:
     RequestError for text that cannot be read.
     """
     words = list(args.prompt)
-    if words and names_model(words[0]):
+    if words and is_model_name(words[0]):
         args.model = _model(words.pop(0), args.model)
     if len(words) > 1:
         raise UsageError("a PROMPT of several words needs quotes around it")
@@ -55,16 +56,6 @@ def read(args: argparse.Namespace) -> str:
     return prompt + ("\n\n" if content and not args.raw else "") + content
 
 
-def names_model(word: str) -> bool:
-    """Return whether `word` is written like a model: it ends in .gguf or has a path separator.
-
-    Text with blanks or newlines never is.
-    """
-    separators = {os.sep, os.altsep} - {None}
-    is_path = word.lower().endswith(".gguf") or any(each in word for each in separators if each)
-    return is_path and not any(map(str.isspace, word))
-
-
 def _model(word: str, option: str | None) -> str:
     """Return the model named by the first argument. Raises UsageError, RequestError."""
     if option is not None:
@@ -72,7 +63,10 @@ def _model(word: str, option: str | None) -> str:
             f"{word} is written like a model and -m names {option}: give one "
             "(a blank in it makes it a prompt)"
         )
-    path = Path(word).expanduser()
+    name = parse(word)
+    if not isinstance(name, FileName):
+        return word
+    path = name.path
     if not path.exists():
         raise RequestError(
             f"cannot open {word}",

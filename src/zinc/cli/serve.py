@@ -26,9 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="[NAME=]MODEL",
         nargs="*",
-        help="a .gguf file, and its name for clients (default: the file name). The first is the "
-        "default model of requests; others are loaded when a request names them (default: the "
-        "small model that comes with zinc)",
+        help="a .gguf file or a name such as qwen3:8b (docs/models.md), and its name for clients "
+        "(default: the file name, or the name as given). The first is the default model of "
+        "requests; others are loaded when a request names them (default: the small model that "
+        "comes with zinc)",
+    )
+    parser.add_argument(
+        "--pull", action="store_true", help="download models that are not on this machine"
     )
     parser.add_argument(
         "-m",
@@ -257,20 +261,40 @@ def _sources(args: argparse.Namespace) -> tuple[ModelSource, ...]:
     """Return the models to serve; the embedded one if none is named."""
     from zinc.server.config import ModelSource
 
-    found = [_source(each) for each in (*args.models, *args.more_models)] or [_embedded(args)]
+    found = [
+        _source(each, args.pull) for each in (*args.models, *args.more_models)
+    ] or [_embedded(args)]
     if args.alias is not None:
         found[0] = ModelSource(args.alias, found[0].path)
     return tuple(found)
 
 
-def _source(text: str) -> ModelSource:
+def _source(text: str, pull: bool) -> ModelSource:
+    """Return the model of [NAME=]MODEL. pull: download it if it is missing. Raises a ZincError."""
     from zinc.server.config import ModelSource
 
-    name, mark, file = text.partition("=")
+    name, mark, model = text.partition("=")
     # A path may hold "=": a name has no separators, and a file of the whole name is meant as such.
-    if mark and name and file and "/" not in name and not Path(text).exists():
-        return ModelSource(name, Path(file))
-    return ModelSource(Path(text).name.removesuffix(".gguf"), Path(text))
+    if not mark or not name or not model or "/" in name or Path(text).exists():
+        name, model = "", text
+    path = _model_file(model, pull)
+    is_path = model.lower().endswith(".gguf") or Path(model).expanduser().exists()
+    return ModelSource(name or (path.name.removesuffix(".gguf") if is_path else model), path)
+
+
+def _model_file(model: str, pull: bool) -> Path:
+    from zinc.engine.load.files import resolve_model
+    from zinc.hub.errors import MissingModelError
+
+    try:
+        return resolve_model(model)
+    except MissingModelError as error:
+        if not pull:
+            hint = f"run `zinc pull {model}`, or serve with --pull"
+            raise MissingModelError(model, error.why, hint) from None
+        from zinc.cli import downloads
+
+        return downloads.pull(model)
 
 
 def _embedded(args: argparse.Namespace) -> ModelSource:

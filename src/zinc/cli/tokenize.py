@@ -7,7 +7,6 @@ import json
 import sys
 
 from zinc.cli import text, usage
-from zinc.cli.prompt import names_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.text.endswith(".gguf") and names_model(args.text):
+    if args.text.endswith(".gguf") and not any(map(str.isspace, args.text)):
         raise usage.UsageError(f"{args.text} is written like a model: name it with -m")
     given = text.read_stdin() if args.text == "-" else usage.text_argument(args.text, "the text")
 

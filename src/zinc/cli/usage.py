@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 
 ALL_LAYERS = 1 << 16
+MODEL_HELP = (
+    "a .gguf file, or the name of a model: qwen3:8b, org/repo[:quantisation], ollama:name; see "
+    "docs/models.md (default: the small model that comes with zinc)"
+)
 
 
 class UsageError(Exception):
@@ -68,7 +72,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="a .gguf file (default: the small model that comes with zinc)",
+        help=MODEL_HELP,
     )
     parser.add_argument("-m", "--model", dest="model_option", metavar="MODEL", help="the same")
 
@@ -91,7 +95,7 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--model",
         metavar="MODEL",
-        help="a .gguf file (default: the small model that comes with zinc)",
+        help=MODEL_HELP,
     )
 
 
@@ -210,8 +214,8 @@ def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+def add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of text") -> None:
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 # Option, type, help. The defaults are those of SamplingParams; a test holds the texts to them.
@@ -336,10 +340,19 @@ def load_options(args: argparse.Namespace, **fields: Any) -> LoadOptions:
 
 
 def model_path(args: argparse.Namespace) -> Path:
-    """Return the model file; note on stderr that it is the embedded one. Raises FormatError."""
-    from zinc.engine.load.files import resolve_model
+    """Return the model file; note on stderr that it is the embedded one.
 
-    path = resolve_model(args.model)
+    On a terminal, offer to download a model that is missing. Raises as `resolve_model` does.
+    """
+    from zinc.engine.load.files import resolve_model
+    from zinc.hub.errors import MissingModelError
+
+    try:
+        path = resolve_model(args.model)
+    except MissingModelError as error:
+        from zinc.cli import downloads
+
+        path = downloads.offer(error)
     if args.model is None:
         print(f"zinc: no model is named, so this is the embedded {path.stem}", file=sys.stderr)
     return path

@@ -89,8 +89,10 @@ def parse(text: str) -> ModelName:
 
     A file that exists wins over every other meaning.
     """
-    if not text or text != text.strip() or "\n" in text or "\x00" in text:
-        raise ModelNameError(f"{text!r} is no model", "a name has no blanks around it")
+    if not text or "\x00" in text:
+        raise ModelNameError(
+            f"{text!r} is no model", "a name has characters, and none of them is NUL"
+        )
     path = Path(text).expanduser()
     if _exists(path):
         return FileName(path)

@@ -6,25 +6,20 @@ import os
 from pathlib import Path
 
 from zinc.backends.plans import Plan
-from zinc.core.errors import FormatError
 from zinc.formats.gguf import GGUFFile
+from zinc.hub.resolve import resolve
 
 EMBEDDED_MODEL = Path(__file__).parents[2] / "data" / "zinc-demo-30m-q4_k_m.gguf"
 
 
 def resolve_model(name: str | os.PathLike[str] | None) -> Path:
-    """Return the path of the model file `name`; None is the embedded model. Raises FormatError."""
-    if name is None:
-        return EMBEDDED_MODEL
-    path = Path(name).expanduser()
-    if path.is_dir():
-        raise FormatError(f"cannot open {path}", "it is a folder", "name a .gguf file inside it")
-    if not path.exists():
-        hint = "check the path"
-        if path.suffix != ".gguf":  # the name of a repository, for example
-            hint = "models are .gguf files on this machine: download one, and give its path"
-        raise FormatError(f"cannot open {path}", "there is no such file", hint)
-    return path
+    """Return the path of the model file `name`; None is the embedded model.
+
+    name: a path, or a name of the hub, the catalogue or Ollama (docs/models.md). Raises FormatError
+    for a path without a file, MissingModelError for a model that has to be downloaded first, and
+    ModelNameError for text that is no name.
+    """
+    return EMBEDDED_MODEL if name is None else resolve(name)
 
 
 def weights_bytes(file: GGUFFile, plan: Plan) -> int:

@@ -1,0 +1,129 @@
+"""`zinc show`: what a model is and what it needs, in a few lines.
+
+A model that is not on this machine is described by its repository: the quantisations, with the
+memory that each would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zinc.cli import usage
+from zinc.cli.text import size, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zinc.hub.names import HubName
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=usage.MODEL_HELP)
+    usage.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from zinc.hub.errors import MissingModelError
+    from zinc.hub.names import HubName, parse
+    from zinc.hub.resolve import resolve
+
+    try:
+        path = resolve(args.model)
+    except MissingModelError:
+        name = parse(args.model)
+        if not isinstance(name, HubName):
+            raise
+        found, text = _remote(name)
+    else:
+        found, text = _local(path)
+    if args.json:
+        json.dump(found, sys.stdout, indent=2)
+        print()
+    else:
+        print(text)
+    return 0
+
+
+def _local(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the description of a model file, as JSON values and as text."""
+    from zinc.cli import fit_text, inspect, summary
+    from zinc.engine.load.fit import fit_report
+    from zinc.engine.load.options import LoadOptions
+    from zinc.engine.load.planned import plan_model
+
+    with plan_model(LoadOptions(path=path)) as planned:
+        file, spec = planned.file, planned.spec
+        report = fit_report(planned, spec.context)
+        lines = [f"{path}", *summary.lines(file, spec, inspect.types(file))]
+        for memory in report.memories:
+            needs = fit_text.purposes(memory, report.context_tokens)
+            lines.append(f"  memory     {needs} on {memory.backend}")
+        lines += [f"  {line}" for line in fit_text.verdict(report).splitlines()]
+        found = {
+            "path": str(path),
+            "architecture": spec.arch,
+            "parameters": sum(tensor.n_elements for tensor in file.tensors.values()),
+            "context_tokens": report.context_tokens,
+            **fit_text.as_json(report),
+        }
+    return found, "\n".join(lines)
+
+
+def _remote(name: HubName) -> tuple[dict[str, Any], str]:
+    """Return the quantisations of a repository, as JSON values and as text. Raises a ZincError."""
+    from zinc.cli import downloads
+    from zinc.hub.choice import choose
+    from zinc.hub.errors import ModelNameError
+    from zinc.hub.events import ignore
+    from zinc.hub.huggingface import Hub
+    from zinc.hub.variants import variants_of
+
+    hub = Hub(name.endpoint)
+    repository = hub.repository(name, ignore)
+    variants = variants_of(repository.files)
+    if not variants:
+        raise ModelNameError(f"{name.repo} has no GGUF files")
+    check = downloads.fit_check(hub, repository, variants)
+    fits = [check(variant) for variant in variants]
+    best = None
+    if any(fit.fits for fit in fits):
+        best = choose(variants, check, name.repo)
+    rows: list[dict[str, Any]] = [
+        {
+            "quantisation": variant.label,
+            "bytes": variant.n_bytes,
+            "needed_bytes": fit.needed_bytes,
+            "fits": fit.fits,
+            "recommended": best is not None and variant is best.variant,
+        }
+        for variant, fit in zip(variants, fits, strict=True)
+    ]
+    context, available = fits[0].context_tokens, fits[0].available_bytes
+    lines = [
+        f"{name.repo} is not on this machine; its quantisations are",
+        table(
+            ("quantisation", "size |", "memory |", "fits", ""),
+            [
+                (
+                    row["quantisation"],
+                    size(row["bytes"]),
+                    size(row["needed_bytes"]),
+                    "yes" if row["fits"] else "no",
+                    "`zinc pull` takes this one" if row["recommended"] else "",
+                )
+                for row in rows
+            ],
+        ),
+        f"memory: with a context of {context:,} tokens; {size(available)} are available",
+    ]
+    found = {
+        "repository": name.repo,
+        "commit": repository.commit,
+        "context_tokens": context,
+        "available_bytes": available,
+        "quantisations": rows,
+    }
+    return found, "\n".join(lines)
