@@ -261,9 +261,9 @@ def _sources(args: argparse.Namespace) -> tuple[ModelSource, ...]:
     """Return the models to serve; the embedded one if none is named."""
     from zinc.server.config import ModelSource
 
-    found = [
-        _source(each, args.pull) for each in (*args.models, *args.more_models)
-    ] or [_embedded(args)]
+    found = [_source(each, args.pull) for each in (*args.models, *args.more_models)] or [
+        _embedded(args)
+    ]
     if args.alias is not None:
         found[0] = ModelSource(args.alias, found[0].path)
     return tuple(found)
