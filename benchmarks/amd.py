@@ -99,7 +99,7 @@ class Numbers:
         )
 
 
-# A kernel as data: family, model and step that run it first, kernel, macros, and its Numbers.
+# One kernel of one family: the model and step that run it first, its macros, and its Numbers.
 Row = dict[str, Any]
 COLUMNS = ("VGPRs", "spills", "LDS", "waves", "instructions", "dot4", "wmma", "b128")
 
@@ -180,7 +180,7 @@ def compile_family(family: str, selection: Selection) -> tuple[str, list[Row]] |
 def compile_all(families: Sequence[str], selection: Selection) -> dict[str, Any]:
     """Compile the selected kernels for `families`. Return Mesa's version and all rows."""
     for model in selection.models:
-        plan_of(model)  # cached before the processes are forked
+        plan_of(model)  # fill the cache that forked processes share
     version, rows = "", list[Row]()
     for family in families:
         if (found := compile_family(family, selection)) is None:

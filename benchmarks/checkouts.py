@@ -67,7 +67,9 @@ class Checkout:
         assert self._server.stdout is not None
         words = (word for line in self._server.stdout for word in line.split())
         self._url = next(word for word in words if word.startswith("http://"))
-        threading.Thread(target=self._server.stdout.read, daemon=True).start()  # its log
+        threading.Thread(
+            target=self._server.stdout.read, daemon=True
+        ).start()  # drains the log of the server
         while True:
             try:
                 urllib.request.urlopen(f"{self._url}/health").read()
@@ -124,7 +126,7 @@ def compare(before: Path, after: Path, model: str, rounds: int) -> dict[str, Any
         pass  # a model without a chat template
     seconds: dict[str, list[list[float]]] = {}
     try:
-        for number in range(-2, rounds):  # two to warm up
+        for number in range(-2, rounds):  # the first two rounds warm up
             for work in works:
                 order = (0, 1) if number % 2 else (1, 0)
                 found = {each: work(checkouts[each]) for each in order}

@@ -48,7 +48,7 @@ def run_zinc(model: str, args: argparse.Namespace) -> dict[str, Any]:
     ]  # fmt: skip
     level = {env.LEVEL.name: args.level} if args.level else {}
     result: dict[str, Any] = json.loads(run(command, level))
-    result["model"] = Path(model).name  # without the folder
+    result["model"] = Path(model).name  # the report names the file, not its folder
     return result
 
 

@@ -45,7 +45,7 @@ class Load:
         self._llm, self._n_requests, self._width = llm, n_requests, width
         self._random = random.Random(seed)
         self._stems = [self._ids(n) for n in (20, 90, 200, 400)]
-        self._running: list[tuple[Any, int]] = []  # and the tokens after which it is cancelled
+        self._running: list[tuple[Any, int]] = []  # (sequence, tokens after which it is cancelled)
         self.n_made = 0
         self.ends: Counter[str] = Counter()
 

@@ -120,7 +120,7 @@ SHAPES = {
         tied=False,
         experts=Experts(64, 8, 768),
     ),
-    # The vocabulary of Qwen 3, so that the head does not outweigh what is to be measured.
+    # The smaller vocabulary of Qwen 3, so that the output layer does not dominate the measurement.
     "qwen35moe-64x": Shape(
         *("qwen35moe", 8, 1024, 256, 8, 2, 256, 151936, 262144, 1e7),
         delta=DeltaNet(16, 32, 128),
@@ -178,7 +178,7 @@ def tensor_type(name: str, layer: int, cols: int, shape: Shape, mix: str) -> GGM
 
 def wanted_type(name: str, layer: int, shape: Shape, mix: str) -> GGMLType:
     """Return the block type that `mix` gives a matrix, whatever its number of columns."""
-    if mix == "mxfp4":  # experts only
+    if mix == "mxfp4":  # MXFP4 is used for experts only
         return GGMLType.MXFP4 if name.endswith("_exps") else GGMLType.Q8_0
     if mix != "q4_k_m":
         return GGMLType[mix.upper()]

@@ -74,7 +74,7 @@ def measure(llm: LLM, args: argparse.Namespace, schema: str, temperature: float)
     held = SamplingParams(temperature=temperature, seed=1, max_tokens=args.tokens)
     pairs: list[tuple[float, float]] = []
     n_steps = 0
-    for i in range(args.pairs + 1):  # the first is a warm-up
+    for i in range(args.pairs + 1):  # the first pair is a warm-up
         if i % 2 == 0:
             free_ms, _ = run(llm, free)
         held_ms, n_steps = run(llm, held, SCHEMAS[schema])

@@ -42,7 +42,7 @@ from zinc.gpu import packing
 from zinc.gpu.lower import attention
 
 REPETITIONS = 3
-DECODE_REPETITIONS = 9  # short, and one in three is off by a percent
+DECODE_REPETITIONS = 9  # one in three short runs is off by a percent
 PROFILE_RUNS = 5
 SAMPLED_BY = ("host", "device, in step", "device")
 

@@ -44,7 +44,7 @@ def main(folder: Path, models: list[Path]) -> None:
     prebuild.build(wanted, folder)
     names = {f"{shaders.key(shader)}.spv" for shader in wanted}
     for path in folder.iterdir():
-        if path.name not in names:  # of an older version of the source
+        if path.name not in names:  # left over from an older version of the source
             path.unlink()
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{len(names)} Vulkan kernels are prebuilt: {size / 1e6:.1f} MB")
