@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.backends.plans import Launch
-from zinc.core.kv_types import BYTES_A_NUMBER
+from zinc.core.kv_types import BYTES_PER_NUMBER
 from zinc.ops.values import Dim, Weight
 from zinc.quant.blocks import row_bytes
 
@@ -41,7 +41,7 @@ class StepShape:
         """Return the bytes of weights, activations, keys and values that a launch moves."""
         cost = launch.cost
         # Launch costs are stated for float16.
-        scale = BYTES_A_NUMBER[self.kv_dtype] / BYTES_A_NUMBER["f16"]
+        scale = BYTES_PER_NUMBER[self.kv_dtype] / BYTES_PER_NUMBER["f16"]
         keys = round(cost.key_bytes * self.keys(launch) * scale)
         return cost.bytes(self.rows(launch), sequences=self.sequences) + keys
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zinc.core import env
 from zinc.core.errors import RequestError
-from zinc.core.kv_types import BYTES_A_NUMBER
+from zinc.core.kv_types import BYTES_PER_NUMBER
 
 if TYPE_CHECKING:
     from zinc.engine.load.options import LoadOptions
@@ -207,7 +207,7 @@ def rope_scaling(args: argparse.Namespace) -> RopeScaling | None:
 def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-dtype",
-        choices=("auto", *BYTES_A_NUMBER),
+        choices=("auto", *BYTES_PER_NUMBER),
         default="auto",
         help="type of the KV cache (default: auto; q8_0 on the CPU where the model allows); q4_0 "
         "costs 2 to 13%% of perplexity on small models (docs/numerics.md)",

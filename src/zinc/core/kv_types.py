@@ -6,6 +6,6 @@ of groups. docs/adr/0001-kv-type.md explains the default and gives the perplexit
 
 from __future__ import annotations
 
-BYTES_A_NUMBER = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-GROUP = 32
+BYTES_PER_NUMBER = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+GROUP_DIMENSIONS = 32
 """Dimensions of a head that share a scale in the integer formats."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from zinc.backends.api import CacheLayout
 from zinc.core.errors import RequestError
-from zinc.core.kv_types import BYTES_A_NUMBER, GROUP
+from zinc.core.kv_types import BYTES_PER_NUMBER, GROUP_DIMENSIONS
 from zinc.kv import Group, window_blocks
 from zinc.ops.values import KVState, RecurrentState, State
 
@@ -24,17 +24,17 @@ def resolve_kv_dtype(wanted: str, default: str, states: tuple[State, ...]) -> st
     docs/adr/0001-kv-type.md has the reasons. Raises RequestError for an unknown type, or a type
     that the model's head dimensions rule out.
     """
-    if wanted != "auto" and wanted not in BYTES_A_NUMBER:
-        known = ", ".join(BYTES_A_NUMBER)
+    if wanted != "auto" and wanted not in BYTES_PER_NUMBER:
+        known = ", ".join(BYTES_PER_NUMBER)
         raise RequestError(f"there is no KV type {wanted!r}", "", f"choose auto or one of {known}")
     dims = {dim for s in states if isinstance(s, KVState) for dim in (s.head_dim, s.head_dim_v)}
-    odd = sorted(dim for dim in dims if dim % GROUP)
+    odd = sorted(dim for dim in dims if dim % GROUP_DIMENSIONS)
     if wanted == "auto":
         return "f16" if odd else default
     if wanted != "f16" and odd:
         raise RequestError(
             f"keys and values of this model cannot be stored as {wanted}",
-            f"it needs heads whose dimensions are multiples of {GROUP}, not {odd[0]}",
+            f"it needs heads whose dimensions are multiples of {GROUP_DIMENSIONS}, not {odd[0]}",
             "choose f16",
         )
     return wanted
@@ -44,7 +44,7 @@ def kv_bytes_per_token(states: tuple[State, ...], kv_dtype: str) -> float:
     """Return the bytes of keys and values that one position takes over all attention layers."""
     layers = [s for s in states if isinstance(s, KVState)]
     dims = sum(s.n_heads * (s.head_dim + (0 if s.v_from_k else s.head_dim_v)) for s in layers)
-    return dims * BYTES_A_NUMBER[kv_dtype]
+    return dims * BYTES_PER_NUMBER[kv_dtype]
 
 
 def state_bytes_per_sequence(states: tuple[State, ...]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zinc.grammar.schema.document import DRAFT_2020, Document, Located, SchemaError
-from zinc.grammar.schema.keywords import Keywords, Support
+from zinc.grammar.schema.keywords import KeywordPolicy, Keywords
 from zinc.grammar.schema.sets import ValueSets
 from zinc.grammar.schema.values import (
     ANY,
@@ -31,12 +31,12 @@ MAX_NESTED = 80  # subschemas applied to the same value, one within the other
 class Evaluator:
     """Returns the values that the subschemas of a document allow.
 
-    support: decides about unsupported keywords. Methods raise SchemaError.
+    policy: decides about unsupported keywords. Methods raise SchemaError.
     """
 
-    def __init__(self, document: Document, support: Support) -> None:
+    def __init__(self, document: Document, policy: KeywordPolicy) -> None:
         self.document = document
-        self.support = support
+        self.policy = policy
         self.sets = ValueSets(self.values)
         self._known: dict[Located, Values] = {}
         self._conjunctions: dict[Conjunction, Values] = {}
@@ -81,7 +81,7 @@ class Evaluator:
     def _read(self, located: Located) -> Values:
         """Return the intersection of the values that each keyword allows."""
         schema, draft = located.schema, self.document.draft
-        keywords = Keywords(self.document, located, self.support)
+        keywords = Keywords(self.document, located, self.policy)
         if draft <= 7 and "$ref" in schema:
             return self._referred(located, keywords, "$ref")
         parts = [keywords.types()]

@@ -41,7 +41,7 @@ _APPLICATORS = frozenset(
 
 
 @dataclass(slots=True)
-class Support:
+class KeywordPolicy:
     """Policy for keywords that zinc does not support.
 
     By default they raise SchemaError. If `lenient`, they are ignored and listed in `dropped`; the
@@ -61,10 +61,10 @@ class Support:
 class Keywords:
     """Reads the keywords of one subschema. Methods raise SchemaError if a value is not valid."""
 
-    def __init__(self, document: Document, located: Located, support: Support) -> None:
+    def __init__(self, document: Document, located: Located, policy: KeywordPolicy) -> None:
         self._document = document
         self._located = located
-        self._support = support
+        self._policy = policy
         self.schema: Any = located.schema
 
     def invalid(self, keyword: str, why: str) -> NoReturn:
@@ -73,7 +73,7 @@ class Keywords:
 
     def cannot(self, keyword: str, why: str = "is not supported") -> None:
         """Raise SchemaError for a keyword, or list it as dropped."""
-        self._support.cannot(keyword, why, self._located.path)
+        self._policy.cannot(keyword, why, self._located.path)
 
     def types(self) -> Values:
         """Return the values that `type` allows."""

@@ -51,7 +51,7 @@ class ObjectRules:
 
     def alternatives(self) -> Alternatives:
         """Return the alternatives of the object; add the rules they need. Raises SchemaError."""
-        object, rules, cannot = self._object, self._rules, self._writer.evaluator.support.cannot
+        object, rules, cannot = self._object, self._rules, self._writer.evaluator.policy.cannot
         least, most = object.lengths
         required = set(object.required)
         least = 0 if least <= len(required) else least

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from zinc.grammar.schema.document import Document, Json, SchemaError
 from zinc.grammar.schema.evaluate import Evaluator
-from zinc.grammar.schema.keywords import Support
+from zinc.grammar.schema.keywords import KeywordPolicy
 from zinc.grammar.schema.symbols import RuleSet, quoted
 from zinc.grammar.schema.values import (
     ANY,
@@ -43,22 +43,22 @@ class SchemaRules:
 
     def __init__(self, schema: Json, *, spacing: Spacing = FLEXIBLE, lenient: bool = False) -> None:
         self._document = Document(schema)
-        self._evaluator = Evaluator(self._document, Support(lenient))
+        self._evaluator = Evaluator(self._document, KeywordPolicy(lenient))
         self._spacing = spacing
 
     @property
     def dropped(self) -> dict[str, None]:
         """The keywords that the rules written so far leave out."""
-        return self._evaluator.support.dropped
+        return self._evaluator.policy.dropped
 
     def drop(self, keyword: str, why: str) -> None:
         """Leave out a keyword, or refuse it."""
-        self._evaluator.support.cannot(keyword, why)
+        self._evaluator.policy.cannot(keyword, why)
 
     def sharing(self, schema: Json) -> SchemaRules:
         """Return the rules of another schema, which list dropped keywords together with these."""
         other = SchemaRules(schema, spacing=self._spacing)
-        other._evaluator.support = self._evaluator.support
+        other._evaluator.policy = self._evaluator.policy
         return other
 
     def kinds(self, *at: str | int) -> frozenset[str]:

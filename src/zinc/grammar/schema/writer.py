@@ -154,7 +154,7 @@ class Writer:
         for bound, keyword in ((number.low, "minimum"), (number.high, "maximum")):
             exponent = 0 if bound is None else bound.value.as_tuple().exponent
             if isinstance(exponent, int) and exponent < -MAX_DECIMALS and not number.integer:
-                self.evaluator.support.cannot(keyword, f"has more than {MAX_DECIMALS} decimals")
+                self.evaluator.policy.cannot(keyword, f"has more than {MAX_DECIMALS} decimals")
                 return ["/-?(0|[1-9][0-9]*)(\\.[0-9]+)?/"]
         return _number(number)
 
@@ -179,7 +179,7 @@ class Writer:
             # llguidance builds an automaton with about as many states for each schema.
             self._n_multiples += step.numerator * step.denominator
         if schema is None or self._n_multiples > MAX_MULTIPLES:
-            self.evaluator.support.cannot(
+            self.evaluator.policy.cannot(
                 "multipleOf", f"{_short(step)} is not supported with this range"
             )
             return plain
