@@ -73,7 +73,7 @@ class LineInput:
                 raise EOFError
             return data.decode().rstrip("\r\n")
         lines = [input(prompt)]
-        while not self._brackets_paste and select.select([sys.stdin], [], [], PASTE_S)[0]:
+        while not self._brackets_paste and _has_more():
             try:
                 lines.append(input(MORE))
             except EOFError:
@@ -149,6 +149,14 @@ def write_history(path: Path, entries: list[str]) -> None:
             file.writelines(f"{line}\n" for line in lines)
     except OSError:
         pass
+
+
+def _has_more() -> bool:
+    """Return whether more of a paste follows within PASTE_S seconds."""
+    try:
+        return bool(select.select([sys.stdin], [], [], PASTE_S)[0])
+    except OSError:  # Windows waits for sockets alone
+        return False
 
 
 def _import_readline() -> ModuleType | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
@@ -51,7 +50,3 @@ def backends(
             yield name, api.create(name, threads, options)
         except ZincError as error:
             yield name, error
-
-
-def total_memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

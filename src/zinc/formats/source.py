@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,11 @@ from numpy.typing import NDArray
 from zinc.core.errors import FormatError
 
 REFETCH = "download or convert the file again"
+# Flags that this system has. Windows opens files as text unless O_BINARY is set.
+_OPEN_FLAGS = os.O_RDONLY | sum(
+    getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY", "O_NOINHERIT")
+)
+_READ_BYTES = 16 << 20  # of one read into a temporary buffer
 
 
 class Stamp(NamedTuple):
@@ -43,9 +49,10 @@ class Source:
     def __init__(self, path: Path) -> None:
         """Open a regular file for reading. Raises FormatError if that is not possible."""
         self.path = path
+        self._seeking = threading.Lock()
         try:
             # Only after opening can a named pipe be recognised, so opening must not block.
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._fd = os.open(path, _OPEN_FLAGS)
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
         weakref.finalize(self, os.close, self._fd)
@@ -63,18 +70,9 @@ class Source:
 
     def read(self, start: int, n_bytes: int, what: str) -> bytes:
         """Return `n_bytes` of the file from `start` on; `what` names them in a FormatError."""
-        parts: list[bytes] = []
-        end = start + n_bytes
-        try:
-            while start < end:
-                part = os.pread(self._fd, end - start, start)
-                if not part:
-                    raise self._shorter(start, what)
-                parts.append(part)
-                start += len(part)
-        except OSError as error:
-            raise self._unreadable(error) from error
-        return b"".join(parts)
+        data = bytearray(n_bytes)
+        self._fill(memoryview(data), start, what)
+        return bytes(data)
 
     def read_into(self, target: NDArray[np.uint8], start: int, what: str) -> None:
         """Fill the contiguous array `target` with the bytes of the file from `start` on.
@@ -82,16 +80,28 @@ class Source:
         what: name of the data for the error. Raises FormatError if the file is too short or cannot
         be read.
         """
-        view = target.data
+        self._fill(target.data, start, what)
+
+    def _fill(self, view: memoryview, start: int, what: str) -> None:
         try:
             while len(view):
-                n_read = os.preadv(self._fd, [view], start)
+                n_read = self._read_at(view, start)
                 if n_read == 0:
                     raise self._shorter(start, what)
                 view = view[n_read:]
                 start += n_read
         except OSError as error:
             raise self._unreadable(error) from error
+
+    def _read_at(self, view: memoryview, start: int) -> int:
+        """Read bytes from `start` on into `view`; return how many, 0 at the end of the file."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._fd, [view], start)
+        with self._seeking:  # Windows reads at the one position that the file has
+            os.lseek(self._fd, start, os.SEEK_SET)
+            part = os.read(self._fd, min(len(view), _READ_BYTES))
+        view[: len(part)] = part
+        return len(part)
 
     def _shorter(self, end: int, what: str) -> FormatError:
         return FormatError(

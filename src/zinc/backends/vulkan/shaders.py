@@ -53,7 +53,7 @@ def source(name: str) -> str:
 
     def visit(name: str) -> None:
         if name not in texts:
-            texts[name] = text = (KERNELS / name).read_text()
+            texts[name] = text = (KERNELS / name).read_text(encoding="utf-8")
             for included in re.findall(r'^\s*#include\s+"([^"]+)"', text, re.MULTILINE):
                 visit(included)
 

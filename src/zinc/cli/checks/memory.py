@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from zinc.cli import machine
 from zinc.cli.checks.finding import Finding, Section, fail, ok, read, warn
 from zinc.cli.text import size
+from zinc.core import host_memory
 from zinc.engine.load.memory import available_memory_bytes
 
 LITTLE_BYTES = 2 << 30
@@ -16,7 +16,7 @@ LEAST_BYTES = 256 << 20
 
 def section(root: Path = Path("/"), available_bytes: int | None = None) -> Section:
     """Check the memory. available_bytes: by default what the system reports."""
-    total = machine.total_memory_bytes()
+    total = host_memory.total_memory_bytes()
     available = available_memory_bytes() if available_bytes is None else available_bytes
     findings = (_available(total, available), *_huge_pages(root))
     facts = {"memory_bytes": total, "available_memory_bytes": available}

@@ -6,13 +6,12 @@ arenas come first; the cache gets a share of the rest.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from zinc.backends.api import Backend
 from zinc.backends.plans import Plan, SplitPlan
+from zinc.core import host_memory
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.engine.cache_layout import (
     cache_bytes,
@@ -85,13 +84,7 @@ def available_memory_bytes(backend: Backend | None = None) -> int:
     """Return the free bytes of the backend's device, or of the host without swapping."""
     if backend is not None and (on_device := backend.available_bytes()) is not None:
         return on_device
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return host_memory.available_memory_bytes()
 
 
 def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[MemoryBudget]:
