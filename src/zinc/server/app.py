@@ -27,7 +27,7 @@ from zinc.server.http.access import Access, RequestLog
 from zinc.server.http.body import BodyMemory
 from zinc.server.http.dialect import error_body
 from zinc.server.http.log import report_failure
-from zinc.server.http.responses import JSONAnswer, record
+from zinc.server.http.responses import JSONResponse, record
 from zinc.server.runtime.entry import Entry
 from zinc.server.runtime.metrics import ServerMetrics
 from zinc.server.runtime.pool import ModelPool
@@ -93,12 +93,12 @@ class Application:
                     raise
                 report_failure(record(request), error)
                 told = as_sent(from_exception(error), request.scope.get(SOURCES, {}))
-                return _error_answer(told, request)
+                return _error_response(told, request)
 
         return handle
 
     async def _document(self, request: Request) -> Response:
-        return JSONAnswer(_document(bool(self.config.api_keys)))
+        return JSONResponse(_document(bool(self.config.api_keys)))
 
     def _route_of(self, scope: Scope) -> str:
         """Return the path pattern of the endpoint that handles a request, or "other"."""
@@ -122,12 +122,12 @@ async def _docs(request: Request) -> Response:
     return HTMLResponse(openapi.page(OPERATIONS))
 
 
-def _error_answer(error: ApiError, request: Request) -> Response:
-    return JSONAnswer(error_body(error, request.scope), error.status, error.headers)
+def _error_response(error: ApiError, request: Request) -> Response:
+    return JSONResponse(error_body(error, request.scope), error.status, error.headers)
 
 
 # Endpoints of other servers that clients ask for: why they are missing, and what to use instead.
-_ABSENT = {
+_MISSING = {
     ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"): (
         "models that rank texts are not supported",
         "compare embeddings, from /v1/embeddings",
@@ -148,8 +148,8 @@ _ABSENT = {
 }
 
 
-def _not_there(path: str) -> tuple[str, str] | None:
-    for known, reason in _ABSENT.items():
+def _missing_endpoint(path: str) -> tuple[str, str] | None:
+    for known, reason in _MISSING.items():
         if any(path.startswith(name) if name.endswith("/") else path == name for name in known):
             return reason
     return None
@@ -164,7 +164,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }.get(status, "the request cannot be answered")
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     found = ApiError(status, what, "", "/docs lists what there is", headers=headers)
-    if status == 404 and (absent := _not_there(request.url.path)):
-        found = ApiError(status, what, *absent)
+    if status == 404 and (reason := _missing_endpoint(request.url.path)):
+        found = ApiError(status, what, *reason)
     report_failure(record(request), found)
-    return _error_answer(found, request)
+    return _error_response(found, request)

@@ -10,7 +10,7 @@ from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import ApiError
 from zinc.server.http.body import Fields
 from zinc.server.http.dialect import speaks_anthropic
-from zinc.server.http.responses import JSONAnswer
+from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.entry import State
 from zinc.server.runtime.metrics import CONTENT_TYPE
 
@@ -34,7 +34,7 @@ async def health(service: Service, request: Request) -> Response:
         raise ApiError(503, "the model is being loaded", headers={"Retry-After": "1"})
     if all(each.state is State.FAILED for each in service.pool.entries.values()):
         raise ApiError(503, "the model cannot be loaded", "the server's log has the cause")
-    return JSONAnswer({"status": "ok"})
+    return JSONResponse({"status": "ok"})
 
 
 async def metrics(service: Service, request: Request) -> Response:
@@ -55,14 +55,14 @@ async def models(service: Service, request: Request) -> Response:
     if speaks_anthropic(request.scope):
         return await anthropic.list_models(service, request)
     rows = [entry.describe() for entry in service.pool.entries.values()]
-    return JSONAnswer({"object": "list", "data": rows})
+    return JSONResponse({"object": "list", "data": rows})
 
 
 async def model(service: Service, request: Request) -> Response:
     """Describe one model. Raises ApiError 404."""
     if speaks_anthropic(request.scope):
         return await anthropic.get_model(service, request)
-    return JSONAnswer(service.pool.named(request.path_params["name"]).describe())
+    return JSONResponse(service.pool.named(request.path_params["name"]).describe())
 
 
 async def load_model(service: Service, request: Request) -> Response:
@@ -70,7 +70,7 @@ async def load_model(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ModelFields)
     async with service.pool.use(service.pool.named(fields.model).source.name):
         pass
-    return JSONAnswer({"success": True})
+    return JSONResponse({"success": True})
 
 
 async def unload_model(service: Service, request: Request) -> Response:
@@ -81,4 +81,4 @@ async def unload_model(service: Service, request: Request) -> Response:
         raise ApiError(
             409, f"the model {fields.model!r} is in use", "", "try again later", param="model"
         )
-    return JSONAnswer({"success": True})
+    return JSONResponse({"success": True})

@@ -21,7 +21,7 @@ from zinc.server.config import ServerConfig, is_loopback
 from zinc.server.errors import ApiError
 from zinc.server.http.dialect import error_body
 from zinc.server.http.log import log_request, report_failure
-from zinc.server.http.responses import RECORD, JSONAnswer, Record
+from zinc.server.http.responses import RECORD, JSONResponse, Record
 from zinc.server.runtime.metrics import ServerMetrics
 
 APP_SCHEMES = ("app", "file", "tauri", "vscode-file", "vscode-webview")
@@ -105,9 +105,9 @@ class Access:
         error = self._refusal(scope, headers, origin)
         if error is not None:
             report_failure(scope[RECORD], error)
-            answer = JSONAnswer(error_body(error, scope), error.status, error.headers)
+            answer = JSONResponse(error_body(error, scope), error.status, error.headers)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            answer = JSONAnswer({}, 200)
+            answer = JSONResponse({}, 200)
             answer.headers["Access-Control-Allow-Methods"] = _METHODS
             asked = headers.get("access-control-request-headers", "*")
             answer.headers["Access-Control-Allow-Headers"] = asked

@@ -53,7 +53,7 @@ def encode_json(value: Json) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-class JSONAnswer(Response):
+class JSONResponse(Response):
     """A response whose body is JSON."""
 
     media_type = "application/json"

@@ -18,9 +18,9 @@ from zinc.server.apis.anthropic.request import to_request
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished
 from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.chat.start import answer_chat
-from zinc.server.apis.shared.service import Service, StreamEvents, account, read_fields
+from zinc.server.apis.shared.service import Service, StreamEvents, read_fields, record_answers
 from zinc.server.errors import unsupported
-from zinc.server.http.responses import JSONAnswer, event
+from zinc.server.http.responses import JSONResponse, event
 from zinc.server.runtime.loaded_model import LoadedModel
 
 ANTHROPIC = StreamEvents(
@@ -39,7 +39,7 @@ async def create_message(service: Service, request: Request) -> Response:
 
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         found = await answers[0].collect()
-        account(request, [(found.finished.reason, found.finished.timings)])
+        record_answers(request, [(found.finished.reason, found.finished.timings)])
         return {
             **head,
             "model": model.name,
@@ -73,7 +73,7 @@ async def create_message(service: Service, request: Request) -> Response:
                 continue
             for name, data in blocks.close():
                 yield event(data, name)
-            account(request, [(item.reason, item.timings)])
+            record_answers(request, [(item.reason, item.timings)])
             delta = {"type": "message_delta", "delta": _stop(item), "usage": _usage(item)}
             yield event(delta, "message_delta")
         yield event({"type": "message_stop"}, "message_stop")
@@ -90,7 +90,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     asked = to_request(fields, None)
     async with service.pool.use(fields.model) as model:
         prompt = await prompt_of(model, asked)
-    return JSONAnswer({"input_tokens": len(prompt.ids)})
+    return JSONResponse({"input_tokens": len(prompt.ids)})
 
 
 def _stop(end: Finished) -> dict[str, Any]:

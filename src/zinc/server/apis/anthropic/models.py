@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from zinc.server.apis.shared.service import Service
 from zinc.server.errors import invalid
-from zinc.server.http.responses import JSONAnswer
+from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.entry import Entry
 
 _MODELS_A_PAGE, _MAX_MODELS_A_PAGE = 20, 1000
@@ -35,7 +35,7 @@ async def list_models(service: Service, request: Request) -> Response:
     else:
         left = names[names.index(after) + 1 :] if after else names
         page = left[:limit]
-    return JSONAnswer(
+    return JSONResponse(
         {
             "data": [_model_info(service.pool.entries[name]) for name in page],
             "first_id": page[0] if page else None,
@@ -47,7 +47,7 @@ async def list_models(service: Service, request: Request) -> Response:
 
 async def get_model(service: Service, request: Request) -> Response:
     """Answer with the description of one model in Anthropic's form. Raises ApiError 404."""
-    return JSONAnswer(_model_info(service.pool.named(request.path_params["name"])))
+    return JSONResponse(_model_info(service.pool.named(request.path_params["name"])))
 
 
 def _model_info(entry: Entry) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from zinc.server.apis.shared.fields import (
     with_seed,
 )
 from zinc.server.apis.shared.infill import IndentReader, fill_prompt
-from zinc.server.apis.shared.service import Service, account, answer, client_of, read_fields
+from zinc.server.apis.shared.service import Service, answer, client_of, read_fields, record_answers
 from zinc.server.apis.shared.text import plain_text
 from zinc.server.errors import invalid
 from zinc.server.http.responses import event, merge
@@ -50,9 +50,9 @@ async def completion(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, NativeFields)
 
     def ids_of(model: LoadedModel) -> list[list[int]]:
-        found = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
+        found = prompts.as_list(fields.prompt, "prompt", MAX_PROMPTS)
         encoded = (prompts.encode(model, each, "prompt", parse_special=True) for each in found)
-        return prompts.bounded(model, encoded, "prompt")
+        return prompts.limited(model, encoded, "prompt")
 
     return await _complete(service, request, fields, ids_of)
 
@@ -106,14 +106,14 @@ async def _complete(
         deadline = (fields.t_max_predict_ms or 0) / 1000
         found = ids_of(model)
         model.runner.check_room(n * len(found))
-        held = iter(constraints(model, constraint, n * len(found)))
+        per_answer = iter(constraints(model, constraint, n * len(found)))
         breakers = model.llm.dry_breakers(params)
         return [
             Job(
                 ids,
                 with_seed(params, i),
                 reader,
-                constraint=next(held),
+                constraint=next(per_answer),
                 deadline_s=deadline if deadline > 0 else None,
                 priority=fields.priority or 0,
                 dry_breakers=breakers,
@@ -138,7 +138,7 @@ async def _complete(
                     results.append(result.final(item))
                 else:
                     result.add(item.text, item.tokens)
-        account(request, [(end.reason, end.timings) for end in ends])
+        record_answers(request, [(end.reason, end.timings) for end in ends])
         return results[0] if len(results) == 1 else results
 
     async def events(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
@@ -150,7 +150,7 @@ async def _complete(
                 yield event(results[index].final(item, streamed=True))
             elif item.text or item.progress:
                 yield event(results[index].piece(item))
-        account(request, [(end.reason, end.timings) for end in ends])
+        record_answers(request, [(end.reason, end.timings) for end in ends])
 
     streamed = events if fields.stream else None
     return await answer(

@@ -15,7 +15,7 @@ from zinc.engine.sampling import SamplingParams
 from zinc.server.apis.llama.result import settings
 from zinc.server.apis.shared.service import Service, client_of
 from zinc.server.errors import ApiError
-from zinc.server.http.responses import JSONAnswer
+from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.runner import Generation
 from zinc.tokenizer import Tokenizer
 
@@ -25,7 +25,7 @@ async def props(service: Service, request: Request) -> Response:
     async with service.pool.use(request.query_params.get("model")) as model:
         tokenizer = model.tokenizer
         defaults = settings(SamplingParams(**await service.sampling_of(model.name)), model)
-        return JSONAnswer(
+        return JSONResponse(
             {
                 "default_generation_settings": {
                     "id": 0,
@@ -88,4 +88,4 @@ async def slots(service: Service, request: Request) -> Response:
             {"id": i, "n_ctx": model.context, "speculative": False, "is_processing": False}
             for i in range(len(live), total)
         ]
-        return JSONAnswer(rows)
+        return JSONResponse(rows)

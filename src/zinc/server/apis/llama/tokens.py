@@ -19,7 +19,7 @@ from zinc.server.apis.shared.fields import (
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import invalid
 from zinc.server.http.body import Fields
-from zinc.server.http.responses import JSONAnswer, encode_json
+from zinc.server.http.responses import JSONResponse, encode_json
 from zinc.tokenizer import Tokenizer
 
 _ONE_MODEL = "the name of the model (default: the server's first model)"
@@ -94,7 +94,7 @@ async def detokenize(service: Service, request: Request) -> Response:
                 "tokens", "tokens has an id that there is not", f"ids lie below {n_vocab}"
             )
         text = await asyncio.to_thread(model.tokenizer.decode, fields.tokens, False)
-        return JSONAnswer({"content": text})
+        return JSONResponse({"content": text})
 
 
 async def apply_template(service: Service, request: Request) -> Response:
@@ -103,4 +103,4 @@ async def apply_template(service: Service, request: Request) -> Response:
     asked = to_request(fields)
     async with service.pool.use(fields.model) as model:
         prompt = await prompt_of(model, asked)
-    return JSONAnswer({"prompt": prompt.text})
+    return JSONResponse({"prompt": prompt.text})

@@ -30,9 +30,9 @@ from zinc.server.apis.openai.usage import chat_logprobs
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.chat.start import answer_chat
-from zinc.server.apis.shared.service import Service, account, read_fields
+from zinc.server.apis.shared.service import Service, read_fields, record_answers
 from zinc.server.http.body import FirstError
-from zinc.server.http.responses import JSONAnswer
+from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.loaded_model import LoadedModel
 
 FINISH = {"stop": "stop", "length": "length", "calls": "stop"}
@@ -54,14 +54,14 @@ async def chat(service: Service, request: Request) -> Response:
         reason = await load_or_unload(service, name, seconds)
         empty = {"role": "assistant", "content": ""}
         end = {"created_at": timestamp(), "message": empty, "done_reason": reason, "done": True}
-        return JSONAnswer({"model": fields.model, **end})
+        return JSONResponse({"model": fields.model, **end})
     asked = to_request(fields)
 
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         clock.loaded()
         reply = Reply(model, asked)
         found = await answers[0].collect()
-        account(request, [(found.finished.reason, found.finished.timings)])
+        record_answers(request, [(found.finished.reason, found.finished.timings)])
         message: dict[str, Any] = {"role": "assistant", "content": found.answer.content}
         if found.answer.reasoning:
             message["thinking"] = found.answer.reasoning
@@ -77,7 +77,7 @@ async def chat(service: Service, request: Request) -> Response:
         reply = Reply(model, asked)
         async for item in answers[0]:
             if isinstance(item, Finished):
-                account(request, [(item.reason, item.timings)])
+                record_answers(request, [(item.reason, item.timings)])
                 keep(service, model, seconds)
                 yield line(reply.row({"role": "assistant", "content": ""}) | reply.end(item, clock))
             elif (message := reply.message(item)) is not None:

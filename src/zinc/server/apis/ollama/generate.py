@@ -32,9 +32,9 @@ from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.chat.start import answer_chat
 from zinc.server.apis.shared.fields import Tokens, refuse
-from zinc.server.apis.shared.service import Service, account, answer, client_of, read_fields
+from zinc.server.apis.shared.service import Service, answer, client_of, read_fields, record_answers
 from zinc.server.apis.shared.text import plain_text
-from zinc.server.http.responses import JSONAnswer
+from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.job import NO_TELEMETRY, End
 from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.runner import Generation
@@ -68,7 +68,7 @@ async def generate(service: Service, request: Request) -> Response:
     if not fields.prompt and not fields.suffix:
         reason = await load_or_unload(service, name, seconds)
         end = {"created_at": timestamp(), "response": "", "done_reason": reason, "done": True}
-        return JSONAnswer({"model": fields.model, **end})
+        return JSONResponse({"model": fields.model, **end})
     params = params_of(fields)
     wants_logprobs = params.logprobs is not None
 
@@ -83,7 +83,7 @@ async def generate(service: Service, request: Request) -> Response:
         return found
 
     def last(model: LoadedModel, end: Finished | End) -> dict[str, Any]:
-        account(request, [(end.reason, end.timings)])
+        record_answers(request, [(end.reason, end.timings)])
         keep(service, model, seconds)
         reason = "length" if end.reason == "length" else "stop"
         return {"done": True, "done_reason": reason, **clock.durations(end.timings)}

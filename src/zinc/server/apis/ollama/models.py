@@ -23,7 +23,7 @@ from zinc.server.apis.ollama.common import API_VERSION, own_name, timestamp
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import invalid
 from zinc.server.http.body import Fields
-from zinc.server.http.responses import JSONAnswer
+from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.entry import Entry
 
 _MAX_LISTED = 64  # longer arrays of the metadata are only listed with "verbose"
@@ -42,13 +42,13 @@ class ShowFields(Fields):
 
 async def version(service: Service, request: Request) -> Response:
     """Answer with the version of Ollama's API that the server implements, and zinc's version."""
-    return JSONAnswer({"version": API_VERSION, "zinc": __version__})
+    return JSONResponse({"version": API_VERSION, "zinc": __version__})
 
 
 async def tags(service: Service, request: Request) -> Response:
     """List the models."""
     entries = service.pool.entries.values()
-    return JSONAnswer({"models": [await asyncio.to_thread(_tag, entry) for entry in entries]})
+    return JSONResponse({"models": [await asyncio.to_thread(_tag, entry) for entry in entries]})
 
 
 async def ps(service: Service, request: Request) -> Response:
@@ -70,7 +70,7 @@ async def ps(service: Service, request: Request) -> Response:
             "expires_at": "2318-01-01T00:00:00Z" if expires is None else timestamp(expires),
         }
         rows.append(row)
-    return JSONAnswer({"models": rows})
+    return JSONResponse({"models": rows})
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -80,7 +80,7 @@ async def show(service: Service, request: Request) -> Response:
     if not name:
         raise invalid("model", "model is missing", "it names the model to describe")
     entry = service.pool.entry(own_name(service.pool, name))
-    return JSONAnswer(await asyncio.to_thread(_describe, entry, bool(fields.verbose)))
+    return JSONResponse(await asyncio.to_thread(_describe, entry, bool(fields.verbose)))
 
 
 def _tag(entry: Entry) -> dict[str, Any]:

@@ -56,10 +56,10 @@ from zinc.server.apis.shared.fields import (
     sampling_params,
     telemetry_of,
 )
-from zinc.server.apis.shared.service import Service, account, read_fields
+from zinc.server.apis.shared.service import Service, read_fields, record_answers
 from zinc.server.errors import invalid, unsupported
 from zinc.server.http.body import FirstError
-from zinc.server.http.responses import JSONAnswer, event, merge
+from zinc.server.http.responses import JSONResponse, event, merge
 from zinc.server.runtime.loaded_model import LoadedModel
 
 FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
@@ -186,7 +186,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     asked = to_request(fields)
     async with service.pool.use(fields.model) as model:
         prompt = await prompt_of(model, asked)
-    return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -212,7 +212,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         found = [await each.collect() for each in answers]
         ends = [each.finished for each in found]
-        account(request, [(end.reason, end.timings) for end in ends])
+        record_answers(request, [(end.reason, end.timings) for end in ends])
         return {
             **head,
             "object": "chat.completion",
@@ -259,7 +259,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
                 yield chunk(index, {}, **progress_members(item.progress, fields.timings_per_token))
             elif (delta := deltas[index].of(item)) is not None:
                 yield chunk(index, delta, item.tokens, **timings_member(item.timings))
-        account(request, [(end.reason, end.timings) for end in ends])
+        record_answers(request, [(end.reason, end.timings) for end in ends])
         if with_usage:
             timings = timings_object(ends[0].timings)
             usage = {"usage": _usage(ends).openai(), "timings": timings}

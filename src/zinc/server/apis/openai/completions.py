@@ -51,7 +51,7 @@ from zinc.server.apis.shared.fields import (
     with_seed,
 )
 from zinc.server.apis.shared.infill import fill_prompt
-from zinc.server.apis.shared.service import Service, account, answer, client_of, read_fields
+from zinc.server.apis.shared.service import Service, answer, client_of, read_fields, record_answers
 from zinc.server.apis.shared.text import PlainText, plain_text
 from zinc.server.errors import invalid, unsupported
 from zinc.server.http.body import FirstError
@@ -108,7 +108,7 @@ def jobs_of(
         raise unsupported("suffix", "this model has no fill-in-the-middle markers")
     model.runner.check_room(n * len(texts))
     reader = partial(PlainReader, model.tokenizer, params.stop)
-    held = iter(constraints(model, constraint, n * len(texts)))
+    per_answer = iter(constraints(model, constraint, n * len(texts)))
     breakers = model.llm.dry_breakers(params)
     room = 0 if params.max_tokens == 0 else 1
     encoded = (
@@ -122,13 +122,13 @@ def jobs_of(
             ids,
             with_seed(params, i),
             reader,
-            constraint=next(held),
+            constraint=next(per_answer),
             priority=priority,
             readout=PromptLogprobs(params.logprobs or 0) if scored else None,
             dry_breakers=breakers,
             telemetry=telemetry,
         )
-        for ids in prompts.bounded(model, encoded, "prompt")
+        for ids in prompts.limited(model, encoded, "prompt")
         for i in range(n)
     ]
 
@@ -137,7 +137,7 @@ async def completions(service: Service, request: Request) -> Response:
     """Continue prompts."""
     fields = await read_fields(service, request, CompletionFields)
     constraint = constraint_of(fields.response_format, fields)
-    texts = prompts.several(fields.prompt, "prompt", MAX_PROMPTS)
+    texts = prompts.as_list(fields.prompt, "prompt", MAX_PROMPTS)
     n = check_count(fields.n, "n", MAX_ANSWERS)
     if fields.best_of not in (None, n):
         raise invalid("best_of", f"best_of is {fields.best_of}", "only n answers are generated")
@@ -176,7 +176,7 @@ async def completions(service: Service, request: Request) -> Response:
 
     async def whole(model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
         found = [await _collect(each) for each in answers]
-        account(request, [(each.end.reason, each.end.timings) for each in found])
+        record_answers(request, [(each.end.reason, each.end.timings) for each in found])
         choices = []
         for index, (job, each) in enumerate(zip((a.job for a in answers), found, strict=True)):
             logprobs = Logprobs(model.tokenizer).add([*_prompt_tokens(job), *each.tokens])
@@ -226,7 +226,7 @@ async def completions(service: Service, request: Request) -> Response:
                 yield chunk(index, "", finish_reason=item.reason, timings=timings)
             elif item.text:
                 yield chunk(index, item.text, item.tokens, **timings_member(item.timings))
-        account(request, [(end.reason, end.timings) for end in ends])
+        record_answers(request, [(end.reason, end.timings) for end in ends])
         if with_usage:
             timings = timings_object(ends[0].timings)
             usage = {"usage": _usage(ends, n).openai(), "timings": timings}

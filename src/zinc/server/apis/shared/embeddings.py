@@ -18,7 +18,7 @@ from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Timings
 from zinc.ops.values import FloatArray
 from zinc.server.apis.shared import prompts
-from zinc.server.apis.shared.service import Service, account, client_of
+from zinc.server.apis.shared.service import Service, client_of, record_answers
 from zinc.server.http.responses import record, stop, unless_disconnected
 from zinc.server.runtime.job import Client, End, Job
 from zinc.server.runtime.loaded_model import LoadedModel
@@ -52,7 +52,7 @@ async def answer_embeddings(
         ids = await asyncio.to_thread(encode, model)
         work = _embed_all(model, ids, client_of(service, request), priority or 0)
         found = await unless_disconnected(request, work)
-        account(request, [("stop", timings) for _, timings in found])
+        record_answers(request, [("stop", timings) for _, timings in found])
         tokens = sum(timings.prompt_tokens for _, timings in found)
         pools = [pool for pool, _ in found]
         # Encoded in another thread, row by row: megabytes of JSON would delay every stream.
@@ -64,13 +64,13 @@ def encode_texts(
     model: LoadedModel, texts: Texts, param: str, parse_special: bool
 ) -> list[list[int]]:
     """Return the token ids of each text in `texts`, the value of the field `param`."""
-    found = prompts.several(texts, param, MAX_INPUTS)
+    found = prompts.as_list(texts, param, MAX_INPUTS)
     names = [param] if len(found) == 1 else [f"{param}[{i}]" for i in range(len(found))]
     encoded = (
         prompts.encode(model, text, name, parse_special=parse_special, room=0)
         for text, name in zip(found, names, strict=True)
     )
-    return prompts.bounded(model, encoded, param)
+    return prompts.limited(model, encoded, param)
 
 
 async def _embed_all(

@@ -21,7 +21,7 @@ MAX_COUNTED_TOKENS = 1 << 20
 Prompt = str | list[Any] | dict[str, Any]
 
 
-def several(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
+def as_list(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
     """Return the prompts in `prompt`, the value of the field `param`.
 
     A list with token ids is one prompt, any other list holds at most `most` prompts. Raises
@@ -63,7 +63,7 @@ def _joined(parts: Any, param: str) -> str:
     return "".join(texts)
 
 
-def bounded(model: LoadedModel, found: Iterable[list[int]], param: str) -> list[list[int]]:
+def limited(model: LoadedModel, found: Iterable[list[int]], param: str) -> list[list[int]]:
     """Return the encoded prompts of one request as a list.
 
     Raises ApiError if they have more than a million tokens together (or more than a context, if

@@ -29,7 +29,7 @@ from zinc.server.http.log import report_failure
 from zinc.server.http.responses import (
     PING_INTERVAL_S,
     EventStream,
-    JSONAnswer,
+    JSONResponse,
     record,
     unless_disconnected,
 )
@@ -163,7 +163,7 @@ async def answer(
         for each in work:
             stack.callback(each.cancel)
         if events is None:
-            return JSONAnswer(await unless_disconnected(request, _awaited(whole(model, work))))
+            return JSONResponse(await unless_disconnected(request, _awaited(whole(model, work))))
         return EventStream(
             events(model, work),
             close=stack.pop_all().aclose,
@@ -179,7 +179,7 @@ async def _awaited(work: Awaitable[Any]) -> Any:
     return await work
 
 
-def account(request: Request, ends: Sequence[tuple[str, Timings]]) -> None:
+def record_answers(request: Request, ends: Sequence[tuple[str, Timings]]) -> None:
     """Record the timings and finish reasons of a request's answers for the request log.
 
     ends: the reason and the timings of each answer.

@@ -23,9 +23,15 @@ from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
 from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.chat.start import answer_chat
-from zinc.server.apis.shared.service import Service, StreamEvents, account, owner_of, read_fields
+from zinc.server.apis.shared.service import (
+    Service,
+    StreamEvents,
+    owner_of,
+    read_fields,
+    record_answers,
+)
 from zinc.server.errors import ApiError, invalid
-from zinc.server.http.responses import JSONAnswer, event
+from zinc.server.http.responses import JSONResponse, event
 from zinc.server.runtime.loaded_model import LoadedModel
 
 
@@ -53,7 +59,7 @@ async def create_response(service: Service, request: Request) -> Response:
     shared = _shared(fields, asked, tools)
 
     def finish(output: OutputItems, end: Finished) -> dict[str, Any]:
-        account(request, [(end.reason, end.timings)])
+        record_answers(request, [(end.reason, end.timings)])
         whole = output.response(_usage(end), end.reason == "length")
         if fields.store is not False:
             messages = [*conversation, *item_messages(output.items)]
@@ -108,7 +114,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     asked = to_request(fields, messages, ResponseTools(fields.tools))
     async with service.pool.use(fields.model) as model:
         prompt = await prompt_of(model, asked)
-    return JSONAnswer({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 def _previous(service: Service, request: Request, fields: ResponseFields) -> list[dict[str, Any]]:
@@ -128,7 +134,7 @@ async def get_response(service: Service, request: Request) -> Response:
     found = service.store.get(id, owner).response
     query = request.query_params
     if query.get("stream", "false").lower() != "true":
-        return JSONAnswer(found)
+        return JSONResponse(found)
     after = query.get("starting_after", "-1")
     if not after.removeprefix("-").isdecimal() or len(after) > 18:
         raise invalid("starting_after", "starting_after is not valid", "it must be a whole number")
@@ -144,7 +150,7 @@ async def delete_response(service: Service, request: Request) -> Response:
     """Delete a stored response. Raises ApiError 404."""
     id = request.path_params["id"]
     service.store.delete(id, owner_of(service, request))
-    return JSONAnswer({"id": id, "object": "response", "deleted": True})
+    return JSONResponse({"id": id, "object": "response", "deleted": True})
 
 
 async def cancel_response(service: Service, request: Request) -> Response:
@@ -167,7 +173,7 @@ async def get_input_items(service: Service, request: Request) -> Response:
     """Answer with the input items of a stored response. Raises ApiError 404."""
     items = service.store.get(request.path_params["id"], owner_of(service, request)).input
     ids = [str(item.get("id", "")) for item in items]
-    return JSONAnswer(
+    return JSONResponse(
         {
             "object": "list",
             "data": items,
