@@ -1,4 +1,4 @@
-"""Vulkan kernels of a test's own in the place of zinc's."""
+"""Replacement of zinc's Vulkan kernels by modified copies, for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zinc.backends.vulkan import shaders
 
 
 def copied_kernels(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Copies the kernels to `folder`, from which backends that are made now take them."""
+    """Copy the kernels to `folder`, and let backends created from now on use the copies."""
     shutil.copytree(shaders.KERNELS, folder, dirs_exist_ok=True)
     patch.setattr(shaders, "KERNELS", folder)
     patch.setattr(shaders, "_source", shaders.source)

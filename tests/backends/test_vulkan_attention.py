@@ -1,4 +1,4 @@
-"""What the op cases do not reach: an 8-bit cache, keys in several runs, sequences that decode."""
+"""Attention beyond the op cases: an 8-bit cache, keys in several splits, sequences that decode."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def case_of(
     softcap: float = 0.0,
     norms: bool = False,
 ) -> Case:
-    """RoPE, cache write and attention, as a model has them; `norms`: each head is normalised, and
-    RoPE rotates some of its dimensions, neighbours together."""
+    """Return a case of RoPE, cache write and attention, as in a model.
+
+    With `norms` each head is normalised, and RoPE rotates only some dimensions, in pairs of
+    neighbours.
+    """
     case = Case("attention", TOKENS)
     g, head_dim = case.graph, state.head_dim
     q, k = case.rows(heads * head_dim), case.rows(state.n_heads * head_dim)
@@ -47,7 +50,7 @@ def case_of(
 
 
 def outputs(backend: Backend, case: Case, dtype: str, block_tokens: int) -> list[np.ndarray]:
-    """A short sequence decodes, a prompt comes in chunks and decodes, then both together."""
+    """Return the outputs of a short sequence, a prompt in chunks, and both decoding together."""
     plan = make_plan(case.graph, backend, max_tokens=TOKENS, max_outputs=TOKENS)
     for w in plan.weights:
         values = np.ascontiguousarray(case.tensors[w.name])
@@ -83,7 +86,7 @@ CASES = {
     "narrow-values": (KVState("kv", 1, 96, 64), "q8_0", {}),
     "wide-group": (KVState("kv", 1, 128, 128), "q8_0", {"sinks": True}),
     "wide-heads": (KVState("kv", 1, 256, 256, window=300), "f16", {}),
-    # Runs of keys are long on a large GPU too: its subgroups make several turns.
+    # Long enough that subgroups of a large GPU take several turns.
     "turns": (KVState("kv", 64, 16, 16), "f16", {"heads": 128}),
     "odd-matrices": (KVState("kv", 2, 80, 48), "f16", {}),
     "normed": (KVState("kv", 2, 96, 64), "q8_0", {"norms": True}),

@@ -1,4 +1,4 @@
-"""Every block format on the device: what embed reads of random blocks is what the decoder says."""
+"""Every block format on the device: embed decodes random blocks as the numpy decoder does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zinc.quant.decode import decode
 
 TYPES = [*FLOATS, *LAYOUTS]
 ROWS, COLS = 37, 512
-# Bytes that 256 elements take more than in the file: fields of odd numbers of bits are set apart.
+# Bytes by which 256 elements grow when they are packed, because bit fields become whole bytes.
 GROWS = {
     GGMLType.Q3_K: 2, GGMLType.TQ1_0: 12, GGMLType.IQ2_XXS: 16, GGMLType.IQ2_XS: 8,
     GGMLType.IQ3_XXS: 16, GGMLType.IQ3_S: 4, GGMLType.IQ1_S: 8, GGMLType.IQ1_M: 2,
@@ -30,7 +30,7 @@ needs_device = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vul
 
 
 def random_blocks(type: GGMLType) -> np.ndarray:
-    """Bytes of a tensor [ROWS, COLS]: any bits, but for scales that are ordinary numbers."""
+    """Return the bytes of a tensor [ROWS, COLS] with random bits, but finite scales."""
     layout, rng = BLOCKS[type], np.random.default_rng(int(type))
     n = ROWS * COLS // layout.block_size
     raw = rng.integers(0, 256, (n, layout.block_bytes), dtype=np.uint8)
@@ -51,7 +51,7 @@ def random_blocks(type: GGMLType) -> np.ndarray:
 
 @needs_device
 @pytest.mark.parametrize("type", TYPES, ids=lambda type: type.name)
-def test_the_device_decodes_what_the_decoder_does(type: GGMLType) -> None:
+def test_the_device_decodes_as_the_numpy_decoder_does(type: GGMLType) -> None:
     case = Case(type.name, n_tokens=ROWS)
     source = (*range(ROWS - 1, 0, -1), 0)  # rows in another order than in the file
     table = Weight("table", type, (ROWS, COLS), rows_from=source)
@@ -66,7 +66,7 @@ def test_the_device_decodes_what_the_decoder_does(type: GGMLType) -> None:
 
 
 @pytest.mark.parametrize("type", TYPES, ids=lambda type: type.name)
-def test_a_packed_weight_is_little_larger_than_its_blocks(type: GGMLType) -> None:
+def test_packing_adds_little_to_the_size(type: GGMLType) -> None:
     raw = random_blocks(type)
     packed = pack(type, raw, 1, ROWS, COLS)
     assert len(packed) == offsets(type, ROWS, COLS).n_bytes
@@ -75,7 +75,7 @@ def test_a_packed_weight_is_little_larger_than_its_blocks(type: GGMLType) -> Non
     assert len(packed) <= len(raw) + grows + 2 * 256 + 4096
 
 
-def test_rows_of_planes_are_taken_as_told() -> None:
+def test_packing_takes_rows_in_the_given_order() -> None:
     rng = np.random.default_rng(1)
     values = rng.standard_normal((6, 10)).astype(np.float32)  # padded to 12 columns
     order = np.array([5, 0, 3, 3])

@@ -1,4 +1,4 @@
-"""The Vulkan host: hazards, kernels on disk, devices, memory, caches and recorded steps."""
+"""Tests of the Vulkan host: compiled kernels, devices, memory, caches and recorded steps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_kernel_that_does_not_compile_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_plan_compiles_is_known_without_a_device():
+def test_kernels_of_a_plan_are_known_without_a_device():
     plan = plan_of("qwen35moe")
     features = Features(subgroup=64, compute_units=60)
     few = prebuild.shaders(plan, features, [Bucket(1, 1, 1, 256)], "f16")
@@ -86,13 +86,13 @@ def test_what_a_plan_compiles_is_known_without_a_device():
 
 @pytest.mark.parametrize("name", ["qwen3", "gptoss", "deepseek2", "qwen35moe"])
 @pytest.mark.parametrize(("subgroup", "matrix"), [(8, False), (32, True), (64, True)])
-def test_batch_invariant_launches_have_one_pipeline_each_whatever_the_step(name, subgroup, matrix):
+def test_batch_invariant_launches_use_the_same_kernels_for_every_step(name, subgroup, matrix):
     plan = plan_of(name)
     features = Features(subgroup, cooperative_matrix=matrix, compute_units=132)
     features = replace(features, shared_bytes=49152, batch_invariant=True)
     at = NominalAddresses(features, "f16", 64)
     for launch in {prebuild._likeness(x): x for x in plan.launches}.values():
-        if launch.kernel == "group_experts":  # whole numbers have no order of additions
+        if launch.kernel == "group_experts":  # sums of integers do not depend on their order
             continue
         made = {
             tuple(dispatch.kernel for dispatch in LOWERINGS[launch.kernel](launch, at, bucket))
@@ -115,7 +115,7 @@ def test_batch_invariant_launches_have_one_pipeline_each_whatever_the_step(name,
         (8, 72, False, False),
     ],
 )
-def test_few_queries_take_matrices_where_the_device_has_them(heads, head_dim, narrow, wide):
+def test_few_queries_use_matrices_if_the_device_has_them(heads, head_dim, narrow, wide):
     case = Case("attention", 1)
     g, state = case.graph, KVState("kv", 2, head_dim, head_dim)
     q, k, v = (case.rows(n * head_dim) for n in (2 * heads, 2, 2))
@@ -135,14 +135,16 @@ def test_few_queries_take_matrices_where_the_device_has_them(heads, head_dim, na
             assert first.kernel.name == kernel
             if kernel != "attention":
                 assert ("COLUMNS", columns) in first.kernel.defines
-                assert 1 <= first.groups[0] * first.groups[1] <= 132, "one workgroup a unit"
+                assert 1 <= first.groups[0] * first.groups[1] <= 132, (
+                    "at most one workgroup for each compute unit"
+                )
                 if shaders.compiler() is not None:
                     assert shaders.spirv(shaders.for_device(first.kernel, features))
 
 
 @needs_device
 @pytest.mark.skipif(shaders.compiler() is None, reason="there is no Slang compiler")
-def test_a_machine_without_a_compiler_runs_the_embedded_model_from_a_wheel(tmp_path, monkeypatch):
+def test_a_wheel_has_all_kernels_of_the_embedded_model(tmp_path, monkeypatch):
     features = api.create("vulkan").device.features
     with GGUFFile.open(EMBEDDED_MODEL) as file:
         spec, graph = load(file)
@@ -169,7 +171,7 @@ def test_a_machine_without_a_compiler_runs_the_embedded_model_from_a_wheel(tmp_p
 @pytest.mark.parametrize(
     ("matrix", "units", "around"), [(True, 84, (64, 96)), (False, 46, (32, 48))]
 )
-def test_the_classes_of_devices_have_the_pipelines_of_those_between_them(matrix, units, around):
+def test_device_classes_cover_devices_between_them(matrix, units, around):
     with GGUFFile.open(EMBEDDED_MODEL) as file:
         plan = make_plan(load(file)[1], VulkanKernels(), max_tokens=64, max_outputs=8)
     classes = [
@@ -196,7 +198,7 @@ def test_the_classes_of_devices_have_the_pipelines_of_those_between_them(matrix,
         (-99, DeviceError, "error -99"),
     ],
 )
-def test_results_become_errors(result, error, text):
+def test_error_results_raise_errors(result, error, text):
     with pytest.raises(error, match=text):
         check(result, "vkQueueSubmit")
     assert check(2, "vkWaitSemaphores") == 2
@@ -211,7 +213,7 @@ def test_a_device_is_chosen_by_number_or_name():
         physical.choose("vulkan:99")
 
 
-def test_a_device_that_lacks_something_is_refused(monkeypatch):
+def test_a_device_without_a_required_feature_is_refused(monkeypatch):
     lacking = physical.Candidate(0, 0, "Old", "discrete GPU", "driver 1", ("shaderInt8",))
     able = physical.Candidate(1, 0, "New", "integrated GPU", "driver 1", ())
     monkeypatch.setattr(physical, "candidates", lambda: [lacking, able])
@@ -247,7 +249,7 @@ SIZES = SimpleNamespace(requiredStages=0x20, minSubgroupSize=8, maxSubgroupSize=
         ({"minSubgroupSize": 128}, "subgroups of 8, 16, 32 or 64 lanes (it has 128)"),
     ],
 )
-def test_a_device_has_to_have_the_limits_that_kernels_count_on(change, lacking):
+def test_a_device_below_the_required_limits_is_refused(change, lacking):
     limits, p11, p13 = (
         SimpleNamespace(**{k: change.get(k, v) for k, v in vars(given).items()})
         for given in (PLAIN, SUBGROUPS, SIZES)
@@ -260,7 +262,7 @@ def test_a_device_has_to_have_the_limits_that_kernels_count_on(change, lacking):
     assert found == ([lacking] if lacking else [])
 
 
-def test_a_grid_beyond_what_every_device_takes_is_an_error(monkeypatch):
+def test_a_grid_above_the_limit_is_an_error(monkeypatch):
     plan = plan_of("qwen3")
     launch = next(x for x in plan.launches if x.kernel == "linear")
     at = NominalAddresses(Features(32), "f16", 64)
@@ -274,7 +276,7 @@ def test_a_grid_beyond_what_every_device_takes_is_an_error(monkeypatch):
             SLANG_KERNELS.lower(launch, at, Bucket(1, 1, 1, 256))
 
 
-def test_a_state_that_does_not_fit_shared_memory_is_an_error():
+def test_a_kernel_that_needs_too_much_shared_memory_is_an_error():
     launch = next(x for x in plan_of("qwen35moe").launches if x.kernel == "delta_rule")
     wide = replace(launch, attrs=tuple({**dict(launch.attrs), "k_dim": 256}.items()))
     for shared_bytes, fits in ((49152, True), (32768, False)):
@@ -287,7 +289,7 @@ def test_a_state_that_does_not_fit_shared_memory_is_an_error():
 
 
 @needs_device
-def test_a_queue_without_timestamps_measures_nothing(monkeypatch):
+def test_a_queue_without_timestamps_cannot_measure(monkeypatch):
     backend = api.create("vulkan")
     monkeypatch.setattr(backend.device, "timestamp_bits", 0)
     assert backend.measure() is None
@@ -296,7 +298,7 @@ def test_a_queue_without_timestamps_measures_nothing(monkeypatch):
 
 
 @needs_device
-def test_a_device_with_a_portability_subset_is_opened_with_it(monkeypatch):
+def test_the_portability_subset_is_enabled_if_a_device_has_it(monkeypatch):
     opened, asked = api.create("vulkan").device, []
     monkeypatch.setattr(opened, "extensions", opened.extensions | {physical.PORTABILITY})
 
@@ -310,7 +312,7 @@ def test_a_device_with_a_portability_subset_is_opened_with_it(monkeypatch):
 
 
 @needs_device
-def test_devices_with_a_portability_subset_are_asked_for_where_the_loader_hides_them(monkeypatch):
+def test_the_instance_asks_for_portability_devices(monkeypatch):
     asked = []
     library = physical.library()
     plain, functions = library._get, {}
@@ -338,7 +340,7 @@ def test_devices_with_a_portability_subset_are_asked_for_where_the_loader_hides_
 
 
 @needs_device
-def test_kernels_of_whole_subgroups_ask_for_them(monkeypatch):
+def test_kernels_with_full_subgroups_require_them(monkeypatch):
     opened, flags = api.create("vulkan").device, []
     make = opened.vk.vkCreateComputePipelines
 
@@ -366,13 +368,13 @@ def test_without_a_loader_the_error_says_what_to_install(monkeypatch):
 def test_without_a_driver_the_error_says_what_to_install(monkeypatch):
     for variable in ("VK_ICD_FILENAMES", "VK_DRIVER_FILES"):
         monkeypatch.setenv(variable, "/nonexistent/driver.json")
-    monkeypatch.setattr(physical, "_library", None)  # newer loaders start and know no device
+    monkeypatch.setattr(physical, "_library", None)  # newer loaders start, but find no device
     with pytest.raises(DeviceError, match=r"no Vulkan .* Install the driver of your GPU"):
         physical.choose()
 
 
 @needs_device
-def test_a_driver_that_refuses_a_kernel_is_an_error_that_names_it(monkeypatch):
+def test_the_error_names_a_kernel_that_the_driver_refuses(monkeypatch):
     opened = api.create("vulkan").device
 
     def refuse(*arguments):
@@ -385,7 +387,7 @@ def test_a_driver_that_refuses_a_kernel_is_an_error_that_names_it(monkeypatch):
 
 
 @needs_device
-def test_memory_that_runs_out_while_a_model_loads_is_given_back(monkeypatch):
+def test_memory_is_freed_when_loading_runs_out_of_it(monkeypatch):
     opened = api.create("vulkan").device
     allocate, left = opened.vk.vkAllocateMemory, [4]
 
@@ -403,7 +405,7 @@ def test_memory_that_runs_out_while_a_model_loads_is_given_back(monkeypatch):
 
 
 @needs_device
-def test_memory_that_runs_out_in_a_step_changes_nothing_for_later_ones(monkeypatch):
+def test_a_step_that_runs_out_of_memory_does_not_change_later_steps(monkeypatch):
     path, ids = FIXTURES / "qwen3.gguf", list(range(3, 303))
     greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     with LLM(path, backend="vulkan", context=512) as llm:
@@ -412,7 +414,7 @@ def test_memory_that_runs_out_in_a_step_changes_nothing_for_later_ones(monkeypat
         few = llm.generate(ids[:5], greedy).token_ids
         device = llm.backend.device
         with monkeypatch.context() as short:
-            # Keys in several runs need memory for partial sums.
+            # Splits of keys need scratch memory for partial sums.
             short.setattr(device.vk, "vkAllocateMemory", lambda *_: check(-2, "vkAllocateMemory"))
             with pytest.raises(MemoryLimitError, match="the device has no memory left"):
                 llm.generate(ids, greedy)
@@ -421,7 +423,7 @@ def test_memory_that_runs_out_in_a_step_changes_nothing_for_later_ones(monkeypat
 
 
 @needs_device
-def test_staging_memory_that_ran_out_is_asked_for_again(monkeypatch):
+def test_staging_works_after_it_ran_out_of_memory(monkeypatch):
     memory = Memory(api.create("vulkan").device)
     staging, target, data = Staging(memory), memory.buffer(256), np.arange(256, dtype=np.uint8)
     plain, made = memory.buffer, []
@@ -441,7 +443,7 @@ def test_staging_memory_that_ran_out_is_asked_for_again(monkeypatch):
 # -- memory and state -----------------------------------------------------------------------------
 
 
-def test_memory_for_extensions_alone_is_left_alone():
+def test_memory_types_of_extensions_are_not_used():
     local, visible, coherent, lazy, protected, uncached = 1, 2, 4, 0x10, 0x20, 0x80
     properties = vk.MemoryProperties(nTypes=4, nHeaps=1)
     seen = local | visible | coherent
@@ -457,7 +459,7 @@ def backend():
 
 
 @needs_device
-def test_what_is_too_large_is_an_error_and_nothing_is_lost(backend):
+def test_a_buffer_that_is_too_large_is_an_error_and_leaks_nothing(backend):
     before = backend.available_bytes()
     with pytest.raises(MemoryLimitError):
         backend.host.buffer(backend.device.max_allocation + 1)
@@ -466,7 +468,7 @@ def test_what_is_too_large_is_an_error_and_nothing_is_lost(backend):
 
 @needs_device
 @pytest.mark.parametrize("kv_dtype", ["f16", "q8_0"])
-def test_blocks_and_states_are_copied_and_put_back(backend, kv_dtype):
+def test_blocks_and_states_can_be_copied_and_restored(backend, kv_dtype):
     layout = CacheLayout(16, (5, 3), kv_dtype, group_of={LATENT.name: 1}, state_slots=3)
     cache = backend.allocate((KV, LATENT, STATE), layout)
     rng = np.random.default_rng(3)
@@ -493,7 +495,7 @@ def test_blocks_and_states_are_copied_and_put_back(backend, kv_dtype):
 
 
 @needs_device
-def test_a_step_is_recorded_once_and_values_are_read_and_written():
+def test_a_step_is_recorded_once_and_values_can_be_read_and_written():
     runner = Runner(FIXTURES / "qwen3.gguf", "vulkan")
     ids, want = expected("qwen3")
     first = runner.feed((0, ids[:8]))[0]
@@ -509,7 +511,7 @@ def test_a_step_is_recorded_once_and_values_are_read_and_written():
 
 
 def step_of(runner, ids):
-    """The step that a runner makes of some ids, which it runs."""
+    """Run `ids` and return the step that the runner made of them."""
     steps = []
     run = runner.program.step
     runner.program.step = lambda s: (steps.append(s), run(s))[1]
@@ -518,7 +520,7 @@ def step_of(runner, ids):
 
 
 @needs_device
-def test_parts_of_a_step_are_recorded_once_and_make_the_step():
+def test_parts_of_a_step_are_recorded_once_and_give_its_result():
     runner = Runner(FIXTURES / "qwen35moe.gguf", "vulkan")
     ids, want = expected("qwen35moe")
     program, plan = runner.program, runner.program.plan
@@ -540,7 +542,7 @@ def test_parts_of_a_step_are_recorded_once_and_make_the_step():
 
 
 @needs_device
-def test_a_view_is_written_without_the_columns_beside_it():
+def test_writing_a_view_leaves_the_other_columns_alone():
     runner = Runner(FIXTURES / "qwen3.gguf", "vulkan")
     program = runner.program
     whole = next(r for launch in program.plan.launches for r in launch.outputs if r.format == "f32")
@@ -564,7 +566,7 @@ def test_a_profile_has_a_time_for_each_launch():
 
 
 @needs_device
-def test_the_times_of_launches_are_all_that_passes_between_the_timestamps(monkeypatch):
+def test_seconds_of_launches_add_up_to_the_measured_time(monkeypatch):
     runner = Runner(FIXTURES / "qwen35moe.gguf", "vulkan")
     step = step_of(runner, expected("qwen35moe")[0][:4])
     spans = []
@@ -577,7 +579,7 @@ def test_the_times_of_launches_are_all_that_passes_between_the_timestamps(monkey
 
 @needs_device
 @pytest.mark.parametrize(("name", "n"), [("qwen3", 1), ("qwen35moe", 4), ("gemma4e", 40)])
-def test_what_a_step_records_is_what_was_said_without_it(name, n):
+def test_counts_without_a_step_equal_the_recorded_counts(name, n):
     path = FIXTURES / f"{name}.gguf"
     runner, plan = Runner(path, "vulkan"), planned(path, "vulkan")[1]
     step = step_of(runner, expected(name)[0][:n])

@@ -1,5 +1,7 @@
-"""Attention and products by subgroups that multiply matrices, on devices that cannot: there the
-matrices are others, made of shuffles (cooperative.slang), and the kernels are the same."""
+"""Kernels with cooperative matrices on devices that have none.
+
+The kernels are unchanged, but their matrices are emulated with shuffles (cooperative.slang).
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ pytestmark = [
 ]
 
 MANY, FEW = "attention_matrices", "attention_few_matrices"
-# By case of the op: the kernels of matrices that run it.
+# For each case of the op the kernels with matrices that it must use.
 KERNELS = {
     "8x1x16": {MANY},
     "6x2x48": {MANY},
     "window": {MANY},
     "sinks": {MANY},
     "later": {MANY},
-    "deep-narrow": {MANY, FEW},  # the prompt that comes before is many queries
+    "deep-narrow": {MANY, FEW},  # its prompt has many queries
     "deep": {MANY, FEW},
     "deep-one": {MANY, FEW},
     "deep-group": {MANY, FEW},
@@ -51,7 +53,7 @@ CASES = {case.name: case for op, case in every_case() if op is OPS["attention"]}
 CASES["deep-narrow"] = _attention_case(
     Case("deep-narrow", 3, sequences=(1, 2), cached=300), 6, 2, 16, True
 )
-# Subgroups make several turns, some one more than others: 8 KV heads have two runs of keys, 16 one.
+# Subgroups take several turns, some one more than others. 8 KV heads have two splits, 16 have one.
 for _name, _heads, _kv, _dim in (
     ("turns", 16, 8, 16),
     ("turns-of-one-run", 32, 16, 16),
@@ -62,7 +64,7 @@ for _name, _heads, _kv, _dim in (
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]:
-    """One that takes its device to have matrices of 16 x 16 and of 16 x 8."""
+    """Return a backend whose device claims to have matrices of 16 x 16 and 16 x 8."""
     folder = tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as patch:
         copied_kernels(folder, patch)
@@ -79,7 +81,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]
 
 @pytest.fixture
 def used(backend: VulkanBackend, monkeypatch: pytest.MonkeyPatch) -> list[KernelVariant]:
-    """What the backend has compiled or taken from before, filled as it does."""
+    """Return a list that collects the kernels that the backend prepares."""
     prepare, found = backend.host.pipelines.prepare, list[KernelVariant]()
 
     def noting(shaders, progress=None):
@@ -98,7 +100,7 @@ def check(backend: VulkanBackend, op: Op, case: Case) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.every) for n in KERNELS]
 )
-def test_attention_by_matrices_agrees_with_reference(
+def test_attention_with_matrices_agrees_with_reference(
     backend: VulkanBackend, used: list[KernelVariant], name: str
 ) -> None:
     check(backend, OPS["attention"], CASES[name])
@@ -106,14 +108,14 @@ def test_attention_by_matrices_agrees_with_reference(
 
 
 def products(used: list[KernelVariant]) -> set[str]:
-    """Kernels of products by matrices."""
+    """Return the names of the used kernels that multiply with matrices."""
     return {shader.name for shader in used if ("MATRICES", 1) in shader.defines}
 
 
-# Steps of 64 columns, the last of which is half one; fewer rows than a tile has.
+# The last step of 64 columns is half empty, and there are fewer rows than in a tile.
 @pytest.mark.every
 @pytest.mark.parametrize("type", [GGMLType.Q8_0, GGMLType.Q5_1])
-def test_products_by_matrices_agree_with_reference(
+def test_products_with_matrices_agree_with_reference(
     backend: VulkanBackend, used: list[KernelVariant], type: GGMLType
 ) -> None:
     case = Case("many", 24)
@@ -123,7 +125,7 @@ def test_products_by_matrices_agree_with_reference(
 
 
 @pytest.mark.every
-def test_experts_by_matrices_agree_with_reference(
+def test_experts_with_matrices_agree_with_reference(
     backend: VulkanBackend, used: list[KernelVariant]
 ) -> None:
     case = Case("experts", 40)

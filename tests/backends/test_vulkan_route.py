@@ -1,4 +1,4 @@
-"""Sorting more slots by expert than an op case has, on one tile of shared memory and on several."""
+"""group_experts with more slots than the op cases, in one tile of shared memory and in several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How products are cut up, without a device: every row is made, no limit of Vulkan is passed."""
+"""Tiles of products, without a device: they cover every row and stay within Vulkan's limits."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SHAPES += [(151936, 4096), (262144, 5376), (600000, 64)]  # vocabularies
 
 
 @dataclass
-class Somewhere:
-    """Addresses for a lowering that is only looked at."""
+class FixedAddresses:
+    """Stands in for `Addresses` in a lowering whose dispatches are not run."""
 
     features: Features
     step: int = 4096
@@ -50,7 +50,7 @@ def lowered(device: str, rows: int, cols: int, n_x: int, **product: object) -> D
     x = Ref(0, Dim.TOKENS, cols, RowFormat.Q8_32, 0, row_bytes(RowFormat.Q8_32, cols))
     w = DeviceWeight(1 << 32, GGMLType.Q4_K, 1, rows, cols)
     made = Product(x, w, (1 << 30, 4 * rows), **product)
-    return made.dispatch(Somewhere(DEVICES[device]), Bucket(n_x, n_x, 1, 256))
+    return made.dispatch(FixedAddresses(DEVICES[device]), Bucket(n_x, n_x, 1, 256))
 
 
 def every() -> Iterator[tuple[str, int, int, int]]:
@@ -61,7 +61,7 @@ def every() -> Iterator[tuple[str, int, int, int]]:
 
 
 @pytest.mark.parametrize("store", [RowFormat.F32, RowFormat.Q8_32])
-def test_every_row_is_made_within_the_limits(store: RowFormat) -> None:
+def test_tiles_cover_every_row_within_the_limits(store: RowFormat) -> None:
     for device, rows, cols, n_x in every():
         if store is RowFormat.Q8_32 and rows % 32:
             continue
@@ -81,7 +81,7 @@ def test_every_row_is_made_within_the_limits(store: RowFormat) -> None:
                 threads = macros["DOWN"] * macros["ACROSS"] * subgroup
                 assert macros["ROWS"] % (16 * macros["DOWN"]) == 0
                 assert macros["BATCH"] % (16 * macros["ACROSS"]) == 0
-                # At the end a column of matrices of every subgroup goes through the same memory.
+                # At the end each subgroup stages a column of sum matrices in the same memory.
                 assert macros["ACROSS"] * macros["ROWS"] * 16 * 4 <= shared
             else:
                 threads = macros["ROWS"] // 4 * (macros["BATCH"] // macros["SUMS"])
@@ -95,7 +95,7 @@ def test_every_row_is_made_within_the_limits(store: RowFormat) -> None:
             assert tile % 32 == 0
 
 
-def test_a_weight_that_lies_before_another_is_reached_modulo_two_to_the_64() -> None:
+def test_the_distance_to_a_weight_at_a_lower_address_wraps_at_two_to_the_64() -> None:
     first = DeviceWeight(1 << 40, GGMLType.Q4_K, 1, 32, 256)
     second = DeviceWeight((1 << 40) - 4096, GGMLType.Q4_K, 1, 32, 256)
     (far,) = struct.unpack("<Q", struct.pack("<Q", distance(first, second)))
@@ -104,7 +104,7 @@ def test_a_weight_that_lies_before_another_is_reached_modulo_two_to_the_64() -> 
 
 @pytest.mark.skipif("vulkan" not in computing(), reason="no Vulkan device here")
 @pytest.mark.parametrize("n_tokens", [1, 2])
-def test_more_rows_than_workgroups_of_one_direction_are_all_made(n_tokens: int) -> None:
+def test_more_rows_than_workgroups_in_one_direction_are_covered(n_tokens: int) -> None:
     case = Case("vocabulary", n_tokens)
     case.returns(case.graph.linear(case.rows(32), case.matrix(4 * Features(32).max_groups + 5, 32)))
     want = run(api.create("ref"), case)

@@ -1,5 +1,5 @@
-"""The host's calls are such as Vulkan allows: many threads at once, objects let go of in mid-step,
-and a run that Khronos' validation layer watches.
+"""Correct use of Vulkan: by many threads, by objects that are freed during a step, and under the
+validation layer of Khronos.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
 
 def fills(device: Device, target: int, value: int) -> CommandBuffer:
-    """Commands that write `value` over 64 bytes."""
+    """Return commands that fill 64 bytes of the buffer `target` with `value`."""
     commands = CommandBuffer(device)
     device.vk.vkBeginCommandBuffer(commands.handle, byref(vk.CommandBufferBeginInfo()))
     device.vk.vkCmdFillBuffer(commands.handle, target, 0, 64, value)
@@ -43,8 +43,8 @@ def fills(device: Device, target: int, value: int) -> CommandBuffer:
     return commands
 
 
-def test_threads_record_submit_and_free_side_by_side():
-    """Handles of freed memory: a call lets other threads run, which take what is free."""
+def test_threads_can_record_submit_and_free_at_the_same_time():
+    """Other threads allocate during each call, so a struct freed too early is overwritten."""
     device = open_device()
     memory, stop = Memory(device), threading.Event()
     wrong: list[object] = []
@@ -79,13 +79,13 @@ def test_threads_record_submit_and_free_side_by_side():
     assert not wrong
 
 
-def test_commands_that_run_are_freed_when_they_are_done():
+def test_running_commands_are_freed_only_after_they_end():
     device = open_device()
     buffer = Memory(device).buffer(256 << 20)
     commands = CommandBuffer(device)
     device.vk.vkBeginCommandBuffer(commands.handle, byref(vk.CommandBufferBeginInfo()))
     transfers = (vk.STAGE_TRANSFER, vk.ACCESS_TRANSFER_WRITE)
-    for value in range(16):  # which takes a while
+    for value in range(16):  # takes a while
         device.vk.vkCmdFillBuffer(commands.handle, buffer.handle, 0, buffer.size, value)
         device.barrier(commands.handle, transfers, transfers)
     device.vk.vkEndCommandBuffer(commands.handle)
@@ -95,13 +95,13 @@ def test_commands_that_run_are_freed_when_they_are_done():
     assert device.reached() >= submitted
 
 
-def test_python_may_end_while_threads_submit():
+def test_python_can_exit_while_threads_submit():
     code = "from backends.test_vulkan_valid import leave_submitting as leave; leave()"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **PATH}, check=True)
 
 
 def leave_submitting() -> None:
-    """Leaves threads that go on submitting until the process is gone."""
+    """Start threads that submit until the process ends, and return."""
     device = open_device()
     memory, begun = Memory(device), threading.Barrier(5)
 
@@ -120,7 +120,7 @@ def leave_submitting() -> None:
 
 
 def talk() -> None:
-    """A model whose stream is left while steps are on their way, and an answer behind it."""
+    """Abandon streams of a model while their steps run, and generate another answer."""
     with LLM(FIXTURES / "qwen3.gguf", backend="vulkan") as llm:
         stream = llm.stream([1, 2, 3], LONG)
         for _ in range(3):
@@ -136,7 +136,7 @@ def talk() -> None:
 
 
 @needs_layer
-def test_the_validation_layer_finds_nothing_in_two_models_that_run_at_once(tmp_path: Path) -> None:
+def test_the_validation_layer_reports_nothing_for_two_models_at_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     settings = {
         "debug_action": "VK_DBG_LAYER_ACTION_LOG_MSG",
@@ -159,7 +159,7 @@ def test_the_validation_layer_finds_nothing_in_two_models_that_run_at_once(tmp_p
     said = log.read_text()
     assert "Settings File: Found" in said
     found = re.findall(r"^\S+\((?:ERROR|WARN).*(?:\n%.*)?", said, re.MULTILINE)
-    # Layers older than the compiler do not know its number.
+    # Layers older than the compiler do not know its id.
     assert not [x for x in found if "Invalid source language operand" not in x]
 
 

@@ -24,7 +24,7 @@ SMALLEST_SCRATCH = 16 << 20
 
 
 class MemoryKind(Enum):
-    """Who reads and writes a buffer."""
+    """Use of a buffer: the processors that read and write it."""
 
     DEVICE = auto()  # the device alone
     STEP = auto()  # the host writes it before each step, kernels read it
