@@ -1,10 +1,10 @@
-"""Where in a prompt the state of recurrent layers is worth a copy.
+"""Positions in a prompt at which the recurrent state is copied.
 
-Keys and values of any prefix can be used again; a recurrent state only where it was copied. The
-next turn of a conversation has the last user message in it, but seldom what the template put behind
-it (a generation prompt, an empty reasoning block), so the end of that message is the place. The end
-of the first message serves other conversations with the same system prompt, and evenly spaced
-copies serve prompts that were edited in the middle.
+Keys and values of any prefix can be reused, but a recurrent state only at a position where it was
+copied. The next turn of a conversation contains the last user message, but rarely the text that the
+template puts behind it (a generation prompt, an empty reasoning block), so the end of that message
+is a checkpoint. The end of the first message serves other conversations with the same system
+prompt. Evenly spaced checkpoints serve prompts that were edited in the middle.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 SPACING_TOKENS = 1024
-# A shorter prefix is run again in less time than the copies take.
+# A shorter prefix takes less time to run again than to copy.
 LEAST_TOKENS = 64
 
 
 def checkpoint_positions(
     ids: Sequence[int], end_tokens: Collection[int], wanted: Collection[int] = ()
 ) -> list[int]:
-    """Positions (tokens before it) in ascending order, none of them behind the last token.
+    """Return the checkpoints of a prompt, as numbers of tokens before them, in ascending order.
 
-    end_tokens: those that end a turn; `wanted` are added to what they and the spacing give.
+    end_tokens: ids of tokens that end a turn. wanted: further positions. No position lies behind
+    the last token.
     """
     last = len(ids) - 1
     ends = [i + 1 for i, token in enumerate(ids) if token in end_tokens and i < last]

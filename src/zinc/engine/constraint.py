@@ -1,8 +1,8 @@
-"""What may come next: a constraint limits each token of an answer, a thinking budget its reasoning.
+"""Limits on the next token of an answer: a constraint on its form, a budget for its reasoning.
 
-Both belong to one sequence. A constraint is built at the edge (zinc.engine.structured makes one
-from a schema or grammar). The engine puts in what it dictates, asks it about what else the sampler
-would draw, and tells it every token. It holds from the end of the reasoning on.
+Both belong to one sequence. `zinc.engine.structured` makes constraints from schemas and grammars.
+The engine appends the tokens that a constraint dictates, asks it about the tokens that the sampler
+would choose, and tells it every token. A constraint applies once the reasoning has ended.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ from zinc.engine.sampling.allowed import Allowed
 
 
 class Constraint(Allowed, Protocol):
-    """Limits the tokens of one sequence. Called by one thread at a time.
+    """Limits the tokens of one sequence. One thread calls it at a time.
 
-    Whatever raises ZincError fails the request: nothing is ever let through unasked.
+    A ZincError that it raises fails the request; no token passes unchecked.
     """
 
     def accept(self, token: int) -> None:
-        """Takes a token that is allowed. Raises ZincError when it cannot."""
+        """Take an allowed token. Raises ZincError if the token is not allowed."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is complete and nothing may follow."""
+        """Whether the answer is complete, so that nothing may follow."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a model marks its reasoning, and how much of it a request wants.
+    """The markers of a model's reasoning, and the request's wishes about it.
 
-    start, end: token ids of the markers, as the model writes them. inside: whether the prompt ends
-    within the reasoning. opens: the answer begins with the start marker, which is put in: without
-    it a constraint would hold from the first token on. budget_tokens: after so many tokens of
-    reasoning the end marker is put in and the answer goes on behind it; None sets no limit.
+    start, end: token ids of the markers. inside: whether the prompt ends within reasoning. opens:
+    begin the answer with the start marker; a constraint would otherwise apply from the first token.
+    budget_tokens: append the end marker after this many tokens of reasoning; None sets no limit.
     """
 
     start: tuple[int, ...]
@@ -55,13 +54,13 @@ class Thinking:
         budget_tokens: int | None = None,
         opens: bool = False,
     ) -> Thinking:
-        """As a prompt leaves it: inside when its last start marker has no end behind it."""
+        """Return the state after a prompt: inside if its last start marker has no end marker."""
         inside = _last(prompt, start) > _last(prompt, end)
         return cls(tuple(start), tuple(end), inside, budget_tokens, opens and not inside)
 
 
 class ThinkingTracker:
-    """Follows the tokens of one answer, and says when its reasoning has to be ended."""
+    """Follows the tokens of one answer, and decides when its reasoning must end."""
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking
@@ -81,7 +80,7 @@ class ThinkingTracker:
             self._tail.clear()
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens that have to come next: what is missing of the end marker, or none."""
+        """Return the tokens of a marker that must come next; none if the model is free."""
         t = self._thinking
         if self._opens:
             self._opens = False
@@ -95,7 +94,7 @@ class ThinkingTracker:
 
 
 def _last(ids: Sequence[int], marker: Sequence[int]) -> int:
-    """Where a marker occurs last, or -1."""
+    """Return the last position at which `marker` occurs in `ids`, or -1."""
     n, wanted = len(marker), list(marker)
     if n == 0:
         return -1

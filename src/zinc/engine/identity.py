@@ -1,9 +1,8 @@
-"""The key of a model's cached keys and values: the name of its folder in the prefix cache.
+"""The key of a model's cached keys and values, which names its folder in the prefix cache.
 
-The key covers the header and every byte of the tensors, so that no edit of a file, however small,
-finds keys and values of the file as it was. Tensors are hashed as they are read for loading.
-SHA-256 of an unchanged file is remembered in the cache folder beside the size, inode and times of
-the file, so only the first start pays for it.
+The key covers the header and every byte of the tensors, so an edited file never finds the cache of
+its old version. Tensors are hashed while they are loaded. The hashes are stored in the cache folder
+with the size, inode and times of the file, so an unchanged file is hashed only once.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from zinc.kv.cache_file import write_atomically
 
 log = logging.getLogger("zinc.cache")
 
-# Two changes within a tick of the file system's clock leave the same times. A file that changed
-# this short a time ago is hashed again next time.
+# Two changes within one tick of the file system's clock leave the same times, so hashes of a file
+# that changed this recently are not stored.
 SETTLED_NS = 2 * 10**9
 _CHUNK_BYTES = 8 << 20
 
 
 class HashingReader:
-    """Reads a tensor and hashes its bytes, each once, in the order of the file.
+    """Reads a tensor and hashes its bytes, each once, in file order.
 
-    The hash is computed in a thread of `hasher`, so that the caller can pack the bytes meanwhile.
+    A thread of `hasher` computes the hash, so that the caller can pack the bytes meanwhile.
     """
 
     def __init__(self, tensor: Tensor, hasher: ThreadPoolExecutor) -> None:
@@ -55,7 +54,7 @@ class HashingReader:
 
     def read_into(self, target: npt.NDArray[np.uint8], start: int = 0) -> None:
         """Fill `target` with the tensor's bytes from `start` on. Raises FormatError."""
-        self._settle()  # `target` may be the memory that is being hashed
+        self._settle()  # the hasher may still read `target`
         self._tensor.read_into(target, start)
         end = start + target.nbytes
         if start <= self._n_hashed < end:
@@ -78,9 +77,9 @@ class HashingReader:
 
 
 class TensorDigests:
-    """SHA-256 of the tensors of a file, remembered in `folder` for a file that did not change.
+    """SHA-256 hashes of the tensors of a file, stored in `folder` until the file changes.
 
-    A backend reads tensors through `reader`; `finish` hashes the rest.
+    A backend reads tensors through `reader`; `finish` hashes the remaining ones.
     """
 
     def __init__(self, file: GGUFFile, folder: Path) -> None:
@@ -90,7 +89,7 @@ class TensorDigests:
         self._hasher = ThreadPoolExecutor(1, "zinc-hash")
 
     def reader(self, tensor: Tensor) -> ByteReader:
-        """Return what reads `tensor`: the tensor itself if its hash is known."""
+        """Return a reader of `tensor` that hashes it; the tensor itself if its hash is known."""
         if tensor.name in self._of[tensor.name].known:
             return tensor
         if tensor.name not in self._readers:
@@ -98,9 +97,9 @@ class TensorDigests:
         return self._readers[tensor.name]
 
     def finish(self) -> str:
-        """Return the hash of headers and tensors, and remember the hashes of the tensors.
+        """Return the hash of headers and tensors, and store the hashes of the tensors.
 
-        Raises FormatError when a file cannot be read or changed since it was opened.
+        Raises FormatError if a file cannot be read or has changed since it was opened.
         """
         digest = hashlib.sha256()
         for part in self._parts:
@@ -116,7 +115,7 @@ class TensorDigests:
 
 
 class _PartDigests:
-    """SHA-256 of the tensors of one file by name; `known` has those that are hashed already."""
+    """SHA-256 hashes of the tensors of one file. known: hashes by tensor name."""
 
     def __init__(self, part: Part, folder: Path) -> None:
         self.part = part
@@ -126,7 +125,7 @@ class _PartDigests:
         self.known = self._recall()
 
     def _recall(self) -> dict[str, str]:
-        """Return the remembered hashes; none unless they are of this very state of the file."""
+        """Return the stored hashes; empty unless they belong to this exact state of the file."""
         try:
             record: Any = json.loads(self._record.read_bytes())
             if tuple(record["stamp"]) == self.part.source.opened:
@@ -140,7 +139,7 @@ class _PartDigests:
         return {}
 
     def remember(self) -> None:
-        """Write the hashes to the cache folder. Raises FormatError when the file has changed."""
+        """Write the hashes to the cache folder. Raises FormatError if the file has changed."""
         stamp = self.part.source.opened
         if self.part.source.stamp() != stamp:
             raise FormatError(
@@ -159,10 +158,10 @@ class _PartDigests:
 
 
 def cache_key(weights: str, plans: Iterable[Plan], layout: CacheLayout, backend: Backend) -> str:
-    """Return the name of the folder for cached keys and values.
+    """Return the folder name for the cached keys and values of a model.
 
-    It changes with the hash of the weights (`TensorDigests.finish`), the plans, the layout of the
-    cache, the backend and zinc's version.
+    weights: from `TensorDigests.finish`. The name changes with the weights, the plans, the cache
+    layout, the backend and zinc's version.
     """
     parts = (
         __version__,

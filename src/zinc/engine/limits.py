@@ -1,4 +1,4 @@
-"""What a request may ask for: how long its prompt and its answer may be."""
+"""Limits of a request: the length of its prompt and of its answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from zinc.engine.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """n_vocab: token ids are below it. longest: tokens that prompt and answer have together."""
+    """Checks requests against a model.
+
+    n_vocab: number of token ids. longest: the most tokens of prompt and answer together.
+    """
 
     n_vocab: int
     longest: int
 
     def answer_tokens(self, ids: Sequence[int], params: SamplingParams) -> int:
-        """How many tokens may be generated. Raises RequestError when the prompt cannot run."""
+        """Return how many tokens may be generated for a prompt of `ids`.
+
+        Raises RequestError if the prompt cannot run.
+        """
         if not ids:
             raise RequestError(
                 "the prompt is empty", "a model needs at least one token", "write something"

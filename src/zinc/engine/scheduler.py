@@ -1,11 +1,11 @@
-"""Which sequences run in the next step, and how many tokens of each: a pure function.
+"""The scheduler: which sequences run in the next step, and how many tokens of each.
 
-Streams (sequences that wait for one token) come first, and while there are any, prompts share a
-smaller part of the step, so that a stream stalls by at most one chunk of a long prompt. What
-prompts get is divided equally among clients, and within a client goes to those that came first. A
-sequence gets cache blocks as it grows; when they run out, the one of lowest priority that came last
-is preempted: it loses its blocks and is run again later. A prompt is let in when there is memory
-for all of it and for the running ones to go on.
+It is a pure function. Streams (sequences with one pending token) come first; while there are any,
+prompts share a smaller part of the step, so a stream stalls by at most one chunk of a long prompt.
+Prompt tokens are divided equally among clients, and within a client first come, first served. A
+sequence gets cache blocks as it grows. If none are left, the sequence of lowest priority that came
+last is preempted: it loses its blocks and runs again later. A prompt is admitted when there is
+memory for all of it and for the running sequences to continue.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-Blocks = tuple[int, ...]  # one number a group of layers
+Blocks = tuple[int, ...]  # one number for each group of layers
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A sequence, listed in order of arrival.
+    """A sequence as the scheduler sees it.
 
-    pending: tokens that are not in the cache yet; longest: of them, the most that one step may run.
-    n_run, n_table: tokens in the cache and entries of its block table (for one that waits: what it
-    would begin with). lacks: blocks that its present tokens still need in all. For those let in:
-    frees, the blocks that preempting it would make available. For those that wait: pins, the
-    available blocks that its cached prefix would take.
+    pending: tokens that are not in the cache. longest: pending tokens that one step may run. n_run,
+    n_table: tokens in the cache and entries of the block table, or what a waiting sequence would
+    start with. lacks: blocks of each group that its tokens still need. admitted: whether it is
+    running. frees: blocks that preempting a running sequence would free. pins: idle blocks that the
+    cached prefix of a waiting sequence would take.
     """
 
     id: int
@@ -44,8 +44,8 @@ class Demand:
 class Budget:
     """Limits of one step.
 
-    tokens: of all; prompt_tokens: of prompts while there are streams; sequences: let in at a time;
-    blocks: available, by group; slots: sequences that may still be let in.
+    tokens: of all sequences. prompt_tokens: of prompts while there are streams. sequences: running
+    at a time. blocks: available in each group. slots: sequences that may still be admitted.
     """
 
     tokens: int
@@ -58,18 +58,23 @@ class Budget:
 
 @dataclass(slots=True)
 class Schedule:
-    """tokens: how many to run of each sequence; preempted: who gives up its blocks before that."""
+    """The result. tokens: to run, by sequence id. preempted: ids that lose their blocks first."""
 
     tokens: dict[int, int] = field(default_factory=dict)
     preempted: list[int] = field(default_factory=list)
 
 
 def schedule(demands: Iterable[Demand], budget: Budget) -> Schedule:
-    """Never exceeds any part of the budget; somebody runs whenever somebody can."""
+    """Return the schedule of one step; `demands` are in order of arrival.
+
+    It never exceeds the budget, and runs at least one sequence if any can run.
+    """
     return _Scheduler(sorted(demands, key=lambda d: -d.priority), budget).run()
 
 
 class _Scheduler:
+    """The state of one scheduling decision: chosen tokens, and the blocks that remain."""
+
     def __init__(self, order: Sequence[Demand], budget: Budget) -> None:
         self._order = order  # most important first
         self._budget = budget
@@ -80,13 +85,14 @@ class _Scheduler:
         self._chosen: dict[int, int] = {}
         self._preempted: list[int] = []
         self._refused = False
-        # What prompts that are let in were promised: it is not there for others.
+        # Blocks reserved for admitted prompts, which others cannot have.
         self._promised = [0] * len(budget.blocks)
         for d in self._admitted.values():
             if d.pending > 1:
                 self._promise(d.lacks)
 
     def run(self) -> Schedule:
+        """Return the schedule."""
         streams = [d for d in self._order if d.admitted and d.pending == 1]
         prompts = [d for d in self._order if d.pending > 1 or (d.pending and not d.admitted)]
         for d in streams:
@@ -99,21 +105,22 @@ class _Scheduler:
         return Schedule(self._chosen, self._preempted)
 
     def _share(self, prompts: Sequence[Demand], tokens: int) -> int:
-        """Divides tokens among the clients of prompts; returns how many were given out."""
+        """Divide `tokens` among the clients of `prompts`; return how many were used."""
         queues: dict[str, list[Demand]] = {}
         for d in prompts:
             queues.setdefault(d.client, []).append(d)
         given = 0
         wants = {c: sum(d.longest for d in queue) for c, queue in queues.items()}
-        # Those who want least first: what they leave goes to the others.
+        # The smallest demand first: the rest of its share goes to the others.
         order = sorted(queues, key=lambda c: wants[c])
         for i, client in enumerate(order):
             part = -(-(tokens - given) // (len(order) - i))
             given += self._serve(queues[client], min(part, tokens - given))
-        # A client that could not take its part leaves it to whoever can.
+        # Tokens that a client could not use go to any prompt.
         return given + self._serve(prompts, tokens - given)
 
     def _serve(self, queue: Sequence[Demand], tokens: int) -> int:
+        """Give up to `tokens` tokens to the prompts of a queue; return how many were used."""
         given = 0
         for d in queue:
             if given == tokens:
@@ -125,10 +132,10 @@ class _Scheduler:
         return given
 
     def _take(self, d: Demand, n: int) -> bool:
-        """Runs n tokens of a sequence, if memory can be found for them."""
+        """Choose `n` tokens of a sequence in all, if there is memory; return whether there is."""
         if d.id in self._preempted:
             return False
-        if d.id in self._chosen:  # some of its tokens are in already
+        if d.id in self._chosen:  # some of its tokens are chosen already
             more = self._need(d, n) - self._need(d, self._chosen[d.id])
             return self._pay(d, n, [more] * len(self._blocks))
         if d.admitted:
@@ -144,9 +151,11 @@ class _Scheduler:
         return self._pay(d, n, [pin + need for pin in d.pins])
 
     def _need(self, d: Demand, n: int) -> int:
+        """Return the blocks of each group that `n` more tokens of a sequence need."""
         return max(0, -(-(d.n_run + n) // self._budget.block_tokens) - d.n_table)
 
     def _pay(self, d: Demand, n: int, cost: Sequence[int]) -> bool:
+        """Take blocks for `n` tokens of a sequence, preempting others if needed."""
         while not all(c <= b for c, b in zip(cost, self._blocks, strict=True)):
             if not self._preempt_after(self._rank[d.id]):
                 return False
@@ -158,9 +167,9 @@ class _Scheduler:
         return True
 
     def _admit(self, d: Demand) -> bool:
-        """Whether there is a seat and memory for all of a prompt. Lower priorities make room."""
+        """Return whether there is a seat and memory for a prompt; preempts lower priorities."""
         while True:
-            streams = len(self._admitted)  # each may need a block before long
+            streams = len(self._admitted)  # each may soon need a block
             has_blocks = all(
                 pin + lack <= blocks - promised - streams
                 for pin, lack, blocks, promised in zip(
@@ -173,7 +182,7 @@ class _Scheduler:
                 return False
 
     def _preempt_after(self, rank: int, below: int | None = None) -> bool:
-        """Preempts the least important sequence behind a rank; False when there is none."""
+        """Preempt the least important sequence behind `rank`; return False if there is none."""
         for d in reversed(self._order[rank + 1 :]):
             if d.id not in self._admitted or not d.admitted:
                 continue
@@ -191,6 +200,7 @@ class _Scheduler:
         return False
 
     def _promise(self, lacks: Blocks) -> None:
+        """Reserve blocks for an admitted prompt."""
         self._promised = [p + x for p, x in zip(self._promised, lacks, strict=True)]
 
     def _tokens_left(self) -> int:

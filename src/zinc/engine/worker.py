@@ -187,7 +187,7 @@ class EngineWorker:
 
         Nothing happens when the task has ended. Takes no lock, so finalizers may call it.
         """
-        if not self._closed:  # a call that nobody takes would keep the engine alive
+        if not self._closed:  # a call that is never run would keep the engine alive
             self._calls.put(lambda: self._cancel(task))
 
     def stop(self, task: Task) -> None:
@@ -220,7 +220,7 @@ class EngineWorker:
             self._thread.join()
 
     def _stop(self) -> None:
-        """Stop the thread where it is, since the interpreter ends."""
+        """Stop the thread at the end of the interpreter."""
         if os.getpid() != self._process:  # a fork may have copied the lock while it was held
             return
         with self._lock:
@@ -269,7 +269,7 @@ class EngineWorker:
     def _step(self) -> None:
         try:
             self._engine.step()
-        except BaseException as error:  # a bug: what of the step has run, no task can tell
+        except BaseException as error:  # a bug: it is unknown which part of the step has run
             for task in list(self._tasks):
                 self._fail(task, error)
             return

@@ -1,9 +1,9 @@
 """Sampling: from one row of logits to one token.
 
-`params` says what a request asked for, `candidates` holds the tokens still in the running,
-`truncation`, `penalties` and `dry` are the samplers, and `chain` strings them together, draws and
-reports logprobs. The names and semantics of the samplers are those of llama.cpp, so settings
-carry over; nothing here ever sorts a whole vocabulary to find a few likely tokens.
+`params` holds the settings of a request, `candidates` the tokens that may still be sampled.
+`truncation`, `penalties` and `dry` are the samplers; `chain` runs them in order, samples a token
+and reports logprobs. Names and semantics of the samplers are llama.cpp's, so settings carry over.
+No sampler sorts a whole vocabulary to find a few likely tokens.
 """
 
 from zinc.engine.sampling.chain import Sampled, Sampler, check_peak, sample_rows

@@ -1,9 +1,9 @@
-"""What a constraint leaves of a row of logits.
+"""Masks of a constraint, applied to a row of logits.
 
-A mask is tokens packed 32 a word, lowest bit first. Where a form dictates what comes (a brace, one
-of three names) it has few words that are not zero, and the tokens in them are gathered; inside a
-string nearly all are allowed, and the row is limited as a whole. Neither ever walks over the
-vocabulary as booleans, which would cost several times as much as to make the mask.
+A mask packs 32 tokens in a word, lowest bit first. Where the form dictates the text (a brace, one
+of three names), few words are non-zero, and their tokens are gathered. Inside a string nearly all
+tokens are allowed, and the whole row is masked. Neither way expands the mask to booleans, which
+would take several times as long as computing the mask.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from zinc.engine.sampling.candidates import Candidates, Floats, Positions
 Words: TypeAlias = NDArray[np.uint32] | NDArray[np.int32]
 
 _WORD_BITS = 32
-_FEW = 16  # of so many words, one at most may be in use for its tokens to be gathered
+_FEW = 16  # gather tokens if at most one in this many words is non-zero
 
 
 class Allowed(Protocol):
-    """The tokens that may come next. To ask for one is cheaper than for all."""
+    """The tokens that may come next. Asking about one token is cheaper than computing the mask."""
 
     def forced(self) -> Sequence[int]:
-        """What has to come next, token by token, since nothing else is allowed: mostly nothing."""
+        """Return the tokens that must come next because nothing else is allowed; usually none."""
         ...
 
-    def allows(self, token: int) -> bool: ...
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may come next."""
+        ...
 
     def mask(self) -> Words | None:
-        """[ceil(n_vocab / 32)] words, 0 beyond the vocabulary; None allows every token."""
+        """Return uint32 [ceil(n_vocab / 32)], 0 beyond the vocabulary; None allows every token."""
         ...
 
 
 class Mask:
-    """A mask that is there already, from [n_vocab] bool."""
+    """A mask made from an array of booleans, [n_vocab]."""
 
     def __init__(self, allowed: NDArray[np.bool_]) -> None:
         self._allowed = allowed
@@ -56,9 +58,10 @@ class Mask:
 
 
 def limited(logits: Floats, mask: Words) -> Candidates:
-    """The allowed tokens of a row, [n_vocab] float32, in an array of their own.
+    """Return the allowed tokens of a row, float32 [n_vocab], in a new array.
 
-    Others are left out, or are at -inf. Raises ValueError for a mask of another vocabulary.
+    Other tokens are left out, or set to -inf. Raises ValueError if the mask belongs to another
+    vocabulary.
     """
     words = -(-logits.size // _WORD_BITS)
     if mask.shape != (words,) or mask.dtype.kind not in "iu" or mask.itemsize != 4:
@@ -75,14 +78,16 @@ def limited(logits: Floats, mask: Words) -> Candidates:
 
 
 def is_allowed(mask: Words, ids: Positions) -> NDArray[np.bool_]:
-    """Whether a mask has each of some tokens, [n]."""
+    """Return whether `mask` allows each of the tokens `ids`, bool [n]."""
     found: NDArray[np.bool_] = (mask[ids >> 5] >> (ids & 31)) & 1 == 1
     return found
 
 
 def _limits() -> Floats:
-    """For each byte of a mask +inf where a bit is set and -inf elsewhere, [256, 8]: a minimum with
-    it masks."""
+    """Return a table with a row for each byte of a mask, float32 [256, 8].
+
+    An element is +inf where the bit is set and -inf elsewhere, so the minimum with it masks logits.
+    """
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return np.where(bits == 1, np.float32(np.inf), np.float32(-np.inf))
 

@@ -1,12 +1,14 @@
-"""The tokens still in the running, and how to find the few largest of many without a sort.
+"""Candidates: the tokens that may still be sampled, and a fast search for the largest logits.
 
-A filter maps `Candidates` to fewer `Candidates` and never writes to them. At first all tokens of
-the vocabulary run, `ids` is None and position is id, so nothing of that size is built.
+A filter maps `Candidates` to fewer `Candidates` and never writes to them. At first every token of
+the vocabulary is a candidate, `ids` is None and the position is the id, so no array of that size is
+built.
 
     logits [151936] → maxima of 1024 strided groups → k-th largest maximum = floor
                     → the few logits >= floor → their exact top k
 
-k groups have a member >= floor, so at least k logits do: the floor never cuts one of the top k.
+At least k groups have a member >= floor, so at least k logits do, and the floor never removes one
+of the top k.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ Doubles = NDArray[np.float64]
 Positions = NDArray[np.int64]
 
 _SMALL = 2048  # at or below, one argsort is faster than looking for a floor
-_GROUPS_PER_RANK = 8  # with so many groups a rank, the floor lets few more than k through
+_GROUPS_PER_RANK = 8  # groups for each of the k ranks: few more than k values pass the floor
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens and their logits, both [n]; `ids` None stands for 0, 1, … n - 1.
+    """Tokens and their logits, both [n]. ids: None stands for 0, 1, ... n - 1.
 
-    `ordered` says that logits descend and ids ascend among equals. Otherwise ids ascend, so that
-    what is drawn with a seed depends on the candidates alone and not on how they were found.
+    ordered: logits descend, and equal logits have ascending ids. Otherwise ids ascend, so a seeded
+    sample depends on the candidates alone and not on how they were found.
     """
 
     logits: Floats
@@ -43,11 +45,11 @@ class Candidates:
         return position if self.ids is None else int(self.ids[position])
 
     def peak(self) -> np.float32:
-        """The largest logit."""
+        """Return the largest logit."""
         return self.logits[0] if self.ordered else np.float32(self.logits.max())
 
     def weights(self) -> Floats:
-        """exp(logit - peak), [n]: probabilities but for the factor 1 / their sum."""
+        """Return exp(logit - peak), [n]: probabilities up to the factor 1 / sum."""
         weights: Floats = np.exp(self.logits - self.peak())
         return weights
 
@@ -56,12 +58,12 @@ class Candidates:
         return Candidates(self.logits[positions], ids, ordered)
 
     def head(self, n: int) -> Candidates:
-        """The first n of candidates that are ordered."""
+        """Return the first `n` of ordered candidates."""
         ids = np.arange(min(n, len(self))) if self.ids is None else self.ids[:n]
         return Candidates(self.logits[:n], ids, True)
 
     def ranking(self, k: int) -> Positions:
-        """Positions of the k most likely candidates, most likely first, without any at -inf."""
+        """Return the positions of the k most likely candidates in order, without any at -inf."""
         if self.ordered:
             return np.arange(min(k, len(self)))
         return largest(self.logits, k)
@@ -71,16 +73,17 @@ class Candidates:
 
 
 def largest(values: Floats, k: int) -> Positions:
-    """Positions of the k largest values, largest first, the lower position first among equals.
+    """Return the positions of the k largest values in descending order.
 
-    Values of -inf are left out, so fewer than k may come back. values: [n] without NaN.
+    The lower position wins a tie. values: [n] without NaN. Values of -inf are left out, so fewer
+    than k positions may be returned.
     """
     k = min(k, values.size)
     if k <= 0:
         return np.empty(0, np.int64)
     pool = np.flatnonzero(values >= _floor(values, k))
     chosen = values[pool]
-    if pool.size > 2 * k + 64:  # many equals, or no floor was looked for
+    if pool.size > 2 * k + 64:  # many equal values, or no floor was computed
         kth = np.partition(chosen, pool.size - k)[pool.size - k]
         keep = np.flatnonzero(chosen >= kth)
         if keep.size > 2 * k + 64:
@@ -93,14 +96,15 @@ def largest(values: Floats, k: int) -> Positions:
 
 
 def _floor(values: Floats, k: int) -> np.float32:
-    """A value that at least k of `values` reach if so many are finite, and few others do."""
+    """Return a value that at least k of `values` reach if k are finite, and few others reach."""
     lowest = np.finfo(np.float32).min
     groups = max(1024, 1 << (k * _GROUPS_PER_RANK - 1).bit_length())
     rows = values.size // groups
     if values.size <= _SMALL or rows < 2:
         return lowest
-    # Strided groups: neighbours in a vocabulary are alike, and this reduction is contiguous.
+    # Groups are strided: neighbours in a vocabulary have similar logits, and the reduction is
+    # contiguous.
     maxima = values[: rows * groups].reshape(rows, groups).max(axis=0)
-    # Of a masked row most are -inf, and a partition of many equals is ten times as slow.
+    # Most values of a masked row are -inf, and a partition of many equal values is slow.
     finite = maxima[maxima >= lowest]
     return lowest if finite.size < k else np.partition(finite, finite.size - k)[finite.size - k]

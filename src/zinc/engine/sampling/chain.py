@@ -1,9 +1,9 @@
-"""The sampler of one sequence: bias and mask, the samplers in order, a draw, logprobs.
+"""The sampler of one sequence: bias and mask, the samplers in order, a sample, logprobs.
 
-    logits → own copy if anything rewrites them → bias, mask → samplers → draw → token
+    logits → own copy if anything rewrites them → bias, mask → samplers → sample → token
 
-What a `Sampler` remembers (recent tokens, mirostat's mu, the random generator) belongs to one
-sequence alone, so the company it keeps in a batch cannot change what it draws.
+The state of a `Sampler` (recent tokens, mirostat's mu, the random generator) belongs to one
+sequence, so other sequences in the batch cannot change its tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_LIKELY = SampleParams(k=1)
 
 
 class _Follower(Protocol):
-    """A sampler that looks at the tokens so far."""
+    """A sampler that depends on the tokens so far."""
 
     def accept(self, tokens: Sequence[int]) -> None: ...
     def reset(self) -> None: ...
@@ -44,11 +44,11 @@ class _Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A drawn token, with natural logarithms of probabilities.
+    """A sampled token, with natural logarithms of probabilities.
 
-    They are the model's own, before any sampler, or with `post_sampling_probs` those that the
-    token was drawn with. `logprob` is None unless the request asked for logprobs; `top_logprobs`
-    holds (token, logprob) of as many most likely tokens as it asked for, most likely first.
+    Probabilities are the model's own, before any sampler, or with `post_sampling_probs` those that
+    the token was sampled with. logprob: None unless the request asked for logprobs. top_logprobs:
+    (token, logprob) of the most likely tokens, most likely first, as many as the request asked for.
     """
 
     token: int
@@ -57,12 +57,11 @@ class Sampled:
 
 
 class Sampler:
-    """Draws the tokens of one sequence as `params` says.
+    """Samples the tokens of one sequence by the settings in `params`.
 
-    `n_vocab` is the length of a row of logits; `end_tokens` are those that `ignore_eos` bans;
-    `dry_breakers` are the breakers as token ids, from `breaker_sequences`. `seed` is the one in
-    use, also when the request named none. Raises `RequestError` for a biased token that the
-    vocabulary does not have.
+    n_vocab: length of a row of logits. end_tokens: ids that `ignore_eos` bans. dry_breakers: as
+    token ids, from `breaker_sequences`. `seed` is the seed in use, which is random if the request
+    named none. Raises RequestError if a biased token is not in the vocabulary.
     """
 
     def __init__(
@@ -93,18 +92,17 @@ class Sampler:
         self._is_plain = params.greedy and params.logprobs is None and not rewrites
         self._lowered = frozenset(biases)
         active = [n for n, step in zip(params.samplers, steps, strict=True) if step is not None]
-        # The common chain keeps no distribution; samplers one by one draw the same tokens.
+        # The common chain keeps no distribution; single samplers choose the same tokens.
         self._short = None if self._keeps_drawn else Short.of(params, active)
         as_is = not (biases or self._followers or params.logprobs is not None)
         self._on_device = as_is and (self._is_plain or _is_small(self._short))
         self._restart()
 
     def sample(self, logits: Floats, allowed: Allowed | None = None) -> Sampled:
-        """Draws the next token; `accept` is up to the caller, who may turn it down.
+        """Sample the next token. The caller decides whether to `accept` it.
 
-        logits: [n_vocab] float32, not written to. allowed: limits what may be drawn.
-        Raises `RequestError` if no token is allowed, `ModelError` if logits are not numbers, and
-        what `allowed` raises.
+        logits: float32 [n_vocab], not written to. allowed: limits the tokens. Raises RequestError
+        if no token is allowed, ModelError if logits are not finite, and the errors of `allowed`.
         """
         if logits.shape != (self.n_vocab,) or logits.dtype != np.float32:
             raise ValueError(f"logits are {logits.dtype} {logits.shape}, not [{self.n_vocab}]")
@@ -130,7 +128,7 @@ class Sampler:
     def report(self, logits: Floats, token: int, drawn_from: Candidates | None = None) -> Sampled:
         """Return a token with the logprobs that the request asked for.
 
-        `drawn_from` are the candidates after all samplers; None if there was no other.
+        drawn_from: the candidates after all samplers; None if the token was the only one.
         """
         top = self.params.logprobs
         if top is None:
@@ -156,11 +154,11 @@ class Sampler:
         return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, point)
 
     def accept(self, token: int) -> None:
-        """Remembers a token as part of the text."""
+        """Add a token to the text that penalties look at."""
         self.accept_prompt((token,))
 
     def accept_prompt(self, ids: Sequence[int]) -> None:
-        """Remembers the tokens of a prompt, or any others that this sampler did not draw."""
+        """Add the tokens of a prompt, or other tokens that were not sampled, to the text."""
         if self._followers and len(ids):
             tokens = [int(token) for token in ids]
             if min(tokens) < 0 or max(tokens) >= self.n_vocab:
@@ -169,7 +167,7 @@ class Sampler:
                 follower.accept(tokens)
 
     def reset(self) -> None:
-        """Forgets every token and begins with the seed again."""
+        """Forget the text, and start again with the seed."""
         for follower in self._followers:
             follower.reset()
         self._restart()
@@ -179,7 +177,7 @@ class Sampler:
         self._mu = 2 * self.params.mirostat_tau
 
     def _build_step(self, name: str, dry_breakers: Collection[Sequence[int]]) -> Step | None:
-        """What a sampler does with the candidates, or None if its settings are neutral."""
+        """Return the filter of the sampler `name`, or None if its settings are neutral."""
         p = self.params
         if name == "penalties":
             neutral = p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0
@@ -232,14 +230,16 @@ class Sampler:
         return truncation.xtc(candidates, self.params.xtc_threshold, self.params.min_keep)
 
     def _begin(self, logits: Floats, allowed: Allowed | None) -> Candidates:
-        """What is to be drawn from. Raises when that is nothing, or damaged."""
+        """Return the candidates of a row. Raises if there are none or the logits are not finite."""
         candidates = self._candidates(logits, allowed)
         check_peak(float(candidates.peak()) if len(candidates) else -math.inf)
         return candidates
 
     def _candidates(self, logits: Floats, allowed: Allowed | None) -> Candidates:
-        """The logits with bias, and of them what is allowed; a copy exactly if something rewrites
-        them."""
+        """Return the allowed candidates with their biases.
+
+        The logits are copied if, and only if, a bias or a sampler rewrites them.
+        """
         mask = None if allowed is None else allowed.mask()
         if self._biased.size or (self._followers and mask is None):
             logits = logits.copy()
@@ -249,10 +249,10 @@ class Sampler:
     def _likely(
         self, chain: Short, logits: Floats, allowed: Allowed | None, point: float
     ) -> Candidates:
-        """What the common chain has to draw from: all that is allowed, or enough of it.
+        """Return enough candidates for the common chain.
 
-        It asks for a mask only when the draw may depend on it, and limits the whole row only when
-        too few of the likeliest tokens are allowed.
+        They are all allowed tokens, or the most likely ones. Asks for a mask only if the sample may
+        depend on it, and masks the whole row only if too few of the most likely tokens are allowed.
         """
         if allowed is not None:
             row = self._candidates(logits, None).logits
@@ -270,10 +270,10 @@ class Sampler:
         return self._begin(logits, allowed)
 
     def _greedy(self, logits: Floats, allowed: Allowed | None) -> int:
-        """The likeliest token of those allowed.
+        """Return the most likely allowed token.
 
-        Samplers rewrite each logit for itself here, so the likeliest of all is that of the allowed
-        ones if it is one of them: mostly so, and then nobody has to tell what else is allowed.
+        Each sampler rewrites single logits here, so if the most likely token of all is allowed, it
+        is the answer. It usually is, and then no mask is needed.
         """
         if allowed is not None:
             token, peak = self._likeliest(self._candidates(logits, None))
@@ -284,7 +284,10 @@ class Sampler:
         return token
 
     def _likeliest(self, candidates: Candidates) -> tuple[int, float]:
-        """A token, the first of equals, and the largest logit before any sampler."""
+        """Return the most likely token, and the largest logit before any sampler.
+
+        The first of equal logits wins.
+        """
         if not len(candidates):
             return -1, -math.inf
         best = int(candidates.logits.argmax())
@@ -299,7 +302,7 @@ class Sampler:
         if not self.params.mirostat:
             position, _ = _draw(candidates, self._random)
             return candidates.token(position)
-        # Mirostat 2 (Basu et al. 2021, arXiv:2007.14966): mu follows the surprise aimed at.
+        # Mirostat 2 (Basu et al. 2021, arXiv:2007.14966): mu follows the target surprise.
         position, probability = _draw(candidates, self._random)
         error_bits = -math.log2(probability) - self.params.mirostat_tau
         self._mu -= self.params.mirostat_eta * error_bits
@@ -307,7 +310,10 @@ class Sampler:
 
 
 def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
-    """What a model's logits [n_vocab] say of a token, and of the `top` most likely ones."""
+    """Return `token` and the `top` most likely tokens with their log-probabilities.
+
+    logits: [n_vocab].
+    """
     peak = logits.max()
     log_total = float(peak) + math.log(np.exp(logits - peak).sum(dtype=np.float64))
     return Sampled(
@@ -318,9 +324,9 @@ def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
 
 
 def drawn_probabilities(candidates: Candidates, token: int, top: int) -> Sampled:
-    """Return `token` and the `top` most likely of the candidates that it was drawn from.
+    """Return `token` and the `top` most likely of the candidates that it was sampled from.
 
-    Candidates whose weight underflows to 0 cannot be drawn and are left out.
+    Candidates whose weight underflows to 0 cannot be sampled and are left out.
     """
     weights = candidates.weights()
     total = math.log(weights.sum(dtype=np.float64))
@@ -336,23 +342,23 @@ def drawn_probabilities(candidates: Candidates, token: int, top: int) -> Sampled
 
 
 def _is_small(chain: Short | None) -> bool:
-    """Whether a device finds the chain's candidates."""
+    """Return whether the device can find the candidates of a chain."""
     return chain is not None and chain.k <= MOST_CANDIDATES
 
 
 def sample_rows(
     samplers: Sequence[Sampler], logits: Floats, allowed: Sequence[Allowed | None]
 ) -> list[Sampled | Exception]:
-    """What each sampler draws from its row of [rows, n_vocab], or raises; as `Sampler.sample`.
+    """Sample a token from each row of logits [rows, n_vocab]; an element is the token or its error.
 
-    Greedy rows, and those of the common chain, are drawn together.
+    Greedy rows, and rows with the common chain, are sampled together. See `Sampler.sample`.
     """
     found: list[Sampled | Exception | None] = [None] * len(samplers)
     plain = [i for i, s in enumerate(samplers) if s._is_plain and allowed[i] is None]
     if len(plain) > 1:
         best = (logits if len(plain) == len(samplers) else logits[plain]).argmax(axis=1)
         for i, token in zip(plain, best.tolist(), strict=True):
-            # A token that is made less likely, or a row that is damaged, is looked at alone.
+            # Rows with a lowered token, and rows that are not finite, are sampled one by one.
             if token not in samplers[i]._lowered and abs(logits[i, token]) < _LARGEST_LOGIT:
                 found[i] = Sampled(token)
     rows: dict[int, Candidates] = {}
@@ -378,8 +384,10 @@ def sample_rows(
 
 
 def check_peak(peak: float) -> None:
-    """Raises RequestError when the largest logit says that no token is allowed, ModelError when
-    it is not a number of a model."""
+    """Check the largest logit of a row.
+
+    Raises RequestError if it says that no token is allowed, ModelError if it is not finite.
+    """
     if peak == -math.inf:
         raise RequestError(
             "no token can be drawn",
@@ -394,13 +402,13 @@ def check_peak(peak: float) -> None:
 
 
 def _draw(candidates: Candidates, random: np.random.Generator) -> tuple[int, float]:
-    """A position drawn in proportion to the weights, and its probability."""
+    """Return a position chosen in proportion to the weights, and its probability."""
     weights = candidates.weights()
     if weights.size <= _DRAW_BLOCK:
         inside = weights.cumsum(dtype=np.float64)
         position = _first_above(inside, random.random() * inside[-1])
         return position, float(weights[position] / inside[-1])
-    # Block sums first: a running sum over a whole vocabulary would cost ten times as much.
+    # Sums of blocks first: a running sum over a whole vocabulary takes ten times as long.
     starts = np.arange(0, weights.size, _DRAW_BLOCK)
     mass = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
     point = random.random() * mass[-1]
@@ -413,6 +421,6 @@ def _draw(candidates: Candidates, random: np.random.Generator) -> tuple[int, flo
 
 
 def _first_above(mass: Doubles, point: float) -> int:
-    """The first index whose running sum exceeds a point; rounding cannot lead past the end."""
+    """Return the first index whose running sum exceeds `point`; rounding cannot exceed the end."""
     first = int(mass.searchsorted(point, side="right"))
     return first if first < mass.size else int(mass.searchsorted(mass[-1]))

@@ -25,11 +25,13 @@ MAX_TAIL_TOKENS = 20
 """Tokens of a sequence breaker after its first; bounds the work for a token."""
 
 _LN_FLOAT32_MAX = 88.7228391
-_FEW_TOKENS = 32  # up to here, one vector operation each beats the pass over the whole history
+_FEW_TOKENS = (
+    32  # up to this many, one vector operation each is faster than a pass over the history
+)
 
 
 class Suffixes:
-    """For every position of a growing history, how much of the history's end also ends there."""
+    """For every position of a growing history: the longest match with the history's end."""
 
     def __init__(self) -> None:
         self.clear()
@@ -50,7 +52,7 @@ class Suffixes:
         return self._lengths[: max(self.size - 1, 0)]
 
     def extend(self, tokens: Sequence[int], window: int | None = None) -> None:
-        """Appends many tokens at once; with a window, lengths before it are not kept up."""
+        """Append many tokens at once. With a window, lengths before the window are not updated."""
         self._reserve(len(tokens))
         self._history[self.size : self.size + len(tokens)] = tokens
         self.size += len(tokens)
@@ -59,7 +61,7 @@ class Suffixes:
         self._lengths[start : self.size] = z_lengths(recent[::-1])[::-1]
 
     def append(self, token: int, window: int | None = None) -> None:
-        """Appends one token."""
+        """Append one token."""
         self._reserve(1)
         self._history[self.size] = token
         self.size += 1
@@ -77,14 +79,14 @@ class Suffixes:
 
 
 def z_lengths(tokens: Sequence[int]) -> NDArray[np.int64]:
-    """For each i > 0, how many tokens from i on equal those from 0 on; 0 stands at i = 0.
+    """Return, for each i > 0, how many tokens from i on equal the tokens from 0 on; 0 at i = 0.
 
-    The Z function (Gusfield 1997, section 1.4): linear, since no token is compared again once a
-    match has reached past it. returns [len(tokens)].
+    The Z function (Gusfield 1997, section 1.4). It is linear, because no token is compared again
+    once a match has passed it. Returns int [len(tokens)].
     """
     n = len(tokens)
     lengths = [0] * n
-    left = right = 0  # the match that reaches furthest is tokens[left:right]
+    left = right = 0  # tokens[left:right] is the match with the largest end
     for i in range(1, n):
         length = min(lengths[i - left], right - i) if i < right else 0
         if i + length >= right:
@@ -96,10 +98,10 @@ def z_lengths(tokens: Sequence[int]) -> NDArray[np.int64]:
 
 
 class Breakers:
-    """How long ago the text was last broken; matches do not reach across a break.
+    """How many tokens ago the last breaker began; matches do not reach across it.
 
-    A breaker is a sequence of token ids, mostly of one. The one that starts last counts, in the
-    longest form that has been completed.
+    A breaker is a sequence of token ids, usually a single one. If several are complete, the one
+    that starts last counts, in its longest form.
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
@@ -114,7 +116,7 @@ class Breakers:
         self.end = -1
 
     def follow(self, history: Positions, new: int) -> None:
-        """Looks for breakers that the tokens of a history from position `new` on complete."""
+        """Find the breakers that the tokens from position `new` on complete."""
         for end, token in enumerate(history[new:].tolist(), new + 1):
             for sequence in self._by_last.get(token, ()):
                 start = end - len(sequence)
@@ -124,7 +126,7 @@ class Breakers:
 
 
 class Dry:
-    """The sampler `dry`. `last_n` -1 looks at the whole history; multiplier 0 is neutral."""
+    """The sampler `dry`. last_n: -1 looks at the whole history. A multiplier of 0 is neutral."""
 
     def __init__(
         self,
@@ -165,15 +167,16 @@ class Dry:
         if self._max_exponent:
             exponent = np.minimum(exponent, self._max_exponent)
         growth = self._multiplier * np.power(self._base, exponent)
-        # Out of reach, but a number: the last resort when no other token is allowed.
+        # Finite, so that the token can be chosen if no other one is allowed.
         penalty = np.minimum(growth, np.finfo(np.float32).max / 4).astype(np.float32)
         logits: Floats = candidates.logits[where] - penalty
         return rewrite(candidates, where, logits)
 
     def repetitions(self) -> tuple[Positions, Positions]:
-        """The tokens that would go on with a repetition of the allowed length or more.
+        """Return the tokens that would continue a repetition of at least the allowed length.
 
-        Returns their ids and the length of the longest repetition each would extend, both [n].
+        Returns their ids, and the length of the longest repetition that each would extend, both
+        [n].
         """
         none = np.empty(0, np.int64)
         size = self._suffixes.size
@@ -185,12 +188,12 @@ class Dry:
             limit = size - self._breakers.end
         if limit < self._allowed:
             return none, none
-        # A match may reach neither out of the window nor over a breaker.
+        # A match ends at the window and at a breaker.
         room = np.arange(1, size - start)
         lengths = np.minimum(self._suffixes.lengths[start:], np.minimum(room, limit))
         at = np.flatnonzero(lengths >= self._allowed)
         following, lengths = self._suffixes.history[start + at + 1], lengths[at]
-        # The longest a token: sorted by token and then length, the last of each run of equals.
+        # The longest length of each token: sort by token and length, take the last of each run.
         order = np.lexsort((lengths, following))
         following, lengths = following[order], lengths[order]
         longest = np.flatnonzero(np.diff(following, append=-1))
@@ -204,12 +207,12 @@ def breaker_sequences(
     pieces: Sequence[bytes],
     encode: Callable[[str], Sequence[int]],
 ) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that say one of some strings, wherever in a token it may begin.
+    """Return the token sequences that spell one of `strings`, wherever it begins in a token.
 
-    A token that contains the string is a breaker alone. One whose text ends in the beginning of
-    the string is one together with the tokens of the rest. `pieces` is the text of every token of
-    the vocabulary; `encode` turns text into tokens without special ones. Costs a walk over the
-    vocabulary for each string, so keep the result with the tokenizer.
+    A token that contains the string is a breaker by itself. A token whose text ends with the
+    beginning of the string is one together with the tokens of the rest. pieces: the text of every
+    token. encode: turns text into tokens without special tokens. Each string takes a walk over the
+    vocabulary, so keep the result.
     """
     found: set[tuple[int, ...]] = set()
     for breaker in breakers:
@@ -226,7 +229,7 @@ def breaker_sequences(
 def _encode_rest(
     text: bytes, pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]]
 ) -> list[int] | None:
-    """Tokens of text that may begin inside a character; None if no byte tokens can say that."""
+    """Return the tokens of text that may begin inside a character; None if none can spell it."""
     whole = 0
     while whole < len(text) and text[whole] & 0xC0 == 0x80:
         whole += 1

@@ -1,8 +1,8 @@
-"""What a request asks of the sampler: one frozen value, checked when it is made.
+"""Sampling settings of a request: one frozen value, checked when it is made.
 
-Defaults are llama.cpp's, so a request without settings draws from the same distribution there.
-A value out of range is refused and never clamped: a client that sends top_p=95 learns of it.
-This module needs no numpy, so that a command line can read the defaults cheaply.
+Defaults are llama.cpp's, so a request without settings samples from the same distribution there. A
+value out of range is refused, never clamped, so a client that sends top_p=95 learns of its mistake.
+This module does not import numpy, so a command line can read the defaults quickly.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ GREEDY_BELOW = 1e-6
 """Below this temperature logits / T leaves float32; clients send 1e-7 to mean 0."""
 
 MAX_BREAKER_CHARACTERS = 40
-MAX_BREAKERS = 32  # each is a walk over the vocabulary
-MAX_STOP_CHARACTERS = 4096  # in all: each is a state of what looks for them
+MAX_BREAKERS = 32  # each takes a walk over the vocabulary
+MAX_STOP_CHARACTERS = 4096  # of all strings together: each character is a state of the matcher
 
 
 class _Range(NamedTuple):
-    """The closed interval of one number, and how an error states it."""
+    """A closed interval, and how an error states it."""
 
     low: float
     high: float
@@ -82,22 +82,22 @@ _OPTIONAL_RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw tokens and when to stop. Raises `RequestError` for a value out of range.
+    """How to sample tokens and when to stop. Raises RequestError for a value out of range.
 
     A field at its neutral value switches its sampler off: temperature 0 (then decoding is greedy
     and nothing is truncated), top_k 0 or -1, top_p 1, min_p 0, typical_p 1, top_n_sigma <= 0,
-    xtc_probability 0, repeat_penalty 1, presence_penalty and frequency_penalty 0,
-    dry_multiplier 0, dry_base < 1.
+    xtc_probability 0, repeat_penalty 1, presence_penalty and frequency_penalty 0, dry_multiplier 0,
+    dry_base < 1.
 
-    `samplers` is the order in which they run and may leave some out. With `mirostat` 2 only
-    penalties, dry and temperature of it run; mirostat replaces the truncation. `repeat_last_n`
-    and `dry_penalty_last_n` count tokens of prompt and answer; -1 looks at all of them.
-    `logit_bias` is added to the logits first; -inf bans a token. `logprobs` = n asks for the
-    log-probability of the drawn token and of the n most likely ones: the model's own, or with
-    `post_sampling_probs` those after all samplers, of at most n tokens that could be drawn. `seed`
-    None draws a new one. `stop` is a string, or several, that end the answer and are not in it.
-    `context_shift` = n lets an answer of `max_tokens` go on past the context, with the first n
-    tokens (-1: the prompt) and the latest of the others; None ends it there.
+    samplers: their order; samplers that are left out do not run. mirostat: 2 replaces the
+    truncation, so only penalties, dry and temperature run beside it. repeat_last_n,
+    dry_penalty_last_n: tokens of prompt and answer to look at; -1 is all. logit_bias: added to the
+    logits first; -inf bans a token. logprobs: report the log-probability of the sampled token and
+    of this many most likely ones. They are the model's own, or with `post_sampling_probs` those
+    after all samplers. seed: None chooses one at random. stop: a string, or several, that end the
+    answer and are not part of it. context_shift: let an answer of `max_tokens` continue beyond the
+    context, by dropping the older half of what follows the first `context_shift` tokens (-1: the
+    prompt). None ends the answer there.
     """
 
     max_tokens: int | None = None
@@ -161,7 +161,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken, without a draw."""
+        """Whether the most likely token is taken without sampling."""
         return self.temperature < GREEDY_BELOW
 
 
@@ -182,7 +182,7 @@ def _check_number(name: str, value: object, allowed: _Range) -> None:
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
-    # A bare string is a sequence of strings too; taking it apart would surprise everybody.
+    # A bare string is also a sequence of strings, and is not meant as one.
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise _refused(name, value, "a list of strings")
     for item in value:
@@ -200,7 +200,7 @@ def _check_samplers(samplers: tuple[str, ...]) -> None:
 
 
 def _biases(value: object) -> dict[int, float]:
-    """A copy, so that the caller's mapping can change without changing these parameters."""
+    """Return a copy, so that later changes of the caller's mapping have no effect."""
     if not isinstance(value, Mapping):
         raise _refused("logit_bias", value, "a mapping of token ids to numbers")
     for token, bias in value.items():

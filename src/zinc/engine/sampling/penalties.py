@@ -1,9 +1,9 @@
 """Repetition, presence and frequency penalties on the tokens of a recent window.
 
 Repetition divides a positive logit by the penalty and multiplies a negative one (Keskar et al.
-2019, arXiv:1909.05858, with the sign fixed); frequency subtracts per occurrence and presence once
-(OpenAI's definition). Counts are kept in arrays that follow each accepted token, so that a step
-costs the distinct tokens of the window and not its length.
+2019, arXiv:1909.05858, with the sign fixed). Frequency subtracts once per occurrence, presence once
+per token (OpenAI's definition). Counts are updated with each accepted token, so a step costs time
+in the number of distinct tokens, not in the length of the window.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zinc.engine.sampling.candidates import Candidates, Floats, Positions
 
 
 class TokenWindow:
-    """How often each distinct token occurs among the last `last_n` tokens (-1: among all)."""
+    """Counts of each distinct token among the last `last_n` tokens (-1: among all)."""
 
     def __init__(self, last_n: int) -> None:
         self._last_n = last_n
@@ -69,7 +69,7 @@ class TokenWindow:
 
 
 class Penalties:
-    """The sampler `penalties`; repeat 1, presence 0 and frequency 0 are neutral."""
+    """The sampler `penalties`. repeat 1, presence 0 and frequency 0 are neutral."""
 
     def __init__(self, last_n: int, repeat: float, presence: float, frequency: float) -> None:
         self._last_n = last_n
@@ -97,7 +97,11 @@ class Penalties:
 
 
 def locate(candidates: Candidates, ids: Positions) -> tuple[Candidates, Positions, Positions]:
-    """Candidates in order of their ids, which of `ids` are among them, and at what positions."""
+    """Find which of `ids` are candidates.
+
+    Returns the candidates in order of their ids, the indices into `ids` that are among them, and
+    their positions.
+    """
     if candidates.ids is None:
         return candidates, np.arange(ids.size), ids
     if candidates.ordered:
@@ -111,10 +115,10 @@ def locate(candidates: Candidates, ids: Positions) -> tuple[Candidates, Position
 
 
 def rewrite(candidates: Candidates, where: Positions, logits: Floats) -> Candidates:
-    """Candidates with other logits at some positions, no longer ordered.
+    """Return candidates with other logits at some positions, no longer ordered.
 
-    The only write of this package to an array that it was handed: the chain gives the samplers
-    that rewrite logits a row of its own, so that they need not each copy the vocabulary.
+    This is the only function of the package that writes to its argument. The chain gives samplers
+    that rewrite logits a row of their own, so that they need not each copy the vocabulary.
     """
     candidates.logits[where] = logits
     return Candidates(candidates.logits, candidates.ids)

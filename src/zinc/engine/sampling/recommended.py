@@ -1,5 +1,7 @@
-"""What a model file recommends: `general.sampling.*`, which converters copy from the model's own
-generation_config.json. llama.cpp reads the same keys."""
+"""Sampling settings that a model file recommends: `general.sampling.*`.
+
+Converters copy them from the model's generation_config.json; llama.cpp reads the same keys.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ log = logging.getLogger("zinc.loading")
 
 
 def recommended(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of SamplingParams; what is out of range is left out with a warning."""
+    """Return arguments of SamplingParams from `metadata`; logs and skips values out of range."""
     found: dict[str, Any] = {}
     for key, name in _PARAMETERS.items():
         value = metadata.get(f"general.sampling.{key}")

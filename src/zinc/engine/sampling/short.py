@@ -1,9 +1,9 @@
-"""The common chain, for several rows at once: top-k, top-p, min-p, temperature, and a draw.
+"""The common chain on several rows at once: top-k, top-p, min-p, temperature, sample.
 
-From the top-k on a row is a few dozen numbers, and a call of numpy costs more than to go through
-them. So rows with these samplers, in this order, are drawn together; what a row gets does not
-depend on the others, since every operation runs along it. The functions of `truncation` say the
-same for one row and in any order, and tests hold one against the other.
+After top-k a row is a few dozen numbers, and the overhead of a numpy call exceeds the computation.
+So rows with these samplers in this order are sampled together. Every operation runs along a row, so
+the result of a row does not depend on the others. `truncation` implements the same samplers for one
+row and in any order; tests compare the two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST = 256
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Settings of the chain; top_p 1, min_p 0 and temperature 1 do nothing."""
+    """Settings of the common chain. top_p 1, min_p 0 and temperature 1 are neutral."""
 
     k: int
     top_p: float
@@ -34,7 +34,7 @@ class Short:
 
     @classmethod
     def of(cls, params: SamplingParams, active: Sequence[str]) -> Short | None:
-        """The chain of the samplers that do something, or None when it is another one."""
+        """Return the common chain of the `active` samplers, or None if they form another chain."""
         in_order = [name for name in ORDER if name in active]
         if list(active) != in_order or not active or active[0] != "top_k":
             return None
@@ -49,10 +49,11 @@ class Short:
         )
 
     def falls_to_first(self, logits: Floats, point: float) -> bool:
-        """Whether the likeliest token is drawn, whatever is cut of the others.
+        """Return whether the most likely token is sampled, whatever candidates are removed.
 
-        logits: of the 2k likeliest or so, most likely first. Cutting some of them moves less
-        likely ones up, and so makes the others' mass smaller, as the samplers of the chain do.
+        logits: of about the 2k most likely tokens, most likely first. Removing some of them moves
+        less likely ones up, so the mass of the others shrinks, as the samplers of the chain
+        require.
         """
         weights = _tempered(logits[: self.k], np.float32(self.temperature))
         return bool(point * weights.sum(dtype=np.float64) < 1 - MASS_RESOLUTION)
@@ -61,7 +62,10 @@ class Short:
 def draw_short(
     chains: Sequence[Short], rows: Sequence[Candidates], points: Sequence[float]
 ) -> list[int]:
-    """A token of each row, drawn with a number from [0, 1). Each row has a finite logit."""
+    """Sample a token of each row. points: a random number in [0, 1) for each row.
+
+    Each row must have a finite logit.
+    """
     if len(rows) == 1 and len(rows[0]) == 1:
         return [rows[0].token(0)]
     tops = [row.top(chain.k) for chain, row in zip(chains, rows, strict=True)]
@@ -93,7 +97,7 @@ def draw_short(
 
 
 def _tempered(logits: Floats, temperature: Floats | np.float32) -> Floats:
-    """Weights of tokens relative to the first, [..., n]."""
+    """Return the weights of tokens relative to the first one, [..., n]."""
     logits = logits / temperature
     weights: Floats = np.exp(logits - logits[..., :1])
     return weights

@@ -1,9 +1,8 @@
-"""The samplers that cut unlikely tokens away, and temperature: `Candidates` → `Candidates`.
+"""Samplers that remove unlikely tokens, and temperature: `Candidates` → `Candidates`.
 
-Each is a plain function; a test holds it against an obvious reference that sorts everything.
-Weights are float32 and sums of them float64. A mass within 1e-6 of its target counts as equal to
-it: that is what the weights are good for, and it makes 0.4 + 0.3 reach a top-p of 0.7.
-A token at -inf is no candidate, and no filter that selects anything lets one through.
+Each is a plain function, tested against a reference that sorts everything. Weights are float32,
+their sums float64. A mass within 1e-6 of its target counts as equal, which is the precision of the
+weights, so 0.4 + 0.3 reaches a top-p of 0.7. A token at -inf is never a candidate.
 """
 
 from __future__ import annotations
@@ -17,16 +16,19 @@ from zinc.engine.sampling.candidates import Candidates, Floats, largest
 MASS_RESOLUTION = 1e-6
 
 _FIRST_LOOK = 256  # candidates ranked before the first look at their mass
-_GROWTH = 8  # and by how much more each next time
+_GROWTH = 8  # factor for each further look
 
 
 def top_k(candidates: Candidates, k: int) -> Candidates:
-    """The k most likely (Fan et al. 2018, arXiv:1805.04833); k <= 0 is off."""
+    """Keep the k most likely tokens (Fan et al. 2018, arXiv:1805.04833); k <= 0 is off."""
     return candidates if k <= 0 else candidates.top(k)
 
 
 def top_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The fewest most likely with a mass of p (Holtzman et al. 2019, arXiv:1904.09751)."""
+    """Keep the fewest most likely tokens with a mass of p.
+
+    Holtzman et al. 2019, arXiv:1904.09751.
+    """
     if p >= 1:
         return candidates
     weights = candidates.weights()
@@ -45,9 +47,9 @@ def top_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def min_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """Those at least p times as likely as the most likely (Nguyen et al. 2024, arXiv:2407.01082).
+    """Keep tokens at least p times as likely as the best (Nguyen et al. 2024, arXiv:2407.01082).
 
-    Needs no probabilities: in logits, the threshold is peak + ln p.
+    No probabilities are needed: in logits, the threshold is peak + ln p.
     """
     if p <= 0:
         return candidates
@@ -62,15 +64,15 @@ def min_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def typical_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The fewest with a mass above p whose surprise is nearest to the entropy.
+    """Keep the fewest tokens with a mass above p whose surprise is nearest to the entropy.
 
-    Meister et al. 2022, arXiv:2202.00666. Among equally near ones the earlier candidate goes first.
+    Meister et al. 2022, arXiv:2202.00666. The earlier candidate wins a tie.
     """
     if p >= 1:
         return candidates
     weights = candidates.weights()
     total = weights.sum(dtype=np.float64)
-    # ln of a probability; at -inf a weight of 0 stands in, since 0 · ln 0 is 0 in an entropy.
+    # The logarithm of a probability of 0 is replaced by 0, since 0 · ln 0 is 0 in an entropy.
     log_p = candidates.logits - candidates.peak() - np.float32(np.log(total))
     possible = weights > 0
     entropy = -np.vdot(weights, np.where(possible, log_p, 0)) / total
@@ -87,9 +89,9 @@ def typical_p(candidates: Candidates, p: float, min_keep: int = 0) -> Candidates
 
 
 def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
-    """Those within n standard deviations of the largest logit (Tang et al. 2024, arXiv:2411.07641).
+    """Keep tokens within n standard deviations of the largest logit.
 
-    The deviation is that of the finite logits; n <= 0 is off.
+    Tang et al. 2024, arXiv:2411.07641. The deviation is that of the finite logits; n <= 0 is off.
     """
     if n <= 0 or len(candidates) <= 1:
         return candidates
@@ -101,10 +103,10 @@ def top_n_sigma(candidates: Candidates, n: float) -> Candidates:
 
 
 def xtc(candidates: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
-    """Without all tokens of at least this probability but the least likely of them.
+    """Remove all tokens of at least this probability except the least likely of them.
 
-    "Exclude top choices": at most 1 / threshold tokens qualify. Whether a step does this at all
-    is the caller's throw of the dice. Nothing goes if fewer than min_keep would be left.
+    "Exclude top choices": at most 1 / threshold tokens qualify. The caller decides at random
+    whether a step does this. Nothing is removed if fewer than min_keep tokens would be left.
     """
     if threshold > 0.5 or len(candidates) < 2:
         return candidates
@@ -120,14 +122,17 @@ def xtc(candidates: Candidates, threshold: float, min_keep: int = 0) -> Candidat
 
 
 def temperature(candidates: Candidates, t: float) -> Candidates:
-    """Logits divided by t > 0: below 1 sharpens the distribution, above 1 flattens it."""
+    """Divide the logits by t > 0: below 1 sharpens the distribution, above 1 flattens it."""
     if t == 1:
         return candidates
     return Candidates(candidates.logits / np.float32(t), candidates.ids, candidates.ordered)
 
 
 def surprise_cut(candidates: Candidates, limit_bits: float) -> Candidates:
-    """Those whose surprise -log2(probability) is at most a limit, or the most likely alone."""
+    """Keep tokens whose surprise -log2(probability) is at most `limit`.
+
+    The most likely token is always kept.
+    """
     total = candidates.weights().sum(dtype=np.float64)
     threshold = candidates.peak() + np.float32(np.log(total) - limit_bits * np.log(2))
     positions = np.flatnonzero(candidates.logits >= threshold)
@@ -137,5 +142,5 @@ def surprise_cut(candidates: Candidates, limit_bits: float) -> Candidates:
 
 
 def _reach(weights: Floats, target: float) -> int:
-    """How many leading weights it takes to sum to a target; n + 1 if all do not."""
+    """Return how many leading weights sum to `target`; n + 1 if all do not."""
     return int(np.searchsorted(np.cumsum(weights, dtype=np.float64), target)) + 1
