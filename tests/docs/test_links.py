@@ -8,6 +8,7 @@ import pytest
 from pages import PAGES, ROOT
 
 ALL = [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "dev" / "kernels").glob("*.md")]
+FOLDERS = ("src", "tests", "docs", "dev", "benchmarks")
 
 
 def anchors(page):
@@ -34,3 +35,12 @@ def test_the_index_lists_every_page():
     index = ROOT / "docs" / "README.md"
     listed = {(index.parent / link).resolve() for link in links(index)}
     assert {page.resolve() for page in PAGES} - {index} <= listed
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_in_backticks_exist(page):
+    """Check names such as `kv/tree.py`, which stand for the end of a path."""
+    named = re.findall(r"`(\w[\w./-]*\.(?:py|cpp|h|inc|slang|txt|json|md))`", page.read_text())
+    paths = [str(file) for folder in FOLDERS for file in (ROOT / folder).rglob("*.*")]
+    missing = {name for name in named if not any(p.endswith(f"/{name}") for p in paths)}
+    assert missing == set()
