@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import BinaryIO
 from unittest.mock import patch
@@ -98,7 +98,14 @@ def _section(title: str, summary: str, lines: Iterable[str]) -> list[str]:
 
 
 def _numbered(plan: Plan) -> Iterator[str]:
-    return (f"{i:3} {launch_line(launch)}" for i, launch in enumerate(plan.launches))
+    launches = zip(_numbers(plan), plan.launches, strict=True)
+    return (f"{i:3} {launch_line(launch)}" for i, launch in launches)
+
+
+def _numbers(plan: Plan) -> list[int]:
+    """Return the number of each launch. Alternatives have that of the last launch they replace."""
+    counted = accumulate(x.when is None or x.when.negated for x in plan.launches)
+    return [n - 1 for n in counted]
 
 
 def launch_line(launch: Launch) -> str:
@@ -111,10 +118,11 @@ def launch_line(launch: Launch) -> str:
     attributes = " ".join(
         f"{ATTRIBUTES.get(key, key)}={float(value):g}" for key, value in sorted(launch.attrs)
     )
+    when = f" when {launch.when}" if launch.when else ""
     return (
         f"{launch.label or '-'} {launch.kernel} {launch.dim.value} "
         f"({' '.join(map(operand, launch.inputs))}) -> ({' '.join(map(operand, launch.outputs))}) "
-        f"[{attributes}] {work[0][0]}B {work[0][1]}F {work[1][0]}B {work[1][1]}F"
+        f"[{attributes}]{when} {work[0][0]}B {work[0][1]}F {work[1][0]}B {work[1][1]}F"
     )
 
 
@@ -146,14 +154,17 @@ def operand(x: object) -> str:
 def dispatches(plan: Plan, device: str, kv_dtype: str, bucket: str) -> Iterator[str]:
     """Yield the dispatches of a step: barrier level, launch, shader, grid and push constants."""
     at = NominalAddresses(DEVICES[device], kv_dtype, BLOCK_TOKENS)
-    graph = dispatch_graph(SLANG_KERNELS, plan, dependencies(plan), at, BUCKETS[bucket])
+    size = BUCKETS[bucket]
+    graph = dispatch_graph(SLANG_KERNELS, plan, dependencies(plan, size), at, size)
+    numbers = _numbers(plan)
     for i, level in enumerate(graph.levels()):
         for node in level:
             dispatch = node.dispatch
             grid = "x".join(map(str, dispatch.groups))
             arguments = dispatch.arguments.pack()
             push = f"{len(arguments)}B:{_digest(arguments)}"
-            yield f"level {i} launch {node.launch} {dispatch.kernel} grid {grid} push {push}"
+            number = numbers[node.launch]
+            yield f"level {i} launch {number} {dispatch.kernel} grid {grid} push {push}"
 
 
 def _digest(data: bytes) -> str:

@@ -21,6 +21,7 @@ from zinc.gpu.graph import DispatchGraph, Node, dispatch_graph
 from zinc.gpu.hazards import accesses, dependencies
 from zinc.models import load
 from zinc.ops.registry import Cost
+from zinc.ops.step import StepCondition
 from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat
 from zinc.plan.planner import make_plan
 
@@ -29,6 +30,7 @@ class NoArguments(Struct):
     """Arguments of a kernel that takes none."""
 
 
+DEEP = Bucket(1, 1, 1, 1 << 14)
 NO_WORK = Dispatch(KernelVariant("none"), NoArguments(), (1, 1, 1))
 
 
@@ -39,7 +41,7 @@ def plan_of(name: str) -> plans.Plan:
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen35moe", "deepseek2", "gemma4e", "gptoss"])
 def test_reusing_memory_adds_no_dependency(name: str) -> None:
-    plan = plan_of(name)
+    plan = plan_of(name).without_alternatives()
     made: dict[int, int] = {}
     touched: dict[str, int] = {}
     needed: list[set[int]] = []  # launches that each launch needs for its data, directly or not
@@ -50,15 +52,16 @@ def test_reusing_memory_adds_no_dependency(name: str) -> None:
         needed.append(direct.union(*(needed[j] for j in direct)))
         made |= dict.fromkeys((x.id for x in launch.outputs), i)
         touched |= dict.fromkeys(states, i)
-    for launch, direct, own in zip(plan.launches, dependencies(plan), needed, strict=True):
+    direct_of = dependencies(plan, DEEP)
+    for launch, direct, own in zip(plan.launches, direct_of, needed, strict=True):
         assert set(direct) <= own, launch
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen35moe", "deepseek2", "gemma4e"])
 def test_a_launch_waits_for_the_launches_whose_outputs_it_reads(name: str) -> None:
-    plan = plan_of(name)
+    plan = plan_of(name).without_alternatives()
     reached: list[set[int]] = []  # launches that have ended before each launch
-    for direct in dependencies(plan):
+    for direct in dependencies(plan, DEEP):
         reached.append(set(direct).union(*(reached[j] for j in direct)))
     made: dict[int, int] = {}
     stored: dict[str, int] = {}
@@ -80,31 +83,17 @@ def test_attention_of_one_token_prepares_its_own_heads(name: str, matrix: bool) 
     features = Features(32, cooperative_matrix=matrix, compute_units=132, shared_bytes=49152)
     rows = {Dim.TOKENS: 1, Dim.OUTPUTS: 1, Dim.SEQUENCES: 1, Dim.CONSTANT: 1}
 
-    def levels(bucket: Bucket, invariant: bool = False) -> list[list[Node]]:
-        at = NominalAddresses(replace(features, batch_invariant=invariant), "f16", 64)
-        return dispatch_graph(SLANG_KERNELS, plan, dependencies(plan), at, bucket).levels()
+    def levels(bucket: Bucket) -> list[list[Node]]:
+        at = NominalAddresses(features, "f16", 64)
+        return dispatch_graph(SLANG_KERNELS, plan, dependencies(plan, bucket), at, bucket).levels()
 
-    stores = [i for i, x in enumerate(plan.launches) if x.kernel == "rope_store"]
-    deep, few = Bucket(1, 1, 1, 1 << 14), Bucket(1, 1, 1, 256)
-    for found, joins in ((levels(deep), True), (levels(few), False), (levels(deep, True), False)):
-        launches = {node.launch for level in found for node in level}
-        alone = [i for i in stores if i in launches]
-        joined = set(stores) - launches
-        assert bool(joined) is joins
-        # Launches with few visible keys, or with the keys of another layer, stay apart.
-        apart = [
-            i for i in stores
-            if (cache := plan.launches[i].input("cache")) is None or cache.window
-        ]  # fmt: skip
-        assert not joins or set(alone) <= set(apart)
+    for bucket in (DEEP, Bucket(1, 1, 1, 256), Bucket(2, 1, 1, 512)):
+        found = levels(bucket)
+        kernels = [plan.launches[node.launch].kernel for level in found for node in level]
+        assert ("rope_attention" in kernels) is (bucket == DEEP)
         for level in found:
             touched = [
-                [
-                    access
-                    for k in ((i - 1, i) if i - 1 in joined else (i,))
-                    for access in accesses(plan.launches[k], rows)
-                ]
-                for i in {node.launch for node in level}
+                list(accesses(plan.launches[i], rows)) for i in {node.launch for node in level}
             ]
             for a, b in combinations(touched, 2):
                 assert not any(x.conflicts(y) for x in a for y in b)
@@ -115,34 +104,36 @@ def three_launches() -> plans.Plan:
     x, y, z = (plans.Ref(i, Dim.TOKENS, 4, RowFormat.F32, 4096 * i, 16) for i in range(3))
     launches = [
         plans.Launch(kernel, Dim.TOKENS, (source,), (target,), (), Cost(), "")
-        for kernel, source, target in (("add", x, y), ("scale", y, z), ("embed", None, x))
+        for kernel, source, target in (("scale", x, y), ("softcap", y, z), ("embed", None, x))
     ]
     return plans.Plan(tuple(launches), x, 3 * 4096, 1, 1)
 
 
-def test_a_dependency_on_a_joined_launch_is_one_on_the_launch_that_does_its_work() -> None:
-    lowerings = dict.fromkeys(("add", "scale", "embed"), lambda *_: [NO_WORK])
-    apart = replace(SLANG_KERNELS, lowerings=lowerings, joint={})
-    joined = replace(apart, joint={("add", "scale"): lambda *_: [NO_WORK]})
+def test_launches_that_do_not_run_are_not_waited_for() -> None:
+    """The second launch reads the first, and the third overwrites what the first read."""
+    lowerings = dict.fromkeys(("scale", "softcap", "embed"), lambda *_: [NO_WORK])
+    kernels = replace(SLANG_KERNELS, lowerings=lowerings)
+    first, *others = three_launches().launches
+    condition = StepCondition(tokens=1, min_keys=257)
+    plan = replace(three_launches(), launches=(replace(first, when=condition), *others))
 
-    def found(kernels: object) -> list[list[int]]:
-        plan, at = three_launches(), NominalAddresses(Features(32), "f16", 64)
-        before = [(), (0,), (0,)]
-        levels = dispatch_graph(kernels, plan, before, at, Bucket(1, 1, 1, 256)).levels()
-        return [[node.launch for node in level] for level in levels]
+    def after(bucket: Bucket) -> list[tuple[int, tuple[int, ...]]]:
+        at = NominalAddresses(Features(32), "f16", 64)
+        graph = dispatch_graph(kernels, plan, dependencies(plan, bucket), at, bucket)
+        return [(node.launch, node.after) for node in graph.nodes]
 
-    assert found(apart) == [[0], [1, 2]]
-    assert found(joined) == [[1], [2]], "the second reads what the third writes"
+    assert after(Bucket(1, 1, 1, 512)) == [(0, ()), (1, (0,)), (2, (0,))]
+    assert after(Bucket(1, 1, 1, 256)) == [(1, ()), (2, ())]
 
 
 def test_a_dispatch_that_waits_follows_all_earlier_ones_of_its_launch() -> None:
     waiting = replace(NO_WORK, waits=True)
     lowerings = {
-        "add": lambda *_: [NO_WORK, NO_WORK, waiting],
-        "scale": lambda *_: [],
+        "scale": lambda *_: [NO_WORK, NO_WORK, waiting],
+        "softcap": lambda *_: [],
         "embed": lambda *_: [NO_WORK],
     }
-    kernels = replace(SLANG_KERNELS, lowerings=lowerings, joint={})
+    kernels = replace(SLANG_KERNELS, lowerings=lowerings)
     at = NominalAddresses(Features(32), "f16", 64)
     plan, before = three_launches(), [(), (0,), (1,)]
     graph = dispatch_graph(kernels, plan, before, at, Bucket(1, 1, 1, 256))
@@ -154,8 +145,8 @@ def test_launches_that_share_scratch_memory_wait_for_each_other() -> None:
     def takes(n_bytes: int) -> object:
         return lambda launch, at, bucket: at.scratch.take(n_bytes) and [NO_WORK]
 
-    lowerings = {"add": takes(10 << 20), "scale": takes(1), "embed": takes(10 << 20)}
-    kernels = replace(SLANG_KERNELS, lowerings=lowerings, joint={})
+    lowerings = {"scale": takes(10 << 20), "softcap": takes(1), "embed": takes(10 << 20)}
+    kernels = replace(SLANG_KERNELS, lowerings=lowerings)
     at = NominalAddresses(Features(32), "f16", 64)
     graph = dispatch_graph(kernels, three_launches(), [(), (), ()], at, Bucket(1, 1, 1, 256))
     assert [node.after for node in graph.nodes] == [(), (), (0,)]
@@ -187,8 +178,8 @@ def test_edges_order_what_the_full_graph_orders_and_no_edge_is_redundant() -> No
 @pytest.mark.parametrize("name", ["qwen3", "qwen35moe"])
 def test_an_edge_leads_from_a_level_to_a_higher_one(name: str) -> None:
     plan = plan_of(name)
-    at = NominalAddresses(Features(32, compute_units=132), "f16", 64)
-    graph = dispatch_graph(SLANG_KERNELS, plan, dependencies(plan), at, Bucket(4, 4, 1, 256))
+    at, bucket = NominalAddresses(Features(32, compute_units=132), "f16", 64), Bucket(4, 4, 1, 256)
+    graph = dispatch_graph(SLANG_KERNELS, plan, dependencies(plan, bucket), at, bucket)
     level_of = {id(node): depth for depth, level in enumerate(graph.levels()) for node in level}
     depths = [level_of[id(node)] for node in graph.nodes]
     edges = graph.edges()

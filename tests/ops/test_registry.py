@@ -53,7 +53,11 @@ def named_together(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
             case ast.Call(args=arguments):
                 listed = arguments
             case ast.BoolOp(values=values):
-                listed = [c for v in values if isinstance(v, ast.Compare) for c in v.comparators]
+                compared: dict[str, list[ast.expr]] = {}
+                for x in values:
+                    if isinstance(x, ast.Compare):
+                        compared.setdefault(ast.dump(x.left), []).extend(x.comparators)
+                listed = max(compared.values(), key=len, default=[])
             case ast.MatchOr(patterns=patterns):
                 listed = [p.value for p in patterns if isinstance(p, ast.MatchValue)]
             case ast.ClassDef(body=body):
@@ -87,7 +91,15 @@ def test_a_list_of_ops_is_found_however_it_is_written(text: str) -> None:
     assert [found for _, found in named_together(ast.parse(text))] == [{"linear", "rope"}]
 
 
-@pytest.mark.parametrize("text", ['{"linear"}', '{"linear": "linear"}', '("linear", "tensor")'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"linear"}',
+        '{"linear": "linear"}',
+        '("linear", "tensor")',
+        'first.op == "linear" and second.op == "rope"',
+    ],
+)
 def test_one_op_beside_other_strings_is_no_list_of_ops(text: str) -> None:
     assert list(named_together(ast.parse(text))) == []
 

@@ -20,7 +20,7 @@ from zinc.backends.capabilities import Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Plan, Ref
 from zinc.core.errors import DeviceError, RequestError
 from zinc.ops.graph import Node
-from zinc.ops.step import Step
+from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import (
     FloatArray,
     RowFormat,
@@ -250,6 +250,13 @@ class Kernels(Protocol):
         """Return the bytes from one row of a value to the next."""
         ...
 
+    def runs_fused(self, node: Node) -> StepCondition | None:
+        """Return the steps in which the backend runs `node` instead of the nodes fused into it.
+
+        None if it has no kernel for the node.
+        """
+        ...
+
 
 class Backend(Kernels, Protocol):
     """An open device, to which weights are uploaded and for which plans are prepared."""
@@ -319,6 +326,9 @@ class HostBackend:
     """Answers of a backend whose launches are plain calls on the host's memory."""
 
     split: SplitDevices | None = None
+
+    def runs_fused(self, node: Node) -> StepCondition | None:
+        return None
 
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int

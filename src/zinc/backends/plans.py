@@ -7,10 +7,11 @@ of that name must agree with it. `zinc.plan` makes plans, backends run them.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from zinc.ops.registry import OPS, Cost, Phase
+from zinc.ops.step import StepCondition
 from zinc.ops.values import (
     AttrValue,
     Constant,
@@ -48,7 +49,11 @@ Operand: TypeAlias = Ref | Weight | Constant | State | None
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel over the rows of `dim`. `label` names the part of the model (`blk.3`)."""
+    """One kernel over the rows of `dim`. `label` names the part of the model (`blk.3`).
+
+    when: the steps in which it runs; None for every step. A plan has alternatives for some
+    launches: in each step either the alternative runs, or the launches that it replaces.
+    """
 
     kernel: str
     dim: Dim
@@ -57,6 +62,11 @@ class Launch:
     attrs: tuple[tuple[str, AttrValue], ...]
     cost: Cost
     label: str
+    when: StepCondition | None = None
+
+    def runs(self, tokens: int, keys: int) -> bool:
+        """Return whether it runs in a step with `tokens` tokens and `keys` keys (StepCondition)."""
+        return self.when is None or self.when.holds(tokens, keys)
 
     def input(self, name: str, part: int = 0) -> Operand:
         """Return the operand `name` of the op, of part `part` if it is repeated."""
@@ -87,6 +97,11 @@ class Plan:
     max_tokens: int
     max_outputs: int
     sampled: Ref | None = None
+
+    def without_alternatives(self) -> Plan:
+        """Return the plan whose launches all run in every step."""
+        kept = [x for x in self.launches if x.when is None or x.when.negated]
+        return replace(self, launches=tuple(replace(x, when=None) for x in kept))
 
     @property
     def weights(self) -> tuple[Weight, ...]:

@@ -36,7 +36,7 @@ from zinc.backends.plans import (
     Transfer,
 )
 from zinc.ops.graph import Node
-from zinc.ops.step import Step
+from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import FloatArray, RowFormat, State, Weight
 from zinc.quant.blocks import GGMLType
 
@@ -200,6 +200,10 @@ class SplitBackend:
 
     def row_bytes(self, format: RowFormat, cols: int) -> int:
         return self.devices[0].row_bytes(format, cols)
+
+    def runs_fused(self, node: Node) -> StepCondition | None:
+        """Return None: a plan asks the device that runs the node."""
+        return None
 
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int

@@ -23,6 +23,10 @@ class StepShape:
     kv_dtype: str = "f16"
     sequences: int = 1
 
+    def runs(self, launch: Launch) -> bool:
+        """Return whether a launch runs in the step."""
+        return launch.runs(self.tokens * self.sequences, self.depth + self.tokens)
+
     def rows(self, launch: Launch) -> int:
         return self.rows_of(launch.dim)
 
@@ -38,7 +42,12 @@ class StepShape:
                 return 1
 
     def bytes(self, launch: Launch) -> int:
-        """Return the bytes of weights, activations, keys and values that a launch moves."""
+        """Return the bytes of weights, activations, keys and values that a launch moves.
+
+        A launch that does not run in the step moves none.
+        """
+        if not self.runs(launch):
+            return 0
         cost = launch.cost
         # Launch costs are stated for float16.
         scale = BYTES_PER_NUMBER[self.kv_dtype] / BYTES_PER_NUMBER["f16"]
@@ -46,6 +55,9 @@ class StepShape:
         return cost.bytes(self.rows(launch), sequences=self.sequences) + keys
 
     def flops(self, launch: Launch) -> int:
+        """Return the FLOPs of a launch, 0 if it does not run in the step."""
+        if not self.runs(launch):
+            return 0
         return launch.cost.flops(self.rows(launch), self.pairs(launch))
 
     def keys(self, launch: Launch) -> int:

@@ -132,12 +132,14 @@ def _memory(report: FitReport) -> dict[str, Any]:
 
 def launches(plan: Plan, shape: StepShape, where: Sequence[tuple[str, str]] | None = None) -> str:
     """Return a table of the launches; `where` adds two columns, see `device_map.columns`."""
+    has_alternatives = any(launch.when for launch in plan.launches)
     rows = [
         (
             i,
             *(where[i] if where else ()),
             launch.label,
             launch.kernel,
+            *((str(launch.when or ""),) if has_alternatives else ()),
             _operands(launch),
             ", ".join(f"{ref.cols} {ref.format}" for ref in launch.outputs),
             size(shape.bytes(launch)),
@@ -150,6 +152,7 @@ def launches(plan: Plan, shape: StepShape, where: Sequence[tuple[str, str]] | No
         *(("on", "receives |") if where else ()),
         "part",
         "kernel",
+        *(("when",) if has_alternatives else ()),
         "reads",
         "writes",
         "bytes |",
@@ -196,6 +199,8 @@ def describe(plan: Plan, shape: StepShape) -> dict[str, Any]:
                 "inputs": [_operand(x) for x in launch.inputs],
                 "outputs": [_operand(x) for x in launch.outputs],
                 "attrs": launch.attributes,
+                "when": str(launch.when) if launch.when else None,
+                "runs": shape.runs(launch),
                 "bytes": shape.bytes(launch),
                 "flops": shape.flops(launch),
             }

@@ -40,6 +40,8 @@ class Profile:
         """
         kinds: dict[str, dict[str, Any]] = {}
         for launch, s in zip(self.launches, self.seconds, strict=True):
+            if not self.shape.runs(launch):
+                continue
             name = key(launch)
             kind = kinds.setdefault(name, {title: name, "launches": 0, "seconds": 0.0, "bytes": 0})
             kind["launches"] += 1

@@ -23,6 +23,8 @@ from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
     from zinc.backends.api import Kernels
+    from zinc.ops.graph import Node
+    from zinc.ops.step import StepCondition
     from zinc.ops.values import RowFormat
     from zinc.quant.blocks import GGMLType
 
@@ -146,6 +148,9 @@ class _EveryKernel:
 
     def row_bytes(self, format: RowFormat, cols: int) -> int:
         return self.backend.row_bytes(format, cols)
+
+    def runs_fused(self, node: Node) -> StepCondition | None:
+        return self.backend.runs_fused(node)
 
 
 def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], set[str]]]:

@@ -21,10 +21,12 @@ from zinc.core.progress import ProgressBar
 if TYPE_CHECKING:
     from zinc.backends.plans import Launch
     from zinc.engine.load.model import LoadedModel
+    from zinc.engine.load.options import LoadOptions
     from zinc.ops.step import Step
     from zinc.testing.parity import Check
 
 DECODE_STEPS = 2
+FILL = "filling the cache"  # a step that is run and not compared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         max_outputs=args.tokens,
         sequences=1,
     )
-    with loading.context_from("--tokens"), plan_model(options) as planned:
+    with loading.context_from("--tokens"), plan_model(_deep_enough(options)) as planned:
         loading.print_choice(planned.choice)
         backend = planned.backend
         report |= {"backend": backend.name, "description": backend.describe()}
@@ -88,6 +90,22 @@ def run(args: argparse.Namespace) -> int:
                 print(_parts(checks))
             print(_verdict(checks, departed, logits))
     return 1 if departed or wrong else 0
+
+
+def _deep_enough(options: LoadOptions) -> LoadOptions:
+    """Return the options with a context in which every launch of the plan runs.
+
+    Some launches run only when many tokens are cached. A model with a shorter context never runs
+    them.
+    """
+    from zinc.engine.load.planned import plan_model
+
+    with plan_model(options) as planned:
+        launches = [launch for plan in planned.plans for launch in plan.launches]
+        keys = max((launch.when.min_keys for launch in launches if launch.when), default=0)
+        if (options.context or 0) < keys <= planned.spec.context:
+            return replace(options, context=keys)
+    return options
 
 
 def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | None:
@@ -119,7 +137,8 @@ def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | N
 def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
     """Yield a prompt with logits for every token, then steps of single tokens after it.
 
-    A token is sampled from each row if the plan has a launch for that.
+    If the context is longer, a step FILL caches tokens up to its last position, where one more
+    token follows. A token is sampled from each row if the plan has a launch for that.
     """
     import numpy as np
 
@@ -139,6 +158,11 @@ def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
         (f"decode at {at}", maker.step([ids[at]], at, outputs=1))
         for at in range(n_tokens, n_tokens + DECODE_STEPS)
     ]
+    at, last = n_tokens + DECODE_STEPS, model.context - 1
+    if at <= last:
+        if at < last:
+            steps.append((FILL, maker.step(ids[at:last], at, outputs=0)))
+        steps.append((f"decode at {last}", maker.step([ids[last]], last, outputs=1)))
     for name, step in steps:
         n_sampled = len(step.output_rows) if model.plan.sampled else 0
         yield name, replace(step, sample_params=params[:n_sampled] if n_sampled else None)
@@ -160,8 +184,13 @@ def compare_layers(
         return launch_tolerance(launch, model.kv_dtype)
 
     n_launches = len(model.plan.launches)
-    total = (DECODE_STEPS + 2) * n_launches
-    for i, (name, step) in enumerate(_steps(model, n_tokens)):
+    steps = list(_steps(model, n_tokens))
+    total = (len(steps) + 1) * n_launches
+    for i, (name, step) in enumerate(steps):
+        if name == FILL:
+            model.program.step(step)
+            reference.program.step(step)
+            continue
         for check in compare(name, model.program, reference.program, step, allowed):
             yield check
             if progress is not None:

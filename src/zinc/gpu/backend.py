@@ -24,8 +24,9 @@ from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import Bytes, Pool, Slice
 from zinc.gpu.program import GpuProgram
 from zinc.gpu.rows import row_bytes
+from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
-from zinc.ops.step import Step
+from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import RowFormat, State, Weight
 from zinc.quant.blocks import GGMLType
 from zinc.quant.decode import decode
@@ -58,6 +59,12 @@ class GpuKernels:
     def row_bytes(self, format: RowFormat, cols: int) -> int:
         return row_bytes(format, cols)
 
+    def runs_fused(self, node: Node) -> StepCondition | None:
+        condition = self.kernel_set.fused.get(node.op)
+        if condition is None or self.capabilities.batch_invariant:
+            return None
+        return condition(node)
+
 
 class GpuBackend(GpuKernels):
     """Implements `zinc.backends.api.Backend` on a host."""
@@ -78,7 +85,7 @@ class GpuBackend(GpuKernels):
     ) -> StepCounts:
         bucket = Bucket.of(plan, tokens=tokens, outputs=outputs, sequences=sequences, keys=keys)
         at = NominalAddresses(self.features, kv_dtype)
-        graph = dispatch_graph(self.kernel_set, plan, dependencies(plan), at, bucket)
+        graph = dispatch_graph(self.kernel_set, plan, dependencies(plan, bucket), at, bucket)
         return StepCounts(len(graph.nodes), len(graph.levels()) - 1)
 
     def expect(self, weights: Iterable[Weight]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zinc.backends.plans import Plan
+from zinc.backends.plans import Launch, Plan
 from zinc.ops.step import Step
 from zinc.ops.values import Dim
 
@@ -57,10 +57,14 @@ class Bucket:
             tokens=len(step.ids),
             outputs=len(step.output_rows),
             sequences=len(step.state_slot),
-            keys=max(step.positions.tolist()) + 1,
+            keys=step.n_keys,
             samples=step.sample_params is not None,
             logits=logits,
         )
+
+    def runs(self, launch: Launch) -> bool:
+        """Return whether a launch runs in the steps of this bucket."""
+        return launch.runs(self.tokens, self.keys)
 
     def rows(self, dim: Dim) -> int:
         """Return the most rows that `dim` has in a step of this bucket."""

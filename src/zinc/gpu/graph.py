@@ -69,19 +69,13 @@ def dispatch_graph(
     """
     lowered: list[list[Dispatch]] = []
     after: list[set[int]] = []  # launches that each launch waits for
-    joined: set[int] = set()  # launches whose work the next launch does
     scratch: list[tuple[int, int, int]] = []  # in use: launch, start, end
     for i, launch in enumerate(plan.launches):
         at.scratch.taken.clear()
-        both = kernels.lower_both(plan.launches[i - 1], launch, at, bucket) if i else None
-        if both is not None:
-            lowered[-1] = []
-            joined.add(i - 1)
-        lowered.append(kernels.lower(launch, at, bucket) if both is None else both)
+        lowered.append(kernels.lower(launch, at, bucket))
         taken = list(at.scratch.taken)
         reused = {j for j, a, b in scratch for start, end in taken if a < end and start < b}
-        waited = {*dependencies[i], *reused}
-        after.append(waited | {j + 1 for j in waited & joined if j + 1 < i})
+        after.append({*dependencies[i], *reused})
         scratch = [x for x in scratch if not any(a <= x[1] and x[2] <= b for a, b in taken)]
         scratch += [(i, start, end) for start, end in taken]
     return DispatchGraph(tuple(_nodes(lowered, after)))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zinc.backends.plans import Launch, Plan, Ref
+from zinc.gpu.bucket import Bucket
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, KVState, RecurrentState
 
@@ -52,10 +53,12 @@ def _range(ref: Ref, rows: dict[Dim, int], writes: bool) -> Access:
     return Access("", start, start + rows[ref.dim] * ref.stride, writes)
 
 
-def dependencies(plan: Plan) -> list[tuple[int, ...]]:
+def dependencies(plan: Plan, bucket: Bucket) -> list[tuple[int, ...]]:
     """Return for each launch the indices of the earlier launches that it must wait for.
 
-    Indices are increasing. A launch that another dependency already waits for may be left out.
+    Launches that do not run in the steps of `bucket` have no dependencies, and no launch waits for
+    them. Indices are increasing. A launch that another dependency already waits for may be left
+    out.
     """
     rows = {
         Dim.TOKENS: plan.max_tokens,
@@ -66,7 +69,7 @@ def dependencies(plan: Plan) -> list[tuple[int, ...]]:
     live: list[tuple[int, Access]] = []
     result = []
     for i, launch in enumerate(plan.launches):
-        mine = list(accesses(launch, rows))
+        mine = list(accesses(launch, rows)) if bucket.runs(launch) else []
         found = {j for j, other in live for access in mine if access.conflicts(other)}
         result.append(tuple(sorted(found)))
         # Later launches that touch a range written here wait for this launch, not for older ones.

@@ -20,14 +20,16 @@ from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.memory import Bytes
+from zinc.ops.graph import Node
+from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType
 
 Lowering: TypeAlias = Callable[[Launch, Addresses, Bucket], list[Dispatch]]
 LOWERINGS: dict[str, Lowering] = {}
-# Lowers two neighbours at once; returns None in a bucket where the launches stay apart.
-JointLowering: TypeAlias = Callable[[Launch, Launch, Addresses, Bucket], list[Dispatch] | None]
-JOINT: dict[tuple[str, str], JointLowering] = {}
+# Returns the steps in which a fused node runs, None if the kernel cannot run it.
+FusedCondition: TypeAlias = Callable[[Node], StepCondition | None]
+FUSED: dict[str, FusedCondition] = {}
 
 
 def lowers(kernel: str) -> Callable[[Lowering], Lowering]:
@@ -43,13 +45,12 @@ def lowers(kernel: str) -> Callable[[Lowering], Lowering]:
     return register
 
 
-def lowers_both(first: str, second: str) -> Callable[[JointLowering], JointLowering]:
-    """Register the decorated lowering for `second` right after `first`, if nothing else reads the
-    outputs of `first`."""
+def fuses(kernel: str) -> Callable[[FusedCondition], FusedCondition]:
+    """Register the decorated condition for the steps in which the fused op `kernel` runs."""
 
-    def register(lowering: JointLowering) -> JointLowering:
-        JOINT[first, second] = lowering
-        return lowering
+    def register(condition: FusedCondition) -> FusedCondition:
+        FUSED[kernel] = condition
+        return condition
 
     return register
 
@@ -83,7 +84,7 @@ class WeightLayout(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class KernelSet:
-    """The kernels of a backend: lowerings by op, weight layout and limits.
+    """The kernels of a backend: lowerings by op, conditions of fused ops, weight layout and limits.
 
     backend: the backend's name in error messages. max_argument_bytes: arguments of a dispatch.
     """
@@ -92,11 +93,11 @@ class KernelSet:
     lowerings: Mapping[str, Lowering]
     weights: WeightLayout
     max_argument_bytes: int
-    joint: Mapping[tuple[str, str], JointLowering]
+    fused: Mapping[str, FusedCondition]
 
     def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError."""
-        if not bucket.rows(launch.dim):
+        if not bucket.rows(launch.dim) or not bucket.runs(launch):
             return []
         try:
             dispatches = self.lowerings[launch.kernel](launch, at, bucket)
@@ -104,23 +105,12 @@ class KernelSet:
             raise self._unsupported(launch, str(error)) from error
         return self._checked(launch, at, dispatches)
 
-    def lower_both(
-        self, first: Launch, second: Launch, at: Addresses, bucket: Bucket
-    ) -> list[Dispatch] | None:
-        """Return dispatches that do the work of two neighbours, None if there are none."""
-        joint = self.joint.get((first.kernel, second.kernel))
-        dispatches = joint(first, second, at, bucket) if joint and bucket.rows(second.dim) else None
-        return None if dispatches is None else self._checked(second, at, dispatches)
-
     def lower_all(
         self, launches: Iterable[Launch], at: Addresses, bucket: Bucket
     ) -> Iterator[Dispatch]:
-        """Yield the dispatches of every launch by itself and of every two neighbours together."""
-        before = None
+        """Yield the dispatches of every launch."""
         for launch in launches:
             yield from self.lower(launch, at, bucket)
-            yield from (before and self.lower_both(before, launch, at, bucket)) or []
-            before = launch
 
     def _checked(self, launch: Launch, at: Addresses, dispatches: list[Dispatch]) -> list[Dispatch]:
         """Return the dispatches that have at least one workgroup. Raises UnsupportedError."""

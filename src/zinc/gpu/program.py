@@ -116,7 +116,8 @@ class GpuProgram:
             cache,
             ScratchAllocator(self._new_scratch),
         )
-        self._dependencies = dependencies(plan)
+        # By which launches run: plans have few alternatives, so there are few entries.
+        self._dependencies: dict[tuple[bool, ...], list[tuple[int, ...]]] = {}
         self._recordings: OrderedDict[tuple[Bucket, int], RecordedStep] = OrderedDict()
         self._parts: OrderedDict[Bucket, dict[tuple[int, int], RecordedStep]] = OrderedDict()
         self._running: list[RunningStep | None] = [None] * IN_FLIGHT
@@ -236,11 +237,18 @@ class GpuProgram:
         part = replace(self.plan, launches=self.plan.launches[first:last])
         before = [
             tuple(j - first for j in launches if j >= first)
-            for launches in self._dependencies[first:last]
+            for launches in self._dependencies_of(bucket)[first:last]
         ]
         graph = dispatch_graph(self._kernels, part, before, self._addresses, bucket)
         self.host.compile((node.dispatch.kernel for node in graph.nodes), self._progress)
         return graph
+
+    def _dependencies_of(self, bucket: Bucket) -> list[tuple[int, ...]]:
+        """Return the dependencies of all launches in the steps of `bucket`."""
+        running = tuple(bucket.runs(launch) for launch in self.plan.launches)
+        if running not in self._dependencies:
+            self._dependencies[running] = dependencies(self.plan, bucket)
+        return self._dependencies[running]
 
     def _recorded(self, bucket: Bucket, slot: int) -> RecordedStep:
         found = self._recordings.get((bucket, slot))

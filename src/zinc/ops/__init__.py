@@ -1,6 +1,17 @@
 """The vocabulary: graphs of ops, and for each op its reference, cost, tolerance and test cases."""
 
-from zinc.ops import attention, elementwise, heads, linear, moe, norm, recurrent, rope, sampling
+from zinc.ops import (
+    attention,
+    elementwise,
+    heads,
+    linear,
+    moe,
+    norm,
+    recurrent,
+    rope,
+    rope_attention,
+    sampling,
+)
 from zinc.ops.registry import OPS, Cost, Op
 
 __all__ = [
@@ -15,5 +26,6 @@ __all__ = [
     "norm",
     "recurrent",
     "rope",
+    "rope_attention",
     "sampling",
 ]

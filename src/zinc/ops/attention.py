@@ -56,7 +56,7 @@ def _no_cases() -> Iterator[Case]:
 @op(
     rows("k"),
     rows("v", optional=True),
-    cache("cache", written=True),
+    cache("cache", written=True, read=False),
     cost=elementwise_cost,
     cases=_no_cases,
     phase=Phase.ATTENTION,
@@ -69,7 +69,8 @@ def kv_store(
     return []
 
 
-def _cost(node: Node) -> Cost:
+def attention_cost(node: Node) -> Cost:
+    """Return the cost of attention over the keys and values that a step sees."""
     state = node.input("cache")
     assert isinstance(state, KVState)
     n_heads = int(node.attrs["n_heads"])
@@ -131,7 +132,7 @@ def _attention_case(
     rows("q"),
     cache("cache"),
     vector("sinks", optional=True),
-    cost=_cost,
+    cost=attention_cost,
     cases=_cases,
     self_test=("4x4x32",),
     tolerance=2e-3,  # the cache holds float16

@@ -25,8 +25,11 @@ TAIL = "}  // namespace zinc::operands\n"
 
 
 def header() -> str:
-    """Return the C++ header with one struct of constants for each op."""
-    return "\n".join([HEAD, *(_struct(op) for op in OPS.values()), TAIL])
+    """Return the C++ header with one struct of constants for each op.
+
+    The CPU backend has no kernels for alternatives.
+    """
+    return "\n".join([HEAD, *(_struct(op) for op in OPS.values() if not op.alternative), TAIL])
 
 
 def _struct(op: Op) -> str:

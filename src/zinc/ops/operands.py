@@ -37,6 +37,7 @@ class Operand:
     residual: is added to the output.
     weight_format: rows that the kernel reads in the row format of the op's matrices.
     written: state that the op changes; every other operand is only read.
+    read: whether the op reads the operand; stores only write the cache.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Operand:
     residual: bool = False
     weight_format: bool = False
     written: bool = False
+    read: bool = True
 
 
 def rows(name: str, **facts: bool) -> Operand:

@@ -83,6 +83,7 @@ class Op:
     prepares_heads: normalises or rotates the heads of q, k or v, and is fused with the cache write.
     optional: a backend may have no kernel, and models do not need it.
     self_test: names of the cases that a device must pass before a model is put on it.
+    alternative: optional, and only an alternative of other launches in a plan (zinc.plan).
     """
 
     name: str
@@ -99,6 +100,7 @@ class Op:
     prepares_heads: bool = False
     optional: bool = False
     self_test: tuple[str, ...] = ()
+    alternative: bool = False
 
     @property
     def writes_state(self) -> bool:
@@ -115,7 +117,7 @@ class Op:
     @property
     def reads_cache(self) -> bool:
         """Whether the op reads keys and values that earlier ops stored."""
-        return any(x.kind is Kind.CACHE and not x.written for x in self.signature.operands)
+        return any(x.kind is Kind.CACHE and x.read for x in self.signature.operands)
 
     def run(self, step: Step, inputs: Sequence[Any], attrs: Attrs) -> Sequence[FloatArray]:
         """Run the reference on `inputs`, given in the order of the signature."""

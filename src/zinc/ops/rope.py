@@ -84,7 +84,7 @@ def rope(step: Step, attrs: Attrs, x: FloatArray, table: FloatArray) -> Sequence
     rows("table", optional=True),
     vector("q_norm", optional=True),
     vector("k_norm", optional=True),
-    cache("cache", optional=True, written=True),
+    cache("cache", optional=True, written=True, read=False),
     cost=elementwise_cost,
     cases=_no_cases,
     phase=Phase.ATTENTION,

@@ -42,6 +42,33 @@ SampleParamsArray: TypeAlias = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
+class StepCondition:
+    """The steps in which a launch runs: those with `tokens` tokens and at least `min_keys` keys.
+
+    Keys are the cached positions of the longest sequence after the step. With `negated` the launch
+    runs in all other steps.
+    """
+
+    tokens: int
+    min_keys: int
+    negated: bool = False
+
+    def holds(self, tokens: int, keys: int) -> bool:
+        """Return whether the launch runs in a step with these sizes."""
+        return (tokens == self.tokens and keys >= self.min_keys) is not self.negated
+
+    def negation(self) -> StepCondition:
+        """Return the condition of the launches that run in all other steps."""
+        return replace(self, negated=not self.negated)
+
+    def __str__(self) -> str:
+        if self.negated:
+            return "otherwise"
+        tokens = "1 token" if self.tokens == 1 else f"{self.tokens} tokens"
+        return f"{tokens}, {self.min_keys}+ keys"
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """A ragged batch of tokens from one or more sequences.
 
@@ -74,6 +101,11 @@ class Step:
     @property
     def n_sequences(self) -> int:
         return len(self.seq_start) - 1
+
+    @property
+    def n_keys(self) -> int:
+        """Cached positions of the longest sequence after the step."""
+        return int(max(self.positions.tolist())) + 1
 
     def rows(self, dim: Dim) -> int:
         """Rows that a value of `dim` has in this step."""

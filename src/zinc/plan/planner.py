@@ -18,6 +18,7 @@ from zinc.ops.graph import Graph, Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split
+from zinc.plan.alternatives import add_alternatives
 
 SAMPLED_COLS = 2  # of the op `sample`
 
@@ -87,6 +88,8 @@ def _part(
     passes.check(nodes, output)
     nodes, views = passes.resolve_views(nodes)
     arena = memory.assign(nodes, output, rows, backend.row_bytes, views)
+    if fuse:
+        nodes = add_alternatives(nodes, backend.runs_fused)
 
     def ref(value: Value) -> Ref:
         view = views.get(value.id)
@@ -157,6 +160,7 @@ def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
         attrs=tuple(sorted(node.attrs.items())),
         cost=OPS[node.op].cost(node),
         label=node.label,
+        when=node.when,
     )
 
 

@@ -25,8 +25,9 @@ from zinc.backends.api import (
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Operand, Plan, Ref
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
+from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
-from zinc.ops.step import Step
+from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import (
     Constant,
     Dim,
@@ -254,6 +255,9 @@ class CpuKernels:
 
     def row_bytes(self, format: RowFormat, cols: int) -> int:
         return int(_cpu.row_bytes(str(format), cols))
+
+    def runs_fused(self, node: Node) -> StepCondition | None:
+        return None
 
 
 class CpuBackend(CpuKernels, HostBackend):

@@ -100,6 +100,8 @@ class RefProgram:
 
     def run(self, step: Step, first: int, last: int) -> None:
         for launch in self.plan.launches[first:last]:
+            if not launch.runs(step.n_tokens, step.n_keys):
+                continue
             inputs = [self._operand(x) for x in launch.inputs]
             outputs = OPS[launch.kernel].run(step, inputs, launch.attributes)
             for ref, array in zip(launch.outputs, outputs, strict=True):

@@ -17,7 +17,7 @@ from zinc.backends.vulkan.host import VulkanHost
 from zinc.backends.vulkan.physical import MAX_PUSH_BYTES, candidates
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
-from zinc.gpu.kernel_set import JOINT, LOWERINGS, KernelSet
+from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
 from zinc.gpu.packing import StreamWeights
 
 lower.load()
@@ -25,7 +25,7 @@ lower.load()
 SLANG_KERNELS = KernelSet(
     backend="Vulkan",
     lowerings=LOWERINGS,
-    joint=JOINT,
+    fused=FUSED,
     weights=StreamWeights(),
     max_argument_bytes=MAX_PUSH_BYTES,
 )

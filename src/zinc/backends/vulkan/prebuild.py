@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 from zinc.backends.plans import Launch, Plan, Ref
@@ -41,15 +41,13 @@ def shaders(
 ) -> set[KernelVariant]:
     """Return the kernels that a plan runs in `steps` on a device with `features`."""
     at = NominalAddresses(features, kv_dtype, block_tokens)
-    alike = {
-        (_likeness(first), _likeness(second)): (first, second)
-        for first, second in pairwise((*plan.launches, plan.launches[0]))
-    }
+    if features.batch_invariant:
+        plan = plan.without_alternatives()
+    alike = {_likeness(launch): launch for launch in plan.launches}
     return {
         for_device(dispatch.kernel, features)
         for bucket in steps
-        for pair in alike.values()
-        for dispatch in SLANG_KERNELS.lower_all(pair, at, bucket)
+        for dispatch in SLANG_KERNELS.lower_all(alike.values(), at, bucket)
     }
 
 
@@ -68,7 +66,7 @@ def _likeness(launch: Launch) -> tuple[object, ...]:
             operands.append(replace(x, name=""))
         else:
             operands.append(x)
-    return (launch.kernel, launch.dim, launch.attrs, *operands)
+    return (launch.kernel, launch.dim, launch.attrs, launch.when, *operands)
 
 
 def device_classes() -> Iterator[Features]:

@@ -20,7 +20,7 @@ from zinc.gpu.arguments.structs import (
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE
-from zinc.gpu.kernel_set import lowers, lowers_both
+from zinc.gpu.kernel_set import fuses, lowers
 from zinc.gpu.lower.elementwise import Op, elementwise
 from zinc.gpu.lower.operands import (
     ceil_div,
@@ -33,6 +33,8 @@ from zinc.gpu.lower.operands import (
     rows,
     vector_or_null,
 )
+from zinc.ops.graph import Node
+from zinc.ops.step import StepCondition
 from zinc.ops.values import Dim, KVState, RowFormat
 
 FEW_TOKENS = 16  # steps of at most so many tokens use the kernels for few queries
@@ -91,27 +93,34 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     ]
 
 
-@lowers_both(first="rope_store", second="attention")
-def prepared_attention(
-    heads: Launch, launch: Launch, at: Addresses, bucket: Bucket
-) -> list[Dispatch] | None:
-    """Return dispatches that do the work of rope_store too, for one token with many keys.
-
-    Each workgroup prepares the heads that it needs while its first keys are loaded, which saves a
-    level of dispatches.
-    """
-    state, q, k, v = (heads.input(name) for name in ("cache", "q", "k", "v"))
-    (y,), n_heads = launch.outputs, int(launch.attributes["n_heads"])
-    if bucket.tokens > 1 or not isinstance(state, KVState) or state != launch.input("cache"):
-        return None
-    if at.features.batch_invariant or max(state.head_dim, state.head_dim_v) > MAX_PREPARED_DIM:
+@fuses("rope_attention")
+def rope_attention_steps(node: Node) -> StepCondition | None:
+    """Return the decode steps of one token whose keys are split."""
+    state, (y,) = node.input("cache"), node.outputs
+    assert isinstance(state, KVState)
+    if max(state.head_dim, state.head_dim_v) > MAX_PREPARED_DIM:
         return None
     if y.format is not RowFormat.F32 and state.head_dim_v % 32:
         return None
-    _check(state, at.kv(state))
-    cut, attrs = _few_cut(state, n_heads, at, bucket), heads.attributes
-    if cut.splits == 1:
+    if 0 < state.window <= SHALLOW_KEYS:
         return None
+    return StepCondition(tokens=1, min_keys=SHALLOW_KEYS + 1)
+
+
+@lowers("rope_attention")
+def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower attention whose workgroups prepare the heads that they need.
+
+    They do so while their first keys are loaded, which saves a level of dispatches.
+    """
+    q, k, v = (launch.input(name) for name in ("q", "k", "v"))
+    state, (y,) = operand(launch, "cache", KVState), launch.outputs
+    _check(state, at.kv(state))
+    attrs = launch.attributes
+    n_heads = int(attrs["n_heads"])
+    cut = _few_cut(state, n_heads, at, bucket)
+    if cut.splits == 1:  # many heads fill a small device without splits, but the kernel has them
+        cut = replace(cut, splits=2)
     kernel = _few_kernel(
         launch,
         at,
@@ -129,9 +138,9 @@ def prepared_attention(
         q=ref_or_null(at, q)[0],
         k=ref_or_null(at, k)[0],
         v=ref_or_null(at, v)[0],
-        table=ref_or_null(at, heads.input("table"))[0],
-        q_norm=vector_or_null(at, heads.input("q_norm")),
-        k_norm=vector_or_null(at, heads.input("k_norm")),
+        table=ref_or_null(at, launch.input("table"))[0],
+        q_norm=vector_or_null(at, launch.input("q_norm")),
+        k_norm=vector_or_null(at, launch.input("k_norm")),
         keys=cache.keys,
         values=_values(state, cache),
         partial=partial,
@@ -144,8 +153,8 @@ def prepared_attention(
         is_one_token=True,
         window=state.window,
         splits=cut.splits,
-        scale=float(launch.attributes["scale"]),
-        softcap=float(launch.attributes["softcap"]),
+        scale=float(attrs["scale"]),
+        softcap=float(attrs["softcap"]),
         eps=float(attrs["eps"]),
         normalises_v=int(attrs["v_norm"]),
     )

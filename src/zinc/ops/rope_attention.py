@@ -1,0 +1,70 @@
+"""RoPE, the cache write and attention of one layer in one op, for decode.
+
+It replaces `rope_store` and the `attention` after it in steps whose attention a backend splits over
+the keys. The rotated queries are not stored, and the output may overlap q, k and v in memory: a
+kernel must have read them before it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from zinc.ops.attention import CacheView, attention, attention_cost
+from zinc.ops.cases import Case
+from zinc.ops.costs import elementwise_cost
+from zinc.ops.graph import Node
+from zinc.ops.operands import cache, rows, vector
+from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.rope import rope_store
+from zinc.ops.step import Step
+from zinc.ops.values import FloatArray
+
+
+def _cost(node: Node) -> Cost:
+    """Return the cost of attention, with the rows of k, v and the table read too."""
+    beside = [node.input(name) for name in ("k", "v", "table")]
+    read = elementwise_cost(replace(node, inputs=tuple(beside), outputs=()))
+    cost = attention_cost(node)
+    return replace(
+        cost,
+        row_bytes=cost.row_bytes + read.row_bytes,
+        row_flops=cost.row_flops + 4 * node.rows("q").cols,
+    )
+
+
+def _no_cases() -> Iterator[Case]:
+    return iter(())  # runs in the case "deep-one" of attention
+
+
+@op(
+    rows("q"),
+    rows("k"),
+    rows("v", optional=True),
+    rows("table", optional=True),
+    vector("q_norm", optional=True),
+    vector("k_norm", optional=True),
+    cache("cache", written=True),
+    vector("sinks", optional=True),
+    cost=_cost,
+    cases=_no_cases,
+    tolerance=2e-3,  # the cache holds float16
+    phase=Phase.ATTENTION,
+    optional=True,
+    alternative=True,
+)
+def rope_attention(
+    step: Step,
+    attrs: Attrs,
+    q: FloatArray,
+    k: FloatArray,
+    v: FloatArray | None,
+    table: FloatArray | None,
+    q_norm: FloatArray | None,
+    k_norm: FloatArray | None,
+    cache: CacheView,
+    sinks: FloatArray | None,
+) -> Sequence[FloatArray]:
+    """rope_store of q, k and v, then attention of the rotated q. Attributes are those of both."""
+    (rotated,) = rope_store(step, attrs, q, k, v, table, q_norm, k_norm, cache)
+    return attention(step, attrs, rotated, cache, sinks)

@@ -1,0 +1,84 @@
+"""Alternatives in a plan: when they run, and that they compute what they replace."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zinc.backends import api
+from zinc.backends.api import CacheLayout, TensorData
+from zinc.backends.plans import Plan
+from zinc.formats.gguf import GGUFFile
+from zinc.models import load
+from zinc.ops.step import Step, StepCondition
+from zinc.plan.planner import make_plan
+
+FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
+NAMES = ["qwen3", "gptoss", "deepseek2", "gemma3"]
+BLOCK_TOKENS, N_BLOCKS = 64, 5
+
+
+def plan_of(name: str, backend: str = "vulkan") -> Plan:
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        return make_plan(load(file)[1], api.kernels(backend), max_tokens=300, max_outputs=1)
+
+
+def logits(name: str, plan: Plan) -> np.ndarray:
+    """Return the logits of `ref` for one token after 299 cached tokens."""
+    backend = api.create("ref")
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        for w in plan.weights:
+            tensor = file.tensors[w.tensor]
+            backend.upload(w, TensorData(tensor.type, w.shape, tensor))
+        cache = backend.allocate(plan.states, CacheLayout(BLOCK_TOKENS, (N_BLOCKS,)))
+        program = backend.prepare(plan, cache)
+        ids = np.random.default_rng(0).integers(plan.output.cols, size=300)
+        program.step(step_of(ids[:-1], 0))
+        return program.step(step_of(ids[-1:], 299))
+
+
+def step_of(ids: np.ndarray, first: int) -> Step:
+    n = len(ids)
+    return Step(
+        ids=ids.astype(np.int32),
+        positions=first + np.arange(n, dtype=np.int32),
+        sequence=np.zeros(n, np.int32),
+        output_rows=np.array([n - 1], np.int32),
+        seq_start=np.array([0, n], np.int32),
+        state_slot=np.zeros(1, np.int32),
+        tables=(np.arange(N_BLOCKS, dtype=np.int32)[None],),
+    )
+
+
+def test_a_condition_and_its_negation_divide_all_steps() -> None:
+    condition = StepCondition(tokens=1, min_keys=257)
+    sizes = [(1, 257), (1, 5000), (1, 256), (2, 257)]
+    assert [condition.holds(*size) for size in sizes] == [True, True, False, False]
+    assert [condition.negation().holds(*size) for size in sizes] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_alternative_follows_the_launches_that_it_replaces(name: str) -> None:
+    plan = plan_of(name)
+    fused = [(a, b) for a, b in pairwise(plan.launches) if b.kernel == "rope_attention"]
+    assert fused
+    for attention, alternative in fused:
+        assert attention.kernel == "attention"
+        assert attention.when == alternative.when.negation()
+        assert attention.outputs == alternative.outputs
+    assert not any(x.when for x in plan.without_alternatives().launches)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_alternative_computes_what_it_replaces(name: str) -> None:
+    plan = plan_of(name)
+    want = logits(name, plan.without_alternatives())
+    np.testing.assert_array_equal(logits(name, plan), want)
+
+
+def test_backends_without_a_fused_kernel_have_no_alternatives() -> None:
+    for backend in ("ref", "null", "cpu"):
+        assert not any(x.when for x in plan_of("qwen3", backend).launches)
