@@ -92,8 +92,8 @@ class Application:
                 if not (isinstance(error, Exception) or is_panic(error)):
                     raise
                 report_failure(record(request), error)
-                told = as_sent(from_exception(error), request.scope.get(SOURCES, {}))
-                return _error_response(told, request)
+                sent = as_sent(from_exception(error), request.scope.get(SOURCES, {}))
+                return _error_response(sent, request)
 
         return handle
 

@@ -80,7 +80,7 @@ class Generation:
 class _Active:
     """A submitted job in the engine's thread.
 
-    taken: tokens already delivered. told: prompt tokens in the last `Progress`.
+    taken: tokens already delivered. reported: prompt tokens in the last `Progress`.
     """
 
     generation: Generation
@@ -88,7 +88,7 @@ class _Active:
     reader: TokenReader
     deadline: float | None
     taken: int = 0
-    told: int | None = None
+    reported: int | None = None
 
 
 @dataclass(slots=True)
@@ -365,12 +365,12 @@ def _progress(active: _Active) -> Iterator[Progress]:
     if not s.clock.started:
         return
     timings = replace(s.timings(), generated_tokens=0, generate_seconds=0.0)
-    if active.told is None:
-        active.told = s.n_cached
+    if active.reported is None:
+        active.reported = s.n_cached
         yield Progress(s.n_prompt, replace(timings, prompt_tokens=s.n_cached, prompt_seconds=0.0))
     n_run = min(s.n_run, s.n_prompt)
-    if n_run > active.told:
-        active.told = n_run
+    if n_run > active.reported:
+        active.reported = n_run
         yield Progress(s.n_prompt, replace(timings, prompt_tokens=n_run))
 
 

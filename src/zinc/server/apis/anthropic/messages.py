@@ -34,7 +34,7 @@ async def create_message(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, MessagesFields)
     if fields.container is not None:
         raise unsupported("container", "the server runs no code")
-    asked = to_request(fields, fields)
+    chat_request = to_request(fields, fields)
     head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
 
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
@@ -80,16 +80,23 @@ async def create_message(service: Service, request: Request) -> Response:
 
     streamed = events if fields.stream else None
     return await answer_chat(
-        service, request, fields.model, asked, whole, streamed, ANTHROPIC, fields.sse_ping_interval
+        service,
+        request,
+        fields.model,
+        chat_request,
+        whole,
+        streamed,
+        ANTHROPIC,
+        fields.sse_ping_interval,
     )
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
     """Answer with the number of prompt tokens of a conversation."""
     fields = await read_fields(service, request, PromptFields)
-    asked = to_request(fields, None)
+    chat_request = to_request(fields, None)
     async with service.pool.use(fields.model) as model:
-        prompt = await prompt_of(model, asked)
+        prompt = await prompt_of(model, chat_request)
     return JSONResponse({"input_tokens": len(prompt.ids)})
 
 

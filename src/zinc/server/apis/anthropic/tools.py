@@ -64,8 +64,8 @@ def _function(tool: AnthropicTool, where: str) -> dict[str, Any]:
 
 def _described(name: str, description: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return a function with its members in the usual order, which models know best."""
-    told = {} if description is None else {"description": description}
-    return {"name": name, **told, "parameters": dict(parameters)}
+    described = {} if description is None else {"description": description}
+    return {"name": name, **described, "parameters": dict(parameters)}
 
 
 def _object(required: Sequence[str], **properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 async def apply_template(service: Service, request: Request) -> Response:
     """Answer with the prompt of a conversation as text."""
     fields = await read_fields(service, request, ChatFields)
-    asked = to_request(fields)
+    chat_request = to_request(fields)
     async with service.pool.use(fields.model) as model:
-        prompt = await prompt_of(model, asked)
+        prompt = await prompt_of(model, chat_request)
     return JSONResponse({"prompt": prompt.text})

@@ -55,11 +55,11 @@ async def chat(service: Service, request: Request) -> Response:
         empty = {"role": "assistant", "content": ""}
         end = {"created_at": timestamp(), "message": empty, "done_reason": reason, "done": True}
         return JSONResponse({"model": fields.model, **end})
-    asked = to_request(fields)
+    chat_request = to_request(fields)
 
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         clock.loaded()
-        reply = Reply(model, asked)
+        reply = Reply(model, chat_request)
         found = await answers[0].collect()
         record_answers(request, [(found.finished.reason, found.finished.timings)])
         message: dict[str, Any] = {"role": "assistant", "content": found.answer.content}
@@ -74,7 +74,7 @@ async def chat(service: Service, request: Request) -> Response:
 
     async def lines(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
         clock.loaded()
-        reply = Reply(model, asked)
+        reply = Reply(model, chat_request)
         async for item in answers[0]:
             if isinstance(item, Finished):
                 record_answers(request, [(item.reason, item.timings)])
@@ -84,7 +84,7 @@ async def chat(service: Service, request: Request) -> Response:
                 yield line({**reply.row(message, item.tokens), "done": False})
 
     streamed = None if fields.stream is False else lines
-    return await answer_chat(service, request, name, asked, whole, streamed, OLLAMA, 0)
+    return await answer_chat(service, request, name, chat_request, whole, streamed, OLLAMA, 0)
 
 
 def to_request(fields: OllamaChatFields) -> ChatRequest:
@@ -103,12 +103,12 @@ def to_request(fields: OllamaChatFields) -> ChatRequest:
 class Reply:
     """Builds the rows of an answer. Calls are sent whole, when their arguments are complete."""
 
-    def __init__(self, model: LoadedModel, asked: ChatRequest) -> None:
-        self._model, self._asked = model, asked
+    def __init__(self, model: LoadedModel, chat_request: ChatRequest) -> None:
+        self._model, self._asked = model, chat_request
         self._calls: dict[int, tuple[str, str]] = {}  # name and arguments so far
 
     def row(self, message: dict[str, Any], tokens: Sequence[Sampled] = ()) -> dict[str, Any]:
-        """Return a row with `message`, and the log-probabilities of `tokens` if asked for."""
+        """Return a row with `message`, and the log-probabilities of `tokens` if requested."""
         row: dict[str, Any] = {"model": self._model.name, "created_at": timestamp()}
         row["message"] = message
         if tokens and self._asked.params.logprobs is not None:

@@ -134,9 +134,11 @@ async def generate(service: Service, request: Request) -> Response:
     if fields.raw or fields.suffix:
         streamed = None if is_whole else raw_lines
         return await answer(service, request, name, begin_raw, whole_raw, streamed, OLLAMA, 0)
-    asked = replace(_to_chat(fields), params=params)
+    chat_request = replace(_to_chat(fields), params=params)
     chat_stream = None if is_whole else chat_lines
-    return await answer_chat(service, request, name, asked, whole_chat, chat_stream, OLLAMA, 0)
+    return await answer_chat(
+        service, request, name, chat_request, whole_chat, chat_stream, OLLAMA, 0
+    )
 
 
 def _to_chat(fields: GenerateFields) -> ChatRequest:

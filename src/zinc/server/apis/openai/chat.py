@@ -183,16 +183,16 @@ def to_request(fields: ChatFields) -> ChatRequest:
 async def count_tokens(service: Service, request: Request) -> Response:
     """Answer with the number of prompt tokens of a conversation, as llama.cpp's server does."""
     fields = await read_fields(service, request, ChatFields)
-    asked = to_request(fields)
+    chat_request = to_request(fields)
     async with service.pool.use(fields.model) as model:
-        prompt = await prompt_of(model, asked)
+        prompt = await prompt_of(model, chat_request)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """Continue a conversation."""
     fields = await read_fields(service, request, ChatFields)
-    asked = to_request(fields)
+    chat_request = to_request(fields)
     if fields.stream_options is not None and not fields.stream:
         raise unsupported("stream_options", "the answer is not streamed", "set stream")
     head = {
@@ -218,7 +218,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
             "object": "chat.completion",
             "model": model.name,
             "choices": [
-                _choice(model, asked, i, each, custom, hides_reasoning)
+                _choice(model, chat_request, i, each, custom, hides_reasoning)
                 for i, each in enumerate(found)
             ],
             "usage": _usage(ends).openai(),
@@ -239,15 +239,15 @@ async def chat_completions(service: Service, request: Request) -> Response:
             finish: str | None = None,
             **more: object,
         ) -> bytes:
-            logprobs = _logprobs(model, asked, tokens) if tokens else None
+            logprobs = _logprobs(model, chat_request, tokens) if tokens else None
             choice = {
                 "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish
             }  # fmt: skip
             return event({**shared, "choices": [choice], **more})
 
         for index in range(len(answers)):
-            told = verbose(model, answers) if index == 0 else {}
-            yield chunk(index, {"role": "assistant", "content": None}, **told)
+            more = verbose(model, answers) if index == 0 else {}
+            yield chunk(index, {"role": "assistant", "content": None}, **more)
         ends: list[Finished] = []
         deltas = [Deltas(custom, hides_reasoning) for _ in answers]
         async for index, item in merge([aiter(each) for each in answers]):
@@ -268,7 +268,14 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
     streamed = events if fields.stream else None
     return await answer_chat(
-        service, request, fields.model, asked, whole, streamed, OPENAI, fields.sse_ping_interval
+        service,
+        request,
+        fields.model,
+        chat_request,
+        whole,
+        streamed,
+        OPENAI,
+        fields.sse_ping_interval,
     )
 
 
@@ -316,16 +323,16 @@ class Deltas:
 
 
 def _logprobs(
-    model: LoadedModel, asked: ChatRequest, tokens: Sequence[Sampled]
+    model: LoadedModel, chat_request: ChatRequest, tokens: Sequence[Sampled]
 ) -> dict[str, Any] | None:
-    if asked.params.logprobs is None:
+    if chat_request.params.logprobs is None:
         return None
     return {"content": chat_logprobs(model.tokenizer, tokens), "refusal": None}
 
 
 def _choice(
     model: LoadedModel,
-    asked: ChatRequest,
+    chat_request: ChatRequest,
     index: int,
     found: Collected,
     custom: frozenset[str],
@@ -343,6 +350,6 @@ def _choice(
     return {
         "index": index,
         "message": {**message, "refusal": None},
-        "logprobs": _logprobs(model, asked, found.tokens),
+        "logprobs": _logprobs(model, chat_request, found.tokens),
         "finish_reason": FINISH[found.finished.reason],
     }

@@ -161,9 +161,9 @@ async def completions(service: Service, request: Request) -> Response:
     }
 
     async def begin(model: LoadedModel) -> list[Generation]:
-        told = telemetry_of(fields, fields.stream)
+        telemetry = telemetry_of(fields, fields.stream)
         jobs = await asyncio.to_thread(
-            jobs_of, model, texts, params, n, constraint, scored, fields.priority or 0, told,
+            jobs_of, model, texts, params, n, constraint, scored, fields.priority or 0, telemetry,
             fields.suffix or "",
         )  # fmt: skip
         return model.runner.submit(jobs, client_of(service, request))

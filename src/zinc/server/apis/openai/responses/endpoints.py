@@ -55,8 +55,8 @@ async def create_response(service: Service, request: Request) -> Response:
     items = input_items(fields.input)
     conversation = [*_previous(service, request, fields), *item_messages(items)]
     tools = ResponseTools(fields.tools)
-    asked = to_request(fields, conversation, tools)
-    shared = _shared(fields, asked, tools)
+    chat_request = to_request(fields, conversation, tools)
+    shared = _shared(fields, chat_request, tools)
 
     def finish(output: OutputItems, end: Finished) -> dict[str, Any]:
         record_answers(request, [(end.reason, end.timings)])
@@ -67,7 +67,7 @@ async def create_response(service: Service, request: Request) -> Response:
         return whole
 
     def output_of(model: LoadedModel) -> OutputItems:
-        logprobs = asked.params.logprobs is not None
+        logprobs = chat_request.params.logprobs is not None
         return OutputItems({**shared, "model": model.name}, model.tokenizer, logprobs, tools)
 
     async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
@@ -96,7 +96,14 @@ async def create_response(service: Service, request: Request) -> Response:
 
     streamed = events if fields.stream else None
     return await answer_chat(
-        service, request, fields.model, asked, whole, streamed, RESPONSES, fields.sse_ping_interval
+        service,
+        request,
+        fields.model,
+        chat_request,
+        whole,
+        streamed,
+        RESPONSES,
+        fields.sse_ping_interval,
     )
 
 
@@ -111,9 +118,9 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """Answer with the number of prompt tokens of a response."""
     fields = await read_fields(service, request, ResponseFields)
     messages = [*_previous(service, request, fields), *item_messages(input_items(fields.input))]
-    asked = to_request(fields, messages, ResponseTools(fields.tools))
+    chat_request = to_request(fields, messages, ResponseTools(fields.tools))
     async with service.pool.use(fields.model) as model:
-        prompt = await prompt_of(model, asked)
+        prompt = await prompt_of(model, chat_request)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
@@ -184,7 +191,9 @@ async def get_input_items(service: Service, request: Request) -> Response:
     )
 
 
-def _shared(fields: ResponseFields, asked: ChatRequest, tools: ResponseTools) -> dict[str, Any]:
+def _shared(
+    fields: ResponseFields, chat_request: ChatRequest, tools: ResponseTools
+) -> dict[str, Any]:
     """Return the members of the response object that are known before the answer."""
     given = fields.text.format if fields.text else None
     format = {"type": "text"} if given is None else given.model_dump(exclude_unset=True)
@@ -204,12 +213,12 @@ def _shared(fields: ResponseFields, asked: ChatRequest, tools: ResponseTools) ->
             "summary": None,
         },
         "store": fields.store is not False,
-        "temperature": asked.params.temperature,
+        "temperature": chat_request.params.temperature,
         "text": {"format": format, "verbosity": fields.verbosity or "medium"},
         "tool_choice": fields.tool_choice or "auto",
         "tools": tools.offered,
         "top_logprobs": fields.top_logprobs or 0,
-        "top_p": asked.params.top_p,
+        "top_p": chat_request.params.top_p,
         "truncation": fields.truncation or "disabled",
         "user": fields.user,
     }

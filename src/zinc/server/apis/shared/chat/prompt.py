@@ -142,20 +142,20 @@ def _continues_last_message(
     """
     if not request.messages:
         raise invalid(request.param, f"{request.param} is empty", "there is nothing to answer")
-    asked = arguments.pop("continue_final_message", None)
+    continue_final = arguments.pop("continue_final_message", None)
     adds = arguments.get("add_generation_prompt")
-    if asked and adds:
+    if continue_final and adds:
         raise invalid(
             "continue_final_message",
             "continue_final_message and add_generation_prompt are both true",
             "an answer either continues the last message or starts a new one",
         )
-    if asked is False or (asked is None and adds is False):
+    if continue_final is False or (continue_final is None and adds is False):
         return False
     last = request.messages[-1]
     is_begun = last["role"] == "assistant" and not last.get("tool_calls") and last.get("content")
     if not is_begun:
-        if asked:
+        if continue_final:
             raise invalid(
                 "continue_final_message",
                 "there is no message to continue",

@@ -37,20 +37,20 @@ async def answer_chat(
     service: Service,
     request: Request,
     name: str | None,
-    asked: ChatRequest,
+    chat_request: ChatRequest,
     whole: Callable[[LoadedModel, Sequence[ChatAnswer]], Awaitable[Any]],
     events: Callable[[LoadedModel, Sequence[ChatAnswer]], AsyncGenerator[bytes]] | None,
     stream_events: StreamEvents,
     ping_interval_s: float | None = None,
 ) -> Response:
-    """Return the response to the chat `asked`, by the model called `name`.
+    """Return the response to `chat_request`, answered by the model called `name`.
 
     The other parameters are those of `service.answer`.
     """
     client = client_of(service, request)
 
     async def begin(model: LoadedModel) -> list[ChatAnswer]:
-        return await start(model, asked, client)
+        return await start(model, chat_request, client)
 
     return await answer(
         service, request, name, begin, whole, events, stream_events, ping_interval_s
