@@ -118,7 +118,7 @@ class ElementwiseArguments(Struct):
     y_stride: U32
     cols: U32
     dim: U32
-    act: Annotated[U32, "ActivationFn of a GLU"]
+    activation: Annotated[U32, "ActivationFn of a GLU"]
     first: Annotated[F32, "factor of SCALE, cap of SOFTCAP, alpha of GLU"]
     second: Annotated[F32, "limit of GLU"]
 
@@ -140,7 +140,7 @@ class LinearArguments(Struct):
     y_stride: U32
     residual_stride: Annotated[U32, "GATED: stride of the gate"]
     dim: U8
-    act: Annotated[U8, "ActivationFn of GLU and GATED"]
+    activation: Annotated[U8, "ActivationFn of GLU and GATED"]
     alpha: F32
     limit: F32
 
@@ -166,7 +166,7 @@ class ExpertArguments(Struct):
     n_experts: U16
     top_k: U16
     dim: U8
-    act: U8
+    activation: U8
     alpha: F32
     limit: F32
 

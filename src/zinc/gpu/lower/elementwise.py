@@ -78,7 +78,7 @@ def elementwise(
         y_stride=y.stride,
         cols=y.cols,
         dim=dim_code(y.dim, bucket),
-        act=activation,
+        activation=activation,
         first=first,
         second=second,
     )

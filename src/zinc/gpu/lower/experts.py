@@ -95,7 +95,7 @@ class ExpertProduct:
             n_experts=w.planes,
             top_k=top_k,
             dim=dim_code(x.dim, bucket),
-            act=self.activation.fn,
+            activation=self.activation.fn,
             alpha=self.activation.alpha,
             limit=self.activation.limit,
         )

@@ -93,7 +93,7 @@ class Product:
             y_stride=self.y[1],
             residual_stride=self.residual[1],
             dim=dim_code(x.dim, bucket),
-            act=self.activation.fn,
+            activation=self.activation.fn,
             alpha=self.activation.alpha,
             limit=self.activation.limit,
         )
