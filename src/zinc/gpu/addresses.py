@@ -45,7 +45,10 @@ class DeviceKV:
 
 
 class DeviceCache(Protocol):
-    """States in device memory by name: blocks of KV states, addresses of recurrent states."""
+    """A cache whose states lie in device memory.
+
+    layers: blocks of each KV state by name. recurrent: address of each recurrent state by name.
+    """
 
     layers: dict[str, DeviceKV]
     recurrent: dict[str, int]

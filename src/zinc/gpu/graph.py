@@ -27,7 +27,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class DispatchGraph:
-    """Nodes in an order in which each follows the nodes that it waits for."""
+    """The dispatches of a step, ordered so that a node follows all nodes that it waits for."""
 
     nodes: tuple[Node, ...]
 
@@ -43,7 +43,7 @@ class DispatchGraph:
         return levels
 
     def edges(self) -> list[tuple[int, int]]:
-        """Return pairs (earlier, later) without those that follow from other pairs."""
+        """Return the edges (earlier, later) that do not follow from other edges."""
         reached: list[int] = []  # for each node a bit for every node before it
         edges: list[tuple[int, int]] = []
         for i, node in enumerate(self.nodes):

@@ -63,7 +63,7 @@ class WeightLayout(Protocol):
         ...
 
     def packed_bytes(self, type: GGMLType, n_rows: int, cols: int) -> int:
-        """Return the size of `n_rows` rows, those of all planes together."""
+        """Return the bytes of `n_rows` packed rows. The rows of all planes count together."""
         ...
 
     def pack(

@@ -19,7 +19,10 @@ from zinc.core.errors import MemoryLimitError
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 ALIGNMENT = 256
-SMALLEST_CHUNK, LARGEST_CHUNK = 1 << 20, 256 << 20  # buffers for slices that nobody announced
+SMALLEST_CHUNK, LARGEST_CHUNK = (
+    1 << 20,
+    256 << 20,
+)  # sizes of buffers for slices that were not announced
 SMALLEST_SCRATCH = 16 << 20
 
 

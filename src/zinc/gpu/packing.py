@@ -75,7 +75,7 @@ class StreamOffsets:
 
 
 def offsets(type: GGMLType, n_rows: int, cols: int) -> StreamOffsets:
-    """Return the streams of `n_rows` rows, which are the rows of all planes together."""
+    """Return where the streams of `n_rows` rows lie. The rows of all planes count together."""
     if type in FLOATS:
         n_bytes = n_rows * align(cols, FLOATS[type]) * BLOCKS[type].block_bytes
         return StreamOffsets(0, 0, 0, n_bytes)

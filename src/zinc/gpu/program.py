@@ -167,7 +167,7 @@ class GpuProgram:
         RunningStep(self, found[first, last], 0).wait()
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
-        base = ref.offset - 4 * ref.first  # a view has the rows of its base
+        base = ref.offset - 4 * ref.first  # the rows of a view are those of its base
         data = self.host.read(self._arena, base, rows * ref.stride)
         data = data.reshape(rows, ref.stride)
         if ref.format is RowFormat.F32:
@@ -179,7 +179,7 @@ class GpuProgram:
         if ref.stride == 4 * ref.cols:
             self.host.write(self._arena, ref.offset, rows.reshape(-1).view(np.uint8))
             return
-        for i, row in enumerate(rows):  # a view: its base has other columns beside it
+        for i, row in enumerate(rows):  # a view shares its rows with other columns
             self.host.write(self._arena, ref.offset + i * ref.stride, row.view(np.uint8))
 
     def kernels(self, step: Step, launch: int) -> list[str]:

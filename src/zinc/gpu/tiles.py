@@ -17,7 +17,7 @@ MAX_BATCH = 8  # rows of x that a GEMV multiplies in one pass over the weights
 # otherwise; a prompt reads them once for every four tokens.
 INVARIANT_BATCH = 4
 # Measured on an H200 with benchmarks/vulkan_tiles.py:
-MAX_GEMV_ROWS = 32  # up to so many rows of x, several passes of GEMV are faster than GEMM
+MAX_GEMV_ROWS = 32  # up to this many rows of x, several passes of GEMV are faster than GEMM
 MANY_ROWS = 1 << 15  # weight rows that keep every compute unit busy with any tile
 LONG_ROW = 8  # units a lane; rows at least that long are split among all waves
 

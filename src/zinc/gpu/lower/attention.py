@@ -37,7 +37,7 @@ from zinc.ops.graph import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import Dim, KVState, RowFormat
 
-FEW_TOKENS = 16  # steps of at most so many tokens use the kernels for few queries
+FEW_TOKENS = 16  # largest step that uses the kernels for few queries
 
 # Few queries, vectors. A thread keeps `each` heads x chunks of eight dimensions in registers, of
 # the queries and of the sums.
@@ -45,7 +45,7 @@ MAX_CHUNKS = 4
 WAVES = 4
 AT_ONCE = 2  # keys that a lane loads ahead
 MAX_SUMS = 4096  # float32 partial sums of all waves in shared memory
-SHALLOW_KEYS = 256  # up to so many keys, one workgroup with more waves is faster than a merge
+SHALLOW_KEYS = 256  # up to this many keys, one workgroup with more waves is faster than a merge
 SHALLOW_WAVES = 16
 MIN_KEYS = 64  # keys of a split; fewer are not worth a merge
 GROUPS_A_UNIT = 3  # workgroups for each compute unit

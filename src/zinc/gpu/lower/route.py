@@ -11,7 +11,7 @@ from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import dim_code, power_of_two, rows, vector_or_null
 
 MAX_EXPERTS = 1024  # a thread for each
-FEW_SLOTS = 256  # up to so many slots, one segment holds all of them
+FEW_SLOTS = 256  # with at most this many slots, one segment holds all of them
 
 
 @lowers("route")

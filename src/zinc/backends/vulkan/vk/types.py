@@ -125,7 +125,7 @@ ExecutableText = _struct(
     "name:char[256] description:char[256] isText:u32 size:size data:ptr",
     stype=1000269005,
 )
-# VkPhysicalDeviceLimits: members that nobody here reads are runs of numbers.
+# VkPhysicalDeviceLimits. Neighbouring members that zinc does not read are one array.
 Limits = _struct(
     "images:u32[8] maxPushConstantsSize:u32 maxMemoryAllocationCount:u32 samplers:u32 "
     "granularity:u64 sparse:u64 graphics:u32[38] maxComputeSharedMemorySize:u32 "
@@ -169,8 +169,8 @@ BufferAddress = _struct("buffer:u64", stype=1000244001)
 SMBuiltins = _struct("count:u32 warps:u32", stype=1000154001)
 ShaderCores = _struct("engines:u32 arrays:u32 units:u32 rest:u32[11]", stype=1000185000)
 
-# Indices of the booleans above that zinc asks for. Push constants hold addresses alone, but layers
-# that validate follow them: so those of 8 and 16 bits are wanted where they are to be had.
+# Indices of the features that zinc uses. storagePushConstant8 and 16 are enabled if supported,
+# because validation layers ask for them: push constants hold addresses of 8 and 16 bit numbers.
 FEATURES = {"shaderInt64": 40, "shaderInt16": 41}
 FEATURES_11 = {"storageBuffer16BitAccess": 0, "storagePushConstant16": 2}
 FEATURES_12 = {
