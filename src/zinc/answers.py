@@ -1,6 +1,6 @@
-"""Answers as text: what `LLM` returns, and how tokens become it in the engine's thread.
+"""Answers as text: the results of `LLM`, and the tasks that produce them in the engine's thread.
 
-Stop strings end a sequence, so tokens are decoded where the engine steps and not by the caller.
+Stop strings end a sequence, so tokens are decoded in the engine's thread, not by the caller.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from zinc.engine.worker import EngineWorker, Task
 from zinc.tokenizer import StreamDecoder, Tokenizer
 
 _NO_ANSWER = SamplingParams(max_tokens=0)
-# Chunks that a stream may be ahead of its reader: the engine runs while the reader prints, and
-# stops soon when the reader does.
+# Chunks that a stream may be ahead of its reader. The engine runs while the reader prints, and
+# stops soon after the reader does.
 _CHUNKS_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer. `finish_reason` is "stop" (an end token or stop string), "length" or "cancelled".
+    """A finished answer.
 
-    `logprobs` has one entry a token when the request asked for them.
+    finish_reason: "stop" (an end token or stop string), "length" or "cancelled". logprobs: an entry
+    for each token, if the request asked for them.
     """
 
     text: str
@@ -40,7 +41,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer; the last one carries `finish_reason` and `timings`."""
+    """A piece of a streamed answer. The last one has a `finish_reason` and `timings`."""
 
     text: str
     token_ids: list[int]
@@ -49,7 +50,7 @@ class Chunk:
 
 
 class Answer:
-    """The text of a sequence so far."""
+    """The growing text of a sequence."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
@@ -60,10 +61,11 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
+        """The reason why the answer ended."""
         return "stop" if self._decoder.stopped is not None else str(self.sequence.finish_reason)
 
     def take(self, engine: Engine) -> tuple[list[int], str]:
-        """Return new tokens and the text they settled; a stop string ends the sequence.
+        """Return new tokens, and the text that they complete. A stop string ends the sequence.
 
         Raises the sequence's error.
         """
@@ -87,7 +89,7 @@ class Answer:
         return fresh, text
 
     def completion(self) -> Completion:
-        """Return the whole answer; call it when it has ended."""
+        """Return the whole answer, once it has ended."""
         wants = self.sequence.request.params.logprobs is not None
         return Completion(
             text="".join(self._text),
@@ -99,7 +101,7 @@ class Answer:
 
 
 class CompletionTask(Task):
-    """Runs `requests` in one batch, for their whole answers."""
+    """Runs `requests` in one batch, and returns their whole answers."""
 
     def __init__(self, requests: Seq[Request], tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -117,12 +119,12 @@ class CompletionTask(Task):
         return all(answer.ended for answer in self._answers)
 
     def completions(self) -> list[Completion]:
-        """Return the answers in the order of the requests; call it when they have ended."""
+        """Return the answers in the order of the requests, once they have ended."""
         return [answer.completion() for answer in self._answers]
 
 
 class ReadoutTask(Task):
-    """Runs prompts of token ids without an answer; `readouts[i]` takes the rows of `prompts[i]`."""
+    """Runs prompts without an answer; `readouts[i]` takes the rows of `prompts[i]`."""
 
     def __init__(self, prompts: Seq[Seq[int]], readouts: Seq[Readout]) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class ReadoutTask(Task):
 
 
 class StreamTask(Task):
-    """Runs a request and puts its answer into `chunks` as it grows; None ends it."""
+    """Runs a request and puts chunks of its answer into `chunks`, then None."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -150,9 +152,9 @@ class StreamTask(Task):
         return self._n_put - self._n_taken < _CHUNKS_AHEAD
 
     def take(self) -> tuple[Chunk | None, bool]:
-        """Return the next chunk, waiting for it, and whether the engine may be waiting for that.
+        """Wait for the next chunk; return it, and whether the engine may be waiting for the reader.
 
-        Called by the reader.
+        The reader calls it.
         """
         chunk = self.chunks.get()
         if chunk is None:
@@ -191,10 +193,10 @@ class StreamTask(Task):
 
 
 class Stream(Iterator[Chunk]):
-    """An answer that grows: an iterator of chunks, which any thread may read.
+    """A growing answer: an iterator of chunks, which any thread may read.
 
-    `close`, or dropping the last reference, cancels the request. The engine is at most a few
-    chunks ahead of the reader, unless it steps for other requests.
+    `close`, or dropping the last reference, cancels the request. The engine stays at most a few
+    chunks ahead of the reader, unless it also steps for other requests.
     """
 
     def __init__(self, worker: EngineWorker, task: StreamTask) -> None:
@@ -216,7 +218,7 @@ class Stream(Iterator[Chunk]):
         return chunk
 
     def close(self) -> None:
-        """Cancel the request and wait until its memory is free; nothing happens at its end."""
+        """Cancel the request and wait until its memory is free. Does nothing after its end."""
         self._closed = True
         self._worker.stop(self._task)
 

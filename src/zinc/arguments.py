@@ -1,7 +1,7 @@
 """Checks of the arguments of `LLM`'s methods: prompts, conversations and sampling.
 
-A mistake raises an error here, in the caller's words, before it can surface in a template or in the
-engine: `chat("hi")`, a dict in place of `SamplingParams`, a misspelt role.
+A mistake raises an error in the caller's words before it reaches a template or the engine:
+`chat("hi")`, a dict in place of `SamplingParams`, a misspelt role.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zinc.core.errors import RequestError
 from zinc.engine.sampling import SamplingParams
 
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
-# Those of the OpenAI API, then those of older APIs and of some models' templates.
+# Roles of the OpenAI API; below, roles of older APIs and of some templates.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _OTHER_ROLES = ("function", "ipython", "model", "observation")
 
@@ -28,8 +28,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Return `params`, or the `defaults`, with the fields in `given` replaced.
 
-    Raises RequestError for values out of range, and where `params` is no SamplingParams; TypeError
-    for a name in `given` that SamplingParams does not have.
+    Raises RequestError for values out of range, or if `params` is not a SamplingParams. Raises
+    TypeError for a name in `given` that is not a field.
     """
     if isinstance(params, Mapping):
         written = ", ".join(f"{name}={value!r}" for name, value in params.items())
@@ -55,8 +55,9 @@ def sampling_params(
 def take_sampling(arguments: dict[str, Any], template: ChatTemplate | None) -> dict[str, Any]:
     """Remove the fields of SamplingParams from `arguments` and return them.
 
-    The rest goes to `template`, which ignores names that it does not use; None takes no arguments.
-    Raises TypeError for a name that is close to a field's and that the template does not use.
+    The rest is meant for `template`, which ignores names that it does not use; None takes no
+    arguments. Raises TypeError for a name that is similar to a field's and that the template does
+    not use.
     """
     for name in arguments:
         if name in SAMPLING_FIELDS or (template is not None and name in template.source):
@@ -67,9 +68,9 @@ def take_sampling(arguments: dict[str, Any], template: ChatTemplate | None) -> d
 
 
 def is_one_prompt(prompt: object) -> bool:
-    """Return whether `prompt` is a text or the ids of one, rather than several of them.
+    """Return whether `prompt` is one prompt, a text or token ids, rather than several.
 
-    Raises RequestError where it is neither.
+    Raises RequestError if it is neither.
     """
     if isinstance(prompt, str):
         return True
@@ -88,7 +89,7 @@ def is_one_prompt(prompt: object) -> bool:
 
 
 def is_conversation(prompt: object) -> bool:
-    """Return whether `prompt` is meant as a list of messages."""
+    """Return whether `prompt` looks like a list of messages."""
     if isinstance(prompt, Mapping):
         return True
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
@@ -97,9 +98,9 @@ def is_conversation(prompt: object) -> bool:
 
 
 def check_messages(messages: object, template: ChatTemplate) -> None:
-    """Check that `messages` is a list of messages whose roles are known, or named by `template`.
+    """Check that `messages` is a list of messages with known roles.
 
-    Raises RequestError.
+    A role is known if it is a common one, or if `template` names it. Raises RequestError.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
@@ -126,18 +127,20 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
 
 
 def _names(template: ChatTemplate, role: object) -> bool:
+    """Return whether the source of `template` contains `role` as a string."""
     return isinstance(role, str) and bool(
         re.search(rf"""(["']){re.escape(role)}\1""", template.source)
     )
 
 
 def _nearest(name: str) -> str:
+    """Return a question that suggests the most similar field, or nothing."""
     near = get_close_matches(name, sorted(SAMPLING_FIELDS), 1, 0.8)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _a(value: object) -> str:
-    """Return the kind of a value as an error names it."""
+    """Return the type of a value as an error names it: "a dict"."""
     if value is None:
         return "None"
     name = type(value).__name__

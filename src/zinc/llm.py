@@ -1,11 +1,11 @@
-"""The Python API: load a model, then generate, chat, stream or score.
+"""The Python API: load a model, then generate, chat, stream, embed or score.
 
     from zinc import LLM, SamplingParams
 
     with LLM() as llm:  # the embedded demo model; pass a path for another
         print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
 
-A thin layer of text over the engine: everything below it works on token ids.
+It turns text into token ids and back. The engine below it works on token ids only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, cast, overload
 
 import numpy as np
 
+from zinc import scoring
 from zinc.answers import (
     Chunk,
     Completion,
@@ -46,7 +47,7 @@ from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.engine.load.weights import Progress
-from zinc.engine.readout import Pooled, Pooling, Readout, TextLikelihood, TextLogits, embedding
+from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams, recommended
 from zinc.engine.structured import ConstraintLike, Grammar, start_constraints
@@ -70,28 +71,29 @@ class LLM:
         this machine (docs/models.md); None is the embedded demo model.
     backend: "cpu", "vulkan", or "auto": a GPU that holds the model and passes a self-test, else the
         CPU (docs/placement.md). `LLM.choice.reason` says what was chosen and why.
-    threads: CPU threads; default, one for each core that this process may use.
-    device_map: which layers are on the device, which on the CPU (docs/placement.md); default, as
-        many on the device as fit. `LLM.choice.note` says so if some do not.
-    context: tokens of prompt and answer together; default, the model's own as far as memory goes.
-    rope: RoPE scaling for a longer context than the file states. Sequences that fit the original
+    threads: CPU threads (default: one for each core that this process may use).
+    device_map: which layers run on the device, which on the CPU (docs/placement.md; default: as
+        many as fit on the device). `LLM.choice.note` says what runs on the CPU.
+    context: the most tokens of prompt and answer together (default: the model's context, or as much
+        of it as fits in memory).
+    rope: RoPE scaling, for a longer context than the file states. Sequences within the original
         context run without it.
-    kv_dtype: "f16", "q8_0", "q4_0" (CPU; it costs quality, see docs/numerics.md), or "auto", which
-        is Q8_0 on the CPU.
-    batch_tokens: the most tokens that a step runs.
-    prefix_cache: keep the KV cache of prompts for others that begin alike, in at most `cache_bytes`
-        (default: all memory of the cache that is not in use).
-    cache_dir: a folder that keeps the prefix cache over restarts. It is written while requests run;
-        it holds the text of prompts, readable by its owner alone.
-    swap_bytes: host memory for copies of preempted requests (default: a share of what is free);
-        what does not fit is run again.
-    pooling: how `embed` turns the rows of a text into one; default, as the file says, or "mean".
+    kv_dtype: "f16", "q8_0", "q4_0" (CPU; costs quality, see docs/numerics.md), or "auto": q8_0 on
+        the CPU, f16 elsewhere.
+    batch_tokens: the most tokens of a step.
+    prefix_cache: keep the KV cache of prompts for other prompts that begin alike, in at most
+        `cache_bytes` (default: all of the cache that is not in use).
+    cache_dir: folder that keeps the prefix cache over restarts. It is written while requests run.
+        It contains the text of prompts, and only its owner can read it.
+    swap_bytes: host memory for copies of preempted requests (default: a share of the free memory).
+        Requests that do not fit are run again.
+    pooling: how `embed` turns the rows of a text into one (default: the file's, or "mean").
     chat_template: Jinja source that replaces the file's template.
-    progress: called with bytes done and bytes in all while weights are loaded.
+    options: further options of the backend, see `zinc.backends.api.create`.
+    progress: called with the bytes loaded and the bytes in all.
 
-    Thread-safe: requests of several threads share steps, as do prompts that are given together.
-    After `close`, methods raise RequestError. Raises a `ZincError` when the file is damaged or
-    unsupported, or memory is short.
+    Thread-safe: requests of several threads run in the same steps. After `close`, methods raise
+    RequestError. Raises a `ZincError` if the file is damaged or unsupported, or memory is short.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class LLM:
 
     @classmethod
     def from_options(cls, options: LoadOptions, progress: Progress | None = None) -> LLM:
-        """Load the model that `options` name. Raises as the constructor does."""
+        """Load the model that `options` describe. Raises as the constructor does."""
         llm = cls.__new__(cls)
         llm._load(options, progress)
         return llm
@@ -168,7 +170,7 @@ class LLM:
 
     @property
     def choice(self) -> BackendChoice:
-        """The backend with the reason why it was chosen, and how the model is divided."""
+        """The backend, the reason why it was chosen, and how the model is divided."""
         return self.model.choice
 
     @property
@@ -191,10 +193,10 @@ class LLM:
     def constraint(
         self, kind: Kind, source: str | Mapping[str, Any] | bool | None = None
     ) -> Grammar:
-        """Return a constraint: `kind` is "json_schema", "json_object", "regex" or "grammar".
+        """Return a constraint for the answers of any number of requests.
 
-        It may be passed to any number of requests. Raises RequestError when `source` cannot be
-        followed, UnsupportedError when the optional dependency llguidance is missing.
+        kind: "json_schema", "json_object", "regex" or "grammar". Raises RequestError if zinc cannot
+        follow `source`, UnsupportedError if the optional package llguidance is missing.
         """
         return self._text.grammars.constraint(kind, source)
 
@@ -231,11 +233,10 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continue a prompt, or each of several prompts in one batch.
 
-        A prompt is text (special tokens in it stay text, BOS is added where the model wants it) or
-        token ids as they are. `sampling` holds fields of SamplingParams, in place of `params` or
-        beside it: `generate(prompt, max_tokens=50)`. constraint: what each answer is held to: a
-        JSON schema (a dict, its text or a Pydantic model class), or what the method `constraint`
-        returns.
+        prompt: text or token ids. Special tokens in text stay text, and BOS is added if the model
+        wants it. constraint: the form of each answer: a JSON schema (a dict, its text or a Pydantic
+        model class), or a result of the method `constraint`. sampling: fields of SamplingParams,
+        instead of `params` or to override it, as in `generate(prompt, max_tokens=50)`.
         """
         params = sampling_params(params, sampling, self.sampling)
         if is_one_prompt(prompt):
@@ -262,11 +263,10 @@ class LLM:
     ) -> Completion:
         """Answer a conversation: a list of messages with "role" and "content".
 
-        `constraint` is as in `generate`.
-
-        `arguments` are fields of SamplingParams, in place of `params` or beside it, and arguments
-        of the model's template (`enable_thinking`, ...). Raises RequestError for a message that is
-        none, TemplateError when the model has no template or the template refuses the messages.
+        constraint: as in `generate`. arguments: fields of SamplingParams, instead of `params` or to
+        override it, and arguments of the model's template (`enable_thinking`, ...). Raises
+        RequestError for a malformed message, TemplateError if the model has no template or the
+        template refuses the messages.
         """
         params = sampling_params(params, take_sampling(arguments, self.template), self.sampling)
         ids = self.render(messages, tools=tools, **arguments)
@@ -282,11 +282,11 @@ class LLM:
         thinking: Thinking | None = None,
         **arguments: Any,
     ) -> Stream:
-        """Return an iterator of the answer's chunks, which come as the answer grows.
+        """Return an iterator of the answer's chunks, which arrive while the answer grows.
 
-        A list of messages is rendered by the model's template; `arguments` are those of `chat`. A
-        chunk without text comes after each step of a long prompt. `close` of the iterator, or
-        dropping it, cancels the request.
+        A list of messages is rendered by the model's template; `arguments` are those of `chat`.
+        Each step of a long prompt yields a chunk without text. Closing or dropping the iterator
+        cancels the request.
         """
         template = self.template if is_conversation(prompt) else None
         params = sampling_params(params, take_sampling(arguments, template), self.sampling)
@@ -309,17 +309,16 @@ class LLM:
         tools: Seq[Mapping[str, Any]] | None = None,
         **template_args: Any,
     ) -> list[int]:
-        """Return the token ids of a conversation, up to where the answer begins.
+        """Return the token ids of a conversation, up to the start of the answer.
 
-        `template_args` are variables for the template (`enable_thinking`, `reasoning_effort`,
-        `documents`, ...) and two switches: with `continue_final_message` the prompt ends inside of
-        the last message, which is the assistant's, and the answer continues it; with
+        template_args: variables for the template (`enable_thinking`, `reasoning_effort`,
+        `documents`, ...) and two switches. With `continue_final_message`, the prompt ends inside
+        the last message, an assistant message that the answer continues. With
         `add_generation_prompt=False` it ends after the last message. Control tokens that are
         spelled out in messages, tools or variables stay text.
 
-        Raises TemplateError when the model has no template or the template fails, RequestError for
-        a message that is none, switches that contradict each other, or variables that are not plain
-        data.
+        Raises TemplateError if the model has no template or the template fails. Raises RequestError
+        for a malformed message, contradicting switches, or variables that are not plain data.
         """
         check_messages(messages, self.template)
         return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
@@ -331,7 +330,7 @@ class LLM:
         constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
     ) -> Request:
-        """Return `prompt` and its settings as the engine takes them."""
+        """Return `prompt` and its settings as a request to the engine."""
         self.model.check_open()
         return Request(
             self._ids_of(prompt),
@@ -348,7 +347,7 @@ class LLM:
         return task.completions()
 
     def _ids_of(self, text: str | Seq[int]) -> list[int]:
-        """Return token ids as they are, or those of a text. Raises TextTooLongError."""
+        """Return token ids unchanged, or the ids of a text. Raises TextTooLongError."""
         if isinstance(text, str):
             return self.tokenizer.encode(text, limit=self.context)
         return list(text)
@@ -369,11 +368,11 @@ class LLM:
         dimensions: int | None = None,
         normalize: bool = True,
     ) -> FloatArray:
-        """Embeddings of texts (or token ids), float32 [texts, dimensions]; a str is one text.
+        """Return embeddings of texts or token ids, float32 [texts, dimensions]. A str is one text.
 
-        The rows behind the final norm are pooled: "mean", "cls" (the first) or "last" (default:
-        `LLM.pooling`). `dimensions` cuts them short. They have length 1 unless `normalize` is off.
-        Raises RequestError when a text is longer than the context.
+        pooling: "mean", "cls" (the first row) or "last" of the rows behind the final norm; the
+        default is `LLM.pooling`. dimensions: cut the embeddings to this length. normalize: scale
+        them to length 1. Raises RequestError if a text is longer than the context.
         """
         how = self.pooling if pooling is None else Pooling.named(pooling)
         if how is Pooling.NONE:
@@ -396,9 +395,7 @@ class LLM:
 
         Raises RequestError if there are more tokens than the context holds, or an unknown id.
         """
-        readout = TextLogits()
-        self._score(list(ids), readout)
-        return readout.logits
+        return scoring.logits(self.model, list(ids))
 
     def perplexity(
         self,
@@ -406,60 +403,22 @@ class LLM:
         window: int = 512,
         progress: Progress | None = None,
     ) -> float:
-        """exp of the mean negative log-likelihood over a text, in windows of so many tokens.
+        """Return exp of the mean negative log-likelihood of a text, in windows of `window` tokens.
 
-        Windows do not overlap; each begins with BOS in place of its first token if the model wants
-        one, and only its second half is scored, so that every scored token has at least
-        window / 2 tokens before it. A tail shorter than a window is left out, as llama.cpp does.
-        Raises RequestError when the text is shorter than one window.
+        Windows do not overlap. If the model wants BOS, it replaces the first token of each window.
+        Only the second half of a window is scored, so every scored token has at least window / 2
+        tokens before it. A tail shorter than a window is left out, as in llama.cpp. Raises
+        RequestError if the text is shorter than one window.
         """
         self.model.check_open()
         ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-        if not 2 <= window <= self.context:
-            raise RequestError(
-                f"a window of {window} tokens is not possible",
-                f"it must lie between 2 and the context of {self.context}",
-            )
-        n_windows = len(ids) // window
-        if n_windows == 0:
-            raise RequestError(
-                "the text is too short for a perplexity",
-                f"it has {len(ids)} tokens and a window takes {window}",
-                "use a longer text or a smaller {window}",
-            )
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
-        total, count = 0.0, 0
-        for i in range(n_windows):
-            part = ids[i * window : (i + 1) * window]
-            if bos is not None:
-                part[0] = bos
-            scored = TextLikelihood(first_scored=window // 2)
-            self._score(part, scored)
-            total, count = total + scored.total, count + scored.count
-            if progress is not None:
-                progress(i + 1, n_windows)
-        return float(np.exp(total / count))
-
-    def _score(self, ids: list[int], readout: Readout) -> None:
-        """Run `ids` without an answer; `readout` takes the rows. Raises RequestError."""
-        worker = self.model.worker
-        if not 0 < len(ids) <= self.context:
-            raise RequestError(
-                f"cannot score {len(ids)} tokens",
-                f"the context holds 1 to {self.context}",
-                "score fewer tokens, or load the model with a larger {context}",
-            )
-        if not 0 <= min(ids) <= max(ids) < self.spec.vocab:
-            raise RequestError(
-                "cannot score the tokens",
-                f"an id lies outside the vocabulary of {self.spec.vocab}",
-            )
-        worker.run(ReadoutTask([ids], [readout]))
+        return scoring.perplexity(self.model, ids, window, bos, progress)
 
     def close(self) -> None:
-        """Free the model's memory; requests that still run end with an error.
+        """Free the model's memory; running requests end with an error.
 
-        With `cache_dir` the prefix cache is on disk when this returns. Closing twice is allowed.
+        With `cache_dir`, the prefix cache is on disk when this returns. Closing twice is allowed.
         """
         self.model.close()
 

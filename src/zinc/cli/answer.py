@@ -1,6 +1,6 @@
-"""Stream an answer to the terminal: the answer on stdout, reasoning dimmed.
+"""Streaming an answer to the terminal: the answer on stdout, reasoning dimmed.
 
-`run` and `chat` share it. Nothing but the answer, and the newline that ends it, goes to stdout.
+`run` and `chat` share it. Only the answer and a final newline go to stdout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 @dataclass(slots=True)
 class Answer:
-    """The text of an answer without reasoning, why it ended (None: it was stopped), and timings."""
+    """A finished answer.
+
+    text: without reasoning. finish_reason: None if the user stopped it.
+    """
 
     text: str
     finish_reason: str | None
@@ -38,7 +41,7 @@ class Answer:
 
 
 class Printer:
-    """Writes an answer as it comes; reasoning goes to `aside`, or nowhere when that is None."""
+    """Writes an answer while it grows. aside: where reasoning goes; None drops it."""
 
     def __init__(self, out: TextIO, aside: TextIO | None) -> None:
         self._out, self._aside = out, aside
@@ -67,7 +70,7 @@ class Printer:
         self._reasoning = False
 
     def end(self) -> None:
-        """End the line and the dimming, if there are any."""
+        """End the line, and the dimming if it is on."""
         if self._reasoning:
             self.end_reasoning()
         elif not self._ends_line:
@@ -82,9 +85,9 @@ def show(
     parser: AnswerParser | None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """Print the text of `chunks` as it comes, until they end or `stopped()` is true.
+    """Print the text of `chunks` until they end or `stopped()` is true; return the answer.
 
-    Without a parser, reasoning is not told from the answer.
+    Without a parser, reasoning is printed as part of the answer.
     """
     answer = Answer("", None, None)
     parts: list[str] = []
@@ -118,7 +121,7 @@ def show(
 
 
 def parser_for(template: ChatTemplate, prompt: str) -> AnswerParser:
-    """Return a parser that tells reasoning from the answer of a model after `prompt`."""
+    """Return a parser that separates reasoning from the answer that follows `prompt`."""
     from zinc.chat.formats import detect
     from zinc.chat.parser import AnswerParser
 
@@ -127,7 +130,7 @@ def parser_for(template: ChatTemplate, prompt: str) -> AnswerParser:
 
 
 def has_reasoning(template_source: str) -> bool:
-    """Return whether a chat template has marks around reasoning."""
+    """Return whether a chat template marks reasoning."""
     from zinc.chat.formats import detect
 
     marks = detect(template_source).thinking
@@ -137,7 +140,7 @@ def has_reasoning(template_source: str) -> bool:
 
 
 def note_think(template: ChatTemplate, think: bool | None) -> None:
-    """Say on stderr when --think or --no-think (`think`) changes nothing with this template."""
+    """Print a note if --think or --no-think has no effect with this template."""
     from zinc.chat.formats import detect
     from zinc.chat.reasoning import template_arguments
 

@@ -1,8 +1,8 @@
-"""`zinc bench`: prefill and decode speed, beside what the machine's memory and arithmetic allow.
+"""`zinc bench`: prefill and decode speed, compared with the limits of the machine.
 
-Prefill and decode are measured apart: the token that a prompt yields is not counted as decode, and
-a whole round of both runs first, unmeasured. Steps carry random token ids and nothing is sampled
-but in a profile, so a figure depends on the model's shape alone. With --json stdout is one object.
+Prefill and decode are measured apart: the token that a prompt yields does not count as decode. A
+whole round of both runs first, unmeasured. Steps use random token ids and sample nothing outside of
+a profile, so the speed depends on the model's shape alone. With --json, stdout is one object.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _load(args: argparse.Namespace) -> LoadedModel:
 
 @dataclass(slots=True)
 class Rate:
-    """Seconds of each repetition, and the bytes and FLOPs of one repetition."""
+    """Repeated runs of the same steps: seconds of each, and bytes and FLOPs of one."""
 
     seconds: list[float]
     tokens: int
@@ -150,9 +150,10 @@ class Bench:
         reps: int,
         progress: Callable[[int, int], None] | None = None,
     ) -> tuple[Rate | None, Rate | None]:
-        """Return the speeds of `prefill` tokens in an empty cache and of `decode` ones at `depth`.
+        """Return the speeds of prefill and decode.
 
-        Each runs `reps` times, in turns. `progress` is told between runs, never in a timed one.
+        Prefill takes `prefill` tokens in an empty cache, decode `decode` tokens at `depth`. The two
+        run `reps` times, alternating. progress: called between runs, never in a timed one.
         """
         n_fills = self.n_sequences if depth and decode else 0
         tick = stepper(progress, n_fills + (reps + 1) * (bool(prefill) + bool(decode)))
@@ -164,7 +165,7 @@ class Bench:
                 tick()
         for rep in range(reps + 1):  # the first is the warm-up
             if prefill:
-                # It writes the same keys as the fill to `depth`: the ids are the same.
+                # The ids equal those of the fill to `depth`, so the cache stays the same.
                 took = self._prefill(prefill)
                 prefill_s += [took] * (rep > 0)
                 tick()
@@ -246,7 +247,7 @@ class Bench:
     def profile(
         self, shape: StepShape, reps: int, progress: Callable[[int, int], None] | None = None
     ) -> Profile:
-        """Return the medians of a step that is timed launch by launch, and of one that is not.
+        """Time a step launch by launch, and as a whole; return the medians.
 
         The step samples a token of each row if the backend has a kernel for that.
         """
@@ -297,7 +298,7 @@ def _report(
         "int8_peak_gops": limits.int8_ops_per_s / 1e9 if limits else None,
     }
     for name, rate in (("prefill", prefill), ("decode", decode)):
-        # The keys are there in any case: who reads them need not know what was measured.
+        # All keys are present in any case, so that readers need not know what was measured.
         rates = rate.tokens_per_s if rate else []
         report[f"{name}_tokens_per_s"] = statistics.median(rates) if rates else None
         report[f"{name}_reps_tokens_per_s"] = rates

@@ -17,7 +17,7 @@ ABOVE = (
 
 
 def summary(report: dict[str, Any], limits: Roofline | None) -> str:
-    """Return a table of the speeds in `report`, and what a step is on the device."""
+    """Return a table of the speeds in `report`, and the dispatches of a step."""
     rows = []
     for name in ("prefill", "decode"):
         rates = report[f"{name}_reps_tokens_per_s"]
@@ -95,7 +95,7 @@ def _profile(title: str, rows: list[dict[str, Any]]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    """Return a percentage of a limit, with a mark where it is above; both have one width."""
+    """Return a percentage of a limit, marked if it exceeds 100; all have the same width."""
     if value is None:
         return "- "
     return f"{value:.0f}%" + ("*" if round(value) > 100 else " ")

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     from zinc.cli import answer, loading
 
-    loading.sampling_params(args)  # what is out of range is told before anything is loaded
+    loading.sampling_params(args)  # reports values out of range before the model is loaded
     with loading.open_llm(args) as llm, LineInput() as lines:
         params = loading.sampling_params(args, llm)
         answer.note_think(llm.template, args.think)  # raises when there is no template
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """A conversation, and the commands that change it."""
+    """A conversation in the terminal, and the commands that change it."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class Chat:
         return True
 
     def say(self, message: str) -> None:
-        """Add a turn of the user and stream the model's. An error leaves the turn out."""
+        """Add a user turn and stream the answer. If that fails, the turn is removed again."""
         from zinc.cli import answer
 
         turn = {"role": "user", "content": message}
         sent, ids = self._window.fit(self.system, [*self._turns, turn])
         prompt = self._llm.template.render(sent, **self._template_args)
-        # Reasoning can be told from the answer on a terminal only, where it is dim.
+        # Only a terminal can show reasoning apart from the answer, as dim text.
         printer = answer.Printer(sys.stdout, None if is_plain(sys.stdout) else sys.stdout)
         try:
             with Interrupt() as interrupt:
@@ -119,7 +119,7 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The whole conversation, with turns that the context does not hold."""
+        """All messages, including turns that the context does not hold."""
         return [*system_message(self.system), *self._turns]
 
     def _restart(self, system: str) -> None:

@@ -12,9 +12,10 @@ from zinc.quant.blocks import row_bytes
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step of `tokens` new tokens and `outputs` output rows after `depth` cached tokens.
+    """The sizes of a step, for costs.
 
-    Each of the `sequences` brings as many.
+    Each of `sequences` sequences has `depth` cached tokens, and brings `tokens` new tokens and
+    `outputs` output rows.
     """
 
     tokens: int

@@ -1,4 +1,4 @@
-"""The report of `zinc plan` on a model that is divided: launches, transfers and bytes."""
+"""The part of `zinc plan` about a divided model: its devices, and the transfers between them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
 
 
 def devices(plan: SplitPlan) -> list[int]:
-    """Return the index of the backend that runs each launch."""
+    """Return the index of the device that runs each launch."""
     runs = [x for x in plan.schedule if isinstance(x, Segment)]
     return [run.device for run in runs for _ in range(run.first, run.last)]
 
 
 def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int) -> dict[str, Any]:
-    """Return backends and transfers as JSON values; `before` is the index of a launch."""
+    """Return devices and transfers as JSON values; `before` is the index of a launch."""
     crossings, at = [], 0
     for entry in plan.schedule:
         if isinstance(entry, Transfer):
@@ -48,7 +48,7 @@ def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int
 
 
 def columns(plan: SplitPlan, found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return, for each launch, its backend and the size of the transfers before it."""
+    """Return, for each launch, its backend and the bytes transferred before it."""
     received: dict[int, int] = {}
     for transfer in found["transfers"]:
         received[transfer["before"]] = received.get(transfer["before"], 0) + transfer["bytes"]
@@ -59,6 +59,7 @@ def columns(plan: SplitPlan, found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def text(found: dict[str, Any]) -> str:
+    """Return the devices and the transfers as text."""
     transfers = found["transfers"]
     lines = [
         f"on {part['backend']}: {part['launches']} launches, weights {size(part['weights_bytes'])}"

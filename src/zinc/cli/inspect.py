@@ -1,6 +1,6 @@
 """`zinc inspect`: the contents of a model file, without loading it.
 
-A file that zinc cannot run can still be looked at; the reason is then part of the report.
+It also works on a file that zinc cannot run, and reports the reason.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def report(file: GGUFFile) -> str:
     lines += ["", table(("tensor", "type", "shape", "size |"), tensors)]
     lines += ["", table(("type", "tensors |", "size |"), by_type)]
     memory = _memory(file, loaded)
-    if "error" in memory:  # the summary has it
+    if "error" in memory:  # the summary shows it
         return "\n".join(lines)
     from zinc.cli import fit_text
 
@@ -144,7 +144,7 @@ def types(file: GGUFFile) -> list[tuple[str, int, int]]:
 
 
 def _load(file: GGUFFile) -> tuple[ModelSpec, Graph] | ZincError:
-    """Return the model, or why zinc cannot run it."""
+    """Return the spec and graph of the model, or the error if zinc cannot run it."""
     from zinc import models
 
     try:
@@ -154,7 +154,7 @@ def _load(file: GGUFFile) -> tuple[ModelSpec, Graph] | ZincError:
 
 
 def _memory(file: GGUFFile, loaded: tuple[ModelSpec, Graph] | ZincError) -> dict[str, Any]:
-    """Return what a run takes; a backend's repacking may add a little. An error stands alone."""
+    """Return the bytes that a run takes, without padding of the backend, or only an error."""
     from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
     from zinc.engine.load.options import BATCH_TOKENS
     from zinc.ops.values import KVState, RecurrentState, Weight

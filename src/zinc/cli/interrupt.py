@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """A context in which the first Ctrl-C sets `requested()`; a second one raises as usual."""
+    """A context in which the first Ctrl-C makes `requested()` true; a second one raises."""
 
     def __init__(self) -> None:
         self._requested = False

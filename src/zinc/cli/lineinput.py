@@ -1,4 +1,4 @@
-"""Messages from the user: editing, paste and history on a terminal, lines from anything else."""
+"""Reading messages of the user: editing, paste and history on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OPENING = re.compile(rf"(/\w+ +)?(?={QUOTE})")
 class LineInput:
     """Reads one message at a time.
 
-    A message is a line, a pasted block, lines that end in a backslash and the one after them, or
-    all between two triple quotes. On a terminal, history is kept in $XDG_STATE_HOME/zinc/history
-    (default ~/.local/state), readable by its owner only; an entry is a whole message.
+    A message is a line, a pasted block, lines that end in a backslash with the line after them, or
+    the text between two triple quotes. On a terminal, messages are kept in
+    $XDG_STATE_HOME/zinc/history (default ~/.local/state), which only its owner can read.
     """
 
     def __init__(self) -> None:
@@ -103,9 +103,9 @@ class LineInput:
 
 
 def unquoted(text: str) -> str | None:
-    """Return the text between triple quotes, or None when they do not open and close `text`.
+    """Return the text between triple quotes; None if `text` is not enclosed in them.
 
-    A newline behind the first quotes and one in front of the last ones are left out.
+    A newline after the first quotes and one before the last quotes are dropped.
     """
     end = text.rstrip()
     if not end.startswith(QUOTE) or not end.endswith(QUOTE) or len(end) < 2 * len(QUOTE):
@@ -114,7 +114,7 @@ def unquoted(text: str) -> str | None:
 
 
 def _unfinished(lines: list[str]) -> str | None:
-    """Return the message that the end of the input cuts off, if there is one."""
+    """Return the unfinished message at the end of the input, if there is one."""
     text = "\n".join(lines)
     if (opening := _OPENING.match(text)) is not None:
         text = opening[0] + (unquoted(text[opening.end() :] + QUOTE) or "")
@@ -122,7 +122,7 @@ def _unfinished(lines: list[str]) -> str | None:
 
 
 def read_history(path: Path) -> list[str]:
-    """Return the entries of a history file, oldest first; none when it cannot be read."""
+    """Return the entries of a history file, oldest first; none if it cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
@@ -169,9 +169,9 @@ def _import_readline() -> ModuleType | None:
 
 
 def _bracket_paste(readline: ModuleType) -> bool:
-    """Turn bracketed paste on, which Python turns off; return whether the terminal has it.
+    """Turn bracketed paste on, which Python turns off; return whether the terminal supports it.
 
-    libedit does not know it, nor does a dumb terminal.
+    libedit and dumb terminals do not.
     """
     if "libedit" in (readline.__doc__ or "") or os.environ.get("TERM", "dumb") == "dumb":
         return False

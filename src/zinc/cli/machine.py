@@ -1,4 +1,4 @@
-"""This machine: its processor, backends and memory."""
+"""Facts about this machine: processor, backends and memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def cpu_model() -> str:
-    """Return the processor's name, with family and model when the name has no number.
+    """Return the processor's name; with family and model if the name has no number.
 
-    A virtual machine may call it "AMD EPYC" and no more.
+    Some virtual machines say only "AMD EPYC".
     """
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
@@ -42,7 +42,7 @@ def cpu_model() -> str:
 def backends(
     threads: int | None = None, options: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, Backend | ZincError]]:
-    """Yield each backend's name with the backend, or with the error that it fails with."""
+    """Yield the name of each backend, with the backend or the error that opening it raises."""
     from zinc.backends import api
 
     for name in api.discover():

@@ -1,7 +1,7 @@
-"""The program `zinc`: finds the command, runs it, and turns every failure into one line.
+"""The program `zinc`: find the command, run it, turn every failure into one line.
 
 Exit status: 0 done, 1 failed (`zinc: what: why. Hint.` on stderr), 2 wrong usage, 130 interrupted,
-141 when whoever read our output has gone, as a shell reports it for programs that SIGPIPE ends.
+141 if the reader of our output has gone (as a shell reports for SIGPIPE).
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ def _epilog() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status; never raise what a user can cause.
+    """Run a command line and return its exit status. Never raises what a user can cause.
 
-    Output that cannot be written ends it quietly, when the reader has gone, or with one line.
+    If output cannot be written, the command ends quietly when the reader has gone, and with one
+    line otherwise.
     """
     with standard_streams():
         try:
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return BROKEN_PIPE
         except OSError as error:
             _discard_output()
-            # Commands name the files that they open; an error without a name is one of the output.
+            # Commands name the files that they open; without a name, the error is about the output.
             where = error.filename or "cannot write the output"
             return _fail(f"{where}: {error.strerror or error}.")
 
@@ -119,7 +120,7 @@ def _main(argv: list[str]) -> int:
         what = f"there is no command {argv[0]!r}" + (f"; did you mean {near}?" if near else "")
         sys.stderr.write(usage_error("zinc", what, see_help=True))
         return USAGE
-    # `selected` may be no command at all; the parser then says so without importing any.
+    # If `selected` is no command, the parser reports it without importing any.
     parser = build_parser(argv[0])
     try:
         words = _translated(argv, parser)
@@ -163,7 +164,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _fail(message: str) -> int:
-    # One line, whatever a file name or a piece of metadata in the message holds.
+    # One line, even if a file name or metadata in the message has line breaks.
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
     print(f"zinc: {line}", file=sys.stderr)
     if "logging" in sys.modules:

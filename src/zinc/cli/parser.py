@@ -1,7 +1,7 @@
-"""The argument parser: option names are exact, and each error is one line.
+"""The argument parser: exact option names, errors of one line.
 
-argparse reads `-n 5` as `-ngl 5` and `-ctk q8_0` as `-c tk`. Here an option has to be written out;
-the only shortening is a number behind a letter (`-n5`). An unknown name gets a suggestion.
+argparse reads `-n 5` as `-ngl 5` and `-ctk q8_0` as `-c tk`. Here an option must be spelled out;
+the only abbreviation is a number after a letter (`-n5`). An unknown name gets a suggestion.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, usage_error(self.prog, message, see_help=True))
 
     def add_rest(self, args: argparse.Namespace, rest: list[str]) -> list[str]:
-        """Add words behind the options to the positional that takes a list; return the rest.
+        """Add later words to the positional that takes a list; return the words that remain.
 
-        argparse fills such a positional from one run of words only: `MODEL --seed 1 PROMPT` has
+        argparse fills such a positional from one run of words only, but `MODEL --seed 1 PROMPT` has
         two. Words after `--` are never options.
         """
         lists = [a for a in self._actions if a.nargs == "*" and not a.option_strings]
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         return usage_error(self.prog, message, see_help=True)
 
     def _near(self, name: str) -> str:
-        """Return the option that `name` is likely to mean, or nothing."""
+        """Return the option that `name` probably means, or nothing."""
         long = [option for option in self._option_string_actions if option.startswith("--")]
         return nearest(name, long) if name.startswith("--") else ""
 
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that begins with `name` or is most like it, or nothing."""
+    """Return the known name that begins with `name` or is most similar to it, or nothing."""
     known = list(known)
     begun = [each for each in known if each.startswith(name)]
     return next(iter(begun or difflib.get_close_matches(name, known, 1, 0.7)), "")

@@ -1,6 +1,7 @@
 """`zinc perplexity`: how well a model predicts a text; lower is better.
 
-The windows are those of `LLM.perplexity`. Figures of two tokenizers cannot be compared.
+`LLM.perplexity` defines the windows. Perplexities of models with different tokenizers cannot be
+compared.
 """
 
 from __future__ import annotations

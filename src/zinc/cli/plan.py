@@ -1,6 +1,6 @@
-"""`zinc plan`: the launches that would run a model, what each moves and computes, and the memory.
+"""`zinc plan`: the launches that run a model, with their bytes and FLOPs, and the memory they need.
 
-It is the object that a backend executes, printed; no weight is read for it.
+It prints the plan that the backend executes, and reads no weights.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def barrier_report(counts: StepCounts | None, n_layers: int) -> dict[str, Any]:
-    """Return the dispatches and barriers of a step as JSON; empty on a backend without them."""
+    """Return the dispatches and barriers of a step as JSON; empty if the backend has none."""
     if counts is None:
         return {}
     return {
@@ -113,6 +113,7 @@ def barrier_report(counts: StepCounts | None, n_layers: int) -> dict[str, Any]:
 
 
 def barrier_text(report: dict[str, Any]) -> str:
+    """Return the dispatches and barriers of a step as text."""
     return (
         f"{report['dispatches']:,} dispatches, {report['barriers']:,} barriers between them "
         f"({report['barriers_a_layer']:.1f} a layer)"
@@ -162,6 +163,7 @@ def launches(plan: Plan, shape: StepShape, where: Sequence[tuple[str, str]] | No
 
 
 def totals(plan: Plan, shape: StepShape, memory: dict[str, Any]) -> str:
+    """Return the totals of a step and of the memory as text."""
     from zinc.cli.inspect import nextn_text
 
     n_bytes = sum(shape.bytes(launch) for launch in plan.launches)
@@ -182,7 +184,7 @@ def totals(plan: Plan, shape: StepShape, memory: dict[str, Any]) -> str:
 
 
 def describe(plan: Plan, shape: StepShape) -> dict[str, Any]:
-    """Return the plan as JSON values."""
+    """Return a plan and its costs as JSON values."""
     return {
         "hash": plan.hash,
         "max_tokens": plan.max_tokens,
@@ -210,6 +212,7 @@ def describe(plan: Plan, shape: StepShape) -> dict[str, Any]:
 
 
 def _operand(x: Operand) -> dict[str, Any] | None:
+    """Return an operand of a launch as JSON values."""
     from zinc.backends.plans import Ref
     from zinc.ops.values import Constant, Weight
 
@@ -230,7 +233,7 @@ def _operand(x: Operand) -> dict[str, Any] | None:
 
 
 def _operands(launch: Launch) -> str:
-    """Return the weights of a launch with their types, and the state that it reads."""
+    """Return the weights of a launch with their types, and the states that it uses."""
     from zinc.ops.values import KVState, RecurrentState, Weight
 
     names = []

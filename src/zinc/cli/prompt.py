@@ -1,4 +1,4 @@
-"""The prompt of `zinc run`: from the command line, a file, standard input, or two of them."""
+"""The prompt of `zinc run`: from the command line, a file or standard input."""
 
 from __future__ import annotations
 
@@ -83,16 +83,16 @@ def _model(word: str, option: str | None) -> str:
 
 
 def _is_gguf(path: Path) -> bool:
-    """Return whether a file begins as GGUF files do, or cannot be read."""
+    """Return whether a file starts like a GGUF file, or cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
     except OSError:
-        return True  # an error when it is loaded
+        return True  # loading it reports the error
 
 
 def _whole(args: argparse.Namespace, *, required: bool) -> str:
-    """Return a prompt that is all in a file or in standard input."""
+    """Return a prompt that comes entirely from a file or from standard input."""
     model = "" if args.model is None else f" for {args.model}"
     if required and sys.stdin.isatty():
         raise UsageError(f"there is nothing to ask{model}: give a PROMPT, or --file FILE")
@@ -103,7 +103,7 @@ def _whole(args: argparse.Namespace, *, required: bool) -> str:
 
 
 def _content(file: str, raw: bool) -> str:
-    """Return a file's text; without `raw` the newline that ends a text file is left out."""
+    """Return the text of a file. Without `raw`, its final newline is dropped."""
     if file == "-":
         streams.wait_for_input()
     content = text.read_file(file)

@@ -1,4 +1,4 @@
-"""`zinc run`: one prompt, one answer. The answer is alone on stdout, streamed as it comes."""
+"""`zinc run`: one prompt, one answer. Only the answer goes to stdout, while it grows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from zinc.cli import answer, loading
     from zinc.core.terminal import is_plain
 
-    loading.sampling_params(args)  # what is out of range is told before anything is loaded
+    loading.sampling_params(args)  # reports values out of range before the model is loaded
     with loading.open_llm(args) as llm:
         params = loading.sampling_params(args, llm)
         template_args = usage.template_arguments(args)

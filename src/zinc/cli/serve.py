@@ -1,4 +1,4 @@
-"""`zinc serve`: the HTTP server. Everything it needs is imported when it runs."""
+"""`zinc serve`: the HTTP server. Its dependencies are imported when it runs."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
     from zinc.cli import loading, text
     from zinc.server.config import ServerConfig
 
-    loading.sampling_params(args)  # raises with the name of the option
+    loading.sampling_params(args)  # raises an error that names the option
     keys = list(args.api_key)
     if args.api_key_file is not None:
         keys += _keys_in(text.read_file(args.api_key_file), args.api_key_file)
@@ -234,7 +234,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
 
 
 def _keys_in(text: str, name: str) -> list[str]:
-    """Return the API keys of a key file, one a line. Raises RequestError when it has none."""
+    """Return the API keys of a key file, one on each line. Raises RequestError if it has none."""
     keys = [line.strip() for line in text.splitlines() if line.strip()]
     if not keys:
         raise RequestError(
@@ -274,7 +274,7 @@ def _source(text: str, pull: bool) -> ModelSource:
     from zinc.server.config import ModelSource
 
     name, mark, model = text.partition("=")
-    # A path may hold "=": a name has no separators, and a file of the whole name is meant as such.
+    # A path may contain "=". A name contains no "/", and an existing file of that name wins.
     if not mark or not name or not model or "/" in name or Path(text).exists():
         name, model = "", text
     path = _model_file(model, pull)

@@ -1,4 +1,4 @@
-"""A model file in six lines: what `zinc inspect` begins with."""
+"""The summary of a model file in six lines, at the top of `zinc inspect`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def lines(
 ) -> list[str]:
     """Return the summary of `file`.
 
-    `spec` is the error where zinc cannot run the model; `types` is (type, tensors, bytes), the
-    largest first.
+    spec: the error instead if zinc cannot run the model. types: (type, tensors, bytes), the largest
+    first.
     """
     supported = "yes" if not isinstance(spec, ZincError) else f"no: {plain(spec.in_options(), 500)}"
     rows = [

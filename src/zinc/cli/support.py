@@ -47,8 +47,7 @@ missing is an error when a model is loaded, never a slower path.
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Block formats that are alike: for each backend the format of the rows that products with such
-    weights read, or none."""
+    """Block formats that read rows in the same format on each backend; None if not supported."""
 
     names: list[str]
     bits_per_weight: list[float]
@@ -57,7 +56,7 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureSupport:
-    """The kernels that plans of an architecture launch, and for each backend those it lacks."""
+    """The kernels that an architecture launches, and the ones that each backend lacks."""
 
     name: str
     kernels: list[str]
@@ -66,7 +65,7 @@ class ArchitectureSupport:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """`products`: the kernels that read block formats."""
+    """The result of `collect`. products: the kernels that multiply with block formats."""
 
     formats: list[Formats]
     architectures: list[ArchitectureSupport]
@@ -103,8 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collect(options: Mapping[str, str] | None = None) -> Support:
-    """What the backends say and the architectures need. Raises DeviceError for a backend that
-    cannot say, since it was not built."""
+    """Ask all backends for their kernels, and plan every architecture.
+
+    Raises DeviceError if a backend was not built.
+    """
     from zinc.backends import api
     from zinc.backends.capabilities import BackendKind
     from zinc.models import architectures
@@ -154,7 +155,10 @@ class _EveryKernel:
 
 
 def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], set[str]]]:
-    """By backend: the kernels of an architecture's plans, and of them those that read matrices."""
+    """Return the kernels of an architecture's plans by backend.
+
+    An entry holds all kernels, and the kernels that read matrices.
+    """
     from zinc.models.parts import probe
     from zinc.ops.values import Weight
     from zinc.plan.planner import make_plan

@@ -1,4 +1,4 @@
-"""Text in and out: prompts from arguments, stdin and files; tables and units for people."""
+"""Text input and output: prompts from arguments, stdin and files; tables and units."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MAX_TEXT_BYTES = 1 << 28
 
 
 def read_stdin() -> str:
-    """Return all of standard input. Raises RequestError when it is not UTF-8."""
+    """Return all of standard input. Raises RequestError if it is not UTF-8."""
     return _read(sys.stdin.buffer, "standard input")
 
 
 def read_file(path: str) -> str:
-    """Return the text of a file. Raises RequestError when it cannot be read or is not UTF-8."""
+    """Return the text of a file. Raises RequestError if it cannot be read or is not UTF-8."""
     if path == "-":
         return read_stdin()
     try:
@@ -59,7 +59,7 @@ def plain(text: str, limit: int) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as text columns; a header that ends in "|" aligns its column right."""
+    """Return rows as aligned text columns. A header that ends in "|" is right-aligned."""
     cells = [[_cell(value) for value in row] for row in rows]
     right = [name.endswith("|") for name in header]
     names = [name.rstrip("| ") for name in header]

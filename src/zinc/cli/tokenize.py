@@ -1,4 +1,4 @@
-"""`zinc tokenize`: the ids of a text, and what each stands for."""
+"""`zinc tokenize`: the token ids of a text, each with its text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _quoted(piece: bytes) -> str:
-    """Return the piece as a Python literal, in which blanks and control characters show."""
+    """Return a token's text as a Python literal, which shows blanks and control characters."""
     try:
         return repr(piece.decode())
     except UnicodeDecodeError:

@@ -26,7 +26,7 @@ MODEL_HELP = (
 
 
 class UsageError(Exception):
-    """Arguments that cannot be combined, or one that is missing; exits as a parser error does."""
+    """Contradicting or missing arguments. The program exits as after a parser error."""
 
 
 def natural(text: str) -> int:

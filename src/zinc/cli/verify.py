@@ -1,7 +1,7 @@
-"""`zinc verify`: every launch of a backend against `ref`, on the same inputs, in the real model.
+"""`zinc verify`: compare every launch of a backend with the reference, on the same inputs.
 
-With --kernels the cases of the op registry run before it: they reach what the model does not, and
-name the kernel where a driver or a compiler makes a wrong one. zinc.testing.parity has the
+With --kernels, the cases of the op registry run first. They cover kernels that the model does not
+use, and name the kernel that a driver or compiler gets wrong. `zinc.testing.parity` does the
 comparison.
 """
 
@@ -109,7 +109,7 @@ def _deep_enough(options: LoadOptions) -> LoadOptions:
 
 
 def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | None:
-    """Run the cases of the op registry; return the first check that departs."""
+    """Run the cases of the op registry; return the first failed check."""
     from zinc.cli import loading
     from zinc.testing import parity
 
@@ -135,7 +135,7 @@ def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | N
 
 
 def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
-    """Yield a prompt with logits for every token, then steps of single tokens after it.
+    """Yield a prompt with logits for every token, then decode steps after it.
 
     If the context is longer, a step FILL caches tokens up to its last position, where one more
     token follows. A token is sampled from each row if the plan has a launch for that.
@@ -176,7 +176,7 @@ def compare_layers(
 ) -> Iterator[Check]:
     """Yield the checks of all launches, in a prompt of `n_tokens` and in decode.
 
-    `progress` counts a step more, for the comparison of logits behind it.
+    progress: its total includes one more step, for `compare_logits`.
     """
     from zinc.testing.parity import compare, launch_tolerance
 
@@ -198,7 +198,7 @@ def compare_layers(
 
 
 def compare_logits(model: LoadedModel, reference: LoadedModel, n_tokens: int) -> dict[str, Any]:
-    """Compare the logits of the prompt when both programs run without being aligned."""
+    """Compare the logits of the prompt when each program runs on its own results."""
     from zinc.engine.load.self_test import relative_error
 
     _, step = next(_steps(model, n_tokens))

@@ -1,4 +1,4 @@
-"""The turns of a conversation that the model sees, when the context does not hold all of them."""
+"""The turns of a conversation that the model sees, if the context cannot hold all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT_SHARE = 1 / 2
 
 
 class Window:
-    """Leaves the oldest turns out when the context of `llm` is full, with a note on stderr."""
+    """Drops the oldest turns when the context of `llm` is full, with a note on stderr."""
 
     def __init__(self, llm: LLM, params: SamplingParams, template_args: dict[str, Any]) -> None:
         self._llm, self._template_args = llm, template_args
@@ -36,8 +36,8 @@ class Window:
     def fit(self, system: str, messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
         """Return the messages that the model sees, and their token ids.
 
-        `messages` alternate between user and assistant and end with the user's. The system prompt
-        and the last message always stay. Raises RequestError when they alone are too long.
+        messages: alternate between user and assistant, and end with the user. The system prompt and
+        the last message are always kept. Raises RequestError if they alone are too long.
         """
         context = self._llm.context
         head = system_message(system)
@@ -86,10 +86,10 @@ class Window:
         if is_within(starts[0], self._most):
             return starts[0]
         kept = earliest(self._llm.context * KEPT_SHARE)
-        # The latest earlier turn is left out only when there is no room for it at all.
+        # The most recent turn is dropped only if there is no room for it at all.
         return max(earliest(self._most), min(kept, starts[-2:][0]))
 
 
 def system_message(text: str) -> list[Message]:
-    """Return the messages of a system prompt: one, or none when it is empty."""
+    """Return the messages of a system prompt: one, or none if it is empty."""
     return [{"role": "system", "content": text}] if text else []
