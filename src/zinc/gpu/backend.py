@@ -54,7 +54,8 @@ class GpuKernels:
         return kernel in self.kernel_set.lowerings
 
     def stores(self, kernel: str, format: RowFormat) -> bool:
-        return format is RowFormat.Q8_32 and (OPS[kernel].stores_formats or kernel == "linear_glu")
+        able = OPS[kernel].stores_formats or kernel in self.kernel_set.stores_blocks
+        return format is RowFormat.Q8_32 and able
 
     def row_bytes(self, format: RowFormat, cols: int) -> int:
         return row_bytes(format, cols)

@@ -87,6 +87,8 @@ class KernelSet:
     """The kernels of a backend: lowerings by op, conditions of fused ops, weight layout and limits.
 
     backend: the backend's name in error messages. max_argument_bytes: arguments of a dispatch.
+    stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
+    (`stores_formats` of the op).
     """
 
     backend: str
@@ -94,6 +96,7 @@ class KernelSet:
     weights: WeightLayout
     max_argument_bytes: int
     fused: Mapping[str, FusedCondition]
+    stores_blocks: frozenset[str] = frozenset()
 
     def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError."""

@@ -28,6 +28,7 @@ SLANG_KERNELS = KernelSet(
     fused=FUSED,
     weights=StreamWeights(),
     max_argument_bytes=MAX_PUSH_BYTES,
+    stores_blocks=frozenset({"linear_glu"}),
 )
 
 
