@@ -9,7 +9,7 @@ from pathlib import Path
 from zinc.gpu.arguments import structs
 from zinc.gpu.arguments.layout import Field, FieldType, Struct
 
-FOLDER = "arguments"  # of the Slang files, among the kernels
+FOLDER = "arguments"  # folder of the Slang files, inside the folder of kernels
 _NOTE = "// Written by `python -m zinc.gpu.arguments` from zinc/gpu/arguments/structs.py.\n"
 
 

@@ -12,7 +12,7 @@ from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
 from zinc.ops.values import RecurrentState, Weight
 
 CONV_THREADS = 128
-CONV_COLS = 32  # the macro of kernels/conv_silu.slang
+CONV_COLS = 32  # equals COLS in kernels/conv_silu.slang
 DELTA_COLS = 16
 DELTA_ROWS = 16  # tokens whose keys and queries are staged in shared memory together
 
