@@ -81,7 +81,7 @@ def text_of(content: object, where: str) -> str:
         key = _TEXT_PARTS.get(part["type"])
         if key is None:
             raise UnsupportedError(
-                f"{where}.content[{i}] is of the type {part['type']!r}", "this model reads text"
+                f"{where}.content[{i}] is of the type {part['type']!r}", "only text is supported"
             )
         if not isinstance(part.get(key), str):
             raise RequestError(f"{where}.content[{i}].{key} is not text")

@@ -99,7 +99,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         except RefusedError as error:
             raise TemplateFailure("does not accept these messages", error) from None
         except SecurityError as error:
-            raise TemplateFailure("does what templates may not do", error) from None
+            raise TemplateFailure("does something that templates may not do", error) from None
         except UndefinedError as error:
             raise TemplateFailure("failed on these messages", error) from None
         except MemoryError:

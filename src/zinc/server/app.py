@@ -163,7 +163,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: f"{request.url.path[:120]} does not take {request.method[:20]}",
     }.get(status, "the request cannot be answered")
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    found = ApiError(status, what, "", "/docs lists what there is", headers=headers)
+    found = ApiError(status, what, "", "/docs lists the endpoints", headers=headers)
     if status == 404 and (reason := _missing_endpoint(request.url.path)):
         found = ApiError(status, what, *reason)
     report_failure(record(request), found)

@@ -81,26 +81,26 @@ class ServerConfig:
             raise RequestError(
                 f"two models are named {twice!r}",
                 "clients choose a model by its name",
-                "give one another name: NAME=FILE",
+                "give one of them another name: NAME=FILE",
             )
         if self.body_memory_bytes < self.max_body_bytes:
             raise RequestError(
                 "--max-body-memory is less than --max-body",
-                "one request of the largest size has to fit",
-                "raise the one or lower the other",
+                "a request of the largest size must fit",
+                "raise --max-body-memory or lower --max-body",
             )
         SamplingParams(**self.sampling)  # raises RequestError for what is out of range
         if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise RequestError(
                 "an API key is empty or has unusual characters",
-                "it travels in an HTTP header",
+                "it is sent in an HTTP header",
                 "use letters, digits and punctuation",
             )
         if not (self.api_keys or self.allow_public or is_loopback(self.host)):
             raise RequestError(
                 f"refusing to serve on {self.host} without an API key",
-                "everybody who can reach this machine could use it",
-                "set --api-key, or --allow-public if something else guards the address",
+                "everyone who can reach this machine could use it",
+                "set --api-key, or --allow-public if something else protects the address",
             )
 
     @property

@@ -127,7 +127,7 @@ class Access:
         if self._config.checks_host and not self._knows_host(host):
             return ApiError(
                 421,
-                "this server does not answer to that name",
+                "this server does not accept that host name",
                 "the Host header is not a name of this machine",
                 "call it as localhost, set --api-key, or allow the name with --allow-host",
             )

@@ -81,7 +81,7 @@ class BodyMemory:
         if self.n_bytes + n_bytes > self._limit_bytes:
             raise ApiError(
                 503,
-                "the server holds too many large requests",
+                "the server has too many large requests",
                 f"their bodies take {self._limit_bytes} bytes together",
                 "try again later, or start the server with a larger --max-body-memory",
                 code="body_memory_exceeded",

@@ -210,7 +210,7 @@ class ModelPool:
             raise ApiError(
                 503,
                 f"the model {entry.source.name!r} is not loaded yet",
-                "others are being loaded or in use",
+                "other models are loading or in use",
                 "try again later",
                 code="model_loading",
                 headers={"Retry-After": "10"},
@@ -298,7 +298,7 @@ class ModelPool:
             elif not wait:
                 return
             elif entry.users == 0:
-                raise ApiError(503, "the model is not loaded", "nobody waits for it any more")
+                raise ApiError(503, "the model is not loaded", "no request waits for it any more")
             else:
                 async with self._changed:
                     await self._changed.wait()

@@ -56,7 +56,7 @@ def to_request(fields: PromptFields, sampling: MessagesFields | None) -> ChatReq
     forced: list[dict[str, Any]] = []
     if choice is not None and choice.type in ("any", "tool"):
         if not tools:
-            raise invalid("tool_choice", "tool_choice asks for a call", "there are no tools")
+            raise invalid("tool_choice", "tool_choice requires a call", "there are no tools")
         forced = tools if choice.type == "any" else named_tool(choice.name, tools)
     arguments, budget = _thinking(fields)
     params = sampling_params(
@@ -97,7 +97,7 @@ def _constraint(config: OutputConfig | None) -> Constraint | None:
         return None
     if config.format.get("type") != "json_schema" or "schema" not in config.format:
         raise invalid(
-            "output_config.format", "output_config.format is not valid", "it must hold a schema"
+            "output_config.format", "output_config.format is not valid", "it must contain a schema"
         )
     return Constraint("json_schema", config.format["schema"], "output_config.format")
 

@@ -167,7 +167,7 @@ def _biases(value: dict[str, Any] | list[Any] | None, tokenizer: Tokenizer) -> d
     found: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise invalid("logit_bias", "logit_bias is not valid", "it must hold pairs")
+            raise invalid("logit_bias", "logit_bias is not valid", "it must contain pairs")
         key, bias = pair
         if bias is False:
             bias = float("-inf")

@@ -63,7 +63,7 @@ async def slots(service: Service, request: Request) -> Response:
 
         total = model.llm.engine.max_sequences
         if "fail_on_no_slot" in request.query_params and len(live) >= total:
-            raise ApiError(503, "no slot is free", f"{len(live)} sequences run or wait")
+            raise ApiError(503, "no slot is free", f"{len(live)} sequences are running or waiting")
         rows: list[dict[str, Any]] = [
             {
                 "id": i,

@@ -90,9 +90,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     async with service.pool.use(fields.model) as model:
         n_vocab = model.tokenizer.n_vocab
         if fields.tokens and not 0 <= min(fields.tokens) <= max(fields.tokens) < n_vocab:
-            raise invalid(
-                "tokens", "tokens has an id that there is not", f"ids lie below {n_vocab}"
-            )
+            raise invalid("tokens", "tokens has an unknown token id", f"ids are below {n_vocab}")
         text = await asyncio.to_thread(model.tokenizer.decode, fields.tokens, False)
         return JSONResponse({"content": text})
 

@@ -85,7 +85,7 @@ def tool_use(choice: object, tools: list[dict[str, Any]] | None) -> ToolUse:
         allowed, mode = _allowed_tools(choice, tools)
         return ToolUse(allowed or None, allowed if mode == "required" else [])
     if not tools:
-        raise invalid("tool_choice", "tool_choice asks for a call", "the request has no tools")
+        raise invalid("tool_choice", "tool_choice requires a call", "the request has no tools")
     if choice == "required":
         return ToolUse(tools, tools)
     if isinstance(choice, Mapping) and kind in ("function", "custom"):
@@ -122,7 +122,7 @@ def _allowed_tools(
             names.add(found["function"]["name"])
     allowed = [tool for tool in tools or () if tool["function"]["name"] in names]
     if mode == "required" and not allowed:
-        raise invalid("tool_choice", "tool_choice asks for a call", "it allows no tool")
+        raise invalid("tool_choice", "tool_choice requires a call", "it allows no tool")
     return allowed, mode
 
 

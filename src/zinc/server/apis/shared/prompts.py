@@ -32,7 +32,7 @@ def as_list(prompt: Prompt, param: str, most: int) -> list[str | list[Any]]:
     if isinstance(prompt, str) or any(isinstance(part, int) for part in prompt):
         return [prompt]
     if not 1 <= len(prompt) <= most:
-        raise invalid(param, f"{param} holds {len(prompt)} prompts", f"1 to {most} can run")
+        raise invalid(param, f"{param} holds {len(prompt)} prompts", f"1 to {most} are allowed")
     return [_text_of(each, f"{param}[{i}]") for i, each in enumerate(prompt)]
 
 

@@ -157,7 +157,9 @@ def _rules(
             dropped[name] = tuple(rules.dropped)
         n_characters += sum(map(len, lines[n_lines:]))
         if n_characters > MAX_SOURCE_CHARACTERS:
-            raise invalid("tools", "the schemas of the tools are too large", "they are one grammar")
+            raise invalid(
+                "tools", "the schemas of the tools are too large", "together they form one grammar"
+            )
     more = ""
     if several and call_format.between is not None:
         more = f"({call_format.between} call){{0,{MAX_CALLS - 1}}}"

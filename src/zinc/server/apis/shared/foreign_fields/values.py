@@ -114,7 +114,7 @@ def json_form(body: TranslatedBody, name: str, value: Json) -> None:
 def choice(body: TranslatedBody, name: str, value: Json) -> None:
     """Translate a list of texts to a grammar that allows one of them."""
     if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
-        raise invalid(name, f"{name} is not valid", "it must be a list of texts that are not empty")
+        raise invalid(name, f"{name} is not valid", "it must be a list of non-empty texts")
     texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
     body.put(name, "grammar", f"start: {texts}")
 
