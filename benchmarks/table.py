@@ -1,24 +1,40 @@
-"""Write the tables of docs/benchmarks.md that compare zinc with llama.cpp on the CPU.
+"""Write the tables of docs/benchmarks.md from the results of compare.py and vulkan.py.
 
-    python benchmarks/table.py            # rewrite docs/benchmarks.md between its two markers
+    python benchmarks/table.py            # rewrite docs/benchmarks.md between its markers
     python benchmarks/table.py --check    # change nothing; exit with 1 if they are out of date
 
-Every number comes from benchmarks/results/compare-*.json, which benchmarks/compare.py writes.
+Every number comes from benchmarks/results: compare-*.json for the tables of the CPU, and the files
+of VULKAN for those of the H200.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from make_model import SHAPES
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
+
+# Files of vulkan.py, by the title of the model.
+VULKAN = {
+    "Qwen3 8B Q4_K_M": "vulkan-h200-qwen3-8b.json",
+    "Qwen3 8B Q4_K_M, Q8_0 keys and values": "vulkan-h200-qwen3-8b-q8_0.json",
+    "Qwen3.6 35B-A3B Q4_K_M": "vulkan-h200-qwen36-35b-a3b.json",
+}
+SAMPLED_BY = {
+    "host": "host samples from the logits",
+    "device, in step": "device samples, host waits for each token",
+    "device": "device samples, one step ahead of the host",
+}
 
 # The limit of the machine that each kind of step is compared with.
 LIMITS = {"prefill": "int8_peak", "decode": "bandwidth"}
@@ -69,8 +85,13 @@ def cells(row: dict[str, Any]) -> list[str]:
     return found
 
 
-def line(values: list[str] | tuple[str, ...]) -> str:
+def line(values: Sequence[str]) -> str:
     return f"| {' | '.join(values)} |"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join([line(columns), "|---" * len(columns) + "|", *map(line, rows)])
 
 
 def section(reports: list[dict[str, Any]]) -> str:
@@ -83,21 +104,20 @@ def section(reports: list[dict[str, Any]]) -> str:
     answers = sorted({report["decode_tokens"] for report in reports})
     decoded = " to ".join(str(n) for n in dict.fromkeys([answers[0], answers[-1]]))
     rows = [row for report in reports for row in report["rows"]]
+    rows.sort(key=lambda row: (row["streams"], row["depth"]))
     lines = [
         f"### {processor}{level}",
         "",
         f"{first['cpu']}, {first['threads']} threads, {first['kv_dtype'].upper()} keys and values, "
         f"llama.cpp {first['llama_cpp']}{build}; prefill of {prompt} tokens, decode of {decoded}.",
         "",
-        line(COLUMNS),
-        "|---" * len(COLUMNS) + "|",
-        *(line(cells(row)) for row in sorted(rows, key=lambda r: (r["streams"], r["depth"]))),
+        table(COLUMNS, [cells(row) for row in rows]),
     ]
     return "\n".join(lines)
 
 
-def tables() -> str:
-    """Return the text between the markers: a section for each machine and setting."""
+def cpu() -> str:
+    """Return a section for each processor and setting of compare.py."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for report in reports():
         groups.setdefault(tuple(report.get(name) for name in SETTINGS), []).append(report)
@@ -106,14 +126,48 @@ def tables() -> str:
     return "\n\n".join(section(group) for group in ordered)
 
 
+def vulkan() -> str:
+    """Return the table of prefill and decode on the H200, at both depths."""
+    columns = (
+        *("tokens/s", "prefill", "at depth 16,384", "decode", "at depth 16,384"),
+        *("deep / shallow decode", "barriers a layer"),
+    )
+    rows = []
+    for title, name in VULKAN.items():
+        shape = json.loads((RESULTS / name).read_text())["shapes"][0]
+        prefill, decode = ([r["tokens_per_s"] for r in shape[k]] for k in ("prefill", "decode"))
+        barriers = shape["decode"][0]["barriers"] / SHAPES[shape["shape"]].layers
+        rates = [f"{rate:,.0f}" for rate in (*prefill, *decode)]
+        rows.append([title, *rates, f"{decode[1] / decode[0]:.1%}", f"{barriers:.1f}"])
+    return table(columns, rows)
+
+
+def engine() -> str:
+    """Return the table of answers through the engine on the H200."""
+    titles = {"8B": "Qwen3 8B Q4_K_M", "35B-A3B": "Qwen3.6 35B-A3B Q4_K_M"}
+    columns = [f"{size}, {chain}" for size in titles for chain in ("greedy", "default chain")]
+    rates: dict[str, list[str]] = {sampled_by: [] for sampled_by in SAMPLED_BY}
+    for title in titles.values():
+        answers = json.loads((RESULTS / VULKAN[title]).read_text())["shapes"][0]["answers"]
+        for answer in answers:  # greedy first, then the default chain
+            rates[answer["drawn_by"]].append(f"{answer['tokens_per_s']:.0f}")
+    rows = [[SAMPLED_BY[sampled_by], *found] for sampled_by, found in rates.items()]
+    return table(["tokens/s", *columns], rows)
+
+
+SECTIONS = {"cpu": cpu, "vulkan": vulkan, "engine": engine}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, only compare")
     args = parser.parse_args()
-    text = PAGE.read_text()
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    wanted = f"{head}{BEGIN}\n{tables()}\n{END}{tail}"
+    text = wanted = PAGE.read_text()
+    for name, section_of in SECTIONS.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        content = f"{begin}\n{section_of()}\n{end}"
+        wanted, found = re.subn(f"{begin}.*?{end}", lambda _, c=content: c, wanted, flags=re.DOTALL)
+        assert found == 1, f"{PAGE} has no markers of {name}"
     if args.check:
         return int(wanted != text)
     PAGE.write_text(wanted)
