@@ -1,4 +1,4 @@
-"""The embedded model through the Python API on the CPU, held against llama.cpp's answers."""
+"""The embedded model through the Python API on the CPU, compared with llama.cpp's answers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_thinking_is_switched_by_a_template_argument(llm):
 
 @pytest.fixture
 def _empty_stdin(monkeypatch):
-    """Nothing is piped into commands."""
+    """Give commands an empty standard input."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
 
 
@@ -179,7 +179,7 @@ def test_a_marker_typed_by_a_user_stays_text(llm):
         ("hi", SamplingParams(logit_bias={10**6: 1.0}), "logit_bias names token"),
     ],
 )
-def test_a_request_that_cannot_run_says_why(llm, prompt, params, message):
+def test_impossible_requests_raise_an_error(llm, prompt, params, message):
     with pytest.raises(RequestError, match=message):
         llm.generate(prompt, params)
     assert llm.engine.idle
@@ -190,7 +190,7 @@ def test_a_context_that_does_not_fit_is_refused():
         LLM(backend="cpu", context=10**9)
 
 
-def test_an_answer_fills_the_context_and_no_more():
+def test_an_answer_ends_at_the_end_of_the_context():
     with LLM(backend="cpu", context=64) as llm:
         answer = llm.generate("Once upon a time", SamplingParams(ignore_eos=True, seed=1))
         assert answer.finish_reason == "length"
@@ -210,7 +210,7 @@ def test_kv_of_four_bits_costs_a_few_percent(llm):
         assert q4.perplexity(text) == pytest.approx(llm.perplexity(text), rel=0.05)
 
 
-def test_the_public_names_are_these():
+def test_the_public_names_are_fixed():
     names = [
         "LLM",
         "Chunk",
@@ -270,7 +270,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
         (lambda llm: llm.perplexity("hi"), RequestError, "a smaller `window=`"),
     ],
 )
-def test_a_wrong_argument_is_told_in_words_of_python(llm, call, error, message):
+def test_wrong_arguments_raise_errors_about_python_arguments(llm, call, error, message):
     with pytest.raises(error, match=message):
         call(llm)
     assert llm.engine.idle
@@ -297,7 +297,7 @@ def test_ids_may_be_an_array(llm):
     assert llm.generate(np.array(ids), GREEDY).text == llm.generate(ids, GREEDY).text
 
 
-def test_a_role_that_the_template_names_is_taken():
+def test_a_role_that_the_template_names_is_accepted():
     source = (
         "{% for m in messages %}{% if m.role == 'critic' %}{{ m.content }}{% endif %}{% endfor %}"
     )
@@ -308,7 +308,7 @@ def test_a_role_that_the_template_names_is_taken():
             llm.render([{"role": "poet", "content": "Hi"}])
 
 
-def test_a_hint_names_options_to_those_who_started_a_command():
+def test_a_hint_names_options_in_a_command():
     error = RequestError("no room", "", "choose {context=4096} or less, or {kv_dtype=q8_0}")
     assert error.in_options() == "no room. Choose --context 4096 or less, or --kv-dtype q8_0."
     assert str(error) == 'no room. Choose `context=4096` or less, or `kv_dtype="q8_0"`.'

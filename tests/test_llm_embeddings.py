@@ -1,4 +1,4 @@
-"""Embeddings, held against the hidden states of transformers and the embeddings of llama.cpp."""
+"""Embeddings, compared with hidden states of transformers and embeddings of llama.cpp."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_embeddings_are_those_of_llama_cpp(llm):
     assert apart[~np.eye(len(got), dtype=bool)].max() < 0.9
 
 
-def test_company_and_order_change_no_bit(llm):
+def test_embeddings_do_not_depend_on_batch_and_order(llm):
     texts = ["A dog", "Once upon a time " * 80, "x", "The ship sailed north."]
     together = llm.embed(texts)
     assert together.shape == (4, llm.spec.hidden)
@@ -67,7 +67,7 @@ def test_answers_do_not_change_after_an_embedding(llm):
     assert llm.generate("Once upon a time", greedy).text == before
 
 
-def test_what_cannot_be_embedded(llm):
+def test_impossible_embeddings_are_refused(llm):
     with pytest.raises(RequestError, match="too long"):
         llm.embed(["fine", [1] * (llm.context + 1)])
     with pytest.raises(RequestError, match="empty"):

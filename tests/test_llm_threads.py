@@ -1,4 +1,4 @@
-"""One `LLM` in several threads: answers as in one thread, and nobody disturbs anybody else."""
+"""One `LLM` in several threads: the same answers as in one thread, without interference."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wait_for(condition):
 
 
 def answers(llm: LLM, first: int) -> list[object]:
-    """Whole, streamed and several answers, an embedding, logits and a perplexity."""
+    """Return whole, streamed and batched answers, an embedding, logits and a perplexity."""
     prompts = PROMPTS[first:] + PROMPTS[:first]
     found: list[object] = [llm.generate(prompts[0], GREEDY).token_ids]
     found.append(llm.generate(prompts[1], SEEDED).token_ids)
@@ -89,7 +89,7 @@ def test_requests_of_several_threads_share_steps(llm, monkeypatch):
 
 
 def test_scoring_waits_while_running_requests_hold_the_cache(monkeypatch):
-    """A window as long as the context, while eight answers hold all of the cache."""
+    """The window is as long as the context, and eight answers hold the whole cache."""
     full, go = threading.Event(), threading.Event()
     step = Engine.step
 
@@ -164,7 +164,7 @@ def test_ctrl_c_in_the_main_thread_leaves_the_model_usable(llm):
 
 
 def test_a_stream_that_is_dropped_by_the_garbage_collector_is_cancelled(llm):
-    """In a cycle, so that it is found in whatever thread the collector runs."""
+    """It is part of a cycle, so the collector may run in any thread."""
     cycle: list[object] = [llm.stream("Once upon a time", LONG)]
     cycle.append(cycle)
     next(cycle[0])
@@ -201,7 +201,7 @@ def test_a_stream_that_nobody_reads_stops(llm):
     stream.close()
 
 
-def test_close_ends_what_runs_with_an_error():
+def test_close_ends_running_requests_with_an_error():
     llm = LLM(backend="cpu", threads=2)
     begun = threading.Barrier(4)
 
@@ -233,7 +233,7 @@ def test_close_from_several_threads():
         list(pool.map(lambda _: llm.close(), range(4)))
 
 
-def test_a_model_that_is_let_go_of_is_freed_with_its_thread():
+def test_a_model_without_references_is_freed_with_its_thread():
     before = threading.active_count()
     llm = LLM(backend="cpu", threads=2)
     llm.generate("hi", GREEDY)
@@ -261,7 +261,7 @@ def test_a_program_may_end_with_a_stream_half_read():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_process_is_told_that_the_model_is_not_its_own():
+def test_a_forked_process_cannot_use_the_model():
     found = subprocess.run(
         [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=PATIENCE_S,
         env={"PYTHONPATH": SOURCE}, check=False,
@@ -288,7 +288,7 @@ with LLM(backend="cpu", threads=2) as llm:
 """
 
 
-def test_the_first_use_builds_what_all_threads_share_once():
+def test_shared_parts_are_built_once_by_the_first_thread():
     with LLM(backend="cpu", threads=2) as llm, ThreadPoolExecutor(8) as pool:
         assert len({id(each) for each in pool.map(lambda _: llm.tokenizer, range(8))}) == 1
         assert len({id(each) for each in pool.map(lambda _: llm.template, range(8))}) == 1
@@ -315,7 +315,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("was_used", [False, True])
-def test_every_use_of_a_closed_model_says_that_it_is_closed(was_used):
+def test_every_use_of_a_closed_model_is_an_error(was_used):
     llm = LLM(backend="cpu", threads=2)
     if was_used:
         tokenizer = llm.tokenizer

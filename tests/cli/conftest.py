@@ -44,7 +44,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def zinc(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Result]:
-    """zinc("run", "hello", stdin=b"...") -> Result."""
+    """Return a function that runs a command: zinc("run", "hello", stdin=b"...") -> Result."""
 
     def run(*argv: object, stdin: bytes = b"") -> Result:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
@@ -58,7 +58,7 @@ def zinc(
 
 @pytest.fixture(scope="session")
 def backend() -> str:
-    """The CPU backend when it is built with all kernels of the embedded model, else `ref`."""
+    """The CPU backend if it has all kernels of the embedded model, else `ref`."""
     try:
         cpu = api.create("cpu")
         cpu.row_format(GGMLType.Q4_K)

@@ -28,7 +28,7 @@ sys.exit(main())
 
 
 class Session:
-    """A command on a pseudo-terminal. `ref` is slow enough to be stopped in mid answer."""
+    """A command on a pseudo-terminal. `ref` is slow enough to be interrupted during an answer."""
 
     def __init__(self, *argv: str, **environment: str) -> None:
         self.master, slave = pty.openpty()
@@ -47,7 +47,7 @@ class Session:
         os.write(self.master, text.encode())
 
     def expect(self, pattern: str, timeout_s: float = PATIENCE_S) -> str:
-        """Reads until the pattern matches what came since the last match."""
+        """Read until the pattern matches the output since the last match."""
         deadline = time.monotonic() + timeout_s
         while not (match := re.search(pattern, self.seen)):
             data = self._read(deadline)
@@ -57,7 +57,7 @@ class Session:
         return match[0]
 
     def press(self, key: str, pattern: str) -> None:
-        """Sends a key until it shows: Python's readline misses a signal between prompt and wait."""
+        """Send a key until it has an effect: Python's readline may miss a signal."""
         for _ in range(20):
             self.send(key)
             with contextlib.suppress(AssertionError):
@@ -66,7 +66,7 @@ class Session:
         pytest.fail(f"no {pattern!r} after {key!r}")
 
     def _read(self, deadline: float) -> bytes:
-        """What came next; nothing at the end, and when time is up."""
+        """Return new output; empty at the end or after a timeout."""
         left = max(0.0, deadline - time.monotonic())
         if not select.select([self.master], [], [], left)[0]:
             return b""

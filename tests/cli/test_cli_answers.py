@@ -122,7 +122,7 @@ def test_run_stats_go_to_stderr(zinc, backend):
 
 @pytest.mark.parametrize(("options", "shown"), [(["--think"], "hm\n"), ([], "")])
 def test_reasoning_never_goes_to_stdout(zinc, monkeypatch, options, shown):
-    """With a model that reasons, which the embedded one seldom does."""
+    """With a model that reasons; the embedded one rarely does."""
     asked = []
 
     class Reasoner(contextlib.nullcontext[object]):
@@ -164,7 +164,7 @@ HARMONY = QUESTION + "<|channel|><|message|>analysis<|start|>assistant"
         (HARMONY, "", "off"),
     ],
 )
-def test_a_choice_that_the_template_cannot_make_is_told(capsys, source, think, no_think):
+def test_a_think_option_that_the_template_ignores_is_noted(capsys, source, think, no_think):
     template = ChatTemplate(source, name="model.gguf")
     for choice, option, switch in ((True, "--think", think), (False, "--no-think", no_think)):
         note_think(template, choice)

@@ -1,4 +1,4 @@
-"""`zinc verify --kernels`: the op registry's cases on a backend, and a wrong kernel is named."""
+"""`zinc verify --kernels`: the cases of the op registry on a backend; wrong kernels are named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def few_cases(monkeypatch):
-    """One in thirty of the cases, so that they take seconds."""
+    """Run one in thirty of the cases, so that they take seconds."""
     few = parity.every_case()[::30]
     monkeypatch.setattr(parity, "every_case", lambda: few)
     return few
@@ -41,7 +41,7 @@ def test_every_kernel_is_tested_before_the_model(zinc, few_cases, fixture_model,
 
 @needs_compiler
 def test_the_kernels_of_all_cases_are_compiled_at_once(few_cases, monkeypatch):
-    """Then the cases themselves compile nothing."""
+    """The cases themselves then compile nothing."""
     monkeypatch.setattr(parity, "every_case", lambda: few_cases[::5])
     backend = vulkan.create()
     batches = []
@@ -71,7 +71,7 @@ def test_the_kernels_of_all_cases_are_compiled_at_once(few_cases, monkeypatch):
 def test_a_kernel_that_is_compiled_wrongly_is_named(
     zinc, monkeypatch, tmp_path, fixture_model, case, kernel, file, right, wrong
 ):
-    """One line of the source is another, as if a compiler had got it wrong."""
+    """One line of the source is changed, as if a compiler had a bug."""
     folder = tmp_path / "kernels"
     copied_kernels(folder, monkeypatch)
     text = (folder / f"{file}.slang").read_text()

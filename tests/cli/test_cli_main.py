@@ -1,4 +1,4 @@
-"""The frame of the command line: start, usage, and what becomes of errors."""
+"""The frame of the command line: start, usage and errors."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ MODEL_COMMANDS = {
 
 
 @pytest.mark.parametrize("name", [*MODEL_COMMANDS, "perplexity"])
-def test_a_bad_model_file_is_one_line_on_stderr(zinc, tmp_path, fixture_model, name):
+def test_a_damaged_model_file_is_one_line_on_stderr(zinc, tmp_path, fixture_model, name):
     prose = tmp_path / "prose.txt"
     prose.write_text("some words")
     for path in bad_files(tmp_path, fixture_model.read_bytes()).values():
@@ -285,7 +285,7 @@ def test_a_prompt_file_that_is_no_text(zinc, tmp_path):
     assert "is not UTF-8 text: byte 4 is 0x80" in result.err
 
 
-def test_a_model_without_template_says_so_before_anybody_writes(zinc, fixture_model):
+def test_a_model_without_template_fails_before_the_first_message(zinc, fixture_model):
     for argv in (["run", "hi"], ["chat"]):
         result = zinc(*argv, "-m", fixture_model, "--backend", "ref")
         assert result.status == 1
@@ -300,7 +300,7 @@ def test_a_message_stays_on_one_line(zinc):
 
 
 def status_before_head(command: str, n_bytes: int) -> subprocess.CompletedProcess[str]:
-    """Run `zinc COMMAND | head -c N_BYTES`; the status is that of zinc."""
+    """Run `zinc COMMAND | head -c N_BYTES`; return the status of zinc."""
     script = f"{sys.executable} -m zinc {command} | head -c {n_bytes}; exit ${{PIPESTATUS[0]}}"
     return subprocess.run(
         ["bash", "-c", script],

@@ -1,4 +1,4 @@
-"""`zinc inspect`, `plan`, `bench`, `verify` and `check`: what they say of a model and a machine."""
+"""`zinc inspect`, `plan`, `bench` and `verify`: their reports about models and machines."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_summary_names_experts_and_a_missing_template(zinc, fixture_model):
 
 
 def test_windows_are_counted_as_windows(zinc, fixture_model, tmp_path):
-    """As they are allocated: a load may hold more contexts than one, and never less."""
+    """The report counts the bytes that are allocated for one context."""
     longer = {"gemma3.context_length": 1 << 16}
     path = rewrite(fixture_model.with_stem("gemma3"), tmp_path / "m.gguf", metadata=longer)
     memory = json.loads(zinc("inspect", path, "--json").out)["memory"]
@@ -166,7 +166,7 @@ def test_plan_has_the_frequencies_of_its_depth(zinc, fixture_model, depth, frequ
     assert found["context_tokens"] == 4 * 4096
 
 
-def test_a_scaling_that_cannot_be_is_one_line(zinc, fixture_model):
+def test_an_impossible_rope_scaling_is_one_line(zinc, fixture_model):
     result = zinc("plan", fixture_model, "--rope-scaling", "yarn", "--backend", "ref")
     assert result.status == 1
     assert result.err.count("\n") == 1
@@ -174,7 +174,7 @@ def test_a_scaling_that_cannot_be_is_one_line(zinc, fixture_model):
 
 
 @pytest.mark.parametrize("name", ["ref", "null"])
-def test_the_plan_printed_is_the_plan_made(zinc, fixture_model, name):
+def test_the_printed_plan_is_the_plan_that_runs(zinc, fixture_model, name):
     found = json.loads(zinc("plan", fixture_model, "--backend", name, "--json").out)
     with planned(fixture_model, api.create(name), 512) as made:
         plan = made.plans[0]
@@ -236,7 +236,7 @@ def test_plan_and_bench_count_barriers_where_there_are_any(zinc, fixture_model):
     assert "barriers" not in zinc("plan", fixture_model, "--backend", "null").out
 
 
-def test_plan_of_a_divided_model_says_who_runs_what_and_what_crosses(zinc, fixture_model):
+def test_plan_of_a_divided_model_shows_devices_and_transfers(zinc, fixture_model):
     plan = ("plan", fixture_model, "--backend", "ref", "--gpu-layers", 2, "--tokens", 3)
     result = zinc(*plan, "--json")
     found = json.loads(result.out)
@@ -265,7 +265,7 @@ def test_plan_of_a_divided_model_says_who_runs_what_and_what_crosses(zinc, fixtu
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6])
-def test_plan_says_what_does_not_fit_on_the_device(zinc, fixture_model, monkeypatch, share):
+def test_plan_notes_parts_that_do_not_fit_on_the_device(zinc, fixture_model, monkeypatch, share):
     plan = ("plan", fixture_model, "--backend", "ref", "--context", 64, "--json")
     whole = zinc(*plan)
     sizes = ("weights_bytes", "kv_bytes", "state_bytes", "arena_bytes")
@@ -281,7 +281,7 @@ def test_plan_says_what_does_not_fit_on_the_device(zinc, fixture_model, monkeypa
 
 
 def available(monkeypatch, n_bytes: float) -> None:
-    """Have as much memory free as leaves `n_bytes` for a model."""
+    """Make exactly enough memory available to leave `n_bytes` for a model."""
     free = int(n_bytes / (1 - RESERVE_SHARE)) + 1
     monkeypatch.setattr(load_memory, "available_memory_bytes", lambda backend=None: free)
 
@@ -392,7 +392,7 @@ def test_bench_without_json_prints_a_table(zinc, fixture_model):
     assert "\ndecode" not in result.out
 
 
-def test_bench_explains_what_is_above_a_limit():
+def test_bench_explains_values_above_a_limit():
     def row(percent: float) -> dict[str, object]:
         return {
             "phase": "head", "kernel": "linear", "launches": 1, "seconds": 1e-3, "percent": 100.0,
@@ -445,7 +445,7 @@ def test_bench_decodes_streams_together(fixture_model):
 
 
 class BrokenProgram(RefProgram):
-    """Computes one launch wrongly, by one percent or by a NaN."""
+    """Computes one launch wrongly, by one percent or with NaN."""
 
     def __init__(self, inner: RefProgram, index: int, factor: float) -> None:
         super().__init__(inner.plan, inner._weights, inner._cache)
@@ -480,7 +480,7 @@ def test_verify_agrees_with_the_backend(zinc, fixture_model, backend):
 
 
 def test_verify_allows_for_rows_that_a_kernel_rounds_itself(zinc, backend, tmp_path):
-    """Those in front of the heads' matrices of latent attention."""
+    """The rows in front of the per-head matrices of latent attention."""
     path, _ = with_blocks("deepseek2", tmp_path, "attn_v_b.weight", GGMLType.Q8_0)
     result = zinc("verify", path, "--backend", backend, "--json")
     assert result.status == 0, json.loads(result.out)["first_departure"]
@@ -539,7 +539,7 @@ def test_rounding_to_8_bits_stays_within_what_is_allowed(format, n_rows, n_block
 
 
 def test_verify_runs_the_plan_of_the_backend(fixture_model):
-    """`ref` walks a plan with 8-bit activations as well as its own."""
+    """The reference runs a plan with 8-bit rows as well as its own."""
     with planned(fixture_model, NullBackend(), 64) as made:
         reference = LoadedModel(made.on(RefBackend()))
         own = loaded(fixture_model, RefBackend(), 64)

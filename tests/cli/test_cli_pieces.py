@@ -1,4 +1,4 @@
-"""The parts under the commands: progress, reasoning, text, costs."""
+"""Parts that commands share: progress, reasoning, text, costs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_progress_waits_then_draws_then_leaves_nothing(terminal):
 
 
 @pytest.mark.parametrize("why", ["pipe", "NO_COLOR", "dumb"])
-def test_no_progress_where_it_is_not_wanted(terminal, monkeypatch, why):
+def test_no_progress_on_a_plain_stream(terminal, monkeypatch, why):
     stream: io.StringIO = terminal
     if why == "pipe":
         stream = io.StringIO()
@@ -108,7 +108,7 @@ def test_a_stopped_answer_leaves_no_dim_terminal(terminal):
     assert closed
 
 
-def test_stopping_closes_the_stream_and_keeps_what_came():
+def test_stopping_closes_the_stream_and_keeps_its_text():
     closed = []
 
     def chunks():

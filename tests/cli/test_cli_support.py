@@ -1,4 +1,4 @@
-"""`zinc support` says what the code does: its page, its tables, and the probes behind them."""
+"""`zinc support` agrees with the code: its page, its tables, and the probes behind them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_level_of_the_cpu_has_the_same_kernels_and_formats() -> None:
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
-def test_no_model_needs_a_kernel_that_its_architecture_is_not_said_to(path, found) -> None:
+def test_every_kernel_that_a_model_needs_is_in_the_table(path, found) -> None:
     with GGUFFile.open(path) as file:
         spec, graph = load(file)
         plan = make_plan(graph, api.kernels("ref"), max_tokens=4, max_outputs=1)
@@ -59,8 +59,8 @@ def test_no_model_needs_a_kernel_that_its_architecture_is_not_said_to(path, foun
     assert {launch.kernel for launch in plan.launches} <= set(entry.kernels)
 
 
-def test_every_pair_of_architecture_and_format_does_what_the_tables_say(found) -> None:
-    """Each format with some architecture, and each architecture with some formats, planned."""
+def test_every_pair_of_architecture_and_format_matches_the_tables(found) -> None:
+    """Plans each format with some architecture, and each architecture with some formats."""
     missing = {a.name: a.missing for a in found.architectures}
     pairs = list(zip(cycle(architectures()), [*GGMLType, *GGMLType][: 2 * len(GGMLType)]))
     for arch, type in pairs:
@@ -97,7 +97,7 @@ def test_a_missing_kernel_is_named_where_it_is_needed(monkeypatch) -> None:
     assert cells["qwen3next"] == "without delta_rule, route"
 
 
-def test_a_backend_whose_device_is_not_there_is_listed_all_the_same(zinc, monkeypatch) -> None:
+def test_a_backend_without_its_device_is_listed(zinc, monkeypatch) -> None:
     page = zinc("support", "--markdown").out
     whole = api.create
 
@@ -114,7 +114,7 @@ def test_a_backend_whose_device_is_not_there_is_listed_all_the_same(zinc, monkey
     assert zinc("support", "--markdown").out == page
 
 
-def test_json_has_the_same(zinc, found) -> None:
+def test_json_has_the_same_content(zinc, found) -> None:
     data = json.loads(zinc("support", "--json").out)
     assert [a["name"] for a in data["architectures"]] == architectures()
     assert sum(len(group["names"]) for group in data["formats"]) == len(GGMLType)

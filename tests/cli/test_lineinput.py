@@ -1,4 +1,4 @@
-"""Messages from a terminal and from a script."""
+"""Reading messages from a terminal and from a script."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def chat(tmp_path, backend):
 
 
 def messages_of(session: Session, path: Path) -> list[str]:
-    """What the user said so far."""
+    """Return the user's messages so far."""
     session.send(f"/save {path}\r")
     session.expect("Saved to")
     session.expect("> ")

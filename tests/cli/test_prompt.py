@@ -1,4 +1,4 @@
-"""Where `zinc run` takes its prompt and its model from."""
+"""The sources of the prompt and the model of `zinc run`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zinc.engine.load.files import EMBEDDED_MODEL
 
 
 def read(*argv: object) -> tuple[str | None, str]:
-    """The model and the prompt of `zinc run ARGUMENTS`."""
+    """Return the model and the prompt of `zinc run ARGUMENTS`."""
     args = build_parser("run").parse_args(["run", *map(str, argv)])
     text = prompt.read(args)
     return args.model, text

@@ -1,4 +1,4 @@
-"""What reaches a terminal, a pipe and closed streams."""
+"""Output to a terminal, a pipe and closed streams."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ END = b"end of the output"
 
 
 class Screen:
-    """A pseudo-terminal in the place of stdout and stderr."""
+    """A pseudo-terminal that replaces stdout and stderr."""
 
     def __init__(self) -> None:
         self._master, self._slave = pty.openpty()
@@ -93,7 +93,7 @@ def screen() -> Iterator[Screen]:
 
 
 class Speaker(nullcontext[object]):
-    """A model that answers with what it was given."""
+    """A fake model that answers with a given text."""
 
     template = ChatTemplate("{{ messages[0].content }}\n")
     sampling = MappingProxyType({})
@@ -123,7 +123,7 @@ def test_a_piped_answer_is_what_the_model_wrote(zinc, monkeypatch):
 
 @pytest.fixture
 def hostile_file(tmp_path: Path) -> Path:
-    """A model file whose names hold escape sequences."""
+    """Return a model file whose names contain escape sequences."""
     path = tmp_path / "hostile.gguf"
     writer = gguf.GGUFWriter(path, "abacus\x1b[31m")
     writer.add_string("general.name", "name\x1b[2J")
@@ -204,7 +204,7 @@ def test_work_shows_its_progress_and_leaves_a_clean_screen(
     assert first_words[0] == first_words[1]
 
 
-def test_steps_are_told_from_the_start():
+def test_progress_is_shown_from_the_start():
     seen: list[tuple[int, int]] = []
     tick = stepper(lambda done, total: seen.append((done, total)), 2)
     tick()

@@ -138,7 +138,7 @@ class FakeProgram:
 
 
 def alone(kind, ids, n_tokens, ends=()):
-    """A prompt and its answer, by definition."""
+    """Return a prompt and its answer by definition."""
     states, ids = KINDS[kind], list(ids)
     for _ in range(n_tokens):
         seen = []
@@ -156,8 +156,10 @@ def alone(kind, ids, n_tokens, ends=()):
 
 
 def shifted(kind, ids, n, context, n_kept, ends=()):
-    """(answer, tokens left behind) of one that goes on past the context: each
-    stretch between two shifts is an answer on its own."""
+    """Return an answer that continues beyond the context, and the tokens that were dropped.
+
+    Each stretch between two shifts is an answer of its own.
+    """
     answer, text, n_shifted = [], list(ids), 0
     while len(answer) < n and not (answer and answer[-1] in ends):
         if len(text) > context:
@@ -172,7 +174,10 @@ def shifted(kind, ids, n, context, n_kept, ends=()):
 def model(
     kind, n_blocks, *, max_tokens=24, max_outputs=8, slots=6, window_blocks=None, samples=False
 ):
-    """(program, cache) with so many blocks in every group; `samples`: it samples tokens itself."""
+    """Return a program and its cache, with `n_blocks` blocks in each group.
+
+    samples: whether the program samples tokens itself.
+    """
     states = KINDS[kind]
     windows = sorted({s.window for s in states if isinstance(s, KVState)})
     layout = CacheLayout(

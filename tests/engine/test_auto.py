@@ -1,4 +1,4 @@
-"""The device that backend="auto" chooses, on machines that are lists of made-up devices."""
+"""The device that backend="auto" chooses, on fake machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that nobody draws: markers that close a reasoning, and what a constraint dictates."""
+"""Tokens that are not sampled: end markers of reasoning, and tokens of a constraint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_prompt_says_whether_reasoning_is_open():
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
-def test_a_budget_that_is_used_up_closes_the_trace_and_goes_on(budget):
+def test_an_exhausted_budget_closes_the_reasoning_and_the_answer_follows(budget):
     ids = [1, 2, *START]
     s = run(ids, Thinking.after(ids, START, CLOSE, budget))
     free = alone("everything", ids, budget)
@@ -48,7 +48,7 @@ def test_a_budget_that_is_used_up_closes_the_trace_and_goes_on(budget):
     assert s.clock.first_token >= s.clock.started > 0
 
 
-def test_without_a_budget_or_a_trace_nothing_is_put_in():
+def test_without_a_budget_or_reasoning_no_marker_is_added():
     ids = [1, 2, *START]
     assert run(ids, Thinking.after(ids, START, CLOSE)).ids == alone("everything", ids, 30)
     assert run([1, 2], Thinking.after([1, 2], START, CLOSE, 3)).ids == alone(
@@ -56,7 +56,7 @@ def test_without_a_budget_or_a_trace_nothing_is_put_in():
     )
 
 
-def test_an_answer_that_opens_begins_with_the_marker():
+def test_an_answer_that_opens_reasoning_begins_with_the_marker():
     thinking = Thinking.after([1, 2], START, CLOSE, 4, opens=True)
     s = run([1, 2], thinking)
     free = alone("everything", [1, 2, *START], 4)
@@ -64,7 +64,7 @@ def test_an_answer_that_opens_begins_with_the_marker():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_the_marker_never_exceeds_the_tokens_asked_for(n):
+def test_the_marker_never_exceeds_max_tokens(n):
     ids = [1, 2, *START]
     s = run(ids, Thinking.after(ids, START, CLOSE, 1), n)
     assert s.n_generated == n
@@ -74,8 +74,8 @@ def test_the_marker_never_exceeds_the_tokens_asked_for(n):
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([7, 90, 91, 92, 93, 94]), max_size=40), st.integers(0, 6))
-def test_the_marker_is_completed_and_put_in_once(tokens, budget):
-    """Whatever comes, what is put in and what was there make one end marker, within the budget."""
+def test_a_partial_marker_is_completed_once(tokens, budget):
+    """The added and the sampled tokens form one end marker, within the budget."""
     tracker = ThinkingTracker(Thinking(START, CLOSE, inside=True, budget_tokens=budget))
     seen = []
     for token in tokens:
@@ -100,7 +100,10 @@ def test_the_marker_is_completed_and_put_in_once(tokens, budget):
 
 
 class Form:
-    """Dictates tokens behind so many; `end` of them complete the answer, and `wrong` is refused."""
+    """A constraint that dictates tokens after given positions.
+
+    end: the number of tokens that complete the answer. wrong: a token that it refuses.
+    """
 
     def __init__(self, dictated, end=None, wrong=None):
         self.dictated, self.end, self.wrong, self.taken = dictated, end, wrong, []
@@ -145,7 +148,7 @@ DICTATED = {0: (5, 6, 7), 5: tuple(range(20, 30)), 15: (8,)}
 
 
 def answer_with(kind, ids, dictated, n):
-    """By definition: what is dictated, and elsewhere the model's own tokens."""
+    """Return the answer by definition: dictated tokens, and elsewhere the model's own."""
     ids, n_prompt = list(ids), len(ids)
     while (at := len(ids) - n_prompt) < n:
         ids = [*ids, *dictated[at]] if at in dictated else alone(kind, ids, 1)
@@ -153,7 +156,7 @@ def answer_with(kind, ids, dictated, n):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_dictated_runs_together_and_the_answer_goes_on(kind):
+def test_dictated_tokens_run_in_one_step_and_the_answer_continues(kind):
     s, program = held(kind, [1, 2, 3], Form(DICTATED), 40)
     assert s.generated == answer_with(kind, [1, 2, 3], DICTATED, 40)
     assert s.generated == s.request.constraint.taken
@@ -163,7 +166,7 @@ def test_what_is_dictated_runs_together_and_the_answer_goes_on(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logprobs_are_those_of_tokens_that_are_run_one_by_one(kind):
+def test_logprobs_equal_those_of_tokens_run_one_by_one(kind):
     s, program = held(kind, [1, 2, 3], Form(DICTATED), 40, logprobs=0)
     assert s.generated == answer_with(kind, [1, 2, 3], DICTATED, 40)
     assert all(t.logprob is not None for t in s.sampled)
@@ -171,21 +174,21 @@ def test_logprobs_are_those_of_tokens_that_are_run_one_by_one(kind):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 15])
-def test_dictated_tokens_never_exceed_those_asked_for(n):
+def test_dictated_tokens_never_exceed_max_tokens(n):
     s, _ = held("everything", [1, 2], Form(DICTATED), n)
     assert s.generated == answer_with("everything", [1, 2], DICTATED, n)
     assert s.finish_reason == "length"
 
 
 @pytest.mark.parametrize("end", [2, 3, 8, 12, 15])
-def test_an_answer_may_end_with_what_is_dictated(end):
+def test_an_answer_may_end_with_dictated_tokens(end):
     dictated = {0: (5, 6, 7)[:end], 5: tuple(range(20, 30))[: max(0, end - 5)]}
     s, program = held("full", [1, 2], Form(dictated, end), 40)
     assert (s.finish_reason, s.n_generated) == ("stop", end)
     assert bool(program.sizes) == (end > 3)  # where nothing is left open, nothing runs
 
 
-def test_dictated_tokens_that_are_refused_fail_their_request():
+def test_refused_dictated_tokens_fail_their_request():
     program, cache = model("full", 64)
     engine = Engine(program, cache, VOCAB, 400)
     with pytest.raises(RequestError, match="does not follow"):
@@ -196,7 +199,7 @@ def test_dictated_tokens_that_are_refused_fail_their_request():
     assert isinstance(s.error, RequestError)
 
 
-def test_streams_beside_one_with_dictated_tokens_get_one_each_step():
+def test_other_streams_get_one_token_a_step_beside_dictated_tokens():
     program, cache = model("everything", 64)
     engine = Engine(program, cache, VOCAB, 400)
     params = SamplingParams(temperature=0, max_tokens=30)

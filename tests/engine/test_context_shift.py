@@ -1,4 +1,4 @@
-"""Answers that go on past the context: what is kept runs as if it were a prompt of its own."""
+"""Answers that continue beyond the context: the kept tokens run like a prompt of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 
 @pytest.mark.parametrize("n_kept", [0, 4, 30, -1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_goes_on_past_the_context(kind, n_kept):
+def test_an_answer_continues_beyond_the_context(kind, n_kept):
     e = engine(kind, n_blocks=64, context=100)
     ids = prompt(45)
     params = replace(greedy(300), context_shift=n_kept)
@@ -37,7 +37,7 @@ def test_an_answer_goes_on_past_the_context(kind, n_kept):
     check_idle(e)
 
 
-def test_it_ends_with_an_end_token_or_a_cancel():
+def test_a_shifted_answer_ends_with_an_end_token_or_a_cancel():
     e = engine(n_blocks=64, context=60)
     first = e.submit(Request(prompt(20), replace(greedy(5000), context_shift=4), {END}))
     while not first.finish_reason:
@@ -52,7 +52,7 @@ def test_it_ends_with_an_end_token_or_a_cancel():
     check_idle(e)
 
 
-def test_short_memory_preempts_it_and_changes_nothing():
+def test_preempting_a_shifted_answer_changes_no_token():
     e = engine(n_blocks=24, context=100, swap_bytes=3000)
     sequences = [
         e.submit(Request(prompt(20, i), replace(greedy(150), context_shift=8))) for i in range(4)
@@ -64,7 +64,7 @@ def test_short_memory_preempts_it_and_changes_nothing():
     check_idle(e)
 
 
-def test_without_it_an_answer_ends_with_the_context():
+def test_without_a_shift_an_answer_ends_with_the_context():
     e = engine(context=60)
     s = e.submit(Request(prompt(20), greedy(500)))
     finish(e, s)
@@ -79,7 +79,7 @@ def test_without_it_an_answer_ends_with_the_context():
         (-1, 500, "cannot keep 40 tokens"),
     ],
 )
-def test_what_cannot_be_is_refused(shift, max_tokens, message):
+def test_impossible_shifts_are_refused(shift, max_tokens, message):
     e = engine(context=60)
     with pytest.raises(RequestError, match=message):
         e.submit(Request(prompt(40), replace(greedy(max_tokens), context_shift=shift)))
@@ -91,8 +91,8 @@ def test_what_cannot_be_is_refused(shift, max_tokens, message):
     ("family", "backend"),
     on_backends(("qwen3", "gemma3", "qwen35"), ("ref", *computing()), everywhere=["qwen35"]),
 )
-def test_a_model_goes_on_as_from_a_prompt_of_what_is_kept(family, backend):
-    """Against prompts of the kept text, run with nothing cached; more than a shift."""
+def test_a_shifted_answer_equals_one_from_the_kept_tokens(family, backend):
+    """Compared with prompts of the kept text, run without a cache; more than one shift."""
     context, n_kept, n = 64, 4, 80
     options = {"backend": backend, "context": context}
     path = FIXTURES / f"{family}.gguf"

@@ -1,4 +1,4 @@
-"""A model over a device and the CPU: chosen by memory, or as asked; the engine sees one backend."""
+"""A model divided between a device and the CPU, chosen by memory or by the caller."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICE_MAPS = {
 
 
 def talk(llm: LLM) -> list[tuple[list[int], int]]:
-    """Two turns of a conversation and a branch of it: tokens, and how many were cached."""
+    """Return the tokens and cached counts of two turns of a conversation and a branch of it."""
     rng = np.random.default_rng(5)
 
     def words(n: int) -> list[int]:
@@ -47,7 +47,7 @@ def talk(llm: LLM) -> list[tuple[list[int], int]]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", DEVICE_MAPS)
 def test_prefixes_and_checkpoints_of_a_split_model(device: str, family: str) -> None:
-    """Blocks that are shared and copied, and states that are taken up again, are on both sides."""
+    """Shared and copied blocks, and restored states, are on both devices."""
     answers = []
     for device_map in (DEVICE_MAPS[family], None):
         with LLM(
@@ -65,7 +65,7 @@ def test_prefixes_and_checkpoints_of_a_split_model(device: str, family: str) -> 
     assert split[1][1] > 64  # tokens that were there already
 
 
-def test_a_split_cache_is_found_again_on_disk(tmp_path: Path) -> None:
+def test_a_split_cache_is_restored_from_disk(tmp_path: Path) -> None:
     cached = []
     for n in (2, 2, 3):  # the last is divided otherwise: its files are others
         with LLM(
@@ -81,7 +81,7 @@ def test_a_split_cache_is_found_again_on_disk(tmp_path: Path) -> None:
     assert cached[1] >= 64
 
 
-def test_bits_go_away_and_come_back_to_each_device() -> None:
+def test_cache_views_of_a_split_model_write_back_to_each_device() -> None:
     with LLM(
         FIXTURES / "qwen35moe.gguf",
         backend="ref",
@@ -152,7 +152,7 @@ def test_experts_leave_the_device_before_layers_do(
     assert choose(nodes, 4, lambda p: on_device(nodes, p, 4) <= memory) == chosen
 
 
-def test_layers_are_counted_as_llama_cpp_counts_them() -> None:
+def test_gpu_layers_are_counted_as_in_llama_cpp() -> None:
     device_of = DeviceMap(gpu_layers=3).assign(4)
     found = {node.label: device_of(node) for node in layers(4, experts=False)}
     assert found == {
@@ -162,7 +162,7 @@ def test_layers_are_counted_as_llama_cpp_counts_them() -> None:
 
 
 class SmallDevice:
-    """`ref` with a memory of its own."""
+    """The reference, with a memory of its own."""
 
     def __init__(self, available: int) -> None:
         self.ref, self.available = api.create("ref"), available
@@ -191,7 +191,7 @@ def opened(name: str) -> OpenModel:
         (0.0, "all 4 layers on the CPU"),
     ],
 )
-def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: str) -> None:
+def test_parts_that_do_not_fit_run_on_the_cpu_with_a_note(share: float, note: str) -> None:
     model = opened("qwen35moe")
     with model.file as file:
         weights = sum(tensor.n_bytes for tensor in file.tensors.values())
@@ -218,7 +218,7 @@ def test_what_does_not_fit_leaves_the_device_and_it_is_said(share: float, note: 
         ("qwen35moe", DeviceMap(gpu_layers=-1), "gpu_layers cannot be -1.*one from 0 to {n}"),
     ],
 )
-def test_what_a_model_does_not_have_is_refused(
+def test_device_maps_that_do_not_suit_the_model_are_refused(
     family: str, device_map: DeviceMap, says: str
 ) -> None:
     model = opened(family)
@@ -227,7 +227,7 @@ def test_what_a_model_does_not_have_is_refused(
         device_map.check(model.graphs[0].nodes, n)
 
 
-def test_more_layers_than_there_are_is_all_of_them() -> None:
+def test_more_layers_than_the_model_has_means_all() -> None:
     model = opened("qwen35moe")
     with model.file:
         n, graph = model.spec.n_layers, model.graphs[0]
@@ -242,7 +242,7 @@ def test_more_layers_than_there_are_is_all_of_them() -> None:
             assert [device_of(node) for node in graph.nodes] == [same(node) for node in graph.nodes]
 
 
-def test_the_cpu_alone_has_nothing_to_divide() -> None:
+def test_a_device_map_for_the_cpu_alone_is_refused() -> None:
     with pytest.raises(RequestError, match="Choose a device with `backend="):
         LLM(FIXTURES / "qwen3.gguf", backend="cpu", device_map=DeviceMap(gpu_layers=1))
 

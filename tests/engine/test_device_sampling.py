@@ -1,4 +1,4 @@
-"""Tokens that programs draw themselves, a step ahead of what the engine knows of them."""
+"""Programs that sample tokens on the device, one step ahead of the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def engine(kind="everything", n_blocks=64, context=400, **options):
     return Engine(program, cache, 97, context, prompt_tokens_beside_streams=10)
 
 
-def test_every_token_but_the_first_begins_before_the_last_is_known():
+def test_each_step_is_queued_before_the_last_token_is_known():
     e = engine()
     s = e.submit(Request(prompt(50), greedy(20)))
     finish(e, s)
@@ -33,8 +33,8 @@ def test_every_token_but_the_first_begins_before_the_last_is_known():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_cut_off_from_outside_leaves_a_cache_that_is_true(kind):
-    """A stop string is seen between steps, while a step is in flight."""
+def test_a_cancelled_answer_leaves_a_correct_cache(kind):
+    """A stop string is found between steps, while a step is in flight."""
     e = engine(kind)
     first = e.submit(Request(prompt(40), greedy(50)))
     while first.n_generated < 9:
@@ -48,7 +48,7 @@ def test_an_answer_cut_off_from_outside_leaves_a_cache_that_is_true(kind):
     check_idle(e)
 
 
-def test_a_new_request_waits_for_one_step_at_most():
+def test_a_new_request_waits_for_at_most_one_step():
     e = engine(max_tokens=60)
     first = e.submit(Request(prompt(20), greedy(60)))
     for _ in range(5):
@@ -65,8 +65,8 @@ def test_a_new_request_waits_for_one_step_at_most():
     check_idle(e)
 
 
-def test_who_needs_the_host_takes_only_itself_back():
-    """Rows of both kinds in a step; and those that the device draws do not run ahead then."""
+def test_one_host_sampled_row_leaves_the_others_to_the_device():
+    """A step with rows of both kinds. Rows of the device do not run ahead in it."""
     e = engine(max_tokens=60)
     plain = e.submit(Request(prompt(20), greedy(8)))
     params = SamplingParams(max_tokens=4, temperature=0, logit_bias={END: -1.0})
@@ -78,7 +78,7 @@ def test_who_needs_the_host_takes_only_itself_back():
     check_idle(e)
 
 
-def test_a_step_that_fails_in_flight_ends_its_requests():
+def test_a_failed_step_in_flight_ends_its_requests():
     e = engine()
     bad = e.submit(Request(prompt(30), greedy(40)))
     while bad.n_generated < 4:
@@ -96,7 +96,7 @@ def test_a_step_that_fails_in_flight_ends_its_requests():
 
 @pytest.mark.parametrize("backend", DRAWING)
 @pytest.mark.parametrize("family", ["qwen3", "qwen35"])
-def test_a_seed_gives_its_tokens_in_any_company_and_by_the_host_too(family, backend, monkeypatch):
+def test_a_seed_gives_the_same_tokens_in_any_batch_and_on_the_host(family, backend, monkeypatch):
     chains = [
         SamplingParams(temperature=0, max_tokens=12),
         SamplingParams(seed=5, max_tokens=9),

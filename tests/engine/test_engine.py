@@ -1,4 +1,4 @@
-"""The engine on a model that shows every mistake of the cache (fake.py)."""
+"""The engine on a model whose answers reveal every mistake of the cache (fake.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ENDS = frozenset([END])
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["host", "device"], autouse=True)
-def drawing(request):
-    """Whether programs draw tokens themselves, a step ahead of what the engine knows."""
+def device_samples(request):
+    """Whether programs sample tokens themselves, a step ahead of the engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("test_engine.model", partial(model, samples=request.param))
         yield request.param
@@ -46,7 +46,7 @@ def finish(engine, *sequences):
 
 
 def check_idle(engine):
-    """Nothing is held, nothing is lost, and all of it can be had back."""
+    """Check that no block or slot is held or lost, and that all can be reused."""
     assert engine.idle
     assert [a.n_held for a in engine.allocators] == [0] * len(engine.allocators)
     engine.pool.check()
@@ -63,7 +63,7 @@ def prompt(n, seed=0):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 23, 24, 25, 100, 150])
-def test_an_answer_is_that_of_the_definition(kind, n):
+def test_an_answer_matches_its_definition(kind, n):
     e = engine(kind)
     s = e.submit(Request(prompt(n), greedy(30), ENDS))
     finish(e, s)
@@ -73,7 +73,7 @@ def test_an_answer_is_that_of_the_definition(kind, n):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_second_turn_runs_only_what_is_new(kind, drawing):
+def test_the_second_turn_runs_only_what_is_new(kind, device_samples):
     e = engine(kind, n_blocks=80, slots=10)
     ids = [*prompt(150), END, 3, 4]
     first = e.submit(Request(ids, greedy(20), ENDS))
@@ -82,7 +82,7 @@ def test_the_second_turn_runs_only_what_is_new(kind, drawing):
     before = e.program.n_run
     finish(e, second)
     # The last token was never run, unless it was in flight before it was known to be the last.
-    ran_past = [drawing and s.finish_reason == "stop" for s in (first, second)]
+    ran_past = [device_samples and s.finish_reason == "stop" for s in (first, second)]
     assert second.n_cached == len(first.ids) - 1 + ran_past[0]
     assert e.program.n_run - before == 12 + second.n_generated + ran_past[1] - ran_past[0]
     assert second.ids == alone(kind, [*first.ids, *prompt(12, seed=1)], 20, ENDS)
@@ -91,8 +91,8 @@ def test_the_second_turn_runs_only_what_is_new(kind, drawing):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_turn_that_departs_within_the_answer_starts_behind_the_message(kind):
-    """As when the template leaves the reasoning out of what came before."""
+def test_a_turn_that_differs_in_the_answer_starts_after_the_message(kind):
+    """This happens when the template drops the reasoning of earlier turns."""
     e = engine(kind, n_blocks=80, slots=10)
     ids = [*prompt(150), END, 3, 4, 5]
     finish(e, e.submit(Request(ids, greedy(20), ENDS)))
@@ -127,7 +127,7 @@ def test_without_the_prefix_cache_nothing_is_kept():
     check_idle(e)
 
 
-def test_what_is_kept_stays_within_its_bytes():
+def test_the_prefix_cache_stays_within_its_limit():
     e = engine("everything", cache_bytes=20_000)
     block_bytes = e.pool.groups[0].block_bytes
     assert block_bytes == 2 * 32 * BLOCK
@@ -140,7 +140,7 @@ def test_what_is_kept_stays_within_its_bytes():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_of_one_long_text_stays_within_its_bytes(kind):
+def test_one_long_text_stays_within_the_limit_of_the_prefix_cache(kind):
     e = engine(kind, cache_bytes=4000)
     s = e.submit(Request(prompt(150), greedy(5), ENDS))
     finish(e, s)
@@ -151,8 +151,8 @@ def test_what_is_kept_of_one_long_text_stays_within_its_bytes(kind):
     check_idle(e)
 
 
-def test_a_long_conversation_in_a_small_cache_keeps_its_windows():
-    """The window group is far smaller than the conversation."""
+def test_a_long_conversation_in_a_small_cache_reuses_its_windows():
+    """The window group is much smaller than the conversation."""
     e = engine("sliding", n_blocks=64, window_blocks=16)
     ids = prompt(100)
     for turn in range(6):
@@ -164,7 +164,7 @@ def test_a_long_conversation_in_a_small_cache_keeps_its_windows():
     check_idle(e)
 
 
-def test_a_sliding_group_holds_its_window_only():
+def test_a_sliding_group_holds_only_its_window():
     e = engine("sliding", n_blocks=64, prefix_cache=False)
     s = e.submit(Request(prompt(300), greedy(40), ()))
     most = e.pool.max_blocks(400)
@@ -180,7 +180,7 @@ def test_a_sliding_group_holds_its_window_only():
 # -- scheduling ----------------------------------------------------------------------------------
 
 
-def test_a_stream_stalls_for_one_small_chunk_at_most():
+def test_a_stream_stalls_for_at_most_one_small_chunk():
     e = engine(n_blocks=100)
     stream = e.submit(Request(prompt(5), greedy(60), ()))
     e.step()
@@ -195,7 +195,7 @@ def test_a_stream_stalls_for_one_small_chunk_at_most():
     check_idle(e)
 
 
-def test_clients_share_what_prompts_get():
+def test_clients_share_prompt_tokens_equally():
     e = engine(n_blocks=100)
     greedy_client = [e.submit(Request(prompt(200, i), greedy(3), (), client="a")) for i in range(3)]
     other = e.submit(Request(prompt(60, 9), greedy(3), (), client="b"))
@@ -206,7 +206,7 @@ def test_clients_share_what_prompts_get():
     check_idle(e)
 
 
-def test_priority_goes_first_and_takes_memory_from_others():
+def test_a_higher_priority_goes_first_and_preempts_others():
     e = engine(n_blocks=30)
     low = [e.submit(Request(prompt(80, i), greedy(60), ())) for i in range(2)]
     for _ in range(12):
@@ -222,7 +222,7 @@ def test_priority_goes_first_and_takes_memory_from_others():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_that_runs_out_preempts_the_last_and_changes_nothing(kind):
+def test_a_full_cache_preempts_the_last_request_and_changes_no_token(kind):
     e = engine(kind, n_blocks=24, context=150)
     sequences = [e.submit(Request(prompt(20, i), greedy(100), ())) for i in range(6)]
     finish(e, *sequences)
@@ -246,7 +246,7 @@ def test_one_slot_is_enough_for_a_conversation():
     check_idle(e)
 
 
-def test_a_full_queue_says_so():
+def test_a_full_queue_refuses_requests():
     e = engine(max_waiting=2)
     for i in range(2):
         e.submit(Request(prompt(10, i), greedy(5), ()))
@@ -257,7 +257,7 @@ def test_a_full_queue_says_so():
 
 
 @pytest.mark.parametrize("scarce", [{"max_outputs": 4}, {"slots": 4}])
-def test_while_every_seat_is_taken_nobody_looks_for_the_prefixes_of_others(scarce, monkeypatch):
+def test_no_prefixes_are_searched_while_every_seat_is_taken(scarce, monkeypatch):
     e = engine("recurrent", n_blocks=200, **scarce)
     running = [e.submit(Request(prompt(20, i), greedy(60), ())) for i in range(4)]
     while not all(s.n_generated for s in running):
@@ -278,7 +278,7 @@ def test_while_every_seat_is_taken_nobody_looks_for_the_prefixes_of_others(scarc
     check_idle(e)
 
 
-def test_a_prompt_that_never_fits_is_refused_at_once():
+def test_a_prompt_longer_than_the_context_is_refused_at_once():
     e = engine(n_blocks=10, context=400)
     with pytest.raises(RequestError, match="the context holds 80"):
         e.submit(Request(prompt(90), greedy(5), ()))
@@ -287,7 +287,7 @@ def test_a_prompt_that_never_fits_is_refused_at_once():
     assert s.ids == alone("full", prompt(70), 10)
 
 
-def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on():
+def test_a_failed_step_ends_its_requests_and_the_engine_continues():
     e = engine("everything")
     e.program.fail_at = 95
     lost = e.submit(Request([*[1] * 30, 95, 4], greedy(5), ()))
@@ -302,7 +302,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on():
 
 
 @pytest.mark.parametrize(("kind", "call"), [("full", "copy_block"), ("recurrent", "copy_state")])
-def test_a_device_that_fails_while_a_prefix_is_copied_fails_that_request(kind, call, monkeypatch):
+def test_a_failed_copy_of_a_prefix_fails_that_request_alone(kind, call, monkeypatch):
     e = engine(kind, slots=10)
     ids = [*prompt(150), END, 3, 4, 5]
     finish(e, e.submit(Request(ids, greedy(9), ENDS)))
@@ -323,7 +323,7 @@ def test_a_device_that_fails_while_a_prefix_is_copied_fails_that_request(kind, c
     check_idle(e)
 
 
-def test_a_token_that_cannot_be_drawn_fails_its_request_alone():
+def test_a_row_without_allowed_tokens_fails_its_request_alone():
     e = engine()
     banned = SamplingParams(temperature=0, logit_bias={i: float("-inf") for i in range(VOCAB)})
     bad, good = (
@@ -360,7 +360,7 @@ SPOTS = st.tuples(
     swap_bytes=st.sampled_from([0, 8000, 1 << 30]),
     context=st.sampled_from([400, 70]),
 )
-def test_everybody_gets_what_it_gets_alone(
+def test_each_request_gets_the_answer_it_gets_alone(
     kind, spots, n_blocks, slots, seats, prefix_cache, swap_bytes, context
 ):
     e = engine(

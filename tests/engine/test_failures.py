@@ -1,4 +1,4 @@
-"""What fails in a step ends the requests concerned alone, and nothing is lost or kept of it."""
+"""Failures in a step end only the requests concerned, and leave a correct cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def copying(monkeypatch):
 
 
 def failing(call, times=1, error=DeviceError):
-    """A call of the device that fails so many times."""
+    """Return a function that fails on its first calls."""
     left = [times]
 
     def fails_first(*args):
@@ -31,7 +31,7 @@ def failing(call, times=1, error=DeviceError):
 
 @pytest.mark.parametrize("call", ["put_block", "block_views"])
 @pytest.mark.parametrize("kind", ["full", "everything"])
-def test_a_copy_that_fails_ends_its_request_alone(kind, call, copying, monkeypatch):
+def test_a_failed_copy_ends_its_request_alone(kind, call, copying, monkeypatch):
     e = engine(kind, n_blocks=24, context=150, swap_bytes=1 << 30)
     sequences = [e.submit(Request(prompt(20, i), greedy(100), ())) for i in range(6)]
     monkeypatch.setattr(e.pool.copier, call, failing(getattr(e.pool.copier, call)))
@@ -44,7 +44,7 @@ def test_a_copy_that_fails_ends_its_request_alone(kind, call, copying, monkeypat
     check_idle(e)
 
 
-def test_without_memory_for_a_copy_a_request_is_run_again(copying, monkeypatch):
+def test_a_request_without_memory_for_a_copy_is_run_again(copying, monkeypatch):
     e = engine(n_blocks=24, context=150, swap_bytes=1 << 30)
     views = failing(e.pool.copier.block_views, 3, MemoryError)
     monkeypatch.setattr(e.pool.copier, "block_views", views)
@@ -56,7 +56,7 @@ def test_without_memory_for_a_copy_a_request_is_run_again(copying, monkeypatch):
 
 
 @pytest.mark.parametrize("samples", [False, True])
-def test_a_checkpoint_that_fails_ends_its_request_alone(samples, monkeypatch):
+def test_a_failed_checkpoint_ends_its_request_alone(samples, monkeypatch):
     e = engine("everything", n_blocks=80, slots=10, max_tokens=200, samples=samples)
     good = e.submit(Request(prompt(40, 1), greedy(9), ()))
     bad = e.submit(Request(prompt(90), greedy(9), ()))
@@ -71,8 +71,8 @@ def test_a_checkpoint_that_fails_ends_its_request_alone(samples, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("moment", [1, 2, 5, 12])
-def test_ctrl_c_in_the_middle_of_a_step_leaves_a_cache_that_is_true(kind, moment, monkeypatch):
-    """The device has run the step, and nobody has taken note of it."""
+def test_ctrl_c_during_a_step_leaves_a_correct_cache(kind, moment, monkeypatch):
+    """The device has run the step, and the engine has not recorded it."""
     e = engine(kind, max_tokens=60, slots=10)
     first = e.submit(Request(prompt(90), greedy(30), ()))
     other = e.submit(Request(prompt(30, 1), greedy(30), ()))
@@ -97,8 +97,8 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_a_cache_that_is_true(kind, moment
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_step_on_its_way_did_not_write_is_not_kept(kind, monkeypatch):
-    """A device that draws may tell that a step has failed only when its tokens are asked for."""
+def test_tokens_of_a_lost_step_are_not_kept_in_the_prefix_cache(kind, monkeypatch):
+    """A device may report a failed step only when its tokens are read."""
     e = engine(kind, max_tokens=60, samples=True)
     bad = e.submit(Request(prompt(90), greedy(9), ()))
     sample = e.program.sample

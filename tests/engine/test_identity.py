@@ -26,7 +26,7 @@ TICK_S = 0.03  # longer than a tick of the file system's clock
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    """A file that settled long ago."""
+    """A file that was last changed long ago."""
     path = tmp_path / "model.gguf"
     with GGUFWriter(path) as writer:
         writer.add("general.architecture", "llama")
@@ -54,7 +54,7 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def test_every_byte_of_header_and_tensors_counts(path, tmp_path, monkeypatch):
+def test_every_byte_of_header_and_tensors_changes_the_key(path, tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "SETTLED_NS", 3600 * 10**9)  # edits follow each other at once
     keys = {key(path, tmp_path)}
     with GGUFFile.open(path) as file:
@@ -71,8 +71,8 @@ def test_every_byte_of_header_and_tensors_counts(path, tmp_path, monkeypatch):
     assert key(path, tmp_path) in keys
 
 
-def test_an_edit_that_hides_in_the_times_counts(path, tmp_path):
-    """Size, inode and time of the last change of the data are as they were."""
+def test_an_edit_with_restored_times_changes_the_key(path, tmp_path):
+    """Size, inode and modification time stay the same."""
     before, times = key(path, tmp_path), path.stat()
     time.sleep(TICK_S)
     flip(path, path.stat().st_size // 2)
@@ -97,14 +97,14 @@ def test_an_unchanged_file_is_hashed_once(path, tmp_path, monkeypatch):
 
 
 def test_a_file_that_changed_just_now_is_hashed_again(path, tmp_path, monkeypatch):
-    """Its times cannot tell whether it changes once more."""
+    """Its times could not reveal one more change."""
     monkeypatch.setattr(identity, "SETTLED_NS", 3600 * 10**9)
     before = key(path, tmp_path)
     assert not list(tmp_path.glob("weights-*.json"))
     assert key(path, tmp_path) == before
 
 
-def test_hashes_are_those_of_the_bytes_in_any_order_of_reading(path, tmp_path):
+def test_hashes_do_not_depend_on_the_order_of_reading(path, tmp_path):
     with GGUFFile.open(path) as file:
         digests = TensorDigests(file, tmp_path)
         tensor = file.tensors["t0"]
@@ -154,7 +154,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_an_error(path, tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "deepseek2", "phi3", "gemma4moe"])
 def test_an_edited_tensor_does_not_find_the_cache_of_the_model(family, tmp_path):
-    """One byte of one tensor in turn, wherever it is; times as before."""
+    """One byte of each tensor in turn; the times stay the same."""
     model, cache = tmp_path / "model.gguf", tmp_path / "cache"
     shutil.copy(FIXTURES / f"{family}.gguf", model)
     times = model.stat()

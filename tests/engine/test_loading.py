@@ -1,4 +1,4 @@
-"""Weights reach a backend as the file has them, however they are read."""
+"""Weights reach a backend unchanged, however they are read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sequences that outgrow the original context while others stay below it, on real models.
+"""Sequences that outgrow the original context while others stay within it, on real models.
 
-The oracle is the model's own logits over whole prompts: they are chosen by length, and held to
-transformers in tests/models/test_context.py.
+The oracle is the model's own logits over whole prompts, which tests/models/test_context.py compares
+with transformers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def finish(llm: LLM, *sequences: Sequence) -> list[list[int]]:
 
 
 def check(llm: LLM, ids: list[int], generated: list[int], slack: float) -> None:
-    """Each token is the likeliest after the text before it, up to near-ties."""
+    """Check that each token is the most likely one after the text before it, up to near-ties."""
     text, n = [*ids, *generated], llm.engine.plain_context
     logits = np.concatenate([llm.logits(text[:n]), llm.logits(text)[n:]])  # plain, and extended
     for i, row in enumerate(logits[len(ids) - 1 : -1]):
@@ -47,7 +47,7 @@ def check(llm: LLM, ids: list[int], generated: list[int], slack: float) -> None:
 
 @pytest.mark.parametrize("backend", ["ref", *computing()])
 @pytest.mark.parametrize("name", ["qwen3yarn", "phi3long", "qwen35"])
-def test_a_sequence_changes_frequencies_when_it_outgrows_the_context(name, backend):
+def test_a_sequence_is_run_again_when_it_outgrows_the_plain_context(name, backend):
     with opened(name, backend) as llm:
         assert llm.engine.plain_context == 64
         sequence = llm.engine.submit(Request(prompt(56), GREEDY))

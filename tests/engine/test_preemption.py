@@ -1,4 +1,4 @@
-"""Who makes room goes on from a copy, or runs again: whichever is cheaper, and never otherwise."""
+"""A preempted request continues from a copy or runs again, whichever is cheaper."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 
 @pytest.fixture
 def copying(monkeypatch):
-    """Copies pay, whatever is measured on this machine."""
+    """Make copies pay, whatever this machine measures."""
     monkeypatch.setattr(Rates, "swap_pays", lambda rates, n_tokens, n_bytes: n_tokens > 0)
 
 
 def six(e):
-    """More than there is memory for; returns the sequences, ended."""
+    """Run more sequences than fit in memory; return them when they have ended."""
     sequences = [e.submit(Request(prompt(20, i), greedy(100), ())) for i in range(6)]
     finish(e, *sequences)
     return sequences
@@ -34,7 +34,7 @@ def six(e):
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_copied_is_not_run_again(kind, prefix_cache, copying):
+def test_a_copied_sequence_is_not_run_again(kind, prefix_cache, copying):
     e = engine(kind, n_blocks=24, context=150, swap_bytes=1 << 30, prefix_cache=prefix_cache)
     sequences = six(e)
     for i, s in enumerate(sequences):
@@ -51,7 +51,7 @@ def test_what_was_copied_is_not_run_again(kind, prefix_cache, copying):
     ("kind", "swap_bytes"),
     [("full", 4000), ("sliding", 7000), ("recurrent", 4000), ("everything", 7000)],
 )
-def test_what_has_no_room_as_a_copy_is_run_again(kind, swap_bytes, copying):
+def test_a_sequence_without_room_for_a_copy_is_run_again(kind, swap_bytes, copying):
     e = engine(kind, n_blocks=24, context=150, swap_bytes=swap_bytes)
     sequences = six(e)
     for i, s in enumerate(sequences):
@@ -72,7 +72,7 @@ def test_a_copy_is_dropped_with_its_request(copying):
     check_idle(e)
 
 
-def test_the_cheaper_way_is_taken():
+def test_the_cheaper_of_copying_and_running_again_is_chosen():
     rates = Rates()
     assert not rates.swap_pays(1000, 0)  # nothing is known of the model yet
     rates.ran(100, 0.1)
@@ -95,7 +95,7 @@ def test_the_cheaper_way_is_taken():
     ("family", "backend"),
     on_backends(("gemma3", "qwen35"), ("ref", *computing()), everywhere=["qwen35"]),
 )
-def test_a_model_goes_on_from_its_copy(family, backend, monkeypatch, copying):
+def test_a_model_continues_from_its_copy(family, backend, monkeypatch, copying):
     monkeypatch.setattr(memory, "choose_pool", lambda *args: 256)
     short = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
     path, options = FIXTURES / f"{family}.gguf", {"backend": backend, "context": 256}

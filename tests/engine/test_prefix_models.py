@@ -35,7 +35,7 @@ def prompt(llm, n, seed):
 
 
 def run_both(path, backend, talk, **options):
-    """The answers with the prefix cache and without; the cached tokens of the last."""
+    """Return the answers with and without the prefix cache, and the cached tokens of the last."""
     answers = []
     for prefix_cache in (True, False):
         with LLM(path, backend=backend, prefix_cache=prefix_cache, **options) as llm:
@@ -69,7 +69,7 @@ def test_later_turns_run_only_what_is_new(family, backend):
 @pytest.mark.parametrize("backend", computing())
 @pytest.mark.parametrize("family", ["gemma3", "qwen35"])
 def test_a_branch_of_a_conversation_gets_its_own_tokens(family, backend):
-    """The second prompt departs within a block that the first one filled."""
+    """The second prompt differs within a block that the first one filled."""
 
     def talk(llm):
         stem = prompt(llm, 70, 0)
@@ -92,7 +92,7 @@ def test_memory_is_what_is_allocated_and_windows_are_small():
 
 
 @pytest.mark.parametrize("backend", QUICK)
-def test_a_chat_with_the_embedded_model_starts_behind_the_last_message(backend):
+def test_a_chat_with_the_embedded_model_reuses_earlier_messages(backend):
     first = [
         {"role": "system", "content": "You are a helpful assistant. " * 12},
         {"role": "user", "content": "Tell me about the sea."},
@@ -135,7 +135,7 @@ def test_eight_answers_to_one_prompt_run_it_once(path, backend):
 
 
 @pytest.mark.parametrize("backend", computing())
-def test_a_chat_with_a_trained_hybrid_starts_behind_the_last_message(backend):
+def test_a_chat_with_a_trained_hybrid_reuses_earlier_messages(backend):
     if not TRAINED_HYBRID.exists():
         pytest.skip("ZINC_TEST_MODELS names no folder with zinc-demo-moe-48m-q8_0.gguf")
     text = "The ship left the harbour at dawn and the wind was fair. " * 60
@@ -154,7 +154,7 @@ def test_a_chat_with_a_trained_hybrid_starts_behind_the_last_message(backend):
 
 @pytest.mark.parametrize("backend", ["ref", *computing()])
 @pytest.mark.parametrize("family", ["gemma3", "qwen35"])
-def test_a_conversation_goes_on_after_a_restart(family, backend, tmp_path):
+def test_a_conversation_continues_after_a_restart(family, backend, tmp_path):
     path = FIXTURES / f"{family}.gguf"
     short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     options = {"backend": backend, "context": 512, "kv_dtype": "f16"}
@@ -174,8 +174,8 @@ def test_a_conversation_goes_on_after_a_restart(family, backend, tmp_path):
     assert any(folder.iterdir())
 
 
-def test_what_was_run_before_a_process_is_killed_is_found_again(tmp_path):
-    """Killed in mid-answer of its second request, with no chance to close anything."""
+def test_the_prefix_cache_survives_a_killed_process(tmp_path):
+    """The process is killed during its second answer, so it cannot close anything."""
     program = f"""
 import sys, time
 from zinc import LLM, SamplingParams

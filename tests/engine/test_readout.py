@@ -1,4 +1,4 @@
-"""What is read from the rows of prompts, on the model that shows every mistake of the cache."""
+"""Readouts of prompts, on the model that reveals every mistake of the cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine(kind="full", n_blocks=64, **options):
 
 
 def nexts(kind, ids):
-    """The most likely token behind each of a prompt."""
+    """Return the most likely token after each token of a prompt."""
     return [alone(kind, ids[: i + 1], 1)[-1] for i in range(len(ids))]
 
 
@@ -50,7 +50,7 @@ def finish(engine, sequences):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
-def test_all_rows_are_read_in_any_company(kind, seed):
+def test_readouts_get_all_rows_in_any_batch(kind, seed):
     """Embeddings, scored prompts and streams share a cache too small for all of them."""
     chance = random.Random(seed)
     e = engine(kind, 24, window_blocks=24)
@@ -92,7 +92,7 @@ def test_all_rows_are_read_in_any_company(kind, seed):
     e.pool.check()
 
 
-def test_preemption_begins_a_readout_anew():
+def test_a_preempted_readout_starts_again():
     e = engine("full", 12)
     ids = list(range(50))
     readout = Pooled()
@@ -108,7 +108,7 @@ def test_preemption_begins_a_readout_anew():
     )
 
 
-def test_embedded_texts_are_not_kept_and_scored_ones_are():
+def test_the_prefix_cache_keeps_scored_prompts_but_no_embedded_texts():
     e = engine()
     ids = list(range(40))
     finish(e, [e.submit(Request(ids, NONE, readout=Pooled()))])
@@ -160,7 +160,7 @@ def test_embeddings_are_cut_and_then_normalised():
             embedding(row, wrong)
 
 
-def test_the_pooling_a_file_names():
+def test_pooling_by_the_number_in_a_file():
     assert [Pooling.of_file(n) for n in (None, 0, 1, 2, 3, 9, "last")] == [
         *["mean"] * 3, "cls", "last", "mean", "mean",
     ]  # fmt: skip

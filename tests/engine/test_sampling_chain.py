@@ -1,4 +1,4 @@
-"""The chain as a whole: what it draws, how often, what it reports, and when it refuses."""
+"""The sampler chain: its samples and their frequencies, logprobs, and refusals."""
 
 import math
 import random
@@ -47,25 +47,25 @@ def check_frequencies(counts, expected):
 # -- draws
 
 
-def test_draws_follow_the_model():
+def test_samples_follow_the_distribution_of_the_model():
     logits = np.random.default_rng(3).normal(0, 1, 8).astype(np.float32)
     check_frequencies(draws(SamplingParams(seed=1, **RAW), logits, 5000), softmax(logits))
 
 
-def test_draws_follow_the_model_over_several_blocks_of_a_large_vocabulary():
+def test_samples_follow_the_distribution_over_a_large_vocabulary():
     logits = np.full(20_000, -math.inf, np.float32)
     logits[np.linspace(0, 19_999, 50).astype(int)] = np.random.default_rng(5).uniform(0, 1, 50)
     check_frequencies(draws(SamplingParams(seed=2, **RAW), logits, 3000), softmax(logits))
 
 
 @pytest.mark.parametrize("t", [0.5, 2.0])
-def test_temperature_reshapes_the_draws(t):
+def test_temperature_reshapes_the_distribution(t):
     logits = np.array([0.0, 0.5, 1.0, 1.5], np.float32)
     params = SamplingParams(seed=4, **RAW | {"temperature": t})
     check_frequencies(draws(params, logits, 4000), softmax(logits / t))
 
 
-def test_the_default_chain_draws_from_the_renormalised_rest():
+def test_the_default_chain_samples_from_the_renormalised_rest():
     logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.03, 0.02], np.float32))
     params = SamplingParams(seed=6, top_k=5, top_p=0.9, min_p=0.3, temperature=1.0)
     # top-k 5 leaves 0.98, top-p 0.9 of it four tokens, min-p 0.3 · 0.4 = 0.12 three.
@@ -73,7 +73,7 @@ def test_the_default_chain_draws_from_the_renormalised_rest():
     check_frequencies(draws(params, logits, 4000), expected)
 
 
-def test_the_order_of_samplers_is_the_users():
+def test_samplers_run_in_the_requested_order():
     logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
     settings_ = {"seed": 7, "temperature": 4.0, "top_k": 0, "min_p": 0.0, "top_p": 0.5}
     last = SamplingParams(samplers=("top_p", "temperature"), **settings_)
@@ -88,7 +88,7 @@ def test_a_sampler_left_out_does_nothing():
     check_frequencies(draws(params, logits, 2000), np.full(10, 0.1))
 
 
-def test_xtc_strikes_with_its_probability():
+def test_xtc_acts_with_its_probability():
     logits = np.log(np.array([0.6, 0.4], np.float32))
     params = SamplingParams(seed=9, **RAW, xtc_probability=0.25, xtc_threshold=0.3)
     # In a quarter of the draws only the second token is left.
@@ -115,7 +115,7 @@ def test_greedy_takes_the_lowest_of_the_most_likely(values):
     assert sampler.sample(logits).token == values.index(max(values))
 
 
-def test_greedy_ignores_truncation_and_heeds_penalties_and_bias():
+def test_greedy_ignores_truncation_but_not_penalties_and_bias():
     logits = np.array([1.0, 3.0, 2.9, 2.8], np.float32)
     xtc = {"xtc_probability": 1.0, "xtc_threshold": 0.01}
     assert Sampler(SamplingParams(temperature=0, **xtc), 4).sample(logits).token == 1
@@ -131,7 +131,7 @@ def test_greedy_ignores_truncation_and_heeds_penalties_and_bias():
 # -- seeds and state
 
 
-def test_a_seed_repeats_and_reset_begins_again():
+def test_a_seed_repeats_its_tokens_and_so_does_reset():
     logits = np.random.default_rng(0).normal(0, 1, 300).astype(np.float32)
     settings_ = {"presence_penalty": 0.3, "dry_multiplier": 0.5, "xtc_probability": 0.5}
 
@@ -152,7 +152,7 @@ def test_a_seed_repeats_and_reset_begins_again():
     assert run(Sampler(SamplingParams(seed=-5, **settings_), 300)) != first
 
 
-def test_a_seed_that_was_drawn_is_reported():
+def test_a_random_seed_is_reported():
     logits = np.zeros(1000, np.float32)
     unseeded = Sampler(SamplingParams(**RAW), 1000)
     again = Sampler(SamplingParams(seed=unseeded.seed, **RAW), 1000)
@@ -199,7 +199,7 @@ def test_a_mask_of_another_shape_is_a_mistake(mask):
 
 
 class Asked(Mask):
-    """Counts how often all tokens were asked for."""
+    """A mask that counts how often it was computed."""
 
     n_masks = 0
 
@@ -209,7 +209,7 @@ class Asked(Mask):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_masked_draw_is_that_of_a_row_without_the_other_tokens(seed):
+def test_a_masked_sample_equals_that_of_a_row_of_allowed_tokens(seed):
     rng = random.Random(seed)
     n = rng.choice([30, 400, 3000])
     draw = np.random.default_rng(seed)
@@ -228,7 +228,7 @@ def test_a_masked_draw_is_that_of_a_row_without_the_other_tokens(seed):
             sampler.accept(expected)
 
 
-def test_the_likeliest_token_is_asked_about_before_all_others():
+def test_the_most_likely_token_is_checked_before_the_mask():
     logits = np.array([0, 3, 2, 1], np.float32)
     penalised = Sampler(SamplingParams(temperature=0, presence_penalty=2.5), 4)
     penalised.accept_prompt([1])
@@ -243,8 +243,8 @@ def test_the_likeliest_token_is_asked_about_before_all_others():
     assert sampler.sample(damaged, Asked(np.arange(4) > 1)).token == 2
 
 
-def test_a_draw_that_falls_to_an_allowed_token_anyway_asks_for_no_mask():
-    """And is the draw of the row without the others, of which some are likely too."""
+def test_no_mask_is_computed_if_the_sample_is_allowed_in_any_case():
+    """The token equals the sample of a row that contains the allowed tokens only."""
     random, n, n_masks = np.random.default_rng(0), 3000, 0
     settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 3}
     short, masked = (Sampler(SamplingParams(**settings), n) for _ in range(2))
@@ -259,7 +259,7 @@ def test_a_draw_that_falls_to_an_allowed_token_anyway_asks_for_no_mask():
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"seed": 1}, {"seed": 1, **RAW}])
-def test_what_is_forced_is_not_drawn(settings):
+def test_forced_tokens_are_not_sampled(settings):
     class Forced(Mask):
         def forced(self):
             return (2, 0)
@@ -359,7 +359,7 @@ def test_logits_of_another_shape_are_a_mistake(logits):
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_valid_request_draws_a_token_that_is_allowed(data):
+def test_any_valid_request_samples_an_allowed_token(data):
     share = st.floats(0, 1)
     params = SamplingParams(
         seed=data.draw(st.integers(0, 9)),
@@ -401,7 +401,7 @@ def test_any_valid_request_draws_a_token_that_is_allowed(data):
 
 
 def mixed(rng):
-    """Settings of samplers, of which some are drawn together and others are not."""
+    """Return settings of samplers, some of which are sampled together."""
     return {
         "temperature": rng.choice([0.0, 0.0, 0.4, 0.8, 1.0, 1.7]),
         "top_k": rng.choice([0, 1, 5, 40, 200]),
@@ -419,7 +419,7 @@ def mixed(rng):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_that_are_drawn_together_get_what_each_gets_alone(seed):
+def test_rows_sampled_together_get_the_tokens_that_each_gets_alone(seed):
     rng = random.Random(seed)
     n = rng.choice([30, 3000])
     logits = np.random.default_rng(seed).normal(0, 3, (9, n)).astype(np.float32)
@@ -442,8 +442,8 @@ def rng_mask(seed, n):
     return Mask(allowed)
 
 
-def test_the_common_chain_draws_what_its_samplers_say_one_by_one():
-    """Only the draw differs: of the same few candidates, in the same proportions."""
+def test_the_common_chain_equals_its_samplers_one_by_one():
+    """Only the random numbers differ: candidates and proportions are the same."""
     rng = random.Random(0)
     for seed in range(200):
         row = np.random.default_rng(seed).normal(0, 3, 500).astype(np.float32)
@@ -467,7 +467,7 @@ def test_the_common_chain_draws_what_its_samplers_say_one_by_one():
         assert drawn == want
 
 
-def test_a_row_that_cannot_be_drawn_from_fails_alone():
+def test_a_row_without_finite_logits_fails_alone():
     logits = np.zeros((6, 50), np.float32)
     logits[:, 7] = 1
     logits[1, 3] = np.nan
@@ -485,7 +485,7 @@ def test_a_row_that_cannot_be_drawn_from_fails_alone():
 # -- probabilities after sampling
 
 
-def test_probabilities_after_sampling_are_those_of_the_draw():
+def test_probabilities_after_sampling_are_those_that_were_sampled():
     logits = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.03, 0.02], np.float32))
     params = SamplingParams(
         seed=6,

@@ -57,7 +57,7 @@ def probabilities(logits):
 
 
 def ids(candidates):
-    """The kept ids, after a check that they stand in the order that the candidates claim."""
+    """Return the kept ids, after a check of the order that the candidates claim."""
     kept = np.arange(len(candidates)) if candidates.ids is None else candidates.ids
     claimed = np.lexsort((kept, -candidates.logits)) if candidates.ordered else np.argsort(kept)
     assert np.array_equal(claimed, np.arange(len(kept)))
@@ -65,7 +65,7 @@ def ids(candidates):
 
 
 def check_smallest_prefix(kept, order, probability, p, min_keep):
-    """Whether `kept` leads `order` and is no longer than p and min_keep need, up to rounding."""
+    """Check that `kept` is the shortest prefix of `order` that p and min_keep allow."""
     slack = 1e-5
     n = len(kept)
     assert set(kept) == set(order[:n])

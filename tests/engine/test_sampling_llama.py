@@ -190,7 +190,7 @@ def test_mirostat_cuts_at_the_same_surprise(library, tau):
 
 
 def test_the_default_chain_leaves_the_same_tokens(library):
-    """Every token of llama.cpp's default chain is drawn here, and no other."""
+    """Every token of llama.cpp's default chain is sampled here, and no other."""
     for seed, logits in enumerate(rows()):
         theirs = dict(enumerate(logits.tolist()))
         for name, arguments in (

@@ -1,4 +1,4 @@
-"""SamplingParams refuses what cannot be meant and names field, value and range."""
+"""SamplingParams refuses impossible values, and names field, value and range."""
 
 import math
 
@@ -8,7 +8,7 @@ from zinc.core.errors import RequestError
 from zinc.engine.sampling import DEFAULT_SAMPLERS, SamplingParams, recommended
 
 
-def test_defaults_are_valid_and_draw():
+def test_default_settings_are_valid_and_sample():
     params = SamplingParams()
     assert params.samplers == DEFAULT_SAMPLERS
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 40, 0.95, 0.05)
@@ -92,8 +92,8 @@ def test_a_temperature_that_rounds_to_zero_is_greedy(t):
     assert SamplingParams(temperature=t).greedy
 
 
-def test_what_a_file_recommends(caplog):
-    """Numbers in float32, as files hold them; what is out of range is left out, and said."""
+def test_recommended_settings_of_a_file_are_read(caplog):
+    """Numbers are float32, as in files. Values out of range are skipped with a warning."""
     keys = {
         "temp": 0.6000000238418579, "top_k": 20, "top_p": 0.949999988079071, "min_p": 7.0,
         "penalty_repeat": 1.0499999523162842, "penalty_last_n": -1, "mirostat": "no",

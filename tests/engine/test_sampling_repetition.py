@@ -1,4 +1,4 @@
-"""Penalties and DRY against definitions that recount the whole history at every step."""
+"""Penalties and DRY, compared with definitions that recount the history at every step."""
 
 import math
 from collections import Counter
@@ -81,7 +81,7 @@ def test_published_penalties(strengths, history, expected):
 
 
 def dry_by_definition(history, allowed, last_n, breakers):
-    """For each next token: the longest repetition it would extend, by comparing everything."""
+    """Return, for each next token, the longest repetition that it would extend."""
     history = history if last_n < 0 else history[max(0, len(history) - last_n) :]
     size = len(history)
     limit = size

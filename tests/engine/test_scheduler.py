@@ -11,7 +11,7 @@ BUDGET = Budget(512, 128, 8, (1000,), 8, block_tokens=64)
 
 
 def runs(id, pending=1, n_run=64, **other):
-    """A sequence that has been let in, with blocks for just what it ran."""
+    """Return a running sequence that has blocks for exactly the tokens that it ran."""
     n_table = -(-n_run // 64)
     lacks = -(-(n_run + pending) // 64) - n_table
     fields = {"longest": pending, "frees": (n_table,), "lacks": (lacks,), **other}
@@ -23,7 +23,7 @@ def waits(id, pending, **other):
     return Demand(id, pending, n_run=0, n_table=0, admitted=False, **fields)
 
 
-def test_streams_go_first_and_limit_what_prompts_get():
+def test_streams_go_first_and_limit_prompt_tokens():
     demands = [waits(0, 3000), runs(1), runs(2)]
     assert schedule(demands, BUDGET).tokens == {1: 1, 2: 1, 0: 128}
 
@@ -36,7 +36,7 @@ def test_a_prompt_stops_where_its_state_is_to_be_copied():
     assert schedule([waits(0, 3000, longest=100), waits(1, 50)], BUDGET).tokens == {0: 100, 1: 50}
 
 
-def test_clients_get_equal_parts_and_leave_what_they_cannot_use():
+def test_clients_get_equal_shares_and_leave_the_rest_to_others():
     demands = [
         waits(0, 900, client="a"),
         waits(1, 900, client="a"),
@@ -50,7 +50,7 @@ def test_within_a_client_first_come_first_served():
     assert schedule([waits(0, 500), waits(1, 900)], BUDGET).tokens == {0: 500, 1: 12}
 
 
-def test_a_request_that_does_not_fit_waits_and_nobody_overtakes_it():
+def test_a_request_that_does_not_fit_waits_and_is_not_overtaken():
     demands = [waits(0, 300), waits(1, 10)]
     assert schedule(demands, replace(BUDGET, blocks=(4,))).tokens == {}
     assert schedule(demands, replace(BUDGET, blocks=(5,))).tokens == {0: 300}
@@ -62,27 +62,27 @@ def test_a_prompt_is_let_in_only_with_room_for_streams_to_grow():
     assert schedule(demands, replace(BUDGET, blocks=(5,))).tokens == {0: 1, 1: 128}
 
 
-def test_memory_promised_to_a_prompt_that_runs_is_not_given_twice():
+def test_blocks_reserved_for_a_running_prompt_are_not_given_away():
     demands = [runs(0, pending=640, n_run=64), waits(1, 128)]
     assert schedule(demands, replace(BUDGET, blocks=(12,))).tokens == {0: 512}
     assert schedule(demands, replace(BUDGET, blocks=(13,), tokens=700)).tokens == {0: 640, 1: 60}
 
 
-def test_blocks_that_run_out_are_taken_from_the_last_to_come():
+def test_the_last_request_is_preempted_when_blocks_run_out():
     demands = [runs(0), runs(1), runs(2)]
     result = schedule(demands, replace(BUDGET, blocks=(0,)))
     assert result.tokens == {0: 1}
     assert result.preempted == [2]
 
 
-def test_a_low_priority_gives_way_whenever_it_came():
+def test_a_low_priority_is_preempted_even_if_it_came_first():
     demands = [runs(0), runs(1, priority=1), waits(2, 64, priority=2)]
     result = schedule(demands, replace(BUDGET, blocks=(2,), slots=0))
     assert result.preempted == [0]
     assert result.tokens == {1: 1, 2: 64}
 
 
-def test_a_request_without_a_slot_or_seat_waits_and_the_running_ones_go_on():
+def test_a_request_without_a_slot_or_seat_waits():
     demands = [runs(0), waits(1, 10), waits(2, 10)]
     assert schedule(demands, replace(BUDGET, slots=1)).tokens == {0: 1, 1: 10}
     assert schedule(demands, replace(BUDGET, slots=0)).tokens == {0: 1}

@@ -1,4 +1,4 @@
-"""Prompts that begin alike and come together: run once, and to everybody its own tokens."""
+"""Prompts that begin alike and arrive together: run once, with separate answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_same_prompt_eight_times_is_run_once(kind, clients):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_of_two_namespaces_share_nothing(kind):
-    """Neither while they run together nor afterwards: each namespace runs the prompt once."""
+    """Each namespace runs the prompt once, both at the same time and later."""
     e = engine(kind, n_blocks=400, slots=16)
     ids = prompt(150)
     together = [
@@ -44,7 +44,7 @@ def test_prompts_of_two_namespaces_share_nothing(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_common_beginning_is_run_once(kind):
-    """Agents with one system prompt; the others go on as soon as that has run."""
+    """Agents with one system prompt; the others continue as soon as it has run."""
     e = engine(kind, n_blocks=400, slots=16)
     stem = [*prompt(120), END]
     prompts = [[*stem, *prompt(100 - 10 * i, seed=i + 1)] for i in range(4)]
@@ -64,7 +64,7 @@ def test_a_common_beginning_is_run_once(kind):
     check_idle(e)
 
 
-def test_who_comes_while_the_prompt_runs_waits_for_it():
+def test_a_request_that_arrives_while_its_prompt_runs_waits():
     e = engine(n_blocks=100)
     first = e.submit(Request(prompt(150), greedy(5), ENDS))
     e.step()
@@ -94,7 +94,7 @@ def test_when_the_first_is_cancelled_another_takes_its_place(kind):
     check_idle(e)
 
 
-def test_nobody_waits_for_somebody_less_important():
+def test_no_request_waits_for_a_lower_priority():
     e = engine(n_blocks=100)
     low = e.submit(Request(prompt(150), greedy(5), ENDS))
     e.step()
@@ -104,7 +104,7 @@ def test_nobody_waits_for_somebody_less_important():
     finish(e, low, high)
 
 
-def test_without_the_prefix_cache_nobody_waits():
+def test_without_the_prefix_cache_no_request_waits():
     e = engine(n_blocks=100, prefix_cache=False)
     sequences = [e.submit(Request(prompt(30), greedy(5), ENDS)) for _ in range(3)]
     for _ in range(4):
@@ -113,7 +113,7 @@ def test_without_the_prefix_cache_nobody_waits():
     finish(e, *sequences)
 
 
-def test_nobody_waits_for_little():
+def test_no_request_waits_for_few_tokens():
     e = engine(n_blocks=100)
     sequences = [e.submit(Request([*prompt(7), *prompt(20, i)], greedy(5), ENDS)) for i in range(2)]
     e.step()

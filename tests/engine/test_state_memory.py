@@ -1,4 +1,4 @@
-"""Memory of recurrent states: bytes a sequence, and how many sequences may have one."""
+"""Memory of keys, values and recurrent states: bytes, blocks and slots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATENT = KVState("blk.2", n_heads=1, head_dim=96, head_dim_v=64, v_from_k=True)
 STATE = RecurrentState("blk.0.delta", 1_000_000)
 
 
-def test_only_attending_layers_count_for_a_token() -> None:
+def test_bytes_per_token_count_attention_layers_only() -> None:
     assert cache_layout.kv_bytes_per_token((STATE, KV), "f16") == 2 * (64 + 32) * 2
     assert cache_layout.kv_bytes_per_token((STATE, LATENT), "f16") == 96 * 2
     assert cache_layout.state_bytes_per_sequence((STATE, KV, STATE)) == 8_000_000

@@ -1,4 +1,4 @@
-"""Answers held to a form, with the embedded model; the verdict is the jsonschema package's."""
+"""Answers of a given form by the embedded model, validated by the jsonschema package."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_json_is_valid_by_its_schema_every_time(llm):
             jsonschema.validate(json.loads(text), schema)
 
 
-def test_a_regular_expression_holds_for_the_whole_answer(llm):
+def test_an_answer_matches_its_regular_expression(llm):
     pattern = "(cat|dog)s? [0-9]{2,4}"
     for seed in range(4):
         answer = llm.generate(
@@ -116,8 +116,8 @@ def test_a_grammar_is_followed(llm, grammar):
         assert re.fullmatch("yes|no [0-9]{1,3}", answer.text)
 
 
-def test_what_is_allowed_alone_is_what_the_mask_has(llm):
-    """Also what is forced is nothing but the mask's only token, one after the other."""
+def test_single_checks_agree_with_the_mask(llm):
+    """Forced tokens are also the only tokens of the mask, one after the other."""
     rng, n = random.Random(3), llm.engine.n_vocab
     n_forced = 0
     for _ in range(12):
@@ -140,7 +140,7 @@ def test_what_is_allowed_alone_is_what_the_mask_has(llm):
 
 
 class MaskAlone:
-    """The same constraint, of which nothing but the mask is used."""
+    """A constraint of which only the mask is used."""
 
     def __init__(self, constraint):
         self.mask, self.accept = constraint.mask, constraint.accept
@@ -159,7 +159,7 @@ class MaskAlone:
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_short_cuts_change_no_token(llm, temperature):
-    """Forced tokens are drawn by nobody, or from a row in which they alone are left."""
+    """Forced tokens are not sampled, or sampled from a row that allows only them."""
     rng = random.Random(5)
     for seed in range(6):
         schema = random_schema(rng)
@@ -212,7 +212,7 @@ def test_a_control_token_is_never_part_of_a_string(llm):
         ("grammar", "nothing: here", "start"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(llm, kind, source, why):
+def test_unsupported_schemas_and_grammars_are_refused(llm, kind, source, why):
     with pytest.raises(RequestError, match=why):
         llm.constraint(kind, source)
 
@@ -223,7 +223,7 @@ def test_unknown_kinds_are_refused(llm, kind):
         llm.constraint(kind, {"type": "object"})
 
 
-def test_a_mask_that_fails_fails_the_request_and_no_other(llm):
+def test_a_failed_mask_fails_its_request_alone(llm):
     class Broken:
         finished = False
 
@@ -250,7 +250,7 @@ def test_a_mask_that_fails_fails_the_request_and_no_other(llm):
         llm.generate("Once", constraint=Broken())
 
 
-def test_the_answer_is_constrained_and_the_reasoning_is_not(llm):
+def test_reasoning_is_not_constrained(llm):
     start = llm.tokenizer.encode("<think>", add_special=False, parse_special=True)
     end = llm.tokenizer.encode("</think>", add_special=False, parse_special=True)
     messages = [{"role": "user", "content": "What is 12 + 7?"}]
@@ -295,7 +295,7 @@ class City:
 
 
 @pytest.mark.parametrize("given", ["schema", "text", "class", "form"])
-def test_whatever_names_a_schema_is_a_constraint_each_time(llm, given):
+def test_every_way_to_name_a_schema_makes_a_constraint(llm, given):
     constraint = {
         "schema": CITY,
         "text": json.dumps(CITY),
@@ -341,7 +341,7 @@ def test_pydantic_models_are_constraints(llm):
         ({"type": "nothing"}, "type must be one of"),
     ],
 )
-def test_what_is_no_constraint_is_refused(llm, constraint, why):
+def test_other_values_are_refused_as_constraints(llm, constraint, why):
     with pytest.raises(RequestError, match=why):
         llm.generate(PROMPT, SamplingParams(max_tokens=1), constraint=constraint)
 
@@ -374,7 +374,7 @@ def test_numbers_are_exact(llm, schema, good, bad):
 
 
 def spelled(form, llm, text):
-    """Whether a form allows a text, by masks alone, one character after the other."""
+    """Return whether a form allows a text, by masks alone, one character after the other."""
     constraint = form.start()
     for char in text:
         (token,) = llm.tokenizer.encode(char, add_special=False)[-1:]
@@ -403,6 +403,6 @@ def test_a_panic_of_the_library_is_an_error(llm, monkeypatch):
         llm.constraint("json_schema", {"type": "null", "title": "panics"})
 
 
-def test_a_form_is_compiled_once(llm):
+def test_a_grammar_is_compiled_once(llm):
     first = llm.constraint("json_schema", CITY)
     assert llm.constraint("json_schema", json.loads(json.dumps(CITY))) is first

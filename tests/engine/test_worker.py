@@ -1,4 +1,4 @@
-"""The worker that owns an engine: random requests of several threads, on a model of hashes."""
+"""The worker thread of an engine: random requests of several threads, on the fake model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 60
 
 
 class Prompt(Task):
-    """One prompt; `limit` steps are wanted of it without a word from the caller."""
+    """A task with one prompt that wants `limit` steps."""
 
     def __init__(self, ids, n_tokens, limit=None):
         super().__init__()
@@ -49,7 +49,7 @@ def worker_of(kind, n_blocks=40, samples=False):
 
 
 def use(worker, kind, seed):
-    """Runs, abandons and scores at random; every answer is that of a sequence alone."""
+    """Run and abandon requests at random; check every answer."""
     rng = random.Random(seed)
     shared = [[rng.randrange(VOCAB - 1) for _ in range(30)] for _ in range(2)]
     for _ in range(examples(24)):
@@ -72,7 +72,7 @@ def use(worker, kind, seed):
 @pytest.mark.parametrize("samples", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_requests_of_several_threads(kind, samples):
-    """Also with programs that draw tokens themselves, so that a step is in flight between calls."""
+    """Also with programs that sample tokens, so that a step is in flight between calls."""
     worker = worker_of(kind, samples=samples)
     with ThreadPoolExecutor(6) as pool:
         for each in [pool.submit(use, worker, kind, seed) for seed in range(6)]:
@@ -82,7 +82,7 @@ def test_random_requests_of_several_threads(kind, samples):
     worker.close()
 
 
-def test_a_task_that_wants_no_step_is_not_run_until_another_wants_one():
+def test_a_paused_task_runs_only_in_steps_of_other_tasks():
     worker = worker_of("full")
     paused, ids = Prompt([1, 2, 3], 100, limit=2), [4, 5]
     worker.start(paused)

@@ -1,4 +1,4 @@
-"""What a model takes of the memory, as text and as JSON: `plan`, `inspect`, `show`, `list`."""
+"""The memory that a model takes, as text and as JSON, for several commands."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MATRIX_COLOR, CACHE_COLOR = "#cfe2f3", "#fce5cd"  # launches that read matrices 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model(parser)
-    usage.add_number(parser, "--tokens", usage.count, 1, "tokens of the step that is costed")
+    usage.add_number(parser, "--tokens", usage.count, 1, "tokens of the step whose cost is shown")
     usage.add_number(parser, "--depth", usage.natural, 0, "tokens already in the cache")
     usage.add_backend(parser)
     usage.add_cache(parser)

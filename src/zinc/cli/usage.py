@@ -74,7 +74,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help=MODEL_HELP,
     )
-    parser.add_argument("-m", "--model", dest="model_option", metavar="MODEL", help="the same")
+    parser.add_argument(
+        "-m", "--model", dest="model_option", metavar="MODEL", help="the same as MODEL"
+    )
 
 
 def merge_models(args: argparse.Namespace) -> None:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="first test every kernel by itself, in cases that need no model",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show every part's errors")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the errors of all parts")
     usage.add_backend(parser)
     usage.add_kv_dtype(parser)
     usage.add_json(parser)

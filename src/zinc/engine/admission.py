@@ -1,4 +1,4 @@
-"""What the scheduler is asked, and the common case in which it need not be asked."""
+"""The input of the scheduler, and a shortcut for steps that need no scheduler."""
 
 from __future__ import annotations
 

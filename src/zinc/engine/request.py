@@ -12,14 +12,14 @@ from zinc.engine.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `Engine.submit` takes.
+    """A request to `Engine.submit`.
 
     dry_breakers: sequences of token ids that stop the DRY sampler from matching further. client:
     prompt tokens are shared equally among clients. namespace: requests reuse cached prefixes of
     their own namespace only. priority: requests of higher priority run first. constraint: a parser
-    that limits the answer, for this request alone. checkpoints: positions in the prompt where
-    another prompt may depart from it, besides those that the engine finds itself. readout: takes
-    the rows of the prompt.
+    that limits the answer of this request alone. checkpoints: positions in the prompt where another
+    prompt may depart from it, besides those that the engine finds itself. readout: takes the rows
+    of the prompt.
     """
 
     ids: Sequence[int]

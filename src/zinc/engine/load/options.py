@@ -15,7 +15,7 @@ BATCH_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What to load and how. `LLM` describes the fields that are its arguments.
+    """Options of a load; `LLM` describes the fields that are its arguments.
 
     path: the model file; None is the embedded model. backend_options: as in
     `zinc.backends.api.create`. max_outputs: output rows of a step (default: 64, or `batch_tokens`
