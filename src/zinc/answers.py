@@ -142,7 +142,7 @@ class StreamTask(Task):
         super().__init__()
         self._request, self._tokenizer = request, tokenizer
         self._answer: Answer | None = None
-        self._held: list[int] = []  # tokens whose text is not settled yet
+        self._held: list[int] = []  # tokens whose text is not complete yet
         self._last: Chunk | None = None
         self._n_put = self._n_taken = 0
         self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
@@ -158,7 +158,7 @@ class StreamTask(Task):
         """
         chunk = self.chunks.get()
         if chunk is None:
-            self.chunks.put(None)  # for a second thread that reads
+            self.chunks.put(None)  # for other threads that read
             if self._error is not None:
                 raise self._error
             return None, False
@@ -176,7 +176,7 @@ class StreamTask(Task):
         if self._answer.ended:
             timings = self._answer.sequence.timings()
             self._last = Chunk(text, self._held, self._answer.finish_reason, timings)
-        elif text or not fresh:  # an empty one is a step of a long prompt
+        elif text or not fresh:  # an empty chunk marks a step of a long prompt
             self._put(Chunk(text, self._held))
             self._held = []
         return self._answer.ended

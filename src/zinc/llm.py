@@ -138,7 +138,7 @@ class LLM:
         planned = plan_model(options)
         metadata = planned.file.metadata
         if options.chat_template is not None or "tokenizer.chat_template" in metadata:
-            renderer.SHARED.start()  # it starts while weights are loaded
+            renderer.SHARED.start()  # starts while weights are loaded
         self.model = LoadedModel(planned, progress)
         self.file, self.spec, self.path = planned.file, planned.spec, planned.file.path
         self.plan, self.kv_dtype = self.model.plan, self.model.kv_dtype
@@ -201,7 +201,7 @@ class LLM:
         return self._text.grammars.constraint(kind, source)
 
     @overload
-    def generate(  # a str is a sequence of str, and comes first
+    def generate(  # first, because a str is also a sequence of str
         self,
         prompt: str | Seq[int],
         params: SamplingParams | None = None,

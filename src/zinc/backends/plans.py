@@ -39,8 +39,8 @@ class Ref:
     format: RowFormat
     offset: int
     stride: int
-    first: int = field(default=0, repr=False)  # `offset` has it for all but `ref`
-    runs: int = field(default=1, repr=False)  # `stride` has it for those who know the op
+    first: int = field(default=0, repr=False)  # already part of `offset`
+    runs: int = field(default=1, repr=False)  # already part of `stride`
 
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ Operand: TypeAlias = Ref | Weight | Constant | State | None
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel over the rows of `dim`. `label` names the part of the model (`blk.3`).
+    """One kernel over the rows of `dim`. label: the part of the model, such as "blk.3".
 
     when: the steps in which it runs; None for every step. A plan has alternatives for some
     launches: in each step either the alternative runs, or the launches that it replaces.
@@ -74,11 +74,12 @@ class Launch:
 
     @property
     def attributes(self) -> dict[str, AttrValue]:
+        """The attributes of the op by name."""
         return dict(self.attrs)
 
     @property
     def phase(self) -> Phase:
-        """The part of a step that it belongs to: products and norms have what they are part of."""
+        """The phase of a step to which its time counts."""
         phase = OPS[self.kernel].phase
         return Phase.HEAD if self.label == "head" and phase is Phase.DENSE else phase
 
@@ -105,10 +106,12 @@ class Plan:
 
     @property
     def weights(self) -> tuple[Weight, ...]:
+        """The weights that the launches read, each once."""
         return self._operands((Weight,))
 
     @property
     def states(self) -> tuple[State, ...]:
+        """The caches and recurrent states that the launches use, each once."""
         return self._operands((KVState, RecurrentState))
 
     def _operands(self, kinds: tuple[type[T], ...]) -> tuple[T, ...]:
@@ -117,17 +120,17 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """Changes exactly when something that is run changes."""
+        """A digest that changes exactly when the launches or the arena change."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
-# The output of a part of a plan that does not make the plan's: it has no columns.
+# The output of a part that does not compute the output of the whole plan.
 NO_OUTPUT = Ref(0, Dim.OUTPUTS, 0, RowFormat.F32, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Launches `first` up to but not including `last` of the part of a device."""
+    """The launches from `first` up to but not including `last` in the part of a device."""
 
     device: int
     first: int
@@ -136,7 +139,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A float32 value that one device makes and another reads, in the arena of each."""
+    """A float32 value that `source` computes and `target` reads; each has it in its own arena."""
 
     source: int
     target: int
@@ -146,11 +149,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan(Plan):
-    """A plan over several devices: a part with an arena of its own for each, and how they take
-    turns.
+    """A plan over several devices: a part for each, and the order of their turns.
 
-    `launches` are those of all parts, in the order in which they run. Ids name the same value in
-    every part.
+    Each part has its own arena. launches: of all parts, in the order in which they run. A value has
+    the same id in every part.
     """
 
     parts: tuple[Plan, ...] = ()

@@ -1,4 +1,4 @@
-"""Several backends as one: each has its part of a plan, of the weights and of the cache.
+"""Several backends as one. Each has a part of the plan, of the weights and of the cache.
 
 The plan says where the rows of a value are copied through the host, from the arena of one device to
 the arena of another. Everything else in a step runs as it does on the single devices, so the engine
@@ -44,7 +44,10 @@ Views = list[npt.NDArray[np.uint8]]
 
 
 class SplitCache:
-    """Implements zinc.backends.api.Cache: the views of a block are those of each device in turn."""
+    """The cache of a split backend. Implements `zinc.backends.api.Cache`.
+
+    The views of a block are the views on each device, one device after the other.
+    """
 
     def __init__(self, caches: Sequence[Cache], layout: CacheLayout) -> None:
         self.caches, self.layout = tuple(caches), layout
@@ -85,12 +88,16 @@ class SplitCache:
 
 
 def _cut(views: Views, sizes: Sequence[int]) -> list[Views]:
+    """Divide views into lists of the given sizes."""
     rest = iter(views)
     return [list(islice(rest, n)) for n in sizes]
 
 
 class SplitProgram:
-    """Implements zinc.backends.api.Program; launches are counted in the order they run in."""
+    """The program of a split plan. Implements `zinc.backends.api.Program`.
+
+    Launches are numbered in the order in which they run.
+    """
 
     def __init__(self, plan: SplitPlan, programs: Sequence[Program]) -> None:
         self.plan: Plan = plan
@@ -118,7 +125,7 @@ class SplitProgram:
         raise NotImplementedError("a split plan leaves sampling to the host")
 
     def run(self, step: Step, first: int, last: int) -> None:
-        """A value is handed over before the launch that follows in the schedule."""
+        """Run launches. A value is transferred before the launch that follows in the schedule."""
         for at, entry in self._schedule:
             if isinstance(entry, Segment):
                 begin = max(first - at, 0) + entry.first
@@ -143,7 +150,7 @@ class SplitProgram:
         return self._programs[device].kernels(step, local)
 
     def profile(self, step: Step) -> list[float]:
-        """Seconds of each launch run by itself, with what it waits for of other devices."""
+        """Return the seconds of each launch, run alone with the transfers before it."""
         seconds = []
         for i in range(len(self.plan.launches)):
             started = perf_counter()
@@ -152,7 +159,7 @@ class SplitProgram:
         return seconds
 
     def _local(self, launch: int) -> tuple[int, int]:
-        """The device of a launch, and its index there."""
+        """Return the device of a launch, and its index there."""
         for at, entry in self._schedule:
             if isinstance(entry, Segment) and 0 <= launch - at < entry.last - entry.first:
                 return entry.device, entry.first + launch - at
@@ -180,8 +187,11 @@ class SplitBackend:
         )
 
     def keep(self, plan: SplitPlan) -> None:
-        """From now on, each weight goes to where the plan reads it and each state to where it is
-        run; what is prepared must have no others."""
+        """Remember which device reads each weight and state of `plan`.
+
+        Later uploads and allocations go to these devices. Plans that are prepared must use no
+        others.
+        """
         self._weights = [{w.name for w in part.weights} for part in plan.parts]
         self._states = [{s.name for s in part.states} for part in plan.parts]
 
@@ -189,7 +199,7 @@ class SplitBackend:
         return " with ".join(backend.describe() for backend in self.devices)
 
     def row_format(self, type: GGMLType) -> RowFormat:
-        """What a weight's rows are on the first device; a plan asks the one that runs it."""
+        """Return the row format on the first device. A plan asks the device that runs the node."""
         return self.devices[0].row_format(type)
 
     def supports(self, kernel: str) -> bool:
@@ -248,7 +258,7 @@ class SplitBackend:
         return sum(backend.weight_bytes for backend in self.devices)
 
     def available_bytes(self) -> int | None:
-        """None: there is no one memory; each device is asked for its own."""
+        """Return None: each device has its own memory and is asked for it."""
         return None
 
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> SplitCache:

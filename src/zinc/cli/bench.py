@@ -110,10 +110,12 @@ class Rate:
 
     @property
     def tokens_per_s(self) -> list[float]:
+        """Speed of each repetition."""
         return [self.tokens / s for s in self.seconds]
 
     @property
     def median_s(self) -> float:
+        """Median of the seconds of a repetition."""
         return statistics.median(self.seconds)
 
     @property
@@ -124,6 +126,7 @@ class Rate:
 
     @property
     def submissions(self) -> float:
+        """Median of the submissions per step."""
         return statistics.median(work.submissions for work in self.work) / self.steps
 
 

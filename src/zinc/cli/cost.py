@@ -29,9 +29,11 @@ class StepShape:
         return launch.runs(self.tokens * self.sequences, self.depth + self.tokens)
 
     def rows(self, launch: Launch) -> int:
+        """Return the rows that a launch computes."""
         return self.rows_of(launch.dim)
 
     def rows_of(self, dim: Dim) -> int:
+        """Return the rows of a dimension."""
         match dim:
             case Dim.TOKENS:
                 return self.tokens * self.sequences
@@ -50,13 +52,13 @@ class StepShape:
         if not self.runs(launch):
             return 0
         cost = launch.cost
-        # Launch costs are stated for float16.
+        # Costs of launches assume a float16 cache.
         scale = BYTES_PER_NUMBER[self.kv_dtype] / BYTES_PER_NUMBER["f16"]
         keys = round(cost.key_bytes * self.keys(launch) * scale)
         return cost.bytes(self.rows(launch), sequences=self.sequences) + keys
 
     def flops(self, launch: Launch) -> int:
-        """Return the FLOPs of a launch, 0 if it does not run in the step."""
+        """Return the floating-point operations of a launch."""
         if not self.runs(launch):
             return 0
         return launch.cost.flops(self.rows(launch), self.pairs(launch))

@@ -98,7 +98,7 @@ def report(file: GGUFFile) -> str:
     lines += ["", table(("tensor", "type", "shape", "size |"), tensors)]
     lines += ["", table(("type", "tensors |", "size |"), by_type)]
     memory = _memory(file, loaded)
-    if "error" in memory:  # the summary shows it
+    if "error" in memory:  # the summary shows the error
         return "\n".join(lines)
     from zinc.cli import fit_text
 

@@ -15,6 +15,7 @@ class Interrupt:
         self._previous: signal.Handlers | None = None
 
     def requested(self) -> bool:
+        """Return whether Ctrl-C was pressed."""
         return self._requested
 
     def __enter__(self) -> Interrupt:

@@ -12,9 +12,9 @@ from types import ModuleType
 HISTORY_ENTRIES = 1000
 PROMPT, MORE = "> ", "  "
 QUOTE = '"""'
-# Without bracketed paste, lines that are already there after this time belong to one paste.
+# Without bracketed paste, lines that arrive within this time belong to one paste.
 PASTE_S = 0.02
-# What may stand in front of triple quotes: nothing, or a command such as /system.
+# Text that may precede triple quotes: nothing, or a command such as /system.
 _OPENING = re.compile(rf"(/\w+ +)?(?={QUOTE})")
 
 
@@ -89,7 +89,7 @@ class LineInput:
 
     def __enter__(self) -> LineInput:
         if self._readline is not None:
-            self._readline.set_auto_history(False)  # it would add lines, not messages
+            self._readline.set_auto_history(False)  # readline would add lines instead of messages
             self._readline.clear_history()
             for entry in read_history(_history_path()):
                 self._readline.add_history(entry)
@@ -155,7 +155,7 @@ def _has_more() -> bool:
     """Return whether more of a paste follows within PASTE_S seconds."""
     try:
         return bool(select.select([sys.stdin], [], [], PASTE_S)[0])
-    except OSError:  # Windows waits for sockets alone
+    except OSError:  # on Windows, select waits for sockets only
         return False
 
 

@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         long = [option for option in self._option_string_actions if option.startswith("--")]
         return nearest(name, long) if name.startswith("--") else ""
 
-    # argparse has no public way to turn prefixes of single-dash options off.
+    # argparse has no public option that turns off prefixes of single-dash options.
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         if not _LETTER_AND_NUMBER.fullmatch(option_string):
             return []

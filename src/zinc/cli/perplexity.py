@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from zinc.cli import loading
     from zinc.core.progress import ProgressBar
 
-    # One window is all that is ever in the cache.
+    # The cache never holds more than one window.
     args.context = args.window
     with loading.context_from("--window"):
         llm = loading.open_llm(args)

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     with loading.open_llm(args) as llm:
         params = loading.sampling_params(args, llm)
         template_args = usage.template_arguments(args)
-        # Reasoning is not the answer: it is for whoever watches, or asked for it.
+        # Reasoning is shown on a terminal, or if it was asked for.
         watched = args.think or not is_plain(sys.stderr)
         printer = answer.Printer(sys.stdout, sys.stderr if watched else None)
         if args.raw:

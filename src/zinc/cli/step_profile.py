@@ -23,12 +23,15 @@ class Profile:
 
     @property
     def percent_of_step(self) -> float:
+        """Time of all launches as a percentage of the time of a whole step."""
         return 100 * sum(self.seconds) / self.step_s
 
     def by_kernel(self, limits: Roofline | None) -> list[dict[str, Any]]:
+        """Return the launches grouped by kernel, as JSON values."""
         return self._by("kernel", lambda launch: launch.kernel, limits)
 
     def by_phase(self, limits: Roofline | None) -> list[dict[str, Any]]:
+        """Return the launches grouped by phase, as JSON values."""
         return self._by("phase", lambda launch: str(launch.phase), limits)
 
     def _by(

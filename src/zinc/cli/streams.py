@@ -47,7 +47,7 @@ def has_piped_input() -> bool:
     """
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except OSError:  # bytes in memory, or a stand-in of a program that runs commands
+    except OSError:  # a stream in memory, or a replacement by a calling program
         return isinstance(sys.stdin, io.TextIOWrapper)
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
 
@@ -59,7 +59,7 @@ def wait_for_input() -> None:
     """
     try:
         ready, _, _ = select.select([sys.stdin], [], [], PATIENCE_S)
-    except (OSError, ValueError):  # a stream in memory, or a system that cannot wait for this kind
+    except (OSError, ValueError):  # a stream in memory, or a kind that the system cannot wait for
         return
     if not ready and not sys.stdin.isatty():
         hint = "`< /dev/null` starts without it"

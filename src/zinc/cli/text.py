@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from zinc.core.errors import RequestError
 
-# No prompt or evaluation text comes near it; a device file that never ends would.
+# More than any prompt or evaluation text; protects against endless device files.
 MAX_TEXT_BYTES = 1 << 28
 
 
@@ -33,7 +33,7 @@ def _read(file: BinaryIO, name: str) -> str:
     if len(data) > MAX_TEXT_BYTES:
         raise RequestError(f"{name} is too large", f"it has more than {MAX_TEXT_BYTES:,} bytes")
     try:
-        # A byte order mark is a mark, not a character of the prompt.
+        # A byte order mark is not part of the prompt.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError(

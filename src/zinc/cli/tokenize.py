@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     tokenizer = Tokenizer.from_gguf(usage.model_path(args))
     ids = tokenizer.encode(given, add_special=not args.no_add_special, parse_special=args.special)
-    # A token may hold part of a character, so pieces are shown as bytes where they are no text.
+    # A token may be part of a character; such pieces are shown as bytes.
     pieces = [tokenizer.token_bytes(id) for id in ids]
     if args.json:
         shown = [piece.decode("utf-8", "backslashreplace") for piece in pieces]

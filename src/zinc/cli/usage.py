@@ -93,6 +93,7 @@ def merge_models(args: argparse.Namespace) -> None:
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option -m for the model."""
     parser.add_argument(
         "-m",
         "--model",
@@ -114,6 +115,7 @@ def add_number(
 
 
 def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Add the options for backend, device, threads and device map."""
     parser.add_argument(
         "--backend",
         metavar="NAME",
@@ -154,12 +156,14 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Add the options for context, RoPE scaling and the type of the cache."""
     add_context(parser)
     add_rope(parser)
     add_kv_dtype(parser)
 
 
 def add_context(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the context."""
     parser.add_argument(
         "-c",
         "--context",
@@ -171,6 +175,7 @@ def add_context(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rope(parser: argparse.ArgumentParser) -> None:
+    """Add the options for RoPE scaling."""
     group = parser.add_argument_group("longer context", "docs/long-context.md has examples")
     group.add_argument(
         "--rope-scaling",
@@ -207,6 +212,7 @@ def rope_scaling(args: argparse.Namespace) -> RopeScaling | None:
 
 
 def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the type of keys and values."""
     parser.add_argument(
         "--kv-dtype",
         choices=("auto", *BYTES_PER_NUMBER),
@@ -217,10 +223,11 @@ def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of text") -> None:
+    """Add the option --json."""
     parser.add_argument("--json", action="store_true", help=text)
 
 
-# Option, type, help. The defaults are those of SamplingParams; a test holds the texts to them.
+# Option, type, help. A test compares the defaults in the texts with SamplingParams.
 SAMPLING = (
     ("--temperature", float, "randomness; 0 always takes the most likely token (default: 0.8)"),
     ("--top-k", int, "sample from the K most likely tokens; 0 is off (default: 40)"),
@@ -236,6 +243,7 @@ SAMPLING = (
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add the options for sampling and the length of the answer."""
     add_sampler(parser, "sampling").add_argument(
         "-n",
         "--max-tokens",
@@ -246,6 +254,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampler(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """Add the options for sampling, in a group with this title."""
     group = parser.add_argument_group(title)
     for option, kind, text in SAMPLING:
         names = (option, "--temp") if option == "--temperature" else (option,)
@@ -261,6 +270,7 @@ def sampler_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_think(parser: argparse.ArgumentParser) -> None:
+    """Add the options --think and --no-think."""
     parser.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
@@ -269,6 +279,7 @@ def add_think(parser: argparse.ArgumentParser) -> None:
 
 
 def add_chat_template(parser: argparse.ArgumentParser) -> None:
+    """Add the option --chat-template."""
     parser.add_argument(
         "--chat-template",
         metavar="FILE",
@@ -303,10 +314,12 @@ def _device(args: argparse.Namespace) -> str | None:
 
 
 def threads(args: argparse.Namespace) -> int | None:
+    """Return the CPU threads of the options or the environment; None for all cores."""
     return args.threads if args.threads is not None else env.THREADS.get()
 
 
 def backend_options(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options of the backend, as `zinc.backends.api.create` takes them."""
     invariant = "true" if getattr(args, "batch_invariant", False) else None
     given = {"level": env.LEVEL.get(), "device": _device(args), "batch_invariant": invariant}
     return {name: value for name, value in given.items() if value is not None}

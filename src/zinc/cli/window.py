@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = dict[str, str]
 
-# The part of the context that is kept free for an answer, unless it may only be shorter.
+# Share of the context that is kept free for an answer, unless the answer is limited to less.
 ANSWER_SHARE = 1 / 8
 # Turns are left out until the rest takes this part: the next turns then find room, and their
 # prompts begin alike for the prefix cache.

@@ -267,6 +267,7 @@ class EngineWorker:
         return False
 
     def _step(self) -> None:
+        """Run a step of the engine, and let each task collect its results."""
         try:
             self._engine.step()
         except BaseException as error:  # a bug: it is unknown which part of the step has run
@@ -277,6 +278,7 @@ class EngineWorker:
             self._collect(task)
 
     def _begin(self, task: Task) -> None:
+        """Submit the sequences of a task and add the task."""
         try:
             task.submit(self._engine)
         except BaseException:
@@ -287,6 +289,7 @@ class EngineWorker:
             self._collect(task)
 
     def _collect(self, task: Task) -> None:
+        """Let a task collect its results; end it if it is complete or fails."""
         try:
             has_ended = task.collect(self._engine)
         except BaseException as error:
@@ -296,10 +299,12 @@ class EngineWorker:
                 self._end(task, None)
 
     def _fail(self, task: Task, error: BaseException) -> None:
+        """Report an error to a task, and end the task if that is wanted."""
         if task.fail(error) and task in self._tasks:
             self._end(task, error)
 
     def _cancel(self, task: Task) -> None:
+        """End a task, if it has not ended."""
         if task in self._tasks:
             self._end(task, None)
 
@@ -319,6 +324,7 @@ class EngineWorker:
             self._engine.cancel(s)
 
     def _shut(self, engine: Engine) -> None:
+        """End all tasks with an error and close the engine."""
         for task in list(self._tasks):
             self._end(task, closed_error())
         engine.close()

@@ -25,7 +25,7 @@ from zinc.ops.graph import Graph
 from zinc.plan.device_map import DEVICE, DeviceMap, choose
 from zinc.plan.planner import make_plan
 
-# Tokens of context that a model on a device needs room for, unless a context is given.
+# Context for which a model must fit on the device, if the caller gives none.
 ROOM_TOKENS = 4096
 
 
@@ -51,8 +51,11 @@ class BackendChoice:
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model file with its graphs: the first for sequences up to the plain context of `spec`, the
-    second, if there is one, for longer sequences."""
+    """A model file with its graphs.
+
+    The first graph runs sequences up to the plain context of `spec`, the second, if there is one,
+    longer sequences.
+    """
 
     file: GGUFFile
     spec: ModelSpec

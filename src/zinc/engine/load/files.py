@@ -1,4 +1,4 @@
-"""Model files: the path that a name means, and the bytes of a plan's tensors."""
+"""Model files: the path of a model name, and the bytes of a plan's tensors."""
 
 from __future__ import annotations
 

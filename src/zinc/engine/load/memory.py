@@ -1,7 +1,7 @@
-"""How much memory a load may take: the context, the cache and the recurrent states that fit.
+"""The memory that a load may take: which context, cache and recurrent states fit.
 
-A load plans with what the system or the device reports as available, less a reserve. Weights and
-arenas come first; the cache gets a share of the rest.
+The available memory is what the system or the device reports, less a reserve. Weights and arenas
+come first; the cache gets a share of the rest.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from zinc.ops.values import State
 # Share of the available memory that is left to the rest of the process and the page cache.
 RESERVE_SHARE = 0.15
 MAX_SEQUENCES = 64
-# The most of the memory beside the weights that goes to recurrent states.
+# Largest share of the memory beside the weights for recurrent states.
 STATE_SHARE = 1 / 16
-# Recurrent states of running sequences, and checkpoints.
+# Most recurrent states, for running sequences and checkpoints.
 MAX_STATE_SLOTS = 96
 # The cache holds one context, or up to POOL_CONTEXTS within this share of the memory.
 POOL_CONTEXTS = 8
 POOL_SHARE = 1 / 8
-# The most of the host memory that goes to copies of preempted sequences.
+# Largest share of the host memory for copies of preempted sequences.
 SWAP_SHARE = 1 / 16
 
 
@@ -73,7 +73,11 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """context: tokens of the longest sequence. tokens: of all sequences together."""
+    """The size of a cache.
+
+    context: tokens of the longest sequence. tokens: of all sequences together. state_slots:
+    recurrent states.
+    """
 
     context: int
     tokens: int

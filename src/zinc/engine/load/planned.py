@@ -129,7 +129,7 @@ def _select(model: OpenModel, options: LoadOptions) -> auto.Selection:
     """Return the device for backend="auto"."""
 
     def fits(device: Backend) -> bool:
-        asked = options.device_map is not None  # then the model is divided as the caller says
+        asked = options.device_map is not None  # the caller says how the model is divided
         return asked or fits_on(device, lambda: device, model, options, DeviceMap())
 
     machine = auto.this_machine(options.threads, options.backend_options)

@@ -1,4 +1,4 @@
-"""Weights from a model file to a backend."""
+"""Uploading the weights of a model file to a backend."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def draw_short(
     weights[np.arange(width) >= n_kept[:, None]] = 0
     inside = weights.cumsum(axis=1, dtype=np.float64)
     point = np.array(points) * inside[:, -1]
-    # Rounding cannot lead past the end.
+    # Rounding must not select an index beyond the last one.
     positions = np.minimum((inside <= point[:, None]).sum(axis=1), n_kept - 1)
     return [top.token(at) for top, at in zip(tops, positions.tolist(), strict=True)]
 
