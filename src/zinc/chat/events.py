@@ -113,12 +113,14 @@ class Answer:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Answer:
+        """Return the answer that consists of `events`."""
         answer = cls()
         for event in merged(events):
             answer.add(event)
         return answer
 
     def add(self, event: Event) -> None:
+        """Add an event to the answer."""
         match event:
             case Content(text):
                 self.content += text

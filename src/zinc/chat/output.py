@@ -43,9 +43,11 @@ class Output:
         return merged(events)
 
     def content(self, text: str) -> None:
+        """Add text of the answer."""
         self._text(Content, text)
 
     def reasoning(self, text: str) -> None:
+        """Add text of the reasoning."""
         self._text(Reasoning, text)
 
     def _text(self, kind: type[Content] | type[Reasoning], text: str) -> None:
@@ -61,14 +63,17 @@ class Output:
         self._blanks, self._trim = "", True
 
     def open_reasoning(self) -> None:
+        """Start the reasoning."""
         self._boundary()
         self.is_thinking = True
 
     def close_reasoning(self) -> None:
+        """End the reasoning."""
         self._boundary()
         self.is_thinking = False
 
     def knows(self, name: str) -> bool:
+        """Return whether the request has a tool called `name`."""
         return self.tools is not None and name in self.tools
 
     def start(self, name: str, id: str | None = None) -> None:

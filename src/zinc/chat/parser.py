@@ -119,6 +119,7 @@ class TokenParser:
 
     @property
     def stopped(self) -> str | None:
+        """The stop string that ended the answer, or None."""
         return self._stop.matched
 
     def push(self, id: int) -> list[Event]:

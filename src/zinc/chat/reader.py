@@ -57,6 +57,7 @@ class Reader:
 
     @property
     def position(self) -> int:
+        """The number of items read since the last commit."""
         return len(self._log)
 
     def commit(self, keep: int = 0) -> str:
@@ -145,6 +146,7 @@ class Reader:
         return found
 
     def markers(self, texts: Iterable[str]) -> Markers:
+        """Return the markers to look for with `scan`."""
         return Markers(texts, self.controls)
 
     def scan(self, markers: Markers, sink: Sink, remember: bool = True) -> Steps[str]:

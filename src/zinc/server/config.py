@@ -43,7 +43,7 @@ class ServerConfig:
         times the largest body).
     max_connections: clients that may be connected at a time.
     ttl_s: unload a model after this idle time (None: never).
-    memory_budget_bytes: memory for all loaded models together (None: available memory).
+    memory_budget_bytes: memory for all loaded models together (None: no limit).
     load_wait_s: time that a request waits for its model to load.
     grace_s: time for running answers to finish after a stop signal.
     json_log: write the log as JSON lines.

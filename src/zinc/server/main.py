@@ -69,6 +69,7 @@ class Server(uvicorn.Server):
         self.failure: ZincError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, and wait for the first model in the background."""
         asyncio.get_running_loop().set_exception_handler(AcceptFailures())
         await super().startup(sockets)
         if self.started:
@@ -87,6 +88,7 @@ class Server(uvicorn.Server):
                 self._loaded()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End running answers within the grace time, then close all connections."""
         pool = self._application.pool
         going = ApiError(503, "the server is shutting down", headers={"Retry-After": "30"})
         tell: asyncio.TimerHandle | None = None
@@ -116,6 +118,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle a stop signal; the second one forces the exit."""
         self.force_exit = self.should_exit
         self.should_exit = True
 

@@ -21,10 +21,12 @@ class Arguments:
         self._separator = "{"
 
     def key(self, key: str) -> None:
+        """Write the key of the next argument."""
         self._output.arguments(f"{self._separator}{quoted(key)}: ")
         self._separator = ", "
 
     def close(self) -> None:
+        """Write the end of the object."""
         self._output.arguments("{}" if self._separator == "{" else "}")
         self._output.end_arguments()
 

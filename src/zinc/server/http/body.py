@@ -107,6 +107,7 @@ class Lease:
         self._n_bytes += n_bytes
 
     def release(self) -> None:
+        """Stop counting the body of this request."""
         self.memory.n_bytes -= self._counted
         self._counted = self._n_bytes = 0
 

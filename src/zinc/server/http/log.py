@@ -89,6 +89,8 @@ class _Stderr(logging.Handler):
 
 
 class _TextLines(logging.Formatter):
+    """Formats log records as lines of text."""
+
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields: dict[str, Any] | None = getattr(record, "fields", None)
@@ -103,6 +105,8 @@ class _TextLines(logging.Formatter):
 
 
 class _JSONLines(logging.Formatter):
+    """Formats log records as lines of JSON."""
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

@@ -57,6 +57,7 @@ class Asset:
     etag: str
 
     def response(self, request: Request) -> Response:
+        """Return the file, or status 304 if the browser has it already."""
         headers = {**HEADERS, "ETag": self.etag}
         known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known:

@@ -18,6 +18,8 @@ from zinc.server.runtime.loading import LoadThread
 
 
 class State(StrEnum):
+    """The state of a model."""
+
     UNLOADED = "unloaded"
     LOADING = "loading"
     LOADED = "loaded"

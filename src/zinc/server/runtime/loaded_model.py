@@ -42,6 +42,7 @@ class LoadedModel:
 
     @property
     def context(self) -> int:
+        """The context length in tokens."""
         return self.llm.context
 
     def note(self, text: str) -> None:

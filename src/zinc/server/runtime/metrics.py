@@ -32,12 +32,15 @@ class Family:
         self._values: dict[Labels, float] = {}
 
     def add(self, amount: float = 1, *labels: str) -> None:
+        """Add `amount` to the value with these labels."""
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def set(self, value: float, *labels: str) -> None:
+        """Set the value with these labels."""
         self._values[labels] = value
 
     def value(self, *labels: str) -> float:
+        """Return the value with these labels, by default 0."""
         return self._values.get(labels, 0)
 
     def known(self) -> dict[Labels, float]:
@@ -45,6 +48,7 @@ class Family:
         return dict(self._values)
 
     def clear(self) -> None:
+        """Remove all values."""
         self._values.clear()
 
     def lines(self) -> Iterable[str]:
@@ -65,11 +69,13 @@ class Histogram(Family):
         self._sums: dict[Labels, float] = {}
 
     def observe(self, value: float, *labels: str) -> None:
+        """Count an observation with these labels."""
         counts = self._counts.setdefault(labels, [0] * (len(self._buckets) + 1))
         counts[bisect_left(self._buckets, value)] += 1
         self._sums[labels] = self._sums.get(labels, 0) + value
 
     def count(self, *labels: str) -> int:
+        """Return the number of observations with these labels."""
         return sum(self._counts.get(labels, ()))
 
     def lines(self) -> Iterable[str]:
@@ -137,6 +143,7 @@ class ServerMetrics:
 
     @property
     def families(self) -> list[Family]:
+        """All metrics."""
         return [each for each in vars(self).values() if isinstance(each, Family)]
 
     def observer(self, model: str) -> Observer:

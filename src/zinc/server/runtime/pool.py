@@ -52,10 +52,12 @@ class ModelPool:
 
     @property
     def default(self) -> Entry:
+        """The model for requests that name none."""
         return next(iter(self.entries.values()))
 
     @property
     def loaded(self) -> list[LoadedModel]:
+        """The loaded models."""
         return [e.model for e in self.entries.values() if e.model is not None]
 
     def start(self) -> None:

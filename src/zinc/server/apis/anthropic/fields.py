@@ -35,28 +35,38 @@ Blocks = Annotated[list[Block], FirstError()]
 
 
 class AnthropicMessage(Fields):
+    """A message of a conversation."""
+
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
 
 class ToolChoice(Fields):
+    """Anthropic's `tool_choice`."""
+
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Fields):
+    """Anthropic's `thinking`: whether the model reasons, and its token budget."""
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1)
     display: str | None = None
 
 
 class OutputConfig(Fields):
+    """Anthropic's `output_config`: effort of the reasoning, and output format."""
+
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: dict[str, Any] | None = None
 
 
 class ContextManagement(Fields):
+    """Anthropic's `context_management`."""
+
     edits: Annotated[list[dict[str, Any]], FirstError()] | None = None
 
 

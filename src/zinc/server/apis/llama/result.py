@@ -32,10 +32,12 @@ class CompletionResult:
         self._tokens: list[Sampled] = []
 
     def add(self, text: str, tokens: Sequence[Sampled]) -> None:
+        """Add text and its tokens to the answer."""
         self._text += text
         self._tokens += tokens
 
     def piece(self, piece: PlainText) -> dict[str, Any]:
+        """Add a piece to the answer, and return its chunk."""
         tokens = piece.tokens
         self.add(piece.text, tokens)
         found: dict[str, Any] = {
@@ -55,6 +57,7 @@ class CompletionResult:
         return found
 
     def final(self, end: End, streamed: bool = False) -> dict[str, Any]:
+        """Return the final object. streamed: without text, which was sent in chunks."""
         t, params = end.timings, self._generation.job.params
         kind = "word" if end.stop is not None else {"stop": "eos"}.get(end.reason, "limit")
         wanted = self._fields.return_tokens and not streamed

@@ -21,6 +21,8 @@ from zinc.server.runtime.loaded_model import LoadedModel
 
 
 class _Fields(QueueFields):
+    """Fields of both endpoints."""
+
     model: str | None = None
     options: dict[str, Any] | None = Field(
         None, description="no effect: options of `zinc serve` control how a model is loaded"

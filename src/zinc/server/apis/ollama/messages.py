@@ -12,11 +12,15 @@ from zinc.server.http.body import Fields, FirstError
 
 
 class CalledFunction(Fields):
+    """The function of a call, and its arguments."""
+
     name: str
     arguments: dict[str, Any] | str = ""
 
 
 class ToolCall(Fields):
+    """A call of a function."""
+
     id: str | None = None
     function: CalledFunction
 

@@ -18,11 +18,15 @@ class ContentPart(Fields):
 
 
 class FunctionCall(Fields):
+    """The function of a call, and its arguments as JSON text."""
+
     name: str
     arguments: str | dict[str, Any] = ""
 
 
 class CustomCall(Fields):
+    """The custom tool of a call, and its input."""
+
     name: str
     input: str = ""
 

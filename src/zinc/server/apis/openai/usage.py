@@ -24,6 +24,7 @@ class Usage:
 
     @classmethod
     def of(cls, timings: Sequence[Timings], reasoning: int = 0) -> Usage:
+        """Return the token counts of a request, given the timings of its answers."""
         return cls(
             max(t.prompt_tokens for t in timings),
             max(t.cached_tokens for t in timings),

@@ -97,6 +97,7 @@ async def _embed_all(
 
 
 def encode_row(row: FloatArray, format: str) -> str | list[float]:
+    """Return an embedding as a list of numbers, or as base64 of little-endian float32."""
     if format == "base64":
         return base64.b64encode(row.astype("<f4").tobytes()).decode()
     found: list[float] = row.tolist()

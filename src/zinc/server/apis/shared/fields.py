@@ -125,6 +125,8 @@ class QueueFields(Fields):
 
 
 class JsonSchemaFormat(Fields):
+    """The JSON schema of OpenAI's `response_format`."""
+
     name: str | None = None
     description: str | None = None
     schema_: Any = Field(None, alias="schema")

@@ -31,11 +31,15 @@ class Reasoning(Fields):
 
 
 class TextFormat(Fields):
+    """The output format of a response."""
+
     type: Literal["text", "json_object", "json_schema"]
     schema_: Any = Field(None, alias="schema")
 
 
 class TextConfig(Fields):
+    """OpenAI's `text`: output format and verbosity."""
+
     format: TextFormat | None = None
     verbosity: Verbosity | None = None
 

@@ -57,6 +57,7 @@ class Collected:
     end: Finished | None = None
 
     def add(self, item: Piece | Finished) -> None:
+        """Add a piece, or the end of the answer."""
         if isinstance(item, Finished):
             self.end = item
             return
@@ -65,6 +66,7 @@ class Collected:
 
     @property
     def finished(self) -> Finished:
+        """How the answer ended. Raises RuntimeError before its end."""
         if self.end is None:
             raise RuntimeError("the answer has no end")
         return self.end
@@ -145,6 +147,7 @@ class ChatAnswer:
                 yield Finished(reason, item.stop, item.timings, reasoning_tokens)
 
     def cancel(self) -> None:
+        """End the answer, unless it has ended already."""
         self.generation.cancel()
 
     async def collect(self) -> Collected:

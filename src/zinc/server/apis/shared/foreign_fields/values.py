@@ -20,6 +20,8 @@ _UNLIMITED = (-1, -2)  # llama.cpp and Ollama
 
 
 class _Reasoning(Fields):
+    """OpenRouter's `reasoning` object."""
+
     effort: str | None = None
     max_tokens: int | None = None
     enabled: bool | None = None
@@ -29,6 +31,8 @@ class _Reasoning(Fields):
 
 
 class _Thinking(Fields):
+    """The `thinking` object of Anthropic and DeepSeek."""
+
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: int | None = None
     clear_thinking: bool | None = None
@@ -36,6 +40,8 @@ class _Thinking(Fields):
 
 
 class _StructuredOutputs(Fields):
+    """vLLM's `structured_outputs` object."""
+
     json_: Any = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
