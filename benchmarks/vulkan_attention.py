@@ -22,7 +22,7 @@ import numpy as np
 
 from zinc.backends.api import CacheLayout, TensorData
 from zinc.backends.vulkan import VulkanBackend, create
-from zinc.gpu.lower import attention
+from zinc.gpu.lower import attention, attention_tiles
 from zinc.ops.cases import Case
 from zinc.ops.step import Step
 from zinc.ops.values import KVState
@@ -35,6 +35,14 @@ BLOCK_TOKENS = 64
 WARM_UP_S = 0.3  # until clocks have risen
 # Values to try for constants of gpu/lower/attention.py, without matrix instructions.
 TRIED = {"WAVES": (4, 8), "AT_ONCE": (2, 4), "GROUPS_A_UNIT": (4, 2, 3, 6, 8)}
+
+
+def set_constants(**constants: int) -> None:
+    """Set constants of the lowerings of attention, in each module that has them."""
+    for name, value in constants.items():
+        for module in (attention, attention_tiles):
+            if hasattr(module, name):
+                setattr(module, name, value)
 
 
 class Layers:
@@ -106,7 +114,7 @@ def main() -> None:
     if args.quick or args.tokens > attention.FEW_TOKENS:
         tried = [{"MAX_MATRIX_DIM": n} for n in (attention.MAX_MATRIX_DIM, 0)]
     else:
-        attention.MAX_MATRIX_DIM = 0
+        set_constants(MAX_MATRIX_DIM=0)
         tried = [chosen]
         values = product(*TRIED.values())
         tried += [dict(zip(TRIED, chosen, strict=True)) for chosen in values]
@@ -115,8 +123,7 @@ def main() -> None:
     layers = Layers(backend, (n_heads, n_kv, head_dim), args.tokens, args.keys, args.kv_dtype)
     results: list[dict[str, Any]] = []
     for constants in tried:
-        for name, value in constants.items():
-            setattr(attention, name, value)
+        set_constants(**constants)
         seconds = layers.seconds()
         results.append({**constants, "seconds": seconds})
         print(

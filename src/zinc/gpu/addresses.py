@@ -43,6 +43,11 @@ class DeviceKV:
     dtype: str
     table: int
 
+    @property
+    def block_shift(self) -> int:
+        """log2 of the tokens of a block."""
+        return self.block_tokens.bit_length() - 1
+
 
 class DeviceCache(Protocol):
     """A cache whose states lie in device memory.

@@ -1,8 +1,8 @@
 """Lowerings of attention over the KV cache.
 
 Decode has few queries: workgroups split the keys of a token, and a second dispatch merges their
-partial sums. Prefill has many: a workgroup takes a tile of queries of one sequence. Each has a
-kernel for vectors and one for cooperative matrices.
+partial sums. There is a kernel for vectors and one for cooperative matrices. Prefill has many
+queries, which attention_tiles.py lowers.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.structs import (
     AttentionArguments,
     AttentionMergeArguments,
-    AttentionTileArguments,
     RopeAttentionArguments,
 )
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE
 from zinc.gpu.kernel_set import fuses, lowers
+from zinc.gpu.lower.attention_tiles import many_queries
 from zinc.gpu.lower.elementwise import Op, elementwise
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
     in_vectors,
+    is_capped,
     is_q8,
     operand,
     power_of_two,
     ref_or_null,
     rows,
+    values_of,
     vector_or_null,
 )
 from zinc.ops.graph import Node
@@ -63,17 +65,8 @@ TILE_KEYS = 16
 MATRIX_WAVES = 8
 MATRIX_BYTES = 48 << 10  # shared memory to use
 MATRIX_GROUPS_A_UNIT = 1
-MAX_WIDE_DIM = 128  # widest head whose sums of 16 columns fit into a lane's registers
-
-# Many queries, vectors: float16 numbers of queries and of keys in shared memory.
-TILE_HALVES = 8192
-KEY_HALVES = 4096
-TILE_THREADS = 128
-
-# Many queries, matrices: rows of queries and keys of a tile. A subgroup scores 16 against 16.
-MATRIX_ROWS = 64
-MATRIX_KEYS = 32
-MAX_MATRIX_DIM = 256  # widest head whose queries and half of its sums fit into registers
+MAX_MATRIX_DIM = 256  # widest head whose sums of 8 columns fit into a lane's registers
+MAX_WIDE_DIM = 128  # widest head whose sums of 16 columns do
 
 
 @lowers("attention")
@@ -133,6 +126,7 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     )
     partial = at.scratch.take(cut.splits * _partial_bytes(state, n_heads))
     cache = at.kv(state)
+    values, value_block = values_of(state, cache)
     arguments = RopeAttentionArguments(
         step=at.step,
         q=ref_or_null(at, q)[0],
@@ -142,13 +136,13 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         q_norm=vector_or_null(at, launch.input("q_norm")),
         k_norm=vector_or_null(at, launch.input("k_norm")),
         keys=cache.keys,
-        values=_values(state, cache),
+        values=values,
         partial=partial,
         key_block=cache.key_block_bytes,
-        value_block=_value_block_bytes(state, cache),
+        value_block=value_block,
         n_heads=n_heads,
         n_kv_heads=state.n_heads,
-        block_shift=_block_shift(cache),
+        block_shift=cache.block_shift,
         block_table=cache.table,
         is_one_token=True,
         window=state.window,
@@ -177,7 +171,7 @@ def _check(state: KVState, cache: DeviceKV) -> None:
 def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
     if bucket.tokens <= FEW_TOKENS or at.features.batch_invariant:
         return _few(launch, at, bucket, y_at)
-    return _tiles(launch, at, bucket, y_at)
+    return many_queries(launch, at, bucket, y_at)
 
 
 def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
@@ -189,21 +183,22 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
     row_bytes = _partial_bytes(state, n_heads)
     partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     cache = at.kv(state)
+    values, value_block = values_of(state, cache)
     arguments = AttentionArguments(
         step=at.step,
         q=at.ref(q),
         keys=cache.keys,
-        values=_values(state, cache),
+        values=values,
         sinks=vector_or_null(at, launch.input("sinks")),
         out=y_at,
         partial=partial,
         q_stride=q.stride,
         out_stride=y.stride,
         key_block=cache.key_block_bytes,
-        value_block=_value_block_bytes(state, cache),
+        value_block=value_block,
         n_heads=n_heads,
         n_kv_heads=state.n_heads,
-        block_shift=_block_shift(cache),
+        block_shift=cache.block_shift,
         block_table=cache.table,
         is_one_token=bucket.tokens == 1,
         window=state.window,
@@ -232,7 +227,7 @@ def _few_kernel(
             ("HEAD_DIM_V", state.head_dim_v),
             ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
             ("Q8", is_q8(y)),
-            ("SOFTCAP", _is_capped(launch)),
+            ("SOFTCAP", is_capped(launch)),
             ("VECTORS", vectors),
             ("V_FROM_K", int(state.v_from_k)),
         ),
@@ -347,88 +342,6 @@ def _matrices(
 def _partial_bytes(state: KVState, n_heads: int) -> int:
     """Return the bytes of the partial sums of one token and split."""
     return n_heads * (4 * state.head_dim_v + 16)
-
-
-def _tiles(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
-    q, state, (y,) = rows(launch, "q"), operand(launch, "cache", KVState), launch.outputs
-    n_heads = int(launch.attributes["n_heads"])
-    own: tuple[tuple[str, int], ...] = ()
-    if _has_matrices(state, at, MATRIX_ROWS, MATRIX_KEYS):
-        name, n_rows, keys = "attention_matrices", MATRIX_ROWS, MATRIX_KEYS
-    else:
-        wide = max(state.head_dim, state.head_dim_v)
-        n_rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
-        keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2, at.kv(state).block_tokens)
-        name, own = "attention_tiles", (("THREADS", TILE_THREADS),)
-    kernel = KernelVariant(
-        name,
-        (
-            *own,
-            ("BK", keys),
-            ("BQ", n_rows),
-            ("HEAD_DIM", state.head_dim),
-            ("HEAD_DIM_V", state.head_dim_v),
-            ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
-            ("Q8", is_q8(y)),
-            ("SOFTCAP", _is_capped(launch)),
-            ("VECTORS", in_vectors(at, q)),
-            ("V_FROM_K", int(state.v_from_k)),
-        ),
-    )
-    cache = at.kv(state)
-    arguments = AttentionTileArguments(
-        step=at.step,
-        q=at.ref(q),
-        keys=cache.keys,
-        values=_values(state, cache),
-        sinks=vector_or_null(at, launch.input("sinks")),
-        out=y_at,
-        q_stride=q.stride,
-        out_stride=y.stride,
-        key_block=cache.key_block_bytes,
-        value_block=_value_block_bytes(state, cache),
-        n_heads=n_heads,
-        n_kv_heads=state.n_heads,
-        block_shift=_block_shift(cache),
-        block_table=cache.table,
-        is_one_token=bucket.tokens == 1,
-        window=state.window,
-        scale=float(launch.attributes["scale"]),
-        softcap=float(launch.attributes["softcap"]),
-    )
-    # The last tile of each sequence may be partly empty.
-    tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), n_rows) + bucket.sequences
-    return [Dispatch(kernel, arguments, (state.n_heads, tiles, 1))]
-
-
-def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
-    """Return whether the kernel with matrices can use tiles of `rows` queries and `keys` keys."""
-    pitches = (state.head_dim + state.head_dim_v) // 8 + 2  # of a key and its value
-    tile = 16 * max(keys * pitches, rows * (state.head_dim // 8 + 1))
-    scored = rows * (4 * (keys + 4) + 2 * (keys + 8) + 12)  # scores, weights, running maxima
-    return (
-        at.features.cooperative_matrix
-        and at.kv(state).block_tokens >= keys
-        and state.head_dim % 16 == state.head_dim_v % 16 == 0
-        and max(state.head_dim, state.head_dim_v) <= MAX_MATRIX_DIM
-        and tile + scored <= at.features.shared_bytes
-    )
-
-
-def _values(state: KVState, cache: DeviceKV) -> int:
-    return cache.keys if state.v_from_k else cache.values
-
-
-def _value_block_bytes(state: KVState, cache: DeviceKV) -> int:
-    return cache.key_block_bytes if state.v_from_k else cache.value_block_bytes
-
-
-def _block_shift(cache: DeviceKV) -> int:
-    return cache.block_tokens.bit_length() - 1
-
-
-def _is_capped(launch: Launch) -> int:
-    return int(float(launch.attributes["softcap"]) > 0)
 
 
 def _visible_keys(state: KVState, bucket: Bucket) -> int:

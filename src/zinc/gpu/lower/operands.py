@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TypeVar
 
 from zinc.backends.plans import Launch, Operand, Ref
-from zinc.gpu.addresses import Addresses
+from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.bucket import Bucket
-from zinc.ops.values import Constant, Dim, RowFormat, Weight
+from zinc.ops.values import Constant, Dim, KVState, RowFormat, Weight
 
 # Numbers of dims in kernels/step.slang.
 DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
@@ -76,3 +76,15 @@ def vector_or_null(at: Addresses, x: Operand) -> int:
 def ref_or_null(at: Addresses, x: Operand) -> tuple[int, int]:
     """Return (address, stride) of rows, zeros if they are absent."""
     return (at.ref(x), x.stride) if isinstance(x, Ref) else (0, 0)
+
+
+def is_capped(launch: Launch) -> int:
+    """Return the macro SOFTCAP: 1 if attention caps its scores."""
+    return int(float(launch.attributes["softcap"]) > 0)
+
+
+def values_of(state: KVState, cache: DeviceKV) -> tuple[int, int]:
+    """Return the address of a layer's values and the bytes of a block that holds them."""
+    if state.v_from_k:
+        return cache.keys, cache.key_block_bytes
+    return cache.values, cache.value_block_bytes

@@ -1,0 +1,102 @@
+"""Lowering of attention with many queries: a workgroup takes a tile of queries of one sequence.
+
+There is a kernel for vectors and one for cooperative matrices.
+"""
+
+from __future__ import annotations
+
+from zinc.backends.plans import Launch
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.arguments.structs import AttentionTileArguments
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.lower.operands import (
+    ceil_div,
+    in_vectors,
+    is_capped,
+    is_q8,
+    operand,
+    power_of_two,
+    rows,
+    values_of,
+    vector_or_null,
+)
+from zinc.ops.values import KVState
+
+# Vectors: float16 numbers of queries and of keys in shared memory.
+TILE_HALVES = 8192
+KEY_HALVES = 4096
+TILE_THREADS = 128
+
+# Matrices: rows of queries and keys of a tile. A subgroup scores 16 against 16.
+MATRIX_ROWS = 64
+MATRIX_KEYS = 32
+MAX_MATRIX_DIM = 256  # widest head whose queries and half of its sums fit into registers
+
+
+def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
+    """Return the dispatch of attention that writes its output to address `y_at`."""
+    q, state, (y,) = rows(launch, "q"), operand(launch, "cache", KVState), launch.outputs
+    n_heads = int(launch.attributes["n_heads"])
+    own: tuple[tuple[str, int], ...] = ()
+    if _has_matrices(state, at, MATRIX_ROWS, MATRIX_KEYS):
+        name, n_rows, keys = "attention_matrices", MATRIX_ROWS, MATRIX_KEYS
+    else:
+        wide = max(state.head_dim, state.head_dim_v)
+        n_rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
+        keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2, at.kv(state).block_tokens)
+        name, own = "attention_tiles", (("THREADS", TILE_THREADS),)
+    kernel = KernelVariant(
+        name,
+        (
+            *own,
+            ("BK", keys),
+            ("BQ", n_rows),
+            ("HEAD_DIM", state.head_dim),
+            ("HEAD_DIM_V", state.head_dim_v),
+            ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
+            ("Q8", is_q8(y)),
+            ("SOFTCAP", is_capped(launch)),
+            ("VECTORS", in_vectors(at, q)),
+            ("V_FROM_K", int(state.v_from_k)),
+        ),
+    )
+    cache = at.kv(state)
+    values, value_block = values_of(state, cache)
+    arguments = AttentionTileArguments(
+        step=at.step,
+        q=at.ref(q),
+        keys=cache.keys,
+        values=values,
+        sinks=vector_or_null(at, launch.input("sinks")),
+        out=y_at,
+        q_stride=q.stride,
+        out_stride=y.stride,
+        key_block=cache.key_block_bytes,
+        value_block=value_block,
+        n_heads=n_heads,
+        n_kv_heads=state.n_heads,
+        block_shift=cache.block_shift,
+        block_table=cache.table,
+        is_one_token=bucket.tokens == 1,
+        window=state.window,
+        scale=float(launch.attributes["scale"]),
+        softcap=float(launch.attributes["softcap"]),
+    )
+    # The last tile of each sequence may be partly empty.
+    tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), n_rows) + bucket.sequences
+    return [Dispatch(kernel, arguments, (state.n_heads, tiles, 1))]
+
+
+def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
+    """Return whether the kernel with matrices can use tiles of `rows` queries and `keys` keys."""
+    pitches = (state.head_dim + state.head_dim_v) // 8 + 2  # of a key and its value
+    tile = 16 * max(keys * pitches, rows * (state.head_dim // 8 + 1))
+    scored = rows * (4 * (keys + 4) + 2 * (keys + 8) + 12)  # scores, weights, running maxima
+    return (
+        at.features.cooperative_matrix
+        and at.kv(state).block_tokens >= keys
+        and state.head_dim % 16 == state.head_dim_v % 16 == 0
+        and max(state.head_dim, state.head_dim_v) <= MAX_MATRIX_DIM
+        and tile + scored <= at.features.shared_bytes
+    )
