@@ -1,4 +1,4 @@
-"""langchain-ollama (https://docs.langchain.com), over Ollama's API."""
+"""Tests with langchain-ollama (https://docs.langchain.com)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""litellm (https://docs.litellm.ai), as a server of OpenAI's, Anthropic's and Ollama's API."""
+"""Tests with litellm (https://docs.litellm.ai), using the APIs of OpenAI, Anthropic and Ollama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ollama (https://github.com/ollama/ollama-python), the official client of Ollama's API."""
+"""Tests with ollama, the official client of Ollama's API (github.com/ollama/ollama-python)."""
 
 from __future__ import annotations
 

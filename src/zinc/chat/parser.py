@@ -48,7 +48,7 @@ class AnswerParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what comes next is reasoning."""
+        """Whether the next text is reasoning."""
         return self._output.is_thinking
 
     def push(self, text: str) -> list[Event]:
@@ -114,7 +114,7 @@ class TokenParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what comes next is reasoning."""
+        """Whether the next text is reasoning."""
         return self._parser.is_thinking
 
     @property

@@ -1,4 +1,4 @@
-"""Which API a request belongs to, where paths are shared, and the form of its errors."""
+"""Detection of the API that a request belongs to, and the form of its errors."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Entry:
 
 
 def file_bytes(path: Path) -> int:
-    """Size of a model file, with all its parts when it is split."""
+    """Return the size of a model file in bytes, with all parts of a split file."""
     stem, mark, rest = path.name.rpartition("-of-")
     if mark and stem[-5:].isdecimal() and rest[:5].isdecimal():
         parts = path.parent.glob(f"{_escape(stem[:-5])}*-of-{_escape(rest)}")
