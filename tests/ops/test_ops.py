@@ -34,7 +34,7 @@ KINDS = {
 
 @cache
 def reference(index: int) -> np.ndarray:
-    """What `ref` makes of a case, once for all backends."""
+    """Return the output of `ref` for a case, computed once for all backends."""
     return run(api.create("ref"), CASES[index][1])
 
 

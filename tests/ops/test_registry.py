@@ -105,7 +105,7 @@ def test_one_op_beside_other_strings_is_no_list_of_ops(text: str) -> None:
 
 
 def test_only_zinc_ops_lists_ops() -> None:
-    """What differs between ops belongs in their entries, where every part of zinc asks for it."""
+    """Properties of ops belong in their entries, which every other part of zinc asks."""
     offences = [
         f"{path.relative_to(SOURCE)}:{line} lists the ops {', '.join(sorted(found))}"
         for path in sorted(SOURCE.rglob("*.py"))
@@ -164,7 +164,7 @@ def test_the_header_of_cpp_constants_is_the_one_that_the_registry_gives() -> Non
 
 
 class Watched(RefProgram):
-    """A program of `ref` that notes launches which change state that they do not declare."""
+    """A program of `ref` that records launches which change state without declaring it."""
 
     undeclared: list[str]
 

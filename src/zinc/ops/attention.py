@@ -1,4 +1,4 @@
-"""Causal attention over a block cache, and the write into it."""
+"""Causal attention over the KV cache, and the op that stores keys and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from zinc.ops.values import FloatArray, KVState
 
 @dataclass(slots=True)
 class CacheView:
-    """Keys [blocks, block_tokens, heads, head_dim] and values of one layer, in float32."""
+    """The KV cache of one layer in `ref`, in float32.
+
+    k is [blocks, block_tokens, heads, head_dim], v the same with head_dim_v.
+    """
 
     group: int
     k: FloatArray
@@ -33,14 +36,17 @@ class CacheView:
         return int(self.v.shape[3])
 
     def slots(self, step: Step, sequence: int, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """(block, offset) of each position of a sequence."""
+        """Return the block and the offset in it of each of `positions` of a sequence.
+
+        Raises ValueError for a position without a block.
+        """
         blocks = step.tables[self.group][sequence, positions // self.block_tokens]
         if (blocks < 0).any():
             raise ValueError("a position without a block was addressed")
         return blocks, positions % self.block_tokens
 
     def store(self, step: Step, k: FloatArray, v: FloatArray | None) -> None:
-        """v is None where the values are part of the keys, as a view of them."""
+        """Store rows k and v of the step. v is None if values are part of the keys."""
         for s in range(step.n_sequences):
             rows = slice(step.seq_start[s], step.seq_start[s + 1])
             at = self.slots(step, s, step.positions[rows])
@@ -50,7 +56,7 @@ class CacheView:
 
 
 def _no_cases() -> Iterator[Case]:
-    return iter(())  # its cases are those of attention, which reads what it wrote
+    return iter(())  # tested in the cases of attention, which reads what it stored
 
 
 @op(
@@ -64,7 +70,7 @@ def _no_cases() -> Iterator[Case]:
 def kv_store(
     step: Step, attrs: Attrs, k: FloatArray, v: FloatArray | None, cache: CacheView
 ) -> Sequence[FloatArray]:
-    """Writes k and v at the positions of the step."""
+    """Store k and v in the cache at the positions of the step."""
     cache.store(step, k, v)
     return []
 
@@ -90,9 +96,9 @@ def _cases() -> Iterator[Case]:
             yield _attention_case(
                 Case(name, 70, sequences=(40, 1, 29)), n_heads, n_kv, head_dim, neox
             )
-    # As few as have a kernel of their own on a GPU.
+    # Few queries, for which GPUs have a kernel of their own.
     yield _attention_case(Case("few", 13, sequences=(9, 1, 3)), 6, 2, 48, True, sinks=True)
-    # Runs of keys that are joined; so many heads, or so wide, that a GPU may take them as matrices.
+    # Many keys, which GPUs split and merge; with many or wide heads they may use matrices.
     yield _attention_case(Case("deep", 3, sequences=(1, 2), cached=300), 6, 2, 64, True)
     yield _attention_case(Case("deep-one", 1, cached=310), 8, 2, 128, True)
     yield _attention_case(Case("deep-group", 2, cached=300), 8, 1, 128, True, window=280)
@@ -142,11 +148,11 @@ def _attention_case(
 def attention(
     step: Step, attrs: Attrs, q: FloatArray, cache: CacheView, sinks: FloatArray | None
 ) -> Sequence[FloatArray]:
-    """softmax(scale * q k^T) v over the cached positions up to each query's own.
+    """Return softmax(scale * q k^T) v over the cached positions up to that of each query.
 
-    Query head h reads KV head h // (n_heads / n_kv_heads). `window` limits how far back a query
-    sees (0: all); `softcap` caps scores by cap * tanh(s / cap); a sink adds exp(sink) to the
-    softmax denominator of its head, without a value.
+    Query head h reads KV head h // (n_heads / n_kv_heads). A query sees the last `window` positions
+    (0: all). `softcap` limits scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax
+    denominator of its head and has no value.
     """
     n_heads, window, softcap = int(attrs["n_heads"]), int(attrs["window"]), float(attrs["softcap"])
     n_kv, head_dim = cache.k.shape[2:]

@@ -1,7 +1,7 @@
-"""Generated op tests: a case is a small graph, the tensors it names and a step to run it on.
+"""Test cases of ops: a small graph, the tensors it names and a step to run it on.
 
-Rows come from embedding a random float32 table, so a case needs nothing from a backend that a model
-does not. The harness runs the case on `ref` and on every backend present and compares outputs.
+Rows come from embedding a random float32 table, so a case needs no more from a backend than a model
+does. Tests run a case on `ref` and on every backend present and compare the outputs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ WEIGHT_TYPES = tuple(type for type in GGMLType if type not in _NOT_WEIGHTS)
 
 @dataclass(slots=True)
 class Case:
-    """`graph.output` is what is compared; `tensors` holds float32 data for each Weight by name, or
-    `blocks` its bytes when it is of a type that zinc does not encode. `sample_params`: how the
-    step samples tokens, if it does. Each sequence has `cached` tokens before the step."""
+    """A small graph with its tensors, whose output is compared between backends.
+
+    tensors: float32 data of each Weight by name. blocks: the bytes of a weight of a type that zinc
+    does not encode. sample_params: how the step samples tokens, if it does. cached: tokens that
+    each sequence has before the step.
+    """
 
     name: str
     n_tokens: int = 5
@@ -44,12 +47,13 @@ class Case:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def rows(self, cols: int, scale: float = 1.0) -> Value:
-        """Random rows [tokens, cols], others for each token of a step and of those before it."""
+        """Return random rows [tokens, cols], different for each token of the step and before it."""
         return self.graph.embed(self.matrix(self.n_tokens + self._n_cached, cols, scale=scale))
 
     def matrix(
         self, rows: int, cols: int, type: GGMLType = GGMLType.F32, scale: float = 1.0
     ) -> Weight:
+        """Return a random matrix [rows, cols]."""
         return self._random((rows, cols), type, scale)
 
     def experts(
@@ -60,14 +64,15 @@ class Case:
         type: GGMLType = GGMLType.F32,
         scale: float = 1.0,
     ) -> Weight:
-        """A matrix of each expert, or of each head: [planes, rows, cols]."""
+        """Return random matrices [planes, rows, cols], one for each expert or head."""
         return self._random((planes, rows, cols), type, scale)
 
     def vector(self, cols: int) -> Weight:
+        """Return a random float32 vector [cols]."""
         return self._add(self.rng.standard_normal(cols).astype(np.float32), GGMLType.F32)
 
     def given(self, values: FloatArray) -> Weight:
-        """A float32 tensor of these values."""
+        """Return a float32 tensor with these values."""
         return self._add(values, GGMLType.F32)
 
     def _random(self, shape: tuple[int, ...], type: GGMLType, scale: float) -> Weight:
@@ -91,26 +96,28 @@ class Case:
         return {x for node in self.graph.nodes for x in node.inputs if isinstance(x, Weight)}
 
     def data(self, weight: Weight) -> npt.NDArray[np.uint8]:
-        """The tensor as a file holds it, flat."""
+        """Return the bytes of a weight as a file has them, flat."""
         if weight.name in self.blocks:
             return self.blocks[weight.name]
         return encode(self.tensors[weight.name], weight.type).reshape(-1)
 
     def rope_frequencies(self, rope_dims: int) -> Constant:
+        """Return the inverse frequencies of RoPE with base 10,000."""
         i = np.arange(rope_dims // 2)
         return Constant("inv_freq", tuple((10000.0 ** (-2.0 * i / rope_dims)).tolist()))
 
     def kv(self, n_heads: int, head_dim: int, window: int = 0) -> KVState:
+        """Return the KV cache of a layer."""
         return KVState("kv", n_heads, head_dim, head_dim, window)
 
     def returns(self, out: Value) -> Case:
-        """Selects every row when `out` has one a token, so that the step has outputs."""
+        """Make `out` the output of the graph. Rows of tokens are all selected."""
         self.graph.output = out if out.dim is Dim.OUTPUTS else self.graph.select_rows(out)
         return self
 
     @property
     def max_tokens(self) -> int:
-        """Of its steps."""
+        """The most tokens in a step of the case."""
         return max(self.n_tokens, self._n_cached)
 
     @property
@@ -118,11 +125,11 @@ class Case:
         return self.cached * max(1, len(self.sequences))
 
     def step(self, block_tokens: int) -> Step:
-        """All tokens at once: `sequences` lists how many tokens each sequence has."""
+        """Return the step of all tokens, with the counts of `sequences`."""
         return self._step(self._lengths, self.cached, 0, block_tokens)
 
     def before(self, block_tokens: int) -> Step | None:
-        """The step that puts the tokens of `cached` into the cache."""
+        """Return the step that puts the `cached` tokens into the cache, if there are any."""
         if not self.cached:
             return None
         return self._step([self.cached] * len(self._lengths), 0, self.n_tokens, block_tokens)

@@ -1,4 +1,4 @@
-"""Ops that map rows to rows element by element, and the two that move rows."""
+"""Element-wise ops on rows, and the ops that copy or select rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _embed_cases() -> Iterator[Case]:
 
 @op(matrix("table"), cost=_embed_cost, cases=_embed_cases)
 def embed(step: Step, attrs: Attrs, table: FloatArray) -> Sequence[FloatArray]:
-    """x[t] = table[ids[t]] * scale."""
+    """Return rows of the table: x[t] = table[ids[t]] * scale."""
     x: FloatArray = table[step.ids] * np.float32(attrs["scale"])
     return [x]
 
@@ -62,6 +62,7 @@ def activate(function: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> F
 
 
 def sigmoid(x: Float64Array) -> Float64Array:
+    """Return 1 / (1 + exp(-x)), without overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
@@ -82,7 +83,7 @@ def _glu_cases() -> Iterator[Case]:
     stores_formats=True,
 )
 def glu(step: Step, attrs: Attrs, gate: FloatArray, up: FloatArray) -> Sequence[FloatArray]:
-    """activation(gate) * up, see `activate`."""
+    """Return activation(gate) * up (see `activate`)."""
     return [activate(int(attrs["activation"]), gate, up, attrs)]
 
 
@@ -100,7 +101,7 @@ def _add_cases() -> Iterator[Case]:
     elementwise=True,
 )
 def add(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequence[FloatArray]:
-    """a + b."""
+    """Return a + b."""
     return [a + b]
 
 
@@ -113,7 +114,10 @@ def _columns_cases() -> Iterator[Case]:
 
 @op(rows("x"), cost=elementwise_cost, cases=_columns_cases, row_wise=True)
 def columns(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
-    """y = x[:, first : first + width]. Never launched: who reads y reads x at an offset."""
+    """Return x[:, first : first + width].
+
+    It is never launched: readers of the result read x at an offset.
+    """
     first = int(attrs["first"])
     return [x[:, first : first + int(attrs["width"])]]
 
@@ -131,7 +135,7 @@ def _scale_cases() -> Iterator[Case]:
     elementwise=True,
 )
 def scale(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
-    """x * factor."""
+    """Return x * factor."""
     return [x * np.float32(attrs["factor"])]
 
 
@@ -148,7 +152,7 @@ def _softcap_cases() -> Iterator[Case]:
     elementwise=True,
 )
 def softcap(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
-    """cap * tanh(x / cap)."""
+    """Return cap * tanh(x / cap)."""
     cap = float(attrs["cap"])
     return [(cap * np.tanh(x.astype(np.float64) / cap)).astype(np.float32)]
 
@@ -156,7 +160,7 @@ def softcap(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
 def _select_cases() -> Iterator[Case]:
     case = Case("select")
     yield case.returns(case.graph.select_rows(case.rows(48)))
-    # In front of a product it copies the rows that the product reads.
+    # Before a product it copies rows in the format that the product reads.
     for type in (GGMLType.Q8_0, GGMLType.Q4_K):
         case = Case(f"select-{type.name.lower()}")
         x = case.graph.rms_norm(case.rows(512), None, eps=1e-6)
@@ -166,7 +170,7 @@ def _select_cases() -> Iterator[Case]:
 
 @op(rows("x"), cost=elementwise_cost, cases=_select_cases)
 def select_rows(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
-    """y[r] = x[output_rows[r]]."""
+    """Return the rows whose logits the step wants: y[r] = x[output_rows[r]]."""
     return [x[step.output_rows]]
 
 
@@ -176,5 +180,5 @@ def _quantize_cases() -> Iterator[Case]:
 
 @op(rows("x"), cost=elementwise_cost, cases=_quantize_cases, row_wise=True)
 def quantize(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
-    """Rounds rows to the row format of the output; the reference keeps them in float32."""
+    """Convert rows to the row format of the output. The reference keeps them in float32."""
     return [x]

@@ -1,9 +1,8 @@
-"""The graph a model file builds: semantic ops over rows of activations.
+"""The graph that a model file builds: semantic ops over rows of activations.
 
-A `Graph` is a list of nodes in program order. Values are matrices [rows, cols] whose row count is a
-`Dim` that each step decides (tokens, output rows, sequences), so one graph serves prefill, decode
-and any mix of sequences. Nothing here knows a device, a fusion or an address: the plan layer adds
-those.
+A `Graph` is a list of nodes in program order. Values are matrices [rows, cols] whose number of rows
+follows from a `Dim` in each step (tokens, output rows, sequences), so one graph serves prefill,
+decode and any mix of sequences. Devices, fusions and addresses are added by the plan.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from zinc.ops.values import (
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of an op. `label` is the part of the model it came from (`blk.3`)."""
+    """One application of an op. `label` names the part of the model it belongs to (`blk.3`)."""
 
     op: str
     inputs: tuple[Input, ...]
@@ -87,7 +86,7 @@ def _kind(x: Value | Weight | Constant | State) -> Kind:
 
 
 class Graph:
-    """Builds nodes; every method is one op of the vocabulary (see zinc.ops for what each means)."""
+    """A builder of nodes. Each method adds one op; `zinc.ops` defines what it computes."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -96,10 +95,11 @@ class Graph:
         self._label = ""
 
     def at(self, label: str) -> None:
-        """Names the part of the model that the next nodes belong to."""
+        """Set the label of the nodes that are added next."""
         self._label = label
 
     def value(self, dim: Dim, cols: int, format: RowFormat = RowFormat.F32) -> Value:
+        """Return a new value."""
         self._n_values += 1
         return Value(self._n_values, dim, cols, format)
 
@@ -112,7 +112,7 @@ class Graph:
         dim: Dim = Dim.TOKENS,
         **attrs: AttrValue,
     ) -> Value | None:
-        """Appends a node with one output of `cols` columns, or none when `cols` is None."""
+        """Append a node with one output of `cols` columns, or without output if `cols` is None."""
         out = None if cols is None else self.value(dim, cols)
         outputs = () if out is None else (out,)
         self.nodes.append(
@@ -128,17 +128,18 @@ class Graph:
         return out
 
     def embed(self, table: Weight, *, scale: float = 1.0) -> Value:
+        """Return the embedding of each token, times `scale`."""
         return self._make("embed", [table], table.cols, Dim.TOKENS, scale=scale)
 
     def rms_norm(
         self, x: Value, weight: Weight | None, *, eps: float, group: int | None = None
     ) -> Value:
-        """Normalises each run of `group` columns (default: the row) and scales it by `weight`."""
+        """Normalise each run of `group` columns (default: the row) and scale it by `weight`."""
         group = group or x.cols
         return self._make("rms_norm", [x, weight, None], x.cols, x.dim, eps=eps, group=group)
 
     def linear(self, x: Value, weight: Weight, bias: Weight | None = None) -> Value:
-        """x [rows, cols] times weight [out, cols] transposed, plus bias [out]."""
+        """Return x [rows, cols] times weight [out, cols] transposed, plus bias [out]."""
         return self._make("linear", [x, weight, bias, None], weight.rows, x.dim, n_parts=1)
 
     def glu(self, gate: Value, up: Value, *, activation: ActivationFn, **attrs: float) -> Value:
@@ -148,16 +149,17 @@ class Graph:
         )
 
     def rope_table(self, inv_freq: Constant, *, scale: float = 1.0) -> Value:
+        """Return the cosines and sines of a step, for `rope`."""
         return self._make("rope_table", [inv_freq], 2 * inv_freq.cols, Dim.TOKENS, scale=scale)
 
     def rope(self, x: Value, table: Value, *, head_dim: int, neox: bool) -> Value:
-        """Rotates the first `table.cols` dimensions of every head."""
+        """Rotate the first `table.cols` dimensions of every head."""
         return self._make(
             "rope", [x, table], x.cols, x.dim, head_dim=head_dim, rope_dims=table.cols, neox=neox
         )
 
     def kv_store(self, k: Value, v: Value | None, state: KVState) -> None:
-        """v is None exactly when the state has its values in the keys."""
+        """Store keys and values. v is None if and only if the state has its values in the keys."""
         assert (v is None) == state.v_from_k
         self.node("kv_store", [k, v, state], None)
 
@@ -170,6 +172,7 @@ class Graph:
         scale: float,
         softcap: float = 0.0,
     ) -> Value:
+        """Return attention of q [tokens, heads * head_dim] over the cached keys and values."""
         n_heads = q.cols // state.head_dim
         return self._make(
             "attention",
@@ -183,41 +186,44 @@ class Graph:
         )
 
     def add(self, a: Value, b: Value) -> Value:
+        """Return a + b."""
         return self._make("add", [a, b], a.cols, a.dim)
 
     def columns(self, x: Value, first: int, cols: int) -> Value:
-        """Columns first to first + cols of x; the planner makes it a view, never a copy."""
+        """Return columns [first, first + cols) of x. The planner makes it a view, never a copy."""
         assert 0 <= first <= first + cols <= x.cols
         return self._make("columns", [x], cols, x.dim, first=first, width=cols)
 
     def scale(self, x: Value, factor: float) -> Value:
+        """Return x * factor."""
         return self._make("scale", [x], x.cols, x.dim, factor=factor)
 
     def softcap(self, x: Value, cap: float) -> Value:
+        """Return cap * tanh(x / cap)."""
         return self._make("softcap", [x], x.cols, x.dim, cap=cap)
 
     def select_rows(self, x: Value) -> Value:
-        """The token rows whose logits the step wants."""
+        """Return the token rows whose logits the step wants."""
         return self._make("select_rows", [x], x.cols, Dim.OUTPUTS)
 
     def sample(self, logits: Value) -> Value:
-        """A token of each output row, as the step says, and the row's largest logit."""
+        """Return the token sampled for each output row, and the largest logit of the row."""
         return self._make("sample", [logits], 2, Dim.OUTPUTS)
 
     def gate(self, x: Value, g: Value) -> Value:
-        """x * sigmoid(g); g has the columns of x, or one for the whole row."""
+        """Return x * sigmoid(g). g has the columns of x, or one column for the whole row."""
         assert g.cols in (1, x.cols)
         return self._make("gate", [x, g], x.cols, x.dim)
 
     def gated_norm(self, x: Value, z: Value, weight: Weight, *, eps: float) -> Value:
-        """RMS norm of each run of weight.cols columns of x, times weight, times silu(z)."""
+        """Return rms_norm(x) * weight * silu(z) for each run of weight.cols columns."""
         assert x.cols == z.cols
         return self._make("gated_norm", [x, z, weight], x.cols, x.dim, eps=eps, group=weight.cols)
 
     def conv_silu(self, x: Value, weight: Weight, state: RecurrentState) -> Value:
-        """SiLU of a causal convolution along the sequence, for each channel (column) alone.
+        """Return SiLU of a causal convolution along the sequence, separately for each channel.
 
-        weight is flat, [channels * taps], taps from the oldest row to the row itself.
+        weight is flat, [channels * taps]; the last tap multiplies the row itself.
         """
         taps = weight.cols // x.cols
         assert weight.cols == taps * x.cols
@@ -238,7 +244,7 @@ class Graph:
         v_dim: int,
         grouped: bool,
     ) -> Value:
-        """Gated delta rule of rows [q heads | k heads | v heads] -> [v heads] (zinc.ops.recurrent).
+        """Run the gated delta rule on rows [q heads | k heads | v heads] (zinc.ops.recurrent).
 
         alpha and beta have a column, decay and decay_bias an element for each value head. A value
         head reads key head h // (n_v_heads / n_k_heads) if `grouped`, else h mod n_k_heads.
@@ -259,13 +265,13 @@ class Graph:
         )
 
     def concat_heads(self, a: Value, b: Value, *, n_heads: int) -> Value:
-        """Each head of a followed by the same head of b."""
+        """Concatenate each head of a with the same head of b."""
         return self._make("concat_heads", [a, b], a.cols + b.cols, a.dim, n_heads=n_heads)
 
     def head_linear(self, x: Value, weight: Weight, n_heads: int | None = None) -> Value:
-        """Each head of x times its own plane of weight [heads, rows, cols], transposed.
+        """Return each head of x times its own plane of weight [heads, rows, cols], transposed.
 
-        A weight [heads * rows, cols] is one too, when `n_heads` says how many.
+        A weight [heads * rows, cols] is divided into `n_heads` planes.
         """
         n_heads = n_heads or weight.planes
         assert x.cols == n_heads * weight.cols
@@ -286,7 +292,7 @@ class Graph:
         top_groups: int = 1,
         group_top: int = 1,
     ) -> Value:
-        """Expert ids and weights of each token [tokens, 2 top_k], from logits [tokens, experts]."""
+        """Return expert ids and weights [tokens, 2 top_k] from logits [tokens, experts]."""
         return self._make(
             "route",
             [logits, bias],
@@ -302,7 +308,7 @@ class Graph:
         )
 
     def group_experts(self, routes: Value, *, n_experts: int) -> tuple[Value, Value]:
-        """Slots (token * top_k + rank) in order of expert, and where each expert's start."""
+        """Return the slots (token * top_k + rank) by expert, and where each expert starts."""
         order = self.value(routes.dim, routes.cols // 2)
         starts = self.value(Dim.CONSTANT, n_experts + 1)
         attrs = MappingProxyType({"n_experts": n_experts})
@@ -342,7 +348,10 @@ class Graph:
         bias: Weight | None = None,
         scale: Weight | None = None,
     ) -> Value:
-        """The weighted sum over a token's slots of down(h), for experts [experts, hidden, ff]."""
+        """Return the weighted sum of down(h) over the slots of each token.
+
+        Experts are [experts, hidden, ff].
+        """
         assert h.cols == order.cols * down.cols
         inputs: list[Input] = [h, order, starts, routes, down, bias, scale, None]
         return self._make("moe_down", inputs, down.rows, h.dim)

@@ -1,7 +1,7 @@
-"""Ops on the heads of a row: products with a matrix of each head, gates, and joining.
+"""Ops on the heads of a row: products with one matrix for each head, gates and concatenation.
 
 Latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1) needs `head_linear` and `concat_heads`: it
-moves queries into the space of the cached latent, and the mix of latents back out of it.
+projects queries into the space of the cached latent, and the attended latents back.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def _linear_cases() -> Iterator[Case]:
 def head_linear(
     step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray
 ) -> Sequence[FloatArray]:
-    """Head h of y = head h of x times weight[h] transposed: [heads, cols] to [heads, rows] a token.
+    """Return each head of x times its own matrix: head h of y is x[h] @ weight[h].T.
 
-    weight is [heads, rows, cols], or [heads * rows, cols] with the same meaning. As a launch: one
-    grouped product whose groups are the heads.
+    weight is [heads, rows, cols], or [heads * rows, cols] with the same meaning. Kernels compute it
+    as one grouped product whose groups are the heads.
     """
     n_heads, cols = int(attrs["n_heads"]), weight.shape[-1]
     y = np.einsum("thc,hrc->thr", x.reshape(-1, n_heads, cols), weight.reshape(n_heads, -1, cols))
@@ -77,7 +77,7 @@ def _concat_cases() -> Iterator[Case]:
     row_wise=True,
 )
 def concat_heads(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequence[FloatArray]:
-    """Head h of y = [head h of a | head h of b]."""
+    """Concatenate each head of a with the same head of b: [head h of a | head h of b]."""
     a, b = (x.reshape(len(x), int(attrs["n_heads"]), -1) for x in (a, b))
     return [np.concatenate([a, b], axis=2).reshape(len(a), -1)]
 
@@ -97,5 +97,5 @@ def _gate_cases() -> Iterator[Case]:
     stores_formats=True,
 )
 def gate(step: Step, attrs: Attrs, x: FloatArray, g: FloatArray) -> Sequence[FloatArray]:
-    """x * sigmoid(g), with g as wide as x or one column for the whole row."""
+    """Return x * sigmoid(g). g has the columns of x, or one column for the whole row."""
     return [(x * sigmoid(g.astype(np.float64))).astype(np.float32)]

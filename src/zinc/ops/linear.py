@@ -1,7 +1,7 @@
 """Matrix products with weights, alone and fused.
 
-`linear` takes one to four parts that read the same rows (q, k and v), each with its own weight,
-bias and residual; the graph builds it with one part and the planner merges them.
+A `linear` has one to four parts that read the same rows (q, k and v), each with its own weight,
+bias and residual. The graph builds it with one part, and a plan pass merges parts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def linear(
     bias: Sequence[FloatArray | None],
     residual: Sequence[FloatArray | None],
 ) -> Sequence[FloatArray]:
-    """y_i = x @ weight_i.T + bias_i + residual_i for each of `n_parts` parts."""
+    """Return y_i = x @ weight_i.T + bias_i + residual_i for each of `n_parts` parts."""
     outputs = []
     for part_weight, part_bias, part_residual in zip(weight, bias, residual, strict=True):
         y = _product(x, part_weight, part_bias)
@@ -77,7 +77,7 @@ def _glu_cases() -> Iterator[Case]:
         gate = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
         up = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
         yield case.returns(case.graph.glu(gate, up, activation=ActivationFn.SILU))
-    for tokens in (1, 21):  # files mix formats
+    for tokens in (1, 21):  # files with several formats
         case = Case(f"mixed-{tokens}", n_tokens=tokens)
         x = case.rows(256)
         gate = case.graph.linear(x, case.matrix(64, 256, GGMLType.Q4_K, 256**-0.5))
@@ -104,7 +104,7 @@ def linear_glu(
     gate_bias: FloatArray | None,
     up_bias: FloatArray | None,
 ) -> Sequence[FloatArray]:
-    """activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias) in one pass over both weights."""
+    """Return activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)."""
     gated = activate(
         int(attrs["activation"]), _product(x, gate, gate_bias), _product(x, up, up_bias), attrs
     )

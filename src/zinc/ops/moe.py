@@ -1,17 +1,17 @@
-"""Mixture of experts: choose experts for each token, run them over the tokens that chose them.
+"""Mixture of experts: the choice of experts for each token, and their matrix products.
 
-A layer is four launches: `route` picks top_k experts a token, `group_experts` sorts the picks by
-expert (a counting sort), `moe_glu` and `moe_down` are matrix products over one expert's rows after
-another. So prefill reads each expert's weights once, and decode reads the chosen ones only. A pick
-is addressed by its slot, token * top_k + rank.
+A layer is four launches. `route` picks top_k experts for each token, `group_experts` sorts the
+picks by expert (a counting sort), and `moe_glu` and `moe_down` are matrix products that process one
+expert after another. So prefill reads the weights of each expert once, and decode reads only those
+of the chosen experts. A pick is addressed by its slot, token * top_k + rank.
 
     routes  [tokens, 2 top_k]   top_k expert ids, best first, then their weights
-    order   [tokens, top_k]     slots sorted by expert, and by slot within an expert
-    starts  [1, experts + 1]    where each expert's run in `order` begins
-    h       [tokens, top_k ff]  the run of `ff` columns of rank r is column r ff on; a quantised
-                                format never shares a block between two runs
+    order   [tokens, top_k]     slots sorted by expert, then by slot
+    starts  [1, experts + 1]    index in `order` of the first slot of each expert
+    h       [tokens, top_k ff]  columns [r ff, (r + 1) ff) are the run of rank r; a block of a
+                                quantised format never spans two runs
 
-Ids and slots are stored as float32, exactly: they stay far below 2^24.
+Ids and slots are stored as float32, which is exact: they stay far below 2^24.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zinc.ops.step import IntArray, Step
 from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
-# How a router turns logits into weights: over all experts, each for itself, over the chosen ones.
+# Scoring of a router: softmax over all experts, sigmoid of each, softmax over the chosen ones.
 SOFTMAX, SIGMOID, SOFTMAX_CHOSEN = range(3)
 
 
@@ -42,7 +42,7 @@ def _softmax(x: Float64Array) -> Float64Array:
 
 
 def _best(scores: Float64Array, count: int) -> IntArray:
-    """Columns of the `count` largest of each row, best first; of equals the first column wins."""
+    """Return the columns of the `count` largest of each row, best first; ties by column."""
     return np.argsort(-scores, axis=1, kind="stable")[:, :count].astype(np.int32)
 
 
@@ -83,13 +83,13 @@ def _route_cases() -> Iterator[Case]:
 def route(
     step: Step, attrs: Attrs, logits: FloatArray, bias: FloatArray | None
 ) -> Sequence[FloatArray]:
-    """Expert ids and weights of each token from router logits [tokens, experts].
+    """Return the expert ids and weights of each token, from router logits [tokens, experts].
 
-    `scoring` makes scores of the logits: 0 softmax, 1 sigmoid, 2 none (softmax over the chosen). A
-    bias [experts] moves the choice and not the weights (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2).
-    With n_groups > 1 experts compete only within the `top_groups` best groups, whose score is the
-    sum of the `group_top` best in them (1 in DeepSeek-V2, 2 in V3). `renormalise` divides the
-    weights by their sum; then they are multiplied by `scale`.
+    `scoring` says how scores follow from logits: 0 softmax, 1 sigmoid, 2 none (softmax over the
+    chosen). A bias [experts] changes the choice and not the weights (DeepSeek-AI 2024, DeepSeek-V3,
+    2.1.2). With n_groups > 1, experts compete only within the `top_groups` best groups; the score
+    of a group is the sum of its `group_top` best experts (1 in DeepSeek-V2, 2 in V3). `renormalise`
+    divides the weights by their sum; then they are multiplied by `scale`.
     """
     scoring, top_k, n_groups = int(attrs["scoring"]), int(attrs["top_k"]), int(attrs["n_groups"])
     scores = logits.astype(np.float64)
@@ -130,10 +130,10 @@ def _group_cases() -> Iterator[Case]:
     cases=_group_cases,
     tolerance=0.0,
     phase=Phase.MOE,
-    row_wise=True,  # the order is that of the rows which the experts read
+    row_wise=True,  # the slots are those of the selected rows
 )
 def group_experts(step: Step, attrs: Attrs, routes: FloatArray) -> Sequence[FloatArray]:
-    """Slots in the order of their experts, and where each expert's slots start."""
+    """Return the slots sorted by expert, and the index of each expert's first slot."""
     top_k = routes.shape[1] // 2
     ids = routes[:, :top_k].astype(np.int32).reshape(-1)
     order = np.argsort(ids, kind="stable").reshape(-1, top_k)
@@ -143,7 +143,7 @@ def group_experts(step: Step, attrs: Attrs, routes: FloatArray) -> Sequence[Floa
 
 
 def _runs(order: FloatArray, starts: FloatArray) -> Iterator[tuple[int, IntArray]]:
-    """(expert, its slots) of every expert that was chosen."""
+    """Yield each chosen expert and its slots."""
     slots, bounds = order.reshape(-1).astype(np.int32), starts[0].astype(np.int32)
     for expert in range(len(bounds) - 1):
         if bounds[expert] < bounds[expert + 1]:
@@ -151,7 +151,10 @@ def _runs(order: FloatArray, starts: FloatArray) -> Iterator[tuple[int, IntArray
 
 
 def _cost(node: Node) -> Cost:
-    """Weights of at most one expert a slot are read, and each expert's once."""
+    """Return the cost of a product with experts: each chosen expert is read once.
+
+    At most one expert for each slot is chosen.
+    """
     order = node.rows("order")
     weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
     read = [v.cols for v in node.inputs if isinstance(v, Value)]
@@ -219,7 +222,7 @@ def moe_glu(
     gate_bias: FloatArray | None,
     up_bias: FloatArray | None,
 ) -> Sequence[FloatArray]:
-    """h[slot] = activation(x[token] @ gate[e].T + b) * (x[token] @ up[e].T + b).
+    """Return h[slot] = activation(x[token] @ gate[e].T + b) * (x[token] @ up[e].T + b).
 
     e is the expert of the slot. gate and up are [experts, ff, hidden]; biases are flat,
     [experts * ff].
@@ -270,11 +273,11 @@ def moe_down(
     scale: FloatArray | None,
     residual: FloatArray | None,
 ) -> Sequence[FloatArray]:
-    """y[token] = sum over ranks of weight * (scale[e] * h[slot] @ down[e].T + b[e]), + residual.
+    """Return the sum over ranks of weight * (scale[e] * h[slot] @ down[e].T + b[e]), plus residual.
 
     down is [experts, hidden, ff], the bias flat [experts * hidden], scale [experts]. A kernel may
-    add up a token's experts in the order of their ids: no temporary, and no order that depends on
-    the other tokens.
+    add the experts of a token in the order of their ids: that needs no temporary memory, and the
+    order does not depend on other tokens.
     """
     top_k, hidden, ff = order.shape[1], down.shape[1], down.shape[2]
     slot_rows = h.reshape(-1, ff)

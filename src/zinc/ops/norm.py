@@ -23,7 +23,7 @@ def _cases() -> Iterator[Case]:
 
 
 def normalise(x: FloatArray, weight: FloatArray | None, group: int, eps: float) -> FloatArray:
-    """x / sqrt(mean(x^2) + eps) over each run of `group` columns, times weight [group]."""
+    """Return x / sqrt(mean(x^2) + eps) * weight [group] for each run of `group` columns."""
     runs = x.reshape(-1, group)
     mean = np.mean(np.square(runs, dtype=np.float64), axis=1, keepdims=True)
     y = runs / np.sqrt(mean + eps)
@@ -51,6 +51,6 @@ def rms_norm(
     weight: FloatArray | None,
     residual: FloatArray | None,
 ) -> Sequence[FloatArray]:
-    """y = x / sqrt(mean(x^2) + eps) * weight over each `group` of columns, plus residual if any."""
+    """Return x / sqrt(mean(x^2) + eps) * weight, by groups of columns, plus residual if any."""
     y = normalise(x, weight, int(attrs["group"]), float(attrs["eps"]))
     return [y if residual is None else y + residual]

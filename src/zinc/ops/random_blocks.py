@@ -1,7 +1,7 @@
-"""Random blocks of the types that zinc reads and does not write, for generated tests.
+"""Random blocks of the types that zinc cannot encode, for generated tests.
 
-Every bit of the quants is in use; only scales are chosen, since random bits there would be NaN,
-infinite, or many powers of ten apart.
+The bits of quants are random. Scales are chosen, because random bits would make them NaN, infinite
+or many orders of magnitude apart.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from zinc.quant.decode import decode
 def random_blocks(
     rng: np.random.Generator, type: GGMLType, shape: tuple[int, ...], rms: float = 1.0
 ) -> npt.NDArray[np.uint8]:
-    """A tensor of `shape` (rows, columns) as a file holds it, its values about `rms` in size.
+    """Return random blocks of a tensor of `shape`, whose values have about the size `rms`.
 
-    Raises ModelError when the last dimension is no whole number of blocks.
+    Raises ModelError if the last dimension is not a whole number of blocks.
     """
     layout = BLOCKS[type]
     n_bytes = int(np.prod(shape[:-1])) * row_bytes(type, shape[-1])

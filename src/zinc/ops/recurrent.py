@@ -1,12 +1,12 @@
-"""Ops with a state of fixed size for each sequence: Gated DeltaNet (Yang et al., arXiv:2412.06464).
+"""Ops with recurrent state: Gated DeltaNet (Yang et al., arXiv:2412.06464).
 
-A layer is conv_silu over [q | k | v], delta_rule over what comes out of it, and gated_norm. Rows of
-one step may belong to several sequences; each op finds its state by `Step.state_slot`, walks the
-rows of a sequence in order and leaves the state behind them. A sequence whose first position in the
-step is 0 starts from zeros, so nobody has to clear a slot.
+A layer is conv_silu over [q | k | v], delta_rule over its result, and gated_norm. The rows of a
+step may belong to several sequences. Each op finds the state of a sequence by `Step.state_slot`,
+processes its rows in order and stores the new state. A sequence whose first position in the step is
+0 starts from zeros, so slots need not be cleared.
 
 `delta_rule` is the plain recurrence, token by token. `delta_rule_in_chunks` computes the same in
-the chunkwise form, with the state layout for kernels; a test holds the two equal.
+the chunkwise form, with the state layout of kernels; a test compares the two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState
 from zinc.quant.blocks import row_bytes
 
-# Positions [CHUNK i, CHUNK i + CHUNK) are a chunk of the chunkwise form, however a prompt was cut.
+# Positions [CHUNK i, CHUNK i + CHUNK) form a chunk, however a prompt was split into steps.
 CHUNK = 16
 # Added to the sum of squares of a q or k head: a constant of the published model code.
 L2_EPS = 1e-6
@@ -36,7 +36,7 @@ L2_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """Heads of a delta rule: n_v_heads states [k_dim, v_dim], which share n_k_heads keys."""
+    """The head sizes of a delta rule: n_v_heads states [k_dim, v_dim] share n_k_heads keys."""
 
     n_k_heads: int
     n_v_heads: int
@@ -61,10 +61,10 @@ class DeltaShape:
 
     @property
     def state_floats(self) -> int:
-        """Floats of a slot, which has for each value head one piece that a task can own:
+        """Number of floats of a slot. Each value head has one part, which one task writes:
 
         S  [k_dim, v_dim]  after the last whole chunk
-        k  [k_dim, CHUNK]  of the positions since then: position p is column p mod CHUNK
+        k  [k_dim, CHUNK]  of later positions: position p is column p mod CHUNK
         d  [CHUNK, v_dim]
         g  [CHUNK]
         """
@@ -78,7 +78,7 @@ class StateView:
     slots: FloatArray
 
     def at(self, step: Step, sequence: int) -> FloatArray:
-        """The state a sequence continues from, to be changed in place."""
+        """Return the state that a sequence continues from, to be changed in place."""
         state: FloatArray = self.slots[step.state_slot[sequence]]
         if step.positions[step.seq_start[sequence]] == 0:
             state[:] = 0
@@ -86,7 +86,7 @@ class StateView:
 
 
 def sequences(step: Step) -> Iterator[tuple[int, slice]]:
-    """(sequence, its token rows) of every sequence that has any."""
+    """Yield each sequence that has tokens in the step, and the slice of its token rows."""
     for s in range(step.n_sequences):
         rows = slice(int(step.seq_start[s]), int(step.seq_start[s + 1]))
         if rows.start < rows.stop:
@@ -127,12 +127,13 @@ def _conv_cases() -> Iterator[Case]:
 def conv_silu(
     step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray, state: StateView
 ) -> Sequence[FloatArray]:
-    """y[t] = silu(sum over taps i of weight[:, i] * x[t - (taps - 1) + i]), each column for itself.
+    """Return y[t] = silu(sum over taps i of weight[:, i] * x[t - (taps - 1) + i]).
 
-    Rows before the first position are zeros. State: the last taps - 1 rows of x, oldest first.
+    Rows before the first position are zeros. The state is the last taps - 1 rows of x, oldest
+    first.
 
-    As a launch: chunks of 16 columns over all rows of the step, the taps and the last rows in
-    registers, so y may take the place of x; the weight is transposed once when it is prepared.
+    Kernels process chunks of 16 columns over all rows of the step, with the taps and the last rows
+    in registers, so y may be stored in place of x. The weight is transposed once, in preparation.
     """
     taps = int(attrs["taps"])
     kernel = weight.reshape(-1, taps)
@@ -151,7 +152,7 @@ def conv_silu(
 
 
 def _delta_cost(node: Node) -> Cost:
-    """The chunkwise form: two products of S with every row, and one update of S a chunk."""
+    """Return the cost of the chunkwise form: two products with S a row, one update a chunk."""
     qkv, out = node.rows("qkv"), node.outputs[0]
     shape = _shape(node.attrs)
     inside = CHUNK // 2 * (3 * shape.v_cols + 2 * shape.n_v_heads * shape.k_dim)
@@ -170,7 +171,7 @@ def delta_case(
     grouped: bool = False,
     pace: float = 1.0,
 ) -> Case:
-    """Random rows; `pace` scales how fast the state decays."""
+    """Return a case with random rows. `pace` scales how fast the state decays."""
     case = Case(name, sum(lengths), sequences=lengths)
     heads = shape.n_v_heads
     out = case.graph.delta_rule(
@@ -218,19 +219,20 @@ def delta_rule(
     decay_bias: FloatArray,
     state: StateView,
 ) -> Sequence[FloatArray]:
-    """For each value head, token by token:
+    """Run the gated delta rule for each value head, token by token.
 
         g = exp(decay * softplus(alpha + decay_bias)),  b = sigmoid(beta)
         q, k = q / |q| / sqrt(k_dim), k / |k|
         S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
 
-    Rows [q of each key head | k of each key head | v of each value head]. State: S in float32.
+    Rows are [q of each key head | k of each key head | v of each value head]. The state is S in
+    float32.
 
-    As a launch: tasks are (sequence, value head). A task walks its rows with S in cache, in the
-    chunkwise form on the grid of CHUNK positions. A single token has the same path as a prompt: S
-    is read and not written until its chunk is full, so decode moves half of what the plain
-    recurrence does, and the result does not depend on how a prompt was cut. Lanes are columns of S
-    (v_dim).
+    A task of a kernel is one value head of one sequence. It processes its rows with S in cache, in
+    the chunkwise form over chunks of CHUNK positions. A single token takes the same path as a
+    prompt: S is read, and written only when its chunk is full, so decode moves half the bytes of
+    the plain recurrence, and the result does not depend on how a prompt was split. Lanes are
+    columns of S.
     """
     shape = _shape(attrs)
     q, k, v = _heads(qkv, shape, bool(attrs["grouped"]))
@@ -258,20 +260,19 @@ def delta_rule_in_chunks(
     decay_bias: FloatArray,
     state: StateView,
 ) -> Sequence[FloatArray]:
-    """`delta_rule` in the chunkwise form, with the slot layout of `DeltaShape.state_floats`.
+    """Run `delta_rule` in the chunkwise form, with the slot layout of `DeltaShape.state_floats`.
 
-    With S the state after the last whole chunk, G_t the product of g since then, and j over the
-    positions of the chunk (section 3.3 of the paper):
+    Let S be the state after the last whole chunk, G_t the product of g since then, and j range over
+    the positions of the chunk (section 3.3 of the paper):
 
         d_t = b_t (v_t - G_t S^T k_t - sum over j < t of (G_t / G_j) (k_j . k_t) d_j)
         o_t = G_t S^T q_t + sum over j <= t of (G_t / G_j) (k_j . q_t) d_j
         S'  = G S + sum over j of (G / G_j) k_j d_j^T      at the end of the chunk
 
     The products with S and of k with k and q are matrix products over the rows of the chunk; only
-    the sum over j < t goes row by row. Row t needs nothing of later rows, so a chunk may stop at
-    any row, keep k, d and g of its rows in the slot, and go on in the next step. G_t / G_j is a
-    product of factors up to 1, row by row: sums of log g would grow with a fast decay, and lose
-    their differences.
+    the sum over j < t goes row by row. Row t does not depend on later rows, so a chunk may stop at
+    any row, keep k, d and g of its rows in the slot and continue in the next step. G_t / G_j is a
+    product of factors up to 1: differences of sums of log g would lose precision with a fast decay.
     """
     shape = _shape(attrs)
     q, k_rows, v = _heads(qkv, shape, bool(attrs["grouped"]))
@@ -281,12 +282,12 @@ def delta_rule_in_chunks(
         matrix, k_kept, d, g_kept = _slot(state.at(step, s), shape)
         at, position = span.start, int(step.positions[span.start])
         while at < span.stop:
-            old = position % CHUNK  # rows of this chunk that earlier steps brought
+            old = position % CHUNK  # rows of this chunk from earlier steps
             n = min(CHUNK - old, span.stop - at)
             new, end = slice(at, at + n), old + n
             k_kept[:, :, old:end], g_kept[:, old:end] = k_rows[new].transpose(1, 2, 0), g[new].T
             ratio, whole = _decay(g_kept[:, :end])
-            left = ratio[:, -1]  # [heads, rows], what a row has kept at the end of the chunk
+            left = ratio[:, -1]  # [heads, rows], decay from each row to the end of the chunk
             ratio, whole = ratio[:, old:], whole[:, old:, None]
             k, k_new, q_new = k_kept[:, :, :end], k_rows[new], q[new].transpose(1, 0, 2)
             k_new = k_new.transpose(1, 0, 2)
@@ -304,7 +305,7 @@ def delta_rule_in_chunks(
 
 
 def _decay(g: FloatArray) -> tuple[Float64Array, Float64Array]:
-    """From g [heads, rows]: G_t / G_j [heads, t, j], 0 for j > t, and G_t [heads, t]."""
+    """Return G_t / G_j [heads, t, j], 0 for j > t, and G_t [heads, t], from g [heads, rows]."""
     heads, n = g.shape
     decay = np.zeros((heads, n, n))
     for t in range(n):
@@ -314,7 +315,7 @@ def _decay(g: FloatArray) -> tuple[Float64Array, Float64Array]:
 
 
 def _slot(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
-    """S, k, d and g of each head of a slot, as views."""
+    """Return views of S, k, d and g of each head of a slot."""
     heads = state.reshape(shape.n_v_heads, -1)
     views, at = [], 0
     for dims in (
@@ -336,7 +337,7 @@ def _shape(attrs: Attrs) -> DeltaShape:
 def _heads(
     qkv: FloatArray, shape: DeltaShape, grouped: bool
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """q and k [tokens, n_v_heads, k_dim], normalised, and v [tokens, n_v_heads, v_dim]."""
+    """Return normalised q and k [tokens, n_v_heads, k_dim], and v [tokens, n_v_heads, v_dim]."""
     q, k, v = np.split(qkv.astype(np.float64), [shape.k_cols, 2 * shape.k_cols], axis=1)
     q, k = (_unit(x.reshape(-1, shape.n_k_heads, shape.k_dim)) for x in (q, k))
     q = _spread(q, shape, grouped) * shape.k_dim**-0.5
@@ -344,20 +345,20 @@ def _heads(
 
 
 def _unit(x: Float64Array | FloatArray) -> Float64Array:
-    """Each head divided by its length."""
+    """Return each head divided by its length."""
     wide = x.astype(np.float64)
     unit: Float64Array = wide / np.sqrt(np.square(wide).sum(axis=-1, keepdims=True) + L2_EPS)
     return unit
 
 
 def _spread(x: Float64Array, shape: DeltaShape, grouped: bool) -> Float64Array:
-    """The key head of each value head: [tokens, n_k_heads, k_dim] -> [tokens, n_v_heads, k_dim]."""
+    """Return the key head of each value head: [tokens, n_v_heads, k_dim]."""
     times = shape.n_v_heads // shape.n_k_heads
     return np.repeat(x, times, axis=1) if grouped else np.tile(x, (1, times, 1))
 
 
 def _log_decay(alpha: FloatArray, a: FloatArray, bias: FloatArray) -> Float64Array:
-    """a * softplus(alpha + bias), which is log g, without overflow."""
+    """Return log g = a * softplus(alpha + bias), without overflow."""
     decay: Float64Array = np.multiply(a, np.logaddexp(0.0, alpha + bias, dtype=np.float64))
     return decay
 
@@ -385,9 +386,9 @@ def _gated_cases() -> Iterator[Case]:
 def gated_norm(
     step: Step, attrs: Attrs, x: FloatArray, z: FloatArray, weight: FloatArray
 ) -> Sequence[FloatArray]:
-    """rms_norm of each run of `group` columns of x, times weight [group], times silu(z).
+    """Return rms_norm of each run of `group` columns of x, times weight [group], times silu(z).
 
-    As a launch: one pass that may write its rows quantised.
+    Kernels may store the result quantised.
     """
     gate = z.astype(np.float64)
     y = normalise(x, weight, int(attrs["group"]), float(attrs["eps"]))

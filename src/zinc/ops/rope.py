@@ -2,7 +2,7 @@
 
 Every variant (linear, YaRN, Llama 3, frequency factors) is a vector of inverse frequencies and a
 scale, computed once when a model is built (zinc.models.parts.rope). So a step computes one table
-for all layers that share it, and the kernels know two pairings only.
+for all layers that share it, and kernels implement only the two pairings of dimensions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def _table_cases() -> Iterator[Case]:
     phase=Phase.ATTENTION,
 )
 def rope_table(step: Step, attrs: Attrs, inv_freq: FloatArray) -> Sequence[FloatArray]:
-    """[cos | sin] of position * inv_freq, times scale: rows [tokens, 2 * len(inv_freq)]."""
+    """Return rows [cos | sin] of position * inv_freq, times scale: [tokens, 2 * len(inv_freq)]."""
     angle = step.positions[:, None].astype(np.float64) * inv_freq.astype(np.float64)
     table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * float(attrs["scale"])
     return [table.astype(np.float32)]
 
 
 def rotate(x: FloatArray, table: FloatArray, head_dim: int, neox: bool) -> FloatArray:
-    """Rotates the leading dimensions of each head of x [tokens, heads * head_dim].
+    """Rotate the leading dimensions of each head of x [tokens, heads * head_dim].
 
     neox pairs dimension i with i + half, otherwise 2i with 2i + 1; half = table.cols / 2.
     """
@@ -60,7 +60,7 @@ def rotate(x: FloatArray, table: FloatArray, head_dim: int, neox: bool) -> Float
 
 
 def _no_cases() -> Iterator[Case]:
-    return iter(())  # runs fused as rope_store; its cases are those of attention
+    return iter(())  # tested in the cases of attention; runs fused as rope_store
 
 
 @op(
@@ -73,7 +73,7 @@ def _no_cases() -> Iterator[Case]:
     prepares_heads=True,
 )
 def rope(step: Step, attrs: Attrs, x: FloatArray, table: FloatArray) -> Sequence[FloatArray]:
-    """Rotates the first table.cols dimensions of every head."""
+    """Rotate the first table.cols dimensions of every head."""
     return [rotate(x, table, int(attrs["head_dim"]), bool(attrs["neox"]))]
 
 
@@ -100,7 +100,7 @@ def rope_store(
     k_norm: FloatArray | None,
     cache: CacheView | None,
 ) -> Sequence[FloatArray]:
-    """Per head: RMS norm of q and k (when weights are given), RoPE, then k and v into the cache."""
+    """Normalise (if weights are given) and rotate the heads of q and k; store k and v."""
     head_dim, eps, neox = int(attrs["head_dim"]), float(attrs["eps"]), bool(attrs["neox"])
 
     def prepare(x: FloatArray, norm: FloatArray | None) -> FloatArray:

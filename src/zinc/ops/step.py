@@ -1,4 +1,4 @@
-"""What changes from step to step: the batch, and the cache a reference reads it against."""
+"""The inputs of one step: the batch of tokens and the block tables of their caches."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ SampleParamsArray: TypeAlias = npt.NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class StepCondition:
-    """The steps in which a launch runs: those with `tokens` tokens and at least `min_keys` keys.
+    """A condition on the sizes of a step: `tokens` tokens and at least `min_keys` keys.
 
-    Keys are the cached positions of the longest sequence after the step. With `negated` the launch
-    runs in all other steps.
+    Keys are the cached positions of the longest sequence after the step. A launch with a condition
+    runs in the steps that meet it; if `negated`, in all other steps.
     """
 
     tokens: int
@@ -108,7 +108,7 @@ class Step:
         return int(max(self.positions.tolist())) + 1
 
     def rows(self, dim: Dim) -> int:
-        """Rows that a value of `dim` has in this step."""
+        """Return the number of rows that a value of `dim` has in this step."""
         match dim:
             case Dim.TOKENS:
                 return self.n_tokens

@@ -1,4 +1,4 @@
-"""Everything that a node of a graph reads or makes: values, weights, constants and states."""
+"""The operands and results of nodes: values, weights, constants and states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 class Dim(StrEnum):
-    """What a value has one row for."""
+    """The kind of a row of a value, which gives the number of rows in a step."""
 
     TOKENS = "tokens"
     OUTPUTS = "outputs"
@@ -45,10 +45,10 @@ class ActivationFn(IntEnum):
 class Weight:
     """A tensor of the model file: a matrix [planes, rows, cols] or a float32 vector [cols].
 
-    `rows_from` lists source rows when the order in the file is not the order of computation, or
-    when the weight is a part of a tensor: `shape` stays that of the tensor, `source` is its name,
-    and `name` tells the parts of one tensor apart. With `transposed_rows` the weight is made at
-    load (zinc.plan.weights): these rows of the source, cut into planes and each plane transposed.
+    `rows_from` lists source rows if the file has them in another order, or if the weight is a part
+    of a tensor: then `shape` is that of the tensor, `source` its name, and `name` distinguishes the
+    parts of one tensor. With `transposed_rows` the weight is computed at load (zinc.plan.weights):
+    these rows of the source are divided into planes and each plane is transposed.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Weight:
 
     @property
     def is_vector(self) -> bool:
+        """Whether the weight is a float32 vector."""
         return len(self.shape) == 1
 
     @property
@@ -94,10 +95,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class KVState:
-    """Keys and values of one layer. `window` 0 keeps every position, else the last `window`.
+    """The KV cache of one layer. `window` is the number of last positions it keeps, 0 for all.
 
     With `v_from_k` the value of a position is the last head_dim_v dimensions of its key (latent
-    attention), so that nothing but the key has to be kept.
+    attention), so only keys are stored.
     """
 
     name: str
@@ -110,11 +111,11 @@ class KVState:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """What a sequence carries from step to step in one layer: `floats` float32 numbers in its slot.
+    """The recurrent state of one layer: `floats` float32 numbers for each sequence, in its slot.
 
-    Unlike keys and values it does not grow with the context, and no earlier position can be had
-    from it: each position of a sequence goes through once, in order. Its meaning is that of the op
-    that has it; a sequence that brings position 0 starts from zeros, whatever the slot holds.
+    Unlike a KV cache it does not grow with the context, and earlier positions cannot be restored
+    from it: each position of a sequence is processed once, in order. The op that uses it defines
+    its contents. A sequence whose step has position 0 starts from zeros, whatever the slot holds.
     """
 
     name: str
@@ -123,10 +124,10 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A matrix [rows of `dim`, cols] that a node makes.
+    """A matrix [rows of `dim`, cols] that a node computes.
 
-    Its columns may fall into `runs` that are read each for itself (those of a token's experts):
-    other than in F32 each is stored as a row of its own, so that no block has part of two.
+    Its columns may consist of `runs` that are read separately (one for each expert of a token). In
+    formats other than F32 each run is stored as a row of its own, so that no block spans two runs.
     """
 
     id: int

@@ -21,7 +21,7 @@ from zinc.plan.passes import uses
 def add_alternatives(
     nodes: Sequence[Node], runs_fused: Callable[[Node], StepCondition | None]
 ) -> list[Node]:
-    """Add `rope_attention` behind each rope_store and attention that a backend can run as one.
+    """Add `rope_attention` after each rope_store and attention that the backend can run as one.
 
     `runs_fused` returns the steps in which the backend runs a fused node, None if it has no kernel.
     """

@@ -1,9 +1,9 @@
-"""What of a model runs on a device and what on the CPU, when not all of it fits on the device.
+"""Division of a model that does not fit on a device between the device and the CPU.
 
-Layers and the output leave the device from the front of the model, as llama.cpp's -ngl has it; of a
-model with experts those leave first, as with its --n-cpu-moe: they are most of its bytes and, a few
-of them chosen a token, the least of its work. The embedding, a row a token, is on the CPU
-whenever anything else is.
+Layers move to the CPU from the front of the model, like with llama.cpp's -ngl; the output moves
+last. In a model with experts, the experts move first, like with --n-cpu-moe: they are most of the
+bytes and, because a token uses few of them, little of the work. The embedding reads one row a
+token, so it is on the CPU whenever anything else is.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ DEVICE, HOST = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """What is on the device; the rest is on the CPU.
+    """The parts of a model that run on the device; the rest runs on the CPU.
 
-    gpu_layers: the output is the first of them, and then come layers from the last one on; None is
-    all, and so is a number that is larger than the model (as -ngl 99 is meant everywhere). cpu_moe:
-    of so many first layers the experts are on the CPU wherever the layer is.
+    gpu_layers: number of layers on the device, counted from the end of the model; the output counts
+    as the first of them. None, or a number larger than the model (such as -ngl 99), means
+    everything. cpu_moe: number of layers, counted from the front, whose experts are on the CPU in
+    any case.
     """
 
     gpu_layers: int | None = None
     cpu_moe: int = 0
 
     def check(self, nodes: Iterable[Node], n_layers: int) -> None:
-        """Raises RequestError when a model of these nodes cannot be divided like this."""
+        """Raise RequestError if a model with these nodes cannot be divided like this."""
         for name, number in (("gpu_layers", self.gpu_layers or 0), ("cpu_moe", self.cpu_moe)):
             if number < 0:
                 raise RequestError(
@@ -47,11 +48,11 @@ class DeviceMap:
             )
 
     def first_layer(self, n_layers: int) -> int:
-        """The first layer that is on the device; `n_layers` is the output."""
+        """Return the first layer on the device; `n_layers` means the output."""
         return 0 if self.gpu_layers is None else max(n_layers + 1 - self.gpu_layers, 0)
 
     def is_whole(self, n_layers: int) -> bool:
-        """Whether all is on the device."""
+        """Return whether everything is on the device."""
         return self.first_layer(n_layers) == 0 and self.cpu_moe == 0
 
     def assign(self, n_layers: int) -> Callable[[Node], int]:
@@ -70,6 +71,7 @@ class DeviceMap:
         return of
 
     def describe(self, n_layers: int) -> str:
+        """Return a sentence for users."""
         first = self.first_layer(n_layers)
         if first > n_layers:
             return f"all {n_layers} layers on the CPU"
@@ -84,13 +86,14 @@ class DeviceMap:
 
 
 def has_experts(nodes: Iterable[Node]) -> bool:
+    """Return whether any node belongs to a mixture of experts."""
     return any(OPS[node.op].phase is Phase.MOE for node in nodes)
 
 
 def choose(nodes: Sequence[Node], n_layers: int, fits: Callable[[DeviceMap], bool]) -> DeviceMap:
-    """The device map that leaves most on the device of those that `fits` says its memory holds.
+    """Return the map that keeps most on the device among those that `fits` accepts.
 
-    Experts leave it before layers do. What is left of nothing always fits.
+    Experts leave the device before layers do. A map with everything on the CPU always fits.
     """
     n_moe = n_layers if has_experts(nodes) else 0
     steps = [DeviceMap(cpu_moe=n) for n in range(n_moe + 1)]

@@ -1,8 +1,8 @@
-"""The graph of a model without its output projection: what remains ends at the final norm.
+"""The graph of a model without its output projection, which ends at the final norm.
 
-Every decoder ends alike: the rows that are asked for, a norm, a linear into the vocabulary, perhaps
-a scaling of the logits. So the cut is found from the end of the graph, for every model file at
-once, and the rest is planned and run like any other graph.
+Every decoder ends with a selection of rows, a norm, a linear into the vocabulary and perhaps
+element-wise ops on the logits. So the projection is found from the end of the graph, whatever the
+model file, and the rest is planned and run like any other graph.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from zinc.plan.passes import producers
 
 
 def hidden_graph(graph: Graph) -> Graph:
-    """A graph whose output are the rows [outputs, hidden] that `graph` projects into logits.
+    """Return a graph whose output is the rows [outputs, hidden] that `graph` projects into logits.
 
-    Raises UnsupportedError when the graph does not end in a projection.
+    Raises UnsupportedError if the graph does not end in a projection.
     """
     assert graph.output is not None
     made = producers(graph.nodes)

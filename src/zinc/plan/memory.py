@@ -1,9 +1,9 @@
-"""One arena for all activations: each value gets an offset for as long as it lives.
+"""Assignment of arena memory to activations by liveness.
 
-First fit by liveness, of bytes that the value would not have to wait for: whoever used them before
-comes first anyway, so that a device may run side by side what does not depend on each other. A
-residual or an in-place operand hands its bytes on to the output when nobody reads it afterwards, so
-the residual stream of a decoder stays in one place.
+Each value gets the first gap that fits it among the values that are live at the same time. It only
+reuses memory whose users it depends on anyway, so reuse adds no waiting and a device can still run
+independent nodes concurrently. The output of an op may take over the memory of its residual or of
+another in-place operand that is not read later, so the residual stream stays at one address.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ALIGNMENT = 4096
 
 @dataclass(slots=True)
 class Arena:
-    """Offsets by value id, and how large the arena must be."""
+    """The arena offset of each value, by id, and the size of the arena."""
 
     offsets: dict[int, int]
     n_bytes: int
 
 
 def stride(value: Value, row_bytes: Callable[[RowFormat, int], int]) -> int:
-    """Bytes from row to row of a value."""
+    """Return the bytes from one row of a value to the next."""
     plain = row_bytes(value.format, value.cols)
     if value.format is RowFormat.F32:
         return plain
@@ -43,10 +43,13 @@ def assign(
     row_bytes: Callable[[RowFormat, int], int],
     views: Mapping[int, View] | None = None,
 ) -> Arena:
-    """Places every value of `nodes`; `rows` bounds each dim. A view keeps its base alive."""
+    """Return the arena of all values of `nodes`.
+
+    `rows` bounds the rows of each dim. A view keeps its base alive.
+    """
     views = views or {}
     last_read: dict[int, int] = {}
-    users: dict[int, int] = {}  # by value, the nodes that write or read it: bit i is node i
+    users: dict[int, int] = {}  # mask of the nodes that write or read a value: bit i is node i
 
     def use(value: Value, at: int) -> None:
         last_read[value.id] = at
@@ -65,11 +68,12 @@ def assign(
     offsets: dict[int, int] = {}
     sizes: dict[int, int] = {}
     live: list[tuple[int, int, int]] = []  # (offset, end, id)
-    dead: list[tuple[int, int, int]] = []  # that nobody reads any more
+    dead: list[tuple[int, int, int]] = []  # values that no later node reads
     top = 0
     for i, node in enumerate(nodes):
         others = ~(before[i] | 1 << i)
-        resting = [x for x in dead if users[x[2]] & others]  # whoever takes them would have to wait
+        # Memory whose reuse would make this node wait for nodes that it does not depend on.
+        unsafe = [x for x in dead if users[x[2]] & others]
         for part, value in enumerate(node.outputs):
             size = rows[value.dim] * stride(value, row_bytes)
             size = -(-size // ALIGNMENT) * ALIGNMENT
@@ -83,7 +87,7 @@ def assign(
                 at = offsets[donor.id]
                 live = [x for x in live if x[2] != donor.id]
             else:
-                at = _first_gap(live + resting, size)
+                at = _first_gap(live + unsafe, size)
             offsets[value.id], sizes[value.id] = at, size
             dead = [x for x in dead if x[0] < at or x[1] > at + size]
             live.append((at, at + size, value.id))
@@ -94,10 +98,10 @@ def assign(
 
 
 def _before(nodes: Sequence[Node], views: Mapping[int, View]) -> list[int]:
-    """For each node those that it depends on, however far: bit i is node i."""
+    """Return, for each node, a mask of all nodes that it depends on: bit i is node i."""
     result: list[int] = []
     made: dict[int, int] = {}
-    touched: dict[str, int] = {}  # the last node of each state
+    touched: dict[str, int] = {}  # the last node that uses each state
     for i, node in enumerate(nodes):
         mask = 0
         for x in node.inputs:
@@ -115,6 +119,7 @@ def _before(nodes: Sequence[Node], views: Mapping[int, View]) -> list[int]:
 
 
 def _donor(node: Node, part: int, i: int, last_read: dict[int, int], value: Value) -> Value | None:
+    """Return the operand of node `i` whose memory the output `value` may take over, if any."""
     operand = None if node.op in TRANSFERS else OPS[node.op].signature.in_place
     donor = None if operand is None else node.input(operand.name, part)
     if not isinstance(donor, Value) or last_read[donor.id] != i or donor.dim is not value.dim:
@@ -125,6 +130,7 @@ def _donor(node: Node, part: int, i: int, last_read: dict[int, int], value: Valu
 
 
 def _first_gap(taken: list[tuple[int, int, int]], size: int) -> int:
+    """Return the lowest offset at which `size` bytes are free."""
     at = 0
     for start, end, _ in sorted(taken):
         if start - at >= size:

@@ -1,7 +1,7 @@
-"""Rewrites of a graph before it is placed in memory: fusion, and the choice of row formats.
+"""Rewrites of a graph before memory is assigned: fusions and the choice of row formats.
 
-Each pass maps a list of nodes to a list of nodes that computes the same values; `ref` runs both,
-and a test holds them equal. A pass looks at structure only, never at the name of a model.
+A pass maps a list of nodes to a list of nodes that computes the same values. `ref` runs both, and a
+test compares them. A pass looks at structure only, never at the name of a model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_PARTS = 4
 
 
 def uses(nodes: Iterable[Node], output: Value | None) -> Counter[int]:
-    """How often each value is read; the output, where these nodes make it, counts as a read."""
+    """Return how often each value is read. The output of the graph counts as a read."""
     counts = Counter(v.id for node in nodes for v in node.inputs if isinstance(v, Value))
     if output is not None:
         counts[output.id] += 1
@@ -34,14 +34,15 @@ def uses(nodes: Iterable[Node], output: Value | None) -> Counter[int]:
 
 
 def producers(nodes: Iterable[Node]) -> dict[int, Node]:
+    """Return the node that makes each value, by id."""
     return {v.id: node for node in nodes for v in node.outputs}
 
 
 def fuse_residual(nodes: Sequence[Node], output: Value | None) -> list[Node]:
-    """add(linear(x), r), add(rms_norm(x), r) and the like become one node with r its residual."""
+    """Fuse add(linear(x), r), add(rms_norm(x), r) and similar into one node with residual r."""
     made, used = producers(nodes), uses(nodes, output)
     order = {id(node): i for i, node in enumerate(nodes)}
-    absorbed: dict[int, Node] = {}  # by id(node): the node that replaces it
+    absorbed: dict[int, Node] = {}  # the replacement of each node, by id(node)
     dropped: set[int] = set()
     for node in nodes:
         if node.op != "add":
@@ -55,7 +56,7 @@ def fuse_residual(nodes: Sequence[Node], output: Value | None) -> list[Node]:
                 continue
             before = made.get(residual.id)
             if before is not None and order[id(before)] > order[id(source)]:
-                continue  # the residual is not there yet when the branch is computed
+                continue  # the residual is computed after the branch
             taking = source.with_input("residual", residual)
             absorbed[id(source)] = replace(taking, outputs=node.outputs)
             dropped.add(id(node))
@@ -70,7 +71,7 @@ def _may_take_residual(node: Node) -> bool:
 
 
 def fuse_glu(nodes: Sequence[Node], output: Value | None, row_format: RowFormatOf) -> list[Node]:
-    """glu(linear(x, gate), linear(x, up)) becomes one pass over both weights."""
+    """Fuse glu(linear(x, gate), linear(x, up)) into one product with both weights."""
     made, used = producers(nodes), uses(nodes, output)
     result: list[Node] = []
     dropped: set[int] = set()
@@ -94,7 +95,7 @@ def fuse_glu(nodes: Sequence[Node], output: Value | None, row_format: RowFormatO
 def fuse_siblings(
     nodes: Sequence[Node], output: Value | None, row_format: RowFormatOf
 ) -> list[Node]:
-    """Linears that read the same rows in the same format become one launch of several parts."""
+    """Merge linears that read the same rows in the same format into one node of several parts."""
     result: list[Node] = []
     open_groups: dict[tuple[int, RowFormat], int] = {}
     for node in nodes:
@@ -119,7 +120,7 @@ def fuse_siblings(
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Rows of heads as the projection made them, and the norm and RoPE applied to each head."""
+    """The rows of q, k or v before the norm and the RoPE of their heads, and these two nodes."""
 
     rows: Value
     norm: Node | None
@@ -135,10 +136,11 @@ class _Heads:
 
 
 def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
-    """Per-head norm, RoPE and the cache write of one attention become one launch."""
+    """Fuse per-head norm, RoPE and the cache write of each attention into one node."""
     made, used = producers(nodes), uses(nodes, output)
 
     def unwrap(value: Value, op: str) -> tuple[Value, Node | None]:
+        """Return the input of the `op` node that makes `value`, and that node if it can be fused."""
         node = made.get(value.id)
         if node is None or node.op != op or used[value.id] != 1:
             return value, None
@@ -150,7 +152,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
         return _Heads(rows, norm, rope)
 
     def values(value: Input) -> _Heads | None:
-        """V takes no RoPE, and of norms only the one without a weight."""
+        """Return the rows of v. Of the norms, only one without a weight can be fused."""
         if not isinstance(value, Value):
             return None
         rows, norm = unwrap(value, "rms_norm")
@@ -160,12 +162,12 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
 
     stores = {_cache(node): node for node in nodes if node.op == "kv_store"}
     dropped: set[int] = set()
-    prepares: dict[int, Node] = {}  # by id of the attention that it goes before
+    prepares: dict[int, Node] = {}  # the rope_store before each attention, by id(attention)
     for node in nodes:
         if node.op != "attention":
             continue
         state = _cache(node)
-        store = stores.pop(state, None)  # none when the layer reads another layer's cache
+        store = stores.pop(state, None)  # None if the layer reads another layer's cache
         q, k, v = heads(node.rows("q")), None, None
         if store is not None:
             k, v = heads(store.rows("k")), values(store.input("v"))
@@ -182,7 +184,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
 
 
 def _cache(node: Node) -> KVState:
-    """The cache that an attention reads or a kv_store writes."""
+    """Return the KV cache that an attention reads or a kv_store writes."""
     found = node.input("cache")
     assert isinstance(found, KVState)
     return found
@@ -222,15 +224,15 @@ def choose_row_formats(
     stores: Stores,
     next_id: int,
 ) -> list[Node]:
-    """Gives every linear its rows in the format its kernel reads.
+    """Store the rows that products read in the formats that their kernels need.
 
-    The producer writes that format itself when it can and nobody needs the rows in float32;
-    otherwise a quantize node follows it. A selection of rows copies them as they are. Raises
-    UnsupportedError for a product of several weights that read their rows in different formats.
+    The producer of the rows stores them in that format if it can and no node needs them in float32.
+    Otherwise a quantize node converts them. A selection of rows copies them in the same format.
+    Raises UnsupportedError for a product whose weights need rows in different formats.
     """
     made, used = producers(nodes), uses(nodes, output)
     wanted: dict[int, Counter[RowFormat]] = {}
-    copied: dict[int, RowFormat] = {}  # by id of what a selection reads
+    copied: dict[int, RowFormat] = {}  # formats of the values that a selection reads, by id
     if output is not None:
         wanted[output.id] = Counter([RowFormat.F32])
     for node in reversed(nodes):
@@ -278,6 +280,7 @@ def choose_row_formats(
 def _wants(
     node: Node, value: Value, row_format: RowFormatOf, copied: Mapping[int, RowFormat]
 ) -> RowFormat:
+    """Return the format in which `node` reads `value`."""
     if node.op == "select_rows":
         return copied.get(value.id, RowFormat.F32)
     operand = None if node.op in TRANSFERS else OPS[node.op].signature.weight_format
@@ -297,12 +300,14 @@ def _wants(
 
 
 def _makes(node: Node, format: RowFormat, stores: Stores, copied: Mapping[int, RowFormat]) -> bool:
+    """Return whether `node` can store its output in `format`."""
     if node.op == "select_rows":
         return format is copied.get(node.rows("x").id, RowFormat.F32)
     return _can_store(node, format, stores)
 
 
 def _can_store(node: Node, format: RowFormat, stores: Stores) -> bool:
+    """Return whether the kernel of `node` can store its output in `format`."""
     if format is RowFormat.F32:
         return True
     if node.op in TRANSFERS:
@@ -314,14 +319,14 @@ def _can_store(node: Node, format: RowFormat, stores: Stores) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Columns of another value from `first` on: no bytes of its own."""
+    """Columns of the value `base` from `first` on, without memory of its own."""
 
     base: Value
     first: int
 
 
 def resolve_views(nodes: Sequence[Node]) -> tuple[list[Node], dict[int, View]]:
-    """Drops the columns nodes; what they made is read in place, through a view by value id."""
+    """Drop `columns` nodes and return a view for each value that they made, by id."""
     result: list[Node] = []
     views: dict[int, View] = {}
     for node in nodes:

@@ -1,4 +1,7 @@
-"""Graph -> Plan: fuse, choose formats and kernels, place in memory. What is printed runs."""
+"""The planner: it fuses the nodes of a graph, chooses formats, assigns memory and makes a plan.
+
+The plan that `zinc plan` prints is the object that a backend runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split
 from zinc.plan.alternatives import add_alternatives
 
-SAMPLED_COLS = 2  # of the op `sample`
+SAMPLED_COLS = 2  # columns of the output of the op `sample`
 
 
 def make_plan(
@@ -33,12 +36,13 @@ def make_plan(
     fuse: bool = True,
     samples: bool = False,
 ) -> Plan:
-    """Plans `graph` for steps of at most so many tokens, output rows and sequences.
+    """Return a plan of `graph` for steps of at most `max_tokens` tokens and `max_outputs` outputs.
 
-    samples: the graph's output are logits, and a backend with a kernel for it samples tokens. For
-    a backend of several devices the plan is a SplitPlan, and the host samples.
+    max_sequences: most sequences in a step. fuse: whether to fuse nodes. samples: the output of the
+    graph are logits, and a backend with a kernel for it samples tokens. For a backend of several
+    devices the plan is a SplitPlan, and the host samples.
 
-    Raises UnsupportedError when the backend lacks a kernel for an op or a block format.
+    Raises UnsupportedError if the backend lacks a kernel for an op or a block format.
     """
     assert graph.output is not None
     rows = {
@@ -73,7 +77,7 @@ def _part(
     fuse: bool,
     next_id: int,
 ) -> split.Part:
-    """The nodes of one device; ids of new values start at `next_id`."""
+    """Return the plan of the nodes of one device. New values get ids from `next_id` on."""
 
     def row_format(weight: Weight) -> RowFormat:
         return backend.row_format(weight.type)
@@ -121,9 +125,10 @@ def _part(
 
 
 def _with_sampling(plan: Plan, logits: Value) -> Plan:
-    """Append a launch that samples tokens, with its result behind everything else in the arena.
+    """Append a launch that samples tokens.
 
-    The next step reads the tokens when it has begun to overwrite the rest.
+    Its result lies after everything else in the arena, because the next step reads the tokens when
+    it has begun to overwrite the rest.
     """
     id = 1 + max(ref.id for launch in plan.launches for ref in launch.outputs)
     tokens = Value(id, Dim.OUTPUTS, SAMPLED_COLS)
@@ -139,6 +144,7 @@ def _with_sampling(plan: Plan, logits: Value) -> Plan:
 
 
 def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
+    """Return the launch of a node. Raises UnsupportedError."""
     if not backend.supports(node.op):
         raise UnsupportedError(
             f"the backend {backend.name} cannot run {node.label or 'this model'}",
@@ -146,7 +152,7 @@ def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
             "choose another backend with {backend}",
         )
     for weight in node.inputs:
-        if isinstance(weight, Weight) and not weight.is_vector:  # vectors are float32 on backends
+        if isinstance(weight, Weight) and not weight.is_vector:  # vectors are always float32
             backend.row_format(weight.type)  # raises UnsupportedError
 
     def operand(x: Input) -> Operand:
@@ -165,6 +171,7 @@ def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
 
 
 def _dim(node: Node) -> Dim:
+    """Return the dim whose rows a node is launched over."""
     values: Sequence[Value] = [
         *node.outputs,
         *(v for v in node.inputs if isinstance(v, Value)),

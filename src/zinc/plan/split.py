@@ -1,10 +1,10 @@
-"""A graph over several devices: who runs which node, and which values go from one to the other.
+"""Division of a graph over several devices, and the transfers of values between them.
 
-Nodes keep their order. Where a device takes its turn and lacks a value, it first receives all that
-it is ever to read of what others have made by then; each value goes to a device once. In a device's
-list of nodes that is a `receive`, which makes the values there, and in the lists of their makers a
-`send`, which reads them: fusion, formats and memory see them as they see any node, and no launch
-comes of them.
+Nodes keep their order. Before a run of nodes that needs values of other devices, a device receives
+all values that it will ever need and that exist by then, so each value is sent to a device once. In
+the node list of a device a `receive` node makes these values, and in the list of the sender a
+`send` node reads them. So fusion, row formats and memory handle them like other nodes, but they
+have no launch.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from zinc.ops.registry import OPS
 from zinc.ops.values import KVState, RecurrentState, Value
 
 SEND, RECEIVE = "send", "receive"
-TRANSFERS = {SEND, RECEIVE}  # nodes that are no ops: they have no entry in zinc.ops
+TRANSFERS = {SEND, RECEIVE}  # nodes without an entry in zinc.ops
 
 
 def split(
     nodes: Sequence[Node], device_of: Callable[[Node], int], n_devices: int
 ) -> list[list[Node]]:
-    """The nodes of each device, with sends and receives; `stop` numbers those that go together.
+    """Return the nodes of each device, with sends and receives.
 
-    A state is in one device: all nodes that have it run where the first of them does, and so do the
-    norms and RoPE of its heads, which are one launch with it. Columns of a value are taken wherever
-    they are read.
+    The attribute `stop` identifies sends and receives that belong together. All nodes that use a
+    state run on the device of the first one, and so do the norms and RoPE that are fused with them.
+    Views of columns are made on every device that reads them.
     """
     turns = list(_turns(nodes, _devices(nodes, device_of)))
-    wanted: list[set[int]] = [set() for _ in range(n_devices)]  # values that a device lacks
+    wanted: list[set[int]] = [set() for _ in range(n_devices)]  # values to be received
     for at, turn in turns:
         wanted[at] |= _read(turn)
     lists: list[list[Node]] = [[] for _ in range(n_devices)]
-    # Where a device's nodes since its last stop begin. None of them is waited for, so what it
-    # receives may come before them, and they run together with those that read it.
+    # Index of the first node of each device after its last stop. No other device waits for these
+    # nodes, so a receive may be placed before them, which makes longer runs.
     since = [0] * n_devices
     makers: dict[Value, int] = {}
     n_stops = 0
@@ -68,11 +68,12 @@ def split(
 
 
 def _read(nodes: Sequence[Node]) -> set[int]:
+    """Return the ids of the values that the nodes read."""
     return {v.id for node in nodes for v in node.inputs if isinstance(v, Value)}
 
 
 def _devices(nodes: Sequence[Node], device_of: Callable[[Node], int]) -> list[int]:
-    """The device of each node."""
+    """Return the device of each node."""
     found = [device_of(node) for node in nodes]
     made = {v.id: i for i, node in enumerate(nodes) for v in node.outputs}
     homes: dict[str, int] = {}
@@ -89,9 +90,9 @@ def _devices(nodes: Sequence[Node], device_of: Callable[[Node], int]) -> list[in
 
 
 def _turns(nodes: Sequence[Node], devices: Sequence[int]) -> Iterator[tuple[int, list[Node]]]:
-    """Nodes that follow each other in one device."""
+    """Yield runs of consecutive nodes on one device."""
     columns = {node.outputs[0].id: node for node in nodes if node.op == "columns"}
-    taken: set[tuple[int, int]] = set()  # device, and id of the columns that it has
+    taken: set[tuple[int, int]] = set()  # device and id of the columns made there
     rest = ((at, node) for at, node in zip(devices, nodes, strict=True) if node.op != "columns")
     for at, group in groupby(rest, lambda x: x[0]):
         turn: list[Node] = []
@@ -105,7 +106,7 @@ def _turns(nodes: Sequence[Node], devices: Sequence[int]) -> Iterator[tuple[int,
 
 
 def _columns_of(node: Node, columns: Mapping[int, Node]) -> Iterator[Node]:
-    """The columns nodes behind the inputs of a node, each before those that it takes them from."""
+    """Yield the `columns` nodes that make inputs of a node, each before the one it reads."""
     for x in node.inputs:
         if isinstance(x, Value) and x.id in columns:
             yield columns[x.id]
@@ -114,7 +115,7 @@ def _columns_of(node: Node, columns: Mapping[int, Node]) -> Iterator[Node]:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A send or receive of a device: before its launch `at`."""
+    """A send or receive of a device, before its launch `at`."""
 
     at: int
     refs: tuple[Ref, ...]
@@ -122,7 +123,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The plan of a device, and its sends and receives by stop."""
+    """The plan of one device, and its sends and receives by stop."""
 
     plan: Plan
     sends: Mapping[int, Exchange]
@@ -130,8 +131,10 @@ class Part:
 
 
 def join(parts: Sequence[Part]) -> SplitPlan:
-    """A plan of the parts, one of which makes the output: before a stop, its devices run up to
-    it."""
+    """Return the plan of all parts. One of them makes the output.
+
+    Before a stop, its devices run all launches up to it.
+    """
     schedule: list[Segment | Transfer] = []
     done = [0] * len(parts)
 

@@ -1,7 +1,7 @@
-"""Bytes of a tensor as a graph's weight wants them, before a backend sees them.
+"""Tensors of a file as the weights of a graph need them, before they are uploaded.
 
-Almost always these are the bytes of the file, which the backend reads. A weight that must be
-stored transposed is decoded and transposed here once: no block format can be transposed in place.
+Almost always these are the bytes of the file. A weight that must be stored transposed is decoded
+and transposed once at load, because no block format can be transposed in place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The CPU backend: plans become a program that C++ walks with its own threads, without the GIL.
+"""The CPU backend: a plan becomes a program of the native extension, which runs without the GIL.
 
-Kernels are compiled once for each SIMD level (native/kernels); the best that the machine runs is
-chosen here. Weights are repacked at load into the layout that mat-vec and GEMM both read.
+Kernels are compiled once for each SIMD level (native/kernels), and the best level that the machine
+runs is chosen here. At load, weights are repacked into the layout that GEMV and GEMM read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from zinc.quant.codebooks import flat_digits
 from zinc.quant.decode import decode
 
 TILE_ROWS = 16  # native/kernel.h
-# Bytes of a tensor that are in memory beside its packed form while it is loaded.
+# Bytes of a tensor that are in memory, next to its packed form, while it is loaded.
 CHUNK_BYTES = 2 << 20
 
 try:
@@ -57,7 +57,7 @@ except ImportError as error:  # pragma: no cover - a source tree that was not bu
 
 
 class CpuCache:
-    """Keys and values of every layer in the blocks the layout asks for, and recurrent states."""
+    """The KV cache and the recurrent states of every layer, in native memory."""
 
     def __init__(self, states: tuple[State, ...], layout: CacheLayout) -> None:
         self.layout = layout
@@ -98,7 +98,7 @@ class CpuCache:
         ]
 
     def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
-        pass  # the views are the block
+        pass  # views share the memory of the block
 
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         return [layer.view()[slot].view(np.uint8) for layer in self.recurrent.values()]
@@ -191,7 +191,7 @@ class CpuProgram:
     def _operand(self, x: Operand) -> Any:
         match x:
             case Ref():
-                stride = 0 if x.dim is Dim.CONSTANT else x.stride  # one row for all
+                stride = 0 if x.dim is Dim.CONSTANT else x.stride  # a single row
                 return (str(x.format), x.cols, x.offset, stride)
             case Weight():
                 return self._backend.weights[x.name]
@@ -295,7 +295,7 @@ class CpuBackend(CpuKernels, HostBackend):
             ) from error
 
     def _pack_chunks(self, weight: Weight, data: TensorData) -> Any:
-        """Pack consecutive rows as they are read, so that the source is never in memory whole."""
+        """Pack consecutive rows while they are read, to keep little of the source in memory."""
         tensor = _cpu.allocate(self.level, int(data.type), weight.planes, weight.rows, weight.cols)
         codebook = flat_digits(data.type)
         size = row_bytes(data.type, weight.cols)
@@ -364,7 +364,7 @@ def _row_chunks(weight: Weight, most_rows: int) -> Iterator[tuple[int, int]]:
 
 
 def available_cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

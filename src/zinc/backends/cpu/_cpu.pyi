@@ -1,4 +1,4 @@
-"""Types of the native module; native/module.cpp is the code."""
+"""Types of the native module, which native/module.cpp implements."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -10,20 +10,20 @@ _Ints: TypeAlias = NDArray[np.int32]
 _Floats: TypeAlias = NDArray[np.float32]
 
 Rows: TypeAlias = tuple[str, int, int, int]
-"""Activation rows in the arena: format, columns, offset in bytes, bytes from row to row."""
+"""Rows in the arena: row format, columns, offset in bytes, bytes from row to row."""
 
 Operand: TypeAlias = PackedTensor | KVLayer | StateLayer | Rows | None
 
 def levels() -> list[str]:
-    """SIMD levels that this machine runs, best first."""
+    """Return the SIMD levels that this machine runs, best first."""
 
 def kernels(level: str) -> list[str]: ...
 def row_format(level: str, ggml_type: int) -> str:
-    """Format of the activations that a product with such weights reads. Raises KeyError."""
+    """Return the format of rows that are multiplied with such weights. Raises KeyError."""
 
 def packable(level: str, ggml_type: int) -> bool: ...
 def row_bytes(format: str, cols: int) -> int:
-    """Bytes from row to row in the row format `format`, a multiple of 64."""
+    """Return the bytes from row to row in a row format, a multiple of 64."""
 
 def allocate(level: str, ggml_type: int, planes: int, rows: int, cols: int) -> PackedTensor:
     """Make a tensor for `pack_tiles` to fill. Raises ValueError."""
@@ -37,9 +37,9 @@ def pack_tiles(
 ) -> int:
     """Fill tiles of 16 rows from `first_tile` on with consecutive rows of a GGUF tensor.
 
-    The rows start with that tile and end with a tile; each plane ends with a tile of the rows that
-    are left. Returns the tile behind the last one that is filled. Raises ValueError. `codebook`: as
-    for `pack`.
+    The rows must end with the last row of a tile; the last tile of a plane may be partly filled.
+    Returns the index after the last tile that was filled. Raises ValueError. `codebook`: as for
+    `pack`.
     """
 
 def pack(
@@ -53,17 +53,17 @@ def pack(
     row_index: NDArray[np.int64] | None = None,
     codebook: NDArray[np.uint8] | None = None,
 ) -> PackedTensor:
-    """Repack the rows of a GGUF tensor; with `row_index`, its rows gathered. Raises ValueError.
+    """Pack all rows of a GGUF tensor, or the rows in `row_index`. Raises ValueError.
 
     `codebook`: for the IQ types that have one, the flat digits of zinc.quant.codebooks.
     """
 
 def pack_vector(data: _Floats) -> PackedTensor: ...
 def bandwidth(pool: Pool, n_bytes: int, reps: int) -> float:
-    """Measured read rate of the memory in GB/s."""
+    """Measure read bandwidth in GB/s."""
 
 def int8_peak(pool: Pool, level: str) -> float:
-    """Measured rate of 8-bit multiply-adds in GOPS, two operations each."""
+    """Measure 8-bit multiply-adds in GOPS; each counts as two operations."""
 
 class Pool:
     def __init__(self, n_threads: int) -> None: ...
@@ -82,7 +82,7 @@ class PackedTensor:
     @property
     def n_bytes(self) -> int: ...
     def to_float32(self) -> _Floats:
-        """The values, decoded out of the packed form: [planes, rows, cols]."""
+        """Decode the tensor to [planes, rows, cols]."""
 
 class KVLayer:
     def __init__(
@@ -102,16 +102,16 @@ class KVLayer:
     def n_bytes(self) -> int: ...
     def copy_block(self, src: int, dst: int) -> None: ...
     def read(self, blocks: _Ints, n_tokens: int) -> tuple[_Floats, _Floats]:
-        """Keys and values of positions [0, n_tokens): [tokens, heads, dim] each."""
+        """Decode positions [0, n_tokens) to keys and values, [tokens, heads, dim] each."""
     def view(self, values: bool) -> NDArray[np.uint8]:
-        """Keys, or values, as they lie in memory, shared: [blocks, bytes of a block]."""
+        """Return a view of the bytes of all keys, or values: [blocks, bytes of a block]."""
 
 class StateLayer:
     def __init__(self, slots: int, floats_per_slot: int) -> None: ...
     @property
     def n_bytes(self) -> int: ...
     def view(self) -> _Floats:
-        """The states themselves, shared: [slots, floats_per_slot]."""
+        """Return a view of the states: [slots, floats_per_slot]."""
 
 class Program:
     def __init__(self, pool: Pool, level: str, arena_bytes: int) -> None: ...
@@ -125,7 +125,7 @@ class Program:
         outs: Sequence[Operand],
         attrs: dict[str, float],
     ) -> int:
-        """Append a launch and return its index. Raises ValueError when operands do not fit it."""
+        """Append a launch and return its index. Raises ValueError if its operands do not fit."""
 
     def step(
         self,
@@ -137,7 +137,7 @@ class Program:
         state_slot: _Ints,
         tables: list[_Ints],
     ) -> None:
-        """Run all launches without the GIL. Raises ValueError when the batch is impossible."""
+        """Run all launches without the GIL. Raises ValueError if the batch is inconsistent."""
 
     def run(
         self,
@@ -151,15 +151,15 @@ class Program:
         state_slot: _Ints,
         tables: list[_Ints],
     ) -> None:
-        """Launches [first, last) alone."""
+        """Run launches [first, last)."""
 
     def view(self, offset: int, rows: int, cols: int, stride_bytes: int) -> _Floats:
-        """Float rows of the arena, shared."""
+        """Return a view of float rows of the arena."""
 
     def read(self, format: str, offset: int, rows: int, cols: int, stride_bytes: int) -> _Floats:
-        """A copy of rows in any row format, as floats."""
+        """Decode rows of any row format to floats."""
 
     def bytes_view(self, offset: int, n_bytes: int) -> NDArray[np.uint8]: ...
     def set_profile(self, on: bool) -> None: ...
     def times_ns(self) -> list[int]:
-        """Time of each launch since set_profile(True)."""
+        """Return the total time of each launch since set_profile(True)."""

@@ -1,7 +1,7 @@
-"""Records what it is asked to run and computes nothing: for tests of the planner and scheduler.
+"""A backend that records launches and computes nothing, for tests of the planner and scheduler.
 
-Logits are zero but for one entry a row, (id + position) mod vocab, so that a run has a predictable
-next token.
+In each row of logits one entry is 1, at (id + position) mod vocab, so the next token of a run is
+known; all others are zero.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NullCache:
         return []
 
     def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
-        pass  # there is nothing in it
+        pass  # it stores nothing
 
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         return []

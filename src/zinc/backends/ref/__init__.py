@@ -1,7 +1,7 @@
-"""The oracle: runs any plan in numpy float32, by the references of the op registry.
+"""The reference backend: runs any plan in numpy float32, with the references of the op registry.
 
-Weights are decoded to float32, activations stay float32 whatever format the plan asks for, and
-addresses are ignored: a value is looked up by its id. Slow, and right.
+Weights are decoded to float32 and activations stay float32, whatever format the plan asks for.
+Addresses are ignored: a value is looked up by its id. It is slow, and the oracle of tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zinc.quant.decode import decode
 
 
 class RefCache:
-    """Keys and values of every layer, and recurrent states, as float32 arrays."""
+    """The KV cache and the recurrent states of every layer, as float32 arrays."""
 
     def __init__(self, states: tuple[State, ...], layout: CacheLayout) -> None:
         self.layout = layout
@@ -65,12 +65,12 @@ class RefCache:
         for layer in self.layers.values():
             if layer.group == group:
                 views.append(layer.k[block].reshape(-1).view(np.uint8))
-                if layer.v.base is not layer.k:  # else values are part of the keys
+                if layer.v.base is not layer.k:  # otherwise values are part of the keys
                     views.append(layer.v[block].reshape(-1).view(np.uint8))
         return views
 
     def put_block(self, group: int, block: int, views: list[npt.NDArray[np.uint8]]) -> None:
-        pass  # the views are the block
+        pass  # views share the memory of the block
 
     def state_views(self, slot: int) -> list[npt.NDArray[np.uint8]]:
         return [state.slots[slot].view(np.uint8) for state in self.recurrent.values()]
