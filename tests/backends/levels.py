@@ -1,4 +1,4 @@
-"""The SIMD levels at which kernels are tested: what levels share is tested once."""
+"""SIMD levels at which kernels are tested. Code that levels share is tested once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 _cpu = pytest.importorskip("zinc.backends.cpu._cpu")
 
-# Levels that are avx512 but for formats: amx has products of its own, and BF16 from avx512bf16.
+# Levels that differ from avx512 in formats only. amx has its own products and shares BF16 with
+# avx512bf16.
 SHARING = ("amx", "avx512bf16")
 ALL: list[str] = _cpu.levels()
 OF_KERNELS = [level for level in ALL if level not in SHARING]

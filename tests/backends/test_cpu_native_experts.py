@@ -1,8 +1,8 @@
-"""The CPU kernels of experts and of per-head products, at every SIMD level that this machine runs.
+"""CPU kernels of experts and of per-head products, at every SIMD level that this machine runs.
 
-Products are compared with float64 numpy over the weights as gguf decodes them and the activations
-as they were rounded, so the tolerance is float rounding alone. Outputs are NaN before a kernel
-writes them. What a token gets must not depend on who else is in the step, bit for bit.
+Products are compared with float64 numpy on the weights as gguf decodes them and on the rounded rows
+of x, so the tolerance covers float rounding only. Outputs are NaN before a kernel writes them. The
+result of a token must not depend on other tokens in the step, bit by bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _cpu = pytest.importorskip("zinc.backends.cpu._cpu")
 Floats = NDArray[Any]
 Spec = tuple[str, int, int, int]
 WEIGHTS = ["F32", "BF16", "Q8_0", "MXFP4", "Q4_K", "Q6_K", "IQ4_XS"]
-ROUNDING = 3e-6  # of sums in float32, against the sum of magnitudes
+ROUNDING = 3e-6  # error of sums in float32, relative to the sum of magnitudes
 
 pytestmark = pytest.mark.parametrize("level", OF_FORMATS)
 
@@ -36,14 +36,14 @@ def ints(*values: int) -> NDArray[np.int32]:
 
 
 class Launches:
-    """A program over rows of `n_tokens`; operands lie one after the other, NaN until written."""
+    """A program over `n_tokens` rows. Operands follow each other and are NaN until written."""
 
     def __init__(self, level: str, n_tokens: int, threads: int = 2) -> None:
         self.n, self._end = n_tokens, 0
         self.program = _cpu.Program(_cpu.Pool(threads), level, 1 << 23)
 
     def rows(self, format: str, cols: int, runs: int = 1, count: int | None = None) -> Spec:
-        """`count` rows (by default one a token); a row of several runs has a row for each."""
+        """Add `count` rows, by default one a token. Each of several runs is stored as a row."""
         stride = _cpu.row_bytes(format, cols)
         if format != "f32":
             stride = max(stride, runs * _cpu.row_bytes(format, cols // runs))
@@ -64,7 +64,7 @@ class Launches:
         return self.program.view(offset, self.n, cols, stride)
 
     def run_rows(self, spec: Spec, runs: int) -> NDArray[np.uint8]:
-        """The bytes of each run of each row of a rounded operand: [tokens * runs, bytes]."""
+        """Return the bytes of each run of each row of an operand: [tokens * runs, bytes]."""
         format, cols, offset, stride = spec
         size = _cpu.row_bytes(format, cols // runs)
         raw = self.program.bytes_view(offset, self.n * stride).reshape(self.n, stride)
@@ -79,7 +79,7 @@ class Launches:
 
 
 def numbers(rows: NDArray[np.uint8], format: str, cols: int) -> Floats:
-    """Rounded rows as numbers, by the description of the format: [rows, cols]."""
+    """Decode rows of a row format to numbers [rows, cols], by its description."""
     if format == "f32":
         return rows.view(np.float32)[:, :cols].astype(np.float64)
     if format == "bf16":
@@ -110,7 +110,7 @@ class Experts:
 
 @cache
 def random_experts(name: str, shape: tuple[int, int, int], seed: int) -> tuple[Any, Floats]:
-    """Blocks as a file has them, and their numbers."""
+    """Return random blocks in the encoding of a file, and their numbers."""
     count, rows, cols = shape
     data = random_rows(np.random.default_rng(seed), name, count * rows, cols)
     return data, dequantize(name, data).astype(np.float64).reshape(shape)
@@ -118,7 +118,7 @@ def random_experts(name: str, shape: tuple[int, int, int], seed: int) -> tuple[A
 
 @dataclass
 class Layer:
-    """A layer of experts with everything that one can have."""
+    """A layer of experts with every optional operand."""
 
     level: str
     name: str
@@ -142,7 +142,7 @@ class Layer:
         self.format = _cpu.row_format(self.level, ggml_type(self.name))
 
     def tokens(self, n: int, seed: int = 0) -> tuple[Floats, Floats, Floats]:
-        """Rows, routes and residual of n tokens; expert 0 is never chosen, expert 1 often."""
+        """Return rows, routes and residual of n tokens that never choose expert 0 and often 1."""
         rng = np.random.default_rng(seed)
         x = rng.standard_normal((n, self.hidden), dtype=np.float32)
         scores = rng.random((n, self.count)) + np.eye(self.count)[1] * 0.5 - np.eye(self.count)[0]
@@ -154,7 +154,7 @@ class Layer:
     def run(
         self, x: Floats, routes: Floats, residual: Floats, *, h_format: str, threads: int = 2
     ) -> tuple[Floats, Floats, Floats, Launches, Spec]:
-        """x as it was rounded, h [slots, ff] as numbers, y; and where h lies."""
+        """Return the rounded x, h [slots, ff] as numbers, y, and the operand h."""
         n, k = len(x), self.top_k
         p = Launches(self.level, n, threads)
         source, r, z = p.given(x), p.given(routes), p.given(residual)
@@ -185,7 +185,7 @@ class Layer:
 
 
 def products(rows: Floats, values: Floats, experts: NDArray[Any]) -> Floats:
-    """Each row times the matrix of its expert."""
+    """Return the product of each row and the matrix of its expert."""
     found = np.empty((len(rows), values.shape[1]))
     for expert in np.unique(experts):
         mine = experts == expert
@@ -200,7 +200,7 @@ def case(level: str, name: str) -> Layer:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("n", [1, 2, 5, 40, 300])
-def test_experts_are_the_products_of_what_was_decoded(level: str, name: str, n: int) -> None:
+def test_experts_agree_with_decoded_weights(level: str, name: str, n: int) -> None:
     if level == "scalar" and n > 40:
         pytest.skip("slow")
     layer = case(level, name)
@@ -227,7 +227,7 @@ def test_experts_are_the_products_of_what_was_decoded(level: str, name: str, n: 
 @pytest.mark.parametrize("format", ["q8_32", "q8_256", "bf16"])
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_runs_of_h_are_rounded_like_rows(level: str, name: str, format: str, n: int) -> None:
-    """Whatever cut the work: `quantize` of each expert's columns gives the same bytes."""
+    """The op `quantize` on each expert's columns gives the same bytes, however work is divided."""
     layer = case(level, name)
     x, routes, residual = layer.tokens(n, seed=n)
     floats = layer.run(x, routes, residual, h_format="f32")[1].astype(np.float32)
@@ -243,12 +243,12 @@ def test_runs_of_h_are_rounded_like_rows(level: str, name: str, format: str, n: 
 
 
 def used_bytes(format: str, cols: int) -> int:
-    """Bytes of the quants, in front of padding and scales."""
+    """Return the bytes of the quants, without padding and scales."""
     return 2 * cols if format == "bf16" else cols
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_token_is_the_same_in_any_company(level: str, name: str) -> None:
+def test_a_token_does_not_depend_on_other_tokens(level: str, name: str) -> None:
     layer = case(level, name)
     n = 24 if level == "scalar" else 150
     x, routes, residual = layer.tokens(n, seed=4)
@@ -331,7 +331,7 @@ def test_of_equal_experts_the_first_is_chosen(level: str) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("attrs", ROUTERS, ids=str)
-def test_logits_that_are_no_numbers_choose_experts_that_exist(
+def test_nan_logits_choose_existing_experts(
     level: str, bad: float, attrs: dict[str, float]
 ) -> None:
     attrs = {"n_groups": 1, "top_groups": 1, "group_top": 1, **attrs}
@@ -392,7 +392,7 @@ def test_head_linear(level: str, name: str, n_heads: int, rows: int, flat: bool,
     y = run(x)
     seen = x.astype(np.float64)
     format = _cpu.row_format(level, ggml_type(name))
-    if format != "f32":  # each head is rounded as a row of its own
+    if format != "f32":  # each head is rounded like a row
         p = Launches(level, n * n_heads)
         rounded = p.rows(format, cols)
         p.add("quantize", [p.given(x.reshape(-1, cols))], [rounded])
@@ -419,7 +419,7 @@ def test_concat_heads(level: str, n_heads: int) -> None:
     np.testing.assert_array_equal(p.floats(y), np.concatenate(parts, axis=2).reshape(33, -1))
 
 
-# ---- what is refused
+# ---- errors
 
 
 def test_bad_launches_are_refused(level: str) -> None:

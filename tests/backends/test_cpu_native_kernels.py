@@ -1,9 +1,9 @@
-"""The native CPU kernels besides the matrix products, at every SIMD level that this machine runs.
+"""CPU kernels other than matrix products, at every SIMD level that this machine runs.
 
-Each is held against float64 numpy over outputs and caches that were filled with NaN first: what a
-kernel does not write, or should not have read, shows. Batch invariance is tested bit for bit: one
-token's result may depend on nothing but its own sequence, however a prompt is cut, who else is in
-the step and how many threads there are.
+Each is compared with float64 numpy. Outputs and caches are filled with NaN first, which shows
+values that a kernel does not write or must not read. Batch invariance is tested bit by bit: the
+result of a token depends on its own sequence only, not on the division of a prompt into steps, on
+other sequences or on the number of threads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ints(values: Sequence[int]) -> NDArray[np.int32]:
 
 @dataclass
 class Arena:
-    """Operands one behind the other, as offsets; NaN wherever nothing was written."""
+    """An arena whose operands follow each other. It is NaN until written."""
 
     size: int = 0
 
@@ -71,9 +71,9 @@ def run(
     output_rows: Sequence[int] | None = None,
     threads: int = 2,
 ) -> Any:
-    """One launch over one sequence. Arrays of floats become rows, everything else is passed on.
+    """Run one launch over one sequence. Float arrays become rows; other operands are passed on.
 
-    Returns float32 [rows, cols], or the bytes of each row when the output is quantised.
+    Returns float32 [rows, cols], or the bytes of each row if the output is quantised.
     """
     n_tokens = n_rows or max(len(x) for x in ins if isinstance(x, np.ndarray))
     arena = Arena()
@@ -107,7 +107,7 @@ def vector(x: Floats) -> Any:
 
 
 def ulps(got: Floats, want: Floats) -> float:
-    """The largest error in units of the last place of float32 (of the smallest normal below it)."""
+    """Return the largest error in ulps of float32; below the smallest normal, in its ulps."""
     spacing = np.spacing(np.maximum(np.abs(want), np.finfo(np.float32).tiny).astype(np.float32))
     return float((np.abs(got.astype(np.float64) - want) / spacing).max())
 
@@ -147,7 +147,9 @@ def test_rms_norm_by_group(level: str, group: int, shared: bool) -> None:
 
 @pytest.mark.parametrize("format", ["q8_32", "q8_256", "bf16"])
 @pytest.mark.parametrize("kernel", ["rms_norm", "glu"])
-def test_output_quantised_on_the_way_equals_quantize(level: str, kernel: str, format: str) -> None:
+def test_a_kernel_that_quantises_its_output_agrees_with_quantize(
+    level: str, kernel: str, format: str
+) -> None:
     cols, x, y = 544, normal(0, 9, 544), normal(1, 9, 544)
     if kernel == "rms_norm":
         ins: list[Any] = [x, vector(y[0]), None]
@@ -179,7 +181,7 @@ def test_elementwise(level: str, cols: int) -> None:
 
 
 def everywhere() -> Floats:
-    """Every magnitude of float32 that matters, both signs, and the ends."""
+    """Return floats of every relevant magnitude and both signs, and the limits of float32."""
     small = np.float32(2.0) ** np.arange(-140, 8, dtype=np.float32)
     dense = np.linspace(-110, 110, 20011, dtype=np.float32)
     near = np.linspace(-1, 1, 4001, dtype=np.float32)
@@ -194,7 +196,7 @@ def test_tanh_is_accurate_everywhere(level: str) -> None:
 
 
 def test_exp_is_accurate_everywhere(level: str) -> None:
-    # relu^2 apart, each activation is a rational function of exp; silu shows its whole range.
+    # Every activation but relu^2 is a rational function of exp; silu covers its whole range.
     x = everywhere()[:, :-8]
     got = run(level, "glu", [x, np.ones_like(x)], x.shape[1], {"activation": 0})
     wide = x.astype(np.float64)
@@ -274,7 +276,10 @@ def test_rope_table(level: str, rope_dims: int) -> None:
 
 
 def rotated(x: Floats, cos: Floats, sin: Floats, neox: bool) -> Floats:
-    """x [tokens, heads, dim], cos and sin [tokens, rope_dims/2]; dimensions past rope_dims stay."""
+    """Return x [tokens, heads, dim] rotated by cos and sin [tokens, rope_dims/2].
+
+    Dimensions from rope_dims on are unchanged.
+    """
     y, half = x.astype(np.float64).copy(), cos.shape[1]
     first = slice(0, half) if neox else slice(0, 2 * half, 2)
     second = slice(half, 2 * half) if neox else slice(1, 2 * half, 2)
@@ -308,13 +313,13 @@ class Sizes:
 
 
 def stored(x: Floats, dtype: str) -> Floats:
-    """Keys or values [..., dim] as the cache keeps them: float32 arithmetic, so ties fall alike."""
+    """Return keys or values [..., dim] as the cache stores them. Float32 rounds ties alike."""
     if dtype == "f16":
         return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float64)
     groups = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
     least, most = (-127, 127) if dtype == "q8_0" else (-8, 7)
     peaks = np.abs(groups).max(-1, keepdims=True)
-    if dtype == "q4_0":  # the value of largest magnitude becomes -8
+    if dtype == "q4_0":  # maps the value of largest magnitude to -8
         peaks = np.take_along_axis(groups, np.abs(groups).argmax(-1, keepdims=True), -1)
     d = peaks * np.float32(1 / (127 if dtype == "q8_0" else -8))
     d = d.astype(np.float16).astype(np.float32)
@@ -323,7 +328,7 @@ def stored(x: Floats, dtype: str) -> Floats:
 
 
 def poison(cache: Any, sizes: Sizes, n_blocks: int, level: str) -> None:
-    """NaN in every block, by way of block 0."""
+    """Fill every block with NaN, by copies of block 0."""
     bad = np.full((sizes.block_tokens, sizes.kv_heads * sizes.dim), np.nan, np.float32)
     bad_v = np.full((sizes.block_tokens, sizes.kv_heads * sizes.dim_v), np.nan, np.float32)
     step = Step(level, sizes, cache, sizes.block_tokens)
@@ -334,7 +339,7 @@ def poison(cache: Any, sizes: Sizes, n_blocks: int, level: str) -> None:
 
 
 class Step:
-    """rope_store (without rotation) and attention over one cache, up to `room` tokens a step."""
+    """A program of rope_store (without rotation) and attention over one cache."""
 
     def __init__(self, level: str, sizes: Sizes, cache: Any, room: int, threads: int = 2) -> None:
         arena = Arena()
@@ -369,7 +374,7 @@ class Step:
     def __call__(
         self, parts: Sequence[tuple[int, Floats, Floats, Floats]], tables: NDArray[np.int32]
     ) -> list[Floats]:
-        """`parts`: for each sequence its first position and its rows of q, k and v."""
+        """Run a step. `parts` has the first position and rows of q, k and v of each sequence."""
         lengths = [len(q) for _, q, _, _ in parts]
         n = sum(lengths)
         self.program.bytes_view(0, self.size)[:] = 0xFF
@@ -395,7 +400,7 @@ class Step:
 
 
 class Sequences:
-    """Random sequences, and what attention gives when they are run by a schedule of chunks."""
+    """Random sequences, and their attention when they are run by a schedule of chunks."""
 
     def __init__(self, sizes: Sizes, lengths: Sequence[int], seed: int = 0) -> None:
         self.sizes, self.lengths = sizes, list(lengths)
@@ -415,9 +420,9 @@ class Sequences:
         threads: int = 2,
         seed: int = 0,
     ) -> list[Floats]:
-        """The outputs [n, ...] of each sequence under `schedule`: steps of (sequence, first, last).
+        """Return the outputs [n, ...] of each sequence, run in steps of (sequence, first, last).
 
-        Blocks are shuffled, poisoned until they are written and again once a window has left them.
+        Blocks are shuffled, and NaN until they are written and after a window has left them.
         """
         s = self.sizes
         per = [-(-n // s.block_tokens) for n in self.lengths]
@@ -425,7 +430,7 @@ class Sequences:
         heads = (s.kv_heads, s.dim, s.dim_v)
         cache = _cpu.KVLayer(0, n_blocks, s.block_tokens, *heads, s.kv, s.latent)
         poison(cache, s, n_blocks, level)
-        order = rng(seed + 7).permutation(np.arange(1, n_blocks))  # block 0 stays poison
+        order = rng(seed + 7).permutation(np.arange(1, n_blocks))  # block 0 stays NaN
         blocks = np.split(order, np.cumsum(per)[:-1])
         tables = np.full((len(per), max(per)), -1, np.int32)
         room = max(sum(last - first for _, first, last in step) for step in schedule)
@@ -434,7 +439,7 @@ class Sequences:
         for step in schedule:
             for i, first, last in step:
                 tables[i, : -(-last // s.block_tokens)] = blocks[i][: -(-last // s.block_tokens)]
-                if s.window:  # what no token of this step can see
+                if s.window:  # positions that no token of this step sees
                     freed = max(0, first - s.window + 1) // s.block_tokens
                     for block in blocks[i][:freed]:
                         cache.copy_block(0, int(block))
@@ -446,9 +451,7 @@ class Sequences:
         return [np.concatenate(rows) if rows else np.empty(0) for rows in out]
 
     def reference(self, i: int, first: int = 0) -> Floats:
-        """float64 attention over the keys and values as the cache keeps them [n, heads * dim_v].
-
-        From row `first` on."""
+        """Return attention of rows from `first` on over stored keys and values, in float64."""
         if (i, first) not in self._references:
             self._references[i, first] = self._make_reference(i, first)
         return self._references[i, first]
@@ -456,7 +459,7 @@ class Sequences:
     def _make_reference(self, i: int, first: int) -> Floats:
         s, n = self.sizes, self.lengths[i]
         q = self.q[i].reshape(n, s.heads, s.dim)[first:]
-        if s.kv != "f16":  # queries meet 8-bit keys as 8-bit rows: x = d q in groups of 32
+        if s.kv != "f16":  # queries are rounded like 8-bit keys: x = d q in groups of 32
             groups = q.reshape(len(q), s.heads, -1, 32)
             top = np.abs(groups).max(-1, keepdims=True)
             quants = np.rint(groups * (np.float32(127) / top)).astype(np.float64)
@@ -576,7 +579,9 @@ INVARIANT = [
 
 
 @pytest.mark.parametrize("sizes", INVARIANT, ids=str)
-def test_attention_does_not_depend_on_chunks_company_or_threads(level: str, sizes: Sizes) -> None:
+def test_attention_does_not_depend_on_chunks_other_sequences_or_threads(
+    level: str, sizes: Sizes
+) -> None:
     n = 90 if level == "scalar" else 700
     lengths = [n, 40, 5]
     sequences = Sequences(sizes, lengths)
@@ -586,7 +591,7 @@ def test_attention_does_not_depend_on_chunks_company_or_threads(level: str, size
         cuts = sorted(int(c) for c in random.integers(1, n, count))
         got = sequences.run(level, alone(0, n, cuts), threads, seed=threads)[0]
         assert np.array_equal(got, want), (threads, cuts)
-    # In company, and then token by token to the end.
+    # With other sequences, then token by token to the end.
     schedule = [[(1, 0, 40), (0, 0, n - 40), (2, 0, 5)]]
     schedule += [[(0, t, t + 1)] for t in range(n - 40, n)]
     assert np.array_equal(sequences.run(level, schedule, 3)[0], want)
@@ -618,7 +623,7 @@ def test_any_schedule_gives_the_same_bits(level: str, data: st.DataObject) -> No
     assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_output_of_attention_quantised_on_the_way(level: str) -> None:
+def test_attention_can_quantise_its_output(level: str) -> None:
     lengths = [70, 9, 1]
     floats = Sequences(Sizes(6, 2, 32, 32), lengths).run(level, whole(lengths))
     for format in ("q8_32", "q8_256", "bf16"):
@@ -629,7 +634,7 @@ def test_output_of_attention_quantised_on_the_way(level: str) -> None:
 
 
 def test_far_logits_and_late_maxima(level: str) -> None:
-    """Logits of hundreds, rising and falling: exp must neither overflow nor forget."""
+    """With logits of hundreds that rise and fall, exp neither overflows nor loses the sum."""
     sizes = Sizes(2, 1, 32, 32, scale=1.0)
     n = 90 if level == "scalar" else 600
     for sign in (1, -1):
@@ -718,13 +723,11 @@ def test_rope_store(
     np.testing.assert_allclose(got_q, want_q, rtol=0, atol=8 * EPS * np.abs(want_q).max())
     got_k, got_v = (x[start:] for x in cache.read(table_blocks, start + n))
     for got, want in ((got_k, want_k), (got_v, want_v)):
-        if (
-            kv != "f16"
-        ):  # half a quant (of q4_0 a whole one, beyond 7), and the scale's own rounding
+        if kv != "f16":  # half a quant (q4_0: a whole one beyond 7) and the rounding of the scale
             top = np.abs(want.reshape(n, kv_heads, -1, 32)).max(-1).repeat(32, axis=-1)
             step = 0.5 / 127 if kv == "q8_0" else 1 / 8
             assert (np.abs(got - want) <= top * (step + 2**-10)).all()
-            near = 1e-5 if kv == "q8_0" else 1e-3  # a value between two quants may fall either way
+            near = 1e-5 if kv == "q8_0" else 1e-3  # a value between two quants may round either way
             assert np.abs(got - stored(want, kv)).mean() <= near * np.abs(want).max()
         else:
             np.testing.assert_allclose(got, want, rtol=2**-11 * 1.01, atol=1e-6)
@@ -749,7 +752,7 @@ def test_rope_store_saturates_and_can_leave_the_cache_alone(level: str) -> None:
     np.testing.assert_allclose(got, sequences.reference(0), rtol=1e-5, atol=1e-5)
 
 
-# ---- refusals
+# ---- errors
 
 
 def test_bad_operands_are_refused(level: str) -> None:

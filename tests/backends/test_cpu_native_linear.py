@@ -1,8 +1,7 @@
-"""Packed weights and the kernels over them, against gguf's decoder and float64 numpy.
+"""Packed weights and the CPU kernels that read them, against gguf's decoder and float64 numpy.
 
-The tile layout is tested by decoding it again through the snippet that the products use; products
-are compared with dequantised weights times dequantised activations, so the tolerance is float
-rounding alone.
+Tiles are tested by decoding them with the snippet that products use. Products are compared with
+dequantised weights times dequantised rows of x, so the tolerance covers float rounding only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FLOAT_TYPES = ["F32", "F16", "BF16"]
 TYPES = FLOAT_TYPES + BLOCK_TYPES
 
 
-# How much larger than the file the tiles may be: formats whose values are spread out for speed.
+# Limits of tile size relative to the file, for formats whose values are widened for speed.
 SPREAD = {
     "TQ1_0": 1.23, "NVFP4": 1.01, "Q1_0": 1.34, "Q2_0": 1.12, "IQ3_S": 1.26, "IQ3_XXS": 1.41,
     "IQ2_S": 1.40, "IQ2_XS": 1.55, "IQ2_XXS": 1.61, "IQ1_S": 1.48, "IQ1_M": 2.04,
@@ -42,12 +41,12 @@ def ggml_type(name: str) -> int:
 
 
 def block_of(name: str) -> tuple[int, int]:
-    """Elements and bytes of a block."""
+    """Return the elements and the bytes of a block."""
     layout = BLOCKS[GGMLType[name]]
     return layout.block_size, layout.block_bytes
 
 
-# Where a block keeps its f16 scales, in bytes: random bits there would be inf and NaN.
+# Byte offsets of the f16 scales of a block; random bits there would give inf and NaN.
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
@@ -58,7 +57,7 @@ SCALES = {
 
 
 def random_rows(rng: np.random.Generator, name: str, rows: int, cols: int) -> NDArray[np.uint8]:
-    """Rows of random blocks with every bit of the quants in use: [rows, bytes of a row]."""
+    """Return rows of random blocks that use every bit of the quants: [rows, bytes of a row]."""
     if name == "F32":
         return rng.standard_normal((rows, cols)).astype(np.float32).view(np.uint8)
     if name == "F16":
@@ -84,7 +83,10 @@ def random_rows(rng: np.random.Generator, name: str, rows: int, cols: int) -> ND
 
 
 def dequantize(name: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    if name in ("Q1_0", "Q2_0"):  # unknown to gguf; tests/quant holds these to their definition
+    if name in (
+        "Q1_0",
+        "Q2_0",
+    ):  # unknown to gguf; tests/quant compares these with their definition
         n_values, n_bytes = block_of(name)
         return decode(data, GGMLType[name], (len(data), data.shape[1] // n_bytes * n_values))
     return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name]).astype(np.float32)
@@ -112,7 +114,7 @@ def step(program: _cpu.Program, n_tokens: int, ids: Sequence[int] | None = None)
 
 
 class Arena:
-    """A program whose operands are laid out one after the other."""
+    """A program whose operands follow each other."""
 
     def __init__(self, pool: _cpu.Pool, level: str, n_bytes: int = 1 << 24) -> None:
         self.program = _cpu.Program(pool, level, n_bytes)
@@ -129,7 +131,7 @@ class Arena:
         return self.program.view(offset, rows, cols, stride)
 
     def dequantized(self, operand: tuple[str, int, int, int], rows: int) -> NDArray[np.float64]:
-        """An activation operand as numbers, by the layout's description: [rows, cols]."""
+        """Decode an operand to numbers [rows, cols], by the description of its format."""
         format, cols, offset, stride = operand
         if format == "f32":
             return self.floats(operand, rows).astype(np.float64)
@@ -154,7 +156,7 @@ def run_linear(
     x: NDArray[np.float32],
     pad: int = 0,
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """The product and the dequantised activations that it was given."""
+    """Return the product, and the dequantised rows of x that it read."""
     n, cols = x.shape
     arena = Arena(pool, level)
     format = _cpu.row_format(level, ggml_type(name))
@@ -181,7 +183,7 @@ def level(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_packed_tensor_decodes_to_what_the_file_says(
+def test_packed_tensor_decodes_to_the_values_of_the_file(
     pool: _cpu.Pool, level: str, name: str
 ) -> None:
     rng = np.random.default_rng(1)
@@ -269,7 +271,7 @@ def test_bad_pieces_of_a_tensor_are_refused(pool: _cpu.Pool, level: str) -> None
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("n_tokens", [1, 2, 7, 33])
-def test_linear_is_the_product_of_what_was_decoded(
+def test_linear_agrees_with_decoded_weights(
     pool: _cpu.Pool, level: str, name: str, n_tokens: int
 ) -> None:
     rng = np.random.default_rng(n_tokens)
@@ -280,16 +282,16 @@ def test_linear_is_the_product_of_what_was_decoded(
         y, x_seen = run_linear(pool, level, name, pack(pool, level, name, data, cols), x, pad=64)
         w = dequantize(name, data).astype(np.float64)
         expected = x_seen @ w.T
-        # Rounding grows with the sum of magnitudes, of which minimums are a part.
+        # Rounding errors grow with the sum of magnitudes, including minimums.
         scale = np.abs(x_seen) @ np.abs(w).T + 1e-6
         assert np.isfinite(y).all()
         assert (np.abs(y - expected) / scale).max() < 2e-6
-        if name in BLOCK_TYPES:  # and the 8-bit activations are near the real ones
+        if name in BLOCK_TYPES:  # and the 8-bit rows are close to the given ones
             assert np.linalg.norm(y - x @ w.T) / np.linalg.norm(scale) < 0.004
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_a_row_is_the_same_in_any_company(pool: _cpu.Pool, level: str, name: str) -> None:
+def test_a_row_does_not_depend_on_other_rows(pool: _cpu.Pool, level: str, name: str) -> None:
     rng = np.random.default_rng(5)
     block, _ = block_of(name)
     cols = 320 if 320 % block == 0 else 512
@@ -352,7 +354,7 @@ def test_linear_with_parts_biases_and_residuals(pool: _cpu.Pool, level: str) -> 
     ins: list[_cpu.Operand] = [xq]
     for i, name in enumerate(names):
         bias = _cpu.pack_vector(biases[i]) if i != 1 else None
-        # The third part adds onto itself: residual and output are one.
+        # The third part has its output as residual.
         added = (None, residual, ys[2])[i]
         ins += [pack(pool, level, name, data[i], cols), bias, added]
     arena.program.add("quantize", "tokens", 0, [x], [xq], {})
@@ -412,7 +414,7 @@ def test_embed_decodes_rows_of_the_table(pool: _cpu.Pool, level: str, name: str)
     np.testing.assert_array_equal(arena.floats(x, len(ids)), expected)
     with pytest.raises(ValueError, match="token id 50 is outside the vocabulary of 50"):
         step(arena.program, 2, [1, 50])
-    step(arena.program, len(ids), ids)  # and the pool is usable afterwards
+    step(arena.program, len(ids), ids)  # and the pool can be used afterwards
 
 
 @pytest.mark.parametrize(("format", "block"), [("q8_32", 32), ("q8_256", 256)])
@@ -568,7 +570,7 @@ def test_profile_and_partial_runs(pool: _cpu.Pool, level: str) -> None:
 
 
 def test_many_threads_many_steps() -> None:
-    """More threads than cores, so that threads are late, asleep and preempted; no chunk is lost."""
+    """With more threads than cores, threads are late, asleep and preempted; no chunk is lost."""
     crew = _cpu.Pool(7)
     arena = Arena(crew, OF_KERNELS[0])
     x = arena.rows("f32", 64, 256)
@@ -580,7 +582,7 @@ def test_many_threads_many_steps() -> None:
     np.testing.assert_array_equal(arena.floats(x, 64), np.tile(np.arange(256.0), (64, 1)))
 
 
-def test_memory_that_does_not_exist_is_an_error(pool: _cpu.Pool) -> None:
+def test_impossible_sizes_and_levels_are_errors(pool: _cpu.Pool) -> None:
     with pytest.raises(MemoryError):
         _cpu.Program(pool, OF_KERNELS[0], 1 << 60)
     with pytest.raises(MemoryError):

@@ -1,8 +1,9 @@
-"""The native kernels of Gated DeltaNet at every SIMD level.
+"""CPU kernels of Gated DeltaNet at every SIMD level.
 
-Each is held against float64 numpy, written here as the recurrence of its definition. Slots and
-outputs are full of NaN before, so what is read too early or never written shows. A prompt gives the
-same bits however it is cut, whoever shares the step and however many threads there are.
+Each is compared with float64 numpy, written here as the recurrence of the definition. Slots and
+outputs are NaN first, which shows values that are read too early or never written. A prompt gives
+the same bits however it is divided into steps, whatever shares a step and with any number of
+threads.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def sigmoid(x: Floats) -> Floats:
 
 @dataclass
 class Op:
-    """One launch over rows of tokens: `rows` [n, cols] each, then `rest`, then a state if any."""
+    """One launch over rows: arrays `rows` [n, cols], then `rest`, then a state if there is one."""
 
     name: str
     rows: list[Floats]
@@ -75,9 +76,9 @@ class Op:
         threads: int = 2,
         slots: int = 0,
     ) -> Stepped:
-        """Runs `steps` of (slot, rows) parts; the position of a row is its place in its slot.
+        """Run `steps` of (slot, rows) parts. The position of a row is its index in its slot.
 
-        `rows` of a part index the arrays of rows; slots start with NaN.
+        `rows` of a part index the arrays of rows. Slots start as NaN.
         """
         most = max(sum(len(part) for _, part in step) for step in steps)
         specs, size = [], 0
@@ -123,7 +124,7 @@ class Op:
 
 @dataclass
 class Stepped:
-    """The bytes of each output row, and the state left behind."""
+    """The bytes of each output row, and the final state."""
 
     state: Any
     bytes: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
@@ -134,13 +135,13 @@ class Stepped:
 
 
 def whole(lengths: Sequence[int]) -> list[tuple[int, range]]:
-    """One step with all of each sequence; sequence i has slot i."""
+    """Return one step with all rows of each sequence. Sequence i has slot i."""
     starts = [0, *itertools.accumulate(lengths)]
     return [(i, range(starts[i], starts[i] + n)) for i, n in enumerate(lengths)]
 
 
 def cut(lengths: Sequence[int], cuts: Callable[[int], int]) -> list[list[tuple[int, range]]]:
-    """Steps of cuts(0), cuts(1), ... tokens of each sequence that has some left, last one first."""
+    """Return steps of cuts(0), cuts(1), ... tokens of each sequence, the last sequence first."""
     steps: list[list[tuple[int, range]]] = []
     at = [(i, part.start, part.stop) for i, part in whole(lengths)]
     for number in itertools.count():
@@ -156,7 +157,7 @@ def cut(lengths: Sequence[int], cuts: Callable[[int], int]) -> list[list[tuple[i
 
 
 def conv_op(lengths: Sequence[int], cols: int, taps: int) -> tuple[Op, Floats]:
-    """The launch, and what it must give."""
+    """Return the launch and its wanted output."""
     x, weight = normal(0, sum(lengths), cols), normal(1, cols, taps)
     want = np.empty(x.shape)
     for _, part in whole(lengths):
@@ -235,7 +236,7 @@ def delta_op(lengths: Sequence[int], h: Heads, pace: float = 0.2) -> Op:
 
 
 def recurrence(op: Op, h: Heads, lengths: Sequence[int], pace: float = 0.2) -> Floats:
-    """The definition, in float64."""
+    """Return the output by the definition, in float64."""
     qkv, alpha, beta = (x.astype(np.float64) for x in op.rows)
     a, bias = -pace * np.exp(normal(3, h.n_v)), normal(4, h.n_v)
     out = np.empty((len(qkv), h.n_v, h.v_dim))
@@ -302,7 +303,9 @@ def test_delta_rule_does_not_depend_on_cuts(level: str, size: int) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), alone=st.integers(0, 1))
-def test_delta_rule_of_any_cut_in_any_company(level: str, sizes: list[int], alone: int) -> None:
+def test_delta_rule_does_not_depend_on_cuts_or_other_sequences(
+    level: str, sizes: list[int], alone: int
+) -> None:
     lengths = (90, 25)
     op = delta_op(lengths, Heads(n_k=1, n_v=2, k_dim=16, v_dim=16))
     together = op.run(level, cut(lengths, lambda i: sizes[i % len(sizes)])).rows
@@ -312,7 +315,7 @@ def test_delta_rule_of_any_cut_in_any_company(level: str, sizes: list[int], alon
 
 
 def test_the_matrices_change_only_at_the_end_of_a_chunk(level: str) -> None:
-    """Decoding reads S and does not write it, and a row can be run again while its chunk lasts."""
+    """Decode reads S and does not write it, so a row can be run again until its chunk is full."""
     h = Heads()
     op = delta_op((2 * CHUNK,), h)
 
@@ -361,7 +364,7 @@ def test_gated_norm(level: str, cols: int) -> None:
 
 @pytest.mark.parametrize("format", ["q8_32", "q8_256"])
 @pytest.mark.parametrize("name", ["gate", "gated_norm"])
-def test_rows_quantised_on_the_way_out(level: str, name: str, format: str) -> None:
+def test_gates_can_quantise_their_output(level: str, name: str, format: str) -> None:
     op = rows_op(name, 544)
     floats = op.run(level, [whole((9,))]).rows
     want = Op("quantize", [floats], [], {}, 544).run(level, [whole((9,))], format=format)
@@ -370,7 +373,7 @@ def test_rows_quantised_on_the_way_out(level: str, name: str, format: str) -> No
         np.testing.assert_array_equal(got.bytes[i], want.bytes[i])
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def refused(level: str, op: Op, message: str) -> None:
@@ -405,7 +408,7 @@ def test_bad_operands_of_delta_rule(level: str) -> None:
     refused(level, Op(**{**vars(op), "cols": 64}), "o has 64 columns, not 128")
 
 
-def test_a_model_whose_heads_have_no_kernel(level: str) -> None:
+def test_a_model_with_heads_of_an_unsupported_size_is_refused(level: str) -> None:
     case = delta_case("odd", DeltaShape(1, 2, 16, 24), (3,))
     backend = api.create("cpu", options={"level": level})
     plan = make_plan(case.graph, backend, max_tokens=3, max_outputs=3)
@@ -424,7 +427,7 @@ def test_bad_operands_of_gates(level: str) -> None:
     refused(level, Op(**{**vars(op), "attrs": {"eps": 1e-6, "group": 64}}), "weight has 32 values")
 
 
-def test_a_slot_that_is_not_there(level: str) -> None:
+def test_a_missing_state_slot_is_an_error(level: str) -> None:
     op, _ = conv_op((3,), 32, 4)
     with pytest.raises(ValueError, match="no such state slot"):
         op.run(level, [[(2, range(3))]], slots=2)

@@ -1,4 +1,4 @@
-"""Runs a case of an op on a backend."""
+"""Execution of a test case of an op on a backend."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from zinc.plan.planner import make_plan
 
 
 def run(backend: Backend, case: Case) -> np.ndarray:
+    """Return the output of the case on `backend`."""
     assert case.graph.output is not None
     n = case.max_tokens
     plan = make_plan(case.graph, backend, max_tokens=n, max_outputs=n)

@@ -1,4 +1,4 @@
-"""The expert ops against a loop over single tokens and experts, and routers by their definition."""
+"""Reference ops of experts against a loop over tokens, and routers against their definition."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_bias_moves_the_choice_and_not_the_weights():
 
 
 def test_groups_rank_by_their_largest_or_by_their_two_largest():
-    logits = [[5.0, -9.0, 4.0, 3.0, 1.0, 0.0]]  # groups of two: largest 5 4 1
+    logits = [[5.0, -9.0, 4.0, 3.0, 1.0, 0.0]]  # groups of two with maxima 5, 4 and 1
     groups = {"n_groups": 3, "top_groups": 1, "scoring": SOFTMAX_CHOSEN, "top_k": 2}
     assert route(logits, group_top=1, **groups)[0].tolist() == [[0, 1]]
     assert route(logits, group_top=2, **groups)[0].tolist() == [[2, 3]]
-    # Scores below zero stay better than those of a group that is out.
+    # Negative scores are still better than those of an excluded group.
     low = [[-1.0, -2.0, -8.0, -9.0]]
     assert route(low, **{**groups, "n_groups": 2}, group_top=2)[0].tolist() == [[0, 1]]
 
@@ -70,7 +70,7 @@ def test_of_equal_scores_the_first_expert_wins():
     clamped=st.booleans(),
     data=st.data(),
 )
-def test_experts_equal_a_loop(n_tokens, n_experts, seed, clamped, data):
+def test_experts_agree_with_a_loop_over_tokens(n_tokens, n_experts, seed, clamped, data):
     top_k = data.draw(st.integers(1, n_experts))
     hidden, ff = 6, 5
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Every case of every op, on every backend present, against the numpy reference."""
+"""Every case of every op on every backend present, against the numpy reference."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from zinc.testing.parity import case_tolerance, every_case, is_for
 
 CASES = every_case()
 
-# Kernels of Vulkan are compiled as they are tested, for minutes where the driver has no hardware. A
-# format is one snippet in all of them: `embed` and a product of one row are tested with each, other
-# products with one of each kind, and what is made of products with some of these.
+# Vulkan kernels are compiled when they are tested, which takes minutes with a software driver. All
+# of them decode a format with the same snippet, so `embed` and a product of one row are tested with
+# every format, other products with one format of each kind, and fused products with some of these.
 KINDS = {
     "linear": ("F16", "Q8_0", "Q4_1", "Q4_K", "Q6_K", "IQ2_S", "MXFP4", "NVFP4", "Q1_0"),
     "linear_glu": ("F16", "Q4_1", "Q6_K"),
@@ -39,7 +39,7 @@ def reference(index: int) -> np.ndarray:
 
 
 def is_another_format(op: Op, case: Case) -> bool:
-    """Whether a case differs from those of other formats in nothing but its format."""
+    """Return whether a case differs from cases of other formats in its format only."""
     format, *rest = case.name.split("-")
     known = format in {block.name for block in BLOCKS.values()}
     is_row = op.name == "linear" and rest[-1:] == ["1"]
@@ -70,7 +70,7 @@ def test_kernel_agrees_with_reference(name, index):
 
 
 def test_every_op_has_a_case_or_is_part_of_one():
-    """An op without cases of its own must appear in the plan of another op's case."""
+    """An op without cases must appear in the plan of a case of another op."""
     backends = api.create("null"), api.kernels("vulkan")
     planned = (plan_of(backend, case) for backend in backends for _, case in CASES)
     covered = {launch.kernel for plan in planned for launch in plan}

@@ -1,4 +1,4 @@
-"""Recurrent ops: the chunkwise form against the recurrence, and what is left in a slot."""
+"""The reference ops with recurrent state: the chunkwise form against the recurrence."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LONG = delta_case("long", DeltaShape(2, 4, 32, 16), (3 * CHUNK + 11,), pace=0.05
 
 
 def steps(lengths: Sequence[int], cut: int) -> list[tuple[Step, np.ndarray]]:
-    """Steps of at most `cut` tokens a sequence, and the rows of the case that each one runs."""
+    """Return steps of at most `cut` tokens a sequence, and the rows of the case in each step."""
     starts = np.concatenate([[0], np.cumsum(lengths)])
     result = []
     for at in range(0, max(lengths), cut):
         ends = [min(n, at + cut) for n in lengths]
-        # The sequences of a step come in another order than their slots.
+        # The sequences of a step are in another order than their slots.
         running = [s for s, end in enumerate(ends) if at < end][::-1]
         counts = [ends[s] - at for s in running]
         rows = np.concatenate([starts[s] + np.arange(at, ends[s]) for s in running])
@@ -47,7 +47,10 @@ def _step(slots: Sequence[int], counts: Sequence[int], position: int) -> Step:
 
 
 def run(case: Case, reference: Reference, cut: int = 1 << 20, seed: int = 0) -> np.ndarray:
-    """The case's op in steps of at most `cut` tokens, its slots full of noise before."""
+    """Return the output of the op of a case, run in steps of at most `cut` tokens.
+
+    State slots are filled with noise first.
+    """
     node = next(n for n in case.graph.nodes if n.op in ("delta_rule", "conv_silu"))
     view = StateView(np.zeros((0, 0), np.float32))
     inputs = []
@@ -72,12 +75,13 @@ def run(case: Case, reference: Reference, cut: int = 1 << 20, seed: int = 0) -> 
 
 
 def _table(case: Case, value: Value) -> Weight:
-    """The table that the rows of a value were embedded from."""
+    """Return the table from which the rows of a value are embedded."""
     node: Node = next(n for n in case.graph.nodes if value in n.outputs)
     return node.weight("table")
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:
+    """Return the largest error relative to the largest wanted value."""
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
@@ -96,12 +100,12 @@ def test_the_result_does_not_depend_on_how_a_prompt_was_cut(case: Case, cut: int
 
 
 @pytest.mark.parametrize("reference", [PLAIN, delta_rule_in_chunks])
-def test_a_sequence_that_starts_does_not_see_what_its_slot_held(reference: Reference) -> None:
+def test_a_new_sequence_ignores_old_contents_of_its_slot(reference: Reference) -> None:
     np.testing.assert_array_equal(run(LONG, reference, seed=1), run(LONG, reference, seed=2))
 
 
 def test_a_state_that_never_decays_remembers_every_key() -> None:
-    """With b = 1, orthonormal keys and no decay the rule stores each value under its key."""
+    """With b = 1, orthonormal keys and no decay, the state stores each value under its key."""
     n = 8
     shape = DeltaShape(1, 1, n, 3)
     keys, values = np.eye(n, dtype=np.float32), np.arange(3 * n, dtype=np.float32).reshape(n, 3)
@@ -117,7 +121,7 @@ def test_a_state_that_never_decays_remembers_every_key() -> None:
         return OPS["delta_rule"].run(step, inputs, attrs)[0]
 
     ask(keys, 100.0, 0)
-    recalled = ask(keys[::-1], -100.0, n)  # b = 0: nothing is written any more
+    recalled = ask(keys[::-1], -100.0, n)  # b = 0, so the state does not change
     np.testing.assert_allclose(recalled, values[::-1] / np.sqrt(n), rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Entries of ops: operands by name, state that an op writes, and no facts about ops elsewhere."""
+"""Entries of the op registry: operands by name, written state, and no lists of ops elsewhere."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_list_of_ops_is_found_however_it_is_written(text: str) -> None:
         'first.op == "linear" and second.op == "rope"',
     ],
 )
-def test_one_op_beside_other_strings_is_no_list_of_ops(text: str) -> None:
+def test_one_op_among_other_strings_is_not_a_list_of_ops(text: str) -> None:
     assert list(named_together(ast.parse(text))) == []
 
 
@@ -144,7 +144,7 @@ def test_a_reference_takes_the_operands_that_it_declares() -> None:
 
 
 @pytest.mark.parametrize("change", ["missing", "wrong"])
-def test_a_node_without_the_operands_of_its_op_is_no_plan(change: str) -> None:
+def test_a_node_without_the_operands_of_its_op_is_rejected(change: str) -> None:
     case = Case("broken")
     x = case.rows(32)
     case.returns(case.graph.linear(x, case.matrix(32, 32)))
@@ -155,7 +155,7 @@ def test_a_node_without_the_operands_of_its_op_is_no_plan(change: str) -> None:
         passes.check(case.graph.nodes, case.graph.output)
 
 
-def test_the_header_of_cpp_constants_is_the_one_that_the_registry_gives() -> None:
+def test_the_header_of_cpp_constants_is_up_to_date() -> None:
     path = SOURCE / "backends" / "cpu" / "native" / "operands.h"
     assert path.read_text() == header(), "run the command in the header's first lines"
 
@@ -202,7 +202,7 @@ def test_ops_write_only_the_state_that_they_declare(op: Op, case: Case) -> None:
     assert undeclared_writes(case) == []
 
 
-def test_an_op_that_writes_state_without_saying_so_is_caught(
+def test_an_undeclared_write_of_state_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     op = OPS["rope_store"]

@@ -1,4 +1,4 @@
-"""The graph of every model ends at its final norm when the projection is cut off."""
+"""The graph of every model without its projection ends at the final norm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in FIXTURES.glob("*.gguf")))
-def test_what_is_left_ends_in_the_final_norm(name):
+def test_the_graph_without_its_projection_ends_in_the_final_norm(name):
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
         spec, graph = load(file)
     backend = api.create("ref")

@@ -1,4 +1,4 @@
-"""Fusion changes launches and never results; memory never overlaps what lives at the same time."""
+"""Fusion keeps results, and values that live at the same time do not overlap in memory."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_values_that_live_together_do_not_share_bytes(name, backend):
             for other in live:
                 if not overlapping(out, other, plan) or other.id == out.id:
                     continue
-                # Only a donor that dies here may lie under an output, at the same place exactly.
+                # Only a donor that is not read later may share an output's address.
                 assert last[other.id] == i, f"{launch.kernel} overwrites %{other.id}"
                 assert (other.offset, other.stride) == (out.offset, out.stride)
     assert all(r.offset + r.stride <= plan.arena_bytes for _, r in refs.values())

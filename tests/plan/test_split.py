@@ -1,4 +1,4 @@
-"""A graph over several devices: every node once, every value to a device once, the same logits."""
+"""Division of a graph over devices: nodes run once, values are sent once, logits are equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zinc.plan.planner import make_plan
 from zinc.plan.weights import tensor_data
 
 TOLERANCE = 5e-3
-# Dense; experts; experts and a shared one, of a hybrid; layers that read another layer's cache.
+# Dense; experts; a hybrid with a shared expert; layers that read another layer's cache.
 FAMILIES = ("qwen3", "gptoss", "qwen35moe", "gemma4e")
 
 
@@ -123,13 +123,13 @@ def test_experts_on_the_cpu_take_one_turn_a_layer(name: str) -> None:
     _, plan = split(name, ("ref", "cpu"), by(name, DeviceMap(cpu_moe=spec.n_layers)))
     turns = [s.device for s in plan.schedule if isinstance(s, Segment)]
     assert turns == [HOST, *[DEVICE, HOST] * spec.n_layers, DEVICE]
-    # The embedding; of each layer the normed rows and router logits there, and a sum back.
+    # The embedding; for each layer the normalised rows and router logits, and the sum that returns.
     assert sum(isinstance(t, Transfer) for t in plan.schedule) == 1 + 3 * spec.n_layers
     experts = {launch.kernel for launch in plan.parts[HOST].launches}
     assert experts == {"embed", "route", "group_experts", "moe_glu", "moe_down"}
 
 
-def test_the_hash_tells_device_maps_apart() -> None:
+def test_the_hash_depends_on_the_device_map() -> None:
     hashes = {
         split("gptoss", ("ref", "cpu"), by("gptoss", DeviceMap(cpu_moe=n)))[1].hash for n in (1, 2)
     }

@@ -1,4 +1,4 @@
-"""Columns of a value are read in place: no launch, no copy, and their bytes stay while needed."""
+"""Views of columns: read in place without a launch or copy, and kept alive by their readers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_base_lives_until_its_last_view_is_read() -> None:
     g, wide = case.graph, case.rows(64)
     first = g.columns(wide, 0, 32)
     x: Value = case.rows(32)
-    for _ in range(4):  # values that would take the place of a base that nobody keeps
+    for _ in range(4):  # values that would reuse the memory of the base if views did not keep it
         x = g.glu(x, g.rms_norm(x, None, eps=1e-6), activation=ActivationFn.GELU)
     plan, _ = run(case.returns(g.add(x, first)))
     wide_ref = next(launch.outputs[0] for launch in plan.launches if launch.kernel == "embed")
@@ -97,7 +97,7 @@ def test_an_op_in_place_does_not_overwrite_a_view() -> None:
         ),
     ],
 )
-def test_a_norm_takes_the_residual_along(name: str, kernels: str) -> None:
+def test_a_norm_takes_a_residual(name: str, kernels: str) -> None:
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
         _, graph = load(file)
     plan = make_plan(graph, api.create("null"), max_tokens=8, max_outputs=8)

@@ -140,7 +140,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
     made, used = producers(nodes), uses(nodes, output)
 
     def unwrap(value: Value, op: str) -> tuple[Value, Node | None]:
-        """Return the input of the `op` node that makes `value`, and that node if it can be fused."""
+        """Return the input of the `op` node that makes `value`, and the node if it can be fused."""
         node = made.get(value.id)
         if node is None or node.op != op or used[value.id] != 1:
             return value, None
