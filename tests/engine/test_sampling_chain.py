@@ -12,7 +12,7 @@ from zinc.core.errors import ModelError, RequestError
 from zinc.engine.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, sample_rows, truncation
 from zinc.engine.sampling.allowed import Mask, limited
 from zinc.engine.sampling.candidates import Candidates
-from zinc.engine.sampling.short import ORDER, Short, draw_short
+from zinc.engine.sampling.common_chain import ORDER, CommonChain, sample_common
 
 RAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Settings under which tokens are drawn from the model's own distribution."""
@@ -329,7 +329,7 @@ def test_a_prompt_may_be_an_array_and_stays_inside_the_vocabulary():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_vocabulary_that_is_banned_entirely_is_refused(temperature):
     sampler = Sampler(SamplingParams(temperature=temperature, logit_bias={0: -math.inf}), 2)
-    with pytest.raises(RequestError, match=r"^no token can be drawn: "):
+    with pytest.raises(RequestError, match=r"^no token can be sampled: "):
         sampler.sample(np.zeros(2, np.float32), Mask(np.array([True, False])))
 
 
@@ -452,7 +452,7 @@ def test_the_common_chain_equals_its_samplers_one_by_one():
             min_p=rng.choice([0.0, 0.01, 0.3]), temperature=rng.choice([0.5, 1.0, 2.0]),
             min_keep=rng.choice([0, 4]),
         )  # fmt: skip
-        chain = Short.of(
+        chain = CommonChain.of(
             p, [n for n in ORDER if getattr(p, n) != {"top_k": 0, "min_p": 0}.get(n, 1)]
         )
         assert chain is not None
@@ -462,7 +462,7 @@ def test_the_common_chain_equals_its_samplers_one_by_one():
         left = truncation.temperature(left, p.temperature)
         mass = left.weights().cumsum(dtype=np.float64)
         points = np.linspace(0, 1, 50, endpoint=False)
-        drawn = draw_short([chain] * 50, [Candidates(row)] * 50, points.tolist())
+        drawn = sample_common([chain] * 50, [Candidates(row)] * 50, points.tolist())
         want = [left.token(int(np.searchsorted(mass, u * mass[-1], side="right"))) for u in points]
         assert drawn == want
 

@@ -11,7 +11,7 @@ from present import computing
 from zinc.backends import api
 from zinc.engine.sampling import Sampler, SamplingParams
 from zinc.engine.sampling.candidates import Candidates
-from zinc.engine.sampling.short import Short, draw_short
+from zinc.engine.sampling.common_chain import CommonChain, sample_common
 from zinc.ops.cases import Case
 from zinc.ops.sampling import pack_sample_params
 
@@ -32,7 +32,7 @@ def drawn(name, logits, draws):
 def test_the_host_draws_the_same_token_with_the_same_number(name, n_vocab):
     rng = np.random.default_rng(n_vocab)
     chains = [
-        Short(int(k), float(p), float(least), float(t), int(keep))
+        CommonChain(int(k), float(p), float(least), float(t), int(keep))
         for k, p, least, t, keep in zip(
             rng.choice([2, 7, 40, 64], 200),
             rng.choice([1.0, 0.95, 0.5], 200),
@@ -50,7 +50,7 @@ def test_the_host_draws_the_same_token_with_the_same_number(name, n_vocab):
         (c.k, c.min_keep, c.top_p, c.min_p, c.temperature, u)
         for c, u in zip(chains, points, strict=True)
     ]
-    wanted = draw_short(chains, [Candidates(row) for row in logits], points.tolist())
+    wanted = sample_common(chains, [Candidates(row) for row in logits], points.tolist())
     assert drawn(name, logits, draws)[0] == wanted
 
 

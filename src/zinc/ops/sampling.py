@@ -1,8 +1,8 @@
 """Sampling on the device: top-k, top-p, min-p and temperature, in this order.
 
 With it the token of one step is the input of the next, without a round trip to the host. The chain
-is llama.cpp's for samplers of these names. `zinc.engine.sampling.short` implements the same chain
-on the host, for any k; host and device pick the same token for the same random number.
+is llama.cpp's for samplers of these names. `zinc.engine.sampling.common_chain` implements it on the
+host, for any k; host and device pick the same token for the same random number.
 """
 
 from __future__ import annotations

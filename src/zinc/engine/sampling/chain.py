@@ -21,17 +21,17 @@ from zinc.core.errors import ModelError, RequestError
 from zinc.engine.sampling import truncation
 from zinc.engine.sampling.allowed import Allowed, is_allowed, limited
 from zinc.engine.sampling.candidates import Candidates, Doubles, Floats, largest
+from zinc.engine.sampling.common_chain import CommonChain, sample_common
 from zinc.engine.sampling.dry import Dry
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.penalties import Penalties
-from zinc.engine.sampling.short import Short, draw_short
 from zinc.ops.sampling import MOST_CANDIDATES
 from zinc.ops.step import SampleParams
 
 Step = Callable[[Candidates], Candidates]
 
 _LARGEST_LOGIT = 1e30  # a model's logits are within a few hundred; products stay in float32
-_DRAW_BLOCK = 512
+_SUM_BLOCK = 512
 _MOST_LIKELY = SampleParams(k=1)
 
 
@@ -74,7 +74,7 @@ class Sampler:
     ) -> None:
         self.params = params
         self.n_vocab = n_vocab
-        self._keeps_drawn = params.logprobs is not None and params.post_sampling_probs
+        self._keeps_distribution = params.logprobs is not None and params.post_sampling_probs
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         banned = dict.fromkeys(end_tokens, -np.inf) if params.ignore_eos else {}
         biases = {**params.logit_bias, **banned}
@@ -93,9 +93,9 @@ class Sampler:
         self._lowered = frozenset(biases)
         active = [n for n, step in zip(params.samplers, steps, strict=True) if step is not None]
         # The common chain keeps no distribution; single samplers choose the same tokens.
-        self._short = None if self._keeps_drawn else Short.of(params, active)
+        self._common = None if self._keeps_distribution else CommonChain.of(params, active)
         as_is = not (biases or self._followers or params.logprobs is not None)
-        self._on_device = as_is and (self._is_plain or _is_small(self._short))
+        self._on_device = as_is and (self._is_plain or _is_small(self._common))
         self._restart()
 
     def sample(self, logits: Floats, allowed: Allowed | None = None) -> Sampled:
@@ -111,33 +111,33 @@ class Sampler:
         with np.errstate(over="ignore"):
             if self.params.greedy:
                 return self.report(logits, self._greedy(logits, allowed))
-            if self._short is not None:
+            if self._common is not None:
                 point = self._random.random()
-                candidates = self._likely(self._short, logits, allowed, point)
-                (token,) = draw_short([self._short], [candidates], [point])
+                candidates = self._likely(self._common, logits, allowed, point)
+                (token,) = sample_common([self._common], [candidates], [point])
             else:
                 candidates = self._begin(logits, allowed)
                 for step in self._steps:
                     candidates = step(candidates)
                 if self.params.mirostat:
                     candidates = truncation.surprise_cut(candidates, self._mu)
-                token = self._draw(candidates)
+                token = self._sample_from(candidates)
                 return self.report(logits, token, candidates)
             return self.report(logits, token)
 
-    def report(self, logits: Floats, token: int, drawn_from: Candidates | None = None) -> Sampled:
+    def report(self, logits: Floats, token: int, candidates: Candidates | None = None) -> Sampled:
         """Return a token with the logprobs that the request asked for.
 
-        drawn_from: the candidates after all samplers; None if the token was the only one.
+        candidates: the candidates after all samplers; None if the token was the only one.
         """
         top = self.params.logprobs
         if top is None:
             return Sampled(token)
-        if not self._keeps_drawn:
+        if not self._keeps_distribution:
             return log_probabilities(logits, token, top)
-        if drawn_from is None:
+        if candidates is None:
             return Sampled(token, 0.0, ((token, 0.0),)[:top])
-        return drawn_probabilities(drawn_from, token, top)
+        return final_probabilities(candidates, token, top)
 
     def device_params(self) -> SampleParams | None:
         """Return how the device samples the next token; None if the host must sample it.
@@ -147,9 +147,9 @@ class Sampler:
         """
         if not self._on_device:
             return None
-        if self._short is None:
+        if self._common is None:
             return _MOST_LIKELY
-        c = self._short
+        c = self._common
         point = self._random.random()
         return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, point)
 
@@ -247,7 +247,7 @@ class Sampler:
         return Candidates(logits) if mask is None else limited(logits, mask)
 
     def _likely(
-        self, chain: Short, logits: Floats, allowed: Allowed | None, point: float
+        self, chain: CommonChain, logits: Floats, allowed: Allowed | None, point: float
     ) -> Candidates:
         """Return enough candidates for the common chain.
 
@@ -298,12 +298,12 @@ class Sampler:
             best = int(candidates.logits.argmax())
         return candidates.token(best), peak
 
-    def _draw(self, candidates: Candidates) -> int:
+    def _sample_from(self, candidates: Candidates) -> int:
         if not self.params.mirostat:
-            position, _ = _draw(candidates, self._random)
+            position, _ = _weighted_position(candidates, self._random)
             return candidates.token(position)
         # Mirostat 2 (Basu et al. 2021, arXiv:2007.14966): mu follows the target surprise.
-        position, probability = _draw(candidates, self._random)
+        position, probability = _weighted_position(candidates, self._random)
         error_bits = -math.log2(probability) - self.params.mirostat_tau
         self._mu -= self.params.mirostat_eta * error_bits
         return candidates.token(position)
@@ -323,7 +323,7 @@ def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
     )
 
 
-def drawn_probabilities(candidates: Candidates, token: int, top: int) -> Sampled:
+def final_probabilities(candidates: Candidates, token: int, top: int) -> Sampled:
     """Return `token` and the `top` most likely of the candidates that it was sampled from.
 
     Candidates whose weight underflows to 0 cannot be sampled and are left out.
@@ -334,14 +334,14 @@ def drawn_probabilities(candidates: Candidates, token: int, top: int) -> Sampled
     def logprob(position: int) -> float:
         return math.log(weights[position]) - total
 
-    drawn = token if candidates.ids is None else int((candidates.ids == token).argmax())
+    position = token if candidates.ids is None else int((candidates.ids == token).argmax())
     likeliest = [int(at) for at in candidates.ranking(top) if weights[at] > 0]
     return Sampled(
-        token, logprob(drawn), tuple((candidates.token(at), logprob(at)) for at in likeliest)
+        token, logprob(position), tuple((candidates.token(at), logprob(at)) for at in likeliest)
     )
 
 
-def _is_small(chain: Short | None) -> bool:
+def _is_small(chain: CommonChain | None) -> bool:
     """Return whether the device can find the candidates of a chain."""
     return chain is not None and chain.k <= MOST_CANDIDATES
 
@@ -367,7 +367,7 @@ def sample_rows(
         for i, sampler in enumerate(samplers):
             limits = allowed[i]
             try:
-                chain = sampler._short
+                chain = sampler._common
                 if chain is not None and not (limits is not None and limits.forced()):
                     points[i] = sampler._random.random()
                     rows[i] = sampler._likely(chain, logits[i], limits, points[i])
@@ -375,9 +375,9 @@ def sample_rows(
                     found[i] = sampler.sample(logits[i], limits)
             except Exception as error:
                 found[i] = error
-        chains = [chain for i in rows if (chain := samplers[i]._short) is not None]
+        chains = [chain for i in rows if (chain := samplers[i]._common) is not None]
         if rows:
-            tokens = draw_short(chains, list(rows.values()), [points[i] for i in rows])
+            tokens = sample_common(chains, list(rows.values()), [points[i] for i in rows])
             for i, token in zip(rows, tokens, strict=True):
                 found[i] = samplers[i].report(logits[i], token)
     return [each for each in found if each is not None]
@@ -390,7 +390,7 @@ def check_peak(peak: float) -> None:
     """
     if peak == -math.inf:
         raise RequestError(
-            "no token can be drawn",
+            "no token can be sampled",
             "logit_bias, ignore_eos and the constraint together ban the whole vocabulary",
         )
     if not abs(peak) < _LARGEST_LOGIT:
@@ -401,21 +401,21 @@ def check_peak(peak: float) -> None:
         )
 
 
-def _draw(candidates: Candidates, random: np.random.Generator) -> tuple[int, float]:
+def _weighted_position(candidates: Candidates, random: np.random.Generator) -> tuple[int, float]:
     """Return a position chosen in proportion to the weights, and its probability."""
     weights = candidates.weights()
-    if weights.size <= _DRAW_BLOCK:
+    if weights.size <= _SUM_BLOCK:
         inside = weights.cumsum(dtype=np.float64)
         position = _first_above(inside, random.random() * inside[-1])
         return position, float(weights[position] / inside[-1])
     # Sums of blocks first: a running sum over a whole vocabulary takes ten times as long.
-    starts = np.arange(0, weights.size, _DRAW_BLOCK)
+    starts = np.arange(0, weights.size, _SUM_BLOCK)
     mass = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
     point = random.random() * mass[-1]
     block = _first_above(mass, point)
     point -= mass[block - 1] if block else 0.0
     start = int(starts[block])
-    inside = weights[start : start + _DRAW_BLOCK].cumsum(dtype=np.float64)
+    inside = weights[start : start + _SUM_BLOCK].cumsum(dtype=np.float64)
     position = start + _first_above(inside, point)
     return position, float(weights[position] / mass[-1])
 

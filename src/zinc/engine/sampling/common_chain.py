@@ -23,7 +23,7 @@ MOST = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Short:
+class CommonChain:
     """Settings of the common chain. top_p 1, min_p 0 and temperature 1 are neutral."""
 
     k: int
@@ -33,7 +33,7 @@ class Short:
     min_keep: int
 
     @classmethod
-    def of(cls, params: SamplingParams, active: Sequence[str]) -> Short | None:
+    def of(cls, params: SamplingParams, active: Sequence[str]) -> CommonChain | None:
         """Return the common chain of the `active` samplers, or None if they form another chain."""
         in_order = [name for name in ORDER if name in active]
         if list(active) != in_order or not active or active[0] != "top_k":
@@ -59,8 +59,8 @@ class Short:
         return bool(point * weights.sum(dtype=np.float64) < 1 - MASS_RESOLUTION)
 
 
-def draw_short(
-    chains: Sequence[Short], rows: Sequence[Candidates], points: Sequence[float]
+def sample_common(
+    chains: Sequence[CommonChain], rows: Sequence[Candidates], points: Sequence[float]
 ) -> list[int]:
     """Sample a token of each row. points: a random number in [0, 1) for each row.
 
