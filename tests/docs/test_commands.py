@@ -53,7 +53,9 @@ def test_every_command_is_run_or_named_as_not_run():
 
 
 @pytest.mark.parametrize("command", RUN)
-def test_command_succeeds(command, tmp_path):
+def test_command_succeeds(command, tmp_path, provide):
+    if subcommand(command) != "pull":
+        provide(command)
     done = subprocess.run(
         # Agents are not installed here: their command line is printed.
         ["bash", "-c", f"set -o pipefail; {script(command)}".replace(" launch", " launch --print")],
@@ -73,8 +75,9 @@ def test_pulled_models_are_in_the_catalogue():
 
 
 @pytest.mark.parametrize("command", SERVE)
-def test_server_starts(command, tmp_path):
+def test_server_starts(command, tmp_path, provide):
     pytest.importorskip("uvicorn")
+    provide(command)
     with serving(command, tmp_path) as address:
         assert address.startswith("http://127.0.0.1:")
 

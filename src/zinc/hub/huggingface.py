@@ -7,7 +7,6 @@ checks them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -76,7 +75,6 @@ class Hub:
             f"asking {urlsplit(self.endpoint).netloc} for {name.repo}",
             self.transport.pause_s,
             lambda why, s: on_event(Waiting(name.repo, f"{why}; next try in {s:.0f} s")),
-            threading.Event(),
         )
         while True:
             try:

@@ -6,7 +6,6 @@ A manifest lists layers by SHA-256, each at an address of its own. The model goe
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from zinc.hub.errors import DownloadError
@@ -32,7 +31,6 @@ def fetch_manifest(name: OllamaName, transport: Transport, on_event: OnEvent) ->
         f"asking {name.host} for {name}",
         transport.pause_s,
         lambda why, s: on_event(Waiting(str(name), f"{why}; next try in {s:.0f} s")),
-        threading.Event(),
     )
     while True:
         try:

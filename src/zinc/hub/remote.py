@@ -5,7 +5,6 @@ It tells what a model would take of the memory before gigabytes are downloaded.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,7 +46,6 @@ class RemoteSource(Source):
             f"reading {what} of {self.path.name}",
             self._transport.pause_s,
             lambda why, seconds: None,
-            threading.Event(),
         )
         while True:
             try:

@@ -155,15 +155,20 @@ def read_all(response: HTTPResponse, limit: int) -> bytes:
 class Patience:
     """Decides whether to try again after a failure, and waits before.
 
-    what: what is tried, for the error. on_wait: called with the reason and the seconds. stop: ends
-    a wait early.
+    what, hint: what is tried, and what to do if it fails, for the error. on_wait: called with the
+    reason and the seconds. stop: ends a wait early.
     """
 
     def __init__(
-        self, what: str, pause_s: float, on_wait: Callable[[str, float], None], stop: Event
+        self,
+        what: str,
+        pause_s: float,
+        on_wait: Callable[[str, float], None],
+        stop: Event | None = None,
+        hint: str = "check the network and the name of the server, and try again",
     ) -> None:
-        self._what, self._pause_s = what, pause_s
-        self._on_wait, self._stop = on_wait, stop
+        self._what, self._hint, self._pause_s = what, hint, pause_s
+        self._on_wait, self._stop = on_wait, stop or Event()
         self._failures = 0
 
     def reset(self) -> None:
@@ -190,7 +195,7 @@ class Patience:
             raise DownloadError(
                 f"{self._what} failed {self._failures} times in a row",
                 str(error),
-                "run the same command again: it goes on where this one stopped",
+                self._hint,
             )
         seconds = self._pause_s * 2 ** (self._failures - 1) if wanted is None else wanted
         why = f"status {error.status}" if isinstance(error, StatusError) else str(error)
