@@ -155,8 +155,8 @@ def markdown() -> str:
             "",
             "zinc also honours `XDG_CACHE_HOME` (default `~/.cache`), `XDG_STATE_HOME` (default",
             "`~/.local/state`, where `zinc chat` keeps its history), and `NO_COLOR` and",
-            "`TERM=dumb`, which turn progress bars and dimmed text off. Folders and servers of models",
-            "have the variables of the programs they are shared with: see [models](../models.md).",
+            "`TERM=dumb`, which turn progress bars and dimmed text off. Variables for the folders",
+            "of model files are in [Models](../models.md).",
             "",
         ]
     )
