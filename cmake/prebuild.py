@@ -27,6 +27,7 @@ def main(folder: Path, models: list[Path]) -> None:
     from zinc.engine.load.options import LoadOptions
     from zinc.engine.load.planned import plan_graph
     from zinc.formats.gguf import GGUFFile
+    from zinc.gpu.bucket import Bucket
     from zinc.models import load
 
     if shaders.compiler() is None:
@@ -40,7 +41,9 @@ def main(folder: Path, models: list[Path]) -> None:
         wanted |= prebuild.shipped(plan, prebuild.device_classes(), spec.context)
     for _, case in self_test.cases():
         plan = self_test.plan_case(case, VulkanKernels())
-        wanted |= prebuild.shipped(plan, prebuild.device_classes(), plan.max_tokens)
+        steps = [Bucket.of_step(plan, step) for step in self_test.steps(case)]
+        for device in prebuild.device_classes():
+            wanted |= prebuild.shaders(plan, device, steps, "f16")
     prebuild.build(wanted, folder)
     names = {f"{shaders.key(shader)}.spv" for shader in wanted}
     for path in folder.iterdir():

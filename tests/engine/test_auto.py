@@ -177,6 +177,7 @@ def test_a_device_map_is_followed_on_the_gpu_that_auto_finds(
     options = LoadOptions(QWEN, context=64, device_map=DeviceMap(gpu_layers=2))
     with plan_model(options) as planned:
         assert planned.backend.name == "ref+cpu"
+        assert planned.choice.reason.endswith("Large Card (a discrete GPU)")
         assert len(planned.choice.messages) == 2
 
 

@@ -50,7 +50,7 @@ def create_backend(args: argparse.Namespace) -> api.Backend:
     if name != "auto":
         return api.create(name, threads, options)
     machine = auto.this_machine(threads, options)
-    return auto.select(machine, lambda _: True, options.get("device", "")).backend
+    return auto.select(machine, wanted=options.get("device", "")).backend
 
 
 def print_choice(choice: BackendChoice) -> None:

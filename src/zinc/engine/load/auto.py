@@ -47,11 +47,14 @@ class Machine:
     failure: Callable[[str, DeviceInfo], str]
 
 
-def select(machine: Machine, fits: Callable[[Backend], bool], wanted: str = "") -> Selection:
+def select(
+    machine: Machine, fits: Callable[[Backend], bool] | None = None, wanted: str = ""
+) -> Selection:
     """Return the fastest device of `machine` on which the model fits and the self-test passes.
 
-    fits: returns whether an open GPU holds the model. wanted: the option `device`; if given, only
-    GPUs that it names are considered. Raises DeviceError if it names none.
+    fits: returns whether an open GPU holds the model; None takes a GPU of any size. wanted: the
+    option `device`; if given, only GPUs that it names are considered. Raises DeviceError if it
+    names none.
     """
     gpus = [(name, gpu) for name, gpu in machine.gpus if _is_named(gpu, wanted)]
     if wanted and not gpus:
@@ -68,7 +71,7 @@ def select(machine: Machine, fits: Callable[[Backend], bool], wanted: str = "") 
         if not why:
             try:
                 backend = machine.open(name, gpu)
-                why = "" if fits(backend) else "is too small for the model"
+                why = "" if fits is None or fits(backend) else "is too small for the model"
             except ZincError as error:
                 why = f"cannot be used: {error}"
         if not why and (wrong := machine.failure(name, gpu)):
@@ -77,7 +80,8 @@ def select(machine: Machine, fits: Callable[[Backend], bool], wanted: str = "") 
         if backend is not None and not why:
             kind = f"{'an' if gpu.kind is DeviceKind.INTEGRATED else 'a'} {gpu.kind}"
             others = "".join(f"; {each}" for each in passed_over)
-            reason = f"the model runs on {gpu.selector}, {gpu.name} ({kind} that holds it{others})"
+            holds = "" if fits is None else " that holds it"
+            reason = f"the model runs on {gpu.selector}, {gpu.name} ({kind}{holds}{others})"
             return Selection(backend, reason)
         passed_over.append(f"{gpu.selector}, {gpu.name}, {why}")
     why = "; ".join(passed_over) or "no GPU was found"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from zinc import models
 from zinc.backends import api
 from zinc.backends.api import Backend, Kernels
+from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import Plan
 from zinc.engine.cache_layout import resolve_kv_dtype
 from zinc.engine.load import auto
@@ -129,11 +130,12 @@ def _select(model: OpenModel, options: LoadOptions) -> auto.Selection:
     """Return the device for backend="auto"."""
 
     def fits(device: Backend) -> bool:
-        asked = options.device_map is not None  # the caller says how the model is divided
-        return asked or fits_on(device, lambda: device, model, options, DeviceMap())
+        return fits_on(device, lambda: device, model, options, DeviceMap())
 
     machine = auto.this_machine(options.threads, options.backend_options)
-    return auto.select(machine, fits, options.backend_options.get("device", ""))
+    wanted = options.backend_options.get("device", "")
+    # With a device map, the caller decides how much of the model goes to the device.
+    return auto.select(machine, fits if options.device_map is None else None, wanted)
 
 
 def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> PlannedModel:
@@ -144,7 +146,7 @@ def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> Pl
     if backend is None and options.backend == "auto":
         selection = _select(model, options)
         backend, reason = selection.backend, selection.reason
-        if backend.name == "cpu" and options.device_map is not None:
+        if backend.capabilities.kind is BackendKind.CPU and options.device_map is not None:
             options = replace(options, device_map=None)
             reason += "; layers cannot be put on a device"
         log.info("%s", reason)

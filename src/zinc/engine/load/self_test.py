@@ -47,6 +47,13 @@ def cases() -> Iterator[tuple[str, Case]]:
             yield from ((op.name, case) for case in op.cases() if case.name in op.self_test)
 
 
+def steps(case: Case) -> Iterator[Step]:
+    """Yield the steps of a case: the one that fills its cache, if there is one, and its own."""
+    if (before := case.before(BLOCK_TOKENS)) is not None:
+        yield before
+    yield case.step(BLOCK_TOKENS)
+
+
 def plan_case(case: Case, kernels: Kernels) -> Plan:
     """Return the plan of a case."""
     n = case.max_tokens
