@@ -26,10 +26,11 @@ from zinc.backends.vulkan.commands import Recorder
 from zinc.core.errors import ZincError
 from zinc.gpu import packing, tiles
 from zinc.gpu.addresses import DeviceWeight
+from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.features import Features
-from zinc.gpu.lower.linear import GLU, LINEAR, Product
+from zinc.gpu.lower.linear import Product
 from zinc.gpu.lower.weights import distance
 from zinc.gpu.memory import Buffer
 from zinc.gpu.rows import align, row_bytes
@@ -228,8 +229,8 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
     for w, other in zip(weights, weights[1:] + weights[:1], strict=True):
         product = Product(x, w, (bench.ref(y), y.stride))
         if shape.glu:
-            product = replace(product, kind=GLU, up=distance(w, other))
-        assert product.kind in (LINEAR, GLU)
+            product = replace(product, kind=ProductKind.GLU, up=distance(w, other))
+        assert product.kind in (ProductKind.LINEAR, ProductKind.GLU)
         chosen.append(product)
 
     def lowered() -> list[Dispatch]:

@@ -16,10 +16,11 @@ from zinc.backends.plans import Ref
 from zinc.backends.vulkan.physical import MAX_PUSH_BYTES
 from zinc.gpu import tiles
 from zinc.gpu.addresses import DeviceWeight
+from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.features import MAX_THREADS, Features
-from zinc.gpu.lower.linear import GLU, Product
+from zinc.gpu.lower.linear import Product
 from zinc.gpu.lower.weights import distance
 from zinc.gpu.rows import row_bytes
 from zinc.ops.cases import Case
@@ -66,7 +67,7 @@ def test_tiles_cover_every_row_within_the_limits(store: RowFormat) -> None:
         if store is RowFormat.Q8_32 and rows % 32:
             continue
         few = tiles.uses_gemv(DEVICES[device], n_x)
-        kind = GLU if few else 0
+        kind = ProductKind.GLU if few else ProductKind.LINEAR
         dispatch = lowered(device, rows, cols, n_x, kind=kind, y_format=store)
         macros = dict(dispatch.kernel.defines)
         subgroup = DEVICES[device].subgroup

@@ -8,9 +8,8 @@ statistics are the driver's own. RADV compiles for any AMD GPU without the hardw
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Mapping
-from ctypes import addressof, byref, c_uint32
+from ctypes import addressof, byref, c_double, c_int64, c_uint32, c_uint64
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,8 @@ from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import Library
 from zinc.core.errors import DeviceError
 
-BOOL, INT, UINT, FLOAT = range(4)
+# C types of the values of statistics, by VkPipelineExecutableStatisticFormatKHR.
+_VALUES = (c_uint32, c_int64, c_uint64, c_double)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def explain(lib: Library, device: Device, pipeline: int) -> Explanation:
 
 
 def _value(format: int, bits: int) -> float:
-    raw = struct.pack("<Q", bits)
-    return float(struct.unpack({BOOL: "<I4x", INT: "<q", UINT: "<Q", FLOAT: "<d"}[format], raw)[0])
+    """Return the number in a 64-bit union whose active member `format` tells."""
+    return float(_VALUES[format].from_buffer(c_uint64(bits)).value)
 
 
 def _several(lib: Library, device: Device, info: vk.Struct, of: str, kind: Any) -> Any:

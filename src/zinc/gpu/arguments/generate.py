@@ -1,16 +1,19 @@
-"""Declarations of the structs in Slang, one file each, and in C++ or CUDA C++, one header."""
+"""Declarations of structs and constants: Slang files, and a header for C++ and CUDA C++."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from enum import IntEnum
 from pathlib import Path
 
 from zinc.gpu.arguments import structs
+from zinc.gpu.arguments.constants import DimCode, ElementwiseOp, ProductKind
 from zinc.gpu.arguments.layout import Field, FieldType, Struct
+from zinc.ops.values import ActivationFn
 
 FOLDER = "arguments"  # folder of the Slang files, inside the folder of kernels
-_NOTE = "// Written by `python -m zinc.gpu.arguments` from zinc/gpu/arguments/structs.py.\n"
+_NOTE = "// Written by `python -m zinc.gpu.arguments`.\n"
 
 
 def all_structs() -> list[type[Struct]]:
@@ -19,8 +22,13 @@ def all_structs() -> list[type[Struct]]:
     return [cls for cls in found if cls is not Struct]
 
 
-def file_name(cls: type[Struct]) -> str:
-    """Return the name of a struct's Slang file: `norm.slang` for `NormArguments`."""
+def all_constants() -> list[type[IntEnum]]:
+    """Return every enum of constants."""
+    return [DimCode, ProductKind, ElementwiseOp, ActivationFn]
+
+
+def file_name(cls: type[Struct | IntEnum]) -> str:
+    """Return the name of the Slang file of `cls`: `norm.slang` for `NormArguments`."""
     words = re.findall("[A-Z][a-z0-9]*", cls.__name__.removesuffix("Arguments"))
     return "_".join(words).lower() + ".slang"
 
@@ -33,9 +41,21 @@ def slang(cls: type[Struct]) -> str:
     return f"{_NOTE}\n#pragma once\n\n{includes}{includes and chr(10)}{text}"
 
 
+def slang_constants(cls: type[IntEnum]) -> str:
+    """Return the Slang file that defines the members of `cls` as macros."""
+    lines = [f"#define {x.name} {x.value}{_comment(getattr(x, 'comment', ''))}\n" for x in cls]
+    return f"{_NOTE}\n#pragma once\n\n{''.join(lines)}"
+
+
+def slang_files() -> dict[str, str]:
+    """Return the text of every Slang file by name."""
+    files = {file_name(cls): slang(cls) for cls in all_structs()}
+    return files | {file_name(cls): slang_constants(cls) for cls in all_constants()}
+
+
 def write_slang(folder: Path) -> None:
-    """Write the Slang file of every struct to `folder`, and remove files of other structs."""
-    wanted = {file_name(cls): slang(cls) for cls in all_structs()}
+    """Write all Slang files to `folder`, and remove other ones."""
+    wanted = slang_files()
     folder.mkdir(exist_ok=True)
     for path in folder.glob("*.slang"):
         if path.name not in wanted:
@@ -45,18 +65,32 @@ def write_slang(folder: Path) -> None:
 
 
 def cpp_header(chosen: Iterable[type[Struct]] | None = None) -> str:
-    """Return a C++ or CUDA C++ header that declares `chosen`, by default all structs."""
+    """Return a C++ or CUDA C++ header of all constants and of `chosen`, by default all structs."""
     chosen = list(all_structs() if chosen is None else chosen)
     names = "".join(f"struct {cls.__name__};\n" for cls in chosen)
     texts = [_declaration(cls, lambda type: type.cpp) for cls in chosen]
+    texts[:0] = [_enum(cls) for cls in all_constants()]
     return f"{_NOTE}\n#pragma once\n#include <stdint.h>\n\n{names}\n" + "\n".join(texts)
 
 
+def _enum(cls: type[IntEnum]) -> str:
+    lines = [f"    {x.name} = {x.value},{_comment(getattr(x, 'comment', ''))}\n" for x in cls]
+    return f"enum class {cls.__name__} : uint32_t\n{{\n{''.join(lines)}}};\n"
+
+
+def _comment_of(member: IntEnum) -> str:
+    return _comment(getattr(member, "comment", ""))
+
+
+def _comment(text: str) -> str:
+    return f" // {text}" if text else ""
+
+
 def _declaration(cls: type[Struct], type_name: Callable[[FieldType], str]) -> str:
-    lines = []
-    for field in cls.layout().fields:
-        comment = f" // {field.comment}" if field.comment else ""
-        lines.append(f"    {_member(field, type_name)};{comment}\n")
+    lines = [
+        f"    {_member(field, type_name)};{_comment(field.comment)}\n"
+        for field in cls.layout().fields
+    ]
     return f"struct {cls.__name__}\n{{\n{''.join(lines)}}};\n"
 
 

@@ -4,8 +4,8 @@ This is the only place that lists their fields. `python -m zinc.gpu.arguments` w
 declarations; `zinc.gpu.arguments.generate.cpp_header` returns the C++ ones.
 
 Names shared by many kernels: `step` is the address of the `StepHeader`; `x`, `y` and other `Bytes`
-are rows whose `_stride` is the bytes from row to row; `dim` is one of `Dim` as
-`zinc.gpu.lower.operands.DIMS` numbers them; a null address stands for an absent operand.
+are rows whose `_stride` is the bytes from row to row; `dim` is a `DimCode`; `activation` is an
+`ActivationFn`; a null address stands for an absent operand.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses, DeviceKV
+from zinc.gpu.arguments.constants import ElementwiseOp
 from zinc.gpu.arguments.structs import (
     AttentionArguments,
     AttentionMergeArguments,
@@ -21,7 +22,7 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE
 from zinc.gpu.kernel_set import fuses, lowers
 from zinc.gpu.lower.attention_tiles import many_queries
-from zinc.gpu.lower.elementwise import Op, elementwise
+from zinc.gpu.lower.elementwise import elementwise
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
@@ -79,7 +80,7 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     stride = 4 * y.cols
     plain = at.scratch.take(bucket.tokens * stride)
     floats = replace(y, format=RowFormat.F32, stride=stride)
-    copy = elementwise(Op.COPY, floats, None, y, at, bucket, a_at=plain)
+    copy = elementwise(ElementwiseOp.COPY, floats, None, y, at, bucket, a_at=plain)
     return [
         *_attend(replace(launch, outputs=(floats,)), at, bucket, plain),
         *(replace(dispatch, waits=True) for dispatch in copy),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import IntEnum
 
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
+from zinc.gpu.arguments.constants import ElementwiseOp
 from zinc.gpu.arguments.structs import ElementwiseArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
@@ -25,21 +25,8 @@ from zinc.ops.values import RowFormat
 THREADS = 64
 
 
-class Op(IntEnum):
-    """Values of the macro OP of kernels/elementwise.slang."""
-
-    ADD = 0
-    SCALE = 1
-    SOFTCAP = 2
-    GLU = 3
-    GATE = 4
-    GATE_ROW = 5
-    SELECT = 6
-    COPY = 7
-
-
 def elementwise(
-    op: Op,
+    op: ElementwiseOp,
     a: Ref,
     b: Ref | None,
     y: Ref,
@@ -57,7 +44,7 @@ def elementwise(
 
     `a_at` is where `a` is, when that is not its place in the arena.
     """
-    rows_of_b = None if op is Op.GATE_ROW else b
+    rows_of_b = None if op is ElementwiseOp.GATE_ROW else b
     kernel = KernelVariant(
         "elementwise",
         (
@@ -88,26 +75,26 @@ def elementwise(
 @lowers("add")
 def add(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     a, b = rows(launch, "a"), rows(launch, "b")
-    return elementwise(Op.ADD, a, b, launch.outputs[0], at, bucket)
+    return elementwise(ElementwiseOp.ADD, a, b, launch.outputs[0], at, bucket)
 
 
 @lowers("scale")
 def scale(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, factor = rows(launch, "x"), float(launch.attributes["factor"])
-    return elementwise(Op.SCALE, x, None, launch.outputs[0], at, bucket, first=factor)
+    return elementwise(ElementwiseOp.SCALE, x, None, launch.outputs[0], at, bucket, first=factor)
 
 
 @lowers("softcap")
 def softcap(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, cap = rows(launch, "x"), float(launch.attributes["cap"])
-    return elementwise(Op.SOFTCAP, x, None, launch.outputs[0], at, bucket, first=cap)
+    return elementwise(ElementwiseOp.SOFTCAP, x, None, launch.outputs[0], at, bucket, first=cap)
 
 
 @lowers("glu")
 def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     attrs = launch.attributes
     return elementwise(
-        Op.GLU,
+        ElementwiseOp.GLU,
         rows(launch, "gate"),
         rows(launch, "up"),
         launch.outputs[0],
@@ -122,7 +109,7 @@ def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 @lowers("gate")
 def gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, g = rows(launch, "x"), rows(launch, "g")
-    op = Op.GATE if g.cols == x.cols else Op.GATE_ROW
+    op = ElementwiseOp.GATE if g.cols == x.cols else ElementwiseOp.GATE_ROW
     return elementwise(op, x, g, launch.outputs[0], at, bucket)
 
 
@@ -135,4 +122,4 @@ def select_rows(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
             replace(ref, format=RowFormat.F32, cols=row_bytes(ref.format, ref.cols) // 4)
             for ref in (x, y)
         )
-    return elementwise(Op.SELECT, x, None, y, at, bucket)
+    return elementwise(ElementwiseOp.SELECT, x, None, y, at, bucket)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses, DeviceWeight
+from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.arguments.structs import ExpertArguments, MoeDownArguments, MoeSumArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.linear import GATED, GLU, LINEAR, NO_ACTIVATION, GatedActivation
+from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
 from zinc.gpu.lower.operands import (
     ceil_div,
     dim_code,
@@ -67,7 +68,7 @@ class ExpertProduct:
     y: Rows
     y_format: RowFormat = RowFormat.F32
     bias: int = 0
-    kind: int = LINEAR
+    kind: ProductKind = ProductKind.LINEAR
     up: int = 0
     up_bias: int = 0
     activation: GatedActivation = NO_ACTIVATION
@@ -112,7 +113,7 @@ class ExpertProduct:
             return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
         by_expert = n_x > tiles.MAX_BATCH or at.features.batch_invariant
         n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
-        units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind == GLU else 1
+        units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind is ProductKind.GLU else 1
         if self.y_format is RowFormat.F32:
             n_rows = w.rows * (w.planes if by_expert else n_x * top_k)
             tile = tiles.gemv(at.features, n_rows, units, n_slots, weights)
@@ -150,7 +151,7 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         _runs(at, out, order.cols),
         out.format,
         bias,
-        GLU,
+        ProductKind.GLU,
         distance(gate, up),
         up_bias,
         GatedActivation.of(launch),
@@ -161,7 +162,7 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     made = at.scratch.take(bucket.rows(x.dim) * order.cols * run)
     slots = Rows(made, order.cols * run, run)
     first = ExpertProduct(launch, x, both.x, gate, slots, bias=bias)
-    second = replace(both, w=up, bias=up_bias, kind=GATED, up=made, up_bias=0)
+    second = replace(both, w=up, bias=up_bias, kind=ProductKind.GATED, up=made, up_bias=0)
     return [first.dispatch(at, bucket), second.dispatch(at, bucket, waits=True)]
 
 

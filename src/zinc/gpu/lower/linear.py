@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses, DeviceWeight
+from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.arguments.structs import LinearArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
@@ -31,9 +32,6 @@ from zinc.gpu.lower.weights import (
     weight_of,
 )
 from zinc.ops.values import RowFormat
-
-# The macro PRODUCT of kernels/linear_rows.slang.
-LINEAR, GLU, GATED = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Product:
     y: tuple[int, int]  # address, stride
     bias: int = 0
     residual: tuple[int, int] = (0, 0)
-    kind: int = LINEAR
+    kind: ProductKind = ProductKind.LINEAR
     up: int = 0
     up_bias: int = 0
     activation: GatedActivation = NO_ACTIVATION
@@ -105,7 +103,7 @@ class Product:
             groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 0))
             return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
-        weights = 2 if self.kind == GLU else 1
+        weights = 2 if self.kind is ProductKind.GLU else 1
         units = ceil_div(w.cols, unit(w))
         if out_q8:
             tile = tiles.gemv_blocks(at.features, units, n_x, weights)
@@ -145,7 +143,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             gate,
             y,
             bias,
-            kind=GLU,
+            kind=ProductKind.GLU,
             up=distance(gate, up),
             up_bias=up_bias,
             activation=activation,
@@ -162,7 +160,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         y,
         up_bias,
         residual=(0, stride),
-        kind=GATED,
+        kind=ProductKind.GATED,
         up=made,
         activation=activation,
         y_format=out.format,

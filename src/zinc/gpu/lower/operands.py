@@ -6,12 +6,11 @@ from typing import TypeVar
 
 from zinc.backends.plans import Launch, Operand, Ref
 from zinc.gpu.addresses import Addresses, DeviceKV
+from zinc.gpu.arguments.constants import DimCode
 from zinc.gpu.bucket import Bucket
 from zinc.ops.values import Constant, Dim, KVState, RowFormat, Weight
 
-# Numbers of dims in kernels/step.slang.
-DIMS = {Dim.TOKENS: 0, Dim.OUTPUTS: 1, Dim.SEQUENCES: 2, Dim.CONSTANT: 3}
-CONSTANT = DIMS[Dim.CONSTANT]
+DIMS = {dim: DimCode[dim.name] for dim in Dim}
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ def dim_code(dim: Dim, bucket: Bucket) -> int:
 
     A dim of at most one row is CONSTANT, so kernels need not read the step's header.
     """
-    return CONSTANT if bucket.rows(dim) == 1 else DIMS[dim]
+    return DimCode.CONSTANT if bucket.rows(dim) == 1 else DIMS[dim]
 
 
 def ceil_div(a: int, b: int) -> int:
