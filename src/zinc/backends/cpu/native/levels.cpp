@@ -1,13 +1,6 @@
 #include "levels.h"
 
-#if defined(__aarch64__) && defined(__linux__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-#elif defined(__x86_64__) && defined(__linux__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "platform.h"
 
 namespace zinc {
 
@@ -20,21 +13,6 @@ namespace zinc {
 
 namespace {
 
-#if defined(__x86_64__) && defined(__linux__)
-// Whether the processor has AMX for 8-bit integers and Linux permits its use. A process must request the
-// permission once, for all its threads.
-bool has_amx() {
-    static const bool granted = [] {
-        constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;  // cpuid 7, edx
-        constexpr int kRequestPermission = 0x1023, kTileData = 18;
-        unsigned a, b, c, d;
-        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTile) && (d & kInt8) &&
-               syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-    }();
-    return granted;
-}
-#endif
-
 // Whether this machine runs the level. The builtins check both the processor and the operating system (XCR0).
 bool runs(std::string_view name) {
     if (name == "scalar") return true;
@@ -43,17 +21,13 @@ bool runs(std::string_view name) {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vnni");
-#if defined(__linux__)
-    if (name == "amx") return avx512 && __builtin_cpu_supports("avx512bf16") && has_amx();
-#endif
+    if (name == "amx") return avx512 && __builtin_cpu_supports("avx512bf16") && may_use_amx_tiles();
     if (name == "avx512bf16") return avx512 && __builtin_cpu_supports("avx512bf16");
     if (name == "avx512") return avx512;
     // F16C has no builtin in older compilers; every processor with AVX2 and FMA has it.
     if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#elif defined(__aarch64__) && defined(__linux__)
-    if (name == "neon") return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #elif defined(__aarch64__)
-    if (name == "neon") return true;
+    if (name == "neon") return has_dot_product();
 #endif
     return false;
 }

@@ -1,10 +1,6 @@
 // Allocation of zeroed memory. Small blocks come from the heap. Large blocks are mapped from the system,
 // which commits and zeroes a page on first touch, with huge pages if available: a weight matrix is read once
 // a token, and with 4 KiB pages the page-table walks would take most of that time.
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -13,34 +9,15 @@
 #include <utility>
 
 #include "kernel.h"
+#include "platform.h"
 
 namespace zinc {
 namespace {
 
 constexpr size_t kMapped = size_t{1} << 18;
-constexpr size_t kPage = size_t{64} << 10;  // a multiple of every page size in use
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr std::align_val_t kAlignment{64};
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-
-std::byte* map(size_t n) {
-    const size_t size = round_up(n, kPage);
-    const size_t slack = size >= kHugePage ? kHugePage : 0;
-    void* base = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) throw std::bad_alloc();
-    auto* data = static_cast<std::byte*>(base);
-    if (slack) {
-        const size_t head =
-            round_up(reinterpret_cast<size_t>(base), kHugePage) - reinterpret_cast<size_t>(base);
-        if (head) munmap(base, head);
-        if (slack - head) munmap(data + head + size, slack - head);
-        data += head;
-#if defined(MADV_HUGEPAGE)
-        madvise(data, size, MADV_HUGEPAGE);
-#endif
-    }
-    return data;
-}
 
 // A bump allocator over mappings of 32 MiB. No part of a mapping is reused, so the memory is always zero. A
 // mapping is released when its last piece is freed.
@@ -53,7 +30,7 @@ public:
         std::lock_guard lock(mutex_);
         if (!open_ || slabs_[open_].used + n > kSize) {
             open_ = nullptr;
-            std::byte* slab = map(kSize);
+            std::byte* slab = map_pages(kSize);
             slabs_[slab] = {};
             open_ = slab;
         }
@@ -67,7 +44,7 @@ public:
         const auto at = std::prev(slabs_.upper_bound(piece));
         if (--at->second.live > 0) return;
         if (at->first == open_) open_ = nullptr;
-        munmap(at->first, kSize);
+        unmap_pages(at->first, kSize);
         slabs_.erase(at);
     }
 
@@ -95,12 +72,7 @@ const bool prefers_alternating_pages =
     false;
 #endif
 
-const bool has_large_l1 =
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-    sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
-#else
-    false;
-#endif
+const bool has_large_l1 = l1_data_cache_bytes() >= size_t{48} << 10;
 
 Bytes Bytes::for_model(size_t n) {
     if (n == 0 || n > Slabs::kLargestPiece) return Bytes(n);
@@ -115,11 +87,10 @@ Bytes::Bytes(size_t n) : size(n) {
     if (n == 0) return;
     if (n > SIZE_MAX / 2) throw std::bad_alloc();
     if (n >= kMapped) {
-        data = map(n);
+        data = map_pages(n);
         return;
     }
-    data = static_cast<std::byte*>(std::aligned_alloc(64, round_up(n, 64)));
-    if (!data) throw std::bad_alloc();
+    data = static_cast<std::byte*>(::operator new(round_up(n, 64), kAlignment));
     std::memset(data, 0, n);
 }
 
@@ -128,9 +99,9 @@ Bytes::~Bytes() {
     if (in_slab) {
         slabs().give_back(data);
     } else if (size >= kMapped) {
-        munmap(data, round_up(size, kPage));
+        unmap_pages(data, size);
     } else {
-        std::free(data);
+        ::operator delete(data, kAlignment);
     }
 }
 

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cfloat>
 #include <limits>
 
 #include "../unroll.h"
@@ -269,7 +268,7 @@ struct RowState {
     float pad[15];
     float sum[16];
     void clear() {
-        max = -FLT_MAX;  // finite, so that max - max is 0 for a row that has seen no key
+        max = std::numeric_limits<float>::lowest();  // finite: max - max is 0 for a row without keys
         for (float& x : sum) x = 0.0f;
     }
 };
