@@ -78,6 +78,7 @@ def test_a_file_that_exists_wins(tmp_path, monkeypatch):
         "", " qwen3", "a\nb", "ftp://x/y", "https://huggingface.co/", "https://x/onlyone",
         "https://user:pw@host/org/repo", "ollama:", "ollama:a/b/c/d", "a/b:", "a/b:x y",
         "a/b:../c.gguf", f"https://huggingface.co/{REPO}/resolve/main/a.safetensors", "what is it?",
+        f"https://huggingface.co/{REPO}/tree/..",
     ],
 )  # fmt: skip
 def test_text_that_is_no_name(text):

@@ -46,6 +46,7 @@ def test_parts_make_one_variant_and_incomplete_ones_make_none():
             file("m-Q2_K.gguf", 5),
             file("mmproj-F16.gguf"),
             file("mtp-m-Q8_0.gguf"),
+            file("vision/m-mmproj-f16.gguf"),
             file("README.md"),
             file("imatrix_unsloth.gguf"),
         ]
@@ -58,6 +59,11 @@ def test_one_image_encoder_and_one_draft_model_belong_to_a_model():
     listed = [file(f"mmproj-{t}.gguf") for t in ("F32", "BF16", "F16")]
     listed += [file("mtp-m-Q8_0.gguf", 2), file("mtp-m-Q4_0.gguf", 1), file("m-Q4_0.gguf")]
     assert [each.path for each in siblings_of(listed)] == ["mmproj-F16.gguf", "mtp-m-Q4_0.gguf"]
+
+
+def test_a_model_with_mtp_in_its_name_is_a_model():
+    listed = [file("Qwen3.6-27B-MTP-Q4_K_M.gguf"), file("mtp-Qwen3.6-27B.gguf")]
+    assert [variant.label for variant in variants_of(listed)] == ["Q4_K_M"]
 
 
 def test_selection_ignores_case_and_the_mark_of_dynamic_quantisations():

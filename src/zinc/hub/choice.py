@@ -30,7 +30,7 @@ _LARGER = ("UD-Q5_K_XL", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "BF16", "F16", "F32
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What running a variant takes of this machine's memory.
+    """The memory that a variant needs, and the memory that is available.
 
     needed_bytes: weights, KV cache, recurrent state and scratch memory.
     context_tokens: the context that needed_bytes counts.

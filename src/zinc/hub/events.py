@@ -1,4 +1,4 @@
-"""What happens during a pull, as values: the CLI draws them, `--json` prints one line each."""
+"""Events of a pull. The CLI draws them, and `--json` prints each as one line."""
 
 from __future__ import annotations
 

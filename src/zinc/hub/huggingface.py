@@ -7,6 +7,7 @@ checks them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -21,7 +22,8 @@ from zinc.hub.transport import Patience, StatusError, TransientError, Transport
 from zinc.hub.variants import RepoFile
 
 _SIGN_IN = "run `hf auth login` or set HF_TOKEN"
-_COMMIT_CHARACTERS = frozenset("0123456789abcdef")
+_COMMIT = re.compile(r"[0-9a-f]{6,64}")
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # a git object id or a SHA-256
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Hub:
                 f"{urlsplit(self.endpoint).netloc}: {_first_line(error)}"
             ) from error
         commit = info.sha or ""
-        if not commit or not set(commit) <= _COMMIT_CHARACTERS:
+        if not _COMMIT.fullmatch(commit):
             raise DownloadError(f"{self.endpoint} lists no commit of {name.repo}")
         return Repository(name, commit, tuple(_files(info.siblings or (), name.repo)))
 
@@ -185,7 +187,7 @@ def _files(siblings: Any, repo: str) -> list[RepoFile]:
         if not str(entry.rfilename).lower().endswith(".gguf"):
             continue
         blob = sha256 or entry.blob_id
-        if not isinstance(n_bytes, int) or n_bytes <= 0 or not blob or not blob.isalnum():
+        if not isinstance(n_bytes, int) or n_bytes <= 0 or not _BLOB.fullmatch(blob or ""):
             raise DownloadError(
                 f"the listing of {repo} is not valid", f"{entry.rfilename} has no size or no hash"
             )

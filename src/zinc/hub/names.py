@@ -6,8 +6,7 @@
     qwen3:8b  qwen3:8b-q8_0                a short name of the catalogue
     ollama:qwen3:8b                        a model of Ollama's registry
 
-`parse` looks at the text alone: it reads no folder but to see whether the text is a path that
-exists, and asks no server.
+`parse` looks at the text, and checks whether it is an existing path. It asks no server.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ _PART = r"[A-Za-z0-9][\w.-]{0,95}"
 _REPOSITORY = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<choice>.+))?")
 _QUANTISATION = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HUB_HOSTS = ("hf.co/", "huggingface.co/", "www.huggingface.co/")
+_REVISION = re.compile(r"\w[\w.-]*")
 _SHORT = re.compile(r"[a-z0-9][a-z0-9.-]*(?::[A-Za-z0-9._-]+)?")
 _OLLAMA = "ollama:"
 _OLLAMA_REGISTRY = "https://registry.ollama.ai"
@@ -93,7 +93,7 @@ def parse(text: str) -> ModelName:
         raise ModelNameError(
             f"{text!r} is no model", "a name has characters, and none of them is NUL"
         )
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # unlike Path.expanduser, it accepts unknown users
     if _exists(path):
         return FileName(path)
     if text.startswith(_OLLAMA):
@@ -211,7 +211,8 @@ def _hub_path(text: str, path: str, endpoint: str | None) -> HubName:
     parts = path.strip("/").split("/")
     if len(parts) == 2 and (found := _REPOSITORY.fullmatch("/".join(parts))):
         return _repository(found["repo"], found["choice"], endpoint=endpoint)
-    if len(parts) >= 4 and _REPOSITORY.fullmatch(repo := "/".join(parts[:2])):
+    repo = "/".join(parts[:2])
+    if len(parts) >= 4 and _REPOSITORY.fullmatch(repo) and _REVISION.fullmatch(parts[3]):
         revision, file = parts[3], "/".join(parts[4:])
         if parts[2] == "tree" and not file:
             return HubName(repo, None, None, revision, endpoint)

@@ -19,7 +19,8 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})$")
-_SIBLING = re.compile(r"(?:.*[-_.])?(mmproj|mtp)(?:[-_.].*)?", re.IGNORECASE)
+_PROJECTOR = re.compile(r"(?:.*[-_.])?mmproj(?:[-_.].*)?", re.IGNORECASE)
+_DRAFT = re.compile(r"mtp[-_.].*", re.IGNORECASE)
 # Preferred types of an image encoder.
 _PROJECTOR_LABELS = ("F16", "BF16", "Q8_0")
 
@@ -67,7 +68,8 @@ def label_of(file_name: str) -> str:
 
 def is_sibling(path: str) -> bool:
     """Return whether a GGUF file is an image encoder or a draft model, not the model."""
-    return _SIBLING.fullmatch(path.rpartition("/")[2].removesuffix(".gguf")) is not None
+    name = path.rpartition("/")[2].removesuffix(".gguf")
+    return any(pattern.fullmatch(name) for pattern in (_PROJECTOR, _DRAFT))
 
 
 def variants_of(files: Iterable[RepoFile]) -> list[Variant]:
@@ -95,14 +97,11 @@ def variants_of(files: Iterable[RepoFile]) -> list[Variant]:
 
 def siblings_of(files: Iterable[RepoFile]) -> list[RepoFile]:
     """Return the image encoder and the draft model of a repository, one file each at most."""
-    found: dict[str, list[RepoFile]] = {"mmproj": [], "mtp": []}
-    for file in files:
-        name = file.path.rpartition("/")[2].removesuffix(".gguf")
-        kind = _SIBLING.fullmatch(name)
-        if kind and file.path.lower().endswith(".gguf"):
-            found[kind[1].lower()].append(file)
-    projectors = sorted(found["mmproj"], key=_projector_rank)
-    drafts = sorted(found["mtp"], key=lambda file: file.n_bytes)
+    models = [file for file in files if file.path.lower().endswith(".gguf")]
+    projectors = [file for file in models if _PROJECTOR.fullmatch(file.name)]
+    drafts = [file for file in models if _DRAFT.fullmatch(file.name)]
+    projectors.sort(key=_projector_rank)
+    drafts.sort(key=lambda file: file.n_bytes)
     return [*projectors[:1], *drafts[:1]]
 
 
