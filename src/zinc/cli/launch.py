@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from zinc.cli import usage
 from zinc.cli.parser import nearest
+from zinc.cli.serve import client_name
 from zinc.cli.usage import UsageError
 from zinc.core.errors import DeviceError, RequestError, ZincError
 
@@ -195,7 +195,7 @@ def _server(args: argparse.Namespace) -> Iterator[Server]:
     if names is not None and (args.url is not None or args.model in (None, *names)):
         yield Server(url, _chosen(args.model, names), key)
     elif args.print:
-        yield Server(url, "default" if args.model is None else Path(args.model).stem, key)
+        yield Server(url, "default" if args.model is None else client_name(args.model), key)
     elif args.model is None:
         raise RequestError(
             "there is no server to use",

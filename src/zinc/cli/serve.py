@@ -277,9 +277,14 @@ def _source(text: str, pull: bool) -> ModelSource:
     # A path may contain "=". A name contains no "/", and an existing file of that name wins.
     if not mark or not name or not model or "/" in name or Path(text).exists():
         name, model = "", text
-    path = _model_file(model, pull)
-    is_path = model.lower().endswith(".gguf") or Path(model).expanduser().exists()
-    return ModelSource(name or (path.name.removesuffix(".gguf") if is_path else model), path)
+    return ModelSource(name or client_name(model), _model_file(model, pull))
+
+
+def client_name(model: str) -> str:
+    """Return the name of a served MODEL for clients: the file name of a path, else as given."""
+    if model.lower().endswith(".gguf") or os.path.exists(os.path.expanduser(model)):
+        return Path(model).name.removesuffix(".gguf")
+    return model
 
 
 def _model_file(model: str, pull: bool) -> Path:
