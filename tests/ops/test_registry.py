@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +35,28 @@ STATEFUL = [
 
 
 def named_together(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
-    """Yield the line and the op names of each expression that lists two ops or more."""
+    """Yield the line and the op names of each expression that lists two ops or more.
+
+    A name of the module that is assigned one op counts as that op.
+    """
+    names = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and strings([node.value])
+    }
+
+    def strings_of(expressions: Iterable[ast.expr | None]) -> set[str]:
+        return strings([names.get(x.id, x) if isinstance(x, ast.Name) else x for x in expressions])
+
     for node in ast.walk(tree):
         listed: Sequence[ast.expr | None] = ()
         match node:
             case ast.Set(elts=elements) | ast.List(elts=elements) | ast.Tuple(elts=elements):
                 listed = elements
             case ast.Dict(keys=keys, values=values):
-                for found in (strings(keys), strings(values)):
+                for found in (strings_of(keys), strings_of(values)):
                     if len(found) > 1:
                         yield node.lineno, found
                 continue
@@ -50,8 +64,10 @@ def named_together(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
                 if len(found := NAMES & set(text.split())) > 1:
                     yield node.lineno, found
                 continue
-            case ast.Call(args=arguments):
-                listed = arguments
+            case ast.Call(func=ast.Name(id="dict"), keywords=keywords):
+                listed = [ast.Constant(keyword.arg) for keyword in keywords]
+            case ast.Call(args=arguments, keywords=keywords):
+                listed = [*arguments, *(keyword.value for keyword in keywords)]
             case ast.BoolOp(values=values):
                 compared: dict[str, list[ast.expr]] = {}
                 for x in values:
@@ -62,7 +78,7 @@ def named_together(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
                 listed = [p.value for p in patterns if isinstance(p, ast.MatchValue)]
             case ast.ClassDef(body=body):
                 listed = [x.value for x in body if isinstance(x, ast.Assign | ast.AnnAssign)]
-        if len(found := strings(listed)) > 1:
+        if len(found := strings_of(listed)) > 1:
             yield node.lineno, found
 
 
@@ -85,6 +101,9 @@ def strings(expressions: Sequence[ast.expr | None]) -> set[str]:
         'match op:\n case "linear" | "rope": pass',
         'class Fused(StrEnum):\n A = "linear"\n B = "rope"',
         'pair("linear", "rope")',
+        'pair(first="linear", second="rope")',
+        "dict(linear=3, rope=0)",
+        'A = "linear"\nB = "rope"\nFUSED = {A, B}',
     ],
 )
 def test_a_list_of_ops_is_found_however_it_is_written(text: str) -> None:

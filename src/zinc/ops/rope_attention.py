@@ -65,6 +65,9 @@ def rope_attention(
     cache: CacheView,
     sinks: FloatArray | None,
 ) -> Sequence[FloatArray]:
-    """rope_store of q, k and v, then attention of the rotated q. Attributes are those of both."""
+    """Run rope_store on q, k and v, then attention on the rotated q.
+
+    The attributes are those of both ops.
+    """
     (rotated,) = rope_store(step, attrs, q, k, v, table, q_norm, k_norm, cache)
     return attention(step, attrs, rotated, cache, sinks)
