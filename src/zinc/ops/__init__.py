@@ -1,4 +1,4 @@
-"""The vocabulary: graphs of ops, and for each op its reference, cost, tolerance and test cases."""
+"""The ops of graphs: for each op its operands, reference, cost, tolerance and test cases."""
 
 from zinc.ops import (
     attention,

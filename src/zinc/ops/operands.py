@@ -29,15 +29,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand of an op, and what the op does with it.
+    """The declaration of an operand: its name, its kind and how the op uses it.
 
     optional: may be absent (None).
     repeated: belongs to the group that occurs once for each output.
     in_place: an output may be stored in the bytes of this operand, if nothing reads it later.
     residual: is added to the output.
-    weight_format: rows that the kernel reads in the row format of the op's matrices.
-    written: state that the op changes; every other operand is only read.
-    read: whether the op reads the operand; stores only write the cache.
+    weight_format: the kernel reads these rows in the row format that the op's matrices need.
+    written: is a state that the op changes.
+    read: is read by the op; only ops that store keys and values do not read their cache.
     """
 
     name: str
@@ -78,9 +78,9 @@ def state(name: str, **facts: bool) -> Operand:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The operands of an op in order. Repeated ones come last and form one group.
+    """The operands of an op, in order. Repeated operands come last and form one group.
 
-    A node of the op has the single operands once and the group once for each of its parts.
+    A node has the single operands once, and the group once for each of its parts.
     """
 
     operands: tuple[Operand, ...]
@@ -129,7 +129,7 @@ class Signature:
         return zip(declarations, inputs, strict=True)
 
     def named(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """Return the operands by name; of a repeated one, the list of its parts."""
+        """Return `inputs` by operand name. A repeated operand is the list of its parts."""
         found: dict[str, Any] = {}
         for x, value in self.declared(inputs):
             if x.repeated:

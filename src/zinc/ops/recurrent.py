@@ -152,7 +152,7 @@ def conv_silu(
 
 
 def _delta_cost(node: Node) -> Cost:
-    """Return the cost of the chunkwise form: two products with S a row, one update a chunk."""
+    """Return the cost of the chunkwise form: two products with S for each row."""
     qkv, out = node.rows("qkv"), node.outputs[0]
     shape = _shape(node.attrs)
     inside = CHUNK // 2 * (3 * shape.v_cols + 2 * shape.n_v_heads * shape.k_dim)

@@ -14,7 +14,7 @@ IntArray: TypeAlias = npt.NDArray[np.int32]
 
 
 class SampleParams(NamedTuple):
-    """How the device samples the token of an output row (`zinc.ops.sampling`).
+    """Parameters with which the device samples the token of an output row (`zinc.ops.sampling`).
 
     k: sample from the k most likely tokens; 1 takes the most likely one, 0 leaves the row to the
     host. point: the random number, in [0, 1).

@@ -131,9 +131,9 @@ class Part:
 
 
 def join(parts: Sequence[Part]) -> SplitPlan:
-    """Return the plan of all parts. One of them makes the output.
+    """Return the split plan of `parts`, exactly one of which makes the output.
 
-    Before a stop, its devices run all launches up to it.
+    Before values are exchanged at a stop, the devices concerned run all launches before it.
     """
     schedule: list[Segment | Transfer] = []
     done = [0] * len(parts)

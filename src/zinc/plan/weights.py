@@ -18,9 +18,9 @@ from zinc.quant.encode import encode
 
 
 def tensor_data(weight: Weight, tensor: Tensor, reader: ByteReader | None = None) -> TensorData:
-    """Return what to upload for `weight`, whose bytes are those of `tensor` in the file.
+    """Return the data to upload for `weight`, from the `tensor` of the file that holds it.
 
-    `reader` reads them; by default `tensor` does. Raises FormatError when they cannot be read.
+    `reader` reads its bytes; by default `tensor` does. Raises FormatError if they cannot be read.
     """
     data = TensorData(tensor.type, tensor.shape, reader or tensor)
     if weight.transposed_rows is None:

@@ -341,7 +341,7 @@ class CpuBackend(CpuKernels, HostBackend):
 
 
 def _is_run(rows: Sequence[int]) -> bool:
-    """Return whether the rows follow each other in the file."""
+    """Return whether the rows are consecutive in the file."""
     return isinstance(rows, range) and rows.step == 1
 
 
