@@ -13,7 +13,7 @@ from present import absent
 from zinc.hub.catalogue import CATALOGUE
 
 # Commands that install software, set up another program or run for hours.
-NOT_RUN = {"make", "pip", "export", "claude", "dev/llama-server-tests"}
+NOT_RUN = {"make", "pip", "docker", "export", "claude", "dev/llama-server-tests"}
 LONG = {"bench", "verify", "perplexity"}
 
 
