@@ -97,7 +97,7 @@ def test_a_stream_that_is_closed_before_it_is_read_is_cancelled(llm):
     assert llm.engine.idle
     stream = llm.stream("Once upon a time", GREEDY)
     del stream
-    assert llm.generate("Once", GREEDY).token_ids  # which runs behind the cancellation
+    assert llm.generate("Once", GREEDY).token_ids  # runs after the cancellation
     assert llm.engine.idle
 
 

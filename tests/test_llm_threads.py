@@ -325,7 +325,7 @@ def test_every_use_of_a_closed_model_is_an_error(was_used):
     llm.close()
     for name, call in CALLS.items():
         if was_used and name == "tokenizer":
-            continue  # it needs no engine: answers can still be decoded
+            continue  # it needs no engine, so answers can still be decoded
         with pytest.raises(RequestError, match="the model is closed"):
             call(llm)
     assert llm.context > 0

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
-PATIENCE_S = 300  # on a machine that has much else to do
+PATIENCE_S = 300  # long enough for a busy machine
 
-# A session of its own with this terminal, so that Ctrl-C becomes SIGINT.
+# In a new session with this terminal, Ctrl-C becomes SIGINT.
 ON_TERMINAL = """
 import os, signal, sys
 os.login_tty(os.dup(0))
@@ -72,11 +72,11 @@ class Session:
             return b""
         try:
             return os.read(self.master, 4096)
-        except OSError:  # Linux reports the end so
+        except OSError:  # how Linux reports the end of the output
             return b""
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        # Whoever writes to a full terminal waits for us.
+        # A program blocks while its terminal buffer is full.
         deadline = time.monotonic() + timeout_s
         while data := self._read(deadline):
             self.seen += data.decode(errors="replace")

@@ -355,7 +355,7 @@ def test_a_full_context_leaves_the_oldest_turns_out(llm, capsys, tmp_path):
         assert view[1] in asked
     assert seen[-1][1] == asked[int(notes[-1] or 1)]
     assert seen[-1][-1] == asked[-1]
-    # Room is made for several turns at a time.
+    # Several turns are dropped at once.
     assert len(notes) <= 5
     chat.take("/clear")
     chat.take("Hello!")
@@ -394,11 +394,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(session, tmp_path):
     session.send("\x03")
     session.expect(r"\(stopped\)")
     session.expect("> ")
-    session.press("\x03", r"\(Ctrl-D leaves\)")  # at the prompt it leaves nothing but a hint
+    session.press("\x03", r"\(Ctrl-D leaves\)")  # at the prompt, Ctrl-C only prints a hint
     session.expect("> ")
     session.send("/save " + str(tmp_path / "chat.json") + "\r")
     session.expect("Saved to")
-    session.expect("> ")  # only now does readline see what is typed
+    session.expect("> ")  # readline reads typed text only from here on
     session.send("\x04")
     assert session.wait() == 0
     messages = json.loads((tmp_path / "chat.json").read_text())

@@ -273,7 +273,7 @@ def test_bad_input_is_one_line_on_stderr(zinc, argv, stdin, expected):
     choices = build_parser()._subparsers._group_actions[0].choices
     known = choices[argv[0]]._option_string_actions
     assert set(re.findall(r"(?<![\w-])--[a-z-]+", last)) <= set(known), "options it does not have"
-    # All that may stand before it is the word on which model is used.
+    # Only the line about the model may precede it.
     assert all("embedded" in line for line in result.err.splitlines()[:-1])
 
 
@@ -313,7 +313,7 @@ def status_before_head(command: str, n_bytes: int) -> subprocess.CompletedProces
 def test_a_reader_that_goes_away_is_no_error(fixture_model):
     done = status_before_head(f"inspect --json '{fixture_model}'", 10)
     assert done.stderr == ""
-    assert done.returncode in (0, 141)  # 0: all of it fitted into the pipe
+    assert done.returncode in (0, 141)  # 0: the whole output fitted into the pipe
 
 
 @pytest.mark.parametrize(

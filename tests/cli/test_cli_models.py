@@ -184,7 +184,7 @@ def test_the_printed_plan_is_the_plan_that_runs(zinc, fixture_model, name):
     assert found["arena_bytes"] == plan.arena_bytes
     assert found["weights_bytes"] == n_weights
     assert found["bytes"] == sum(x["bytes"] for x in found["launches"])
-    # A decode step reads every weight once, but for the rows of the embedding it does not look up.
+    # A decode step reads every weight once, except unused rows of the embedding.
     assert n_weights / 2 < found["bytes"] < 1.5 * n_weights
     assert found["launches"][0]["inputs"][0]["weight"] == "token_embd.weight"
 
@@ -253,7 +253,7 @@ def test_plan_of_a_divided_model_shows_devices_and_transfers(zinc, fixture_model
     weights_bytes = sum(part["weights_bytes"] for part in found["devices"])
     assert weights_bytes == found["weights_bytes"]
     whole = json.loads(zinc("plan", fixture_model, "--backend", "ref", "--json").out)
-    # Both have the embedding: it is the output's matrix too.
+    # Both devices hold the embedding, which is also the output matrix.
     assert weights_bytes == whole["weights_bytes"] + embedding_bytes
     assert sum(part["launches"] for part in found["devices"]) == len(found["launches"])
     stream = [t for t in found["transfers"] if t["bytes"] == 3 * hidden * 4]
@@ -421,7 +421,7 @@ def test_bench_measures_prefill_and_decode_apart(fixture_model):
     steps = [
         (step.n_tokens, int(step.positions[0]), len(step.output_rows)) for step in program.steps
     ]
-    # The fill to the depth, a warm-up round, and two that count.
+    # The fill to the depth, a warm-up round, and two measured rounds.
     assert steps == [(5, 0, 1), *one_round * 3]
     assert len(prefill.seconds) == len(decode.seconds) == 2
     assert (prefill.tokens, decode.tokens) == (600, 3)
@@ -533,7 +533,7 @@ def test_rounding_to_8_bits_stays_within_what_is_allowed(format, n_rows, n_block
     allowed = storage_error(rows, format)
     error = relative_error(found, rows)
     assert error <= allowed
-    # All of a block can be as small as a step beside its largest, and no smaller bound holds.
+    # All values but the largest may be smaller than a step, so no smaller bound holds.
     assert allowed <= 1.01 / 254 * SCALE_BLOCK[format] ** 0.5
     assert storage_error(rows, "f32") == 0
 

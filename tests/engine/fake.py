@@ -71,7 +71,7 @@ class FakeCache:
         return [self.states[slot : slot + 1].view(np.uint8)] if self.is_recurrent else []
 
     def put_block(self, group, block, views):
-        pass  # they were no copies
+        pass  # the views were not copies
 
     def put_state(self, slot, views):
         pass

@@ -160,7 +160,7 @@ def test_dictated_tokens_run_in_one_step_and_the_answer_continues(kind):
     s, program = held(kind, [1, 2, 3], Form(DICTATED), 40)
     assert s.generated == answer_with(kind, [1, 2, 3], DICTATED, 40)
     assert s.generated == s.request.constraint.taken
-    # The prompt with its dictated start; a token and what is dictated behind it; single tokens.
+    # The prompt with its dictated start; a token with dictated ones after it; single tokens.
     assert program.sizes[:4] == [[6], [1], [12], [1]]
     assert sum(map(sum, program.sizes)) == 3 + 40 - 1
 
@@ -185,7 +185,7 @@ def test_an_answer_may_end_with_dictated_tokens(end):
     dictated = {0: (5, 6, 7)[:end], 5: tuple(range(20, 30))[: max(0, end - 5)]}
     s, program = held("full", [1, 2], Form(dictated, end), 40)
     assert (s.finish_reason, s.n_generated) == ("stop", end)
-    assert bool(program.sizes) == (end > 3)  # where nothing is left open, nothing runs
+    assert bool(program.sizes) == (end > 3)  # if every token is dictated, no step runs
 
 
 def test_refused_dictated_tokens_fail_their_request():

@@ -106,7 +106,7 @@ def test_a_shifted_answer_equals_one_from_the_kept_tokens(family, backend):
     want: list[int] = []
     with LLM(path, **options, prefix_cache=False) as llm:
         while len(want) < n:
-            # The last token a context allows is drawn, and moves into the next stretch.
+            # The last token of a context is sampled, and belongs to the next stretch.
             part = SamplingParams(temperature=0, max_tokens=n - len(want), ignore_eos=True)
             want += (fresh := llm.generate(ids, part).token_ids)
             ids = [*ids, *fresh]

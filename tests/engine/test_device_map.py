@@ -62,12 +62,12 @@ def test_prefixes_and_checkpoints_of_a_split_model(device: str, family: str) -> 
             answers.append(talk(llm))
     split, whole = answers
     assert split == whole
-    assert split[1][1] > 64  # tokens that were there already
+    assert split[1][1] > 64  # tokens from the prefix cache
 
 
 def test_a_split_cache_is_restored_from_disk(tmp_path: Path) -> None:
     cached = []
-    for n in (2, 2, 3):  # the last is divided otherwise: its files are others
+    for n in (2, 2, 3):  # the last one is divided differently and has its own files
         with LLM(
             FIXTURES / "qwen35moe.gguf",
             backend="ref",

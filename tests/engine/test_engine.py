@@ -81,7 +81,7 @@ def test_the_second_turn_runs_only_what_is_new(kind, device_samples):
     second = e.submit(Request([*first.ids, *prompt(12, seed=1)], greedy(20), ENDS))
     before = e.program.n_run
     finish(e, second)
-    # The last token was never run, unless it was in flight before it was known to be the last.
+    # The last token has run only if it was in flight before it was known to be the last.
     ran_past = [device_samples and s.finish_reason == "stop" for s in (first, second)]
     assert second.n_cached == len(first.ids) - 1 + ran_past[0]
     assert e.program.n_run - before == 12 + second.n_generated + ran_past[1] - ran_past[0]
@@ -337,15 +337,15 @@ def test_a_row_without_allowed_tokens_fails_its_request_alone():
 
 
 SPOTS = st.tuples(
-    st.integers(0, 40),  # steps to wait before it comes
-    st.integers(0, 3),  # which conversation it begins like
-    st.integers(1, 120),  # how much of it
+    st.integers(0, 40),  # steps before it arrives
+    st.integers(0, 3),  # the conversation whose beginning it has
+    st.integers(1, 120),  # tokens of that beginning
     st.integers(0, 20),  # tokens of its own
     st.integers(1, 60),  # tokens to generate
     st.integers(0, 2),  # priority
     st.sampled_from("abc"),  # client
-    st.integers(0, 90),  # cancelled after so many steps (from 60 on: never)
-    st.sampled_from([None, None, 0, 5, -1]),  # what it keeps when it outgrows the context
+    st.integers(0, 90),  # steps after which it is cancelled (from 60 on: never)
+    st.sampled_from([None, None, 0, 5, -1]),  # tokens kept when it outgrows the context
 )
 
 

@@ -55,7 +55,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_every_byte_of_header_and_tensors_changes_the_key(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "SETTLED_NS", 3600 * 10**9)  # edits follow each other at once
+    monkeypatch.setattr(identity, "SETTLED_NS", 3600 * 10**9)  # edits follow at once
     keys = {key(path, tmp_path)}
     with GGUFFile.open(path) as file:
         tensors = list(file.tensors.values())

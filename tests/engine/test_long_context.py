@@ -88,7 +88,7 @@ def test_prefixes_are_shared_among_sequences_of_the_same_kind(name):
             return [*ids, *got, 5, 6, 7]
 
         answer(answer(prompt(90), 0), 90 + 15)
-        # The same beginning, short: the keys of the long one are not its own.
+        # A short prompt with the same beginning cannot use the keys of the long one.
         answer(answer(prompt(36), 0), 36 + 15)
 
 

@@ -39,9 +39,9 @@ def test_a_copied_sequence_is_not_run_again(kind, prefix_cache, copying):
     sequences = six(e)
     for i, s in enumerate(sequences):
         assert s.ids == alone(kind, prompt(20, i), 100)
-    # Windows take so little that the prefix cache keeps them all.
+    # Windows are so small that the prefix cache keeps all of them.
     assert e.pool.stats.swapped_in > 0 or (kind == "only sliding" and prefix_cache)
-    # A prompt of others may have the first tokens of another one by chance.
+    # By chance, two prompts may begin with the same tokens.
     assert e.program.n_run <= sum(len(s.ids) - 1 for s in sequences)
     assert prefix_cache or e.program.n_run == sum(len(s.ids) - 1 for s in sequences)
     check_idle(e)
@@ -74,7 +74,7 @@ def test_a_copy_is_dropped_with_its_request(copying):
 
 def test_the_cheaper_of_copying_and_running_again_is_chosen():
     rates = Rates()
-    assert not rates.swap_pays(1000, 0)  # nothing is known of the model yet
+    assert not rates.swap_pays(1000, 0)  # no step has been measured yet
     rates.ran(100, 0.1)
     rates.byte_s = 1e-9
     assert rates.swap_pays(1000, 400_000_000)  # 0.8 s against 1 s

@@ -24,7 +24,7 @@ FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 # A folder with trained models that are too large for the repository.
 MODELS = Path(os.environ.get("ZINC_TEST_MODELS", "models"))
 TRAINED_HYBRID = MODELS / "zinc-demo-moe-48m-q8_0.gguf"
-# Where no kernels have to be compiled for a model first.
+# Backends that need not compile kernels for a model first.
 QUICK = [name for name in computing() if name != "vulkan"]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 FAMILIES = ("qwen3", "gemma3", "gptoss", "qwen35", "qwen3next", "deepseek2")
@@ -105,7 +105,7 @@ def test_a_chat_with_the_embedded_model_reuses_earlier_messages(backend):
         again.append({"role": "user", "content": "And about the mountains?"})
         return [one, llm.chat(again, short, enable_thinking=False)]
 
-    # Else a near-tie falls either way where the prompt was cut in another place.
+    # Otherwise a near-tie may flip if the prompt is cut into other chunks.
     cached, plain = run_both(None, backend, talk, options={"batch_invariant": "true"})
     assert [a.token_ids for a in cached] == [a.token_ids for a in plain]
     assert cached[1].timings.cached_tokens >= cached[0].timings.prompt_tokens - 12
@@ -130,7 +130,7 @@ def test_eight_answers_to_one_prompt_run_it_once(path, backend):
     with LLM(path, backend=backend, context=2048, prefix_cache=False) as llm:
         alone = llm.generate(ids, short)
     assert [a.token_ids for a in answers] == [alone.token_ids] * 8
-    # A hybrid begins behind the last token that may end a turn.
+    # A hybrid starts after the last token that may end a turn.
     assert sum(150 - a.timings.cached_tokens for a in answers) <= 150 + 7 * 8
 
 

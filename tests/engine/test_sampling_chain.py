@@ -44,7 +44,7 @@ def check_frequencies(counts, expected):
     assert statistic < CHI_SQUARE_999[possible.sum() - 1]
 
 
-# -- draws
+# -- samples
 
 
 def test_samples_follow_the_distribution_of_the_model():
@@ -91,7 +91,7 @@ def test_a_sampler_left_out_does_nothing():
 def test_xtc_acts_with_its_probability():
     logits = np.log(np.array([0.6, 0.4], np.float32))
     params = SamplingParams(seed=9, **RAW, xtc_probability=0.25, xtc_threshold=0.3)
-    # In a quarter of the draws only the second token is left.
+    # In a quarter of the samples only the second token is left.
     check_frequencies(draws(params, logits, 4000), np.array([0.75 * 0.6, 0.75 * 0.4 + 0.25]))
 
 
@@ -101,7 +101,7 @@ def test_mirostat_holds_the_surprise_at_its_target():
     sampler = Sampler(SamplingParams(seed=3, mirostat=2, mirostat_tau=4.0, temperature=1.0), 8192)
     ranks = np.argsort(np.argsort(-logits))
     drawn = [ranks[sampler.sample(logits).token] for _ in range(600)]
-    # 4 bits of surprise after truncation are about 2**4 tokens in the running.
+    # 4 bits of surprise after truncation correspond to about 2**4 candidates.
     assert 8 <= max(drawn[200:]) <= 40
 
 
@@ -238,7 +238,7 @@ def test_the_most_likely_token_is_checked_before_the_mask():
         assert free.n_masks == 0
         assert sampler.sample(logits, held).token == {1: 2, 2: 3}[best]
         assert held.n_masks == 1
-    damaged = np.array([np.inf, 3, 2, 1], np.float32)  # where nothing is allowed
+    damaged = np.array([np.inf, 3, 2, 1], np.float32)  # no token is allowed
     sampler = Sampler(SamplingParams(temperature=0), 4)
     assert sampler.sample(damaged, Asked(np.arange(4) > 1)).token == 2
 
@@ -270,7 +270,7 @@ def test_forced_tokens_are_not_sampled(settings):
     assert sampled == forced.sample(logits, Forced(np.zeros(4, bool)))
     assert (sampled.token, sampled.top_logprobs[0][0]) == (2, 1)
     assert sampled.logprob == pytest.approx(float(np.log(softmax(logits)[2])))
-    assert forced.sample(logits).token == plain.sample(logits).token  # the dice are where they were
+    assert forced.sample(logits).token == plain.sample(logits).token  # no random number is used
 
 
 def test_ignore_eos_bans_the_end_tokens():
@@ -423,7 +423,7 @@ def test_rows_sampled_together_get_the_tokens_that_each_gets_alone(seed):
     rng = random.Random(seed)
     n = rng.choice([30, 3000])
     logits = np.random.default_rng(seed).normal(0, 3, (9, n)).astype(np.float32)
-    logits[2, 5] = logits[2].max()  # the first of equals
+    logits[2, 5] = logits[2].max()  # the lower id wins a tie
     settings = [SamplingParams(seed=i, **mixed(rng)) for i in range(9)]
     masks = [rng.choice([None, None, rng_mask(seed + i, n)]) for i in range(9)]
     pairs = [[Sampler(p, n, end_tokens=[5, 8]) for p in settings] for _ in range(2)]

@@ -119,7 +119,7 @@ def test_typical_p(logits, p, min_keep):
     surprise = {i: -math.log(probability[i]) for i in possible}
     entropy = math.fsum(probability[i] * surprise[i] for i in possible)
     distance = {i: abs(surprise[i] - entropy) for i in possible}
-    # Nearness is float32 here and float64 there, so the order is checked up to a little.
+    # Distances are float32 in the filter and float64 here, so ties may be ordered differently.
     furthest = max(distance[i] for i in kept)
     assert all(distance[i] >= furthest - 1e-4 for i in set(possible).difference(kept))
     assert len(kept) >= min(max(min_keep, 1), len(possible))

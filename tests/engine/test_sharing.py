@@ -17,7 +17,7 @@ def test_the_same_prompt_eight_times_is_run_once(kind, clients):
     sequences = [e.submit(Request(ids, greedy(20), ENDS, client=client)) for client in clients]
     finish(e, *sequences)
     n_answers = sum(s.n_generated - 1 for s in sequences)
-    assert e.program.n_run - n_answers == 150 + 7  # each runs its last token for its logits
+    assert e.program.n_run - n_answers == 150 + 7  # each runs its last token to get logits
     assert [s.n_cached for s in sequences] == [0] + [149] * 7
     assert {tuple(s.ids) for s in sequences} == {tuple(alone(kind, ids, 20, ENDS))}
     check_idle(e)

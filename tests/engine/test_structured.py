@@ -171,7 +171,7 @@ def test_short_cuts_change_no_token(llm, temperature):
             )
             for constraint, options in (
                 (llm.constraint("json_schema", schema), {}),
-                # With a temperature a mask of one token still throws the dice.
+                # With a temperature, even a mask of one token takes a random number.
                 (llm.constraint("json_schema", schema), {"logprobs": 0})
                 if temperature
                 else (MaskAlone(llm.constraint("json_schema", schema).start()), {}),
@@ -389,7 +389,7 @@ def allowed(constraint, token):
 
 
 def test_a_panic_of_the_library_is_an_error(llm, monkeypatch):
-    class PanicException(BaseException):  # named as pyo3 names it
+    class PanicException(BaseException):  # the name that pyo3 gives it
         __module__ = "pyo3_runtime"
 
     class Broken:

@@ -55,7 +55,7 @@ def use(worker, kind, seed):
     for _ in range(examples(24)):
         ids = [*rng.choice(shared)[: rng.randrange(30)], rng.randrange(VOCAB - 1)]
         match rng.randrange(4):
-            case 0:  # one that its caller does not wait for
+            case 0:  # a task that its caller does not wait for
                 task = Prompt(ids, 50, limit=rng.randrange(4))
                 worker.start(task)
                 (worker.stop if rng.random() < 0.5 else worker.cancel)(task)
