@@ -37,6 +37,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
+	$(BIN)/python dev/check-docstrings
 	$(MAKE) test
 
 check-arm: $(VENV)/installed-dev
