@@ -36,8 +36,8 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def with_demo_model(text: str) -> str:
-    """Return `text` with the demo model in place of every model file and short name."""
-    return re.sub(r"[\w./-]+\.gguf|\bqwen3:[\w.-]+", str(EMBEDDED_MODEL), text)
+    """Return `text` with the demo model in place of every model file."""
+    return re.sub(r"[\w./-]+\.gguf", str(EMBEDDED_MODEL), text)
 
 
 def script(command: str) -> str:

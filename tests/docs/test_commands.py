@@ -10,8 +10,6 @@ import pytest
 from pages import ADDRESS, PAGES, ROOT, commands, environment, script, serving
 from present import absent
 
-from zinc.hub.catalogue import CATALOGUE
-
 # Commands that install software, set up another program or run for hours.
 NOT_RUN = {"make", "pip", "docker", "export", "claude", "dev/llama-server-tests"}
 LONG = {"bench", "verify", "perplexity"}
@@ -39,9 +37,8 @@ OURS = [(page, command) for page, command in ALL if program(command) in ("zinc",
 RUN = [
     pytest.param(command, id=f"{page}: {command}", marks=marks(command))
     for page, command in OURS
-    if subcommand(command) not in ("serve", "pull")
+    if subcommand(command) != "serve"
 ]
-PULLED = [command.split()[2] for _, command in OURS if subcommand(command) == "pull"]
 SERVE = list(dict.fromkeys(command for _, command in OURS if subcommand(command) == "serve"))
 REQUESTS = [command for _, command in ALL if program(command) == "curl"]
 
@@ -67,11 +64,6 @@ def test_command_succeeds(command, tmp_path, provide):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_pulled_short_names_are_in_the_catalogue():
-    assert PULLED
-    assert all("/" in name or CATALOGUE.find(name) for name in PULLED)
 
 
 @pytest.mark.parametrize("command", SERVE)
