@@ -18,7 +18,7 @@ class KernelConstant(IntEnum):
 
 
 class DimCode(KernelConstant):
-    """What the rows of a launch are: the argument `dim` of kernels."""
+    """Kinds of rows: one for each token, output or sequence. The argument `dim` of kernels."""
 
     TOKENS = 0
     OUTPUTS = 1
