@@ -93,9 +93,9 @@ def test_any_text_is_a_name_or_a_sentence(text):
 
 
 def test_a_short_name_that_is_unknown_gets_suggestions():
-    with pytest.raises(ModelNameError, match=r"Did you mean qwen3:8b, qwen3:0.6b or qwen3:1.7b\?"):
+    with pytest.raises(ModelNameError, match=r"Similar names are qwen3:8b, qwen3:"):
         parse("qwen3:9b")
-    with pytest.raises(ModelNameError, match=r"Did you mean .*gemma3"):
+    with pytest.raises(ModelNameError, match=r"Similar names are gemma3:4b"):
         parse("gema3:4b")
     with pytest.raises(ModelNameError, match="zinc list --catalogue"):
         parse("zzzzzz")

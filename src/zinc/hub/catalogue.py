@@ -6,8 +6,6 @@ its first size.
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +31,8 @@ class Catalogue:
 
     @cached_property
     def _families(self) -> Mapping[str, Mapping[str, str]]:
+        import tomllib  # only commands that use a short name need it
+
         with self._path.open("rb") as file:
             return tomllib.load(file)
 
@@ -60,11 +60,13 @@ class Catalogue:
         return None
 
     def nearest(self, text: str) -> list[str]:
-        """Return up to three short names that look like `text`."""
+        """Return up to three short names that look like `text`, those of its family first."""
+        import difflib
+
         names = [entry.name for entry in self]
         family = text.lower().partition(":")[0]
         same = [name for name in names if name.partition(":")[0] == family]
-        return same[:3] or difflib.get_close_matches(text.lower(), names, 3, 0.6)
+        return difflib.get_close_matches(text.lower(), same or names, 3, 0.0 if same else 0.6)
 
 
 CATALOGUE = Catalogue()

@@ -75,8 +75,8 @@ def choose(variants: Sequence[Variant], check: FitCheck | None, repo: str) -> Ch
     smallest, fit = min(tried, key=lambda entry: entry[1].needed_bytes)
     raise MemoryLimitError(
         f"no quantisation of {repo} fits in memory",
-        f"{smallest.label} needs {_gb(fit.needed_bytes)} with a context of "
-        f"{fit.context_tokens:,} tokens, and {_gb(fit.available_bytes)} are available",
+        f"{smallest.label} needs {_size(fit.needed_bytes)} with a context of "
+        f"{fit.context_tokens:,} tokens, and {_size(fit.available_bytes)} are available",
         f"choose a smaller model, or name a quantisation to download it all the same: "
         f"{repo}:{smallest.label}",
     )
@@ -96,13 +96,11 @@ def _ranked(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def _why(variant: Variant, fit: Fit, tried: Sequence[tuple[Variant, Fit]]) -> str:
-    room = (
-        f"it needs {_gb(fit.needed_bytes)} with a context of {fit.context_tokens:,} tokens, and "
-        f"{_gb(fit.available_bytes)} are available"
+    reason = "the best that fits" if tried else _quality(variant)
+    return (
+        f"{reason}; it needs {_size(fit.needed_bytes)} with a context of "
+        f"{fit.context_tokens:,} tokens, and {_size(fit.available_bytes)} are available"
     )
-    if tried:
-        return f"the best that fits: {room}"
-    return f"{_quality(variant)}: {room}"
 
 
 def _quality(variant: Variant) -> str:
@@ -113,5 +111,5 @@ def _quality(variant: Variant) -> str:
     return "the smallest that the repository has"
 
 
-def _gb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB"
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

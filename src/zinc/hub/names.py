@@ -138,15 +138,12 @@ def short_name(text: str) -> HubName:
     if found is not None:
         return _from_catalogue(found)
     near = CATALOGUE.nearest(text)
-    hint = (
-        f"did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?"
-        if near
-        else ""
-    )
     raise ModelNameError(
         f"there is no model {text}",
         "no file and no short name of the catalogue is called that",
-        hint or "`zinc list --catalogue` prints the short names; org/repo names any repository",
+        f"similar names are {', '.join(near)}"
+        if near
+        else "`zinc list --catalogue` prints the short names; org/repo names any repository",
     )
 
 
