@@ -479,6 +479,17 @@ def test_verify_agrees_with_the_backend(zinc, fixture_model, backend):
         assert found["argmax_agrees"] >= found["logits_rows"] - 1
 
 
+@pytest.mark.skipif("vulkan" not in computing(), reason="Vulkan does not run here")
+@pytest.mark.parametrize("name", ["qwen3", "gemma4e"])
+def test_verify_reaches_the_kernel_of_decode_with_many_keys(zinc, name):
+    """Both programs get aligned inputs at every depth, also for a model with shared caches."""
+    path = Path(__file__).parent.parent / "data" / "fixtures" / f"{name}.gguf"
+    found = json.loads(zinc("verify", "-m", path, "--backend", "vulkan", "--json").out)
+    assert found["first_departure"] is None
+    checked = {(check["step"], check["kernel"]) for check in found["checks"]}
+    assert ("decode at 256", "rope_attention") in checked
+
+
 def test_verify_allows_for_rows_that_a_kernel_rounds_itself(zinc, backend, tmp_path):
     """The rows in front of the per-head matrices of latent attention."""
     path, _ = with_blocks("deepseek2", tmp_path, "attn_v_b.weight", GGMLType.Q8_0)

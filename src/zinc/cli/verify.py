@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from zinc.testing.parity import Check
 
 DECODE_STEPS = 2
-FILL = "filling the cache"  # a step that is run and not compared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,8 +136,8 @@ def _test_kernels(args: argparse.Namespace, report: dict[str, Any]) -> Check | N
 def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
     """Yield a prompt with logits for every token, then decode steps after it.
 
-    If the context is longer, a step FILL caches tokens up to its last position, where one more
-    token follows. A token is sampled from each row if the plan has a launch for that.
+    If the context is longer, it is filled up to its last position, where one more decode step
+    follows. A token is sampled from each row if the plan has a launch for that.
     """
     import numpy as np
 
@@ -161,7 +160,7 @@ def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
     at, last = n_tokens + DECODE_STEPS, model.context - 1
     if at <= last:
         if at < last:
-            steps.append((FILL, maker.step(ids[at:last], at, outputs=0)))
+            steps.append((f"prefill at {at}", maker.step(ids[at:last], at, outputs=0)))
         steps.append((f"decode at {last}", maker.step([ids[last]], last, outputs=1)))
     for name, step in steps:
         n_sampled = len(step.output_rows) if model.plan.sampled else 0
@@ -187,10 +186,6 @@ def compare_layers(
     steps = list(_steps(model, n_tokens))
     total = (len(steps) + 1) * n_launches
     for i, (name, step) in enumerate(steps):
-        if name == FILL:
-            model.program.step(step)
-            reference.program.step(step)
-            continue
         for check in compare(name, model.program, reference.program, step, allowed):
             yield check
             if progress is not None:
