@@ -26,12 +26,14 @@ from zinc.hub.transport import (
     StoppedError,
     TransientError,
     Transport,
+    persist,
     read,
 )
 
 CONNECTIONS = 4
 CHUNK_BYTES = 32 << 20
 _READ_BYTES = 256 << 10
+_STREAM_BYTES = 16 << 20  # between reports of progress
 _REPORT_S = 0.2
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -226,35 +228,23 @@ class _Transfer:
     def _whole_file(self, meter: Meter) -> None:
         """Download the file in one stream, from a server that does not send parts of it."""
         self._stop.clear()
-        patience = self._patience()
-        n_bytes = self._file.n_bytes
-        while True:
-            self._done = 0
-            try:
-                with self._transport.open(
-                    self._file.url, {"Accept-Encoding": "identity"}
-                ) as response:
-                    stated = response.headers.get("Content-Length")
-                    if stated is not None and stated.isdecimal() and int(stated) != n_bytes:
-                        raise self._wrong_size(int(stated))
-                    reached = 0
-                    while reached < n_bytes:
-                        step = min(n_bytes, reached + 64 * _READ_BYTES)
-                        reached = self._receive(response, reached, step)
-                        self._report(meter)
-                        if reached < step:
-                            raise TransientError(f"the connection was cut at byte {reached:,}")
-            except StatusError as error:
-                try:
-                    patience.wait(error)
-                except StatusError:
-                    raise self._file.describe(error) from None
-            except TransientError as error:
-                patience.wait(error)
-            else:
-                break
+        persist(lambda: self._stream(meter), self._patience(), self._file.describe)
         for number, _, _ in self._partial.chunks:
             self._partial.complete(number)
+
+    def _stream(self, meter: Meter) -> None:
+        self._done = reached = 0
+        n_bytes = self._file.n_bytes
+        with self._transport.open(self._file.url, {"Accept-Encoding": "identity"}) as response:
+            stated = response.headers.get("Content-Length")
+            if stated is not None and stated.isdecimal() and int(stated) != n_bytes:
+                raise self._wrong_size(int(stated))
+            while reached < n_bytes:
+                step = min(n_bytes, reached + _STREAM_BYTES)
+                reached = self._receive(response, reached, step)
+                self._report(meter)
+                if reached < step:
+                    raise TransientError(f"the connection was cut at byte {reached:,}")
 
     def _receive(self, response: HTTPResponse, start: int, end: int) -> int:
         """Write bytes of a response from `start` on; return how far they reach, at most `end`."""

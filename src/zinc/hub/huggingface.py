@@ -1,4 +1,4 @@
-"""Repositories of a Hugging Face style hub: their files, and what went wrong, in sentences.
+"""Repositories of a Hugging Face style hub: their files, and error messages.
 
 The optional dependency huggingface_hub finds the token, the endpoint (HF_ENDPOINT), offline mode
 (HF_HUB_OFFLINE) and the list of files. The bytes come through `download.py`, which resumes and
@@ -18,9 +18,10 @@ from zinc.core.errors import UnsupportedError
 from zinc.hub.errors import DownloadError, ModelNameError
 from zinc.hub.events import OnEvent, Waiting
 from zinc.hub.names import HubName
-from zinc.hub.transport import Patience, StatusError, TransientError, Transport
+from zinc.hub.transport import PAUSE_S, Patience, StatusError, TransientError, Transport, persist
 from zinc.hub.variants import RepoFile
 
+_HTTP_LIBRARIES = ("httpx", "httpcore", "requests")
 _SIGN_IN = "run `hf auth login` or set HF_TOKEN"
 _COMMIT = re.compile(r"[0-9a-f]{6,64}")
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # a git object id or a SHA-256
@@ -38,29 +39,26 @@ class Repository:
 class Hub:
     """A hub: the one at `endpoint`, or the configured one.
 
-    The token of the configured hub is sent to that one alone. token: replaces it. Raises
-    UnsupportedError if huggingface_hub is not installed, DownloadError in offline mode.
+    The token of the configured hub is sent to that one alone. pause_s: first pause after a failure.
+    Raises UnsupportedError if huggingface_hub is not installed, DownloadError in offline mode.
     """
 
-    def __init__(
-        self, endpoint: str | None = None, token: str | None = None, **settings: Any
-    ) -> None:
-        library = _library()
-        configured: str = library.constants.ENDPOINT
+    def __init__(self, endpoint: str | None = None, *, pause_s: float = PAUSE_S) -> None:
+        self._library = library = _library()
+        configured: str = library.constants.ENDPOINT.rstrip("/")
         self.endpoint = (endpoint or configured).rstrip("/")
-        if token is None and self.endpoint == configured.rstrip("/"):
-            token = library.get_token()
-        self._api = library.HfApi(endpoint=self.endpoint, token=token or False)
-        self._library = library
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.has_token = bool(token)
-        self.transport = Transport(headers, **settings)
+        self.host = urlsplit(self.endpoint).netloc
         if library.constants.HF_HUB_OFFLINE:
             raise DownloadError(
                 "nothing can be downloaded",
                 "HF_HUB_OFFLINE is set",
                 "unset it, or use a local file",
             )
+        token: str | None = library.get_token() if self.endpoint == configured else None
+        self.has_token = token is not None
+        self._api = library.HfApi(endpoint=self.endpoint, token=token or False)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.transport = Transport(headers, pause_s=pause_s)
 
     def url(self, repository: Repository, file: RepoFile) -> str:
         """Return the address of a file at the repository's commit."""
@@ -70,27 +68,24 @@ class Hub:
     def repository(self, name: HubName, on_event: OnEvent) -> Repository:
         """Return the files of a repository.
 
-        Raises ModelNameError if it does not exist, DownloadError if the hub refuses or is out of
-        reach.
+        Raises DownloadError if it does not exist, or the hub refuses or is out of reach.
         """
         patience = Patience(
-            f"asking {urlsplit(self.endpoint).netloc} for {name.repo}",
+            f"asking {self.host} for {name.repo}",
             self.transport.pause_s,
             lambda why, s: on_event(Waiting(name.repo, f"{why}; next try in {s:.0f} s")),
         )
-        while True:
-            try:
-                try:
-                    return self._repository(name)
-                except (StatusError, TransientError) as error:
-                    patience.wait(error)
-            except StatusError as error:
-                raise self.error(name)(error) from None
+        return persist(lambda: self._repository(name), patience, self.error(name))
 
     def _repository(self, name: HubName) -> Repository:
         errors = self._library.errors
         try:
-            info = self._api.model_info(name.repo, revision=name.revision, files_metadata=True)
+            info = self._api.model_info(
+                name.repo,
+                revision=name.revision,
+                files_metadata=True,
+                timeout=self.transport.timeout_s,
+            )
         except errors.HfHubHTTPError as error:
             response = error.response
             raise StatusError(
@@ -98,17 +93,12 @@ class Hub:
             ) from None
         except errors.HFValidationError as error:
             raise ModelNameError(f"{name.repo} is no repository", str(error)) from None
-        except (OSError, ValueError) as error:
-            raise TransientError(
-                f"{urlsplit(self.endpoint).netloc}: {_first_line(error)}"
-            ) from error
         except Exception as error:
             # The HTTP library differs between versions of huggingface_hub, and its errors with it.
-            if not type(error).__module__.startswith(("httpx", "requests", "httpcore")):
-                raise
-            raise TransientError(
-                f"{urlsplit(self.endpoint).netloc}: {_first_line(error)}"
-            ) from error
+            module = type(error).__module__
+            if isinstance(error, (OSError, ValueError)) or module.startswith(_HTTP_LIBRARIES):
+                raise TransientError(f"{self.host}: {_first_line(error)}") from error
+            raise
         commit = info.sha or ""
         if not _COMMIT.fullmatch(commit):
             raise DownloadError(f"{self.endpoint} lists no commit of {name.repo}")
@@ -119,7 +109,7 @@ class Hub:
         return lambda error: self._describe(name, error)
 
     def _describe(self, name: HubName, error: StatusError) -> DownloadError:
-        repo, host = name.repo, urlsplit(self.endpoint).netloc
+        repo, host = name.repo, self.host
         code, message = error.header("X-Error-Code"), error.header("X-Error-Message")
         sign_in = "" if self.has_token else _SIGN_IN
         if code == "GatedRepo" or (error.status == 403 and "gated" in message.lower()):

@@ -12,7 +12,7 @@ from zinc.hub.errors import DownloadError
 from zinc.hub.events import OnEvent, Waiting
 from zinc.hub.names import OllamaName
 from zinc.hub.ollama_folder import Layer, Manifest, parse_manifest
-from zinc.hub.transport import Patience, StatusError, TransientError, Transport, read_all
+from zinc.hub.transport import Patience, StatusError, Transport, persist, read_all
 
 _MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json, "
@@ -32,16 +32,11 @@ def fetch_manifest(name: OllamaName, transport: Transport, on_event: OnEvent) ->
         transport.pause_s,
         lambda why, s: on_event(Waiting(str(name), f"{why}; next try in {s:.0f} s")),
     )
-    while True:
-        try:
-            try:
-                response = transport.open(url, {"Accept": _MANIFEST_TYPES})
-                text = read_all(response, _MAX_MANIFEST_BYTES)
-                break
-            except (StatusError, TransientError) as error:
-                patience.wait(error)
-        except StatusError as error:
-            raise status_error(name)(error) from None
+
+    def answer() -> bytes:
+        return read_all(transport.open(url, {"Accept": _MANIFEST_TYPES}), _MAX_MANIFEST_BYTES)
+
+    text = persist(answer, patience, status_error(name))
     manifest = parse_manifest(text, str(name))
     if manifest.model is None:
         raise DownloadError(

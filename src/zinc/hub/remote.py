@@ -15,7 +15,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_part import read_part
 from zinc.formats.source import Source, Stamp
 from zinc.hub.errors import DownloadError
-from zinc.hub.transport import Patience, StatusError, TransientError, Transport, read
+from zinc.hub.transport import Patience, StatusError, TransientError, Transport, persist, read
 
 _READ_BYTES = 1 << 20
 
@@ -47,14 +47,7 @@ class RemoteSource(Source):
             self._transport.pause_s,
             lambda why, seconds: None,
         )
-        while True:
-            try:
-                try:
-                    return self._range(start, n_bytes)
-                except (StatusError, TransientError) as error:
-                    patience.wait(error)
-            except StatusError as error:
-                raise self._describe(error) from None
+        return persist(lambda: self._range(start, n_bytes), patience, self._describe)
 
     def read_into(self, target: NDArray[np.uint8], start: int, what: str) -> None:
         """Fill `target` with the bytes of the file from `start` on. Raises DownloadError."""

@@ -14,19 +14,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from threading import Event
-from typing import IO
+from typing import IO, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from zinc import __version__
 from zinc.hub.errors import DownloadError
 
+T = TypeVar("T")
+
 TIMEOUT_S = 30.0
 # Failures in a row, without a byte between them, that end a download.
 MAX_FAILURES = 5
 # The longest that a download waits because a server asks for it.
 MAX_WAIT_S = 120.0
-_PAUSE_S = 1.0
+# First pause after a failure; each further one is twice as long.
+PAUSE_S = 1.0
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _MAX_ERROR_BODY = 4096
 
@@ -105,7 +108,7 @@ class Transport:
 
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
-    pause_s: float = _PAUSE_S
+    pause_s: float = PAUSE_S
 
     def open(self, url: str, extra: Mapping[str, str] | None = None) -> HTTPResponse:
         """Return the response to a GET of `url`, its status below 300, with headers `extra`.
@@ -202,6 +205,23 @@ class Patience:
         self._on_wait(why, seconds)
         if self._stop.wait(seconds):
             raise StoppedError
+
+
+def persist(
+    action: Callable[[], T], patience: Patience, describe: Callable[[StatusError], DownloadError]
+) -> T:
+    """Return the result of `action`, tried again as `patience` allows.
+
+    describe: turns an error status that stays into the error for the user. Raises DownloadError.
+    """
+    while True:
+        try:
+            return action()
+        except (StatusError, TransientError) as error:
+            try:
+                patience.wait(error)
+            except StatusError as last:
+                raise describe(last) from None
 
 
 def _connection_error(url: str, reason: object) -> Exception:
