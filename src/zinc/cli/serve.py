@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "comes with zinc)",
     )
     parser.add_argument(
-        "--pull", action="store_true", help="download models that are not on this machine"
+        "--pull",
+        action="store_true",
+        help="download models that are not on this machine, and let clients add and delete models",
     )
     parser.add_argument(
         "-m",
@@ -215,6 +217,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
         host=args.host,
         port=args.port,
         ollama=args.ollama,
+        allow_pull=args.pull,
         api_keys=tuple(keys),
         origins=tuple(args.allow_origin),
         hosts=tuple(args.allow_host),

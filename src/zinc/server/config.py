@@ -15,10 +15,18 @@ from zinc.engine.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model to serve. name: as clients call it. path: its file (None: the embedded model)."""
+    """A model to serve.
+
+    name: as clients call it. path: its file (None: the embedded model). system: the system prompt
+    of conversations that bring none. sampling: arguments of `SamplingParams` for requests that do
+    not give them. is_file: the model is a file, and not another name for one.
+    """
 
     name: str
     path: Path | None
+    system: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    is_file: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,7 @@ class ServerConfig:
     models: the models to serve; the first is the default of requests that name none.
     sampling: arguments of `SamplingParams` for requests that do not give them.
     ollama: listen on Ollama's port, too.
+    allow_pull: clients may download, add and delete models.
     api_keys: any of these is accepted; with none, the API is open to everyone who can connect.
     origins: web pages and browser extensions that may call the server, besides pages of this
         machine and apps. "SCHEME://*" is every origin of a scheme, "*" every origin.
@@ -55,6 +64,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8080
     ollama: bool = False
+    allow_pull: bool = False
     api_keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

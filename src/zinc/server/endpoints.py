@@ -17,6 +17,7 @@ from zinc.server.apis.llama.fields import InfillFields, NativeFields
 from zinc.server.apis.ollama import chat as ollama_chat
 from zinc.server.apis.ollama import embed as ollama_embed
 from zinc.server.apis.ollama import generate as ollama_generate
+from zinc.server.apis.ollama import manage as ollama_manage
 from zinc.server.apis.ollama import models as ollama_models
 from zinc.server.apis.openai import chat, completions, embeddings
 from zinc.server.apis.openai.responses import endpoints as responses
@@ -46,10 +47,11 @@ def _post(
     *aliases: str,
     streams: bool = False,
     statuses: tuple[int, ...] = (),
+    method: str = "POST",
 ) -> Endpoint:
     more = (*statuses, 429) if streams else statuses
     operation = Operation(
-        "POST", path, summary, tag, fields, streams=streams, statuses=more
+        method, path, summary, tag, fields, streams=streams, statuses=more
     )  # fmt: skip
     return Endpoint(handler, operation, aliases)
 
@@ -172,6 +174,22 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _post(
         "/api/show", ollama_models.show, ollama_models.ShowFields,
         "Details of a model", "Ollama", statuses=(404,),
+    ),
+    _post(
+        "/api/pull", ollama_manage.pull_model, ollama_manage.PullFields,
+        "Download a model", "Ollama", streams=True, statuses=(403, 404),
+    ),
+    _post(
+        "/api/delete", ollama_manage.delete_model, ollama_manage.DeleteFields,
+        "Delete a model", "Ollama", statuses=(403, 404, 409), method="DELETE",
+    ),
+    _post(
+        "/api/copy", ollama_manage.copy_model, ollama_manage.CopyFields,
+        "Offer a model under a second name", "Ollama", statuses=(403, 404),
+    ),
+    _post(
+        "/api/create", ollama_manage.create_model, ollama_manage.CreateFields,
+        "Offer a model with other settings", "Ollama", statuses=(403, 404),
     ),
     _get("/api/version", ollama_models.version, "The level of Ollama's API", "Ollama"),
     _post(

@@ -20,7 +20,7 @@ from zinc.core.progress import ProgressBar
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.weights import Progress
 from zinc.llm import LLM
-from zinc.server.config import ServerConfig
+from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.errors import ApiError
 from zinc.server.runtime.entry import Entry, State
 from zinc.server.runtime.loaded_model import LoadedModel
@@ -146,6 +146,15 @@ class ModelPool:
         threads = [entry.thread for entry in self.entries.values() if entry.thread is not None]
         return all(thread.ends_within(seconds) for thread in threads)
 
+    def add(self, source: ModelSource) -> None:
+        """Offer a model, in place of one of the same name. Raises ZincError without its file."""
+        self.entries[source.name] = Entry(source)
+
+    def forget(self, entry: Entry) -> None:
+        """Offer a model no longer; the last one stays."""
+        if len(self.entries) > 1:
+            del self.entries[entry.source.name]
+
     def keep(self, entry: Entry, ttl_s: float) -> None:
         """Unload a model after `ttl_s` idle seconds; infinity keeps it loaded."""
         entry.ttl_s = ttl_s
@@ -255,7 +264,7 @@ class ModelPool:
             bar.close()
         entry.thread = None
         runner = Runner(llm, self.config.max_waiting, self._observer(entry.source.name))
-        entry.model = LoadedModel(entry.source.name, llm, runner)
+        entry.model = LoadedModel(entry.source.name, llm, runner, entry.source.system)
         entry.state = State.LOADED
         entry.needed_bytes = llm.memory.total_bytes
         entry.last_used = time.monotonic()

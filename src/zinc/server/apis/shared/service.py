@@ -74,7 +74,7 @@ class Service:
             return {}
         is_loaded = entry.model is not None
         of_file = entry.sampling() if is_loaded else await asyncio.to_thread(entry.sampling)
-        return {**of_file, **self.config.sampling}
+        return {**of_file, **self.config.sampling, **entry.source.sampling}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,226 @@
+"""POST /api/pull, /api/copy and /api/create, DELETE /api/delete: the set of models.
+
+They change what is on the disk, so the server answers them only with `zinc serve --pull`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.core.errors import ZincError
+from zinc.engine.sampling import SamplingParams
+from zinc.hub.errors import ModelNameError
+from zinc.hub.events import Chosen, Event, Transferred, Verified, Waiting
+from zinc.hub.folders import folders
+from zinc.hub.names import parse
+from zinc.hub.pull import pull
+from zinc.hub.remove import remove
+from zinc.server.apis.ollama.common import OLLAMA, line, own_name
+from zinc.server.apis.shared.fields import SamplingFields
+from zinc.server.apis.shared.service import Service, read_fields
+from zinc.server.config import ModelSource
+from zinc.server.errors import ApiError, invalid
+from zinc.server.http.body import Fields
+from zinc.server.http.log import report_failure
+from zinc.server.http.responses import EventStream, JSONResponse, record
+
+_SUCCESS = {"status": "success"}
+
+
+class _NamedFields(Fields):
+    model: str | None = None
+    name: str | None = Field(None, description="older name of `model`")
+    stream: bool | None = Field(None, description="report progress in lines (default: true)")
+
+    @property
+    def wanted(self) -> str:
+        """The name that the request gives. Raises ApiError."""
+        if found := self.model or self.name:
+            return found
+        raise invalid("model", "model is missing", "it names a model")
+
+
+class PullFields(_NamedFields):
+    """A model to download."""
+
+    insecure: bool | None = None
+
+
+class DeleteFields(_NamedFields):
+    """A model to delete."""
+
+
+class CopyFields(Fields):
+    """A model to offer under another name, too."""
+
+    source: str
+    destination: str
+
+
+class CreateFields(_NamedFields):
+    """A model to offer under a new name, with its own system prompt and sampling parameters."""
+
+    from_: str | None = Field(None, alias="from")
+    system: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _StoppedError(Exception):
+    """The client of a download has gone."""
+
+
+def _check_allowed(service: Service) -> None:
+    if not service.config.allow_pull:
+        raise ApiError(
+            403,
+            "models cannot be changed over the API",
+            "the server was started without --pull",
+            "start it with --pull, or use zinc pull",
+            code="not_allowed",
+        )
+
+
+def registry_name(text: str) -> str:
+    """Return the name of a model as `zinc.hub` writes it.
+
+    A name that is none of zinc's belongs to Ollama's registry.
+    """
+    try:
+        parse(text)
+    except ModelNameError:
+        return f"ollama:{text}"
+    return text
+
+
+async def pull_model(service: Service, request: Request) -> Response:
+    """Download a model and offer it."""
+    fields = await read_fields(service, request, PullFields)
+    _check_allowed(service)
+    name, model = fields.wanted, registry_name(fields.wanted)
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
+    gone = threading.Event()
+
+    def tell(event: Event) -> None:
+        if gone.is_set():
+            raise _StoppedError
+        loop.call_soon_threadsafe(events.put_nowait, event)
+
+    def work() -> None:
+        try:
+            path = pull(model, tell)
+        finally:
+            loop.call_soon_threadsafe(events.put_nowait, None)
+        loop.call_soon_threadsafe(service.pool.add, ModelSource(name, path))
+
+    task = loop.run_in_executor(None, work)
+
+    async def lines() -> AsyncGenerator[bytes]:
+        yield line({"status": "pulling manifest"})
+        while (event := await events.get()) is not None:
+            yield line(progress_line(event))
+        await _settled(task)
+        yield line(_SUCCESS)
+
+    async def close() -> None:
+        gone.set()
+
+    if fields.stream is False:
+        try:
+            await _settled(task)
+        finally:
+            gone.set()
+        return JSONResponse(_SUCCESS)
+    noted = record(request)
+    return EventStream(
+        lines(),
+        close=close,
+        on_error=OLLAMA.error_event,
+        ping_interval_s=0,
+        media_type=OLLAMA.media_type,
+        report=lambda error: report_failure(noted, error),
+    )
+
+
+async def _settled(task: asyncio.Future[None]) -> None:
+    """Wait for a download. Raises ApiError 404 or 502 with the reason of a failure."""
+    try:
+        await asyncio.shield(task)
+    except ModelNameError as error:
+        raise ApiError(404, error.what, error.why, error.hint, code="model_not_found") from None
+    except ZincError as error:
+        raise ApiError(502, error.what, error.why, error.hint, code="pull_failed") from None
+
+
+def progress_line(event: Event) -> dict[str, Any]:
+    """Return an event of a download as Ollama reports it."""
+    match event:
+        case Chosen(total_bytes=total):
+            return {"status": "pulling manifest", "total": total}
+        case Transferred(file=file, done_bytes=done, total_bytes=total):
+            return {"status": f"pulling {file}", "digest": file, "total": total, "completed": done}
+        case Verified():
+            return {"status": "verifying sha256 digest"}
+        case Waiting(why=why):
+            return {"status": f"waiting: {why}"}
+        case _:
+            return {"status": "writing manifest"}
+
+
+async def delete_model(service: Service, request: Request) -> Response:
+    """Delete a model that was downloaded, or forget one that was created here."""
+    fields = await read_fields(service, request, DeleteFields)
+    _check_allowed(service)
+    entry = service.pool.named(own_name(service.pool, fields.wanted) or fields.wanted)
+    if entry.model is not None and not await service.pool.unload(entry):
+        raise ApiError(409, f"the model {fields.wanted!r} is in use", "", "try again later")
+    if entry.source.is_file:
+        try:
+            model = registry_name(fields.wanted)
+            await asyncio.to_thread(remove, model, folders())
+        except ZincError as error:
+            raise ApiError(400, error.what, error.why, error.hint) from None
+    service.pool.forget(entry)
+    return Response()
+
+
+async def copy_model(service: Service, request: Request) -> Response:
+    """Offer a model under a second name, until the server ends."""
+    fields = await read_fields(service, request, CopyFields)
+    _check_allowed(service)
+    entry = service.pool.named(own_name(service.pool, fields.source) or fields.source)
+    service.pool.add(replace(entry.source, name=fields.destination, is_file=False))
+    return Response()
+
+
+async def create_model(service: Service, request: Request) -> Response:
+    """Offer a model under a new name, until the server ends."""
+    fields = await read_fields(service, request, CreateFields)
+    _check_allowed(service)
+    if fields.from_ is None:
+        raise invalid("from", "from is missing", "it names the model to start from")
+    base = service.pool.named(own_name(service.pool, fields.from_) or fields.from_)
+    sampling = dict(base.source.sampling)
+    for name, value in (fields.parameters or {}).items():
+        if name not in SamplingFields.model_fields:
+            raise invalid(f"parameters.{name}", f"{name} cannot be kept with a model")
+        sampling[name] = value
+    try:
+        SamplingParams(**sampling)
+    except (ZincError, TypeError) as error:
+        raise invalid("parameters", "parameters are not valid", str(error)) from None
+    system = base.source.system if fields.system is None else fields.system
+    source = replace(
+        base.source, name=fields.wanted, is_file=False, system=system, sampling=sampling
+    )
+    service.pool.add(source)
+    if fields.stream is False:
+        return JSONResponse(_SUCCESS)
+    return Response(line(_SUCCESS), media_type=OLLAMA.media_type)

@@ -1,0 +1,132 @@
+"""Ollama's endpoints that download, copy, create and delete models; the registry is on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub.fake_hub import FakeHub
+from serving import MODEL, Running, running
+
+from zinc.engine.load.files import EMBEDDED_MODEL
+from zinc.server.apis.ollama.manage import registry_name
+
+HELLO = [{"role": "user", "content": "Say hello."}]
+GREEDY = {"temperature": 0, "num_predict": 4}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A registry that has the embedded model, and an empty folder for downloads."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = FakeHub()
+    found.add_ollama("library/small", "1b", EMBEDDED_MODEL.read_bytes())
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def managed(hub: FakeHub) -> Iterator[Running]:
+    """A server that lets clients change its models."""
+    with running(allow_pull=True) as found:
+        yield found
+
+
+def call(server: Running, method: str, path: str, body: object, status: int = 200) -> bytes:
+    answer = server.request(method, path, body)
+    assert answer.status == status, answer.body
+    return answer.body
+
+
+def names(server: Running) -> list[str]:
+    return [row["model"] for row in server.get("/api/tags").json["models"]]
+
+
+def chat(server: Running, model: str, **fields: Any) -> str:
+    body = {"model": model, "messages": HELLO, "options": GREEDY, "stream": False, **fields}
+    found: str = json.loads(call(server, "POST", "/api/chat", body))["message"]["content"]
+    return found
+
+
+def test_a_model_is_pulled_used_and_deleted(managed: Running, hub: FakeHub) -> None:
+    name = f"ollama:{hub.url}/library/small:1b"
+    rows = [
+        json.loads(row)
+        for row in call(managed, "POST", "/api/pull", {"model": name}).split(b"\n")
+        if row
+    ]
+    assert rows[0] == {"status": "pulling manifest"}
+    assert rows[-1] == {"status": "success"}
+    assert any(row.get("completed") == EMBEDDED_MODEL.stat().st_size for row in rows)
+    assert names(managed) == [MODEL, name]
+    assert chat(managed, name) == chat(managed, MODEL)
+    call(managed, "DELETE", "/api/delete", {"model": name})
+    assert names(managed) == [MODEL]
+    assert not list(Path.home().rglob("sha256-*"))
+
+
+def test_a_pull_that_fails_says_why(managed: Running, hub: FakeHub) -> None:
+    name = f"ollama:{hub.url}/library/none:1b"
+    rows = call(managed, "POST", "/api/pull", {"model": name}).splitlines()
+    assert "error" in json.loads(rows[-1])
+    error = json.loads(call(managed, "POST", "/api/pull", {"model": name, "stream": False}, 502))
+    assert "none" in error["error"]
+
+
+def test_a_copy_is_another_name(managed: Running) -> None:
+    call(managed, "POST", "/api/copy", {"source": MODEL, "destination": "twin"})
+    assert names(managed) == [MODEL, "twin"]
+    assert chat(managed, "twin") == chat(managed, MODEL)
+    call(managed, "DELETE", "/api/delete", {"model": "twin"})
+    assert names(managed) == [MODEL]
+    assert EMBEDDED_MODEL.exists()
+
+
+def test_a_created_model_has_its_own_system_prompt_and_sampling(managed: Running) -> None:
+    system = "You are a pirate."
+    fields = {"from": MODEL, "system": system, "parameters": {"temperature": 0}, "stream": False}
+    call(managed, "POST", "/api/create", {"model": "pirate", **fields})
+    own = chat(managed, "pirate", options={"num_predict": 8})
+    messages = [{"role": "system", "content": system}, *HELLO]
+    assert own == chat(managed, MODEL, messages=messages, options={**GREEDY, "num_predict": 8})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model": "x"}, "from is missing"),
+        ({"model": "x", "from": MODEL, "parameters": {"num_ctx": 5}}, "num_ctx"),
+        ({"model": "x", "from": MODEL, "parameters": {"temperature": -1}}, "temperature"),
+        ({"model": "x", "from": MODEL, "template": "{{ .Prompt }}"}, "template"),
+    ],
+)
+def test_what_a_created_model_cannot_have_is_an_error(
+    managed: Running, fields: dict[str, Any], said: str
+) -> None:
+    assert said in json.loads(call(managed, "POST", "/api/create", fields, 400))["error"]
+
+
+def test_models_change_only_where_the_server_allows_it() -> None:
+    with running() as own:
+        for method, path in (
+            ("POST", "/api/pull"), ("DELETE", "/api/delete"), ("POST", "/api/create"),
+        ):  # fmt: skip
+            body = {"model": MODEL, "from": MODEL} if path == "/api/create" else {"model": MODEL}
+            assert "--pull" in json.loads(call(own, method, path, body, 403))["error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ("qwen3:8b", "qwen3:8b"),
+        ("someone/model-GGUF:Q4_K_M", "someone/model-GGUF:Q4_K_M"),
+        ("nonesuch:7b", "ollama:nonesuch:7b"),
+    ],
+)
+def test_a_name_that_is_none_of_zincs_belongs_to_ollamas_registry(given: str, own: str) -> None:
+    assert registry_name(given) == own
