@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import zinc
+from zinc.backends import api
+from zinc.backends.api import CacheLayout, TensorData
 from zinc.backends.ref import RefBackend, RefProgram
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.ops import OPS
@@ -219,6 +221,31 @@ def undeclared_writes(case: Case) -> list[str]:
 @pytest.mark.parametrize(("op", "case"), STATEFUL, ids=[f"{o.name}-{c.name}" for o, c in STATEFUL])
 def test_ops_write_only_the_state_that_they_declare(op: Op, case: Case) -> None:
     assert undeclared_writes(case) == []
+
+
+@pytest.mark.parametrize(("op", "case"), STATEFUL, ids=[f"{o.name}-{c.name}" for o, c in STATEFUL])
+def test_cpu_kernels_write_state_only_where_their_op_declares_it(op: Op, case: Case) -> None:
+    backend = api.create("cpu", threads=1)
+    n, step = case.max_tokens, case.step(BLOCK_TOKENS)
+    plan = make_plan(case.graph, backend, max_tokens=n, max_outputs=n)
+    for w in plan.weights:
+        backend.upload(w, TensorData(w.type, w.shape, case.data(w)))
+    n_blocks = max(1, step.tables[0].size)
+    layout = CacheLayout(BLOCK_TOKENS, (n_blocks,), state_slots=step.n_sequences)
+    held = backend.allocate(plan.states, layout)
+    program = backend.prepare(plan, held)
+
+    def contents() -> list[bytes]:
+        blocks = [view for block in range(n_blocks) for view in held.block_views(0, block)]
+        slots = [view for slot in range(step.n_sequences) for view in held.state_views(slot)]
+        return [view.tobytes() for view in (*blocks, *slots)]
+
+    for i, launch in enumerate(plan.launches):
+        before = contents()
+        program.run(step, i, i + 1)
+        declared = OPS[launch.kernel].signature.declared(launch.inputs)
+        writes = any(operand.written and x is not None for operand, x in declared)
+        assert (contents() != before) is writes, launch.kernel
 
 
 def test_an_undeclared_write_of_state_is_caught(
