@@ -46,7 +46,7 @@ def pull(
 def offer(missing: MissingModelError) -> Path:
     """Ask on a terminal whether to download a missing model; return its file.
 
-    Raises `missing` if nobody can be asked.
+    Raises `missing` if stdin or stderr is not a terminal.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise missing
@@ -55,7 +55,7 @@ def offer(missing: MissingModelError) -> Path:
 
 
 def fit_check(hub: Hub, repository: Repository, variants: Sequence[Variant]) -> FitCheck:
-    """Return a check that tells what a variant takes of this machine's memory.
+    """Return a function from a variant to the memory that it needs and that is available.
 
     Reads the header of the smallest variant; the others differ in the size of their weights alone.
     """
@@ -68,7 +68,10 @@ def fit_check(hub: Hub, repository: Repository, variants: Sequence[Variant]) -> 
 
 
 def remote_report(hub: Hub, repository: Repository, variant: Variant) -> FitReport:
-    """Return what a variant that is not downloaded would take. Raises a ZincError."""
+    """Return the memory that a variant needs, from the headers of its files on the hub.
+
+    Raises a ZincError.
+    """
     from zinc.engine.load.fit import fit_report
     from zinc.engine.load.options import LoadOptions
     from zinc.engine.load.planned import plan_model

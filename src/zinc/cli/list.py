@@ -44,7 +44,7 @@ def _models(as_json: bool) -> int:
 
 
 def _describe(model: LocalModel) -> dict[str, Any]:
-    """Return a model as JSON values, with what a run would take of the memory, or why not."""
+    """Return a model as JSON values, with the memory that a run takes or why it cannot run."""
     from zinc.cli import fit_text
     from zinc.engine.load.fit import fit_report
     from zinc.engine.load.options import LoadOptions

@@ -1,4 +1,4 @@
-"""`zinc show`: what a model is and what it needs, in a few lines.
+"""`zinc show`: a short description of a model and the memory that it needs.
 
 A model that is not on this machine is described by its repository: the quantisations, with the
 memory that each would take.

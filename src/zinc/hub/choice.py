@@ -1,4 +1,4 @@
-"""Which quantisation of a model to download when the user names none.
+"""Choice of a quantisation for a download whose name states none.
 
 The rule: a model of at most SMALL_BYTES as Q8_0 is taken as Q8_0, since small models lose most
 below 8 bits and are fast anyway. A larger one is taken at about 4 bits, where the loss is small and
@@ -51,7 +51,10 @@ FitCheck: TypeAlias = Callable[[Variant], Fit]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A variant and the reason why it was chosen, one clause; `fit` if memory was looked at."""
+    """The variant to download.
+
+    why: the reason, as a clause. fit: the memory that it needs; None if memory was not checked.
+    """
 
     variant: Variant
     why: str
@@ -59,7 +62,7 @@ class Choice:
 
 
 def choose(variants: Sequence[Variant], check: FitCheck | None, repo: str) -> Choice:
-    """Return the variant to download. `check` None does not look at memory.
+    """Return the variant to download. check: None ignores the memory.
 
     Raises MemoryLimitError if none fits. variants: at least one.
     """

@@ -6,7 +6,7 @@ from zinc.core.errors import ZincError
 
 
 class MissingModelError(ZincError):
-    """A model name is valid, and the model is not on this machine.
+    """A valid model name whose model is not on this machine.
 
     `name` is the MODEL as the user wrote it, for `zinc pull`.
     """
@@ -19,12 +19,12 @@ class MissingModelError(ZincError):
 
 
 class ModelNameError(ZincError):
-    """A model name cannot be understood, or names nothing that exists."""
+    """A model name that cannot be understood, or names nothing that exists."""
 
 
 class DownloadError(ZincError):
-    """A server refused a file, or a transfer failed. Bytes received so far are kept."""
+    """A failed transfer, or a file that the server refuses. Bytes received so far are kept."""
 
 
 class ChecksumError(DownloadError):
-    """A complete download has the wrong SHA-256. Its bytes are deleted."""
+    """A complete download with the wrong SHA-256. Its bytes are deleted."""

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The files to download are known. why: the reason for this quantisation, or ""."""
+    """The choice of the files to download. why: the reason for this quantisation, or ""."""
 
     event: ClassVar[str] = "chosen"
     model: str
@@ -22,7 +22,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """Bytes of a file have arrived. done_bytes includes those of an earlier, interrupted pull."""
+    """Progress of a file. done_bytes includes bytes of an earlier, interrupted pull."""
 
     event: ClassVar[str] = "progress"
     file: str
@@ -34,7 +34,7 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The pull waits: for another process that downloads the file, or for the server."""
+    """A pause: another process downloads the file, or the server is asked again later."""
 
     event: ClassVar[str] = "waiting"
     file: str
@@ -43,7 +43,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A file is complete, and its SHA-256 is right (`sha256`; None if the hub states none)."""
+    """A complete file. sha256: its hash, which was checked; None if the hub states none."""
 
     event: ClassVar[str] = "verified"
     file: str
@@ -52,7 +52,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The model is ready to use. path: its (first) file."""
+    """The end of a pull: the model is ready to use. path: its (first) file."""
 
     event: ClassVar[str] = "finished"
     model: str

@@ -1,4 +1,4 @@
-"""Where zinc and other programs keep model files.
+"""Folders in which zinc and other programs keep model files.
 
 | program       | folder                                                         |
 |---------------|----------------------------------------------------------------|

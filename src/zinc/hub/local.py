@@ -18,8 +18,8 @@ from zinc.hub.variants import RepoFile, Variant, is_sibling, variants_of
 class LocalModel:
     """A model on this machine.
 
-    name: a MODEL for every command. program: whose folder it is in. path: its (first) GGUF file.
-    n_bytes: of all its parts.
+    name: a name that every command takes. program: the program that owns the folder. path: the
+    (first) GGUF file. n_bytes: size of all parts.
     """
 
     name: str

@@ -85,7 +85,7 @@ ModelName: TypeAlias = FileName | HubName | OllamaName
 
 
 def parse(text: str) -> ModelName:
-    """Return the model that `text` names. Raises ModelNameError if it is none of the forms.
+    """Return the model that `text` names. Raises ModelNameError if it has none of the forms.
 
     A file that exists wins over every other meaning.
     """
@@ -118,8 +118,8 @@ def parse(text: str) -> ModelName:
 def is_model_name(word: str) -> bool:
     """Return whether the first word of `zinc run` is a model rather than a prompt.
 
-    It is if it ends in .gguf, or has a path separator or a known prefix, or is a short name of the
-    catalogue, and has no blanks.
+    A model has no blanks, and ends in .gguf, contains a path separator, begins with "ollama:" or is
+    a short name of the catalogue.
     """
     if any(map(str.isspace, word)):
         return False

@@ -22,9 +22,10 @@ _READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """The partial download of `target`, opened for writing; `resumed` if bytes were there before.
+    """The partial download of `target`, opened for writing.
 
-    Chunks may be written from several threads. Raises OSError if the folder cannot be written.
+    resumed: whether an earlier try left complete chunks. Chunks may be written from several
+    threads. Raises OSError if the folder cannot be written.
     """
 
     def __init__(self, target: Path, n_bytes: int, sha256: str | None, chunk_bytes: int) -> None:

@@ -34,7 +34,7 @@ MakeFitCheck: TypeAlias = Callable[[Hub, Repository, Sequence[Variant]], FitChec
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """How to pull.
+    """Options of a pull.
 
     fit: makes the check whether a variant fits in memory; None chooses without one. siblings: also
     download the image encoder and the draft model of a repository. connections: simultaneous

@@ -1,6 +1,6 @@
 """The header of a model file on a server, read without downloading the file.
 
-It tells what a model would take of the memory before gigabytes are downloaded.
+`zinc pull` and `zinc show` use it to tell how much memory a model needs before it is downloaded.
 """
 
 from __future__ import annotations

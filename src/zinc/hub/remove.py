@@ -47,7 +47,7 @@ def _ollama(name: OllamaName, where: Folders) -> int:
 
 
 def _hub(name: HubName, where: Folders) -> int:
-    """Delete the links that the name means, then every blob that no link is left to."""
+    """Delete the links to the named files, then every blob without a link."""
     cache = HubCache(where.hugging_face)
     folder = cache.repository(name.repo)
     only_here = Folders(where.hugging_face, where.hugging_face, (), ())

@@ -1,4 +1,4 @@
-"""From a MODEL name to a file on this machine, without a network."""
+"""Resolution of a model name to a file on this machine. It uses no network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _file(path: Path) -> Path:
 
 
 def _why_missing(name: ModelName, where: Folders) -> tuple[str, str]:
-    """Return why a model is missing and what to do, where more is known than its name."""
+    """Return the reason why a model is missing, and a hint; empty strings if none is known."""
     here = find(name, where)
     if here and isinstance(name, HubName):
         labels = ", ".join(variant.label for variant, _ in here)

@@ -1,7 +1,7 @@
 """HTTP for downloads: one request at a time, redirects, and when to try again.
 
 It uses the standard library alone, which honours HTTP_PROXY, HTTPS_PROXY and NO_PROXY. A token is
-sent to the server that it is for, and to no other that this one redirects to.
+sent to its own server only, never to a server that a redirect names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_ERROR_BODY = 4096
 
 
 class StatusError(Exception):
-    """A server answered with an error status. `body` is the beginning of its text."""
+    """An answer with an error status. `body` is the beginning of its text."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: str, url: str) -> None:
         super().__init__(f"{status} from {url}")
@@ -58,11 +58,11 @@ class StatusError(Exception):
 
 
 class TransientError(Exception):
-    """A connection failed, was cut or went silent: the same request may succeed later."""
+    """A connection that failed, was cut or went silent; the request may succeed later."""
 
 
 class StoppedError(Exception):
-    """Another part of the download failed, or the user interrupted it."""
+    """The end of a download that another part or the user has stopped."""
 
 
 def retry_after_s(value: str | None) -> float | None:

@@ -41,7 +41,7 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """Whether a model fits with one sequence of `context_tokens`.
+    """The memory that a model takes with one sequence of `context_tokens`.
 
     fitting_context_tokens: the longest context, up to the model's own, for which there is room; 0
     if the weights alone are too large. memories: one for each device that does not share the
