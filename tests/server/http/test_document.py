@@ -76,7 +76,7 @@ POSTS = [o for o in OPERATIONS if o.fields is not None and not o.path.startswith
 
 @pytest.mark.parametrize("operation", POSTS, ids=lambda o: o.path)
 def test_requests_that_the_document_allows_are_answered(server: Running, operation):
-    described = DOCUMENT["paths"][operation.path]["post"]
+    described = DOCUMENT["paths"][operation.path][operation.method.lower()]
     schema = described["requestBody"]["content"]["application/json"]["schema"]
     fields = DOCUMENT["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]["properties"]
     limit = {name: LIMITS[name] for name in LIMITS if name in fields}
@@ -90,9 +90,10 @@ def test_requests_that_the_document_allows_are_answered(server: Running, operati
     @given(body=values(schema))
     def run(body: dict[str, Any]) -> None:
         body = {**limit, **{name: FIXED.get(name, value) for name, value in body.items()}}
-        found = server.post(operation.path, body)
+        found = server.request(operation.method, operation.path, body)
         assert str(found.status) in described["responses"]
-        assert found.status in (200, 400, 501), found.body
+        # 403: this server does not let clients change its models.
+        assert found.status in (200, 400, 403, 501), found.body
         kind = found.headers["content-type"].split(";")[0]
         assert kind in described["responses"][str(found.status)]["content"]
         if kind == "application/json":
