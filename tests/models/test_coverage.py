@@ -123,11 +123,12 @@ def test_fixtures_have_every_kind_of_state() -> None:
 
 
 def test_every_kernel_that_an_architecture_needs_has_a_case() -> None:
-    cpu, launched = api.kernels("cpu"), set()
-    for op, case in every_case():
-        if is_for(cpu, op):
-            plan = make_plan(case.graph, cpu, max_tokens=case.n_tokens, max_outputs=8)
-            launched |= {launch.kernel for launch in plan.launches}
+    launched = set()
+    for kernels in (api.kernels("cpu"), api.kernels("vulkan")):
+        for op, case in every_case():
+            if is_for(kernels, op):
+                plan = make_plan(case.graph, kernels, max_tokens=case.n_tokens, max_outputs=8)
+                launched |= {launch.kernel for launch in plan.launches}
     needed = {kernel for arch in support.collect().architectures for kernel in arch.kernels}
     assert not needed - launched
 
