@@ -41,7 +41,14 @@ def hub(monkeypatch) -> Iterator[FakeHub]:
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Folders:
     """The folders of an empty home, which is the user's during the test."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "LLAMA_CACHE", "OLLAMA_MODELS"):
+    for name in (
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "HF_TOKEN",
+        "LLAMA_CACHE",
+        "OLLAMA_MODELS",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

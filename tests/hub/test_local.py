@@ -86,6 +86,7 @@ def test_the_commit_of_the_branch_is_used(home):
     [
         ({"HF_HUB_CACHE": "/a"}, "hugging_face", "/a"),
         ({"HF_HOME": "/b"}, "hugging_face", "/b/hub"),
+        ({"HF_HOME": "/b", "HUGGINGFACE_HUB_CACHE": "/c"}, "hugging_face", "/c"),
         ({"HOME": "/h"}, "hugging_face", "/h/.cache/huggingface/hub"),
         ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, "hugging_face", "/x/huggingface/hub"),
         ({"LLAMA_CACHE": "/l"}, "llama_cpp", "/l"),

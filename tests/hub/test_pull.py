@@ -23,6 +23,7 @@ from zinc.hub.choice import Fit
 from zinc.hub.errors import ChecksumError, DownloadError, ModelNameError
 from zinc.hub.events import Chosen, Finished, Transferred, Verified, Waiting, json_line
 from zinc.hub.pull import pull
+from zinc.hub.remove import remove
 from zinc.hub.resolve import resolve
 
 MODEL = "org/model-GGUF:Q4_K_M"
@@ -68,6 +69,22 @@ def test_a_second_pull_downloads_nothing(hub, options):
     before = hub.n_file_requests
     assert pull(MODEL, options=options) == path
     assert hub.n_file_requests == before
+
+
+def test_a_system_without_links(hub, home, options, monkeypatch):
+    def refuse(self, target):
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    path = pull(MODEL, options=options)
+    assert path.read_bytes() == DATA
+    assert not path.is_symlink()
+    assert resolve(MODEL) == path
+    before = hub.n_file_requests
+    assert pull(MODEL, options=options) == path
+    assert hub.n_file_requests == before
+    assert remove(MODEL, home) == len(DATA)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])

@@ -47,7 +47,7 @@ def folders(environ: Mapping[str, str] | None = None) -> Folders:
         system = Path("/usr/share/ollama/.ollama/models")
         ollama = (home / ".ollama" / "models", system)
     return Folders(
-        hugging_face=named("HF_HUB_CACHE", hf_home / "hub"),
+        hugging_face=named("HF_HUB_CACHE", named("HUGGINGFACE_HUB_CACHE", hf_home / "hub")),
         llama_cpp=named("LLAMA_CACHE", caches / "llama.cpp"),
         ollama=ollama,
         lm_studio=(home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"),

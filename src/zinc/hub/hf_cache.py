@@ -38,6 +38,15 @@ class HubCache:
         """Return the path of a file's content."""
         return self.repository(repo) / "blobs" / file.blob
 
+    def target(self, repo: str, commit: str, file: RepoFile) -> Path:
+        """Return the path that holds a file's bytes: its blob, or its place in the snapshot.
+
+        The latter is used on systems without links. Raises DownloadError for an unsafe name.
+        """
+        pointer = self.pointer(repo, commit, file.path)
+        is_plain = pointer.is_file() and not pointer.is_symlink()
+        return pointer if is_plain else self.blob(repo, file)
+
     def lock(self, repo: str, file: RepoFile) -> Path:
         """Return the path of the lock of a file's content."""
         return self.root / ".locks" / self.repository(repo).name / f"{file.blob}.lock"

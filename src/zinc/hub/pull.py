@@ -1,6 +1,6 @@
 """Download a model by name.
 
-from zinc.hub import pull
+from zinc.hub.pull import pull
 
 path = pull("qwen3:0.6b")  # then LLM(path), or LLM("qwen3:0.6b")
 """
@@ -80,8 +80,6 @@ def _pull_hub(name: HubName, model: str, on_event: OnEvent, options: PullOptions
         files += siblings_of(repository.files)
     _announce(model, chosen, files, on_event)
     cache = HubCache(options.folders.hugging_face)
-    for file in files:
-        cache.pointer(name.repo, repository.commit, file.path)  # raises for an unsafe name
     describe = hub.error(name)
     downloads = [
         Download(
@@ -89,7 +87,7 @@ def _pull_hub(name: HubName, model: str, on_event: OnEvent, options: PullOptions
             url=hub.url(repository, file),
             n_bytes=file.n_bytes,
             sha256=file.sha256,
-            target=cache.blob(name.repo, file),
+            target=cache.target(name.repo, repository.commit, file),
             lock=cache.lock(name.repo, file),
             describe=describe,
         )

@@ -47,7 +47,7 @@ def _ollama(name: OllamaName, where: Folders) -> int:
 
 
 def _hub(name: HubName, where: Folders) -> int:
-    """Delete the links to the named files, then every blob without a link."""
+    """Delete the links to the named files, then blobs without a link; return the bytes freed."""
     cache = HubCache(where.hugging_face)
     folder = cache.repository(name.repo)
     only_here = Folders(where.hugging_face, where.hugging_face, (), ())
@@ -61,12 +61,15 @@ def _hub(name: HubName, where: Folders) -> int:
         doomed = [v for v in doomed if any(file.path == name.file for file in v.files)]
     paths = {file.path for variant in doomed for file in variant.files}
     is_all = {file.path for variant, _ in here for file in variant.files} == paths
+    freed = 0
     for snapshot in (folder / "snapshots").iterdir():
         for link in list(snapshot.rglob("*")):
             inside = link.relative_to(snapshot).as_posix()
             if not link.is_dir() and (is_all or inside in paths):
+                # Without links, the file itself is in the snapshot.
+                freed += 0 if link.is_symlink() else link.stat().st_size
                 link.unlink()
-    return _sweep(folder)
+    return freed + _sweep(folder)
 
 
 def _sweep(folder: Path) -> int:
