@@ -23,6 +23,9 @@ class LimitedAllocator:
         self.made.append(size)
         return Buffer(len(self.made), 1 << 32, size)
 
+    def flush(self, buffer: Buffer, offset: int, n_bytes: int) -> None:
+        pass
+
 
 def overlaps(slices: list[Slice]) -> bool:
     spans = sorted((s.buffer.handle, s.offset, s.offset + s.size) for s in slices)

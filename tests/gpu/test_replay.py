@@ -69,6 +69,9 @@ class LoggingHost:
         self.buffers.append(Buffer(len(self.buffers), address, size, np.zeros(size, np.uint8)))
         return self.buffers[-1]
 
+    def flush(self, buffer: Buffer, offset: int, n_bytes: int) -> None:
+        pass
+
     def at(self, address: int, n_bytes: int) -> Bytes:
         """Return the bytes at a device address."""
         buffer, start = self.buffers[(address >> 32) - 1], address & 0xFFFFFFFF

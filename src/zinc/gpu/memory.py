@@ -71,6 +71,10 @@ class Allocator(Protocol):
         """Return a new buffer of at least `size` bytes. Raises MemoryLimitError."""
         ...
 
+    def flush(self, buffer: Buffer, offset: int, n_bytes: int) -> None:
+        """Make bytes that the host wrote to a STEP buffer visible to later submissions."""
+        ...
+
 
 class Pool:
     """Cuts slices from a few large buffers. Slices are freed with the pool.

@@ -32,7 +32,7 @@ class StepData:
         self._allocator = allocator
         n_rows = 5 * max_tokens + 1 + max_outputs
         params = HEADER_BYTES + -(-4 * n_rows // 16) * 16
-        n_bytes = params + SAMPLE_PARAMS.itemsize * max_outputs
+        self._n_bytes = n_bytes = params + SAMPLE_PARAMS.itemsize * max_outputs
         self._buffer = allocator.buffer(n_bytes, MemoryKind.STEP)
         self.address = self._buffer.address
         assert self._buffer.bytes is not None
@@ -63,6 +63,7 @@ class StepData:
         if counts != self._counts or tables != self._written:
             self._write_header(step, counts)
             self._counts, self._written = counts, tables
+        self._allocator.flush(self._buffer, 0, self._n_bytes)
 
     def _write_header(self, step: Step, counts: tuple[int, ...]) -> None:
         """Write the block tables, and a header with all sizes and addresses."""
@@ -73,6 +74,8 @@ class StepData:
             self._table_rows = self._tables.bytes.view(np.int32)
         if total:
             self._table_rows[:total] = np.concatenate([x.reshape(-1) for x in step.tables])
+            assert self._tables is not None
+            self._allocator.flush(self._tables, 0, 4 * total)
         # Positions lie right behind the header; the other arrays follow them.
         starts = list(accumulate((4 * n for n in counts[:-1]), initial=self.address + HEADER_BYTES))
         _, ids, sequence, output_rows, seq_start, state_slot, _ = starts

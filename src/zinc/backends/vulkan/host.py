@@ -39,6 +39,9 @@ class VulkanHost:
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         return self.memory.buffer(size, kind)
 
+    def flush(self, buffer: Buffer, offset: int, n_bytes: int) -> None:
+        pass  # memory that the host writes is coherent
+
     def write(self, target: Buffer, offset: int, data: Bytes) -> None:
         self.staging.write(target, offset, data)
 

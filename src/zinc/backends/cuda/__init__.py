@@ -1,0 +1,86 @@
+"""The CUDA backend: kernels in CUDA C++, recorded into CUDA graphs.
+
+It needs a driver of NVIDIA and the packages of the extra `cuda`: bindings to the driver, and NVRTC,
+which compiles the kernels for the card. No CUDA toolkit is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from zinc.backends.api import wants_batch_invariance
+from zinc.backends.capabilities import DeviceInfo, DeviceKind, Roofline
+from zinc.backends.cuda.driver import candidates, choose
+from zinc.gpu import lower
+from zinc.gpu.backend import GpuBackend, GpuKernels
+from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
+from zinc.gpu.packing import StreamWeights
+
+if TYPE_CHECKING:
+    from zinc.backends.cuda.host import CudaHost
+
+lower.load()
+
+MAX_ARGUMENT_BYTES = 4096  # of a kernel's parameters
+
+CUDA_KERNELS = KernelSet(
+    backend="CUDA",
+    lowerings=LOWERINGS,
+    fused=FUSED,
+    weights=StreamWeights(),
+    max_argument_bytes=MAX_ARGUMENT_BYTES,
+    stores_blocks=frozenset({"linear_glu"}),
+)
+
+
+class CudaKernels(GpuKernels):
+    name = "cuda"
+    kernel_set = CUDA_KERNELS
+
+
+class CudaBackend(CudaKernels, GpuBackend):
+    """A backend on an open card."""
+
+    host: CudaHost
+
+    def measure(self) -> Roofline:
+        from zinc.backends.cuda import limits
+
+        return limits.measure(self.host)
+
+
+@functools.cache
+def host_of(index: int) -> CudaHost:
+    """Return the host of card `index`, which all backends on it share. Raises DeviceError."""
+    from zinc.backends.cuda.host import CudaHost
+
+    return CudaHost(candidates()[index])
+
+
+def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> CudaBackend:
+    chosen = choose((options or {}).get("device", ""))
+    return CudaBackend(host_of(chosen.index), wants_batch_invariance(options))
+
+
+def kernels(options: Mapping[str, str] | None = None) -> CudaKernels:
+    return CudaKernels()
+
+
+def is_installed() -> bool:
+    """Return whether the packages of the extra `cuda` are installed."""
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:  # not even the package `cuda`
+        return False
+
+
+def devices() -> list[DeviceInfo]:
+    if not is_installed():
+        return []
+    return [
+        DeviceInfo(f"cuda:{c.index}", c.name, DeviceKind.DISCRETE, c.driver, c.missing)
+        for c in candidates()
+    ]

@@ -1,0 +1,147 @@
+"""The CUDA driver: its devices, which of them can run zinc, and errors of its calls.
+
+The package `cuda.bindings` is imported when it is first used, because it is optional.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from zinc.core.errors import DeviceError, MemoryLimitError
+
+OLDEST_CAPABILITY = (8, 0)  # compute capability with int8 dot products, cp.async and bfloat16
+OLDEST_DRIVER = 12000  # CUDA 12.0, as cuDriverGetVersion counts
+PACKAGES_HINT = "pip install 'zinc-llm[cuda]'"
+DRIVER_HINT = "install or update NVIDIA's driver; `nvidia-smi` shows its version"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A card of this machine. `missing` lists what zinc needs and it lacks."""
+
+    index: int
+    handle: int
+    name: str
+    capability: tuple[int, int]
+    driver: str
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"cuda:{self.index} {self.name}, {self.driver}"
+
+
+@functools.cache
+def driver() -> Any:
+    """Return the module `cuda.bindings.driver`, initialised. Raises DeviceError."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError(
+            "the CUDA backend lacks a package", f"cannot import {error.name}", PACKAGES_HINT
+        ) from error
+    try:
+        (status,) = driver.cuInit(0)
+    except Exception as error:  # the bindings have several errors for a missing library
+        raise DeviceError("no NVIDIA driver was found", str(error), DRIVER_HINT) from error
+    if status:
+        raise DeviceError("the NVIDIA driver does not start", status.name, DRIVER_HINT)
+    return driver
+
+
+def checked(result: tuple[Any, ...], call: str) -> Any:
+    """Return the value of a driver call from its `result` (status, value...).
+
+    Several values are a tuple. Raises MemoryLimitError or DeviceError, which name `call`.
+    """
+    status, *values = result
+    if status:
+        if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
+            raise MemoryLimitError(
+                "the GPU has too little free memory",
+                f"{call} could not allocate what it needs",
+                "choose a smaller {context}, or a smaller model",
+            )
+        raise DeviceError(
+            "the GPU reported an error",
+            f"{call} returned {status.name}",
+            "restart zinc; if it happens again, check `nvidia-smi` and the system log",
+        )
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def candidates() -> list[Candidate]:
+    """Return the cards of this machine, in the driver's order. Raises DeviceError."""
+    cuda = driver()
+    count = checked(cuda.cuDeviceGetCount(), "cuDeviceGetCount")
+    version = checked(cuda.cuDriverGetVersion(), "cuDriverGetVersion")
+    return [_candidate(cuda, index, version) for index in range(count)]
+
+
+def choose(wanted: str = "") -> Candidate:
+    """Return the card with the number or name `wanted`, by default the first that can run zinc.
+
+    Raises DeviceError when there is none, or it lacks what zinc needs.
+    """
+    found = candidates()
+    if not found:
+        raise DeviceError("no CUDA device was found", "the driver lists none", DRIVER_HINT)
+    names = ", ".join(f"{c.index} ({c.name})" for c in found)
+    chosen = min(found, key=lambda c: (bool(c.missing), c.index))
+    if wanted:
+        key = wanted.removeprefix("cuda:").strip().lower()
+        named = [c for c in found if key == str(c.index) or (key and key in c.name.lower())]
+        if not named:
+            raise DeviceError(f"there is no CUDA device {wanted!r}", "", f"choose one of {names}")
+        if len(named) > 1:
+            raise DeviceError(
+                f"more than one CUDA device has {wanted!r} in its name",
+                "",
+                f"choose one of {names}",
+            )
+        chosen = named[0]
+    if chosen.missing:
+        raise DeviceError(
+            f"the CUDA device {chosen.name} cannot run zinc",
+            f"it lacks {', '.join(chosen.missing)}",
+            "update its driver, or choose another device with {device}",
+        )
+    return chosen
+
+
+def attribute(device: int, name: str) -> int:
+    """Return the device attribute CU_DEVICE_ATTRIBUTE_`name`."""
+    cuda = driver()
+    key = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    value: int = checked(cuda.cuDeviceGetAttribute(key, device), "cuDeviceGetAttribute")
+    return value
+
+
+def _candidate(cuda: Any, index: int, version: int) -> Candidate:
+    device = checked(cuda.cuDeviceGet(index), "cuDeviceGet")
+    name = checked(cuda.cuDeviceGetName(256, device), "cuDeviceGetName")
+    capability = (
+        attribute(device, "COMPUTE_CAPABILITY_MAJOR"),
+        attribute(device, "COMPUTE_CAPABILITY_MINOR"),
+    )
+    return Candidate(
+        index,
+        device,
+        name.split(b"\0")[0].decode(errors="replace"),
+        capability,
+        f"CUDA {version // 1000}.{version % 1000 // 10}",
+        missing(capability, version),
+    )
+
+
+def missing(capability: tuple[int, int], version: int) -> tuple[str, ...]:
+    """Return what a card with this compute capability and driver version lacks."""
+    lacks = []
+    if capability < OLDEST_CAPABILITY:
+        lacks.append(f"compute capability 8.0 (it has {capability[0]}.{capability[1]})")
+    if version < OLDEST_DRIVER:
+        lacks.append(
+            f"a driver of CUDA 12.0 or newer (it has {version // 1000}.{version % 1000 // 10})"
+        )
+    return tuple(lacks)

@@ -1,0 +1,87 @@
+"""Dispatches recorded as a CUDA graph, which is launched again for each step."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from zinc.backends.api import StepCounts
+from zinc.backends.cuda.driver import checked, driver
+from zinc.gpu.dispatch import Dispatch
+from zinc.gpu.graph import DispatchGraph
+from zinc.gpu.host import Download
+
+if TYPE_CHECKING:
+    from zinc.backends.cuda.host import CudaHost
+
+
+class GraphRecording:
+    """Implements `zinc.gpu.host.Recording`. Edges of the graph are those of the dispatches."""
+
+    def __init__(self, host: CudaHost, graph: DispatchGraph, downloads: Sequence[Download]) -> None:
+        self._host = host
+        self._downloads = downloads  # keeps the buffers that the graph writes to
+        self.counts = StepCounts(len(graph.nodes), max(0, len(graph.levels()) - 1))
+        cuda = driver()
+        made = checked(cuda.cuGraphCreate(0), "cuGraphCreate")
+        try:
+            self._fill(cuda, made, graph)
+            self._graph = checked(cuda.cuGraphInstantiate(made, 0), "cuGraphInstantiate")
+        finally:
+            cuda.cuGraphDestroy(made)
+        weakref.finalize(self, cuda.cuGraphExecDestroy, self._graph).atexit = False
+
+    def submit(self) -> int:
+        return self._host.launch_graph(self._graph)
+
+    def _fill(self, cuda: Any, made: Any, graph: DispatchGraph) -> None:
+        """Add a node for each dispatch, and then the downloads."""
+        edges = graph.edges()
+        before: list[list[int]] = [[] for _ in graph.nodes]
+        for earlier, later in edges:
+            before[later].append(earlier)
+        nodes: list[Any] = []
+        for node, after in zip(graph.nodes, before, strict=True):
+            nodes.append(self._kernel(cuda, made, [nodes[i] for i in after], node.dispatch))
+        inner = {earlier for earlier, _ in edges}
+        last = [node for i, node in enumerate(nodes) if i not in inner]
+        for download in self._downloads:
+            self._copy(cuda, made, last, download)
+
+    def _kernel(self, cuda: Any, made: Any, after: list[Any], dispatch: Dispatch) -> Any:
+        kernel = self._host.kernel(dispatch.kernel)
+        # The driver copies the parameters when it makes the node.
+        pointers, _arguments = kernel_parameters(dispatch)
+        params = cuda.CUDA_KERNEL_NODE_PARAMS()
+        params.func = kernel.function
+        params.gridDimX, params.gridDimY, params.gridDimZ = dispatch.groups
+        params.blockDimX, params.blockDimY, params.blockDimZ = kernel.threads, 1, 1
+        params.sharedMemBytes = 0
+        params.kernelParams = pointers
+        node = cuda.cuGraphAddKernelNode(made, after, len(after), params)
+        return checked(node, f"recording {dispatch.kernel.name}")
+
+    def _copy(self, cuda: Any, made: Any, after: list[Any], download: Download) -> None:
+        assert download.target.bytes is not None
+        params = cuda.CUDA_MEMCPY3D()
+        params.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        params.srcDevice = cuda.CUdeviceptr(download.source.address + download.offset)
+        params.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
+        params.dstHost = download.target.bytes.ctypes.data
+        params.WidthInBytes, params.Height, params.Depth = download.n_bytes, 1, 1
+        node = cuda.cuGraphAddMemcpyNode(made, after, len(after), params, self._host.context)
+        checked(node, "cuGraphAddMemcpyNode")
+
+
+def kernel_parameters(dispatch: Dispatch) -> tuple[int, Any]:
+    """Return the address of the parameters of a kernel, and the memory that it points to.
+
+    A kernel has one parameter, the struct of its arguments. The caller keeps the memory until the
+    driver has copied the struct.
+    """
+    packed = dispatch.arguments.pack()
+    arguments = ctypes.create_string_buffer(packed, len(packed))
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+    return ctypes.addressof(pointers), (pointers, arguments)

@@ -1,0 +1,191 @@
+"""A CUDA device as a `zinc.gpu.host.Host`: memory, compiled kernels and recorded graphs.
+
+A process uses the primary context of a device and one stream, so all backends on it share memory
+and kernels, and their work runs in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from zinc.backends.cuda import compiler
+from zinc.backends.cuda.driver import Candidate, attribute, checked, driver
+from zinc.backends.cuda.graph import GraphRecording, kernel_parameters
+from zinc.backends.cuda.memory import Memory
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.features import Features
+from zinc.gpu.graph import DispatchGraph
+from zinc.gpu.host import Download, Progress
+from zinc.gpu.memory import Buffer, Bytes, MemoryKind
+
+WARP = 32
+SHARED_BYTES = 48 << 10  # of a block, without asking the driver for more
+SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A loaded kernel and the threads of its blocks."""
+
+    function: Any
+    threads: int
+
+
+class CudaHost:
+    """Implements `zinc.gpu.host.Host` on an open device. Raises DeviceError."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self._cuda = cuda = driver()
+        self.context = checked(
+            cuda.cuDevicePrimaryCtxRetain(candidate.handle), "cuDevicePrimaryCtxRetain"
+        )
+        self.enter()
+        flags = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self.stream = checked(cuda.cuStreamCreate(flags), "cuStreamCreate")
+        self.memory = Memory(cuda, self.stream, self.enter)
+        self._arch = compiler.architecture(candidate.capability)
+        self._kernels: dict[KernelVariant, Kernel] = {}
+        self._modules: list[Any] = []
+        self._lock = threading.Lock()
+        self._events: dict[int, Any] = {}  # of submissions that were not waited for
+        self._spare: list[Any] = []
+        self._last = 0
+        units = attribute(candidate.handle, "MULTIPROCESSOR_COUNT")
+        self._features = Features(WARP, shared_bytes=SHARED_BYTES, compute_units=units)
+        _, self._total_bytes = checked(cuda.cuMemGetInfo(), "cuMemGetInfo")
+
+    def enter(self) -> None:
+        """Make the device's context current in the calling thread."""
+        checked(self._cuda.cuCtxSetCurrent(self.context), "cuCtxSetCurrent")
+
+    @property
+    def features(self) -> Features:
+        return self._features
+
+    @property
+    def max_buffer_bytes(self) -> int:
+        return int(self._total_bytes)
+
+    def describe(self) -> str:
+        return str(self.candidate)
+
+    def available_bytes(self) -> int:
+        return self.memory.available_bytes()
+
+    def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        return self.memory.buffer(size, kind)
+
+    def flush(self, buffer: Buffer, offset: int, n_bytes: int) -> None:
+        self.memory.flush(buffer, offset, n_bytes)
+
+    def write(self, target: Buffer, offset: int, data: Bytes) -> None:
+        self.memory.write(target, offset, data)
+
+    def read(self, source: Buffer, offset: int, n_bytes: int) -> Bytes:
+        return self.memory.read(source, offset, n_bytes)
+
+    def copy(self, source: Buffer, offset: int, target: Buffer, at: int, n_bytes: int) -> None:
+        self.memory.copy(source, offset, target, at, n_bytes)
+
+    def clear(self, target: Buffer) -> None:
+        self.memory.clear(target)
+
+    def kernel_name(self, kernel: KernelVariant) -> str:
+        macros = (f"-D{name}={value}" for name, value in kernel.defines)
+        return " ".join([f"{kernel.name}.cu", *macros])
+
+    def kernel(self, kernel: KernelVariant) -> Kernel:
+        """Return a kernel that `compile` has loaded."""
+        return self._kernels[kernel]
+
+    def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
+        with self._lock:
+            missing = [x for x in dict.fromkeys(kernels) if x not in self._kernels]
+            if not missing:
+                return
+            self.enter()
+            with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+                cubins = threads.map(lambda x: compiler.cubin(x, self._arch), missing)
+                for done, (kernel, code) in enumerate(zip(missing, cubins, strict=True)):
+                    self._kernels[kernel] = self._load(kernel, code)
+                    if progress is not None:
+                        progress(done + 1, len(missing))
+
+    def _load(self, kernel: KernelVariant, code: bytes) -> Kernel:
+        cuda = self._cuda
+        module = checked(cuda.cuModuleLoadData(code), f"loading the kernel {kernel.name}")
+        self._modules.append(module)
+        name = compiler.entry(kernel)
+        function = checked(cuda.cuModuleGetFunction(module, name), "cuModuleGetFunction")
+        key = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        # Each kernel states its threads as launch bounds.
+        threads = checked(cuda.cuFuncGetAttribute(key, function), "cuFuncGetAttribute")
+        return Kernel(function, threads)
+
+    def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> GraphRecording:
+        self.enter()
+        return GraphRecording(self, graph, downloads)
+
+    def launch_graph(self, graph: Any) -> int:
+        """Queue an instantiated graph. Return a ticket for `wait`."""
+        cuda = self._cuda
+        with self._lock:
+            self.enter()
+            event = self._spare.pop() if self._spare else self._event(timing=False)
+            checked(cuda.cuGraphLaunch(graph, self.stream), "cuGraphLaunch")
+            checked(cuda.cuEventRecord(event, self.stream), "cuEventRecord")
+            self._last += 1
+            self._events[self._last] = event
+            return self._last
+
+    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
+        with self._lock:
+            event = self._events.pop(ticket, None)
+        if event is None:
+            return
+        if expected_s > 2 * SLEEP_S:
+            time.sleep(expected_s - SLEEP_S)
+        self.enter()
+        checked(self._cuda.cuEventSynchronize(event), "waiting for a step")
+        with self._lock:
+            self._spare.append(event)
+
+    def level_seconds(self, graph: DispatchGraph) -> list[float]:
+        cuda = self._cuda
+        self.enter()
+        levels = graph.levels()
+        events = [self._event(timing=True) for _ in range(len(levels) + 1)]
+        try:
+            checked(cuda.cuEventRecord(events[0], self.stream), "cuEventRecord")
+            for level, event in zip(levels, events[1:], strict=True):
+                for node in level:
+                    self._launch(node.dispatch)
+                checked(cuda.cuEventRecord(event, self.stream), "cuEventRecord")
+            checked(cuda.cuEventSynchronize(events[-1]), "cuEventSynchronize")
+            spans = pairwise(events)
+            elapsed = (checked(cuda.cuEventElapsedTime(*x), "cuEventElapsedTime") for x in spans)
+            return [ms / 1e3 for ms in elapsed]
+        finally:
+            for event in events:
+                cuda.cuEventDestroy(event)
+
+    def _launch(self, dispatch: Dispatch) -> None:
+        kernel = self.kernel(dispatch.kernel)
+        pointers, _arguments = kernel_parameters(dispatch)
+        blocks, threads = dispatch.groups, (kernel.threads, 1, 1)
+        launch = self._cuda.cuLaunchKernel
+        result = launch(kernel.function, *blocks, *threads, 0, self.stream, pointers, 0)
+        checked(result, f"launching {dispatch.kernel.name}")
+
+    def _event(self, timing: bool) -> Any:
+        flags = self._cuda.CUevent_flags
+        chosen = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
+        return checked(self._cuda.cuEventCreate(int(chosen)), "cuEventCreate")

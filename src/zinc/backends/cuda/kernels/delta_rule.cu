@@ -1,0 +1,168 @@
+// The gated delta rule, token by token (zinc.ops.recurrent). COLS columns (group.y) of the state of
+// one value head (group.x) of one sequence (group.z) stay in registers. SHARE lanes share a column:
+// each has every SHARE-th float4 of its rows. q and k are normalised into shared memory, ROWS
+// tokens at a time, while the next tokens are prefetched. The state is S transposed, [value heads,
+// V_DIM, K_DIM].
+
+#include "arguments.h"
+
+using Arguments = DeltaRuleArguments;
+
+#include "step.cuh"
+#include "activation.cuh"
+#include "floats.cuh"
+
+#define THREADS (COLS * SHARE)
+#define FOURS (K_DIM / (4 * SHARE))
+#define EIGHTS (THREADS / 8) // groups of eight lanes, each of which normalises a head
+#define HEADS_EACH ((2 * ROWS + EIGHTS - 1) / EIGHTS) // heads of q and k for each group
+#define VALUES_EACH ((ROWS * COLS + THREADS - 1) / THREADS)
+#define EIGHTH ((K_DIM + 31) / 32) // float4s of a head for one of the eight lanes
+#define L2_EPS 1e-6f
+
+SHARED float4 q4[ROWS][K_DIM / 4];
+SHARED float4 k4[ROWS][K_DIM / 4];
+SHARED float values[ROWS][COLS];
+SHARED float2 gates[ROWS]; // decay and beta of each token
+
+DEVICE float softplus(float x)
+{
+    float e = exp(-abs(x));
+    return max(x, 0.0f) + (e < 1e-4f ? e : log(1.0f + e));
+}
+
+/// The part of ROWS tokens that a thread loads: eighths of heads of q and k, numbers of v, and
+/// gates.
+struct LoadedRows
+{
+    float4 heads[HEADS_EACH][EIGHTH];
+    float values[VALUES_EACH];
+    float alpha, beta;
+};
+
+/// Loads rows from `at` on. Rows behind `end` - 1 repeat it.
+DEVICE LoadedRows loadRows(ARGS, uint at, uint end, uint3 group, uint thread)
+{
+    uint head = group.x, k_cols = args.n_k_heads * K_DIM;
+    uint k_head
+        = GROUPED != 0 ? head / (args.n_v_heads / args.n_k_heads) : head % args.n_k_heads;
+    LoadedRows rows;
+    UNROLL for (uint j = 0; j < HEADS_EACH; j++)
+    {
+        uint i = j * EIGHTS + thread / 8, row = min(at + i / 2, end - 1);
+        uint8_t* x = rowAt(args.qkv, row, args.qkv_stride)
+            + (4 * (i % 2 * k_cols + k_head * K_DIM) + 16 * (thread % 8));
+        UNROLL for (uint e = 0; e < EIGHTH; e++)
+        {
+            rows.heads[j][e] = 0;
+            if (K_DIM % 32 == 0 || 8 * e + thread % 8 < K_DIM / 4)
+                rows.heads[j][e] = loadFour(x, K_DIM, 32 * e);
+        }
+    }
+    UNROLL for (uint j = 0; j < VALUES_EACH; j++)
+    {
+        uint i = j * THREADS + thread, row = min(at + i / COLS, end - 1);
+        uint col = min(group.y * COLS + i % COLS, V_DIM - 1);
+        float* x = (float*)rowAt(args.qkv, row, args.qkv_stride);
+        rows.values[j] = x[2 * k_cols + head * V_DIM + col];
+    }
+    uint row = min(at + thread, end - 1);
+    rows.alpha = ((float*)(args.alpha + uint64_t(row) * args.alpha_stride))[head];
+    rows.beta = ((float*)(args.beta + uint64_t(row) * args.beta_stride))[head];
+    return rows;
+}
+
+/// Stores rows to shared memory, with q and k normalised and gates as factors.
+DEVICE void stageRows(LoadedRows rows, float decay, float bias, uint thread)
+{
+    UNROLL for (uint j = 0; j < HEADS_EACH; j++)
+    {
+        float sum = 0;
+        UNROLL for (uint e = 0; e < EIGHTH; e++)
+            sum += dot(rows.heads[j][e], rows.heads[j][e]);
+        UNROLL for (uint m = 1; m < 8; m *= 2) sum += shuffleXor<8>(sum, m);
+        uint i = j * EIGHTS + thread / 8;
+        if (i >= 2 * ROWS) break;
+        float scale = rsqrt(sum + L2_EPS) * (i % 2 != 0 ? 1.0f : rsqrt(float(K_DIM)));
+        UNROLL for (uint e = 0; e < EIGHTH; e++)
+        {
+            uint four = 8 * e + thread % 8;
+            if (K_DIM % 32 != 0 && four >= K_DIM / 4) break;
+            if (i % 2 != 0) k4[i / 2][four] = rows.heads[j][e] * scale;
+            else q4[i / 2][four] = rows.heads[j][e] * scale;
+        }
+    }
+    UNROLL for (uint j = 0; j < VALUES_EACH; j++)
+    {
+        uint i = j * THREADS + thread;
+        if (i < ROWS * COLS) values[i / COLS][i % COLS] = rows.values[j];
+    }
+    if (thread < ROWS)
+        gates[thread] = float2(exp(decay * softplus(rows.alpha + bias)), sigmoid(rows.beta));
+}
+
+KERNEL(delta_rule, Arguments)
+{
+    const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
+    const uint thread = threadIdx.x;
+    uint head = group.x, sequence = group.z, at = 0, end = 1;
+    if (args.is_one_token == 0)
+    {
+        if (sequence >= args.step->sequences) return;
+        at = args.step->seq_start[sequence];
+        end = args.step->seq_start[sequence + 1];
+        if (at == end) return;
+    }
+    uint share = thread % SHARE, c = thread / SHARE, col = group.y * COLS + c;
+    bool inside = col < V_DIM;
+    uint source = min(col, V_DIM - 1); // behind the last column nothing is stored
+    LoadedRows rows = loadRows(args, at, end, group, thread);
+    float decay = args.decay[head], bias = args.decay_bias[head];
+
+    float4* state = (float4*)(args.state
+        + uint64_t(args.step->state_slot[sequence]) * args.slot_floats
+        + ((head * V_DIM + source) * K_DIM + 4 * share));
+    bool fresh = positionOf(args.step, at) == 0;
+    float4 s[FOURS];
+    UNROLL for (uint i = 0; i < FOURS; i++) s[i] = loadAligned<16>(state + i * SHARE);
+    if (fresh)
+    {
+        UNROLL for (uint i = 0; i < FOURS; i++) s[i] = 0;
+    }
+
+    for (; at < end; at += ROWS)
+    {
+        uint n = min(ROWS, end - at);
+        __syncthreads();
+        stageRows(rows, decay, bias, thread);
+        __syncthreads();
+        if (at + ROWS < end) rows = loadRows(args, at + ROWS, end, group, thread);
+
+        for (uint t = 0; t < n; t++)
+        {
+            float2 gate = gates[t];
+            float4 sum = 0;
+            UNROLL for (uint i = 0; i < FOURS; i++)
+            {
+                s[i] *= gate.x;
+                sum += s[i] * k4[t][i * SHARE + share];
+            }
+            float known = sum.x + sum.y + sum.z + sum.w;
+            UNROLL for (uint m = 1; m < SHARE; m *= 2)
+                known += shuffleXor<SHARE>(known, m);
+            float d = gate.y * (values[t][c] - known);
+            sum = 0;
+            UNROLL for (uint i = 0; i < FOURS; i++)
+            {
+                s[i] += k4[t][i * SHARE + share] * d;
+                sum += s[i] * q4[t][i * SHARE + share];
+            }
+            float y = sum.x + sum.y + sum.z + sum.w;
+            UNROLL for (uint m = 1; m < SHARE; m *= 2) y += shuffleXor<SHARE>(y, m);
+            if (share == 0 && inside)
+                ((float*)(args.y + uint64_t(at + t) * args.y_stride))[head * V_DIM + col] = y;
+        }
+    }
+    if (!inside) return;
+    UNROLL for (uint i = 0; i < FOURS; i++) storeAligned<16>(state + i * SHARE, s[i]);
+}

@@ -1,0 +1,61 @@
+// Elementwise ops, four columns a thread.
+//   OP  the op, by the numbers below
+//   Q8  rows of y are 8-bit blocks (q8)
+
+#include "arguments.h"
+
+using Arguments = ElementwiseArguments;
+
+#include "step.cuh"
+#include "floats.cuh"
+#include "activation.cuh"
+#include "q8.cuh"
+
+#define ADD 0
+#define SCALE 1
+#define SOFTCAP 2
+#define GLU 3
+#define GATE 4 // by the same column of b
+#define GATE_ROW 5 // by one number for the whole row
+#define SELECT 6
+#define COPY 7
+
+KERNEL(elementwise, Arguments)
+{
+    const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
+    const uint thread = threadIdx.x;
+    uint col = 4 * (group.x * THREADS + thread), row = group.y;
+    if (row >= rowsOf(args.step, args.dim) || col >= args.cols) return;
+
+#if OP == SELECT
+    uint8_t* a = rowAt(args.a, args.step->output_rows[row], args.a_stride);
+#else
+    uint8_t* a = rowAt(args.a, row, args.a_stride);
+#endif
+    float4 v = loadFour(a, args.cols, col);
+#if OP == ADD || OP == GLU || OP == GATE
+    float4 w = loadFour(rowAt(args.b, row, args.b_stride), args.cols, col);
+#endif
+#if OP == ADD
+    v += w;
+#elif OP == SCALE
+    v *= args.first;
+#elif OP == SOFTCAP
+    // tanh of larger numbers may be inf / inf.
+    v = args.first * tanh(clamp(v / args.first, -15.0f, 15.0f));
+#elif OP == GLU
+    UNROLL for (uint i = 0; i < 4; i++)
+        v[i] = activate(args.activation, v[i], w[i], args.first, args.second);
+#elif OP == GATE
+    v /= 1.0f + exp(-w);
+#elif OP == GATE_ROW
+    v *= sigmoid(*(float*)rowAt(args.b, row, args.b_stride));
+#endif
+
+    uint8_t* y = rowAt(args.y, row, args.y_stride);
+#if Q8
+    storeQ8(y, args.cols, col, v);
+#else
+    storeFour(y, args.cols, col, v);
+#endif
+}

@@ -1,0 +1,40 @@
+// GEMV of slots with the experts that they chose: moe_glu, and the products of moe_down.
+//   BY_EXPERT  a workgroup multiplies slots of one expert (group.y), BATCH at a time, and SPREAD
+//              workgroups share the expert (group.z). Otherwise it multiplies one slot, at position
+//              group.y of `order`.
+
+#include "expert_rows.cuh"
+#include "tile.cuh"
+
+SHARED uint found;
+
+KERNEL(experts, Arguments)
+{
+    const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
+    const uint thread = threadIdx.x;
+#if BY_EXPERT
+    uint expert = group.y;
+    uint begin = uint(args.starts[expert]) + group.z * BATCH, end = uint(args.starts[expert + 1]);
+    if (begin >= end) return;
+#else
+    uint begin = group.y, end = begin + 1;
+    if (begin >= rowsOf(args.step, args.dim) * args.top_k) return;
+    for (uint e = thread; e < args.n_experts; e += THREADS)
+        if (uint(args.starts[e]) <= begin && begin < uint(args.starts[e + 1])) found = e;
+    __syncthreads();
+    uint expert = found;
+#endif
+    loadFormatTables(args.w, thread, THREADS);
+
+    uint units = (COLUMNS + UNIT - 1) / UNIT, first = group.x * TILE;
+    for (uint at = begin; at < end; at += SPREAD * BATCH)
+    {
+        uint8_t* x[BATCH];
+        UNROLL for (uint i = 0; i < BATCH; i++) x[i] = rowAt(args, min(at + i, end - 1));
+        accumulate(
+            args.w, shifted(args.w, args.up), expert * args.rows * units, first, args.rows, COLUMNS,
+            x, thread);
+        storeTile(args, first, args.rows, expert, at, end, thread);
+        __syncthreads();
+    }
+}

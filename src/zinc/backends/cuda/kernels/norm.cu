@@ -1,0 +1,57 @@
+// RMS norm of each group of `group` columns (group.x) of each row (group.y), times a weight. A
+// workgroup keeps one group in registers, FOURS float4s a thread.
+//   GATED  multiply by silu(other); otherwise add the residual `other`
+//   Q8     rows of y are 8-bit blocks (q8)
+
+#include "arguments.h"
+
+using Arguments = NormArguments;
+
+#include "step.cuh"
+#include "reduce.cuh"
+#include "floats.cuh"
+#include "activation.cuh"
+#include "q8.cuh"
+
+KERNEL(norm, Arguments)
+{
+    const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
+    const uint thread = threadIdx.x;
+    if (group.y >= rowsOf(args.step, args.dim)) return;
+    uint n = args.group, first = group.x * n;
+    uint8_t* x = rowAt(args.x, group.y, args.x_stride) + 4 * first;
+
+    uint8_t* other = rowAt(args.other, group.y, args.other_stride) + 4 * first;
+    // Issue all loads before the barrier of the sum.
+    float4 v[FOURS], weight[FOURS], w[FOURS];
+    UNROLL for (uint i = 0; i < FOURS; i++)
+    {
+        uint col = 4 * (i * THREADS + thread);
+        v[i] = col < n ? loadFour(x, n, col) : 0.0f;
+        weight[i] = 1.0f;
+        w[i] = 0.0f;
+        if (args.weight != nullptr && col < n) weight[i] = loadFour(args.weight, n, col);
+        if (args.other != nullptr && col < n) w[i] = loadFour(other, n, col);
+    }
+    float sum = 0;
+    UNROLL for (uint i = 0; i < FOURS; i++) sum += dot(v[i], v[i]);
+    float scale = rsqrt(sumOfGroup(sum, thread) / float(n) + args.eps);
+
+    uint8_t* y = rowAt(args.y, group.y, args.y_stride);
+    UNROLL for (uint i = 0; i < FOURS; i++)
+    {
+        uint col = 4 * (i * THREADS + thread);
+        if (col >= n) break;
+        float4 r = v[i] * scale * weight[i];
+#if GATED
+        r *= w[i] / (1.0f + exp(-w[i]));
+#else
+        r += w[i];
+#endif
+#if Q8
+        storeQ8(y, args.cols, first + col, r);
+#else
+        storeFour(y + 4 * first, n, col, r);
+#endif
+    }
+}

@@ -1,0 +1,32 @@
+// Rows of 8-bit activations: [cols int8, padded to 16 bytes][cols / 32 x (float d, float s)]. A
+// block of 32 numbers is d * q with d = largest magnitude / 127, and s is d times the sum of q.
+
+#pragma once
+
+#include "prelude.cuh"
+
+DEVICE uint packSigned(int4 q)
+{
+    uint4 b = uint4(q) & 0xffu;
+    return b.x | b.y << 8 | b.z << 16 | b.w << 24;
+}
+
+/// Stores four columns, from `col` on, of a block. The eight lanes that hold a block (the first is
+/// a multiple of 8) call it together.
+DEVICE void storeQ8(uint8_t* row, uint cols, uint col, float4 v)
+{
+    float4 size = abs(v);
+    float top = max(max(size.x, size.y), max(size.z, size.w));
+    UNROLL for (uint m = 1; m < 8; m *= 2) top = max(top, shuffleXor<8>(top, m));
+    float scale = top > 0 ? 127.0f / top : 0.0f;
+    int4 q = int4(round(v * scale));
+    int sum = q.x + q.y + q.z + q.w;
+    UNROLL for (uint m = 1; m < 8; m *= 2) sum += shuffleXor<8>(sum, m);
+    ((uint*)row)[col / 4] = packSigned(q);
+    if (col % 32 == 0)
+    {
+        float d = top / 127.0f;
+        float2* scales = (float2*)(row + (cols + 15) / 16 * 16);
+        storeAligned<8>(scales + col / 32, float2(d, d * float(sum)));
+    }
+}

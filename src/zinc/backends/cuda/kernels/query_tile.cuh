@@ -1,0 +1,106 @@
+// The part of attention that the kernels for many queries share. A workgroup takes a KV head
+// (group.x) and a tile of BQ rows of one sequence (group.y). A row is one query head of one token;
+// the heads of a token that share the KV head are neighbouring rows.
+
+#include "arguments.h"
+
+using Arguments = AttentionTileArguments;
+
+#include "step.cuh"
+#include "floats.cuh"
+#include "kv.cuh"
+#include "q8.cuh"
+#include "softmax.cuh"
+
+/// A tile of rows of one sequence.
+struct QueryTile
+{
+    uint kv_head, rep; // rep: query heads of a KV head
+    uint start; // first token of the sequence in this step
+    uint row0, rows; // of the tile, among the rows of the sequence
+    uint position0; // of the first token; positions are consecutive
+    uint first, last; // positions that at least one row sees
+    int* blocks;
+
+    MEMBER uint tokenOf(uint r) { return start + (row0 + r) / rep; }
+    MEMBER uint headOf(uint r) { return kv_head * rep + (row0 + r) % rep; }
+    MEMBER uint positionOf(uint r) { return position0 + (row0 + r) / rep; }
+
+    MEMBER bool isVisible(ARGS, uint position, uint key)
+    {
+        return key <= position && (args.window == 0 || key + args.window > position);
+    }
+
+    /// Chunk `chunk` of the query of row r. Rows behind the last one repeat it.
+    MEMBER uint4 query(ARGS, uint r, uint chunk)
+    {
+        r = min(r, rows - 1);
+        uint8_t* row = rowAt(args.q, tokenOf(r), args.q_stride) + 4 * headOf(r) * HEAD_DIM;
+        float4 a = loadFour(row, HEAD_DIM, 8 * chunk), b = loadFour(row, HEAD_DIM, 8 * chunk + 4);
+        return packHalves(a, b);
+    }
+
+    MEMBER uint blockTokens(ARGS) { return 1u << args.block_shift; }
+    MEMBER uint inBlock(ARGS, uint position) { return position & (blockTokens(args) - 1); }
+    MEMBER uint blockAt(ARGS, uint position) { return blocks[position >> args.block_shift]; }
+
+    MEMBER Plane keysOf(ARGS, uint block)
+    {
+        uint plane = args.key_block / args.n_kv_heads * kv_head;
+        return { args.keys + (uint64_t(block) * args.key_block + plane), blockTokens(args) };
+    }
+
+    MEMBER Plane valuesOf(ARGS, uint block)
+    {
+        uint plane = args.value_block / args.n_kv_heads * kv_head;
+        return { args.values + (uint64_t(block) * args.value_block + plane), blockTokens(args) };
+    }
+
+    /// The factor that turns the sums of row r into its output.
+    MEMBER float finalScale(ARGS, uint r, OnlineSoftmax running)
+    {
+        float scale = 1.0f;
+        if (args.sinks != nullptr)
+        {
+            OnlineSoftmax sink = { args.sinks[headOf(r)] * LOG2_E, 1.0f };
+            scale = mergeInto(running, sink).x;
+        }
+        return scale / running.sum;
+    }
+
+    /// Stores four columns of row r. With Q8 the eight lanes of a block call it together.
+    MEMBER void store(ARGS, uint r, uint col, float4 v)
+    {
+        if (r >= rows) return;
+        storeOutput(rowAt(args.out, tokenOf(r), args.out_stride), args.n_heads * HEAD_DIM_V,
+                 headOf(r) * HEAD_DIM_V + col, v);
+    }
+};
+
+/// Returns tile `index` of all sequences. It has no rows if there are fewer tiles.
+DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
+{
+    QueryTile t;
+    t.kv_head = kv_head;
+    t.rep = args.n_heads / args.n_kv_heads;
+    t.rows = 0;
+    uint sequence = 0, n_rows = 0;
+    for (; sequence < args.step->sequences; sequence++)
+    {
+        t.start = args.step->seq_start[sequence];
+        n_rows = (args.step->seq_start[sequence + 1] - t.start) * t.rep;
+        uint tiles = (n_rows + BQ - 1) / BQ;
+        if (index < tiles) break;
+        index -= tiles;
+    }
+    if (sequence == args.step->sequences) return t;
+    uint table = args.block_table;
+    t.blocks = args.step->tables[table] + sequence * args.step->table_stride[table];
+    t.row0 = index * BQ;
+    t.rows = min(BQ, n_rows - t.row0);
+    t.position0 = positionOf(args.step, t.start);
+    uint position = t.positionOf(0);
+    t.first = args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
+    t.last = t.positionOf(t.rows - 1);
+    return t;
+}

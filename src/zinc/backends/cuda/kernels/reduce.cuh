@@ -1,0 +1,24 @@
+// Sums over a workgroup of THREADS threads, always in the same order.
+
+#pragma once
+
+#include "prelude.cuh"
+
+#define WAVES_IN_GROUP ((THREADS + SUBGROUP - 1) / SUBGROUP)
+
+#if WAVES_IN_GROUP > 1
+SHARED float wavePartials[WAVES_IN_GROUP];
+#endif
+
+/// Returns the sum of `x` over all threads. All threads call it together.
+DEVICE float sumOfGroup(float x, uint thread)
+{
+    float sum = warpSum(x);
+#if WAVES_IN_GROUP > 1
+    if (thread % SUBGROUP == 0) wavePartials[thread / SUBGROUP] = sum;
+    __syncthreads();
+    sum = 0;
+    UNROLL for (uint i = 0; i < WAVES_IN_GROUP; i++) sum += wavePartials[i];
+#endif
+    return sum;
+}

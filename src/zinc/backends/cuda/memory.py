@@ -1,0 +1,138 @@
+"""CUDA buffers, and copies between them and host arrays.
+
+Everything runs in the order of the calls on one stream. Large writes pass through two pinned
+staging buffers: the host fills one while the device copies the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from zinc.backends.cuda.driver import checked
+from zinc.core.errors import ZincError
+from zinc.gpu.memory import Buffer, Bytes, MemoryKind, aligned
+
+STAGING_BYTES = 32 << 20
+
+
+class Memory:
+    """Allocates buffers on one device. A buffer is freed with its last reference.
+
+    enter: makes the device's context current in the calling thread.
+    """
+
+    def __init__(self, cuda: Any, stream: Any, enter: Callable[[], None]) -> None:
+        self._cuda, self._stream, self._enter = cuda, stream, enter
+        self._lock = threading.Lock()
+        self._staging: list[Bytes] = []
+        self._copied: list[Any] = []  # events after the last copy from each staging buffer
+        self._next = 0
+
+    def available_bytes(self) -> int:
+        """Return the bytes of device memory that are free."""
+        self._enter()
+        free, _ = checked(self._cuda.cuMemGetInfo(), "cuMemGetInfo")
+        return int(free)
+
+    def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        """Return a new buffer of at least `size` bytes. Raises MemoryLimitError.
+
+        A STEP buffer is pinned host memory with a copy on the device, which `flush` renews. A
+        DOWNLOAD buffer is pinned host memory.
+        """
+        self._enter()
+        size = aligned(size)
+        view = None if kind is MemoryKind.DEVICE else self._pinned(size)
+        if kind is MemoryKind.DOWNLOAD:
+            assert view is not None
+            return Buffer(0, view.ctypes.data, size, view)
+        address = int(checked(self._cuda.cuMemAlloc(size), "cuMemAlloc"))
+        buffer = Buffer(0, address, size, view)
+        weakref.finalize(buffer, self._free, address).atexit = False
+        return buffer
+
+    def flush(self, buffer: Buffer, offset: int, n_bytes: int) -> None:
+        """Copy bytes that the host wrote to a STEP buffer to the device."""
+        assert buffer.bytes is not None
+        self._enter()
+        self._to_device(buffer.address + offset, buffer.bytes.ctypes.data + offset, n_bytes)
+
+    def write(self, target: Buffer, offset: int, data: Bytes) -> None:
+        """Copy `data` into a buffer, where everything submitted later sees it."""
+        self._enter()
+        data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        with self._lock:
+            for start in range(0, len(data), STAGING_BYTES):
+                part = data[start : start + STAGING_BYTES]
+                i = self._free_staging()
+                self._staging[i][: len(part)] = part
+                self._to_device(
+                    target.address + offset + start, self._staging[i].ctypes.data, len(part)
+                )
+                checked(self._cuda.cuEventRecord(self._copied[i], self._stream), "cuEventRecord")
+
+    def read(self, source: Buffer, offset: int, n_bytes: int) -> Bytes:
+        """Return bytes of a buffer as they are after everything submitted so far."""
+        self._enter()
+        result = np.empty(n_bytes, np.uint8)
+        copy = self._cuda.cuMemcpyDtoHAsync
+        checked(
+            copy(result.ctypes.data, source.address + offset, n_bytes, self._stream),
+            "cuMemcpyDtoHAsync",
+        )
+        checked(self._cuda.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+        return result
+
+    def copy(self, source: Buffer, offset: int, target: Buffer, at: int, n_bytes: int) -> None:
+        """Copy bytes between buffers on the device."""
+        self._enter()
+        copy = self._cuda.cuMemcpyDtoDAsync
+        checked(
+            copy(target.address + at, source.address + offset, n_bytes, self._stream),
+            "cuMemcpyDtoDAsync",
+        )
+
+    def clear(self, target: Buffer) -> None:
+        """Fill a buffer with zeros."""
+        self._enter()
+        fill = self._cuda.cuMemsetD8Async
+        checked(fill(target.address, 0, target.size, self._stream), "cuMemsetD8Async")
+
+    def _to_device(self, target: int, source: int, n_bytes: int) -> None:
+        copy = self._cuda.cuMemcpyHtoDAsync
+        checked(copy(target, source, n_bytes, self._stream), "cuMemcpyHtoDAsync")
+
+    def _free_staging(self) -> int:
+        """Return the index of the staging buffer whose turn it is. Waits until it is free."""
+        if not self._staging:
+            create = self._cuda.cuEventCreate
+            flags = int(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            self._copied = [checked(create(flags), "cuEventCreate") for _ in range(2)]
+            self._staging = [self._pinned(STAGING_BYTES) for _ in range(2)]
+        i, self._next = self._next, 1 - self._next
+        checked(self._cuda.cuEventSynchronize(self._copied[i]), "cuEventSynchronize")
+        return i
+
+    def _pinned(self, size: int) -> Bytes:
+        """Return `size` bytes of pinned host memory, which is freed with the last view of it."""
+        where = int(checked(self._cuda.cuMemHostAlloc(size, 0), "cuMemHostAlloc"))
+        memory = (ctypes.c_uint8 * size).from_address(where)
+        weakref.finalize(memory, self._free_host, where).atexit = False
+        return np.ctypeslib.as_array(memory)
+
+    def _free(self, address: int) -> None:
+        with suppress(ZincError):  # the context of a lost device is gone
+            self._enter()
+            self._cuda.cuMemFree(address)
+
+    def _free_host(self, where: int) -> None:
+        with suppress(ZincError):
+            self._enter()
+            self._cuda.cuMemFreeHost(where)

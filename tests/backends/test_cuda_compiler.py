@@ -1,0 +1,108 @@
+"""NVRTC compiles the kernels for every supported architecture, without a GPU."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+from goldens import pins
+
+from zinc.backends import api
+from zinc.backends.cuda import CUDA_KERNELS, compiler
+from zinc.backends.cuda.driver import missing
+from zinc.core.errors import DeviceError
+from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.features import Features
+from zinc.plan.planner import make_plan
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+DEVICE = Features(32, shared_bytes=49152, compute_units=132)
+SHAPES = ("shape-qwen3-8b", "shape-qwen36-35b-a3b")
+SPILLED_BYTES = 64  # that no kernel may exceed
+
+
+def absence() -> str:
+    """Return why NVRTC cannot be used, or "" if it can."""
+    try:
+        compiler.nvrtc()
+    except DeviceError as error:
+        return str(error)
+    return ""
+
+
+needs_nvrtc = pytest.mark.skipif(bool(absence()), reason=absence())
+
+
+@cache
+def kernels() -> list[KernelVariant]:
+    """Return the kernels of decode, streams and prompts of the benchmark shapes."""
+    found = {KernelVariant("limits", (("KIND", kind),)): None for kind in (0, 1)}
+    for name in SHAPES:
+        plan = make_plan(
+            pins._graph(name), api.kernels("cuda"), max_tokens=512, max_outputs=8, samples=True
+        )
+        for kv_dtype in ("f16", "q8_0"):
+            at = NominalAddresses(DEVICE, kv_dtype)
+            for bucket in pins.BUCKETS.values():
+                lowered = CUDA_KERNELS.lower_all(plan.launches, at, bucket)
+                found |= {dispatch.kernel: None for dispatch in lowered}
+    return list(found)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "arch",
+    [pytest.param(x, marks=[] if x == "sm_80" else pytest.mark.every) for x in ARCHITECTURES],
+)
+def test_one_variant_of_each_kernel_compiles(arch: str) -> None:
+    for kernel in {kernel.name: kernel for kernel in kernels()}.values():
+        check(kernel, arch)
+
+
+@needs_nvrtc
+@pytest.mark.every
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_variant_compiles(arch: str) -> None:
+    for kernel in kernels():
+        check(kernel, arch)
+
+
+def check(kernel: KernelVariant, arch: str) -> None:
+    code, log = compiler.compile(kernel, arch)
+    assert code.startswith(b"\x7fELF")
+    spilled = [int(x) for x in re.findall(r"(\d+) bytes spill", log)]
+    assert spilled, log
+    assert max(spilled) <= SPILLED_BYTES, f"{kernel}: {log}"
+
+
+@needs_nvrtc
+def test_a_corrupt_cache_entry_is_rebuilt(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ZINC_CACHE", str(tmp_path))
+    kernel = KernelVariant("concat", (("THREADS", 128),))
+    code = compiler.cubin(kernel, "sm_80")
+    (entry,) = (tmp_path / "cubin").iterdir()
+    entry.write_bytes(entry.read_bytes()[:-1])
+    assert compiler.cubin(kernel, "sm_80") == code
+    assert entry.read_bytes().endswith(code)
+
+
+@needs_nvrtc
+def test_an_error_names_the_kernel_and_the_compilers_message() -> None:
+    with pytest.raises(DeviceError, match=r"concat.*sm_80.*NVRTC says.*error"):
+        compiler.compile(KernelVariant("concat", (("THREADS", -1), ("uint", 0))), "sm_80")
+
+
+@needs_nvrtc
+def test_a_newer_card_of_a_known_generation_runs_code_for_an_older_one() -> None:
+    assert compiler.architecture((8, 6)) == "sm_86"
+    assert compiler.architecture((9, 9)) == "sm_90"
+    with pytest.raises(DeviceError, match=r"compute capability 19\.0"):
+        compiler.architecture((19, 0))
+
+
+def test_old_cards_and_drivers_are_named() -> None:
+    assert missing((9, 0), 13000) == ()
+    assert missing((7, 5), 13000) == ("compute capability 8.0 (it has 7.5)",)
+    assert missing((8, 0), 11080) == ("a driver of CUDA 12.0 or newer (it has 11.8)",)

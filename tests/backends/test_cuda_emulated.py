@@ -1,0 +1,84 @@
+"""CUDA kernels on the CPU emulator, against the numpy reference and published model code."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from cuda_emulator import emulated
+from models.harness import FIXTURES, MAX_TOKENS, Runner, expected
+from ops.running import run
+
+from zinc.backends import api
+from zinc.backends.cuda import CudaKernels
+from zinc.formats.gguf import GGUFFile
+from zinc.models import load
+from zinc.plan.planner import make_plan
+from zinc.plan.weights import tensor_data
+from zinc.quant.blocks import BLOCKS
+from zinc.testing.parity import case_tolerance, every_case, is_for
+
+pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
+
+CASES = every_case()
+FORMATS = {block.name for block in BLOCKS.values()}
+# g++ takes a second for each kernel, so by default the first case of an op runs, and of products
+# those of a few formats.
+QUICK_FORMATS = {"linear": ("Q4_K", "IQ2_S"), "embed": ("Q8_0",)}
+SLOW_OPS = {"attention", "rope_attention", "moe_down", "moe_glu"}  # several kernels each
+FIXTURE_TOLERANCE = 2e-3
+
+
+def quick() -> set[int]:
+    """Return the indices of the cases that run by default."""
+    seen, chosen = set(), set()
+    for index, (op, case) in enumerate(CASES):
+        format = case.name.split("-")[0]
+        key = op.name, format if format in QUICK_FORMATS.get(op.name, ()) else ""
+        by_format = format in FORMATS and op.name in QUICK_FORMATS
+        if key not in seen and not (by_format and not key[1]) and op.name not in SLOW_OPS:
+            chosen.add(index)
+            seen.add(key)
+    return chosen
+
+
+QUICK = quick()
+RUNS = [
+    pytest.param(
+        index, id=f"{op.name}-{case.name}", marks=[] if index in QUICK else pytest.mark.every
+    )
+    for index, (op, case) in enumerate(CASES)
+    if is_for(CudaKernels(), op)
+]
+
+
+@pytest.mark.parametrize("index", RUNS)
+def test_kernel_agrees_with_reference(index: int) -> None:
+    op, case = CASES[index]
+    got, want = run(emulated.backend(), case), run(api.create("ref"), case)
+    assert got.shape == want.shape
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) <= case_tolerance(op, case)
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3moe", "qwen35", "gptoss"])
+def test_logits_of_a_prompt_and_of_decode_agree_with_the_published_model(name: str) -> None:
+    ids, want = expected(name)
+    runner = Runner(FIXTURES / f"{name}.gguf", loaded=loaded(name))
+    parts = ids[:-2], ids[-2:-1], ids[-1:]
+    got = np.concatenate([runner.feed((0, part))[0] for part in parts])
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) <= FIXTURE_TOLERANCE
+
+
+@cache
+def loaded(name: str):
+    """Return an emulated backend with the weights of a fixture, and the plan."""
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        _, graph = load(file)
+        backend = emulated.backend()
+        plan = make_plan(graph, backend, max_tokens=MAX_TOKENS, max_outputs=MAX_TOKENS)
+        for w in plan.weights:
+            backend.upload(w, tensor_data(w, file.tensors[w.tensor]))
+    return backend, plan

@@ -1,0 +1,261 @@
+// Runs CUDA C++ kernels on the CPU, so that their results are tested where there is no GPU.
+//
+// A block's threads are fibers that one OS thread runs in turn; blocks run one after another, or on
+// several OS threads. Barriers and warp functions switch fibers until every thread has arrived.
+// Shared memory is thread-local storage of the OS thread. Speed says nothing about a GPU.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ thread_local
+#define __constant__ static
+#define __align__(n) __attribute__((aligned(n)))
+
+struct dim3
+{
+    uint32_t x, y, z;
+};
+
+template <class To, class From> inline To bitCast(From from)
+{
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+namespace emulator {
+
+constexpr int WARP = 32;
+constexpr size_t STACK_BYTES = 256 << 10;
+constexpr long MAX_TURNS = 1 << 16;  // of all threads of a block
+
+struct Fiber {
+    ucontext_t context;  // to enter it
+    jmp_buf place;       // to go on: unlike swapcontext, a jump makes no system call
+    bool entered;
+    std::unique_ptr<char[]> stack;
+    bool done;
+};
+
+// Lanes of a warp that call warp functions with the same mask.
+struct Meeting {
+    uint32_t mask;
+    uint32_t arrived;
+    uint32_t number;  // of the call that is going on
+    uint64_t slots[2][WARP];
+};
+
+struct Warp {
+    std::vector<Meeting> meetings;
+    uint32_t live;  // mask of the lanes that have not returned
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::function<void()> kernel;
+    jmp_buf scheduler;
+    int n_threads, current, live, waiting;
+    uint32_t barrier;  // barriers that all threads have passed
+    dim3 index, grid;
+};
+
+inline thread_local Block* block;
+
+[[noreturn]] inline void fail(const char* what) {
+    std::fprintf(stderr, "emulator: block (%u, %u, %u), thread %d: %s\n", block->index.x,
+                 block->index.y, block->index.z, block->current, what);
+    std::abort();
+}
+
+inline void yield() {
+    Block& b = *block;
+    if (!_setjmp(b.fibers[b.current].place)) _longjmp(b.scheduler, 1);
+}
+
+// Runs the current thread until it waits or ends.
+__attribute__((noinline)) inline void resume() {
+    Block& b = *block;
+    Fiber& f = b.fibers[b.current];
+    if (_setjmp(b.scheduler)) return;
+    if (f.entered) _longjmp(f.place, 1);
+    f.entered = true;
+    setcontext(&f.context);
+}
+
+inline void start() {
+    Block& b = *block;
+    b.kernel();
+    Fiber& f = b.fibers[b.current];
+    f.done = true;
+    --b.live;
+    b.warps[b.current / WARP].live &= ~(1u << b.current % WARP);
+    _longjmp(b.scheduler, 1);
+}
+
+inline void release_barrier(Block& b) {
+    if (b.live > 0 && b.waiting == b.live) {
+        b.waiting = 0;
+        ++b.barrier;
+    }
+}
+
+inline void sync_block() {
+    Block& b = *block;
+    const uint32_t mine = b.barrier;
+    ++b.waiting;
+    release_barrier(b);
+    while (b.barrier == mine) yield();
+}
+
+// Exchanges `value` between the lanes of `mask`: returns the slots of all lanes, which are valid
+// until this lane's next call.
+inline const uint64_t* sync_warp(uint32_t mask, uint64_t value) {
+    Block& b = *block;
+    Warp& w = b.warps[b.current / WARP];
+    size_t i = 0;
+    while (i < w.meetings.size() && w.meetings[i].mask != mask) ++i;
+    if (i == w.meetings.size()) w.meetings.push_back({mask, 0, 0, {}});
+    const uint32_t mine = w.meetings[i].number;
+    const uint32_t lane = 1u << b.current % WARP;
+    if (!(mask & lane)) fail("a lane calls a warp function without being in its mask");
+    w.meetings[i].slots[mine & 1][b.current % WARP] = value;
+    w.meetings[i].arrived |= lane;
+    while (w.meetings[i].number == mine) {
+        if ((w.meetings[i].arrived & w.live) == (mask & w.live)) {
+            w.meetings[i].arrived = 0;
+            ++w.meetings[i].number;
+        } else {
+            yield();
+        }
+    }
+    return w.meetings[i].slots[mine & 1];
+}
+
+inline void run_block(Block& b) {
+    block = &b;
+    b.live = b.n_threads;
+    b.waiting = 0;
+    b.barrier = 0;
+    for (auto& w : b.warps) w = Warp{{}, 0};
+    for (int i = 0; i < b.n_threads; ++i) {
+        Fiber& f = b.fibers[i];
+        f.done = f.entered = false;
+        b.warps[i / WARP].live |= 1u << i % WARP;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = f.stack.get();
+        f.context.uc_stack.ss_size = STACK_BYTES;
+        f.context.uc_link = nullptr;
+        makecontext(&f.context, start, 0);
+    }
+    for (long idle = 0; b.live > 0; ++idle) {
+        for (b.current = 0; b.current < b.n_threads; ++b.current)
+            if (!b.fibers[b.current].done) resume();
+        release_barrier(b);
+        if (idle > MAX_TURNS) fail("threads wait for others that never come");
+    }
+}
+
+inline void launch(dim3 grid, int n_threads, int n_workers, const std::function<void()>& kernel) {
+    const uint64_t n_blocks = uint64_t(grid.x) * grid.y * grid.z;
+    std::atomic<uint64_t> next{0};
+    auto work = [&] {
+        Block b;
+        b.n_threads = n_threads;
+        b.fibers.resize(n_threads);
+        for (auto& f : b.fibers) f.stack = std::make_unique<char[]>(STACK_BYTES);
+        b.warps.resize((n_threads + WARP - 1) / WARP);
+        b.kernel = kernel;
+        b.grid = grid;
+        for (uint64_t i; (i = next++) < n_blocks;) {
+            b.index = {uint32_t(i % grid.x), uint32_t(i / grid.x % grid.y), uint32_t(i / grid.x / grid.y)};
+            run_block(b);
+        }
+    };
+    std::vector<std::thread> workers;
+    for (int i = 1; i < n_workers; ++i) workers.emplace_back(work);
+    work();
+    for (auto& w : workers) w.join();
+}
+
+}  // namespace emulator
+
+#define blockIdx (emulator::block->index)
+#define gridDim (emulator::block->grid)
+#define threadIdx (dim3{uint32_t(emulator::block->current), 0, 0})
+#define blockDim (dim3{uint32_t(emulator::block->n_threads), 1, 1})
+
+inline void __syncthreads() { emulator::sync_block(); }
+inline void __syncwarp(uint32_t mask = ~0u) { emulator::sync_warp(mask, 0); }
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+template <class T> uint64_t toSlot(T v) {
+    uint64_t slot = 0;
+    static_assert(sizeof v <= sizeof slot);
+    std::memcpy(&slot, &v, sizeof v);
+    return slot;
+}
+template <class T> T fromSlot(uint64_t slot) {
+    T v;
+    std::memcpy(&v, &slot, sizeof v);
+    return v;
+}
+inline int laneId() { return emulator::block->current % emulator::WARP; }
+
+template <class T> T __shfl_xor_sync(uint32_t mask, T v, int with) {
+    return fromSlot<T>(emulator::sync_warp(mask, toSlot(v))[laneId() ^ with]);
+}
+template <class T> T __shfl_sync(uint32_t mask, T v, int lane) {
+    return fromSlot<T>(emulator::sync_warp(mask, toSlot(v))[lane & 31]);
+}
+inline uint32_t __ballot_sync(uint32_t mask, int p) {
+    const uint64_t* slots = emulator::sync_warp(mask, p != 0);
+    uint32_t found = 0;
+    for (int i = 0; i < 32; ++i)
+        if (mask >> i & 1) found |= uint32_t(slots[i]) << i;
+    return found;
+}
+
+inline int __dp4a(int a, int b, int sum)
+{
+    for (int i = 0; i < 4; ++i) sum += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
+    return sum;
+}
+template <class T> T atomicAdd(T* p, T x) { T old = *p; *p += x; return old; }
+
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+
+#define ZINC_EMULATED
+
+// Defines the functions that the host calls: threads of a block, and a launch of the kernel.
+#define KERNEL(name, Arguments)                                                                    \
+    static void name(const Arguments& args);                                                       \
+    extern "C" int zinc_threads() { return THREADS; }                                              \
+    extern "C" void zinc_launch(                                                                   \
+        const void* bytes, uint32_t x, uint32_t y, uint32_t z, int workers)                        \
+    {                                                                                              \
+        const Arguments& args = *static_cast<const Arguments*>(bytes);                             \
+        emulator::launch({ x, y, z }, THREADS, workers, [&] { name(args); });                      \
+    }                                                                                              \
+    static void name(const Arguments& args)
