@@ -1,8 +1,10 @@
 """Download a model by name.
 
-from zinc.hub.pull import pull
+    from zinc.hub.pull import pull
 
-path = pull("qwen3:0.6b")  # then LLM(path), or LLM("qwen3:0.6b")
+    path = pull("qwen3:0.6b")  # then LLM(path), or LLM("qwen3:0.6b")
+
+Files go to the folders of Hugging Face and of Ollama, see folders.py.
 """
 
 from __future__ import annotations
