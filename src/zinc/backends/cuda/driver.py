@@ -22,7 +22,7 @@ class Candidate:
     """A card of this machine. `missing` lists what zinc needs and it lacks."""
 
     index: int
-    handle: int
+    handle: Any
     name: str
     capability: tuple[int, int]
     driver: str
@@ -110,7 +110,7 @@ def choose(wanted: str = "") -> Candidate:
     return chosen
 
 
-def attribute(device: int, name: str) -> int:
+def attribute(device: Any, name: str) -> int:
     """Return the device attribute CU_DEVICE_ATTRIBUTE_`name`."""
     cuda = driver()
     key = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")

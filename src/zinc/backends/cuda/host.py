@@ -54,7 +54,7 @@ class CudaHost:
         self._arch = compiler.architecture(candidate.capability)
         self._kernels: dict[KernelVariant, Kernel] = {}
         self._modules: list[Any] = []
-        self._lock = threading.Lock()
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._events: dict[int, Any] = {}  # of submissions that were not waited for
         self._spare: list[Any] = []
         self._last = 0
@@ -107,7 +107,7 @@ class CudaHost:
         return self._kernels[kernel]
 
     def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
-        with self._lock:
+        with self._compiling:
             missing = [x for x in dict.fromkeys(kernels) if x not in self._kernels]
             if not missing:
                 return

@@ -1,0 +1,319 @@
+"""Measurement of prefill, decode and whole answers on a GPU backend.
+
+`benchmarks/vulkan.py` and `benchmarks/cuda.py` call it. For each model shape it writes a file with
+random weights to --folder and measures prefill and decode with their profiles by kernel, the host's
+time in a step, and answers through the engine with tokens sampled by the host or the device. Read
+bandwidth is measured in the same run. Equal matrices are packed once to shorten loading; each still
+has its own memory, so measurements do not change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+import make_model
+import numpy as np
+
+from zinc.backends import api
+from zinc.backends.api import Program
+from zinc.cli.bench import Bench
+from zinc.cli.cost import StepShape
+from zinc.cli.loading import open_model
+from zinc.cli.steps import StepMaker
+from zinc.core.errors import ZincError
+from zinc.engine.engine import Engine
+from zinc.engine.load.model import LoadedModel
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.planned import plan_model
+from zinc.engine.request import Request
+from zinc.engine.sampling import SamplingParams
+from zinc.gpu import packing
+from zinc.gpu.backend import GpuBackend
+from zinc.gpu.lower import attention
+
+REPETITIONS = 3
+DECODE_REPETITIONS = 9  # one in three short runs is off by a percent
+PROFILE_RUNS = 5
+SAMPLED_BY = ("host", "device, in step", "device")
+
+
+def pack_once() -> None:
+    """Replace `packing.pack` by a version that packs equal matrices once."""
+    pack, made = packing.pack, {}
+
+    def cached(type, data, planes, rows, cols, rows_from=None):  # noqa: ANN001, ANN202
+        order = None if rows_from is None else rows_from.tobytes()
+        key = (type, planes, rows, cols, order, zlib.crc32(data[: 1 << 16]))
+        if key not in made:
+            made[key] = pack(type, data, planes, rows, cols, rows_from)
+        return made[key]
+
+    packing.pack = cached
+
+
+def decode(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, Any]:
+    """Measure `n` single-token steps after `depth` cached tokens."""
+    maker = StepMaker(model)
+    steps = [maker.step([7], depth + i, outputs=1) for i in range(n)]
+    for step in steps[:4]:
+        model.program.step(step)
+    rates, host = [], []
+    for _ in range(DECODE_REPETITIONS):
+        waited, start = model.program.work.waited_s, time.perf_counter()
+        for step in steps:
+            model.program.step(step)
+        seconds = time.perf_counter() - start
+        rates.append(n / seconds)
+        host.append((seconds - model.program.work.waited_s + waited) / n)
+    shape = StepShape(1, 1, depth, model.kv_dtype)
+    n_bytes = sum(shape.bytes(launch) for launch in model.plan.launches)
+    rate = statistics.median(rates)
+    return {
+        "depth": depth,
+        "tokens_per_s": rate,
+        "all_tokens_per_s": rates,
+        "step_us": 1e6 / rate,
+        "host_us": 1e6 * statistics.median(host),
+        "gb_per_s": n_bytes * rate / 1e9,
+        **profiled(bench, shape),
+        **asdict(model.program.counts(steps[0])),
+    }
+
+
+def profiled(bench: Bench, shape: StepShape) -> dict[str, Any]:
+    profile = bench.profile(shape, PROFILE_RUNS)
+    return {
+        "profile": profile.by_kernel(None),
+        "phases": profile.by_phase(None),
+        "phases_percent_of_step": profile.percent_of_step,
+    }
+
+
+def fill(model: LoadedModel, depth: int) -> None:
+    """Run prompts until the cache holds `depth` tokens."""
+    maker = StepMaker(model)
+    for at in range(0, depth, model.plan.max_tokens):
+        tokens = min(model.plan.max_tokens, depth - at)
+        model.program.step(maker.step([1 + i % 1000 for i in range(tokens)], at, outputs=1))
+
+
+def prefill(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, Any]:
+    """Measure a prompt of `n` tokens after `depth` cached tokens."""
+    step = StepMaker(model).step([1 + i % 1000 for i in range(n)], depth, outputs=1)
+    seconds = []
+    for _ in range(REPETITIONS + 2):
+        start = time.perf_counter()
+        model.program.step(step)
+        seconds.append(time.perf_counter() - start)
+    rates = [n / s for s in seconds[2:]]
+    return {
+        "tokens": n,
+        "depth": depth,
+        "tokens_per_s": statistics.median(rates),
+        "all_tokens_per_s": rates,
+        **profiled(bench, StepShape(n, 1, depth, model.kv_dtype)),
+        **asdict(model.program.counts(step)),
+    }
+
+
+CHAINS = {"greedy": {"temperature": 0}, "default": {}}
+
+
+def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> dict[str, Any]:
+    """Measure answers of `n` tokens through the engine, in tokens/s.
+
+    how: "host" samples from logits that are read back; "device, in step" samples on the device and
+    waits for the host after each token; "device" runs one step ahead of the host.
+    """
+    program: Program = model.program
+    if how == "host":
+        program = cast(Program, HostSampled(model.program))
+    engine = Engine(program, model.cache, model.spec.vocab, model.context, prefix_cache=False)
+    if how == "device, in step":
+        engine._follow = lambda flight: None  # type: ignore[method-assign]
+    rates = []
+    for _ in range(REPETITIONS + 1):
+        sequences = [
+            engine.submit(
+                Request([7 + i] * 16, SamplingParams(seed=i, max_tokens=n, **CHAINS[chain]))
+            )
+            for i in range(streams)
+        ]
+        while any(s.n_generated < 4 for s in sequences):
+            engine.step()
+        before, start = sum(s.n_generated for s in sequences), time.perf_counter()
+        while any(s.finish_reason is None for s in sequences):
+            engine.step()
+        seconds = time.perf_counter() - start
+        rates.append((sum(s.n_generated for s in sequences) - before) / seconds)
+    return {
+        "drawn_by": how,
+        "chain": chain,
+        "streams": streams,
+        "tokens_per_s": statistics.median(rates[1:]),
+        "all_tokens_per_s": rates[1:],
+        "tokens": [s.generated[:32] for s in sequences],
+    }
+
+
+class HostSampled:
+    """A program without the launch that samples tokens, so that the host samples them."""
+
+    def __init__(self, program: Program) -> None:
+        self.step, self.work = program.step, program.work
+        self.plan = replace(program.plan, sampled=None)
+
+
+def measure(name: str, backend: GpuBackend, args: argparse.Namespace) -> dict[str, Any]:
+    path = Path(args.folder) / f"{name}.gguf"
+    start = time.perf_counter()
+    if not path.exists():
+        make_model.write(str(path), make_model.SHAPES[name], "q4_k_m", repeat=True)
+    made = time.perf_counter()
+    streams = max(args.streams, default=1)
+    options = LoadOptions(
+        path,
+        context=max(args.depths) + max(args.prefill, args.decode, args.answer) + 64,
+        kv_dtype=args.kv_dtype,
+        max_outputs=streams,
+        sequences=streams,
+    )
+    with open_model(plan_model(options, backend)) as model:
+        report: dict[str, Any] = {
+            "shape": name,
+            "file_gb": model.file.n_bytes / 1e9,
+            "kv_dtype": model.kv_dtype,
+            "make_s": made - start,
+            "load_s": time.perf_counter() - made,
+            "launches": len(model.plan.launches),
+        }
+        bench = Bench(model)
+        print(f"{name}: made in {report['make_s']:.1f} s, loaded in {report['load_s']:.1f} s")
+        start = time.perf_counter()
+        report["prefill"], report["decode"] = [], []
+        for depth in args.depths:
+            fill(model, depth)
+            report["prefill"].append(prefill(bench, model, args.prefill, depth))
+            show(f"prefill {args.prefill} at {depth}", report["prefill"][-1])
+            if depth == args.depths[0]:
+                report["first_steps_s"] = time.perf_counter() - start
+            report["decode"].append(decode(bench, model, args.decode, depth))
+            show(f"decode at {depth}", report["decode"][-1])
+        report["answers"] = []
+        for chain, streams, how in product(CHAINS, args.streams, SAMPLED_BY):
+            found = answers(model, args.answer, streams, how, chain)
+            report["answers"].append(found)
+            print(
+                f"  answers, {chain} chain, {streams} streams, sampled by {how}: "
+                f"{found['tokens_per_s']:,.1f} tokens/s"
+            )
+            sys.stdout.flush()
+    if not args.keep:
+        path.unlink()
+    return report
+
+
+def show(title: str, result: dict[str, Any]) -> None:
+    extra = f", host {result['host_us']:.0f} us" if "host_us" in result else ""
+    rates = ", ".join(f"{rate:,.1f}" for rate in result["all_tokens_per_s"])
+    print(
+        f"  {title}: {result['tokens_per_s']:,.1f} tokens/s ({rates}){extra}, "
+        f"{result['dispatches']} dispatches, {result['barriers']} barriers"
+    )
+    total = sum(row["seconds"] for row in result["profile"])
+    print(f"    profile, {1e3 * total:.3f} ms on the device:")
+    for row in result["profile"]:
+        rate = row["bytes"] / row["seconds"] / 1e9 if row["seconds"] else 0.0
+        print(
+            f"    {row['kernel']:14} {row['launches']:4} x {1e6 * row['seconds']:10.1f} us "
+            f"{row['percent']:5.1f}%  {rate:8.1f} GB/s"
+        )
+    shares = ", ".join(f"{row['phase']} {row['percent']:.1f}%" for row in result["phases"])
+    print(
+        f"    by phase: {shares}; {result['phases_percent_of_step']:.1f}% of the step's wall time"
+    )
+    sys.stdout.flush()
+
+
+def clocks() -> str | None:
+    """Return nvidia-smi's line of name, driver, clocks and power, or None without nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw"]
+    try:
+        done = subprocess.run(
+            [*command, "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def main(name: str, description: str) -> int:
+    """Run the benchmark of the backend `name` with the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("result")
+    parser.add_argument(
+        "--shapes", nargs="+", default=["qwen3-8b", "qwen36-35b-a3b"], choices=make_model.SHAPES
+    )
+    parser.add_argument("--depths", nargs="+", type=int, default=[0, 16384])
+    parser.add_argument("--prefill", type=int, default=512)
+    parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--answer", type=int, default=256, help="tokens of an answer")
+    parser.add_argument(
+        "--streams", type=int, nargs="*", default=[1], help="concurrent answers; empty skips them"
+    )
+    parser.add_argument("--kv-dtype", default="f16")
+    parser.add_argument(
+        "--attention", nargs="*", default=[], metavar="NAME=N",
+        help="values for constants of gpu/lower/attention.py",
+    )  # fmt: skip
+    parser.add_argument("--device", default="")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="measure the batch-invariant mode"
+    )
+    parser.add_argument("--folder", default="/dev/shm")
+    parser.add_argument("--keep", action="store_true", help="keep the model files")
+    args = parser.parse_args()
+
+    np.seterr(all="ignore")
+    pack_once()
+    constants = {name: int(value) for name, value in (x.split("=") for x in args.attention)}
+    for name, value in constants.items():
+        assert isinstance(getattr(attention, name), int), f"there is no constant {name}"
+        setattr(attention, name, value)
+    options = {"device": args.device, "batch_invariant": str(args.batch_invariant).lower()}
+    backend = cast(GpuBackend, api.create(name, options=options))
+    limits = backend.measure()
+    assert limits is not None
+    features = backend.features
+    report: dict[str, Any] = {
+        "device": backend.describe(),
+        "features": {name: getattr(features, name) for name in features.__slots__},
+        "read_gb_per_s": limits.bytes_per_s / 1e9,
+        "int8_tops": limits.int8_ops_per_s / 1e12,
+        "attention": constants,
+        "clocks_before": clocks(),
+        "shapes": [],
+    }
+    print(json.dumps(report, indent=1), flush=True)
+    failed = 0
+    for shape in args.shapes:
+        fresh = cast(GpuBackend, api.create(name, options=options))
+        try:
+            report["shapes"].append(measure(shape, fresh, args))
+        except ZincError as error:
+            failed = 1
+            print(f"{shape}: {error}", file=sys.stderr)
+            report["shapes"].append({"shape": shape, "error": str(error)})
+        report["clocks_after"] = clocks()
+        Path(args.result).write_text(json.dumps(report, indent=1) + "\n")
+    return failed
