@@ -252,6 +252,7 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 #define KERNEL(name, Arguments)                                                                    \
     static void name(const Arguments& args);                                                       \
     extern "C" int zinc_threads() { return THREADS; }                                              \
+    extern "C" int zinc_argument_bytes() { return sizeof(Arguments); }                             \
     extern "C" void zinc_launch(                                                                   \
         const void* bytes, uint32_t x, uint32_t y, uint32_t z, int workers)                        \
     {                                                                                              \

@@ -1,0 +1,86 @@
+"""The CUDA host on a driver that runs kernels on the CPU: graphs, copies, memory and profiles."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from cuda_emulator.emulated import COMPILER
+from cuda_emulator.fake_driver import FakeDriver
+from ops.running import run
+
+from zinc.backends import api
+from zinc.backends.cuda import CudaBackend, compiler, driver, graph, host, memory
+from zinc.backends.cuda.host import CudaHost
+from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
+from zinc.gpu.memory import MemoryKind
+from zinc.plan.planner import make_plan
+from zinc.testing.parity import case_tolerance, every_case
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaHost:
+    fake = FakeDriver()
+    for module in (driver, graph, host):
+        monkeypatch.setattr(module, "driver", lambda: fake)
+    monkeypatch.setattr(compiler, "architecture", lambda capability: "sm_90")
+    monkeypatch.setattr(compiler, "cubin", lambda kernel, arch: pickle.dumps(kernel))
+    return CudaHost(driver.choose())
+
+
+def test_a_recorded_step_agrees_with_the_reference(cuda: CudaHost) -> None:
+    op, case = next(x for x in every_case() if x[0].name == "head_linear")
+    got, want = run(CudaBackend(cuda), case), run(api.create("ref"), case)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) <= case_tolerance(op, case)
+
+
+def test_a_profile_has_the_seconds_of_each_launch(cuda: CudaHost) -> None:
+    _, case = next(x for x in every_case() if x[0].name == "head_linear")
+    backend = CudaBackend(cuda)
+    plan = make_plan(case.graph, backend, max_tokens=case.max_tokens, max_outputs=case.max_tokens)
+    step = case.step(BLOCK_TOKENS)
+    seconds = bind_case(backend, case, plan, step).profile(step)
+    assert len(seconds) == len(plan.launches)
+    assert sum(seconds) == pytest.approx(1e-3 * len(seconds))
+
+
+def test_large_writes_pass_through_staging_buffers(
+    cuda: CudaHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "STAGING_BYTES", 1000)
+    data = np.random.default_rng(1).integers(0, 256, 4321, np.uint8)
+    first, second = cuda.buffer(8192), cuda.buffer(8192)
+    cuda.clear(second)
+    cuda.write(first, 100, data)
+    cuda.copy(first, 100, second, 7, len(data))
+    np.testing.assert_array_equal(cuda.read(second, 7, len(data)), data)
+    assert not cuda.read(second, 0, 7).any()
+
+
+def test_kernels_see_step_data_after_it_was_flushed(cuda: CudaHost) -> None:
+    buffer = cuda.buffer(256, MemoryKind.STEP)
+    assert buffer.bytes is not None
+    buffer.bytes[:] = 5
+    cuda.flush(buffer, 16, 32)
+    np.testing.assert_array_equal(cuda.read(buffer, 16, 32), np.full(32, 5))
+
+
+def test_memory_is_freed_with_the_last_reference_and_its_lack_is_an_error(cuda: CudaHost) -> None:
+    before = cuda.available_bytes()
+    buffer = cuda.buffer(1 << 20)
+    assert cuda.available_bytes() < before
+    del buffer
+    assert cuda.available_bytes() == before
+    with pytest.raises(MemoryLimitError, match="too little free memory"):
+        cuda.buffer(2 << 30)
+
+
+def test_a_device_is_chosen_by_number_or_name(cuda: CudaHost) -> None:
+    assert driver.choose("cuda:0").name == driver.choose("fake").name == "Fake card"
+    assert cuda.describe() == "cuda:0 Fake card, CUDA 13.0"
+    with pytest.raises(DeviceError, match="no CUDA device 'cuda:1'"):
+        driver.choose("cuda:1")

@@ -1,0 +1,150 @@
+"""A stand-in for the module `cuda.bindings.driver` that runs everything on the CPU.
+
+Device memory is host memory, a cubin is the pickled variant of a kernel, and its function is the
+kernel compiled for the emulator. Graph nodes run in the order of their edges.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+from cuda_emulator.emulated import WORKERS, compiled
+
+from zinc.gpu.dispatch import KernelVariant
+
+OUT_OF_MEMORY = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
+ATTRIBUTES = {"MULTIPROCESSOR_COUNT": 4, "COMPUTE_CAPABILITY_MAJOR": 9}
+
+
+class _Names:
+    """An enum in which every name is a member: itself, or 0 as an integer."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _Name(name)
+
+
+class _Name(str):
+    def __int__(self) -> int:
+        return 0
+
+
+class FakeDriver:
+    """One device with `n_bytes` of memory. `calls` counts the calls by name."""
+
+    CUdevice_attribute = CUfunction_attribute = CUevent_flags = CUstream_flags = CUmemorytype = (
+        _Names()
+    )
+    CUDA_KERNEL_NODE_PARAMS = CUDA_MEMCPY3D = SimpleNamespace
+    CUdeviceptr = int
+
+    def __init__(self, n_bytes: int = 1 << 30) -> None:
+        self.n_bytes = n_bytes
+        self.memory: dict[int, Any] = {}
+        self.calls: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a call without effect for the functions that need none."""
+        assert name.startswith("cu"), name
+
+        def call(*_: Any) -> tuple[int, Any]:
+            self.calls[name] = self.calls.get(name, 0) + 1
+            return 0, name
+
+        return call
+
+    def cuDeviceGetCount(self) -> tuple[int, int]:  # noqa: N802
+        return 0, 1
+
+    def cuDriverGetVersion(self) -> tuple[int, int]:  # noqa: N802
+        return 0, 13000
+
+    def cuDeviceGetName(self, length: int, device: Any) -> tuple[int, bytes]:  # noqa: N802
+        return 0, b"Fake card\0\0"
+
+    def cuDeviceGetAttribute(self, key: str, device: Any) -> tuple[int, int]:  # noqa: N802
+        return 0, ATTRIBUTES.get(key.removeprefix("CU_DEVICE_ATTRIBUTE_"), 0)
+
+    def cuMemGetInfo(self) -> tuple[int, int, int]:  # noqa: N802
+        return 0, self.n_bytes - sum(map(len, self.memory.values())), self.n_bytes
+
+    def cuMemAlloc(self, size: int) -> tuple[Any, ...]:  # noqa: N802
+        if size > self.cuMemGetInfo()[1]:
+            return OUT_OF_MEMORY, None
+        block = (ctypes.c_uint8 * (size + 256))()
+        address = -(-ctypes.addressof(block) // 256) * 256
+        self.memory[address] = block
+        return 0, address
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, ...]:  # noqa: N802
+        return self.cuMemAlloc(size)
+
+    def cuMemFree(self, address: int) -> tuple[int]:  # noqa: N802
+        del self.memory[address]
+        return (0,)
+
+    cuMemFreeHost = cuMemFree  # noqa: N815
+
+    def cuMemcpyHtoDAsync(  # noqa: N802
+        self, target: int, source: int, n: int, stream: Any
+    ) -> tuple[int]:
+        ctypes.memmove(target, source, n)
+        return (0,)
+
+    cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = cuMemcpyHtoDAsync  # noqa: N815
+
+    def cuMemsetD8Async(self, at: int, value: int, n: int, stream: Any) -> tuple[int]:  # noqa: N802
+        ctypes.memset(at, value, n)
+        return (0,)
+
+    def cuModuleLoadData(self, code: bytes) -> tuple[int, KernelVariant]:  # noqa: N802
+        return 0, pickle.loads(code)
+
+    def cuModuleGetFunction(self, module: KernelVariant, name: bytes) -> tuple[int, Any]:  # noqa: N802
+        assert name.decode() == f"zinc_{module.name}"
+        return 0, compiled(module)
+
+    def cuFuncGetAttribute(self, key: str, function: Any) -> tuple[int, int]:  # noqa: N802
+        return 0, function.zinc_threads()
+
+    def cuGraphCreate(self, flags: int) -> tuple[int, list[Any]]:  # noqa: N802
+        return 0, []
+
+    def cuGraphAddKernelNode(  # noqa: N802
+        self, graph: list[Any], after: list[int], n: int, params: Any
+    ) -> tuple[int, int]:
+        assert n == len(after)
+        assert params.blockDimX == params.func.zinc_threads()
+        pointer = ctypes.c_void_p.from_address(params.kernelParams).value
+        arguments = ctypes.string_at(pointer, params.func.zinc_argument_bytes())
+        grid = params.gridDimX, params.gridDimY, params.gridDimZ
+        graph.append(lambda: params.func.zinc_launch(arguments, *grid, WORKERS))
+        return 0, len(graph) - 1
+
+    def cuGraphAddMemcpyNode(  # noqa: N802
+        self, graph: list[Any], after: list[int], n: int, params: Any, context: Any
+    ) -> tuple[int, int]:
+        size = params.WidthInBytes * params.Height * params.Depth
+        graph.append(lambda: ctypes.memmove(params.dstHost, params.srcDevice, size))
+        return 0, len(graph) - 1
+
+    def cuGraphInstantiate(self, graph: list[Any], flags: int) -> tuple[int, list[Any]]:  # noqa: N802
+        return 0, list(graph)
+
+    def cuGraphLaunch(self, graph: list[Any], stream: Any) -> tuple[int]:  # noqa: N802
+        for run in graph:
+            run()
+        return (0,)
+
+    def cuLaunchKernel(self, function: Any, *rest: Any) -> tuple[int]:  # noqa: N802
+        *grid, threads, _, _, _, _, pointers, _ = rest
+        assert threads == function.zinc_threads()
+        pointer = ctypes.c_void_p.from_address(pointers).value
+        arguments = ctypes.string_at(pointer, function.zinc_argument_bytes())
+        function.zinc_launch(arguments, *grid, WORKERS)
+        return (0,)
+
+    def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[int, float]:  # noqa: N802
+        return 0, 1.0
