@@ -30,7 +30,7 @@ def section(name: str) -> str:
 def test_docs_list_exactly_the_endpoints():
     listed = set()
     for line in section("Endpoints").splitlines():
-        if found := re.match(r"\| `(\w+) (\S+)` \| (.*?) \|", line):
+        if found := re.match(r"\| `(\w+) (\S+)` \|(.*?)\|", line):
             listed |= {(found[1], path) for path in (found[2], *re.findall("`(.+?)`", found[3]))}
     served = {
         (endpoint.operation.method, re.sub(r":\w+}", "}", path))

@@ -271,7 +271,6 @@ def test_missing_endpoints_say_what_to_use_instead(server: Running):
         ("/v1/rerank", "/v1/embeddings"),
         ("/lora-adapters", "merged"),
         ("/slots/0?action=save", "--cache-dir"),
-        ("/api/create", "zinc pull"),
     ):
         found = server.post(path, {})
         assert found.status == 404
