@@ -13,19 +13,15 @@ namespace zinc {
 
 namespace {
 
-// Whether this machine runs the level. The builtins check both the processor and the operating system (XCR0).
+// Whether this machine runs the level.
 bool runs(std::string_view name) {
     if (name == "scalar") return true;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512vnni");
-    if (name == "amx") return avx512 && __builtin_cpu_supports("avx512bf16") && may_use_amx_tiles();
-    if (name == "avx512bf16") return avx512 && __builtin_cpu_supports("avx512bf16");
-    if (name == "avx512") return avx512;
-    // F16C has no builtin in older compilers; every processor with AVX2 and FMA has it.
-    if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const X86Features& has = x86_features();
+    if (name == "amx") return has.avx512bf16 && may_use_amx_tiles();
+    if (name == "avx512bf16") return has.avx512bf16;
+    if (name == "avx512") return has.avx512;
+    if (name == "avx2") return has.avx2;
 #elif defined(__aarch64__)
     if (name == "neon") return has_dot_product();
 #endif

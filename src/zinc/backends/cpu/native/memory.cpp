@@ -65,12 +65,7 @@ Slabs& slabs() {
 
 }  // namespace
 
-const bool prefers_alternating_pages =
-#if defined(__x86_64__)
-    (__builtin_cpu_init(), __builtin_cpu_is("intel"));
-#else
-    false;
-#endif
+const bool prefers_alternating_pages = x86_features().is_intel;
 
 const bool has_large_l1 = l1_data_cache_bytes() >= size_t{48} << 10;
 

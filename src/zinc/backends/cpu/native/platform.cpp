@@ -20,8 +20,11 @@
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #elif defined(__linux__) && defined(__x86_64__)
-#include <cpuid.h>
 #include <sys/syscall.h>
+#endif
+
+#if defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 namespace zinc {
@@ -83,6 +86,48 @@ size_t l1_data_cache_bytes() {
     return 0;
 #endif
 }
+
+#if defined(__x86_64__)
+
+namespace {
+
+X86Features find_x86_features() {
+    X86Features found{};
+    unsigned a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d)) return found;
+    found.is_intel = b == 0x756e6547 && d == 0x49656e69 && c == 0x6c65746e;  // "GenuineIntel"
+    constexpr unsigned kFma = 1u << 12, kOsxsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;
+    constexpr unsigned kFirst = kFma | kOsxsave | kAvx | kF16c;  // cpuid 1, ecx
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & kFirst) != kFirst) return found;
+    unsigned saved, high;
+    asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // XCR0: the registers that the system saves
+    constexpr unsigned kAvx2 = 1u << 5;          // cpuid 7, ebx
+    if ((saved & kYmm) != kYmm || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+    found.avx2 = (b & kAvx2) != 0;
+    constexpr unsigned kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;  // cpuid 7, ebx
+    constexpr unsigned kAvx512 = kF | kDq | kBw | kVl, kVnni = 1u << 11;               // cpuid 7, ecx
+    found.avx512 = (saved & kZmm) == kZmm && (b & kAvx512) == kAvx512 && (c & kVnni) != 0;
+    constexpr unsigned kBf16 = 1u << 5;  // cpuid 7.1, eax
+    found.avx512bf16 = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16) != 0;
+    return found;
+}
+
+}  // namespace
+
+const X86Features& x86_features() {
+    static const X86Features found = find_x86_features();
+    return found;
+}
+
+#else
+
+const X86Features& x86_features() {
+    static const X86Features none{};
+    return none;
+}
+
+#endif
 
 bool may_use_amx_tiles() {
 #if defined(__linux__) && defined(__x86_64__)

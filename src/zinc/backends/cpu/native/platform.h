@@ -15,8 +15,20 @@ void unmap_pages(std::byte* data, size_t size) noexcept;
 // Size of the first-level data cache of a core, 0 if the system does not tell.
 size_t l1_data_cache_bytes();
 
-// Whether the processor has AMX tiles of 8-bit integers and the system lets this process use them. Linux asks
-// each process to request them, for all its threads.
+// Instruction sets of an x86-64 processor whose registers the system saves. zig's runtime has no
+// __builtin_cpu_supports, and older compilers do not know all names.
+struct X86Features {
+    bool avx2;    // with FMA and F16C
+    bool avx512;  // F, BW, DQ, VL and VNNI
+    bool avx512bf16;
+    bool is_intel;
+};
+
+// The features of this processor; none on another architecture.
+const X86Features& x86_features();
+
+// Whether the processor has AMX for 8-bit integers and the system permits its use. On Linux a process must
+// request the permission once, for all its threads.
 bool may_use_amx_tiles();
 
 // Whether an AArch64 processor has the dot-product instructions of level neon.
