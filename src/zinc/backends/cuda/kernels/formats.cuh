@@ -3,11 +3,11 @@
 //   FORMAT  the weight's type, by its number in GGUF files
 //
 // A file in formats/ has the decoders of one family. It defines
-//   UNIT           elements of a unit
-//   decode         reads a unit: floats of a float format, a `Unit` of a quantised one
+//   UNIT              elements of a unit
+//   decode            reads a unit: floats of a float format, a `Unit` of a quantised one
 //   loadFormatTables  loads lookup tables into shared memory; all threads call it first
-//   HALVES         1: the halves of a unit have scales (and minimums) of their own
-//   MINIMUMS       1: elements have a minimum that is subtracted
+//   HALVES            1: the halves of a unit have scales (and minimums) of their own
+//   MINIMUMS          1: elements have a minimum that is subtracted
 //
 // zinc.gpu.packing lays weights out as the streams of `Matrix`.
 

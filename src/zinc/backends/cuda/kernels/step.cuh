@@ -4,8 +4,6 @@
 
 #include "prelude.cuh"
 
-constexpr uint TOKENS = 0, OUTPUTS = 1, SEQUENCES = 2, CONSTANT = 3;
-
 DEVICE uint positionOf(StepHeader* step, uint token) { return uint(((int*)(step + 1))[token]); }
 
 /// Returns the id of a token, which may be one that the previous step sampled.
@@ -18,8 +16,11 @@ DEVICE uint idOf(StepHeader* step, uint token)
 /// Returns how many rows of a dim the step has.
 DEVICE uint rowsOf(StepHeader* step, uint dim)
 {
-    if (dim == TOKENS) return step->tokens;
-    if (dim == OUTPUTS) return step->outputs;
-    if (dim == SEQUENCES) return step->sequences;
-    return 1;
+    switch (DimCode(dim))
+    {
+    case DimCode::TOKENS: return step->tokens;
+    case DimCode::OUTPUTS: return step->outputs;
+    case DimCode::SEQUENCES: return step->sequences;
+    default: return 1;
+    }
 }
