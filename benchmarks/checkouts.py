@@ -78,7 +78,7 @@ class Checkout:
                 time.sleep(0.05)
 
     def llm(self, request: str) -> dict[str, float]:
-        """Run one request of `answer_requests`."""
+        """Send a request to the process of `answer_requests`; return its seconds by name."""
         assert self._llm.stdin is not None
         assert self._llm.stdout is not None
         self._llm.stdin.write(f"{request}\n")

@@ -40,7 +40,7 @@ def sampling_params(
         )
     if not isinstance(params, SamplingParams | None):
         raise RequestError(
-            f"params is {_a(params)}",
+            f"params is {_with_article(params)}",
             "sampling is described by SamplingParams",
             "write SamplingParams(max_tokens=100), or pass the fields as keywords: max_tokens=100",
         )
@@ -76,7 +76,8 @@ def is_one_prompt(prompt: object) -> bool:
         return True
     if isinstance(prompt, Mapping | bytes) or not hasattr(prompt, "__getitem__"):
         raise RequestError(
-            f"the prompt is {_a(prompt)}", "it must be a str, a list of token ids, or several"
+            f"the prompt is {_with_article(prompt)}",
+            "it must be a str, a list of token ids, or several",
         )
     items = cast("Sequence[object]", prompt)
     if len(items) > 0 and isinstance(items[0], Mapping):
@@ -104,20 +105,20 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
-            f"messages is {_a(messages)}",
+            f"messages is {_with_article(messages)}",
             "a conversation is a list of messages",
             'write chat([{"role": "user", "content": "Hello"}]), or generate(text) for plain text',
         )
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise RequestError(
-                f"messages[{i}] is {_a(message)}",
+                f"messages[{i}] is {_with_article(message)}",
                 'a message is a dict with a "role" and a "content"',
             )
         if "role" not in message:
             raise RequestError(f"messages[{i}] has no role", f"roles are {', '.join(ROLES)}")
         role = message["role"]
-        if role not in (*ROLES, *_OTHER_ROLES) and not _names(template, role):
+        if role not in (*ROLES, *_OTHER_ROLES) and not _mentions(template, role):
             near = get_close_matches(str(role), ROLES, 1)
             raise RequestError(
                 f"messages[{i}] has the role {role!r}",
@@ -126,7 +127,7 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
             )
 
 
-def _names(template: ChatTemplate, role: object) -> bool:
+def _mentions(template: ChatTemplate, role: object) -> bool:
     """Return whether the source of `template` contains `role` as a string."""
     return isinstance(role, str) and bool(
         re.search(rf"""(["']){re.escape(role)}\1""", template.source)
@@ -139,7 +140,7 @@ def _nearest(name: str) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _a(value: object) -> str:
+def _with_article(value: object) -> str:
     """Return the type of a value as an error names it: "a dict"."""
     if value is None:
         return "None"

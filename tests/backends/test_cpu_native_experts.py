@@ -154,7 +154,11 @@ class Layer:
     def run(
         self, x: Floats, routes: Floats, residual: Floats, *, h_format: str, threads: int = 2
     ) -> tuple[Floats, Floats, Floats, Launches, Spec]:
-        """Return the rounded x, h [slots, ff] as numbers, y, and the operand h."""
+        """Run the layer on rows `x`.
+
+        Return x after rounding to its row format, h [slots, ff] and y as numbers, then the program
+        and its operand for h.
+        """
         n, k = len(x), self.top_k
         p = Launches(self.level, n, threads)
         source, r, z = p.given(x), p.given(routes), p.given(residual)

@@ -114,7 +114,7 @@ def step(program: _cpu.Program, n_tokens: int, ids: Sequence[int] | None = None)
 
 
 class Arena:
-    """A program whose operands follow each other."""
+    """A program with its arena, in which each new operand follows the last one."""
 
     def __init__(self, pool: _cpu.Pool, level: str, n_bytes: int = 1 << 24) -> None:
         self.program = _cpu.Program(pool, level, n_bytes)
@@ -354,7 +354,7 @@ def test_linear_with_parts_biases_and_residuals(pool: _cpu.Pool, level: str) -> 
     ins: list[_cpu.Operand] = [xq]
     for i, name in enumerate(names):
         bias = _cpu.pack_vector(biases[i]) if i != 1 else None
-        # The third part has its output as residual.
+        # The third part adds to its output in place: residual and output are the same memory.
         added = (None, residual, ys[2])[i]
         ins += [pack(pool, level, name, data[i], cols), bias, added]
     arena.program.add("quantize", "tokens", 0, [x], [xq], {})

@@ -313,7 +313,7 @@ def test_a_message_that_is_too_long_is_left_out(llm, capsys):
         err = capsys.readouterr().err
         assert re.search(
             rf"^zinc: the message is too long: it has [\d,]+ tokens{n}, and the context holds 512 "
-            r"with the answer\. Shorten it, or start again with a larger --context\.$",
+            r"including the answer\. Shorten it, or start again with a larger --context\.$",
             err,
         )
         assert err.count("\n") == 1

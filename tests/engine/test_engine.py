@@ -280,7 +280,7 @@ def test_no_prefixes_are_searched_while_every_seat_is_taken(scarce, monkeypatch)
 
 def test_a_prompt_longer_than_the_context_is_refused_at_once():
     e = engine(n_blocks=10, context=400)
-    with pytest.raises(RequestError, match="the context holds 80"):
+    with pytest.raises(RequestError, match="the context holds 80 including the answer"):
         e.submit(Request(prompt(90), greedy(5), ()))
     s = e.submit(Request(prompt(70), greedy(50), ()))
     finish(e, s)

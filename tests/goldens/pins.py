@@ -44,7 +44,7 @@ MAX_TOKENS, MAX_OUTPUTS, BLOCK_TOKENS = 512, 8, 64
 # Attributes that the goldens call by another name.
 ATTRIBUTES = {"activation": "act"}
 
-# Sections that are kept as text; of the others, which differ little, digests are enough.
+# Sections that are stored as text, so that a change shows as a diff. Others are stored as digests.
 IN_FULL = {"cpu", "vulkan", *(f"vulkan gpu f16 {step}" for step in ("decode", "prompt"))}
 
 # Steps of one token, of one token of each of eight sequences, and of a prompt.
@@ -103,7 +103,7 @@ def _numbered(plan: Plan) -> Iterator[str]:
 
 
 def _numbers(plan: Plan) -> list[int]:
-    """Return the number of each launch. Alternatives have that of the last launch they replace."""
+    """Return the number of each launch; an alternative has that of the last launch it replaces."""
     counted = accumulate(x.when is None or x.when.negated for x in plan.launches)
     return [n - 1 for n in counted]
 

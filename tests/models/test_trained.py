@@ -18,8 +18,8 @@ from zinc import LLM, SamplingParams
 PROSE = Path(__file__).parents[1] / "data" / "oracle" / "prose.txt"  # no text of its training
 WINDOW = 256
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=5)
-# What 8-bit rows (on the CPU a scale for 256 of them, elsewhere for 32) and a 16-bit cache change
-# in a log-probability: at most, and on average.
+# Largest and mean error of a log-probability that 8-bit activations and a 16-bit cache cause. The
+# CPU has one scale for 256 activations, other backends have one for 32.
 CHANGES = {"cpu": (0.3, 0.08)}
 OTHERS = (0.15, 0.04)
 

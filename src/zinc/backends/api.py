@@ -160,9 +160,9 @@ class StepResult(Protocol):
         ...
 
     def logits(self) -> FloatArray:
-        """Return logits, float32 [outputs, vocab], if the step leaves a row to the host.
+        """Return logits, float32 [outputs, vocab], of a step with rows that the host samples.
 
-        They are valid until the next step but one.
+        The array stays valid during the next step; the step after that overwrites it.
         """
         ...
 

@@ -31,7 +31,7 @@ class MalformedError(Exception):
 
 
 class Markers:
-    """Markers to look for: those in `controls` only as a `Mark`, others also as characters."""
+    """Markers to look for. Those in `controls` are found only as a `Mark`, others also as text."""
 
     def __init__(self, texts: Iterable[str], controls: frozenset[str]) -> None:
         self.texts = frozenset(texts)

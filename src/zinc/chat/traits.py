@@ -155,5 +155,5 @@ class _Attempt:
         return None
 
     def thought(self, content: str | None, key: str) -> str:
-        """Render a message with calls whose reasoning has the given key."""
+        """Render a message with calls, in which the member `key` holds the reasoning."""
         return self.calls(content, extra={key: "probe_thought"}) or ""

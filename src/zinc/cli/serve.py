@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]MODEL",
-        help="the same; may be repeated",
+        help="same as the positional [NAME=]MODEL; may be repeated",
     )
     parser.add_argument("-a", "--alias", metavar="NAME", help="name of the first model for clients")
     usage.add_backend(parser)
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cache.add_argument(
         "--share-cache",
         action="store_true",
-        help="share it between API keys, which lets one client find out what another has sent "
+        help="share the cache between API keys; a client can then find out what another has sent "
         "(default: each key has its own)",
     )
     network = parser.add_argument_group("network")
@@ -314,7 +314,7 @@ def _embedded(args: argparse.Namespace) -> ModelSource:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a whole number to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, a number from 0 to 65535")
     return int(text)
 
 

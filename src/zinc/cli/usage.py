@@ -75,7 +75,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help=MODEL_HELP,
     )
     parser.add_argument(
-        "-m", "--model", dest="model_option", metavar="MODEL", help="the same as MODEL"
+        "-m", "--model", dest="model_option", metavar="MODEL", help="same as the positional MODEL"
     )
 
 
@@ -369,7 +369,7 @@ def model_path(args: argparse.Namespace) -> Path:
 
         path = downloads.offer(error)
     if args.model is None:
-        print(f"zinc: no model is named, so this is the embedded {path.stem}", file=sys.stderr)
+        print(f"zinc: no model was given; using the embedded model {path.stem}", file=sys.stderr)
     return path
 
 

@@ -63,7 +63,7 @@ class Window:
             raise RequestError(
                 "the message is too long",
                 f"it has {len(ids):,} tokens{' with the system prompt' if system else ''}, and the "
-                f"context holds {context:,} with the answer",
+                f"context holds {context:,} including the answer",
                 "shorten it, or start again with a larger --context",
             )
         if first > self._n_left_out:

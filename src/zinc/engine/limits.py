@@ -40,7 +40,8 @@ class Limits:
         if room < (0 if params.max_tokens == 0 else 1):
             raise RequestError(
                 "the prompt is too long",
-                f"it has {len(ids)} tokens, and the context holds {self.longest} with the answer",
+                f"it has {len(ids)} tokens, and the context holds {self.longest} "
+                "including the answer",
                 "shorten it, or load the model with a larger {context}",
             )
         if params.max_tokens is None:

@@ -1,4 +1,4 @@
-"""Runs the tokens of sequences on the programs of a model.
+"""Execution of steps: runs the tokens of sequences on the programs of a model.
 
 The program depends on the length of a sequence and on the rows that are wanted: logits for an
 answer, hidden states, or the logits of every token. Every call adds to the sequences' `n_run`.

@@ -31,7 +31,7 @@ class Rates:
         self.token_s = each if self.token_s is None else _mixed(self.token_s, each)
 
     def copied(self, n_bytes: int, seconds: float) -> None:
-        """Record a copy of `n_bytes` in one direction."""
+        """Record how long a copy of `n_bytes`, out or in, took."""
         if n_bytes:
             self.byte_s = _mixed(self.byte_s, seconds / n_bytes)
 

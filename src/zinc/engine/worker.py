@@ -331,9 +331,10 @@ class EngineWorker:
 
 
 def _serve(worker: weakref.ref[EngineWorker], calls: queue.SimpleQueue[_Call | None]) -> None:
-    """Run calls until there are no more, or the worker is gone.
+    """Run calls until the worker is stopped or garbage-collected.
 
-    Between calls nothing here refers to the worker, so a model that nobody uses is collected.
+    Between calls this thread holds no reference to the worker, so a model that is not in use can be
+    garbage-collected.
     """
     while True:
         call = calls.get()
@@ -352,9 +353,9 @@ _running: weakref.WeakSet[EngineWorker] = weakref.WeakSet()
 
 @atexit.register
 def _stop_threads() -> None:
-    """Stop every worker before the interpreter goes.
+    """Stop every worker before the interpreter exits.
 
-    A thread that comes back from native code later would be ended inside that code.
+    A thread that returned from native code later would be terminated inside that code.
     """
     for worker in list(_running):
         worker._stop()

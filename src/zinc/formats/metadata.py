@@ -161,7 +161,7 @@ D = TypeVar("D")
 
 
 class _Missing:
-    """Marks that an accessor has no default, so a missing key is an error."""
+    """The type of a default that makes a missing key an error."""
 
 
 _MISSING = _Missing()

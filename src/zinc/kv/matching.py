@@ -102,7 +102,7 @@ class PrefixMatcher:
                     yield start + offset, path[i].states[offset]
 
     def _has_windows(self, path: Sequence[Node], n_tokens: int) -> bool:
-        """Return whether all blocks are cached that windows cover after `n_tokens` tokens."""
+        """Return whether `path` has the blocks that sliding windows see after `n_tokens` tokens."""
         for group, window in enumerate(self._windows):
             if window:
                 first = max(0, n_tokens - window + 1) // self._block_tokens

@@ -1,4 +1,4 @@
-"""Restores a prefix cache from its files, as far as there is room in memory.
+"""Restoration of a prefix cache from its files, as far as there is room in memory.
 
 Files are listed, connected to their parents (a block is useless without the text before it),
 chosen by time of last use, and read. Files that are damaged, foreign or without parents are

@@ -120,7 +120,7 @@ def fuse_siblings(
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """The rows of q, k or v before the norm and the RoPE of their heads, and these two nodes."""
+    """The rows of q, k or v, and the nodes that apply norm and RoPE to their heads, if any."""
 
     rows: Value
     norm: Node | None

@@ -58,7 +58,7 @@ class AdjacentPairs:
 
 
 class Chunker:
-    """Chunker texts into chunks of about `CHUNK_CHARACTERS`.
+    """Splitter of long texts into chunks of about `CHUNK_CHARACTERS`.
 
     safe: pattern that matches the empty string at safe positions. pairs: used if `safe` finds none.
     longest: most characters without a safe position; longer runs would take too much memory and

@@ -59,7 +59,7 @@ def explain(lib: Library, device: Device, pipeline: int) -> Explanation:
 
 
 def _value(format: int, bits: int) -> float:
-    """Return the number in a 64-bit union whose active member `format` tells."""
+    """Return the value of a statistic. `bits` holds it as the C type that `format` selects."""
     return float(_VALUES[format].from_buffer(c_uint64(bits)).value)
 
 

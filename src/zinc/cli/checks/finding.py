@@ -1,4 +1,4 @@
-"""A finding of a check: its status, what was found, and what mends it."""
+"""Findings of `zinc check`: each has a status, a sentence and, for a problem, a remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A result. fix: the command or the step that mends it; empty if nothing is wrong."""
+    """One line of the report. fix: the command or step that solves a problem, empty without one."""
 
     status: Status
     text: str

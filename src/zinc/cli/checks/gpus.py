@@ -95,7 +95,7 @@ def _no_driver(drivers: Drivers) -> Iterator[Finding]:
 def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers, measure: bool) -> Iterator[Finding]:
     title = f"{gpu.selector}, {gpu.name} ({gpu.kind}, {gpu.driver})"
     if gpu.kind is DeviceKind.SOFTWARE:
-        yield skip(f"{title}: computes on the CPU, and is never chosen by itself")
+        yield skip(f"{title}: emulates a GPU on the CPU; `--backend auto` never picks it")
         return
     if gpu.missing:
         lacks = ", ".join(gpu.missing)

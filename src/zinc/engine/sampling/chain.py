@@ -167,7 +167,7 @@ class Sampler:
                 follower.accept(tokens)
 
     def reset(self) -> None:
-        """Forget the text, and start again with the seed."""
+        """Forget all tokens of the sequence and restart the random numbers from the seed."""
         for follower in self._followers:
             follower.reset()
         self._restart()

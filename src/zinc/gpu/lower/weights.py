@@ -49,7 +49,7 @@ def format_defines(
 ) -> tuple[tuple[str, int], ...]:
     """Return the macros for a product of `w` with rows of `cols` columns of `x`.
 
-    With `run`, a row of `x` is several such rows side by side, `run` bytes apart.
+    run: distance in bytes of such rows if a row of `x` holds several side by side (else 0).
     """
     q8 = x.format is RowFormat.Q8_32
     vectors = not q8 and cols % unit(w) == 0

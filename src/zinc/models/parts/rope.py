@@ -64,7 +64,7 @@ class Rope:
 
     @property
     def scale(self) -> float:
-        """Factor of cosines and sines (the temperature of YaRN)."""
+        """The factor that multiplies cosines and sines (the attention temperature of YaRN)."""
         if self.scaling != "yarn":
             return self.attention_factor
         return self.attention_factor * (1.0 + 0.1 * math.log(self.factor))

@@ -41,7 +41,7 @@ class Weights:
         return replace(self, prefix=f"blk.{index}.")
 
     def ignore(self, *names: str) -> None:
-        """Mark tensors as used that the model rightly does not read."""
+        """Exempt tensors, which the model does not need, from the check for unused tensors."""
         self.used.update(f"{self.prefix}{name}.weight" for name in names)
 
     def check(self, n_layers: int, n_nextn: int) -> None:
@@ -166,7 +166,7 @@ class Weights:
         return value
 
     def vector(self, name: str, cols: int, suffix: str = "weight") -> Weight:
-        """Return a required vector."""
+        """Return the vector `name`. Raises an error if the file lacks it."""
         return self._get(f"{self.prefix}{name}.{suffix}", (cols,))
 
     def bare_vector(self, name: str, cols: int) -> Weight:

@@ -66,7 +66,7 @@ class Collected:
 
     @property
     def finished(self) -> Finished:
-        """How the answer ended. Raises RuntimeError before its end."""
+        """The way the answer ended. Raises RuntimeError while it is not finished."""
         if self.end is None:
             raise RuntimeError("the answer has no end")
         return self.end
