@@ -154,7 +154,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_an_error(path, tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "deepseek2", "phi3", "gemma4moe"])
 def test_an_edited_tensor_does_not_find_the_cache_of_the_model(family, tmp_path):
-    """One byte of each tensor in turn; the times stay the same."""
+    """Change one byte of each tensor in turn; the file's times stay the same."""
     model, cache = tmp_path / "model.gguf", tmp_path / "cache"
     shutil.copy(FIXTURES / f"{family}.gguf", model)
     times = model.stat()

@@ -1,4 +1,4 @@
-"""The graph of every model without its projection ends at the final norm."""
+"""Without its output projection, the graph of every model ends at the final norm."""
 
 from __future__ import annotations
 

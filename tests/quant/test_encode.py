@@ -73,7 +73,8 @@ def test_difficult_blocks(type):
     decoded = decode(encode(values, type), type, values.shape)
     assert np.isfinite(decoded).all()
     levels = {GGMLType.Q2_K: 4, GGMLType.Q3_K: 8, GGMLType.Q4_K: 16, GGMLType.Q5_K: 32}
-    # A step of the widest sub-block's range, twice: the scales are rounded as well.
+    # The largest error is one quantisation step of the widest sub-block, doubled because the scales
+    # are rounded too.
     span = values.max(axis=1) - np.minimum(values.min(axis=1), 0)
     span = np.maximum(span, -2 * np.minimum(values.min(axis=1), 0))
     bound = 2 * span / (levels.get(type, 64) - 1) + 1e-6

@@ -369,7 +369,7 @@ def model_path(args: argparse.Namespace) -> Path:
 
         path = downloads.offer(error)
     if args.model is None:
-        print(f"zinc: no model was given; using the embedded model {path.stem}", file=sys.stderr)
+        print(f"zinc: no model was given; using the embedded {path.stem}", file=sys.stderr)
     return path
 
 

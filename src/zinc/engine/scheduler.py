@@ -58,7 +58,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Schedule:
-    """The result. tokens: to run, by sequence id. preempted: ids that lose their blocks first."""
+    """A step to run. tokens: counts by sequence id. preempted: ids that lose their blocks first."""
 
     tokens: dict[int, int] = field(default_factory=dict)
     preempted: list[int] = field(default_factory=list)

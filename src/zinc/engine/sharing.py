@@ -54,7 +54,8 @@ def _waits(
         shared = s.cache.shared_tokens.get(leader.id)
         if shared is None:
             shared = _shared(leader, s, recurrent)
-            # Decided once, so that a sequence that has waited for most of it waits for the rest.
+            # Decided once: otherwise a sequence would stop waiting when only a short rest of the
+            # shared prompt remains to be run.
             shared = shared if shared - cached(s) >= least_tokens else 0
             s.cache.shared_tokens[leader.id] = shared
         if leader.n_run < shared and cached(s) < shared:

@@ -111,7 +111,7 @@ class Case:
         return KVState("kv", n_heads, head_dim, head_dim, window)
 
     def returns(self, out: Value) -> Case:
-        """Make `out` the output of the graph. Rows of tokens are all selected."""
+        """Make `out` the output of the graph. If its rows are tokens, all of them are selected."""
         self.graph.output = out if out.dim is Dim.OUTPUTS else self.graph.select_rows(out)
         return self
 

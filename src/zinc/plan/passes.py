@@ -152,7 +152,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
         return _Heads(rows, norm, rope)
 
     def values(value: Input) -> _Heads | None:
-        """Return the rows of v. Of the norms, only one without a weight can be fused."""
+        """Return the rows of v. A norm is part of the result only if it has no weight."""
         if not isinstance(value, Value):
             return None
         rows, norm = unwrap(value, "rms_norm")

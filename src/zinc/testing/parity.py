@@ -63,7 +63,7 @@ class Check:
 
     @property
     def departs(self) -> bool:
-        # `not <=` rather than `>`, so that NaN departs.
+        # `not <=` rather than `>`, so that NaN counts as a deviation.
         return not self.error <= self.tolerance
 
     def to_dict(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Explanation:
 
 
 def open_explaining(lib: Library, candidate: Candidate) -> Device:
-    """Open a device whose pipelines can be explained. Raises DeviceError."""
+    """Open a device whose pipelines report the driver's statistics. Raises DeviceError."""
     if EXECUTABLES not in extensions(lib, candidate.handle):
         raise DeviceError(
             f"the driver of {candidate.name} does not explain its pipelines",

@@ -116,7 +116,7 @@ class Breakers:
         self.end = -1
 
     def follow(self, history: Positions, new: int) -> None:
-        """Find the breakers that the tokens from position `new` on complete."""
+        """Remember the latest breaker in `history`, whose tokens from `new` on are new."""
         for end, token in enumerate(history[new:].tolist(), new + 1):
             for sequence in self._by_last.get(token, ()):
                 start = end - len(sequence)

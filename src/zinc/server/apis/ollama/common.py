@@ -111,7 +111,7 @@ class Clock:
         self._load_s = 0.0
 
     def loaded(self) -> None:
-        """Note that the model is loaded."""
+        """Record that the load has ended."""
         self._load_s = time.perf_counter() - self._started
 
     def durations(self, timings: Timings | None = None) -> dict[str, int]:
