@@ -1,10 +1,11 @@
-"""Measurement of prefill, decode and whole answers on a GPU backend.
+"""Measure prefill, decode and whole answers on a GPU.
 
-`benchmarks/vulkan.py` and `benchmarks/cuda.py` call it. For each model shape it writes a file with
-random weights to --folder and measures prefill and decode with their profiles by kernel, the host's
-time in a step, and answers through the engine with tokens sampled by the host or the device. Read
-bandwidth is measured in the same run. Equal matrices are packed once to shorten loading; each still
-has its own memory, so measurements do not change.
+    python benchmarks/gpu.py results.json --backend vulkan --shapes qwen3-8b --depths 0 16384
+
+For each model shape it writes a file with random weights to --folder and measures prefill and
+decode with their profiles by kernel, the host's time in a step, and answers through the engine with
+tokens sampled by the host or the device. Read bandwidth is measured in the same run. Equal matrices
+are packed once to shorten loading; each still has its own memory, so measurements do not change.
 """
 
 from __future__ import annotations
@@ -257,10 +258,10 @@ def clocks() -> str | None:
     return done.stdout.strip() or None
 
 
-def main(name: str, description: str) -> int:
-    """Run the benchmark of the backend `name` with the arguments of the command line."""
-    parser = argparse.ArgumentParser(description=description)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("result")
+    parser.add_argument("--backend", default="vulkan", choices=("vulkan", "cuda"))
     parser.add_argument(
         "--shapes", nargs="+", default=["qwen3-8b", "qwen36-35b-a3b"], choices=make_model.SHAPES
     )
@@ -291,11 +292,12 @@ def main(name: str, description: str) -> int:
         assert isinstance(getattr(attention, name), int), f"there is no constant {name}"
         setattr(attention, name, value)
     options = {"device": args.device, "batch_invariant": str(args.batch_invariant).lower()}
-    backend = cast(GpuBackend, api.create(name, options=options))
+    backend = cast(GpuBackend, api.create(args.backend, options=options))
     limits = backend.measure()
     assert limits is not None
     features = backend.features
     report: dict[str, Any] = {
+        "backend": backend.name,
         "device": backend.describe(),
         "features": {name: getattr(features, name) for name in features.__slots__},
         "read_gb_per_s": limits.bytes_per_s / 1e9,
@@ -307,7 +309,7 @@ def main(name: str, description: str) -> int:
     print(json.dumps(report, indent=1), flush=True)
     failed = 0
     for shape in args.shapes:
-        fresh = cast(GpuBackend, api.create(name, options=options))
+        fresh = cast(GpuBackend, api.create(args.backend, options=options))
         try:
             report["shapes"].append(measure(shape, fresh, args))
         except ZincError as error:
@@ -317,3 +319,7 @@ def main(name: str, description: str) -> int:
         report["clocks_after"] = clocks()
         Path(args.result).write_text(json.dumps(report, indent=1) + "\n")
     return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""Write the tables of docs/benchmarks.md from the results of compare.py and vulkan.py.
+"""Write the tables of docs/benchmarks.md from the results of compare.py and gpu.py.
 
     python benchmarks/table.py            # rewrite docs/benchmarks.md between its markers
     python benchmarks/table.py --check    # change nothing; exit with 1 if they are out of date
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 
-# Files of vulkan.py, by the title of the model.
+# Files of gpu.py, by the title of the model.
 VULKAN = {
     "Qwen3 8B Q4_K_M": "vulkan-h200-qwen3-8b.json",
     "Qwen3 8B Q4_K_M, Q8_0 keys and values": "vulkan-h200-qwen3-8b-q8_0.json",
