@@ -234,10 +234,11 @@ template <class Dot, int kSub, bool kMins>
     });
 }
 
-// Whether `few` scales the sums of sub-blocks in floats. That takes two operations; integers take an addition
-// and a product, which is two operations on Intel processors. Sums of half a block are exact in floats, and
-// the sum of both halves is rounded like the sum of integers. Values are not shifted down in their byte; the
-// scale is smaller instead.
+// Returns whether `few` (the path for few rows) multiplies the sums of sub-blocks by their scales in float
+// arithmetic. That takes two operations. Integers take an addition and a product, and Intel processors execute
+// an integer product as two operations. The result is the same: sums of half a block are exact in floats, and
+// the sum of both halves is rounded like the sum of integers. Values keep their position in the byte; a
+// smaller scale makes up for it.
 template <class F>
 constexpr bool scales_in_floats() {
     if constexpr (kDotsOfBytes && F::kMins && F::kHigh == 0 && requires { F::kMaxScale; }) {

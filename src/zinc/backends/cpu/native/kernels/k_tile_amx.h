@@ -93,7 +93,7 @@ template <int kSub, bool kMins, int kTiles>
         for (int slice = 0; slice < kSlices; ++slice) {
             const std::byte *pairs = sums[start + slice * 4], *factor = d[start + slice * 4];
             float* out = a.out + (start + slice * 4) * kOutStride;
-            // One of the next four rows of the group before, of one tile.
+            // Adds the sums of one of the next four rows of the previous group to the output, for one tile.
             const auto finish = [&](auto slot) __attribute__((always_inline)) {
                 constexpr int r = slot % kTiles, i = slot / kTiles;
                 const int t = slice * 4 + i;
@@ -143,8 +143,9 @@ inline void spread(StridedRows x, int64_t at, int n, Spread& to) {
     }
 }
 
-// A chunk of 64 k of 16 rows of weights times their scales: with minimums in two parts as in ScaledPanel,
-// otherwise in 16 bits, even k first.
+// Weights of 16 rows and 64 columns, multiplied by their scales. A product needs 16 bits. Formats with
+// minimums store it in two parts, as ScaledPanel does; other formats store the 16 bits, even columns in part[0]
+// and odd columns in part[1].
 struct ScaledChunk {
     alignas(64) uint8_t part[2][16][64];
 };

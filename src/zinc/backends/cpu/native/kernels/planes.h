@@ -35,11 +35,12 @@ struct Plane {
         if constexpr (from < at) return shl<at - from>(raw) & mask;
         return raw & mask;
     }
-    // The first bit of group g in its bytes, and the group with its values left at that bit.
+    // Returns the lowest bit that values of group g occupy in the bytes of their vector.
     template <int g>
     static constexpr int bit() {
         return g / kVectors * kBits;
     }
+    // Returns group g without shifting: its values stay at bit<g>() of each byte.
     template <int g>
     static U8x64 raw(const std::byte* plane) {
         return get<g, bit<g>()>(plane);
