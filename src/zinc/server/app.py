@@ -140,6 +140,10 @@ _MISSING = {
         "the cache of a single slot cannot be saved or erased",
         "--cache-dir keeps the prefix cache across restarts",
     ),
+    ("/api/v0/", "/api/v1/"): (
+        "this endpoint of LM Studio's API is not supported",
+        "use /api/v0/chat/completions, or the APIs under /v1",
+    ),
     ("/api/",): (
         "this endpoint of Ollama's API is not supported",
         "models are added with zinc pull and zinc serve",

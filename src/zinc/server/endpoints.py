@@ -14,6 +14,8 @@ from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
 from zinc.server.apis.llama import completion, status, tokens
 from zinc.server.apis.llama import embeddings as llama_embeddings
 from zinc.server.apis.llama.fields import InfillFields, NativeFields
+from zinc.server.apis.lmstudio import generate as lmstudio_generate
+from zinc.server.apis.lmstudio import models as lmstudio_models
 from zinc.server.apis.ollama import chat as ollama_chat
 from zinc.server.apis.ollama import embed as ollama_embed
 from zinc.server.apis.ollama import generate as ollama_generate
@@ -192,6 +194,20 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Offer a model with other settings", "Ollama", statuses=(403, 404),
     ),
     _get("/api/version", ollama_models.version, "The level of Ollama's API", "Ollama"),
+    _get("/api/v0/models", lmstudio_models.models, "The models and their state", "LM Studio"),
+    _get("/api/v0/models/{name:path}", lmstudio_models.model, "One model", "LM Studio"),
+    _post(
+        "/api/v0/chat/completions", lmstudio_generate.chat_completions, chat.ChatFields,
+        "Continue a conversation", "LM Studio", streams=True,
+    ),
+    _post(
+        "/api/v0/completions", lmstudio_generate.text_completions, completions.CompletionFields,
+        "Continue text or tokens", "LM Studio", streams=True,
+    ),
+    _post(
+        "/api/v0/embeddings", embeddings.embeddings, embeddings.EmbeddingFields,
+        "Texts to vectors", "LM Studio", statuses=(429,),
+    ),
     _post(
         "/models/load", operations.load_model, operations.ModelFields, "Load a model now",
         "operation",

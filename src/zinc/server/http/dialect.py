@@ -22,9 +22,9 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def speaks_ollama(scope: Scope) -> bool:
-    """Return whether a request belongs to Ollama's API."""
+    """Return whether a request belongs to Ollama's API. Numbered paths are LM Studio's."""
     path: str = scope["path"]
-    return path.startswith("/api/")
+    return path.startswith("/api/") and not path.startswith(("/api/v0/", "/api/v1/"))
 
 
 def error_body(error: ApiError, scope: Scope) -> dict[str, Any]:

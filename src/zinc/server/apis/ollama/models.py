@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import time
-from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -16,10 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc import __version__
-from zinc.chat.formats import detect
 from zinc.formats.gguf import GGUFFile
-from zinc.quant.blocks import GGMLType
 from zinc.server.apis.ollama.common import API_VERSION, own_name, timestamp
+from zinc.server.apis.shared.file_facts import FileFacts, facts_of
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import invalid
 from zinc.server.http.body import Fields
@@ -84,19 +79,19 @@ async def show(service: Service, request: Request) -> Response:
 
 
 def _tag(entry: Entry) -> dict[str, Any]:
-    found = _facts(entry.path, entry.path.stat().st_mtime_ns)
+    facts = facts_of(entry)
     return {
         "name": entry.source.name,
         "model": entry.source.name,
         "modified_at": timestamp(entry.created),
         "size": entry.size_bytes,
-        "digest": found["digest"],
-        "details": found["details"],
+        "digest": facts.digest,
+        "details": _details(facts),
     }
 
 
 def _describe(entry: Entry, verbose: bool) -> dict[str, Any]:
-    found = _facts(entry.path, entry.path.stat().st_mtime_ns)
+    facts = facts_of(entry)
     options = [f"{name} {value}" for name, value in entry.sampling().items()]
     with GGUFFile.open(entry.path) as file:
         metadata = dict(file.metadata)
@@ -105,9 +100,9 @@ def _describe(entry: Entry, verbose: bool) -> dict[str, Any]:
         "parameters": "\n".join(options),
         "template": str(metadata.get("tokenizer.chat_template", "")),
         "license": str(metadata.get("general.license", "")),
-        "details": found["details"],
+        "details": _details(facts),
         "model_info": {key: _shown(value, verbose) for key, value in metadata.items()},
-        "capabilities": found["capabilities"],
+        "capabilities": _capabilities(facts),
         "modified_at": timestamp(entry.created),
     }
 
@@ -119,36 +114,14 @@ def _shown(value: Any, verbose: bool) -> Any:
     return list(value) if verbose or len(value) <= _MAX_LISTED else None
 
 
-@lru_cache(maxsize=64)
-def _facts(path: Path, mtime_ns: int) -> dict[str, Any]:
-    """Return digest, details and capabilities of a model file. Raises FormatError.
-
-    mtime_ns: modification time of the file, so that a changed file is read again. The digest covers
-    the metadata and the names, types and shapes of the tensors, because hashing all weights takes
-    seconds per gigabyte.
-    """
-    with GGUFFile.open(path) as file:
-        metadata = dict(file.metadata)
-        sha = hashlib.sha256(repr(sorted((k, str(v)[:4096]) for k, v in metadata.items())).encode())
-        n_bytes: dict[str, int] = {}
-        n_elements = 0
-        for name, tensor in file.tensors.items():
-            sha.update(repr((name, tensor.type, tensor.shape)).encode())
-            n_elements += tensor.n_elements
-            type_name = GGMLType(tensor.type).name
-            n_bytes[type_name] = n_bytes.get(type_name, 0) + tensor.n_bytes
-    family = str(metadata.get("general.architecture", ""))
+def _details(facts: FileFacts) -> dict[str, Any]:
     return {
-        "digest": sha.hexdigest(),
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": family,
-            "families": [family],
-            "parameter_size": _parameters(n_elements),
-            "quantization_level": max(n_bytes, key=lambda each: n_bytes[each], default=""),
-        },
-        "capabilities": _capabilities(metadata),
+        "parent_model": "",
+        "format": "gguf",
+        "family": facts.architecture,
+        "families": [facts.architecture],
+        "parameter_size": _parameters(facts.n_parameters),
+        "quantization_level": facts.quantization,
     }
 
 
@@ -156,15 +129,7 @@ def _parameters(n: int) -> str:
     return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"
 
 
-def _capabilities(metadata: Mapping[str, Any]) -> list[str]:
+def _capabilities(facts: FileFacts) -> list[str]:
     """Return the capabilities of a model under Ollama's names."""
-    found = ["completion", "embedding"]
-    source = metadata.get("tokenizer.chat_template")
-    if isinstance(source, str):
-        if "tools" in source and detect(source).has_calls:
-            found.append("tools")
-        if detect(source).thinking is not None:
-            found.append("thinking")
-    if "tokenizer.ggml.fim_pre_token_id" in metadata:
-        found.append("insert")
-    return found
+    found = {"tools": facts.has_tools, "thinking": facts.has_thinking, "insert": facts.has_fill}
+    return ["completion", "embedding", *(name for name, has in found.items() if has)]

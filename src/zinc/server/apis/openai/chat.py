@@ -21,9 +21,11 @@ from zinc.server.apis.openai.common import (
     DONE,
     FINGERPRINT,
     OPENAI,
+    Members,
     NeutralFields,
     StreamOptions,
     check_count,
+    no_members,
 )
 from zinc.server.apis.openai.custom_tools import text_of
 from zinc.server.apis.openai.messages import Messages, plain_messages
@@ -189,8 +191,10 @@ async def count_tokens(service: Service, request: Request) -> Response:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
-    """Continue a conversation."""
+async def chat_completions(
+    service: Service, request: Request, members: Members = no_members
+) -> Response:
+    """Continue a conversation. members: further members of the answer."""
     fields = await read_fields(service, request, ChatFields)
     chat_request = to_request(fields)
     if fields.stream_options is not None and not fields.stream:
@@ -224,6 +228,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
             "usage": _usage(ends).openai(),
             "timings": timings_object(ends[0].timings),
             **verbose(model, answers),
+            **members(model, ends),
         }
 
     async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
@@ -254,7 +259,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
             if isinstance(item, Finished):
                 ends.append(item)
                 timings = timings_object(item.timings)
-                yield chunk(index, {}, finish=FINISH[item.reason], timings=timings)
+                more = members(model, [item])
+                yield chunk(index, {}, finish=FINISH[item.reason], timings=timings, **more)
             elif item.progress is not None:
                 yield chunk(index, {}, **progress_members(item.progress, fields.timings_per_token))
             elif (delta := deltas[index].of(item)) is not None:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from zinc import __version__
+from zinc.engine.sequence import Timings
 from zinc.server.apis.shared.service import StreamEvents
 from zinc.server.errors import invalid
 from zinc.server.http.body import Fields
 from zinc.server.http.responses import event
+from zinc.server.runtime.loaded_model import LoadedModel
 
 FINGERPRINT = f"build-zinc-{__version__}"  # llama.cpp's clients expect a "b" at the start
 DONE = b"data: [DONE]\n\n"
 
 OPENAI = StreamEvents(error_event=lambda error: event(error.openai()))
+
+
+class Ended(Protocol):
+    """How an answer ended: the reason ("stop", "length" or "calls") and the stop string, if any."""
+
+    @property
+    def reason(self) -> str: ...
+    @property
+    def stop(self) -> str | None: ...
+    @property
+    def timings(self) -> Timings: ...
+
+
+Members = Callable[[LoadedModel, Sequence[Ended]], dict[str, Any]]
+"""Returns the members that an API adds to a finished answer, given the ends of its choices."""
+
+
+def no_members(model: LoadedModel, ends: Sequence[Ended]) -> dict[str, Any]:
+    """Return no members: OpenAI's own form."""
+    return {}
 
 
 class StreamOptions(Fields):

@@ -25,9 +25,11 @@ from zinc.server.apis.openai.common import (
     DONE,
     FINGERPRINT,
     OPENAI,
+    Members,
     NeutralFields,
     StreamOptions,
     check_count,
+    no_members,
 )
 from zinc.server.apis.openai.usage import Usage, progress_members, timings_member, timings_object
 from zinc.server.apis.shared import prompts
@@ -133,8 +135,10 @@ def jobs_of(
     ]
 
 
-async def completions(service: Service, request: Request) -> Response:
-    """Continue prompts."""
+async def completions(
+    service: Service, request: Request, members: Members = no_members
+) -> Response:
+    """Continue prompts. members: further members of the answer."""
     fields = await read_fields(service, request, CompletionFields)
     constraint = constraint_of(fields.response_format, fields)
     texts = prompts.as_list(fields.prompt, "prompt", MAX_PROMPTS)
@@ -194,6 +198,7 @@ async def completions(service: Service, request: Request) -> Response:
             "choices": choices,
             "usage": _usage([each.end for each in found], n).openai(),
             "timings": timings_object(found[0].end.timings),
+            **members(model, [each.end for each in found]),
         }
 
     async def events(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
@@ -223,7 +228,8 @@ async def completions(service: Service, request: Request) -> Response:
             if isinstance(item, End):
                 ends.append(item)
                 timings = timings_object(item.timings)
-                yield chunk(index, "", finish_reason=item.reason, timings=timings)
+                more = members(model, [item])
+                yield chunk(index, "", finish_reason=item.reason, timings=timings, **more)
             elif item.text:
                 yield chunk(index, item.text, item.tokens, **timings_member(item.timings))
         record_answers(request, [(end.reason, end.timings) for end in ends])
