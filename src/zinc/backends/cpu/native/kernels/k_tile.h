@@ -235,10 +235,10 @@ template <class Dot, int kSub, bool kMins>
 }
 
 // Returns whether `few` (the path for few rows) multiplies the sums of sub-blocks by their scales in float
-// arithmetic. That takes two operations. Integers take an addition and a product, and Intel processors execute
-// an integer product as two operations. The result is the same: sums of half a block are exact in floats, and
-// the sum of both halves is rounded like the sum of integers. Values keep their position in the byte; a
-// smaller scale makes up for it.
+// arithmetic. That takes two operations. Integers take an addition and a product, and Intel processors
+// execute an integer product as two operations. The result is the same: sums of half a block are exact in
+// floats, and the sum of both halves is rounded like the sum of integers. Values keep their position in the
+// byte; a smaller scale makes up for it.
 template <class F>
 constexpr bool scales_in_floats() {
     if constexpr (kDotsOfBytes && F::kMins && F::kHigh == 0 && requires { F::kMaxScale; }) {

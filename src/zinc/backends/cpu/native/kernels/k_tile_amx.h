@@ -144,8 +144,8 @@ inline void spread(StridedRows x, int64_t at, int n, Spread& to) {
 }
 
 // Weights of 16 rows and 64 columns, multiplied by their scales. A product needs 16 bits. Formats with
-// minimums store it in two parts, as ScaledPanel does; other formats store the 16 bits, even columns in part[0]
-// and odd columns in part[1].
+// minimums store it in two parts, as ScaledPanel does; other formats store the 16 bits, even columns in
+// part[0] and odd columns in part[1].
 struct ScaledChunk {
     alignas(64) uint8_t part[2][16][64];
 };
