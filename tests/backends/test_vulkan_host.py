@@ -214,8 +214,8 @@ def test_a_device_is_chosen_by_number_or_name():
 
 
 def test_a_device_without_a_required_feature_is_refused(monkeypatch):
-    lacking = physical.Candidate(0, 0, "Old", "discrete GPU", "driver 1", ("shaderInt8",))
-    able = physical.Candidate(1, 0, "New", "integrated GPU", "driver 1", ())
+    lacking = physical.Candidate(0, 0, "Old", "discrete GPU", "driver 1", ("shaderInt8",), False)
+    able = physical.Candidate(1, 0, "New", "integrated GPU", "driver 1", (), True)
     monkeypatch.setattr(physical, "candidates", lambda: [lacking, able])
     assert physical.choose() is able
     with pytest.raises(DeviceError, match="Old cannot run zinc: it lacks shaderInt8"):

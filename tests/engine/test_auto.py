@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,12 @@ def test_a_discrete_gpu_that_holds_the_model_comes_first() -> None:
     chosen, reason = choose(SOFTWARE, SHARED, LARGE)
     assert chosen is LARGE
     assert reason == "the model runs on vulkan:2, Large Card (a discrete GPU that holds it)"
+
+
+def test_of_discrete_gpus_the_one_with_matrix_units_comes_first() -> None:
+    with_units = replace(LARGE, matrix_units=True)
+    assert choose(LARGE, with_units)[0] is with_units
+    assert choose(replace(SHARED, matrix_units=True), LARGE)[0] is LARGE
 
 
 def test_a_discrete_gpu_that_is_too_small_is_passed_over_and_named() -> None:

@@ -55,7 +55,8 @@ class DeviceInfo:
     """A device that a backend can list without opening it.
 
     selector: the value of the option `device` that names it, such as "vulkan:0". missing: features
-    that zinc needs and the device lacks.
+    that zinc needs and the device lacks. matrix_units: whether the backend's kernels run prompts on
+    matrix units (tensor cores) of the device.
     """
 
     selector: str
@@ -63,6 +64,7 @@ class DeviceInfo:
     kind: DeviceKind
     driver: str
     missing: tuple[str, ...] = ()
+    matrix_units: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,13 @@ def kernels(options: Mapping[str, str] | None = None) -> VulkanKernels:
 
 def devices() -> list[DeviceInfo]:
     return [
-        DeviceInfo(f"vulkan:{c.index}", c.name, DeviceKind(c.kind), c.driver, c.missing)
+        DeviceInfo(
+            f"vulkan:{c.index}",
+            c.name,
+            DeviceKind(c.kind),
+            c.driver,
+            c.missing,
+            matrix_units=c.cooperative_matrix,
+        )
         for c in candidates()
     ]

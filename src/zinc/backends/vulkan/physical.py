@@ -41,7 +41,11 @@ SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device of this machine. `missing` lists the features that zinc needs and it lacks."""
+    """A device of this machine.
+
+    missing: features that zinc needs and the device lacks. cooperative_matrix: whether its driver
+    has the extension.
+    """
 
     index: int
     handle: int
@@ -49,6 +53,7 @@ class Candidate:
     kind: str
     driver: str
     missing: tuple[str, ...]
+    cooperative_matrix: bool
 
     def __str__(self) -> str:
         return f"vulkan:{self.index} {self.name}, {self.kind}, {self.driver}"
@@ -134,6 +139,7 @@ def _candidate(lib: Library, index: int, handle: int) -> Candidate:
         vk.KINDS.get(p.kind, "other"),
         f"{p12.driverName.decode(errors='replace')} {p12.driverInfo.decode(errors='replace')}",
         tuple(missing),
+        COOPERATIVE_MATRIX in extensions(lib, handle),
     )
 
 

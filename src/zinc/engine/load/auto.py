@@ -1,8 +1,8 @@
 """The device that backend="auto" means.
 
 The first of these that passes the self-test: a discrete GPU that holds the whole model, an
-integrated or virtual GPU that holds it, the CPU. A GPU that a driver emulates on the CPU, such as
-llvmpipe, is never chosen.
+integrated or virtual GPU that holds it, the CPU. Of GPUs of one kind, those whose kernels use
+matrix units come first. A GPU that a driver emulates on the CPU, such as llvmpipe, is never chosen.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def select(
             "choose a device that `zinc check` lists, or leave {device} out",
         )
     passed_over: list[str] = []
-    for name, gpu in sorted(gpus, key=lambda each: list(DeviceKind).index(each[1].kind)):
+    for name, gpu in sorted(gpus, key=lambda each: _rank(each[1])):
         why = _unusable(gpu)
         backend = None
         if not why:
@@ -125,6 +125,11 @@ def _may_have_gpu() -> bool:
 def _tested_once(name: str, gpu: DeviceInfo) -> str:
     """Return the failure of a GPU's self-test, which runs once in a process."""
     return self_test.failure(lambda: api.create(name, None, {"device": gpu.selector}))
+
+
+def _rank(gpu: DeviceInfo) -> tuple[int, bool]:
+    """Return the sort key of a GPU; the smallest is tried first."""
+    return list(DeviceKind).index(gpu.kind), not gpu.matrix_units
 
 
 def _is_named(gpu: DeviceInfo, wanted: str) -> bool:
