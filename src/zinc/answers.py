@@ -101,7 +101,7 @@ class Answer:
 
 
 class CompletionTask(Task):
-    """Runs `requests` in one batch, and returns their whole answers."""
+    """Task that runs `requests` in one batch. Its results are the whole answers."""
 
     def __init__(self, requests: Seq[Request], tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class CompletionTask(Task):
 
 
 class ReadoutTask(Task):
-    """Runs prompts without an answer; `readouts[i]` takes the rows of `prompts[i]`."""
+    """Task that runs prompts without an answer; `readouts[i]` takes the rows of `prompts[i]`."""
 
     def __init__(self, prompts: Seq[Seq[int]], readouts: Seq[Readout]) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class ReadoutTask(Task):
 
 
 class StreamTask(Task):
-    """Runs a request and puts chunks of its answer into `chunks`, then None."""
+    """Task that runs a request and puts chunks of its answer into `chunks`, then None."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ _Breakers: TypeAlias = Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]
 
 
 class ModelText:
-    """Builds the text parts of a model from the metadata of its file.
+    """The text parts of a model, each built from the metadata of its file when first used.
 
     n_vocab: tokens of the model, which may be more than the tokenizer's. chat_template: replaces
     the file's template. check_open: called before a part is built; raises when the model is closed.

@@ -38,7 +38,7 @@ SHAPES += [(151936, 4096), (262144, 5376), (600000, 64)]  # vocabularies
 
 @dataclass
 class FixedAddresses:
-    """Stands in for `Addresses` in a lowering whose dispatches are not run."""
+    """A stand-in for `Addresses` in a lowering whose dispatches are not run."""
 
     features: Features
     step: int = 4096

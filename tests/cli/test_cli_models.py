@@ -445,7 +445,7 @@ def test_bench_decodes_streams_together(fixture_model):
 
 
 class BrokenProgram(RefProgram):
-    """Computes one launch wrongly, by one percent or with NaN."""
+    """A program that computes one launch wrongly: off by one percent, or NaN."""
 
     def __init__(self, inner: RefProgram, index: int, factor: float) -> None:
         super().__init__(inner.plan, inner._weights, inner._cache)

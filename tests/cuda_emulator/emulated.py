@@ -40,7 +40,7 @@ WORKERS = min(4, os.cpu_count() or 1)
 
 
 class EmulatedHost:
-    """Implements `zinc.gpu.host.Host` in host memory. A submission runs at once."""
+    """A `zinc.gpu.host.Host` in host memory. A submission runs at once."""
 
     features = Features(32, shared_bytes=49152, compute_units=4)
     max_buffer_bytes = 1 << 30

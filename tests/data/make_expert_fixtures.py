@@ -1,4 +1,4 @@
-"""Creates the fixtures of expert models: random weights, and the logits of transformers.
+"""Create the fixtures of expert models: random weights, and the logits of transformers.
 
     python -m venv /tmp/oracle && /tmp/oracle/bin/pip install torch transformers gguf
     /tmp/oracle/bin/python tests/data/make_expert_fixtures.py

@@ -38,6 +38,23 @@ def test_rejects_openings_and_phrases(tmp_path, text):
     assert done.stdout == f"{file}:5: {text.splitlines()[0]}\n"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Reads the rows of a prompt.", "Turns text into events.", "Stands in for a device."],
+)
+def test_rejects_a_verb_in_the_third_person_for_classes_and_modules(tmp_path, text):
+    file = tmp_path / "module.py"
+    file.write_text(f'"""{text}"""\n\n\nclass A:\n    """{text}"""\n')
+    assert check(file).stdout == f"{file}:1: {text}\n{file}:5: {text}\n"
+
+
+def test_accepts_plural_nouns_that_are_also_verbs(tmp_path):
+    file = tmp_path / "module.py"
+    names = ("Limits of a request.", "Checks for users.", "Runs that are recorded.")
+    file.write_text("".join(f'class A{i}:\n    """{x}"""\n' for i, x in enumerate(names)))
+    assert check(file).returncode == 0
+
+
 def test_accepts_verbs_and_nouns_that_stand_alone(tmp_path):
     file = tmp_path / "module.py"
     file.write_text(

@@ -78,7 +78,7 @@ class FakeCache:
 
 
 class FakeProgram:
-    """Counts the tokens it ran, and the steps that began before their tokens were known.
+    """A program that counts its tokens, and the steps that began before their tokens were known.
 
     It samples the most likely token only. `fail_at`: the token whose step raises.
     """

@@ -237,7 +237,7 @@ def test_working_backends_pass_the_self_test(name: str) -> None:
 
 
 class OffProgram(RefProgram):
-    """Multiplies every result by `factor`."""
+    """A program with every result multiplied by `factor`."""
 
     factor = 1.0
 

@@ -287,7 +287,7 @@ CITY = {
 
 
 class City:
-    """Looks like a Pydantic model class."""
+    """A class with the schema method of a Pydantic model."""
 
     @classmethod
     def model_json_schema(cls):

@@ -191,7 +191,7 @@ def _graph(name: str) -> Graph:
 
 
 class NoWeights:
-    """Stands in for `make_model.RandomWeights`: matrices of zeros, which take no memory."""
+    """A stand-in for `make_model.RandomWeights`: matrices of zeros, which take no memory."""
 
     def __init__(self, seed: int, repeat: bool) -> None:
         pass
@@ -201,7 +201,7 @@ class NoWeights:
 
 
 class SparseWriter(GGUFWriter):
-    """Writes a file whose tensor data are a hole: plans need names, types and shapes only."""
+    """A file whose tensor data are a hole: plans need names, types and shapes only."""
 
     def _write_to(self, file: BinaryIO) -> None:
         data, self._data = self._data, []

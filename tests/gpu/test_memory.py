@@ -11,7 +11,7 @@ from zinc.gpu.memory import SMALLEST_SCRATCH, Buffer, MemoryKind, Pool, ScratchA
 
 
 class LimitedAllocator:
-    """Makes buffers of at most `given` bytes, though it claims to allow `allowed`."""
+    """An allocator that allows at most `given` bytes a buffer, though it claims `allowed`."""
 
     def __init__(self, allowed: int, given: int) -> None:
         self.max_buffer_bytes, self.given = allowed, given

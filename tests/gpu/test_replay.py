@@ -46,7 +46,7 @@ class LoggedRecording:
 
 
 class LoggingHost:
-    """Implements `zinc.gpu.host.Host` in host memory. Nothing runs before it is waited for."""
+    """A `zinc.gpu.host.Host` in host memory. Nothing runs before it is waited for."""
 
     features = Features(32, compute_units=8, shared_bytes=49152)
     max_buffer_bytes = 1 << 30

@@ -1,4 +1,4 @@
-"""Runs model files step by step on any backend, as the engine does, for parity tests.
+"""Steps of a model file on any backend, run as the engine runs them, for parity tests.
 
 The cache is as difficult as the engine can make it: blocks are small, those of different sequences
 are interleaved, each window has its own block tables, and blocks that a window has passed are

@@ -65,7 +65,7 @@ def brake_engines(monkeypatch: pytest.MonkeyPatch) -> Brake:
 
 
 class Brake:
-    """Stops engines before a step, so that a test can look at a running answer."""
+    """A brake that stops engines before a step, so that a test can look at a running answer."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

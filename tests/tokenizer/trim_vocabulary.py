@@ -1,4 +1,4 @@
-"""Creates tests/data/vocab/*.json: vocabularies trimmed to the texts below, with llama.cpp's ids.
+"""Create tests/data/vocab/*.json: vocabularies trimmed to the texts below, with llama.cpp's ids.
 
 A trimmed vocabulary keeps every token that is a substring of a text, so each text has the same
 merges as with the whole one. The ids come from llama.cpp on the trimmed vocabulary

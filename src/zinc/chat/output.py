@@ -18,7 +18,7 @@ _MAX_NAME_CHARS = 256
 
 
 class Output:
-    """Collects the events of an answer.
+    """The events of an answer, collected by the parsers of chat formats.
 
     tools: the tools of the request; None means that calls are not parsed. is_thinking: the answer
     is within its reasoning. is_open: a call has started and not ended. is_whole: the arguments of

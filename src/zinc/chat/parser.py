@@ -22,7 +22,7 @@ from zinc.tokenizer.stream import StopMatcher
 
 
 class AnswerParser:
-    """Turns text and control tokens into events.
+    """Parser of an answer: text and control tokens in, events out.
 
     tools: the tools of the request, in the form of OpenAI or Anthropic; without tools, calls are
     text. opened: the beginning of the answer that is part of the prompt (`ChatFormat.opened`).
@@ -91,7 +91,7 @@ class AnswerParser:
 
 
 class TokenParser:
-    """Turns the token ids of an answer into events.
+    """Parser of an answer: token ids in, events out.
 
     tools, opened: as for `AnswerParser`. stop: the answer ends before the first of these strings,
     in the text or in the reasoning. stopped: the string that ended it. End-of-answer tokens have no

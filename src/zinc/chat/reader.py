@@ -42,7 +42,7 @@ class Markers:
 
 
 class Reader:
-    """Reads items, and keeps those since the last `commit` so that they can be put back.
+    """Reader of items that can put back those it read since the last `commit`.
 
     controls: markers that are control tokens of the vocabulary. limit: reading more items than this
     without a commit raises MalformedError, which limits how much text is held back.

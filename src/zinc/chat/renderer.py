@@ -43,7 +43,7 @@ class RenderError(Exception):
 
 
 class Renderer:
-    """Renders templates in at most `max_workers` processes. Safe to share between threads.
+    """A pool of at most `max_workers` processes that render templates. Thread-safe.
 
     seconds, memory_bytes: limits of one rendering. The memory limit also allows a multiple of the
     size of the variables.

@@ -56,7 +56,7 @@ class GenerationTag(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Compiles and renders templates with the same globals and rules as Hugging Face."""
+    """A Jinja environment with the globals and whitespace rules of Hugging Face's templates."""
 
     def __init__(self) -> None:
         super().__init__(

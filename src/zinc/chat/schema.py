@@ -15,7 +15,7 @@ _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 class Tools:
-    """Looks up tools by name. Tools have the form of OpenAI, its inner `function`, or Anthropic."""
+    """Tools by name. Each has the form of OpenAI, its inner `function`, or Anthropic."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}

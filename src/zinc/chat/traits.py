@@ -89,7 +89,7 @@ class TemplateTraits:
 
 
 class _Attempt:
-    """Renders test conversations; returns None if the template refuses one.
+    """Renderer of test conversations, which returns None if the template refuses one.
 
     content: the default content of messages with calls.
     """

@@ -41,7 +41,7 @@ class Answer:
 
 
 class Printer:
-    """Writes an answer while it grows. aside: where reasoning goes; None drops it."""
+    """Printer of an answer while it grows. aside: where reasoning goes; None drops it."""
 
     def __init__(self, out: TextIO, aside: TextIO | None) -> None:
         self._out, self._aside = out, aside

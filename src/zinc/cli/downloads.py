@@ -91,7 +91,7 @@ def _print_json(event: Event) -> None:
 
 
 class PullPrinter:
-    """Prints the events of a pull on stderr; progress is a line that is drawn again."""
+    """Printer of a pull's events on stderr. Progress is a line that is drawn again."""
 
     def __init__(self, *, confirm: bool) -> None:
         self._confirm = confirm

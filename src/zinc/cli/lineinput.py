@@ -19,7 +19,7 @@ _OPENING = re.compile(rf"(/\w+ +)?(?={QUOTE})")
 
 
 class LineInput:
-    """Reads one message at a time.
+    """Reader of one message at a time from the terminal or a pipe.
 
     A message is a line, a pasted block, lines that end in a backslash with the line after them, or
     the text between two triple quotes. On a terminal, messages are kept in

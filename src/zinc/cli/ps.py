@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
 from zinc.cli import usage
 from zinc.cli.text import plain, size, table
@@ -66,7 +67,9 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
         raise RequestError(f"{url} answers with status {error.status}", "", hint) from None
     except TransientError as error:
         hint = "start one with `zinc serve`, or name its address with {url}"
-        raise RequestError(f"no server answers at {url}", str(error), hint) from None
+        # The transport names the host, as this sentence does.
+        why = str(error).removeprefix(f"{urlsplit(url).netloc}: ")
+        raise RequestError(f"no server answers at {url}", why, hint) from None
     except (ValueError, KeyError, TypeError, DownloadError) as error:
         raise RequestError(f"{url} is no server of zinc", str(error)) from None
     return [entry for entry in found if isinstance(entry, dict)]

@@ -11,7 +11,7 @@ from zinc.ops.step import IntArray, Step
 
 
 class StepMaker:
-    """Makes steps for a model that was loaded for a fixed number of `sequences`.
+    """Factory of steps for a model that was loaded for a fixed number of `sequences`.
 
     Sequence i owns the i-th range of cache blocks, long enough for the whole context.
     """

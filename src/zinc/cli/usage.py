@@ -80,7 +80,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def merge_models(args: argparse.Namespace) -> None:
-    """Move the model of -m to `args.model` in commands that take it as an argument, too.
+    """Store the model of `-m` in `args.model`, where a positional MODEL is stored.
 
     Raises UsageError if both are given.
     """

@@ -24,7 +24,10 @@ KEPT_SHARE = 1 / 2
 
 
 class Window:
-    """Drops the oldest turns when the context of `llm` is full, with a note on stderr."""
+    """The newest turns of a chat that fit in the context of `llm`.
+
+    A note on stderr tells when older turns are left out.
+    """
 
     def __init__(self, llm: LLM, params: SamplingParams, template_args: dict[str, Any]) -> None:
         self._llm, self._template_args = llm, template_args

@@ -15,7 +15,7 @@ from zinc.engine.sampling.allowed import Allowed
 
 
 class Constraint(Allowed, Protocol):
-    """Limits the tokens of one sequence. One thread calls it at a time.
+    """Constraint on the tokens of one sequence. One thread calls it at a time.
 
     A ZincError that it raises fails the request; no token passes unchecked.
     """
@@ -60,7 +60,7 @@ class Thinking:
 
 
 class ThinkingTracker:
-    """Follows the tokens of one answer, and decides when its reasoning must end."""
+    """State of one answer's reasoning, which decides when the reasoning must end."""
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking

@@ -33,7 +33,7 @@ PROMPT_TOKENS_BESIDE_STREAMS = 128
 
 
 class Engine:
-    """Runs requests on a program. Not thread-safe: see `zinc.engine.worker`.
+    """Inference engine of one model. Not thread-safe: see `zinc.engine.worker`.
 
     context: the most tokens of prompt and answer together. prefix_cache: keep the cache of prompts
     for other requests that begin alike, in at most `cache_bytes` (None: all that is not in use).

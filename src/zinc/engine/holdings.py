@@ -19,7 +19,7 @@ from zinc.kv import CachePool
 
 
 class Holdings:
-    """Attaches sequences to a pool and releases them.
+    """The blocks and slots of a pool that sequences hold.
 
     swap_bytes: host memory for copies of preempted sequences. A sequence that does not fit, or that
     takes longer to copy than to run, is run again.

@@ -37,7 +37,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 class HashingReader:
-    """Reads a tensor and hashes its bytes, each once, in file order.
+    """Reader of a tensor that hashes each byte once, in file order.
 
     A thread of `hasher` computes the hash, so that the caller can pack the bytes meanwhile.
     """

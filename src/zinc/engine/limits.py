@@ -11,7 +11,7 @@ from zinc.engine.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Checks requests against a model.
+    """Limits of a model, against which requests are checked.
 
     n_vocab: number of token ids. longest: the most tokens of prompt and answer together.
     """

@@ -31,7 +31,7 @@ _NO_TOKENS = np.empty((0, 2), np.float32)
 
 
 class ModelRunner:
-    """Runs steps on a model's programs, which share one cache of `n_groups` groups of layers.
+    """Runner of steps on a model's programs, which share one cache of `n_groups` groups of layers.
 
     program: runs sequences up to the plain context. extended: runs longer ones. prepare: returns
     the program for readouts of a kind, extended or not. The sequences of one call are all extended,

@@ -29,7 +29,7 @@ class ReadoutKind(StrEnum):
 
 
 class Readout(Protocol):
-    """Takes the rows of a prompt in order."""
+    """Consumer of the rows of a prompt, which it reads in order."""
 
     kind: ReadoutKind
 

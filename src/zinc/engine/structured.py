@@ -46,7 +46,7 @@ _LIMITS = {
 
 
 class Grammars:
-    """Compiles grammars for one model. Thread-safe.
+    """Compiler of grammars for one model. Thread-safe.
 
     n_vocab: length of a row of logits, by default the size of the tokenizer's vocabulary.
     """

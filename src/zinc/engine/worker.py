@@ -97,7 +97,7 @@ class Task:
 
 
 class EngineWorker:
-    """Runs an engine in a thread of its own, which starts with the first call."""
+    """An engine in a thread of its own, which starts with the first call."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -309,7 +309,10 @@ class EngineWorker:
             self._end(task, None)
 
     def _end(self, task: Task, error: BaseException | None) -> None:
-        """Remove a task, and have its caller go on once the prefix cache is on disk."""
+        """Remove a task, cancel its sequences and wake its caller, which raises `error` if given.
+
+        If it was the last task, the prefix cache is written to disk before the caller goes on.
+        """
         self._tasks.remove(task)
         try:
             self._cancel_sequences(task)

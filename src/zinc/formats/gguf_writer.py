@@ -46,7 +46,7 @@ _STRUCT_CODES: dict[ValueType, str] = {
 
 
 class GGUFWriter:
-    """Collects metadata and tensors, then writes them to `path`.
+    """Writer of a GGUF file, which collects metadata and tensors and then writes them to `path`.
 
     As a context manager it writes at the end of the block, unless the block raised. `add` and
     `add_tensor` raise ModelError for values that the format cannot store.

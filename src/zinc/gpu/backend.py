@@ -33,7 +33,7 @@ from zinc.quant.decode import decode
 
 
 class GpuKernels:
-    """Implements `zinc.backends.api.Kernels` for a kernel set. Subclasses name it."""
+    """A `zinc.backends.api.Kernels` for the kernel set that a subclass names."""
 
     name: str
     kernel_set: KernelSet
@@ -68,7 +68,7 @@ class GpuKernels:
 
 
 class GpuBackend(GpuKernels):
-    """Implements `zinc.backends.api.Backend` on a host."""
+    """A `zinc.backends.api.Backend` on a `Host`."""
 
     def __init__(self, host: Host, batch_invariant: bool = False) -> None:
         self.host = host

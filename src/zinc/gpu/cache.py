@@ -18,7 +18,7 @@ from zinc.ops.values import KVState, RecurrentState, State
 
 
 class GpuCache:
-    """Implements `zinc.backends.api.Cache`. Raises MemoryLimitError if the states do not fit.
+    """A `zinc.backends.api.Cache` on a GPU. Raises MemoryLimitError if the states do not fit.
 
     layers: blocks of each KV state by name. recurrent: address of each recurrent state by name.
     """

@@ -62,7 +62,7 @@ class Slice:
 
 
 class Allocator(Protocol):
-    """Makes buffers, which are freed when nothing refers to them any more."""
+    """Allocator of buffers, which are freed when nothing refers to them any more."""
 
     @property
     def max_buffer_bytes(self) -> int: ...
@@ -77,7 +77,7 @@ class Allocator(Protocol):
 
 
 class Pool:
-    """Cuts slices from a few large buffers. Slices are freed with the pool.
+    """Memory pool that cuts slices from a few large buffers. Slices are freed with the pool.
 
     Buffers are large because a device translates their addresses faster (docs/benchmarks.md).
     """
@@ -127,7 +127,7 @@ def aligned(size: int) -> int:
 
 
 class ScratchAllocator:
-    """Hands out scratch memory to launches, from a ring whose oldest bytes are reused.
+    """Ring of scratch memory for launches, whose oldest bytes are reused.
 
     `new_memory(n_bytes)` returns the address of memory that stays allocated, because recorded
     dispatches use it even after a larger ring has replaced it. `taken` lists the address ranges

@@ -82,7 +82,7 @@ class RunningStep:
 
 
 class GpuProgram:
-    """Implements `zinc.backends.api.Program` on a host.
+    """A `zinc.backends.api.Program` on a `Host`.
 
     Raises UnsupportedError when a step needs a kernel that the kernel set does not have.
     """

@@ -10,7 +10,7 @@ _WINDOW_S = 5.0
 
 
 class Meter:
-    """Measures bytes a second of a transfer of `total` bytes that begins at `done` bytes."""
+    """Speed meter of a transfer of `total` bytes that begins at `done` bytes."""
 
     def __init__(self, done: int, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._clock = total, clock

@@ -79,7 +79,7 @@ def retry_after_s(value: str | None) -> float | None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but not from https to http, and takes no token to another server."""
+    """Redirects of a request: none from https to http, and no token to another server."""
 
     def redirect_request(
         self,
@@ -104,7 +104,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Sends GET requests. headers: of every request, such as Authorization."""
+    """Sender of GET requests. headers: of every request, such as Authorization."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
@@ -156,7 +156,7 @@ def read_all(response: HTTPResponse, limit: int) -> bytes:
 
 
 class Patience:
-    """Decides whether to try again after a failure, and waits before.
+    """Retry policy with a growing wait after each failure.
 
     what, hint: what is tried, and what to do if it fails, for the error. on_wait: called with the
     reason and the seconds. stop: ends a wait early.

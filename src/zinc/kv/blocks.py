@@ -15,7 +15,7 @@ from zinc.core.errors import MemoryLimitError
 
 
 class BlockAllocator:
-    """Allocates block numbers 0 to n_blocks - 1, the lowest free ones first.
+    """Allocator of block numbers 0 to n_blocks - 1, the lowest free ones first.
 
     Ascending numbers keep the blocks of a single conversation contiguous in memory.
     """

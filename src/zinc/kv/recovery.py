@@ -41,7 +41,7 @@ class CacheFile:
 
 
 class Recovery:
-    """Restores the files of one `key` in a folder into a pool."""
+    """Recovery of cached prefixes into a pool, from the files of one `key` in a folder."""
 
     def __init__(self, folder: Path, key: str, pool: CachePool) -> None:
         self._folder, self._key, self._pool = folder, key, pool

@@ -13,7 +13,7 @@ from zinc.core.errors import MemoryLimitError
 
 
 class SlotAllocator:
-    """Allocates slot numbers 0 to n_slots - 1, the lowest free one first."""
+    """Allocator of slot numbers 0 to n_slots - 1, the lowest free one first."""
 
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots

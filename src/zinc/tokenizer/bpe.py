@@ -31,7 +31,7 @@ _LONGEST_RUN = 1 << 20
 
 
 class BytePairEncoder:
-    """Encodes text without special tokens.
+    """Byte-pair encoder of text without special tokens.
 
     merges: pairs `left right`, in order of priority. Raises ModelError if one is not a pair.
     """

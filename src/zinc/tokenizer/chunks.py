@@ -1,4 +1,4 @@
-"""Cuts long texts into chunks that can be tokenized one by one with the same ids as the whole.
+"""Division of long texts into chunks whose token ids, in order, are those of the whole text.
 
 A tokenizer needs up to 160 bytes of memory a character. With chunks, only one of them is in memory
 at a time, and tokenizing can stop as soon as there are too many tokens.

@@ -27,7 +27,7 @@ _LONGEST_RUN = 1 << 17
 
 
 class ScoreEncoder:
-    """Encodes text without special tokens.
+    """SentencePiece encoder of text without special tokens, which merges by score.
 
     unk_id: id for characters that the vocabulary cannot spell. Raises ModelError if the vocabulary
     has no scores.

@@ -17,7 +17,7 @@ from zinc.tokenizer.tokenizer import Tokenizer
 
 
 class StreamDecoder:
-    """Turns token ids into text as they arrive.
+    """Decoder of token ids into text as they arrive.
 
     stop: strings that end the text and are not part of it; afterwards `push` and `finish` return
     nothing. If several match, the one that ends first wins, and the longest of those that end
@@ -49,7 +49,7 @@ class StreamDecoder:
 
 
 class StopMatcher:
-    """Finds stop strings in streamed text, and holds back text that may be the start of one.
+    """Search for stop strings in streamed text. It holds back text that may be the start of one.
 
     `matched` is the stop string that was found, or None.
     """

@@ -33,7 +33,7 @@ _COUNTED_CHARACTERS = 100_000
 
 
 class Encoder(Protocol):
-    """Encodes text without special tokens.
+    """Encoder of text without special tokens.
 
     covers_all_text: every character of a text becomes part of a token; none is dropped.
     """

@@ -1,4 +1,4 @@
-"""Writes llama.cpp's results for the embedded model: answers, perplexity and embeddings.
+"""Write llama.cpp's results for the embedded model: answers, perplexity and embeddings.
 
     python tests/data/oracle/make.py PROSE.txt     (needs llama-cpp-python)
 

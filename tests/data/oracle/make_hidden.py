@@ -1,4 +1,4 @@
-"""Writes the hidden states of two fixtures after the final norm, computed by transformers.
+"""Write the hidden states of two fixtures after the final norm, computed by transformers.
 
     python -m venv /tmp/oracle && /tmp/oracle/bin/pip install torch transformers gguf
     /tmp/oracle/bin/python tests/data/oracle/make_hidden.py

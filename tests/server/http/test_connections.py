@@ -56,7 +56,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Deadlines:
-    """Controls the deadlines of connections: they expire when a test says so."""
+    """The deadlines of connections, which expire when a test says so."""
 
     def __init__(self, server: Running) -> None:
         self._server = server

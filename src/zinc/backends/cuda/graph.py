@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GraphRecording:
-    """Implements `zinc.gpu.host.Recording`. Edges of the graph are those of the dispatches."""
+    """A `zinc.gpu.host.Recording` as a CUDA graph, with the edges of the dispatch graph."""
 
     def __init__(self, host: CudaHost, graph: DispatchGraph, downloads: Sequence[Download]) -> None:
         self._host = host

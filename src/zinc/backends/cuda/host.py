@@ -39,7 +39,7 @@ class Kernel:
 
 
 class CudaHost:
-    """Implements `zinc.gpu.host.Host` on an open device. Raises DeviceError."""
+    """A `zinc.gpu.host.Host` for one CUDA device, which it opens. Raises DeviceError."""
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate

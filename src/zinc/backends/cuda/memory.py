@@ -23,7 +23,7 @@ STAGING_BYTES = 32 << 20
 
 
 class Memory:
-    """Allocates buffers on one device. A buffer is freed with its last reference.
+    """Allocator of buffers on one device. A buffer is freed with its last reference.
 
     enter: makes the device's context current in the calling thread.
     """

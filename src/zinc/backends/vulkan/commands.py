@@ -52,7 +52,7 @@ class Commands:
 
 
 class Recorder:
-    """Records a command buffer with at most `max_stamps` timestamps.
+    """A command buffer under construction, with at most `max_stamps` timestamps.
 
     It starts with a barrier, after which writes of earlier submissions are visible.
     """

@@ -16,7 +16,7 @@ from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 
 
 class VulkanHost:
-    """Implements `zinc.gpu.host.Host`. All backends on a device share its host."""
+    """A `zinc.gpu.host.Host` for a Vulkan device. All backends on a device share its host."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.memory = device, Memory(device)

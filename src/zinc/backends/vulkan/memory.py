@@ -37,7 +37,7 @@ _FLAGS = {
 
 
 class Memory:
-    """Allocates buffers on one device. A buffer is freed with its last reference."""
+    """Allocator of buffers on one device. A buffer is freed with its last reference."""
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -96,7 +96,7 @@ class Process:
 
 
 class Processes:
-    """A pool of idle compiler processes, which grows to the most jobs that ran at once."""
+    """A pool of compiler processes. A job takes an idle one, or starts another if there is none."""
 
     def __init__(self) -> None:
         self._idle: dict[Path, list[Process]] = {}

@@ -13,7 +13,7 @@ from zinc.chat.schema import typed
 
 
 class Arguments:
-    """Writes the arguments of an open call as a JSON object, one after another."""
+    """The JSON object of an open call's arguments, written one argument after another."""
 
     def __init__(self, output: Output, tool: str) -> None:
         self._output = output

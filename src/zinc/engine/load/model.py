@@ -154,7 +154,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Preparer:
-    """Prepares the programs that only some requests need, on the cache of the others."""
+    """Factory of the programs that only some requests need, on the cache of the others."""
 
     planned: PlannedModel
     cache: Cache

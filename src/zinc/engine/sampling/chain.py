@@ -57,7 +57,7 @@ class Sampled:
 
 
 class Sampler:
-    """Samples the tokens of one sequence by the settings in `params`.
+    """Sampler of one sequence's tokens, with the settings in `params`.
 
     n_vocab: length of a row of logits. end_tokens: ids that `ignore_eos` bans. dry_breakers: as
     token ids, from `breaker_sequences`. `seed` is the seed in use, which is random if the request

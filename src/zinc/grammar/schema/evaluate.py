@@ -29,7 +29,7 @@ MAX_NESTED = 80  # subschemas applied to the same value, one within the other
 
 
 class Evaluator:
-    """Returns the values that the subschemas of a document allow.
+    """Evaluator of the values that the subschemas of a document allow.
 
     policy: decides about unsupported keywords. Methods raise SchemaError.
     """

@@ -59,7 +59,7 @@ class KeywordPolicy:
 
 
 class Keywords:
-    """Reads the keywords of one subschema. Methods raise SchemaError if a value is not valid."""
+    """The keywords of one subschema. Methods raise SchemaError if a value is not valid."""
 
     def __init__(self, document: Document, located: Located, policy: KeywordPolicy) -> None:
         self._document = document

@@ -27,7 +27,7 @@ class Bound:
 
     @property
     def negated(self) -> Bound:
-        """The bound of the negated values."""
+        """Return the bound of -x, where this is the bound of x."""
         return Bound(self.value.copy_negate(), self.is_open)  # a minus sign would round
 
 

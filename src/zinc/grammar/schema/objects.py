@@ -40,7 +40,7 @@ class Member:
 
 
 class ObjectRules:
-    """Adds the rules of one object to those of `writer`; their names begin with `name`."""
+    """Builder of the rules of one object in `writer`. Their names begin with `name`."""
 
     def __init__(self, writer: Writer, name: str, object: Object) -> None:
         self._writer = writer

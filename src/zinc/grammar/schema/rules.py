@@ -35,7 +35,7 @@ class Rules:
 
 
 class SchemaRules:
-    """Writes the rules of one schema or of parts of it. Raises SchemaError, as its methods do.
+    """Builder of the rules of a schema or of its parts. Raises SchemaError, as its methods do.
 
     lenient: leave out keywords that are not supported, and list them in `dropped`. A part of the
     schema is named by its keys: `("properties", "city")`.

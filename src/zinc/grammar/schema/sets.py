@@ -32,7 +32,7 @@ MAX_STEPS = 200_000
 
 
 class ValueSets:
-    """Works on sets whose arrays and objects refer to subschemas.
+    """Operations on sets of values whose arrays and objects refer to subschemas.
 
     values: returns the values that a conjunction of subschemas allows. Methods raise SchemaError if
     they need too many steps.

@@ -78,7 +78,7 @@ SPACED = Spacing('"{"', '"}"', '"["', '"]"', '": "', '", "')
 
 @dataclass
 class Writer:
-    """Writes rules for subschemas, and for all subschemas they refer to, into `rules`."""
+    """Builder of the rules of subschemas, and of all that these refer to, in `rules`."""
 
     evaluator: Evaluator
     rules: RuleSet

@@ -82,7 +82,7 @@ def _method(scope: Scope) -> str:
 
 
 class Access:
-    """Refuses requests with a wrong Host, Origin or API key, and answers CORS preflights.
+    """Middleware that checks Host, Origin and API key of requests, and answers CORS preflights.
 
     is_public: whether a path needs no API key.
     """

@@ -78,7 +78,7 @@ def report_failure(record: Record, error: BaseException) -> None:
 
 
 class _Stderr(logging.Handler):
-    """Writes to the current `sys.stderr`, which can change after the log was set up."""
+    """Log handler for the current `sys.stderr`, which can change after the log was set up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -89,7 +89,7 @@ class _Stderr(logging.Handler):
 
 
 class _TextLines(logging.Formatter):
-    """Formats log records as lines of text."""
+    """Formatter of log records as lines of text."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -105,7 +105,7 @@ class _TextLines(logging.Formatter):
 
 
 class _JSONLines(logging.Formatter):
-    """Formats log records as lines of JSON."""
+    """Formatter of log records as lines of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -20,7 +20,7 @@ class _CancelledError(Exception):
 
 
 class LoadThread:
-    """Runs `load(options, progress)` in a daemon thread. Create it in the event loop.
+    """A daemon thread that runs `load(options, progress)`. Create it in the event loop.
 
     If `result` is cancelled, the thread stops at its next progress report. A model that has been
     loaded completely by then is closed.

@@ -10,7 +10,7 @@ from zinc.tokenizer import StreamDecoder, Tokenizer
 
 
 class TokenReader(Protocol):
-    """Turns the tokens of one answer into events.
+    """Reader of one answer: tokens in, events out.
 
     stopped: the stop string that ended the answer, if any. is_thinking: whether the next token
     belongs to the reasoning.
@@ -25,7 +25,7 @@ class TokenReader(Protocol):
 
 
 class PlainReader:
-    """Reads an answer that is plain text, without reasoning or calls."""
+    """Reader of an answer that is plain text, without reasoning or calls."""
 
     is_thinking = False
 

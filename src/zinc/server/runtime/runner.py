@@ -123,7 +123,7 @@ class Observer:
 
 @dataclass(eq=False)
 class Runner:
-    """Runs jobs on the engine of `llm`. Construct and call it in the event loop.
+    """Queue of jobs for the engine of `llm`. Construct and call it in the event loop.
 
     max_waiting: jobs that may wait besides those that the engine can run at once.
     """

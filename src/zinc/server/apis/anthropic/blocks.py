@@ -39,7 +39,7 @@ def _input(arguments: str) -> Mapping[str, Any]:
 
 
 class BlockEvents:
-    """Turns the events of an answer into Anthropic's, which open, extend and close blocks.
+    """Converter of an answer's events to Anthropic's, which open, extend and close blocks.
 
     The methods return pairs of an event's name and data.
     """

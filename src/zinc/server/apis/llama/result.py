@@ -21,7 +21,7 @@ from zinc.server.runtime.runner import Generation
 
 
 class CompletionResult:
-    """Collects one answer, and returns its chunks and its final object in llama.cpp's form."""
+    """One answer in llama.cpp's form: its chunks, and its final object."""
 
     def __init__(
         self, model: LoadedModel, fields: NativeFields, generation: Generation, index: int

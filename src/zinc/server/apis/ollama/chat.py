@@ -101,7 +101,7 @@ def to_request(fields: OllamaChatFields) -> ChatRequest:
 
 
 class Reply:
-    """Builds the rows of an answer. Calls are sent whole, when their arguments are complete."""
+    """Builder of the rows of an answer. Calls are sent whole, when their arguments are complete."""
 
     def __init__(self, model: LoadedModel, chat_request: ChatRequest) -> None:
         self._model, self._asked = model, chat_request

@@ -104,7 +104,7 @@ def own_name(pool: ModelPool, name: str | None) -> str | None:
 
 
 class Clock:
-    """Measures the durations of one request in nanoseconds. Create it after reading the request."""
+    """Clock of one request, in nanoseconds. Create it after reading the request."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()

@@ -21,7 +21,7 @@ from zinc.server.runtime.loaded_model import LoadedModel
 
 
 class _Fields(QueueFields):
-    """Fields of both endpoints."""
+    """Fields that /api/embed and /api/embeddings share."""
 
     model: str | None = None
     options: dict[str, Any] | None = Field(

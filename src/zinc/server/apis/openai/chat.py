@@ -290,7 +290,7 @@ def _usage(ends: Sequence[Finished]) -> Usage:
 
 
 class Deltas:
-    """Turns the events of one answer into the deltas of its chunks.
+    """Converter of one answer's events to the deltas of its chunks.
 
     custom: names of custom tools, whose input is sent when it is complete.
     """

@@ -282,7 +282,7 @@ def _usage(ends: Sequence[End], n: int) -> Usage:
 
 
 class Logprobs:
-    """Converts log-probabilities of one answer to the form of the completions API.
+    """Log-probabilities of one answer in the form of the completions API.
 
     `text_offset` continues over the pieces of an answer. The first token of a prompt has no
     log-probability, so its value is null.

@@ -118,7 +118,7 @@ def _around(
 
 
 class IndentReader(PlainReader):
-    """Ends an answer before a new line that is indented by less than `n_indent`; 0 turns it off."""
+    """Reader that ends an answer before a line indented by less than `n_indent`; 0 turns it off."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], n_indent: int) -> None:
         super().__init__(tokenizer, stop)

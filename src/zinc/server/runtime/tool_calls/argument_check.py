@@ -24,7 +24,7 @@ N_CHILDREN = 2  # child processes at a time, for one model
 
 
 class ArgumentChecker:
-    """Checks arguments of calls in child processes, at most `N_CHILDREN` at a time."""
+    """Checker of calls' arguments in child processes, at most `N_CHILDREN` at a time."""
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(N_CHILDREN)

@@ -36,7 +36,7 @@ _READ = {
 
 
 class GemmaValues:
-    """Builds grammar rules for values; `rules` collects them.
+    """Builder of grammar rules for values, collected in `rules`.
 
     prefix: the beginning of the names of rules. root: the schema that references are resolved in.
     schema_rules: where keywords that cannot be expressed are dropped.

@@ -9,7 +9,7 @@ from zinc.tokenizer import Tokenizer
 
 
 class Marks:
-    """Writes markers as grammar symbols: control tokens by id, others as quoted text."""
+    """Markers as grammar symbols: control tokens by id, others as quoted text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

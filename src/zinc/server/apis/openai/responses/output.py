@@ -28,7 +28,7 @@ _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # type -> 
 
 
 class ItemEvents:
-    """Creates the items of a response and their numbered events.
+    """The items of a response and their numbered events.
 
     shared: members of the response object that do not change. items: the items so far. The last
     one is open while it grows.
@@ -166,7 +166,7 @@ class ItemEvents:
 
 
 class OutputItems(ItemEvents):
-    """Turns the pieces of an answer into items and their events.
+    """The items of a new answer, made from its pieces, and their events.
 
     logprobs: whether text has log-probabilities. tools: the request's tools, which determine the
     item of a call.
@@ -224,7 +224,7 @@ class OutputItems(ItemEvents):
 
 
 class Replay(ItemEvents):
-    """Creates the events of a finished response again, with each item's text in one delta."""
+    """The events of a finished response once more, with each item's text in one delta."""
 
     def __init__(self, response: Mapping[str, Any]) -> None:
         super().__init__({k: v for k, v in response.items() if k != "completed_at"})
