@@ -10,6 +10,7 @@ It turns text into token ids and back. The engine below it works on token ids on
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -46,6 +47,7 @@ from zinc.engine.load.files import resolve_model
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
 from zinc.engine.load.planned import plan_model
+from zinc.engine.load.settings import settings_of
 from zinc.engine.load.weights import Progress
 from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.engine.request import Request
@@ -63,12 +65,14 @@ __all__ = ["LLM", "Chunk", "Completion", "Stream"]
 
 Messages = Seq[Mapping[str, Any]]
 
+log = logging.getLogger("zinc.loading")
+
 
 class LLM:
     """A model ready to run.
 
-    model: path of a GGUF file, or a name such as "qwen3:8b" or "org/repo:Q4_K_M" whose file is on
-        this machine (docs/models.md); None is the embedded demo model.
+    model: path of a GGUF file or a Modelfile, or a name such as "qwen3:8b" or "org/repo:Q4_K_M"
+        whose file is on this machine (docs/models.md); None is the embedded demo model.
     backend: "cpu", "vulkan", or "auto": a GPU that holds the model and passes a self-test, else the
         CPU (docs/placement.md). `LLM.choice.reason` says what was chosen and why.
     threads: CPU threads (default: one for each core that this process may use).
@@ -116,11 +120,14 @@ class LLM:
         options: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        path = None if model is None else resolve_model(model)
+        settings = settings_of(model)
+        for note in settings.notes:
+            log.warning("%s", note)
         folder = None if cache_dir is None else Path(cache_dir).expanduser()
         load = LoadOptions(
-            path=path, backend=backend, threads=threads, device_map=device_map, context=context,
-            rope=rope, kv_dtype=kv_dtype, batch_tokens=batch_tokens, prefix_cache=prefix_cache,
+            path=None if model is None else resolve_model(model), settings=settings,
+            backend=backend, threads=threads, device_map=device_map, context=context, rope=rope,
+            kv_dtype=kv_dtype, batch_tokens=batch_tokens, prefix_cache=prefix_cache,
             cache_bytes=cache_bytes, swap_bytes=swap_bytes, cache_dir=folder, pooling=pooling,
             chat_template=chat_template, backend_options=options or {},
         )  # fmt: skip
@@ -140,6 +147,7 @@ class LLM:
         if options.chat_template is not None or "tokenizer.chat_template" in metadata:
             renderer.SHARED.start()  # starts while weights are loaded
         self.model = LoadedModel(planned, progress)
+        self.settings = options.settings
         self.file, self.spec, self.path = planned.file, planned.spec, planned.file.path
         self.plan, self.kv_dtype = self.model.plan, self.model.kv_dtype
         self.context, self.memory = self.model.context, self.model.memory
@@ -150,8 +158,11 @@ class LLM:
 
     @cached_property
     def sampling(self) -> dict[str, Any]:
-        """Arguments of SamplingParams that the file recommends, for requests without `params`."""
-        return recommended(self.file.metadata)
+        """Arguments of SamplingParams for requests without `params`.
+
+        The model's own settings come before those that the file recommends.
+        """
+        return {**recommended(self.file.metadata), **self.settings.sampling}
 
     @property
     def engine(self) -> Engine:
@@ -311,6 +322,9 @@ class LLM:
     ) -> list[int]:
         """Return the token ids of a conversation, up to the start of the answer.
 
+        The system prompt and messages of a Modelfile come first, unless the conversation has its
+        own system prompt.
+
         template_args: variables for the template (`enable_thinking`, `reasoning_effort`,
         `documents`, ...) and two switches. With `continue_final_message`, the prompt ends inside
         the last message, an assistant message that the answer continues. With
@@ -321,6 +335,7 @@ class LLM:
         for a malformed message, contradicting switches, or variables that are not plain data.
         """
         check_messages(messages, self.template)
+        messages = self.settings.conversation(messages)
         return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
 
     def _request(

@@ -20,6 +20,7 @@ from zinc.cli import chat as chat_command
 from zinc.cli import loading
 from zinc.cli.answer import note_think
 from zinc.cli.window import Window
+from zinc.engine.load.settings import NO_SETTINGS
 from zinc.llm import Chunk
 
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
@@ -128,6 +129,7 @@ def test_reasoning_never_goes_to_stdout(zinc, monkeypatch, options, shown):
     class Reasoner(contextlib.nullcontext[object]):
         template = ChatTemplate("user: {{ messages[0].content }}\n<think>\n")
         sampling = MappingProxyType({})
+        settings = NO_SETTINGS
 
         def render(self, messages, **template_args):
             asked.append(template_args)

@@ -29,6 +29,7 @@ from zinc.core.errors import RequestError
 from zinc.core.progress import ProgressBar, stepper
 from zinc.core.terminal import visible
 from zinc.engine.load.files import EMBEDDED_MODEL
+from zinc.engine.load.settings import NO_SETTINGS
 from zinc.llm import Chunk
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -97,6 +98,7 @@ class Speaker(nullcontext[object]):
 
     template = ChatTemplate("{{ messages[0].content }}\n")
     sampling = MappingProxyType({})
+    settings = NO_SETTINGS
     context = 4096
 
     def __init__(self, answer: str) -> None:

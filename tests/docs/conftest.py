@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hub.fake_hub import FakeHub
-from pages import PAGES, blocks, commands
+from pages import MODELFILE, PAGES, ROOT, blocks, commands
 
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.hub.errors import ModelNameError
 from zinc.hub.names import HubName, is_model_name, parse
 from zinc.hub.pull import pull
+
+MODELFILE_TEXT = blocks(ROOT / "docs/models.md", "dockerfile")[0]
 
 
 def model_names(words: list[str]) -> list[str]:
@@ -37,7 +39,7 @@ def hub() -> Iterator[FakeHub]:
     words = [w for page in PAGES for command in commands(page) for w in shlex.split(command)]
     words += [w for page in PAGES for code in blocks(page, "python")
               for w in re.findall(r'"([^"\n]+)"', code)]  # fmt: skip
-    for name in model_names(words):
+    for name in {*model_names(words), *model_names(MODELFILE_TEXT.split())}:
         files = {f"model-{label}.gguf": data for label in ("Q4_K_M", "Q8_0")}
         server.add(parse(name).repo, files)
     yield server
@@ -46,14 +48,21 @@ def hub() -> Iterator[FakeHub]:
 
 @pytest.fixture(autouse=True)
 def provide(hub, monkeypatch, tmp_path) -> Callable[[str], None]:
-    """Use `hub`, and an empty cache. Return a function that pulls the models of a command."""
+    """Use `hub`, and an empty cache. Return a function that gets what a command needs.
+
+    It pulls the models, and writes the Modelfile.
+    """
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "models"))
 
     def provide(command: str) -> None:
-        for name in model_names(shlex.split(command)):
+        words = shlex.split(command)
+        if MODELFILE in command:
+            (tmp_path / MODELFILE).write_text(MODELFILE_TEXT)
+            words += MODELFILE_TEXT.split()
+        for name in model_names(words):
             pull(name)
 
     return provide

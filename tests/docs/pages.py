@@ -19,6 +19,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PROGRAMS = {"python": sys.executable, "zinc": f"{sys.executable} -m zinc"}
+MODELFILE = "./Modelfile"
 ADDRESS = "http://127.0.0.1:8080"  # of the server in every example
 
 
@@ -40,9 +41,13 @@ def with_demo_model(text: str) -> str:
     return re.sub(r"[\w./-]+\.gguf", str(EMBEDDED_MODEL), text)
 
 
-def script(command: str) -> str:
-    """Return a `zinc` or `python` command for this checkout, this Python and the demo model."""
+def script(command: str, folder: Path) -> str:
+    """Return a `zinc` or `python` command for this checkout, this Python and the demo model.
+
+    folder: where the Modelfile of the pages is.
+    """
     command = with_demo_model(command).replace("git diff", "echo '+ x = 1'")
+    command = command.replace(MODELFILE, str(folder / MODELFILE))
     return re.sub(r"\b(python(?= )|zinc(?= ))", lambda m: PROGRAMS[m[0]], command, count=1)
 
 
@@ -57,7 +62,7 @@ def environment(state: Path) -> dict[str, str]:
 def serving(command: str, state: Path) -> Iterator[str]:
     """Run a `zinc serve` command on a free port; yield its address once it serves."""
     process = subprocess.Popen(
-        ["bash", "-c", f"exec {script(command)} --port 0"],
+        ["bash", "-c", f"exec {script(command, state)} --port 0"],
         env=environment(state),
         stderr=subprocess.PIPE,
         text=True,

@@ -55,7 +55,11 @@ def test_command_succeeds(command, tmp_path, provide):
         provide(command)
     done = subprocess.run(
         # Agents are not installed here: their command line is printed.
-        ["bash", "-c", f"set -o pipefail; {script(command)}".replace(" launch", " launch --print")],
+        [
+            "bash",
+            "-c",
+            f"set -o pipefail; {script(command, tmp_path)}".replace(" launch", " launch --print"),
+        ],
         cwd=ROOT,
         env=environment(tmp_path),
         stdin=subprocess.DEVNULL,

@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
         params = loading.sampling_params(args, llm)
         answer.note_think(llm.template, args.think)  # raises when there is no template
         template_args = usage.template_arguments(args)
-        chat = Chat(llm, params, template_args, system=system or "", stats=args.stats)
+        system = llm.settings.system if system is None else system
+        chat = Chat(llm, params, template_args, system=system, stats=args.stats)
         if lines.interactive:
             print("Write something; /help lists what else there is, Ctrl-D leaves.")
         while (line := lines.read()) is not None:

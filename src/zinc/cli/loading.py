@@ -27,6 +27,8 @@ def open_llm(args: argparse.Namespace) -> LLM:
     path = usage.model_path(args)
     with ProgressBar(f"loading {path.name}") as progress:
         llm = LLM.from_options(usage.load_options(args, path=path), progress)
+    for note in llm.settings.notes:
+        print(f"zinc: {note}", file=sys.stderr)
     print_choice(llm.choice)
     _log_loaded(llm.model)
     return llm
@@ -65,8 +67,10 @@ def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> Samplin
     Raises RequestError, which names the option, if a value is out of range.
     """
     given = {**(llm.sampling if llm else {}), **usage.sampler_arguments(args)}
+    if getattr(args, "max_tokens", None) is not None:
+        given["max_tokens"] = args.max_tokens
     try:
-        return SamplingParams(max_tokens=getattr(args, "max_tokens", None), **given)
+        return SamplingParams(**given)
     except RequestError as error:
         name, _, rest = error.what.partition(" ")
         option = f"--{name.replace('_', '-')}" if name in given else name

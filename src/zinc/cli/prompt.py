@@ -9,6 +9,7 @@ from pathlib import Path
 from zinc.cli import streams, text, usage
 from zinc.cli.usage import UsageError
 from zinc.core.errors import RequestError
+from zinc.hub.modelfile import is_modelfile
 from zinc.hub.names import FileName, is_model_name, parse
 
 
@@ -73,7 +74,7 @@ def _model(word: str, option: str | None) -> str:
             "there is no such file",
             "check the path (a blank in it makes it a prompt)",
         )
-    if path.suffix != ".gguf" and path.is_file() and not _is_gguf(path):
+    if path.is_file() and not (path.suffix == ".gguf" or _is_gguf(path) or is_modelfile(path)):
         raise RequestError(
             f"{word} is not a model",
             "it is no GGUF file",

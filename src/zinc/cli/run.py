@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             answer.note_think(llm.template, args.think)
             chunks = llm.stream(llm.render(messages, **template_args), params)
-            rendered = llm.template.render(messages, **template_args)
+            rendered = llm.template.render(llm.settings.conversation(messages), **template_args)
             parser = answer.parser_for(llm.template, rendered)
         result = answer.show(chunks, printer, parser)
     if args.stats:

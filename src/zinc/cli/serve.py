@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -262,25 +263,25 @@ def _cache_dir(args: argparse.Namespace) -> Path | None:
 
 def _sources(args: argparse.Namespace) -> tuple[ModelSource, ...]:
     """Return the models to serve; the embedded one if none is named."""
-    from zinc.server.config import ModelSource
-
     found = [_source(each, args.pull) for each in (*args.models, *args.more_models)] or [
         _embedded(args)
     ]
     if args.alias is not None:
-        found[0] = ModelSource(args.alias, found[0].path)
+        found[0] = replace(found[0], name=args.alias)
     return tuple(found)
 
 
 def _source(text: str, pull: bool) -> ModelSource:
     """Return the model of [NAME=]MODEL. pull: download it if it is missing. Raises a ZincError."""
+    from zinc.engine.load.settings import settings_of
     from zinc.server.config import ModelSource
 
     name, mark, model = text.partition("=")
     # A path may contain "=". A name contains no "/", and an existing file of that name wins.
     if not mark or not name or not model or "/" in name or Path(text).exists():
         name, model = "", text
-    return ModelSource(name or client_name(model), _model_file(model, pull))
+    path = _model_file(model, pull)
+    return ModelSource(name or client_name(model), path, settings_of(model))
 
 
 def client_name(model: str) -> str:
@@ -298,11 +299,11 @@ def _model_file(model: str, pull: bool) -> Path:
         return resolve_model(model)
     except MissingModelError as error:
         if not pull:
-            hint = f"run `zinc pull {model}`, or serve with --pull"
-            raise MissingModelError(model, error.why, hint) from None
+            hint = f"run `zinc pull {error.name}`, or serve with --pull"
+            raise MissingModelError(error.name, error.why, hint) from None
         from zinc.cli import downloads
 
-        return downloads.pull(model)
+        return downloads.pull(error.name)
 
 
 def _embedded(args: argparse.Namespace) -> ModelSource:

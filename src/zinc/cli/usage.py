@@ -340,8 +340,10 @@ def load_options(args: argparse.Namespace, **fields: Any) -> LoadOptions:
     Options that the command does not have stay at their defaults.
     """
     from zinc.engine.load.options import LoadOptions
+    from zinc.engine.load.settings import settings_of
 
     given = {
+        "settings": settings_of(getattr(args, "model", None)),
         "backend": backend_name(args),
         "threads": threads(args),
         "device_map": device_map(args),

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from zinc.hub.catalogue import CATALOGUE, ShortName
 from zinc.hub.errors import ModelNameError
+from zinc.hub.modelfile import named_like_modelfile
 
 _PART = r"[A-Za-z0-9][\w.-]{0,95}"
 _REPOSITORY = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<choice>.+))?")
@@ -115,11 +116,23 @@ def parse(text: str) -> ModelName:
     )
 
 
+def registry_name(text: str) -> str:
+    """Return the name of a model of Ollama's world as zinc writes it.
+
+    A name that is none of zinc's belongs to Ollama's registry.
+    """
+    try:
+        parse(text)
+    except ModelNameError:
+        return f"{_OLLAMA}{text}"
+    return text
+
+
 def is_model_name(word: str) -> bool:
     """Return whether the first word of `zinc run` is a model rather than a prompt.
 
-    A model has no blanks, and ends in .gguf, contains a path separator, begins with "ollama:" or is
-    a short name of the catalogue.
+    A model has no blanks, and ends in .gguf, contains a path separator, begins with "ollama:", is a
+    short name of the catalogue, or is called like a Modelfile.
     """
     if any(map(str.isspace, word)):
         return False
@@ -128,6 +141,7 @@ def is_model_name(word: str) -> bool:
         word.lower().endswith(".gguf")
         or any(each in word for each in separators if each)
         or word.startswith(_OLLAMA)
+        or named_like_modelfile(word)
         or CATALOGUE.find(word) is not None
     )
 

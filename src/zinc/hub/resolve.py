@@ -10,12 +10,13 @@ from zinc.hub.choice import choose
 from zinc.hub.errors import MissingModelError
 from zinc.hub.folders import Folders, folders
 from zinc.hub.local import find
-from zinc.hub.names import FileName, HubName, ModelName, OllamaName, parse
+from zinc.hub.modelfile import Modelfile, is_modelfile, read
+from zinc.hub.names import FileName, HubName, ModelName, OllamaName, parse, registry_name
 from zinc.hub.variants import select
 
 
 def resolve(model: str | os.PathLike[str], where: Folders | None = None) -> Path:
-    """Return the model file that `model` names.
+    """Return the model file that `model` names; for a Modelfile, that of its FROM.
 
     Raises MissingModelError if it is a valid name whose file has to be downloaded first,
     ModelNameError if it is no valid name, FormatError for a path without a file.
@@ -23,11 +24,21 @@ def resolve(model: str | os.PathLike[str], where: Folders | None = None) -> Path
     text = os.fspath(model)
     name = parse(text)
     if isinstance(name, FileName):
+        if is_modelfile(name.path):
+            return base_file(read(name.path), name.path)
         return _file(name.path)
     found = local_path(name, where or folders())
     if found is None:
         raise MissingModelError(text, *_why_missing(name, where or folders()))
     return found
+
+
+def base_file(modelfile: Modelfile, path: Path, where: Folders | None = None) -> Path:
+    """Return the model file after FROM in a Modelfile, which is at `path`. Raises as `resolve`."""
+    near = path.parent / os.path.expanduser(modelfile.base)
+    if is_modelfile(near):
+        raise FormatError(f"{path} is FROM another Modelfile", "FROM names a model", f"see {near}")
+    return resolve(near if near.exists() else registry_name(modelfile.base), where)
 
 
 def local_path(name: HubName | OllamaName, where: Folders) -> Path | None:

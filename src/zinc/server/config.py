@@ -10,6 +10,7 @@ from typing import Any
 
 from zinc.core.errors import RequestError
 from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.settings import NO_SETTINGS, ModelSettings
 from zinc.engine.sampling import SamplingParams
 
 
@@ -17,15 +18,13 @@ from zinc.engine.sampling import SamplingParams
 class ModelSource:
     """A model to serve.
 
-    name: as clients call it. path: its file (None: the embedded model). system: the system prompt
-    of conversations that bring none. sampling: arguments of `SamplingParams` for requests that do
-    not give them. is_file: the model is a file, and not another name for one.
+    name: as clients call it. path: its file (None: the embedded model). settings: the model's own.
+    is_file: the model is a file, and not another name for one.
     """
 
     name: str
     path: Path | None
-    system: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    settings: ModelSettings = NO_SETTINGS
     is_file: bool = True
 
 

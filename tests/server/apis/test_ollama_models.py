@@ -12,7 +12,7 @@ from hub.fake_hub import FakeHub
 from serving import MODEL, Running, running
 
 from zinc.engine.load.files import EMBEDDED_MODEL
-from zinc.server.apis.ollama.manage import registry_name
+from zinc.hub.names import registry_name
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 GREEDY = {"temperature": 0, "num_predict": 4}
@@ -96,19 +96,79 @@ def test_a_created_model_has_its_own_system_prompt_and_sampling(managed: Running
     assert own == chat(managed, MODEL, messages=messages, options={**GREEDY, "num_predict": 8})
 
 
+MODELFILE = f"""FROM {MODEL}
+SYSTEM You are a pirate.
+PARAMETER temperature 0
+PARAMETER num_predict 8
+PARAMETER num_ctx 512
+MESSAGE user Hi
+MESSAGE assistant Ahoy!
+TEMPLATE {{{{ .Prompt }}}}
+"""
+PIRATE = [
+    {"role": "system", "content": "You are a pirate."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Ahoy!"},
+]
+
+
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    "fields",
     [
-        ({"model": "x"}, "from is missing"),
-        ({"model": "x", "from": MODEL, "parameters": {"num_ctx": 5}}, "num_ctx"),
-        ({"model": "x", "from": MODEL, "parameters": {"temperature": -1}}, "temperature"),
-        ({"model": "x", "from": MODEL, "template": "{{ .Prompt }}"}, "template"),
+        {"modelfile": MODELFILE},
+        {
+            "from": MODEL,
+            "system": PIRATE[0]["content"],
+            "parameters": {"temperature": 0, "num_predict": 8, "num_ctx": 512},
+            "messages": PIRATE[1:],
+            "template": "{{ .Prompt }}",
+        },
+    ],
+)
+def test_a_modelfile_and_the_fields_of_a_request_mean_the_same(
+    managed: Running, fields: dict[str, Any]
+) -> None:
+    rows = call(managed, "POST", "/api/create", {"model": "pirate", **fields}).splitlines()
+    assert "the template is not used" in json.loads(rows[0])["status"]
+    assert json.loads(rows[-1]) == {"status": "success"}
+    own = chat(managed, "pirate", options={})
+    messages, options = [*PIRATE, *HELLO], {**GREEDY, "num_predict": 8}
+    assert own == chat(managed, MODEL, messages=messages, options=options)
+    shown = json.loads(call(managed, "POST", "/api/show", {"model": "pirate"}))
+    assert (shown["system"], shown["messages"]) == (PIRATE[0]["content"], PIRATE[1:])
+    assert {"num_ctx 512", "num_predict 8"} <= set(shown["parameters"].splitlines())
+    ps = json.loads(managed.get("/api/ps").body)["models"]
+    assert [row["context_length"] for row in ps if row["model"] == "pirate"] == [512]
+    again = {"model": "parrot", "modelfile": "FROM pirate\nPARAMETER num_predict 3"}
+    call(managed, "POST", "/api/create", again)
+    assert own.startswith(chat(managed, "parrot", options={}))
+
+
+def test_a_loaded_model_can_be_created_again(managed: Running) -> None:
+    for system in ("Be brief.", "Be verbose."):
+        call(managed, "POST", "/api/create", {"model": "own", "from": MODEL, "system": system})
+        chat(managed, "own")
+    shown = json.loads(call(managed, "POST", "/api/show", {"model": "own"}))
+    assert shown["system"] == "Be verbose."
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "said"),
+    [
+        ({"model": "x"}, 400, "from is missing"),
+        ({"model": "x", "from": MODEL, "parameters": {"num_cxt": 5}}, 400, "did you mean num_ctx"),
+        ({"model": "x", "from": MODEL, "parameters": {"temperature": -1}}, 400, "temperature"),
+        ({"model": "x", "from": MODEL, "adapters": {"a": "b"}}, 400, "adapters"),
+        ({"model": "x", "modelfile": f"FROM {MODEL}\nSTSTEM x"}, 400, "modelfile, line 2"),
+        ({"model": "x", "from": "nonesuch:1b"}, 404, "zinc pull ollama:nonesuch:1b"),
+        ({"model": "x", "modelfile": "FROM /etc/passwd"}, 404, "there is no model"),
     ],
 )
 def test_what_a_created_model_cannot_have_is_an_error(
-    managed: Running, fields: dict[str, Any], said: str
+    managed: Running, fields: dict[str, Any], status: int, said: str
 ) -> None:
-    assert said in json.loads(call(managed, "POST", "/api/create", fields, 400))["error"]
+    error = json.loads(call(managed, "POST", "/api/create", fields, status))["error"]
+    assert said.lower() in error.lower()
 
 
 def test_models_change_only_where_the_server_allows_it() -> None:

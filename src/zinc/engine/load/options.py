@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zinc.engine.load.settings import NO_SETTINGS, ModelSettings
 from zinc.models.parts.context import RopeScaling
 from zinc.plan.device_map import DeviceMap
 
@@ -17,14 +18,15 @@ BATCH_TOKENS = 512
 class LoadOptions:
     """Options of a load; `LLM` describes the fields that are its arguments.
 
-    path: the model file; None is the embedded model. backend_options: as in
-    `zinc.backends.api.create`. max_outputs: output rows of a step (default: 64, or `batch_tokens`
-    if that is less). sequences: give the cache exactly this many sequences of `context` tokens, in
-    which every layer keeps every position (default: as many as fit). swap_bytes: None takes a share
-    of the free host memory.
+    path: the model file; None is the embedded model. settings: the model's own; `context` overrides
+    theirs. backend_options: as in `zinc.backends.api.create`. max_outputs: output rows of a step
+    (default: 64, or `batch_tokens` if that is less). sequences: give the cache exactly this many
+    sequences of `context` tokens, in which every layer keeps every position (default: as many as
+    fit). swap_bytes: None takes a share of the free host memory.
     """
 
     path: Path | None = None
+    settings: ModelSettings = NO_SETTINGS
     backend: str = "auto"
     threads: int | None = None
     device_map: DeviceMap | None = None

@@ -88,6 +88,7 @@ def plan_model(
     """
     if options.cache_folder is not None:
         check_folder(options.cache_folder)
+    options = replace(options, context=options.context or options.settings.context)
     if file is None:
         file = GGUFFile.open(resolve_model(options.path))
     try:

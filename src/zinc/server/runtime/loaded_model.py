@@ -24,13 +24,11 @@ _RENDERINGS = 2  # prompts of one model rendered at a time; leaves worker proces
 class LoadedModel:
     """A model that can take requests.
 
-    system: the system prompt of conversations that bring none. rendering: held while a prompt is
-    rendered. arguments: checks arguments of forced calls.
+    rendering: held while a prompt is rendered. arguments: checks arguments of forced calls.
     """
 
-    def __init__(self, name: str, llm: LLM, runner: Runner, system: str = "") -> None:
+    def __init__(self, name: str, llm: LLM, runner: Runner) -> None:
         self.name = name
-        self.system = system
         self.llm = llm
         self.runner = runner
         self.rendering = asyncio.Semaphore(_RENDERINGS)

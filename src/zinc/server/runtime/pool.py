@@ -248,9 +248,7 @@ class ModelPool:
             bar(done, total)
 
         try:
-            entry.thread = LoadThread(
-                load_llm, replace(self.config.load, path=entry.path), progress
-            )
+            entry.thread = LoadThread(load_llm, self._options(entry), progress)
             llm = await entry.thread.result()
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
@@ -264,7 +262,7 @@ class ModelPool:
             bar.close()
         entry.thread = None
         runner = Runner(llm, self.config.max_waiting, self._observer(entry.source.name))
-        entry.model = LoadedModel(entry.source.name, llm, runner, entry.source.system)
+        entry.model = LoadedModel(entry.source.name, llm, runner)
         entry.state = State.LOADED
         entry.needed_bytes = llm.memory.total_bytes
         entry.last_used = time.monotonic()
@@ -277,8 +275,16 @@ class ModelPool:
             llm.context,
             time.perf_counter() - started,
         )
+        for note in entry.source.settings.notes:
+            log.warning("%s: %s", entry.source.name, note)
         for message in llm.choice.messages:
             log.info("%s: %s", entry.source.name, message)
+
+    def _options(self, entry: Entry) -> LoadOptions:
+        """Return the options that load a model; its own settings override those of the server."""
+        load, settings = self.config.load, entry.source.settings
+        context = settings.context or load.context
+        return replace(load, path=entry.path, settings=settings, context=context)
 
     def _failed(self, entry: Entry, error: ZincError) -> ApiError:
         """Note why a model cannot be loaded; return the error for its clients."""

@@ -15,16 +15,19 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.core.errors import ZincError
-from zinc.engine.sampling import SamplingParams
+from zinc.core.errors import RequestError, ZincError
+from zinc.engine.load.files import resolve_model
+from zinc.engine.load.settings import with_modelfile
 from zinc.hub.errors import ModelNameError
 from zinc.hub.events import Chosen, Event, Transferred, Verified, Waiting
 from zinc.hub.folders import folders
-from zinc.hub.names import parse
+from zinc.hub.modelfile import Modelfile, Parameter
+from zinc.hub.modelfile import parse as parse_modelfile
+from zinc.hub.names import FileName, parse, registry_name
 from zinc.hub.pull import pull
 from zinc.hub.remove import remove
 from zinc.server.apis.ollama.common import OLLAMA, line, own_name
-from zinc.server.apis.shared.fields import SamplingFields
+from zinc.server.apis.ollama.messages import Messages, plain_messages
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.config import ModelSource
 from zinc.server.errors import ApiError, invalid
@@ -66,11 +69,15 @@ class CopyFields(Fields):
 
 
 class CreateFields(_NamedFields):
-    """A model to offer under a new name, with its own system prompt and sampling parameters."""
+    """A model to offer under a new name, with settings of its own."""
 
     from_: str | None = Field(None, alias="from")
+    modelfile: str | None = Field(None, description="a Modelfile, instead of the other fields")
     system: str | None = None
     parameters: dict[str, Any] | None = None
+    messages: Messages | None = None
+    template: str | None = None
+    license: Any = Field(None, description="no effect")
 
 
 class _StoppedError(Exception):
@@ -86,18 +93,6 @@ def _check_allowed(service: Service) -> None:
             "start it with --pull, or use zinc pull",
             code="not_allowed",
         )
-
-
-def registry_name(text: str) -> str:
-    """Return the name of a model as `zinc.hub` writes it.
-
-    A name that is none of zinc's belongs to Ollama's registry.
-    """
-    try:
-        parse(text)
-    except ModelNameError:
-        return f"ollama:{text}"
-    return text
 
 
 async def pull_model(service: Service, request: Request) -> Response:
@@ -196,7 +191,7 @@ async def copy_model(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, CopyFields)
     _check_allowed(service)
     entry = service.pool.named(own_name(service.pool, fields.source) or fields.source)
-    service.pool.add(replace(entry.source, name=fields.destination, is_file=False))
+    await _offer(service, replace(entry.source, name=fields.destination, is_file=False))
     return Response()
 
 
@@ -204,23 +199,67 @@ async def create_model(service: Service, request: Request) -> Response:
     """Offer a model under a new name, until the server ends."""
     fields = await read_fields(service, request, CreateFields)
     _check_allowed(service)
-    if fields.from_ is None:
-        raise invalid("from", "from is missing", "it names the model to start from")
-    base = service.pool.named(own_name(service.pool, fields.from_) or fields.from_)
-    sampling = dict(base.source.sampling)
-    for name, value in (fields.parameters or {}).items():
-        if name not in SamplingFields.model_fields:
-            raise invalid(f"parameters.{name}", f"{name} cannot be kept with a model")
-        sampling[name] = value
-    try:
-        SamplingParams(**sampling)
-    except (ZincError, TypeError) as error:
-        raise invalid("parameters", "parameters are not valid", str(error)) from None
-    system = base.source.system if fields.system is None else fields.system
-    source = replace(
-        base.source, name=fields.wanted, is_file=False, system=system, sampling=sampling
-    )
-    service.pool.add(source)
+    created = await asyncio.to_thread(_created, service, fields)
+    await _offer(service, created)
+    rows = [*({"status": note} for note in created.settings.notes), _SUCCESS]
     if fields.stream is False:
         return JSONResponse(_SUCCESS)
-    return Response(line(_SUCCESS), media_type=OLLAMA.media_type)
+    return Response(b"".join(map(line, rows)), media_type=OLLAMA.media_type)
+
+
+def _created(service: Service, fields: CreateFields) -> ModelSource:
+    """Return the model that a request creates. Raises ApiError."""
+    modelfile = _modelfile(fields)
+    base = _base(service, modelfile.base)
+    path = resolve_model(base.path)
+    try:
+        settings = with_modelfile(base.settings, modelfile, path)
+    except RequestError as error:
+        param = "parameters" if fields.modelfile is None else "modelfile"
+        raise invalid(param, error.what, error.why, error.hint) from None
+    return ModelSource(fields.wanted, base.path, settings, is_file=False)
+
+
+def _modelfile(fields: CreateFields) -> Modelfile:
+    """Return the Modelfile of a request, which may be spread over its fields. Raises ApiError."""
+    if fields.modelfile is not None:
+        try:
+            return parse_modelfile(fields.modelfile, "modelfile")
+        except ZincError as error:
+            raise invalid("modelfile", error.what, error.why, error.hint) from None
+    if not fields.from_:
+        raise invalid("from", "from is missing", "it names the model to start from")
+    return Modelfile(
+        fields.from_,
+        [Parameter(name, value, "parameters") for name, value in (fields.parameters or {}).items()],
+        fields.system,
+        [(row["role"], row["content"]) for row in plain_messages(fields.messages or ())],
+        fields.template or "",
+        "template",
+    )
+
+
+def _base(service: Service, name: str) -> ModelSource:
+    """Return the model of the server, or else of this machine, called `name`.
+
+    Paths are refused, since clients must not open files. Raises ApiError 404.
+    """
+    own = own_name(service.pool, name)
+    if own in service.pool.entries:
+        return service.pool.entries[own].source
+    model = registry_name(name)
+    if isinstance(parse(model), FileName):
+        return service.pool.named(name).source  # raises the error that lists the models
+    try:
+        return ModelSource(name, resolve_model(model))
+    except ZincError as error:
+        code = "model_not_found"
+        raise ApiError(404, error.what, error.why, error.hint, code=code) from None
+
+
+async def _offer(service: Service, source: ModelSource) -> None:
+    """Offer a model, in place of one of the same name. Raises ApiError 409 if that is in use."""
+    old = service.pool.entries.get(source.name)
+    if old is not None and old.model is not None and not await service.pool.unload(old):
+        raise ApiError(409, f"the model {source.name!r} is in use", "", "try again later")
+    service.pool.add(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -12,7 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc import __version__
+from zinc.engine.load.settings import modelfile_of
 from zinc.formats.gguf import GGUFFile
+from zinc.hub.modelfile import text_of
 from zinc.server.apis.ollama.common import API_VERSION, own_name, timestamp
 from zinc.server.apis.shared.file_facts import FileFacts, facts_of
 from zinc.server.apis.shared.service import Service, read_fields
@@ -91,14 +94,17 @@ def _tag(entry: Entry) -> dict[str, Any]:
 
 
 def _describe(entry: Entry, verbose: bool) -> dict[str, Any]:
-    facts = facts_of(entry)
-    options = [f"{name} {value}" for name, value in entry.sampling().items()]
+    facts, settings = facts_of(entry), entry.source.settings
+    sampling = {**entry.sampling(), **settings.sampling}
+    own = modelfile_of(replace(settings, sampling=sampling), entry.path.name)
     with GGUFFile.open(entry.path) as file:
         metadata = dict(file.metadata)
     return {
-        "modelfile": f"FROM {entry.path.name}",
-        "parameters": "\n".join(options),
+        "modelfile": text_of(own),
+        "parameters": "\n".join(f"{name} {value}" for name, value in own.values()),
         "template": str(metadata.get("tokenizer.chat_template", "")),
+        "system": settings.system,
+        "messages": list(settings.messages),
         "license": str(metadata.get("general.license", "")),
         "details": _details(facts),
         "model_info": {key: _shown(value, verbose) for key, value in metadata.items()},

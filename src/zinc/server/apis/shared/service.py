@@ -20,6 +20,7 @@ from zinc.engine.sequence import Timings
 from zinc.server.apis.shared.fields import QueueFields, SamplingFields
 from zinc.server.apis.shared.foreign_fields import rules as foreign_fields
 from zinc.server.apis.shared.foreign_fields import table as foreign_table
+from zinc.server.apis.shared.foreign_fields.values import LIMIT, STOP
 from zinc.server.apis.shared.store import ResponseStore
 from zinc.server.config import ServerConfig
 from zinc.server.errors import ApiError
@@ -49,6 +50,9 @@ class Cancellable(Protocol):
 
 Work = TypeVar("Work", bound=Cancellable)
 
+# Names that fields of the sampling defaults have in the APIs.
+_NAMES = {"stop": STOP, "max_tokens": LIMIT}
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -74,7 +78,7 @@ class Service:
             return {}
         is_loaded = entry.model is not None
         of_file = entry.sampling() if is_loaded else await asyncio.to_thread(entry.sampling)
-        return {**of_file, **self.config.sampling, **entry.source.sampling}
+        return {**of_file, **self.config.sampling, **entry.source.settings.sampling}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,10 @@ async def read_fields(service: Service, request: Request, kind: type[Model]) -> 
     if isinstance(fields, SamplingFields):
         defaults = await service.sampling_of(getattr(fields, "model", None))
         for name, value in defaults.items():
-            if getattr(fields, name) is None:
-                setattr(fields, name, value)
+            names = _NAMES.get(name, (name,))
+            target = next((each for each in names if each in kind.model_fields), None)
+            if target is not None and getattr(fields, target) is None:
+                setattr(fields, target, value)
     return fields
 
 

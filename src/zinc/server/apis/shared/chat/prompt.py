@@ -102,7 +102,7 @@ def _render(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
     style = model.chat_style(for_tools=bool(request.tools))
     tokenizer = model.tokenizer
     try:
-        prepared = prepare(_with_system(model.system, request.messages), style.traits)
+        prepared = prepare(model.llm.settings.conversation(request.messages), style.traits)
     except (RequestError, UnsupportedError) as error:
         where = error.what.split(" ")[0]
         param = where if request.param == "messages" else request.param
@@ -114,13 +114,6 @@ def _render(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
     opened = "" if continued else style.format.opened(text)
     ids = tokenizer.encode_prompt(text, limit=limit)
     return Prompt(text.replace(SHIELD, ""), ids, style.format, opened)
-
-
-def _with_system(system: str, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the messages with the model's system prompt, unless they begin with one."""
-    if not system or (messages and messages[0]["role"] in ("system", "developer")):
-        return messages
-    return [{"role": "system", "content": system}, *messages]
 
 
 def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
