@@ -385,7 +385,7 @@ class LLM:
     ) -> FloatArray:
         """Return embeddings of texts or token ids, float32 [texts, dimensions]. A str is one text.
 
-        pooling: "mean", "cls" (the first row) or "last" of the rows behind the final norm; the
+        pooling: "mean", "cls" (the first row) or "last" of the rows after the final norm; the
         default is `LLM.pooling`. dimensions: cut the embeddings to this length. normalize: scale
         them to length 1. Raises RequestError if a text is longer than the context.
         """

@@ -277,7 +277,7 @@ def glm4moe() -> None:
     writer.add_rope_dimension_count(config.head_dim // 2)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     trunk = dict(tensors(model, "post_attention_norm", split_kv=False))
-    # transformers runs the trunk only; the block behind it need not make sense, but must be there.
+    # transformers runs the trunk only; the block after it need not make sense, but must be there.
     last = {n.replace("blk.2.", "blk.3."): v for n, v in trunk.items() if n.startswith("blk.2.")}
     rng = np.random.default_rng(1)
     nextn = {

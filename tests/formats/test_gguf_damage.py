@@ -220,7 +220,7 @@ def test_the_size_of_a_header_is_limited(tmp_path, monkeypatch, kind):
     path = write(tmp_path, build([value("a", ARRAY, array(kind, 1 << 28))]))
     os.truncate(path, 1 << 33)
     tracemalloc.start()
-    with pytest.raises(FormatError, match="the array a ends behind byte 1048576 of the header"):
+    with pytest.raises(FormatError, match="the array a ends after byte 1048576 of the header"):
         GGUFFile.open(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -115,12 +115,12 @@ def translate(words: Sequence[str], known: Collection[str]) -> Translated:
 
 
 def _end(words: Sequence[str]) -> int:
-    """Return where options and arguments end: at `--`, or behind the last word."""
+    """Return where options and arguments end: at `--`, or after the last word."""
     return words.index("--") if "--" in words else len(words)
 
 
 def _take(name: str, option: Foreign, left: deque[str]) -> list[str]:
-    """Remove the values of an option from the words behind it, and return them."""
+    """Remove the values of an option from the words after it, and return them."""
     n = option.values
     if option.choices:
         n = int(bool(left) and left[0] in option.choices)

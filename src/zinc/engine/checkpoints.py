@@ -2,7 +2,7 @@
 
 Keys and values of any prefix can be reused, but a recurrent state only at a position where it was
 copied. The next turn of a conversation contains the last user message, but rarely the text that the
-template puts behind it (a generation prompt, an empty reasoning block), so the end of that message
+template puts after it (a generation prompt, an empty reasoning block), so the end of that message
 is a checkpoint. The end of the first message serves other conversations with the same system
 prompt. Evenly spaced checkpoints serve prompts that were edited in the middle.
 """
@@ -21,7 +21,7 @@ def checkpoint_positions(
 ) -> list[int]:
     """Return the checkpoints of a prompt, as numbers of tokens before them, in ascending order.
 
-    end_tokens: ids of tokens that end a turn. wanted: further positions. No position lies behind
+    end_tokens: ids of tokens that end a turn. wanted: further positions. No position lies after
     the last token.
     """
     last = len(ids) - 1

@@ -295,7 +295,7 @@ class Engine:
         return self._land(flight)
 
     def _land(self, flight: Flight) -> list[Sequence]:
-        """Queue the step behind `flight`, then give out the tokens of `flight`."""
+        """Queue the step after `flight`, then give out the tokens of `flight`."""
         self._flight = self._follow(flight)
         return self._give_out(flight)
 

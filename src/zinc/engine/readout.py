@@ -23,7 +23,7 @@ from zinc.ops.values import FloatArray
 class ReadoutKind(StrEnum):
     """The rows that a readout takes, and whether an answer follows the prompt."""
 
-    HIDDEN = "hidden"  # hidden states behind the final norm; no answer
+    HIDDEN = "hidden"  # hidden states after the final norm; no answer
     LOGITS = "logits"  # logits of a text, a row for every token of a step; no answer
     PROMPT_LOGITS = "prompt logits"  # logits of a prompt, whose answer follows
 

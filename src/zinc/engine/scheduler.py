@@ -182,7 +182,7 @@ class _Scheduler:
                 return False
 
     def _preempt_after(self, rank: int, below: int | None = None) -> bool:
-        """Preempt the least important sequence behind `rank`; return False if there is none."""
+        """Preempt the least important sequence after `rank`; return False if there is none."""
         for d in reversed(self._order[rank + 1 :]):
             if d.id not in self._admitted or not d.admitted:
                 continue

@@ -55,7 +55,7 @@ class Cursor:
         if end > self.size:
             raise self.truncated(what, end - self.size)
         if end > MAX_HEADER_BYTES:
-            raise self.corrupt(f"{what} ends behind byte {MAX_HEADER_BYTES} of the header")
+            raise self.corrupt(f"{what} ends after byte {MAX_HEADER_BYTES} of the header")
         # Read in growing steps, so that the copies add up to little more than the header.
         end = min(self.size, max(end, 4 * len(data), _FIRST_READ_BYTES))
         self.header.data = data + self.source.read(len(data), end - len(data), what)

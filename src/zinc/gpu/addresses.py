@@ -81,7 +81,7 @@ class Addresses(Protocol):
     def kv(self, state: KVState) -> DeviceKV: ...
 
     def recurrent(self, state: RecurrentState) -> int:
-        """Return the address of slot 0. Slot i lies 4 * i * state.floats bytes behind it."""
+        """Return the address of slot 0. Slot i lies 4 * i * state.floats bytes after it."""
         ...
 
 

@@ -13,12 +13,12 @@ MATRIX_SIDE, NARROW_SIDE = 16, 8  # of the matrices that subgroups multiply
 class Features:
     """Facts about a device by which kernels are chosen.
 
-    subgroup: threads of a subgroup (warp, wave). integer_dot: there are dot products of 8-bit
+    subgroup: threads of a subgroup (warp, wave). integer_dot: the device has dot products of 8-bit
     integers. cooperative_matrix: subgroups multiply 16 x 16 float16 tiles and sum in float32;
     narrow_matrix: also 16 x 16 by 16 x 8. shared_bytes: shared memory of a workgroup.
-    compute_units: processors that run workgroups side by side. batch_invariant: an op must process
+    compute_units: processors that run workgroups in parallel. batch_invariant: an op must process
     each row with the same kernel and the same split, whatever the step's sizes. max_groups:
-    workgroups of a dispatch in one direction.
+    most workgroups of a dispatch in one dimension.
     """
 
     subgroup: int

@@ -1,7 +1,7 @@
 """Dispatches of a step as a directed acyclic graph: which dispatch must wait for which.
 
-Hosts take from it what they need: `levels`, with a barrier between two levels, or `edges` for the
-nodes of a captured graph. Both say the same.
+A host uses either `levels`, with a barrier between two levels, or `edges` for the nodes of a CUDA
+graph. Both express the same order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DispatchGraph:
         return levels
 
     def edges(self) -> list[tuple[int, int]]:
-        """Return the edges (earlier, later) that do not follow from other edges."""
+        """Return the edges (earlier, later) of the transitive reduction."""
         reached: list[int] = []  # for each node a bit for every node before it
         edges: list[tuple[int, int]] = []
         for i, node in enumerate(self.nodes):

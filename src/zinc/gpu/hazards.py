@@ -57,8 +57,8 @@ def dependencies(plan: Plan, bucket: Bucket) -> list[tuple[int, ...]]:
     """Return for each launch the indices of the earlier launches that it must wait for.
 
     Launches that do not run in the steps of `bucket` have no dependencies, and no launch waits for
-    them. Indices are increasing. A launch that another dependency already waits for may be left
-    out.
+    them. Indices are increasing. Launches that a listed dependency already waits for may be
+    omitted.
     """
     rows = {
         Dim.TOKENS: plan.max_tokens,

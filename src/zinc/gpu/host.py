@@ -26,15 +26,15 @@ class Download:
 
 
 class Recording(Protocol):
-    """Dispatches in a form that the device runs as often as it is submitted."""
+    """Recorded dispatches, which may be submitted any number of times."""
 
     @property
     def counts(self) -> StepCounts:
-        """Dispatches, and points where all dispatches wait for all before them."""
+        """Counts of dispatches, and of barriers between levels of dispatches."""
         ...
 
     def submit(self) -> int:
-        """Queue one run behind what was submitted before. Return a ticket for `Host.wait`.
+        """Queue one run after what was submitted before. Return a ticket for `Host.wait`.
 
         Raises DeviceError.
         """

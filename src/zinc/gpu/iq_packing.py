@@ -96,8 +96,11 @@ def iq3_s(b: Blocks) -> Streams:
 
 
 def iq1_s(b: Blocks) -> Streams:
-    """Scales: for each unit four nibbles, with the high bits of a point number and the sign of its
-    shift; then eight bytes of scales; then d."""
+    """Return the streams of IQ1_S.
+
+    Its scales are four nibbles for each unit, with the high bits of a point number and the sign of
+    its shift, then eight bytes of scales, then d.
+    """
     qh = b["qh"]
     high = qh[:, :, None] >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)
     nibbles = high | (qh >> np.uint16(15))[:, :, None] << np.uint16(3)

@@ -205,7 +205,7 @@ def _merge(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 
 
 def _bit_table() -> npt.NDArray[np.uint32]:
-    """Return for each byte of bits in element order the same bits in the order of a unit's word."""
+    """Return a table from bytes of bits in element order to the bits' order in a unit's word."""
     bits = np.arange(256)[:, None] >> np.arange(8) & 1
     at = 8 * (np.arange(8) % 4) + np.arange(8) // 4
     table: npt.NDArray[np.uint32] = (bits << at).sum(axis=1).astype(np.uint32)

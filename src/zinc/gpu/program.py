@@ -1,8 +1,8 @@
 """A plan on a GPU: recorded once for each bucket of step sizes, submitted again for each step.
 
-Everything that changes from step to step lies in step data, which recorded kernels read. A step
-costs a copy of a few numbers, one submission and one wait. Two steps may be queued, each with step
-data of its own, so the device starts a step while the host still reads the tokens of the last.
+Everything that changes from step to step is in the step data, which recorded kernels read. A step
+costs a copy of a few numbers, one submission and one wait. Two steps may be queued, each with its
+own step data, so the device starts a step while the host reads the tokens of the previous one.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class GpuProgram:
             cache,
             ScratchAllocator(self._new_scratch),
         )
-        # By which launches run: plans have few alternatives, so there are few entries.
+        # The key says which launches run. Plans have few alternatives, so there are few entries.
         self._dependencies: dict[tuple[bool, ...], list[tuple[int, ...]]] = {}
         self._recordings: OrderedDict[tuple[Bucket, int], RecordedStep] = OrderedDict()
         self._parts: OrderedDict[Bucket, dict[tuple[int, int], RecordedStep]] = OrderedDict()
@@ -167,7 +167,7 @@ class GpuProgram:
         RunningStep(self, found[first, last], 0).wait()
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
-        base = ref.offset - 4 * ref.first  # the rows of a view are those of its base
+        base = ref.offset - 4 * ref.first  # a view starts inside the rows of its base
         data = self.host.read(self._arena, base, rows * ref.stride)
         data = data.reshape(rows, ref.stride)
         if ref.format is RowFormat.F32:

@@ -1,6 +1,6 @@
 """Layout of rows of activations in device memory.
 
-A row of Q8_32 has its int8 numbers, padded to 16 bytes, and behind them for each block of 32
+A row of Q8_32 has its int8 numbers, padded to 16 bytes, and after them for each block of 32
 numbers a float32 scale and the float32 sum of the block's numbers times its scale.
 """
 
@@ -38,7 +38,7 @@ def decode_q8_rows(data: npt.NDArray[np.uint8], cols: int, runs: int) -> FloatAr
     for i in range(runs):
         row = np.ascontiguousarray(data[:, i * size : (i + 1) * size])
         numbers = row[:, :cols].view(np.int8).astype(np.float32)
-        behind = row[:, align(cols, 16) :][:, : 8 * -(-cols // BLOCK)]
-        scales = np.ascontiguousarray(behind).view(np.float32)[:, ::2]
+        after = row[:, align(cols, 16) :][:, : 8 * -(-cols // BLOCK)]
+        scales = np.ascontiguousarray(after).view(np.float32)[:, ::2]
         parts.append(numbers * np.repeat(scales, BLOCK, axis=1)[:, :cols])
     return np.concatenate(parts, axis=1)

@@ -1,9 +1,9 @@
 """Choice of a quantisation for a download whose name states none.
 
-The rule: a model of at most SMALL_BYTES as Q8_0 is taken as Q8_0, since small models lose most
-below 8 bits and are fast anyway. A larger one is taken at about 4 bits, where the loss is small and
-decode, which reads every weight, is fast. If that does not fit in memory, the next smaller one that
-does is taken.
+A model of at most SMALL_BYTES as Q8_0 is taken as Q8_0, because small models lose most below 8 bits
+and are fast anyway. A larger model is taken at about 4 bits: the loss is small, and decode is fast
+because it reads every weight. If that does not fit in memory, the next smaller quantisation that
+fits is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zinc.core.errors import MemoryLimitError
 from zinc.hub.variants import Variant
 
 SMALL_BYTES = 1_500_000_000
-# The best of about 4 bits first, then ever smaller ones.
+# In order of preference: the best of about 4 bits first, then smaller and smaller ones.
 _BALANCED = (
     "UD-Q4_K_XL", "Q4_K_M", "UD-Q4_K_M", "Q4_K_L", "MXFP4", "MXFP4_MOE", "UD-Q4_K_S", "Q4_K_S",
     "IQ4_NL", "UD-IQ4_XS", "IQ4_XS", "Q4_1", "Q4_0", "UD-Q3_K_XL", "Q3_K_XL", "Q3_K_L", "Q3_K_M",
@@ -24,7 +24,7 @@ _BALANCED = (
     "UD-IQ2_M", "IQ2_M", "IQ2_S", "UD-IQ2_XXS", "IQ2_XS", "IQ2_XXS", "UD-IQ1_M", "IQ1_M",
     "UD-IQ1_S", "IQ1_S",
 )  # fmt: skip
-# Where a repository has nothing of 4 bits or less.
+# In order of preference, for a repository without any of the above.
 _LARGER = ("UD-Q5_K_XL", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "BF16", "F16", "F32")
 
 
@@ -94,7 +94,7 @@ def _ranked(variants: Sequence[Variant]) -> list[Variant]:
         *_LARGER,
     ]
     known = [by_label[label] for label in dict.fromkeys(labels) if label in by_label]
-    # Files whose names say nothing of their type: the smallest is the safest guess.
+    # Variants with unknown labels come last, smallest first, as the smallest is likeliest to fit.
     return [*known, *(variant for variant in variants if variant.label not in labels)]
 
 

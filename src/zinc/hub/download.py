@@ -1,7 +1,7 @@
 """Download one file: several parts at a time, resumable, with its SHA-256 checked.
 
 A file gets its name only when all bytes are there and the hash is right. Until then its bytes are
-in a `PartialFile`, which the next download of the same file goes on with.
+in a `PartialFile`, which the next download of the same file continues.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def fetch(
 ) -> None:
     """Download `file` unless its target exists.
 
-    If another process downloads it, wait for that one. Raises DownloadError if the server refuses,
-    lies about the size or is out of reach, ChecksumError if the bytes are wrong.
+    If another process downloads the file, wait for that process. Raises DownloadError if the server
+    refuses, sends another size than it stated or cannot be reached, ChecksumError if the bytes are
+    wrong.
     """
     try:
         file.target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ def disk_error(error: OSError, folder: Path) -> DownloadError:
         return DownloadError(
             f"the disk of {folder} is full",
             error.strerror or "",
-            "free some space and run the same command again: it goes on where this one stopped",
+            "free some space and run the same command again: it resumes where this one stopped",
         )
     return DownloadError(
         f"cannot write to {folder}",
@@ -226,7 +227,7 @@ class _Transfer:
         return True
 
     def _whole_file(self, meter: Meter) -> None:
-        """Download the file in one stream, from a server that does not send parts of it."""
+        """Download the file in one stream, from a server that does not support ranges."""
         self._stop.clear()
         persist(lambda: self._stream(meter), self._patience(), self._file.describe)
         for number, _, _ in self._partial.chunks:
@@ -264,7 +265,7 @@ class _Transfer:
         return start
 
     def _check_range(self, response: HTTPResponse, start: int) -> None:
-        """Raise DownloadError if the server sends other bytes than it was asked for."""
+        """Raise DownloadError if the response is not the requested range of the file."""
         stated = response.headers.get("Content-Range", "")
         found = _CONTENT_RANGE.fullmatch(stated)
         if found is None or int(found[1]) != start:

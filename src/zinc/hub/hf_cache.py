@@ -41,7 +41,7 @@ class HubCache:
     def target(self, repo: str, commit: str, file: RepoFile) -> Path:
         """Return the path that holds a file's bytes: its blob, or its place in the snapshot.
 
-        The latter is used on systems without links. Raises DownloadError for an unsafe name.
+        The snapshot is used on systems without links. Raises DownloadError for an unsafe name.
         """
         pointer = self.pointer(repo, commit, file.path)
         is_plain = pointer.is_file() and not pointer.is_symlink()
@@ -85,7 +85,7 @@ class HubCache:
     def snapshot(self, repo: str, revision: str) -> Path | None:
         """Return the folder of the newest commit of `revision` that is here, if any is.
 
-        The commit of the branch comes first; without it, the snapshot that was changed last.
+        The commit of the branch is preferred, then the snapshot that was changed last.
         """
         folder = self.repository(repo)
         try:

@@ -39,7 +39,7 @@ class Repository:
 class Hub:
     """A hub: the one at `endpoint`, or the configured one.
 
-    The token of the configured hub is sent to that one alone. pause_s: first pause after a failure.
+    The token is sent to the configured hub only. pause_s: first pause after a failure.
     Raises UnsupportedError if huggingface_hub is not installed, DownloadError in offline mode.
     """
 
@@ -68,7 +68,7 @@ class Hub:
     def repository(self, name: HubName, on_event: OnEvent) -> Repository:
         """Return the files of a repository.
 
-        Raises DownloadError if it does not exist, or the hub refuses or is out of reach.
+        Raises DownloadError if it does not exist, or the hub refuses or cannot be reached.
         """
         patience = Patience(
             f"asking {self.host} for {name.repo}",

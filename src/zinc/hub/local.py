@@ -111,12 +111,12 @@ def _named(
 def _variants_in(folder: Path, prefix: str = "") -> list[tuple[Variant, Path]]:
     """Return the variants among the GGUF files of a folder and its subfolders.
 
-    prefix: files whose names begin otherwise are left out, and the search is not recursive.
+    prefix: if given, only files directly in the folder whose names begin with it.
     """
     files = []
     try:
         for path in sorted(folder.glob("*.gguf") if prefix else folder.rglob("*.gguf")):
-            # A link whose blob is gone, or a file that goes just now, is no model.
+            # A link may point to a deleted blob, and a file may be deleted during the search.
             if path.name.startswith(prefix) and path.is_file() and os.access(path, os.R_OK):
                 relative = path.relative_to(folder).as_posix()
                 files.append(RepoFile(relative, path.stat().st_size, relative, None))

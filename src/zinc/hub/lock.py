@@ -1,4 +1,4 @@
-"""A lock file that one process or thread at a time holds; the system frees it if that ends."""
+"""A lock file, held by one process or thread at a time and released when the process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model names: the text that a user writes for MODEL, taken apart.
+"""Parser of model names, the text that a user writes for MODEL.
 
     ./qwen3.gguf  models/qwen3.gguf        a file
     unsloth/Qwen3-8B-GGUF[:Q4_K_M]         a repository of the Hugging Face hub [and quantisation]
@@ -88,7 +88,7 @@ ModelName: TypeAlias = FileName | HubName | OllamaName
 def parse(text: str) -> ModelName:
     """Return the model that `text` names. Raises ModelNameError if it has none of the forms.
 
-    A file that exists wins over every other meaning.
+    A file that exists takes precedence over every other form.
     """
     if not text or "\x00" in text:
         raise ModelNameError(

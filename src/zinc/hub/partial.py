@@ -3,8 +3,8 @@
     NAME.zinc-part      the file, at its final size; chunks are written at their places
     NAME.zinc-journal   a line that identifies the file, then the number of each complete chunk
 
-A journal line is written after its chunk. A process that is killed between the two downloads the
-chunk again, and one that is killed in the middle of a line leaves a line that does not count.
+A journal line is written after its chunk. If the process is killed between the two, the next one
+downloads the chunk again. An incomplete line is ignored.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PartialFile:
         return found.hexdigest()
 
     def publish(self) -> None:
-        """Give the file its name, all at once, with its bytes on disk."""
+        """Sync the bytes to disk, then rename the file to its target in one step."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -30,7 +30,7 @@ from zinc.hub.partial import missing_bytes
 from zinc.hub.transport import Transport
 from zinc.hub.variants import RepoFile, Variant, select, siblings_of, variants_of
 
-# Returns a check that tells how much memory a variant of a repository needs.
+# Function from a repository and its variants to a check of the memory that a variant needs.
 MakeFitCheck: TypeAlias = Callable[[Hub, Repository, Sequence[Variant]], FitCheck]
 
 
@@ -40,8 +40,8 @@ class PullOptions:
 
     fit: makes the check whether a variant fits in memory; None chooses without one. siblings: also
     download the image encoder and the draft model of a repository. connections: simultaneous
-    requests for a file. chunk_bytes: the part of a file that one request is for. pause_s: the first
-    pause after a failure; each further one is twice as long.
+    requests for a file. chunk_bytes: size of the range that one request asks for. pause_s: the
+    first pause after a failure; each further one is twice as long.
     """
 
     fit: MakeFitCheck | None = None
@@ -55,9 +55,9 @@ class PullOptions:
 def pull(model: str, on_event: OnEvent = ignore, options: PullOptions | None = None) -> Path:
     """Download the model that `model` names and return the path of its (first) file.
 
-    Files that are complete are not downloaded again, and those of an interrupted pull are
-    continued. Raises ModelNameError, DownloadError or MemoryLimitError; UnsupportedError if the
-    optional dependency huggingface_hub is missing.
+    Complete files are not downloaded again, and an interrupted pull is resumed. Raises
+    ModelNameError, DownloadError or MemoryLimitError; UnsupportedError if the optional dependency
+    huggingface_hub is missing.
     """
     options = options or PullOptions()
     name = parse(model)

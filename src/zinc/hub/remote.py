@@ -1,6 +1,6 @@
 """The header of a model file on a server, read without downloading the file.
 
-`zinc pull` and `zinc show` use it to tell how much memory a model needs before it is downloaded.
+`zinc pull` and `zinc show` compute from it how much memory a model needs before it is downloaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RemoteSource(Source):
         self._transport, self._url, self._describe = transport, url, describe
 
     def stamp(self) -> Stamp:
-        """Return the stamp of the file, which is taken not to change."""
+        """Return the stamp of the file. A file of a commit does not change, so it is constant."""
         return self.opened
 
     def read(self, start: int, n_bytes: int, what: str) -> bytes:
@@ -71,5 +71,5 @@ class RemoteSource(Source):
 
 
 def open_remote(sources: Sequence[Source]) -> GGUFFile:
-    """Return the model whose parts `sources` are. Raises FormatError as `GGUFFile.open` does."""
+    """Open the model with the parts `sources`. Raises FormatError as `GGUFFile.open` does."""
     return GGUFFile([read_part(source) for source in sources])

@@ -24,9 +24,9 @@ from zinc.hub.errors import DownloadError
 T = TypeVar("T")
 
 TIMEOUT_S = 30.0
-# Failures in a row, without a byte between them, that end a download.
+# A download ends after this many failures in a row without a byte received.
 MAX_FAILURES = 5
-# The longest that a download waits because a server asks for it.
+# Longest wait that a server may ask for with Retry-After.
 MAX_WAIT_S = 120.0
 # First pause after a failure; each further one is twice as long.
 PAUSE_S = 1.0
@@ -62,7 +62,7 @@ class TransientError(Exception):
 
 
 class StoppedError(Exception):
-    """The end of a download that another part or the user has stopped."""
+    """The end of a download because another connection failed or the user stopped it."""
 
 
 def retry_after_s(value: str | None) -> float | None:
@@ -114,7 +114,7 @@ class Transport:
         """Return the response to a GET of `url`, its status below 300, with headers `extra`.
 
         Raises StatusError for an error status, TransientError if the connection failed, and
-        DownloadError if it cannot succeed later either.
+        DownloadError for a failure that a retry does not mend.
         """
         headers = {"User-Agent": f"zinc/{__version__}", **self.headers, **(extra or {})}
         request = urllib.request.Request(url, headers=headers)
@@ -181,8 +181,8 @@ class Patience:
     def wait(self, error: StatusError | TransientError) -> None:
         """Wait before the next try.
 
-        Raises `error` if it will not go away, DownloadError after too many failures, StoppedError
-        if the download was stopped meanwhile.
+        Raises `error` if a retry is useless, DownloadError after too many failures, StoppedError if
+        the download was stopped meanwhile.
         """
         self._failures += 1
         wanted = None
@@ -212,7 +212,7 @@ def persist(
 ) -> T:
     """Return the result of `action`, tried again as `patience` allows.
 
-    describe: turns an error status that stays into the error for the user. Raises DownloadError.
+    describe: turns the last error status into the error for the user. Raises DownloadError.
     """
     while True:
         try:

@@ -58,7 +58,7 @@ class Variant:
 
 
 def label_of(file_name: str) -> str:
-    """Return the quantisation that a file name ends in, in upper case; "" if it has none."""
+    """Return the quantisation at the end of a file name, in upper case; "" if it has none."""
     stem = file_name.removesuffix(".gguf")
     if part := _PART.fullmatch(stem):
         stem = part["stem"]

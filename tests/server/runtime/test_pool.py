@@ -169,7 +169,7 @@ def test_a_load_is_not_restarted_after_a_client_gave_up(
 
 
 def test_a_closed_pool_starts_no_load(monkeypatch: pytest.MonkeyPatch):
-    """A request may still wait behind the load of another model."""
+    """A request may still wait for the load of another model."""
     loads = []
     go = threading.Event()
 

@@ -42,7 +42,7 @@ class CudaKernels(GpuKernels):
 
 
 class CudaBackend(CudaKernels, GpuBackend):
-    """A backend on an open card."""
+    """The CUDA backend on one card."""
 
     host: CudaHost
 

@@ -37,7 +37,7 @@ typedef unsigned long long uint64_t;
 
 @functools.cache
 def _sources() -> str:
-    """Return a digest of all files that kernels are made of."""
+    """Return a digest of all source files of kernels."""
     digest = hashlib.sha256(cpp_header().encode())
     for path in sorted(KERNELS.rglob("*.cu*")):
         digest.update(path.name.encode())
@@ -60,7 +60,7 @@ def nvrtc() -> Any:
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """Return the best architecture that NVRTC compiles for and a card of `capability` runs.
+    """Return the newest architecture that NVRTC supports and a card of `capability` runs.
 
     Raises DeviceError if there is none.
     """
@@ -86,7 +86,7 @@ def source(kernel: KernelVariant) -> str:
 
 
 def entry(kernel: KernelVariant) -> bytes:
-    """Return the name of a kernel's function, which the macro KERNEL of prelude.cuh makes."""
+    """Return the name of a kernel's function, as the macro KERNEL of prelude.cuh defines it."""
     return f"zinc_{kernel.name}".encode()
 
 

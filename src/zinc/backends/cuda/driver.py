@@ -19,7 +19,7 @@ DRIVER_HINT = "install or update NVIDIA's driver; `nvidia-smi` shows its version
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A card of this machine. `missing` lists what zinc needs and it lacks."""
+    """A card of this machine. `missing` lists the requirements of zinc that it does not meet."""
 
     index: int
     handle: Any
@@ -53,7 +53,8 @@ def driver() -> Any:
 def checked(result: tuple[Any, ...], call: str) -> Any:
     """Return the value of a driver call from its `result` (status, value...).
 
-    Several values are a tuple. Raises MemoryLimitError or DeviceError, which name `call`.
+    Several values are returned as a tuple. Raises MemoryLimitError or DeviceError, which name
+    `call`.
     """
     status, *values = result
     if status:
@@ -82,7 +83,7 @@ def candidates() -> list[Candidate]:
 def choose(wanted: str = "") -> Candidate:
     """Return the card with the number or name `wanted`, by default the first that can run zinc.
 
-    Raises DeviceError when there is none, or it lacks what zinc needs.
+    Raises DeviceError if there is none, or if it cannot run zinc.
     """
     found = candidates()
     if not found:

@@ -1,6 +1,6 @@
 """Measurement of a card's read bandwidth and of its int8 operations a second.
 
-Kernels that do nothing else measure them, so that speeds can be given as a share of the limit.
+Speeds are reported as a share of these limits.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Struct:
         return cls._layout
 
     def pack(self) -> bytes:
-        """Return the bytes up to the end of the last field, without padding behind it.
+        """Return the bytes up to the end of the last field, without padding after it.
 
         Raises ValueError if a number does not fit a bit field.
         """

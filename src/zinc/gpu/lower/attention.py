@@ -42,8 +42,8 @@ from zinc.ops.values import Dim, KVState, RowFormat
 
 FEW_TOKENS = 16  # largest step that uses the kernels for few queries
 
-# Few queries, vectors. A thread keeps `each` heads x chunks of eight dimensions in registers, of
-# the queries and of the sums.
+# Few queries, vectors. A thread keeps `each` heads x chunks of eight dimensions of the queries and
+# of the sums in registers.
 MAX_CHUNKS = 4
 WAVES = 4
 AT_ONCE = 2  # keys that a lane loads ahead
@@ -61,13 +61,13 @@ INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
 MAX_PREPARED_DIM = 256  # widest head that a subgroup can prepare without spilling registers
 
 # Few queries, matrices. Each subgroup stages a tile of keys, then a tile of values.
-MATRIX_HEADS = 2  # heads of a KV head from which on narrow matrices are faster than vectors
+MATRIX_HEADS = 2  # with at least this many heads a KV head, narrow matrices are faster than vectors
 TILE_KEYS = 16
 MATRIX_WAVES = 8
 MATRIX_BYTES = 48 << 10  # shared memory to use
 MATRIX_GROUPS_A_UNIT = 1
 MAX_MATRIX_DIM = 256  # widest head whose sums of 8 columns fit into a lane's registers
-MAX_WIDE_DIM = 128  # widest head whose sums of 16 columns do
+MAX_WIDE_DIM = 128  # widest head whose sums of 16 columns fit into them
 
 
 @lowers("attention")

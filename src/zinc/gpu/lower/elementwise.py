@@ -40,9 +40,8 @@ def elementwise(
 ) -> list[Dispatch]:
     """Return one dispatch, in which each thread handles four columns.
 
-    `first` and `second` are the op's parameters (`ElementwiseArguments`).
-
-    `a_at` is where `a` is, when that is not its place in the arena.
+    first, second: parameters of the op (`ElementwiseArguments`). a_at: address of `a`, by default
+    its place in the arena.
     """
     rows_of_b = None if op is ElementwiseOp.GATE_ROW else b
     kernel = KernelVariant(

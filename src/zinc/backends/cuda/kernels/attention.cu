@@ -18,7 +18,7 @@ SHARED float4 shared_floats[SUMS];
 #endif
 SHARED float2 totals[WAVES][EACH]; // maximum and sum of the softmax
 
-/// Loads chunks of the keys from position `at` on, which lie in one block. Behind the last key a
+/// Loads chunks of the keys from position `at` on, which lie in one block. Past the last key a
 /// block has zeros or old numbers, but no NaN.
 DEVICE void loadKeys(ARGS, KeySplit split, uint block, uint at, uint j, Chunk (&k)[AT_ONCE][CHUNKS])
 {

@@ -25,7 +25,7 @@ KERNEL(conv_silu, Arguments)
     if (at == end) return;
     uint c = thread % COLS, side = thread / COLS, col = group.x * COLS + c;
     bool inside = col < args.cols;
-    uint source = min(col, args.cols - 1); // behind the last column nothing is stored
+    uint source = min(col, args.cols - 1); // past the last column nothing is stored
 
     float* state = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;
     bool fresh = positionOf(args.step, at) == 0;

@@ -40,7 +40,7 @@ struct LoadedRows
     float alpha, beta;
 };
 
-/// Loads rows from `at` on. Rows behind `end` - 1 repeat it.
+/// Loads rows from `at` on. Rows past `end` - 1 repeat it.
 DEVICE LoadedRows loadRows(ARGS, uint at, uint end, uint3 group, uint thread)
 {
     uint head = group.x, k_cols = args.n_k_heads * K_DIM;
@@ -115,7 +115,7 @@ KERNEL(delta_rule, Arguments)
     }
     uint share = thread % SHARE, c = thread / SHARE, col = group.y * COLS + c;
     bool inside = col < V_DIM;
-    uint source = min(col, V_DIM - 1); // behind the last column nothing is stored
+    uint source = min(col, V_DIM - 1); // past the last column nothing is stored
     LoadedRows rows = loadRows(args, at, end, group, thread);
     float decay = args.decay[head], bias = args.decay_bias[head];
 

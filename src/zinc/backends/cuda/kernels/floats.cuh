@@ -1,6 +1,6 @@
 // Loads and stores of four neighbouring columns of a float32 row.
 //   VECTORS  rows are aligned to 16 bytes and have a multiple of four columns. Otherwise columns
-//            are accessed one by one, and those behind the last are zeros.
+//            are accessed one by one, and those past the last are zeros.
 
 #pragma once
 

@@ -49,7 +49,7 @@
 #define IQ3 (FORMAT == IQ3_XXS || FORMAT == IQ3_S)
 #define TERNARY (FORMAT == TQ1_0 || FORMAT == TQ2_0)
 
-/// Returns the streams of a matrix of the shape of `w` that lies `bytes` behind it, modulo 2^64.
+/// Returns the streams of a matrix of the shape of `w` that lies `bytes` after it, modulo 2^64.
 DEVICE Matrix shifted(const Matrix& w, uint64_t bytes)
 {
     Matrix r;

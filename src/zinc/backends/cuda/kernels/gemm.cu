@@ -34,7 +34,7 @@ struct TileOrigin
 #define WEIGHTS_EACH ((ROWS * UNITS + THREADS - 1) / THREADS) // units that a thread brings
 #define ACTIVATIONS_EACH ((BATCH * UNITS + THREADS - 1) / THREADS)
 
-/// A thread's units for the next step of the loop, loaded while this one is multiplied. Behind the
+/// A thread's units for the next step of the loop, loaded while this one is multiplied. Past the
 /// last unit or row they repeat it.
 struct Prefetch
 {

@@ -103,6 +103,6 @@ struct Head
 /// together.
 DEVICE Chunk headChunk(uint slot, uint chunk)
 {
-    uint first = min(2 * chunk, HEAD_FLOAT4S - 2); // lanes behind the last column repeat it
+    uint first = min(2 * chunk, HEAD_FLOAT4S - 2); // lanes past the last column repeat it
     return quantizedChunk(headFour(slot, first), headFour(slot, first + 1));
 }

@@ -34,7 +34,7 @@ struct Chunks
     half* scales;
 #endif
 
-    /// The chunk that lies `tokens` positions and `chunks` chunks (a multiple of 4) behind this
+    /// The chunk that lies `tokens` positions and `chunks` chunks (a multiple of 4) after this
     /// one.
     MEMBER Chunk at(uint tokens, uint chunks, uint head_dim)
     {

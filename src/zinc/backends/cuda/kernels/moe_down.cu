@@ -51,7 +51,7 @@ KERNEL(moe_down, Arguments)
     for (uint begin = part * SUBGROUP + lane; begin < end; begin += DEEP * stride)
         UNROLL for (uint deep = 0; deep < DEEP; deep++)
         {
-            // Behind the end nothing is added, so that all loads can be issued together.
+            // Past the end nothing is added, so that all loads can be issued together.
             uint u = min(begin + deep * stride, end - 1);
             uint rank = u / units, col = u % units, plane = experts[rank] * args.rows;
             float factor = begin + deep * stride < end ? factors[rank] : 0.0f;

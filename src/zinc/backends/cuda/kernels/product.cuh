@@ -67,7 +67,7 @@ struct Floats
     float v[UNIT];
 };
 
-/// Loads the activations of a unit from a row of `cols` columns, zeros behind the last. With
+/// Loads the activations of a unit from a row of `cols` columns, zeros past the last. With
 /// VECTORS rows are whole units and aligned to 16 bytes.
 DEVICE Activations loadActivations(uint8_t* row, uint unit, uint cols)
 {

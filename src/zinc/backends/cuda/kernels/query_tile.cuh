@@ -31,7 +31,7 @@ struct QueryTile
         return key <= position && (args.window == 0 || key + args.window > position);
     }
 
-    /// Chunk `chunk` of the query of row r. Rows behind the last one repeat it.
+    /// Chunk `chunk` of the query of row r. Rows past the last one repeat it.
     MEMBER uint4 query(ARGS, uint r, uint chunk)
     {
         r = min(r, rows - 1);

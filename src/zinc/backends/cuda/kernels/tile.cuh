@@ -45,7 +45,7 @@ void addUnit(
 }
 
 /// Multiplies TILE rows of w, from row `first` on, with BATCH rows of x, and leaves the sums of
-/// each split in `partial`. The `rows` rows of w start at `unit`; behind the last row it is
+/// each split in `partial`. The `rows` rows of w start at `unit`; past the last row it is
 /// repeated.
 DEVICE void accumulate(
     Matrix w, Matrix up, uint unit, uint first, uint rows, uint cols, uint8_t* x[BATCH],
