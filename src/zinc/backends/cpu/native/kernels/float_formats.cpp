@@ -169,7 +169,7 @@ constexpr WeightFormat kFormat{F::kType, F::kName,      RowFormat::f32, 1,      
 
 }  // namespace
 
-constexpr WeightFormat f32_format = kFormat<F32>;
+constinit const WeightFormat f32_format = kFormat<F32>;
 constinit const WeightFormat f16_format = kFormat<F16>;
 constinit const WeightFormat bf16_format = kFormat<BF16>;
 #if defined(ZINC_HAS_BF16)
@@ -178,8 +178,8 @@ constexpr WeightFormat bf16_pairs_format{30,           "BF16",     RowFormat::bf
 #endif
 
 #if defined(ZINC_HAS_AMX)
-constinit const WeightFormat f32_format_amx = f32_format;
-constinit const WeightFormat f16_format_amx = f16_format;
+constinit const WeightFormat f32_format_amx = kFormat<F32>;
+constinit const WeightFormat f16_format_amx = kFormat<F16>;
 constinit const WeightFormat bf16_format_amx = bf16_pairs_format;
 #endif
 
