@@ -220,6 +220,12 @@ class CpuKernels:
 
     def __init__(self, level: str | None = None, threads: int | None = None) -> None:
         levels = tuple(_cpu.levels())
+        if not levels:
+            raise DeviceError(
+                "the CPU backend has no kernels for this processor",
+                f"it was built for {' and '.join(_cpu.built_levels())} only",
+                "run 'pip install --force-reinstall zinc-llm' for a build with all levels",
+            )
         if level is not None and level not in levels:
             raise DeviceError(
                 f"the CPU backend has no level {level!r} on this machine",

@@ -14,8 +14,11 @@ Rows: TypeAlias = tuple[str, int, int, int]
 
 Operand: TypeAlias = PackedTensor | KVLayer | StateLayer | Rows | None
 
+def built_levels() -> list[str]:
+    """Return the SIMD levels of this build, best first."""
+
 def levels() -> list[str]:
-    """Return the SIMD levels that this machine runs, best first."""
+    """Return the SIMD levels of this build that this machine runs, best first."""
 
 def kernels(level: str) -> list[str]: ...
 def row_format(level: str, ggml_type: int) -> str:

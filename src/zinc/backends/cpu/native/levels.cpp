@@ -30,12 +30,17 @@ bool runs(std::string_view name) {
 
 }  // namespace
 
-std::vector<const Level*> runnable_levels() {
-    std::vector<const Level*> levels;
-#define ZINC_BUILT_LEVEL(name) \
-    if (runs(#name)) levels.push_back(&name::level);
+std::vector<const Level*> built_levels() {
+    return {
+#define ZINC_BUILT_LEVEL(name) &name::level,
 #include "built_levels.inc"
 #undef ZINC_BUILT_LEVEL
+    };
+}
+
+std::vector<const Level*> runnable_levels() {
+    std::vector<const Level*> levels = built_levels();
+    std::erase_if(levels, [](const Level* level) { return !runs(level->name); });
     return levels;
 }
 

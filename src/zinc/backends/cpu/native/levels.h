@@ -8,7 +8,11 @@
 
 namespace zinc {
 
-// The levels that run on this machine, best first. The last is always the scalar level.
+// The levels of this build, best first.
+std::vector<const Level*> built_levels();
+
+// The levels of this build that this machine runs, best first. Empty if the build has no scalar level and the
+// others need a newer processor.
 std::vector<const Level*> runnable_levels();
 
 // The level `name`; "auto" is the best one. Throws std::invalid_argument if the machine or the build lacks

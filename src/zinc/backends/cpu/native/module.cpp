@@ -128,16 +128,19 @@ void run(PyProgram& self, int first, int last, Ints ids, Ints positions, Ints se
     self.program.run(b, first, last);
 }
 
+std::vector<std::string> names(const std::vector<const Level*>& levels) {
+    std::vector<std::string> found;
+    for (const Level* level : levels) found.emplace_back(level->name);
+    return found;
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
     m.doc() = "zinc's CPU kernels: weights in tiles, caches, and programs that run without the GIL";
 
-    m.def("levels", [] {
-        std::vector<std::string> names;
-        for (const Level* level : runnable_levels()) names.emplace_back(level->name);
-        return names;
-    });
+    m.def("built_levels", [] { return names(built_levels()); });
+    m.def("levels", [] { return names(runnable_levels()); });
     m.def(
         "row_format",
         [](const std::string& level, int type) {
