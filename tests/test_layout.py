@@ -28,7 +28,7 @@ def table() -> dict[str, set[str]]:
 
 
 def imports(path: Path) -> set[str]:
-    """Modules of zinc that a file imports, type-checking imports included."""
+    """Return the modules of zinc that a file imports, type-checking imports included."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -85,7 +85,7 @@ def spilling(kernels):
 
 
 def doubles_registers(kernel):
-    """Whether this Mesa uses a register for each half of an F16 matrix, as versions before 25.2."""
+    """Return whether Mesa takes a register for each half of an F16 matrix (before 25.2)."""
     version = tuple(map(int, kernel["mesa"].split(".")[:2]))
     return kernel["matrices"] > 0 and version < (25, 2)
 

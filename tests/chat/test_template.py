@@ -34,7 +34,7 @@ def render(source, messages=USER, **arguments):
     return ChatTemplate(source, "<s>", "</s>").render(messages, **arguments)
 
 
-# -- what templates see ---------------------------------------------------------------------------
+# -- variables and functions of templates ---------------------------------------------------------
 
 
 def test_messages_and_generation_prompt():

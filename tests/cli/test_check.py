@@ -35,7 +35,7 @@ def plant(root: Path, **files: str) -> Path:
 
 
 def found(section: Section, status: Status) -> Finding:
-    """Return the only finding with this status; it says how to mend what is wrong."""
+    """Return the only finding with `status`. Fails if there are more, or if it has no remedy."""
     (finding,) = [each for each in section.findings if each.status is status]
     assert finding.fix
     return finding

@@ -96,7 +96,7 @@ def test_a_partial_marker_is_completed_once(tokens, budget):
             return
 
 
-# -- what a constraint dictates
+# -- tokens that a constraint forces
 
 
 class Form:

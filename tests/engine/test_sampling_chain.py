@@ -35,7 +35,7 @@ def draws(params, logits, n, **arguments):
 
 
 def check_frequencies(counts, expected):
-    """A chi-square test at 0.1%; the seeds are fixed, so it passes always or never."""
+    """Compare frequencies by a chi-square test at 0.1%. Seeds are fixed, so it cannot flake."""
     possible = expected > 0
     assert counts[~possible].sum() == 0
     means = expected[possible] * counts.sum()

@@ -20,7 +20,7 @@ LOW = -math.inf
 
 @st.composite
 def vocabularies(draw, max_size=40):
-    """Logits with many ties, some at -inf, at least one finite."""
+    """Draw logits with many ties, some at -inf, at least one finite."""
     grid = st.integers(-12, 12).map(lambda n: n / 4)
     smooth = st.floats(-30, 30, width=32)
     values = draw(st.lists(st.one_of(grid, smooth, st.just(LOW)), min_size=1, max_size=max_size))

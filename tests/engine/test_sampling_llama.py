@@ -71,7 +71,7 @@ class Llama:
         self.library, self.sampler = library, make(*arguments)
 
     def __call__(self, logits, ids=None):
-        """The kept {id: logit} of a row, without those at -inf."""
+        """Return the kept {id: logit} of a row, without those at -inf."""
         ids = range(len(logits)) if ids is None else ids
         pairs = zip(ids, logits.tolist(), strict=True)
         data = (TokenData * len(logits))(*(TokenData(i, x, 0) for i, x in pairs))

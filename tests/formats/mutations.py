@@ -32,7 +32,7 @@ EXTREME_VALUES += [[], [0], [-1, 5], [1] * 5000, ["a", ""], [1.5, math.nan], [[1
 def mutate(seed: str, sources: list[Path], target: Path, *, runs: bool = False) -> str:
     """Write a changed copy of one of `sources` to `target`; return what was changed.
 
-    `runs`: only changes after which many models still load and run.
+    runs: make only changes that many models survive, so that they load and run.
     """
     rng = random.Random(seed)
     source = rng.choice(sources)

@@ -104,7 +104,7 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The data of the server-sent events, parsed if it is JSON."""
+        """Data of each server-sent event of the response, parsed if it is JSON."""
         found = []
         for block in self.body.decode().split("\n\n"):
             for line in block.split("\n"):

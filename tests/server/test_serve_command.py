@@ -112,7 +112,7 @@ def test_failures_are_one_line(tmp_path: Path, capsys, monkeypatch: pytest.Monke
 
 
 def damaged(folder: Path) -> Path:
-    """The embedded model with the end of its file missing."""
+    """Return a copy of the embedded model without the end of its file."""
     path = folder / "damaged.gguf"
     path.write_bytes(EMBEDDED_MODEL.read_bytes()[:100_000])
     return path

@@ -254,7 +254,7 @@ def _mxfp4(b: Blocks) -> Streams:
 
 
 def _nvfp4(b: Blocks) -> Streams:
-    """A unit is two groups of 8 bytes, with elements 0-7 in low nibbles and 8-15 in high ones."""
+    """Pack units of two groups of 8 bytes, elements 0-7 in low nibbles and 8-15 in high ones."""
     return _bytes(_nibble_units_of(b["qs"].reshape(len(b), 2, 2, 8)), len(b)), b["d"]
 
 

@@ -24,7 +24,7 @@ MAX_GBNF_CHARACTERS = 1 << 18
 
 
 class SourceError(RequestError):
-    """A grammar or regular expression is refused for the reason `why`."""
+    """A grammar or regular expression that is refused for the reason `why`."""
 
     def __init__(self, why: str) -> None:
         super().__init__("the grammar cannot be followed", why)

@@ -79,7 +79,7 @@ def retry_after_s(value: str | None) -> float | None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects of a request: none from https to http, and no token to another server."""
+    """Handler of redirects that refuses https to http and sends no token to another server."""
 
     def redirect_request(
         self,

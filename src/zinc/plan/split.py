@@ -43,8 +43,8 @@ def split(
     for at, turn in turns:
         wanted[at] |= _read(turn)
     lists: list[list[Node]] = [[] for _ in range(n_devices)]
-    # Index of the first node of each device after its last stop. No other device waits for these
-    # nodes, so a receive may be placed before them, which makes longer runs.
+    # For each device, the index of the first node after its last send or receive. No other device
+    # waits for the nodes from there on, so a receive is placed before them: fewer, longer runs.
     since = [0] * n_devices
     makers: dict[Value, int] = {}
     n_stops = 0

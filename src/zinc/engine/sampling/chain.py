@@ -154,11 +154,11 @@ class Sampler:
         return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, point)
 
     def accept(self, token: int) -> None:
-        """Add a token to the text that penalties look at."""
+        """Add a sampled token to the history that penalties read."""
         self.accept_prompt((token,))
 
     def accept_prompt(self, ids: Sequence[int]) -> None:
-        """Add the tokens of a prompt, or other tokens that were not sampled, to the text."""
+        """Add tokens that were not sampled, such as a prompt, to the history of penalties."""
         if self._followers and len(ids):
             tokens = [int(token) for token in ids]
             if min(tokens) < 0 or max(tokens) >= self.n_vocab:

@@ -52,7 +52,10 @@ class Suffixes:
         return self._lengths[: max(self.size - 1, 0)]
 
     def extend(self, tokens: Sequence[int], window: int | None = None) -> None:
-        """Append many tokens at once. With a window, lengths before the window are not updated."""
+        """Append many tokens at once.
+
+        window: update only the lengths of the last `window` tokens.
+        """
         self._reserve(len(tokens))
         self._history[self.size : self.size + len(tokens)] = tokens
         self.size += len(tokens)
