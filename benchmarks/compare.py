@@ -23,8 +23,8 @@ from typing import Any
 import table
 
 import zinc
-from zinc.cli.machine import cpu_model
 from zinc.core import env
+from zinc.core.processor import cpu_model
 
 # The limit of the machine that each kind of step is compared with.
 LIMITS = {"prefill": "int8_peak", "decode": "bandwidth"}

@@ -28,7 +28,6 @@ import numpy as np
 from zinc.backends import api
 from zinc.backends.api import Program
 from zinc.cli.bench import Bench
-from zinc.cli.cost import StepShape
 from zinc.cli.loading import open_model
 from zinc.cli.steps import StepMaker
 from zinc.core.errors import ZincError
@@ -38,6 +37,7 @@ from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
+from zinc.engine.step_cost import StepShape
 from zinc.gpu import packing
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.lower import attention

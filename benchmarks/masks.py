@@ -21,7 +21,7 @@ from typing import Any
 
 import zinc
 from zinc import LLM, SamplingParams
-from zinc.cli.machine import cpu_model
+from zinc.core.processor import cpu_model
 from zinc.engine.request import Request
 
 # Long answers with every kind of value.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import zinc
-from zinc.cli.machine import cpu_model
+from zinc.core.processor import cpu_model
 
 IDLE_S = 3.0
 IDLE = """

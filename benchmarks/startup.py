@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import zinc
-from zinc.cli.machine import cpu_model
+from zinc.core.processor import cpu_model
 from zinc.engine.load.files import resolve_model
 
 CONTEXT = 512

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import zinc
-from zinc.cli.machine import cpu_model
+from zinc.core.processor import cpu_model
 
 TEXTS = [
     "The old man walked down to the river and", "In the year 1850 the ship sailed north, and",

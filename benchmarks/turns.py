@@ -21,8 +21,8 @@ from typing import Any
 
 import zinc
 from zinc import LLM, SamplingParams
-from zinc.cli.machine import cpu_model
 from zinc.core.errors import TemplateError
+from zinc.core.processor import cpu_model
 from zinc.engine.sequence import Timings
 
 WORDS = [

@@ -46,3 +46,12 @@ def _hidden_gpus() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("zinc.engine.load.auto._may_have_gpu", lambda: False)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests measure, some of them on small buffers, out of the user's cache folder."""
+    path = tmp_path_factory.mktemp("measured") / "bandwidth.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zinc.engine.load.bandwidth.file_path", lambda: path)
+        yield

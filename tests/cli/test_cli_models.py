@@ -21,7 +21,6 @@ from zinc.backends.null import NullBackend
 from zinc.backends.ref import RefBackend, RefProgram
 from zinc.cli import bench_text
 from zinc.cli.bench import Bench
-from zinc.cli.cost import StepShape
 from zinc.cli.step_profile import Profile
 from zinc.cli.steps import StepMaker
 from zinc.cli.text import size
@@ -33,6 +32,7 @@ from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
 from zinc.engine.load.planned import PlannedModel, plan_model
 from zinc.engine.load.self_test import relative_error
+from zinc.engine.step_cost import StepShape
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan

@@ -14,8 +14,8 @@ from zinc.chat.formats import detect
 from zinc.chat.parser import AnswerParser
 from zinc.cli import text
 from zinc.cli.answer import DIM, RESET, Printer, show
-from zinc.cli.cost import StepShape
 from zinc.core.progress import ProgressBar, is_plain
+from zinc.engine.step_cost import StepShape
 from zinc.ops.registry import Cost
 from zinc.ops.values import Dim
 

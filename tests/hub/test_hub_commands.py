@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -58,7 +59,7 @@ def test_pull_prints_the_path_and_run_uses_it(demo, zinc):
 def test_pull_chooses_what_fits_from_the_header_of_the_file(demo, zinc):
     status, _, err = zinc("pull", REPO, "--only-model")
     assert status == 0
-    assert "are available" in err
+    assert re.search(r"are available; decode up to [\d,]+ tokens/s\)", err)
     assert not any("mmproj" in path for path, _ in demo.requests)
     header = next(h["range"] for path, h in demo.requests if path.startswith("/cdn/"))
     assert header == "bytes=0-262143"  # the header alone, before the file
@@ -95,7 +96,9 @@ def test_list_show_and_rm(demo, zinc, home):
     assert planned["memories"][0]["needed_bytes"] == memory["needed_bytes"]
     inspected = json.loads(zinc("inspect", MODEL, "--json")[1])["memory"]
     assert inspected["memories"][0]["needed_bytes"] == memory["needed_bytes"]
-    assert MODEL in zinc("list")[1]
+    assert row["decode_tokens_per_s"] > 0
+    assert row["decode"] == planned["decode"] == inspected["decode"]
+    assert re.search(rf"{MODEL}.* up to [\d,.]+ tokens/s", zinc("list")[1])
     status, out, _ = zinc("show", MODEL)
     assert status == 0
     assert "chat template" in out
@@ -139,6 +142,8 @@ def test_show_of_a_repository_lists_its_quantisations(demo, zinc):
     assert "`zinc pull` takes this one" in out
     found = json.loads(zinc("show", REPO, "--json")[1])
     assert found["quantisations"][0]["recommended"] is True
+    assert found["quantisations"][0]["decode_tokens_per_s"] > 0
+    assert re.search(r"Q4_K_M .* up to [\d,.]+ tokens/s", out)
 
 
 def test_the_catalogue_is_listed(zinc, home):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from zinc.backends.api import Work
     from zinc.backends.capabilities import Roofline
     from zinc.backends.plans import Plan
-    from zinc.cli.cost import StepShape
     from zinc.engine.load.model import LoadedModel
+    from zinc.engine.step_cost import StepShape
     from zinc.ops.step import Step
 
 
@@ -203,7 +203,7 @@ class Bench:
 
     def _prefill_shapes(self, n: int) -> list[StepShape]:
         """Return the steps of a prompt of `n` tokens; only the last one computes logits."""
-        from zinc.cli.cost import StepShape
+        from zinc.engine.step_cost import StepShape
 
         most = self._model.plan.max_tokens
         return [
@@ -212,7 +212,7 @@ class Bench:
         ]
 
     def _decode_shapes(self, n: int, depth: int) -> list[StepShape]:
-        from zinc.cli.cost import StepShape
+        from zinc.engine.step_cost import StepShape
 
         streams = self.n_sequences
         return [StepShape(1, 1, depth + i, self.kv_dtype, streams) for i in range(n)]
@@ -282,7 +282,7 @@ def _report(
     decode: Rate | None,
     limits: Roofline | None,
 ) -> dict[str, Any]:
-    from zinc.cli import machine
+    from zinc.core.processor import cpu_model
 
     report: dict[str, Any] = {
         "zinc": __version__,
@@ -290,7 +290,7 @@ def _report(
         "description": bench.backend.describe(),
         "threads": bench.backend.capabilities.threads,
         "level": bench.backend.capabilities.level or None,
-        "cpu_model": machine.cpu_model(),
+        "cpu_model": cpu_model(),
         "kv_dtype": bench.kv_dtype,
         "prefill_tokens": args.prefill,
         "decode_tokens": args.decode,

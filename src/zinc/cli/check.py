@@ -1,4 +1,7 @@
-"""`zinc check`: what this machine can run, what keeps it from running well, and what mends that."""
+"""`zinc check`: what this machine can run, what keeps it from running well, and what mends that.
+
+It tests the kernels of each device for ten seconds, and measures its bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,6 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="a .gguf file to check as well (default: none)"
-    )
-    parser.add_argument(
-        "--measure", action="store_true", help="also measure memory bandwidth and int8 speed"
     )
     usage.add_backend(parser)
     usage.add_cache(parser)
@@ -67,21 +67,22 @@ def text(sections: Sequence[Section]) -> str:
 
 def _sections(args: argparse.Namespace) -> list[Section]:
     from zinc.backends import api
-    from zinc.cli.checks import gpus, memory, model, processor, software, system
+    from zinc.cli.checks import files, gpus, memory, model, processor, software, system
 
     threads = usage.threads(args)
     try:
         cpu = api.create("cpu", threads, {})
     except ZincError as error:
-        found = processor.section(error, args.measure)
+        found = processor.section(error)
     else:
-        found = processor.section(cpu, args.measure)
+        found = processor.section(cpu)
     sections = [
         system.section(),
         found,
         memory.section(),
-        gpus.section(gpus.this_machine(threads), args.measure),
+        gpus.section(gpus.this_machine(threads)),
         software.section(),
+        files.section(),
     ]
     if args.model is not None:
         sections.append(model.section(usage.load_options(args, path=args.model)))

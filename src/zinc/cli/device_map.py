@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from zinc.backends.plans import Segment, SplitPlan, Transfer
-from zinc.cli.cost import StepShape, file_bytes
 from zinc.cli.text import size
 from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
+from zinc.engine.step_cost import StepShape
+from zinc.ops.values import Weight
+from zinc.quant.blocks import row_bytes
 
 
 def devices(plan: SplitPlan) -> list[int]:
@@ -68,3 +70,9 @@ def text(found: dict[str, Any]) -> str:
     ]
     total = size(sum(transfer["bytes"] for transfer in transfers))
     return "\n".join([*lines, f"between them: {len(transfers)} values a step, {total}"])
+
+
+def file_bytes(weight: Weight) -> int:
+    """Return the bytes of a weight in the file."""
+    rows = 1 if weight.is_vector else weight.planes * weight.rows
+    return rows * row_bytes(weight.type, weight.cols)

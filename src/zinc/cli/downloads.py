@@ -55,7 +55,7 @@ def offer(missing: MissingModelError) -> Path:
 
 
 def fit_check(hub: Hub, repository: Repository, variants: Sequence[Variant]) -> FitCheck:
-    """Return a function from a variant to the memory that it needs and that is available.
+    """Return a function from a variant to its memory and speed, and the memory available.
 
     Reads the header of the smallest variant; the others differ in the size of their weights alone.
     """
@@ -63,8 +63,13 @@ def fit_check(hub: Hub, repository: Repository, variants: Sequence[Variant]) -> 
 
     report = remote_report(hub, repository, variants[0])
     cache = sum(report.total(each) for each in ("kv_bytes", "state_bytes", "scratch_bytes"))
-    available = report.total("available_bytes")
-    return lambda variant: Fit(variant.n_bytes + cache, available, report.context_tokens)
+    available, fastest = report.total("available_bytes"), report.decode_tokens_per_s
+
+    def fit(variant: Variant) -> Fit:
+        speed = fastest and fastest * variants[0].n_bytes / variant.n_bytes
+        return Fit(variant.n_bytes + cache, available, report.context_tokens, speed)
+
+    return fit
 
 
 def remote_report(hub: Hub, repository: Repository, variant: Variant) -> FitReport:
@@ -72,7 +77,7 @@ def remote_report(hub: Hub, repository: Repository, variant: Variant) -> FitRepo
 
     Raises a ZincError.
     """
-    from zinc.engine.load.fit import fit_report
+    from zinc.cli import fit_text
     from zinc.engine.load.options import LoadOptions
     from zinc.engine.load.planned import plan_model
     from zinc.hub.remote import RemoteSource, open_remote
@@ -83,7 +88,7 @@ def remote_report(hub: Hub, repository: Repository, variant: Variant) -> FitRepo
         for part in variant.files
     ]
     with plan_model(LoadOptions(), file=open_remote(sources)) as planned:
-        return fit_report(planned, min(planned.spec.context, CONTEXT_TOKENS))
+        return fit_text.report_of(planned, min(planned.spec.context, CONTEXT_TOKENS))
 
 
 def _print_json(event: Event) -> None:

@@ -178,12 +178,12 @@ def _memory(file: GGUFFile, loaded: tuple[ModelSpec, Graph] | ZincError) -> dict
 
 def _fit(file: GGUFFile) -> FitReport:
     """Return what a run with the default options takes of the memory."""
-    from zinc.engine.load.fit import fit_report
+    from zinc.cli import fit_text
     from zinc.engine.load.options import LoadOptions
     from zinc.engine.load.planned import plan_model
 
     with plan_model(LoadOptions(path=file.path)) as planned:
-        return fit_report(planned, planned.spec.context)
+        return fit_text.report_of(planned, planned.spec.context)
 
 
 def _json_value(value: MetadataValue) -> Any:

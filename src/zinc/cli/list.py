@@ -46,7 +46,6 @@ def _models(as_json: bool) -> int:
 def _describe(model: LocalModel) -> dict[str, Any]:
     """Return a model as JSON values, with the memory that a run takes or why it cannot run."""
     from zinc.cli import fit_text
-    from zinc.engine.load.fit import fit_report
     from zinc.engine.load.options import LoadOptions
     from zinc.engine.load.planned import plan_model
 
@@ -59,16 +58,24 @@ def _describe(model: LocalModel) -> dict[str, Any]:
     }
     try:
         with plan_model(LoadOptions(path=model.path)) as planned:
-            return row | fit_text.as_json(fit_report(planned, planned.spec.context))
+            return row | fit_text.as_json(fit_text.report_of(planned, planned.spec.context))
     except ZincError as error:
         return row | {"error": error.in_options()}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
+    from zinc.cli import fit_text
+
     return table(
-        ("name", "size |", "context that fits |", "from"),
+        ("name", "size |", "context that fits |", "decode", "from"),
         [
-            (plain(row["name"], _NAME_CHARACTERS), size(row["bytes"]), _fits(row), row["program"])
+            (
+                plain(row["name"], _NAME_CHARACTERS),
+                size(row["bytes"]),
+                _fits(row),
+                fit_text.speed(row.get("decode_tokens_per_s")),
+                row["program"],
+            )
             for row in rows
         ],
     )

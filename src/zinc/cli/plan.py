@@ -18,8 +18,8 @@ from zinc.cli.usage import UsageError
 if TYPE_CHECKING:
     from zinc.backends.api import StepCounts
     from zinc.backends.plans import Launch, Operand, Plan
-    from zinc.cli.cost import StepShape
     from zinc.engine.load.fit import FitReport
+    from zinc.engine.step_cost import StepShape
 
 MATRIX_COLOR, CACHE_COLOR = "#cfe2f3", "#fce5cd"  # launches that read matrices or a KV cache
 
@@ -40,11 +40,10 @@ def run(args: argparse.Namespace) -> int:
 
     from zinc.backends.plans import SplitPlan
     from zinc.cli import device_map, fit_text, loading
-    from zinc.cli.cost import StepShape
     from zinc.cli.inspect import nextn_memory
-    from zinc.engine.load.fit import fit_report
     from zinc.engine.load.options import BATCH_TOKENS
     from zinc.engine.load.planned import plan_model
+    from zinc.engine.step_cost import StepShape
 
     most = max(args.tokens, BATCH_TOKENS)
     path = usage.model_path(args)
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         )
         barriers = barrier_report(counts, spec.n_layers)
         context = args.context or spec.context
-        fitting = fit_report(planned, context)
+        fitting = fit_text.report_of(planned, context)
         memory = {**_memory(fitting), **nextn_memory(file, spec)}
         split: dict[str, Any] = {}
         if isinstance(plan, SplitPlan) and backend.split is not None:

@@ -1,4 +1,4 @@
-"""`zinc show`: a short description of a model and the memory that it needs.
+"""`zinc show`: a short description of a model, the memory that it needs, and its speed.
 
 A model that is not on this machine is described by its repository: the quantisations, with the
 memory that each would take.
@@ -50,13 +50,12 @@ def run(args: argparse.Namespace) -> int:
 def _local(path: Path) -> tuple[dict[str, Any], str]:
     """Return the description of a model file, as JSON values and as text."""
     from zinc.cli import fit_text, inspect, summary
-    from zinc.engine.load.fit import fit_report
     from zinc.engine.load.options import LoadOptions
     from zinc.engine.load.planned import plan_model
 
     with plan_model(LoadOptions(path=path)) as planned:
         file, spec = planned.file, planned.spec
-        report = fit_report(planned, spec.context)
+        report = fit_text.report_of(planned, spec.context)
         lines = [f"{path}", *summary.lines(file, spec, inspect.types(file))]
         for memory in report.memories:
             needs = fit_text.purposes(memory, report.context_tokens)
@@ -74,7 +73,7 @@ def _local(path: Path) -> tuple[dict[str, Any], str]:
 
 def _remote(name: HubName) -> tuple[dict[str, Any], str]:
     """Return the quantisations of a repository, as JSON values and as text. Raises a ZincError."""
-    from zinc.cli import downloads
+    from zinc.cli import downloads, fit_text
     from zinc.hub.choice import choose
     from zinc.hub.errors import ModelNameError
     from zinc.hub.events import ignore
@@ -97,6 +96,7 @@ def _remote(name: HubName) -> tuple[dict[str, Any], str]:
             "bytes": variant.n_bytes,
             "needed_bytes": fit.needed_bytes,
             "fits": fit.fits,
+            "decode_tokens_per_s": fit.tokens_per_s,
             "recommended": best is not None and variant is best.variant,
         }
         for variant, fit in zip(variants, fits, strict=True)
@@ -105,13 +105,14 @@ def _remote(name: HubName) -> tuple[dict[str, Any], str]:
     lines = [
         f"{name.repo} is not on this machine; its quantisations are",
         table(
-            ("quantisation", "size |", "memory |", "fits", ""),
+            ("quantisation", "size |", "memory |", "fits", "decode", ""),
             [
                 (
                     row["quantisation"],
                     size(row["bytes"]),
                     size(row["needed_bytes"]),
                     "yes" if row["fits"] else "no",
+                    fit_text.speed(row["decode_tokens_per_s"]),
                     "`zinc pull` takes this one" if row["recommended"] else "",
                 )
                 for row in rows

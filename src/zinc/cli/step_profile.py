@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zinc.backends.capabilities import Roofline
     from zinc.backends.plans import Launch
-    from zinc.cli.cost import StepShape
+    from zinc.engine.step_cost import StepShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,25 @@ def _shape(file: GGUFFile, spec: ModelSpec | ZincError) -> str:
     shown = f"{arch}, {_count(n_parameters)} parameters"
     if isinstance(spec, ZincError):
         return shown
+    if spec.experts is not None:
+        shown += f" of which {_count(active_parameters(file, spec))} are active"
     shown += f", {spec.n_layers} layers of width {spec.hidden:,}, vocabulary of {spec.vocab:,}"
     if spec.experts is not None:
         shown += f", {spec.experts.count} experts of which {spec.experts.top_k} run"
     return shown
+
+
+def active_parameters(file: GGUFFile, spec: ModelSpec) -> int:
+    """Return the parameters that a token uses: of stacks of experts, those of the experts that run.
+
+    A stack of experts is a tensor [experts, rows, cols].
+    """
+    total = sum(tensor.n_elements for tensor in file.tensors.values())
+    if spec.experts is None:
+        return total
+    stacks = (t for t in file.tensors.values() if len(t.shape) == 3)
+    experts = sum(t.n_elements for t in stacks if t.shape[0] == spec.experts.count)
+    return total - experts + experts * spec.experts.top_k // spec.experts.count
 
 
 def _weights(file: GGUFFile, types: Sequence[tuple[str, int, int]]) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 DISTRIBUTION = "zinc-llm"
 SERVER = "server"
 STRUCTURED = "structured"
+HUB = "hub"
+CUDA = "cuda"
 
 
 def install_command(extra: str = "") -> str:

@@ -30,15 +30,17 @@ _LARGER = ("UD-Q5_K_XL", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0", "BF16", "F16", "F32
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The memory that a variant needs, and the memory that is available.
+    """The memory that a variant needs, the memory that is available, and the speed it allows.
 
     needed_bytes: weights, KV cache, recurrent state and scratch memory.
-    context_tokens: the context that needed_bytes counts.
+    context_tokens: the context that needed_bytes counts. tokens_per_s: the speed of decode that the
+    bandwidth of memory allows; None if it is not known.
     """
 
     needed_bytes: int
     available_bytes: int
     context_tokens: int
+    tokens_per_s: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -100,9 +102,10 @@ def _ranked(variants: Sequence[Variant]) -> list[Variant]:
 
 def _why(variant: Variant, fit: Fit, tried: Sequence[tuple[Variant, Fit]]) -> str:
     reason = "the best that fits" if tried else _quality(variant)
+    speed = "" if fit.tokens_per_s is None else f"; decode up to {fit.tokens_per_s:,.0f} tokens/s"
     return (
         f"{reason}; it needs {_size(fit.needed_bytes)} with a context of "
-        f"{fit.context_tokens:,} tokens, and {_size(fit.available_bytes)} are available"
+        f"{fit.context_tokens:,} tokens, and {_size(fit.available_bytes)} are available{speed}"
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from zinc.core.errors import UnsupportedError
+from zinc.core.extras import HUB, install_command
 from zinc.hub.errors import DownloadError, ModelNameError
 from zinc.hub.events import OnEvent, Waiting
 from zinc.hub.names import HubName
@@ -162,7 +163,7 @@ def _library() -> ModuleType:
         raise UnsupportedError(
             "zinc cannot download from Hugging Face",
             "the package huggingface_hub is not installed",
-            "install it with: pip install 'zinc-llm[hub]'",
+            f"install it with: {install_command(HUB)}",
         ) from error
     return huggingface_hub
 

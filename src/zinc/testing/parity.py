@@ -137,11 +137,16 @@ def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
     kernels.compile([*steps, *((plan, step) for plan, step in before if step)], "f16")
     with ProgressBar("testing kernels") as progress:
         for done, ((op, case), (plan, step)) in enumerate(zip(cases, steps, strict=True)):
-            yield _compare_case(op, case, plan, step, create())
+            yield _compare(op, case, plan, step, create())
             progress(done + 1, len(cases))
 
 
-def _compare_case(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) -> list[Check]:
+def compare_case(op: Op, case: Case, backend: Backend) -> list[Check]:
+    """Return the checks of one case, as `compare_cases` does."""
+    return _compare(op, case, plan_case(case, backend), case.step(BLOCK_TOKENS), backend)
+
+
+def _compare(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) -> list[Check]:
     name = f"case {case.name} of {op.name}"
     program = bind_case(backend, case, plan, step)
     reference = bind_case(api.create("ref"), case, plan, step)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.core.extras import CUDA, install_command
 
 OLDEST_CAPABILITY = (8, 0)  # compute capability with int8 dot products, cp.async and bfloat16
 OLDEST_DRIVER = 12000  # CUDA 12.0, as cuDriverGetVersion counts
-PACKAGES_HINT = "pip install 'zinc-llm[cuda]'"
+PACKAGES_HINT = install_command(CUDA)
 DRIVER_HINT = "install or update NVIDIA's driver; `nvidia-smi` shows its version"
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
+from zinc.cli.checks.drivers import known_fault
 from zinc.cli.checks.finding import Finding, Section, fail, ok, read, skip, warn
 from zinc.cli.checks.self_test import device
 from zinc.core.errors import ZincError
+from zinc.core.extras import CUDA, install_command
 
 AMD = "0x1002"
+_DISPLAY_CLASS = "0x03"  # PCI base class of GPUs
 _LOADER = "sudo apt install libvulkan1 (Debian, Ubuntu), or your system's Vulkan loader"
 _DRIVER = "sudo apt install mesa-vulkan-drivers for AMD and Intel, or NVIDIA's driver"
 
@@ -48,8 +52,12 @@ def this_machine(threads: int | None) -> Drivers:
     return Drivers(gpus, open_gpu, errors)
 
 
-def section(drivers: Drivers, measure: bool, root: Path = Path("/")) -> Section:
-    """Check the GPUs. measure: also measure read bandwidth and int8 arithmetic of each."""
+def section(
+    drivers: Drivers,
+    root: Path = Path("/"),
+    has_module: Callable[[str], bool] = lambda m: find_spec(m) is not None,
+) -> Section:
+    """Check the GPUs. has_module: returns whether a top-level module is installed."""
     nodes = sorted((root / "dev/dri").glob("renderD*")) if (root / "dev/dri").is_dir() else []
     nodes += sorted((root / "dev").glob("nvidia[0-9]*")) if (root / "dev").is_dir() else []
     real = [gpu for _, gpu in drivers.gpus if gpu.kind is not DeviceKind.SOFTWARE]
@@ -59,8 +67,13 @@ def section(drivers: Drivers, measure: bool, root: Path = Path("/")) -> Section:
     findings += _nodes(nodes)
     if nodes and not real:
         findings += _no_driver(drivers)
+    elif nodes:
+        findings += _other_errors(drivers)
+    if any(node.name.startswith("nvidia") for node in nodes) and not has_module("cuda"):
+        why = "the backend cuda needs cuda-bindings, which is not installed"
+        findings.append(skip(why, install_command(CUDA)))
     for name, gpu in drivers.gpus:
-        findings += _gpu(name, gpu, drivers, measure)
+        findings += _gpu(name, gpu, drivers)
     findings += _links(root)
     rows = [
         {
@@ -92,7 +105,13 @@ def _no_driver(drivers: Drivers) -> Iterator[Finding]:
         yield fail("there is a GPU, and no Vulkan driver for it", _DRIVER)
 
 
-def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers, measure: bool) -> Iterator[Finding]:
+def _other_errors(drivers: Drivers) -> Iterator[Finding]:
+    """Report backends without devices, if another backend has some."""
+    for name, error in drivers.errors.items():
+        yield warn(f"{name}: {error.what}: {error.why}", error.hint or _LOADER)
+
+
+def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers) -> Iterator[Finding]:
     title = f"{gpu.selector}, {gpu.name} ({gpu.kind}, {gpu.driver})"
     if gpu.kind is DeviceKind.SOFTWARE:
         yield skip(f"{title}: emulates a GPU on the CPU; `--backend auto` never picks it")
@@ -102,24 +121,34 @@ def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers, measure: bool) -> Iterato
         yield warn(f"{title} cannot be used: it lacks {lacks}", "update its driver")
         return
     yield ok(title)
-    yield from device(lambda: drivers.open(name, gpu), gpu.selector, measure)
+    if known := known_fault(gpu.driver):
+        yield warn(f"{gpu.selector} has a driver with a known fault: {known.fault}", known.fix)
+    yield from device(lambda: drivers.open(name, gpu), gpu.selector)
 
 
 def _links(root: Path) -> Iterator[Finding]:
     """Compare the PCIe links of GPUs with what they can do, and look at power saving."""
-    for card in sorted((root / "sys/class/drm").glob("card[0-9]")):
-        folder = card / "device"
+    aspm = read(root / "sys/module/pcie_aspm/parameters/policy")
+    policy = next((word[1:-1] for word in aspm.split() if word.startswith("[")), "")
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        if not read(folder / "class").startswith(_DISPLAY_CLASS):
+            continue
         width, most = read(folder / "current_link_width"), read(folder / "max_link_width")
-        if width.isdecimal() and most.isdecimal() and 0 < int(width) < int(most):
+        if not (width.isdecimal() and most.isdecimal() and int(width)):
+            continue  # no card behind a link: an integrated or a virtual GPU
+        link = f"the GPU at {folder.name} has PCIe x{width} of x{most}"
+        if int(width) < int(most):
             yield warn(
-                f"{card.name} runs at PCIe x{width} of x{most}, so models load more slowly",
+                f"{link}, so models load more slowly",
                 "put the card into another slot, or set the slot's width in the firmware",
             )
-        policy = read(root / "sys/module/pcie_aspm/parameters/policy")
-        if read(folder / "vendor") == AMD and any(
-            f"[{x}" in policy for x in ("powersave", "powersuper")
-        ):
+        else:
+            yield ok(link)
+        if read(folder / "vendor") == AMD and policy.startswith("powers"):
             yield warn(
-                f"PCIe power saving slows decoding on {card.name} (10.8% was measured on one card)",
+                f"PCIe power saving ({policy}) slows decode on {folder.name}; 10.8% was measured "
+                "on one card",
                 "echo performance | sudo tee /sys/module/pcie_aspm/parameters/policy",
             )
+        elif policy:
+            yield ok(f"PCIe power saving is set to {policy}")

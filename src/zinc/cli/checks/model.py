@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from zinc.cli import fit_text
 from zinc.cli.checks.finding import Finding, Section, fail, ok, warn
 from zinc.cli.text import size
 from zinc.core.errors import FormatError, MemoryLimitError, ZincError
-from zinc.engine.load.fit import fit_report
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import PlannedModel, plan_model
 
@@ -42,7 +42,7 @@ def _findings(options: LoadOptions) -> Iterator[Finding]:
 def _memory(planned: PlannedModel, options: LoadOptions) -> Iterator[Finding]:
     """Compare what a context needs with what each memory has."""
     context = options.context or min(planned.spec.context, CONTEXT_TOKENS)
-    report = fit_report(planned, context)
+    report = fit_text.report_of(planned, context)
     for memory in report.memories:
         needed, available = size(memory.needed_bytes), size(memory.available_bytes)
         text = f"{memory.backend}: {context:,} tokens need {needed}, {available} are available"
@@ -53,3 +53,5 @@ def _memory(planned: PlannedModel, options: LoadOptions) -> Iterator[Finding]:
     fitting = report.fitting_context_tokens
     if fitting >= context:
         yield ok(f"contexts of up to {fitting:,} tokens fit")
+    if report.decode_tokens_per_s is not None:
+        yield ok(f"memory lets it decode {fit_text.speed(report.decode_tokens_per_s)}")

@@ -7,28 +7,25 @@ from pathlib import Path
 
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import BackendKind
-from zinc.cli import machine
 from zinc.cli.checks.finding import Finding, Section, fail, ok, read, warn
 from zinc.cli.checks.self_test import device
 from zinc.cli.checks.system import cpu_limit
 from zinc.core.errors import ZincError
+from zinc.core.processor import cpu_model
 
 SLOWEST_LEVEL = "scalar"
 
 
-def section(found: Backend | ZincError, measure: bool, root: Path = Path("/")) -> Section:
-    """Check the CPU backend `found`, which may be the error that creating it raised.
-
-    measure: also measure read bandwidth and int8 arithmetic.
-    """
-    model = machine.cpu_model()
+def section(found: Backend | ZincError, root: Path = Path("/")) -> Section:
+    """Check the CPU backend `found`, which may be the error that creating it raised."""
+    model = cpu_model()
     if isinstance(found, ZincError):
         hint = found.hint or "reinstall zinc"
         return Section("CPU", (ok(model), fail(f"{found.what}: {found.why}", hint)), {})
     known = found.capabilities
     assert known.kind is BackendKind.CPU
     findings = [ok(model), *_kernels(found), *_cores(found, root), *_frequency(root)]
-    findings += device(lambda: found, found.describe(), measure)
+    findings += device(lambda: found, found.describe())
     facts = {"cpu_model": model, "levels": list(known.levels), "cores": known.cores}
     return Section("CPU", tuple(findings), facts)
 

@@ -1,16 +1,22 @@
-"""The memory that a model takes, by purpose and device, and the context that fits.
+"""The memory that a model takes, the context that fits, and the speed that memory allows.
 
 `zinc plan`, `inspect`, `list`, `show` and `pull` print this report; a load uses the same budgets.
+Decode reads every weight that a token needs (of experts, those that run) once, so it cannot be
+faster than the bytes of a token over the bandwidth of the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from zinc.backends.plans import SplitPlan
 from zinc.core.errors import MemoryLimitError
 from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
+from zinc.engine.load.bandwidth import Bandwidth, BandwidthOf
 from zinc.engine.load.memory import RESERVE_SHARE, MemoryBudget, choose_context
 from zinc.engine.load.planned import PlannedModel
+from zinc.engine.step_cost import StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +46,30 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeReads:
+    """The bytes that a device moves for a token after an empty cache, and its bandwidth.
+
+    bandwidth: None if it cannot be measured.
+    """
+
+    backend: str
+    token_bytes: int
+    bandwidth: Bandwidth | None
+
+
+@dataclass(frozen=True, slots=True)
 class FitReport:
-    """The memory that a model takes with one sequence of `context_tokens`.
+    """The memory that a model takes with one sequence of `context_tokens`, and what decode reads.
 
     fitting_context_tokens: the longest context, up to the model's own, for which there is room; 0
     if the weights alone are too large. memories: one for each device that does not share the
-    host's.
+    host's. reads: one for each device.
     """
 
     context_tokens: int
     fitting_context_tokens: int
     memories: tuple[MemoryNeed, ...]
+    reads: tuple[DecodeReads, ...]
 
     @property
     def fits(self) -> bool:
@@ -61,15 +80,40 @@ class FitReport:
         """Return the bytes of a purpose, such as "kv_bytes", over all memories."""
         return sum(int(getattr(memory, purpose)) for memory in self.memories)
 
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """The tokens a second that bandwidth allows; None if one of the devices is not measured."""
+        seconds = 0.0
+        for each in self.reads:
+            if each.bandwidth is None:
+                return None
+            seconds += each.token_bytes / each.bandwidth.bytes_per_s
+        return 1 / seconds if seconds else None
 
-def fit_report(planned: PlannedModel, context: int) -> FitReport:
-    """Return what a planned model takes with one sequence of `context` tokens."""
+
+def fit_report(planned: PlannedModel, context: int, bandwidth_of: BandwidthOf) -> FitReport:
+    """Return what a planned model takes with one sequence of `context` tokens.
+
+    bandwidth_of: returns the bandwidth of a device.
+    """
     budgets = planned.budgets()
     return FitReport(
         context_tokens=context,
         fitting_context_tokens=min(_fitting_context(planned, budget) for budget in budgets),
         memories=tuple(_need(planned, budget, context) for budget in budgets),
+        reads=tuple(_reads(planned, bandwidth_of)),
     )
+
+
+def _reads(planned: PlannedModel, bandwidth_of: BandwidthOf) -> Iterator[DecodeReads]:
+    """Yield, for each device, the bytes of a decode step with an empty cache."""
+    plan, backend = planned.plans[0], planned.backend
+    shape = StepShape(tokens=1, outputs=1, depth=0, kv_dtype=planned.kv_dtype)
+    devices = [backend] if backend.split is None else backend.split.devices
+    parts = plan.parts if isinstance(plan, SplitPlan) else (plan,)
+    for device, part in zip(devices, parts, strict=True):
+        token_bytes = sum(shape.bytes(launch) for launch in part.launches)
+        yield DecodeReads(device.name, token_bytes, bandwidth_of(device))
 
 
 def _need(planned: PlannedModel, budget: MemoryBudget, context: int) -> MemoryNeed:

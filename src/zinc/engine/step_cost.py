@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from zinc.backends.plans import Launch
 from zinc.core.kv_types import BYTES_PER_NUMBER
-from zinc.ops.values import Dim, Weight
-from zinc.quant.blocks import row_bytes
+from zinc.ops.values import Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +76,3 @@ class StepShape:
         else:
             pairs = sum(min(self.depth + i + 1, window) for i in range(self.tokens))
         return self.sequences * pairs
-
-
-def file_bytes(weight: Weight) -> int:
-    """Return the bytes of a weight in the file."""
-    rows = 1 if weight.is_vector else weight.planes * weight.rows
-    return rows * row_bytes(weight.type, weight.cols)
