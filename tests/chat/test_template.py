@@ -85,28 +85,55 @@ def test_strftime_now():
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
 
 
-@pytest.mark.parametrize(
-    ("source", "by_default"),
-    [
-        ("<think>\n{% if not enable_thinking %}</think>{% endif %}", True),  # R1, QwQ
-        ("{% if enable_thinking is true %}<think>{% endif %}", True),
-        ("{% if not (enable_thinking is defined and not enable_thinking) %}on{% endif %}", True),
-        ("{% if enable_thinking is defined and enable_thinking %}on{% endif %}", False),
-        (
-            "{% set enable_thinking = enable_thinking | default(false) %}{{ enable_thinking }}",
-            False,
-        ),
-        ("{% set enable_thinking = enable_thinking | default(true) %}{{ enable_thinking }}", True),
-        (
-            "{% if enable_thinking is not defined %}off{% else %}{{ enable_thinking }}{% endif %}",
-            None,
-        ),
-    ],
-)
-def test_thinking_is_on_unless_the_template_has_its_own_default(source, by_default):
+# How templates of several families read `enable_thinking`, in short.
+THINKING = {
+    "deepseek-r1": "<think>\n{% if not enable_thinking %}</think>{% endif %}",
+    "deepseek-v3.1": "{% if thinking is not defined %}{% set thinking = enable_thinking "
+    "if enable_thinking is defined else false %}{% endif %}"
+    "{{ '<think>' if thinking else '</think>' }}",
+    "exaone4": "{{ '<think>\n' if enable_thinking is defined and enable_thinking is true "
+    "else '<think>\n\n</think>' }}",
+    "gemma4": "{% if enable_thinking is defined and enable_thinking %}<|think|>{% endif %}"
+    "<|turn>model\n{% if not enable_thinking | default(false) %}"
+    "<|channel>thought\n<channel|>{% endif %}{% if tools %}<|tool_call>{% endif %}",
+    "glm4moe": "{{ '<think></think>' if enable_thinking is defined and not enable_thinking }}",
+    "laguna": "{% set enable_thinking = enable_thinking | default(false) %}"
+    "{{ '<think>' if enable_thinking else '</think>' }}",
+    "qwen3": "{{ '<think>\n\n</think>' if enable_thinking is defined "
+    "and enable_thinking is false }}",
+    "smollm3": "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
+    "{{ '' if enable_thinking else '<think>\n\n</think>' }}",
+    "unknown": "{% if enable_thinking %}on{% endif %}",
+}
+
+
+@pytest.mark.parametrize("source", THINKING.values(), ids=THINKING)
+def test_thinking_is_on_by_default(source):
     on, off = (render(source, enable_thinking=choice) for choice in (True, False))
     assert on != off
-    assert render(source) == {True: on, False: off, None: "off"}[by_default]
+    assert render(source) == on
+
+
+def test_a_default_without_known_markers_is_kept():
+    """The reasoning of such a model (Apertus) would be part of the answer."""
+    source = "Deliberation: {{ enable_thinking is defined and enable_thinking }}"
+    assert render(source) == render(source, enable_thinking=False)
+    assert render(source) != render(source, enable_thinking=True)
+
+
+def test_other_switches_keep_their_default():
+    source = "{% if thinking is not defined %}{% set thinking = false %}{% endif %}"
+    source += "{{ '<think>' if thinking else '</think>' }}"  # DeepSeek V3.1 as published
+    assert render(source) == "</think>"
+    assert render("{{ reasoning_effort | default('medium') }}<|channel|>").startswith("medium")
+
+
+def test_thinking_is_the_default_of_enable_thinking():
+    source = (
+        "{% if enable_thinking is defined %}{% set thinking = enable_thinking %}{% endif %}"
+        "{{ '<think>' if thinking else '</think>' }}"
+    )
+    assert [render(source, thinking=choice) for choice in (True, False)] == ["<think>", "</think>"]
 
 
 def test_enable_thinking_also_sets_thinking():

@@ -125,9 +125,8 @@ def _is_optional(tree: nodes.Template, name: str) -> bool:
 def _defaults(names: frozenset[str], tools: object) -> dict[str, Any]:
     """Return default values for the variables in `names` that some templates expect.
 
-    `enable_thinking` is for templates that read it without a test (R1, QwQ); these models think by
-    default. `date_string` is for Llama 3; `datetime` and `functions` (JSON text) are for
-    FireFunction.
+    `enable_thinking` is for templates that read it without a test: these models think by default.
+    `date_string` is for Llama 3; `datetime` and `functions` (JSON text) are for FireFunction.
     """
     defaults: dict[str, Any] = {}
     if "enable_thinking" in names:

@@ -108,9 +108,9 @@ class ChatTemplate:
         continue_final_message: end the prompt with the last message, which must be the assistant's,
             so that the answer continues it.
         arguments: further variables of the template (`enable_thinking`, `reasoning_effort`,
-            `documents`, ...). A template ignores variables that it does not read. If
-            `enable_thinking` is not given, the template's own default applies, or true if it has
-            none.
+            `documents`, ...). A template ignores variables that it does not read.
+            `enable_thinking` is true by default. A template of an unknown format whose reasoning
+            zinc cannot separate from the answer keeps its own default, if it has one.
 
         Raises TemplateError if the template refuses the messages or fails, StoppedError if it takes
         too much time or memory, and RequestError for contradicting arguments or values that are not
@@ -195,6 +195,8 @@ class ChatTemplate:
             "add_generation_prompt": continue_final_message or add_generation_prompt is not False,
             **arguments,
         }
+        if self.format.thinking is not None:  # reasoning is separated from the answer
+            variables.setdefault("enable_thinking", variables.get("thinking", True))
         try:
             plain = {name: _plain(value, shield) for name, value in variables.items()}
             text = self._renderer.render(self.source, {**self._tokens, **plain})

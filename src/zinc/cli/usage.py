@@ -274,7 +274,7 @@ def add_think(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
-        help="turn reasoning before the answer on or off (default: as the chat template does)",
+        help="turn reasoning before the answer on or off (default: on for most models that can)",
     )
 
 
