@@ -3,8 +3,9 @@
     python benchmarks/startup.py --out benchmarks/results/NAME.json [FILE...]
 
 One run fills the page cache. Then, as medians over --runs processes for each file (default: the
-embedded model): seconds from process start to the first bytes of `zinc run`'s answer, seconds for
-import and loading, and peak resident memory divided by the size of file and KV cache.
+embedded model): seconds from process start to the first bytes of `zinc run`'s answer, CPU seconds
+of that process, seconds for import and loading, and peak resident memory divided by the size of
+file and KV cache. CPU time depends less on what else the machine runs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from zinc.core.processor import cpu_model
 from zinc.engine.load.files import resolve_model
 
 CONTEXT = 512
+# The first run of a checkout compiles its modules, and an installation has them compiled.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 LOADING = """
 import json, sys, time
 start = time.perf_counter()
@@ -36,30 +39,33 @@ with LLM(sys.argv[1], context=int(sys.argv[2])) as llm:
 """
 
 
-def first_token_s(model: Path) -> float | None:
-    """Return the seconds from process start to the first output of `zinc run`.
+def first_token(model: Path) -> tuple[float | None, float]:
+    """Return the seconds from the start of `zinc run` to its first output, and its CPU seconds.
 
-    Return None if the answer is empty, which random weights can cause.
+    The former is None if the answer is empty, which random weights can cause.
     """
     command = [
         sys.executable, "-m", "zinc", "run", "-m", str(model), "--context", str(CONTEXT),
         "--raw", "--temperature", "0", "--max-tokens", "8", "Once upon a time",
     ]  # fmt: skip
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        first = process.stdout.read(1)
-        seconds = time.perf_counter() - start
-        process.stdout.read()
-    if process.returncode:
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    seconds = time.perf_counter() - start
+    process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
         sys.exit(f"zinc run {model} failed")
-    return seconds if first.strip() else None
+    return seconds if first.strip() else None, usage.ru_utime + usage.ru_stime
 
 
 def loading(model: Path) -> dict[str, Any]:
     """Run LOADING on `model`; return its JSON object and the `peak_bytes` of its process."""
     command = [sys.executable, "-c", LOADING, str(model), str(CONTEXT)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT)
     assert process.stdout is not None
     text = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -70,8 +76,8 @@ def loading(model: Path) -> dict[str, Any]:
 
 def measure(model: Path, runs: int) -> dict[str, Any]:
     """Return the row of the report for one model."""
-    first_token_s(model)
-    answers = [first_token_s(model) for _ in range(runs)]
+    first_token(model)
+    answers, cpu = zip(*(first_token(model) for _ in range(runs)), strict=True)
     loads = [loading(model) for _ in range(runs)]
     file_bytes, kv_bytes = model.stat().st_size, loads[0]["kv_bytes"]
     peak = statistics.median(load["peak_bytes"] for load in loads)
@@ -81,6 +87,7 @@ def measure(model: Path, runs: int) -> dict[str, Any]:
         "kv_bytes": kv_bytes,
         "backend": loads[0]["backend"],
         "first_token_s": None if None in answers else statistics.median(filter(None, answers)),
+        "run_cpu_s": statistics.median(cpu),
         "import_s": statistics.median(load["import_s"] for load in loads),
         "load_s": statistics.median(load["load_s"] for load in loads),
         "peak_bytes": peak,
@@ -102,7 +109,8 @@ def main() -> None:
         print(
             f"{row['model']} ({row['file_bytes'] / 1e6:,.0f} MB): "
             + (f"first token after {row['first_token_s']:.2f} s, " if row["first_token_s"] else "")
-            + f"imported in {row['import_s']:.2f} s, loaded in {row['load_s']:.2f} s, "
+            + f"{row['run_cpu_s']:.2f} s of CPU time, "
+            f"imported in {row['import_s']:.2f} s, loaded in {row['load_s']:.2f} s, "
             f"peak {row['peak_bytes'] / 1e6:,.0f} MB, "
             f"{row['peak_of_file_and_kv']:.2f} times file and KV cache"
         )

@@ -21,6 +21,17 @@ from zinc.engine.sampling import SamplingParams
 SOURCE = Path(__file__).parent.parent.parent / "src"
 HEAVY = ("numpy", "tokenizers", "jinja2", "zinc.llm", "zinc.backends", "zinc.engine.sampling")
 
+# Modules of other commands, of constraints, of the cache on disk, and of model names.
+UNUSED_BY_RUN = (
+    "jinja2", "llguidance", "huggingface_hub", "pydantic", "starlette", "uvicorn", "asyncio",
+    "http.client", "decimal", "fractions", "tomllib", "uuid", "tempfile", "unicodedata",
+    "zinc.grammar.checked", "zinc.grammar.schema", "zinc.grammar.pattern",
+    "zinc.kv.disk", "zinc.kv.cache_file", "zinc.engine.identity", "zinc.engine.load.self_test",
+    "zinc.engine.load.fit", "zinc.engine.load.bandwidth", "zinc.hub.local", "zinc.hub.pull",
+    "zinc.hub.choice", "zinc.gpu", "zinc.backends.vulkan", "zinc.backends.cuda", "zinc.testing",
+    "zinc.server", "zinc.models.llama",
+)  # fmt: skip
+
 
 def python(*argv: str, **options) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
@@ -46,6 +57,16 @@ def python(*argv: str, **options) -> subprocess.CompletedProcess[str]:
 def test_nothing_heavy_is_imported_before_it_is_needed(statement):
     done = python("-c", f"{statement}\nimport sys\nprint([m for m in {HEAVY} if m in sys.modules])")
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_run_imports_nothing_that_it_does_not_need():
+    done = python(
+        "-c",
+        "import sys\nfrom zinc.cli.main import main\n"
+        "status = main(['run', 'Once upon a time', '--max-tokens', '1', '--backend', 'cpu'])\n"
+        f"print(status, [m for m in {UNUSED_BY_RUN} if m in sys.modules])",
+    )
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
 
 
 def test_python_m_zinc_is_the_command():

@@ -58,9 +58,9 @@ def command(name: str) -> Command:
 
 
 def build_parser(selected: str | None = None) -> Parser:
-    """Return the parser, with the arguments of the command `selected`, or of all commands.
+    """Return the parser of the command `selected` alone, or of all commands.
 
-    Modules of other commands are not imported.
+    If `selected` is no command, the commands have no arguments: no module of one is imported.
     """
     parser = Parser(
         prog="zinc",
@@ -71,6 +71,8 @@ def build_parser(selected: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"zinc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
+        if selected in COMMANDS and name != selected:
+            continue
         text = f"{summary[0].upper()}{summary[1:]}."
         sub = commands.add_parser(name, help=summary, description=text)
         sub.set_defaults(parser=sub)

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zinc.backends.api import Cache, Program
 from zinc.core.errors import MemoryLimitError, QueueFullError, UnsupportedError
@@ -25,8 +26,10 @@ from zinc.engine.request import Request
 from zinc.engine.sampling import Sampled, sample_rows
 from zinc.engine.sequence import Sequence
 from zinc.kv import BlockAllocator, CachePool
-from zinc.kv.disk import DiskCache
 from zinc.ops.values import RecurrentState
+
+if TYPE_CHECKING:
+    from zinc.kv.disk import DiskCache
 
 # Prompt tokens of a step that also decodes, which bounds how long decoding stalls.
 PROMPT_TOKENS_BESIDE_STREAMS = 128
@@ -100,6 +103,8 @@ class Engine:
 
     def keep_on_disk(self, folder: Path, key: str, limit_bytes: int | None = None) -> None:
         """Load the prefix cache saved under `key` in `folder`, and save new prefixes there."""
+        from zinc.kv.disk import DiskCache
+
         self.disk = DiskCache(folder, key, self.pool, limit_bytes)
         self.disk.load()
 

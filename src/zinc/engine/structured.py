@@ -20,7 +20,7 @@ from zinc.core.extras import STRUCTURED, install_command
 from zinc.core.native import is_panic
 from zinc.engine.constraint import Constraint
 from zinc.engine.sampling.allowed import Words
-from zinc.grammar.kinds import Kind, Source, checked_grammar, first_line, refused, source_text
+from zinc.grammar.kinds import Kind, Source, first_line, refused, source_text
 from zinc.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class Grammars:
         return (self._kept if len(text) <= MAX_COMPILED_CHARACTERS else self._compile)(kind, text)
 
     def _compile(self, kind: Kind, text: str) -> Grammar:
+        from zinc.grammar.checked import checked_grammar
+
         llguidance = _library()
         source = checked_grammar(kind, text)
         vocabulary = self._vocabulary_for(llguidance)

@@ -1,4 +1,4 @@
-"""Kinds of constraint that a request may name, and the grammar of each."""
+"""Kinds of constraint that a request may name, and the text of their sources."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from zinc.core.errors import RequestError
-from zinc.grammar import lark
-from zinc.grammar.schema.document import load
-from zinc.grammar.schema.rules import rules_of
 
 Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "grammar", "rules"]
 Source: TypeAlias = str | Mapping[str, Any] | bool | None
@@ -48,42 +45,6 @@ def _mapping(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"it contains a {type(value).__name__}, which is not JSON")
-
-
-def checked_grammar(kind: Kind, text: str) -> str:
-    """Check a source and return it as a grammar in llguidance's Lark dialect.
-
-    A regular expression is returned unchanged. "grammar" is Lark or GBNF, "rules" is Lark from
-    `zinc.grammar.schema`. Raises RequestError if the source is not valid or not supported.
-    """
-    try:
-        return _checked_grammar(kind, text)
-    except RequestError as error:
-        raise refused(kind, error.why) from None
-
-
-def _checked_grammar(kind: Kind, text: str) -> str:
-    if kind in ("json_object", "json_schema"):
-        return lark.grammar_of(rules_of(load(text)))
-    if not _is_unicode(text):
-        raise lark.SourceError("it has half a surrogate pair")
-    if kind == "rules":
-        lark.check_references(text)
-        return text
-    if kind == "regex":
-        lark.check_regex(text)
-        return text
-    if "::=" in text:
-        text = lark.from_gbnf(text)
-    return lark.from_lark(text)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def refused(kind: Kind, why: str) -> RequestError:

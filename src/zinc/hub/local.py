@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from zinc.hub.choice import choose
 from zinc.hub.folders import Folders
 from zinc.hub.hf_cache import HubCache
 from zinc.hub.names import HubName, ModelName, OllamaName
 from zinc.hub.ollama_folder import OllamaFolder
-from zinc.hub.variants import RepoFile, Variant, is_sibling, variants_of
+from zinc.hub.variants import RepoFile, Variant, is_sibling, select, variants_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,37 @@ def find(name: ModelName, found: Folders) -> list[tuple[Variant, Path]]:
     for studio in found.lm_studio:
         candidates += _variants_in(studio / Path(*name.repo.split("/")))
     return candidates
+
+
+def local_path(name: HubName | OllamaName, found: Folders) -> Path | None:
+    """Return the file of a model on this machine.
+
+    Without a quantisation, the best balanced one that is here is taken (see choice.py).
+    """
+    here = find(name, found)
+    if isinstance(name, HubName) and name.file is not None:
+        paths = (path for variant, path in here if variant.files[0].path == name.file)
+        return next(paths, None)
+    paths_by_variant = {id(variant): path for variant, path in here}
+    variants = [variant for variant, _ in here]
+    if not variants:
+        return None
+    if isinstance(name, HubName) and name.quantisation is not None:
+        wanted = name.quantisation.upper()
+        if not any(
+            v.label.upper().removeprefix("UD-") == wanted.removeprefix("UD-") for v in variants
+        ):
+            return None
+        return paths_by_variant[id(select(variants, wanted, name.repo))]
+    return paths_by_variant[id(choose(variants, None, str(name)).variant)]
+
+
+def why_missing(name: HubName | OllamaName, found: Folders) -> str:
+    """Return the reason why a model is missing; empty if none is known."""
+    here = find(name, found)
+    if not here or not isinstance(name, HubName):
+        return ""
+    return f"of {name.repo} only {', '.join(variant.label for variant, _ in here)} is here"
 
 
 def _find_ollama(name: OllamaName, found: Folders) -> list[tuple[Variant, Path]]:

@@ -18,7 +18,6 @@ from zinc.backends import api
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.core.errors import DeviceError, ZincError
-from zinc.engine.load import self_test
 
 log = logging.getLogger("zinc.loading")
 
@@ -124,6 +123,8 @@ def _may_have_gpu() -> bool:
 @cache
 def _tested_once(name: str, gpu: DeviceInfo) -> str:
     """Return the failure of a GPU's self-test, which runs once in a process."""
+    from zinc.engine.load import self_test
+
     return self_test.failure(lambda: api.create(name, None, {"device": gpu.selector}))
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from zinc.backends.api import Backend, Cache, CacheLayout, Program
 from zinc.engine.cache_layout import BLOCK_TOKENS, cache_layout, state_bytes_per_sequence
 from zinc.engine.engine import Engine
-from zinc.engine.identity import TensorDigests, cache_key
 from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.memory import (
     CacheSize,
@@ -66,8 +65,11 @@ class LoadedModel:
         options, backend = self.options, planned.backend
         size = _cache_size(planned)
         self.context = size.context
-        folder = options.cache_folder
-        digests = None if folder is None else TensorDigests(self.file, folder)
+        folder, digests = options.cache_folder, None
+        if folder is not None:
+            from zinc.engine.identity import TensorDigests, cache_key
+
+            digests = TensorDigests(self.file, folder)
         upload(self.file, self.plan, backend, progress, digests)
         layout = _layout(planned, size)
         cache = backend.allocate(self.plan.states, layout)

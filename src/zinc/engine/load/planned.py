@@ -20,7 +20,6 @@ from zinc.engine.load.files import resolve_model
 from zinc.engine.load.memory import MemoryBudget, budgets, check_context
 from zinc.engine.load.options import LoadOptions
 from zinc.formats.gguf import GGUFFile
-from zinc.kv.disk import check_folder
 from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph
 from zinc.plan.device_map import DeviceMap
@@ -87,6 +86,8 @@ def plan_model(
     or the machine.
     """
     if options.cache_folder is not None:
+        from zinc.kv.disk import check_folder
+
         check_folder(options.cache_folder)
     options = replace(options, context=options.context or options.settings.context)
     if file is None:

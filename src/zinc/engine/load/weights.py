@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
-from zinc.engine.identity import TensorDigests
 from zinc.formats.gguf import GGUFFile
 from zinc.plan.weights import tensor_data
+
+if TYPE_CHECKING:
+    from zinc.engine.identity import TensorDigests
 
 # Called with the bytes done and the bytes in all.
 Progress: TypeAlias = Callable[[int, int], None]
