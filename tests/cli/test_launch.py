@@ -98,7 +98,7 @@ def test_print_starts_nothing(server: Running, agents: Path, capsys: pytest.Capt
     ("argv", "said"),
     [
         (["claude", "--url", "http://127.0.0.1:9"], "there is no zinc server at"),
-        (["claude", "--model", "nowhere.gguf"], "the server did not start: cannot open"),
+        (["claude", "--model", "nowhere.gguf"], "cannot open nowhere.gguf"),
     ],
 )
 def test_a_failure_is_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -10,8 +11,15 @@ import pytest
 from pages import ADDRESS, PAGES, ROOT, commands, environment, script, serving
 from present import absent
 
-# Commands that install software, set up another program or run for hours.
-NOT_RUN = {"make", "pip", "docker", "export", "claude", "dev/llama-server-tests"}
+# Programs that are not run, with the reason.
+NOT_RUN = {
+    "make": "builds; CI runs its targets",
+    "pip": "installs software; dev/wheels installs the wheels",
+    "docker": "needs a daemon, and a network to build",
+    "export": "sets variables of the user's shell",
+    "claude": "is another program",
+    "dev/llama-server-tests": "downloads models and runs for an hour",
+}
 LONG = {"bench", "verify", "perplexity"}
 
 
@@ -26,10 +34,10 @@ def subcommand(command):
 
 
 def marks(command):
-    needs = [pytest.mark.every] if subcommand(command) in LONG or "vulkan" in command else []
-    if "vulkan" in command and "vulkan" in absent():
-        needs.append(pytest.mark.skip(reason="there is no Vulkan device"))
-    return needs
+    words = shlex.split(command)
+    needs = [pytest.mark.every] if subcommand(command) in LONG or "vulkan" in words else []
+    missing = [name for name in ("vulkan", "cuda") if name in words and name in absent()]
+    return needs + [pytest.mark.skip(reason=f"{name} does not work here") for name in missing]
 
 
 ALL = [(page.name, command) for page in PAGES for command in commands(page)]
@@ -44,9 +52,19 @@ REQUESTS = [command for _, command in ALL if program(command) == "curl"]
 
 
 def test_every_command_is_run_or_named_as_not_run():
-    assert {program(command) for _, command in ALL} - {"zinc", "python", "curl"} <= NOT_RUN
+    assert {program(command) for _, command in ALL} - {"zinc", "python", "curl"} <= set(NOT_RUN)
     assert len(RUN) >= 5
     assert len(SERVE) >= 3
+    for name in ("install.md", "cuda.md", "models.md"):
+        assert name in {page for page, _ in OURS}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_in_console_blocks(page):
+    """A command in a block of another kind would be run by no test."""
+    for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```", page.read_text(), re.M | re.S):
+        if language != "console":
+            assert not re.search(r"^(\$ )?(zinc|pip|curl) ", block, re.MULTILINE), block
 
 
 @pytest.mark.parametrize("command", RUN)

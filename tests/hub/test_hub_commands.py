@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 
@@ -169,7 +170,30 @@ def test_a_missing_model_is_offered_on_a_terminal(demo, home, answer, pulled):
     assert bool(list(home.hugging_face.rglob("*.gguf"))) is pulled
 
 
-def test_without_a_terminal_a_missing_model_is_an_error(demo, zinc):
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    """An agent on PATH that prints the model which it is given."""
+    script = tmp_path / "bin" / "claude"
+    script.parent.mkdir()
+    script.write_text('#!/bin/sh\necho "agent of $ANTHROPIC_MODEL"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+
+
+def test_launch_offers_a_missing_model(demo, home, agent):
+    environment = {"HF_ENDPOINT": demo.url, "HF_HUB_CACHE": str(home.hugging_face)}
+    session = Session("launch", "claude", "--model", MODEL, **environment)
+    try:
+        session.expect(r"download it\? \[Y/n\] ")
+        session.send("\n")
+        session.expect(f"starting a server for {MODEL}")
+        session.expect(f"agent of {MODEL}")
+        assert session.wait() == 0
+    finally:
+        session.close()
+
+
+def test_without_a_terminal_a_missing_model_is_an_error(demo, zinc, agent):
     status, _, err = zinc("chat", MODEL)
     assert (status, err) == (
         1,
@@ -178,6 +202,8 @@ def test_without_a_terminal_a_missing_model_is_an_error(demo, zinc):
     status, _, err = zinc("serve", MODEL, "--port", "0")
     assert status == 1
     assert "or serve with --pull" in err
+    status, _, err = zinc("launch", "claude", "-m", MODEL)
+    assert (status, f"Run `zinc pull {MODEL}`" in err, "starting" in err) == (1, True, False)
 
 
 def test_serve_pulls_and_names_models_as_they_were_given(demo, home, monkeypatch):

@@ -146,6 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m",
         "--model",
+        metavar="MODEL",
         help="a model of the running server, or one to start a server with (default: the running "
         "server's first model)",
     )
@@ -203,6 +204,7 @@ def _server(args: argparse.Namespace) -> Iterator[Server]:
             "name a model to serve with --model, or a server with --url",
         )
     else:
+        usage.model_path(args)  # offers to download a missing model, which the server cannot
         with _started(args) as started:
             found = _model_names(started, key, must_run=True)
             assert found is not None
