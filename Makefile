@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CPP := $(shell find src/zinc/backends/cpu/native -name '*.cpp' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
+CPP := $(shell find src/zinc/backends/cpu/native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
 .PHONY: run test check check-arm check-asan format bench dev clean
 

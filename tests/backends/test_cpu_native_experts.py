@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends.levels import OF_FORMATS
-from backends.test_cpu_native_linear import block_of, dequantize, ggml_type, random_rows
+from backends.test_cpu_native_linear import block_of, dequantize, random_rows
 from numpy.typing import NDArray
 
 from zinc.ops.elementwise import activate
@@ -102,9 +102,7 @@ class Experts:
     def random(cls, level: str, name: str, shape: tuple[int, int, int], seed: int) -> Experts:
         count, rows, cols = shape
         data, values = random_experts(name, shape, seed)
-        packed = _cpu.pack(
-            _cpu.Pool(2), level, ggml_type(name), data.reshape(-1), count, rows, cols
-        )
+        packed = _cpu.pack(_cpu.Pool(2), level, name, data.reshape(-1), count, rows, cols)
         return cls(packed, values)
 
 
@@ -139,7 +137,7 @@ class Layer:
         self.b_gate, self.b_up = rng.standard_normal((2, self.count, self.ff), dtype=np.float32)
         self.b_down = rng.standard_normal((self.count, self.hidden), dtype=np.float32)
         self.scale = rng.uniform(0.5, 2.0, self.count).astype(np.float32)
-        self.format = _cpu.row_format(self.level, ggml_type(self.name))
+        self.format = _cpu.row_format(self.level, self.name)
 
     def tokens(self, n: int, seed: int = 0) -> tuple[Floats, Floats, Floats]:
         """Return rows, routes and residual of n tokens that never choose expert 0 and often 1."""
@@ -382,7 +380,7 @@ def test_head_linear(level: str, name: str, n_heads: int, rows: int, flat: bool,
     cols = max(64, block_of(name)[0])
     data = random_rows(rng, name, n_heads * rows, cols)
     shape = (1, n_heads * rows) if flat else (n_heads, rows)
-    weight = _cpu.pack(_cpu.Pool(2), level, ggml_type(name), data.reshape(-1), *shape, cols)
+    weight = _cpu.pack(_cpu.Pool(2), level, name, data.reshape(-1), *shape, cols)
     values = dequantize(name, data).astype(np.float64).reshape(n_heads, rows, cols)
     x = rng.standard_normal((n, n_heads * cols), dtype=np.float32)
 
@@ -395,7 +393,7 @@ def test_head_linear(level: str, name: str, n_heads: int, rows: int, flat: bool,
 
     y = run(x)
     seen = x.astype(np.float64)
-    format = _cpu.row_format(level, ggml_type(name))
+    format = _cpu.row_format(level, name)
     if format != "f32":  # each head is rounded like a row
         p = Launches(level, n * n_heads)
         rounded = p.rows(format, cols)

@@ -36,10 +36,6 @@ SPREAD = {
 }  # fmt: skip
 
 
-def ggml_type(name: str) -> int:
-    return int(GGMLType[name])
-
-
 def block_of(name: str) -> tuple[int, int]:
     """Return the elements and the bytes of a block."""
     layout = BLOCKS[GGMLType[name]]
@@ -98,7 +94,7 @@ def pack(
     rows = data.shape[0] // planes
     codebook = flat_digits(GGMLType[name])
     flat = data.reshape(-1)
-    return _cpu.pack(pool, level, ggml_type(name), flat, planes, rows, cols, None, codebook)
+    return _cpu.pack(pool, level, name, flat, planes, rows, cols, None, codebook)
 
 
 def ints(*values: int) -> NDArray[np.int32]:
@@ -159,7 +155,7 @@ def run_linear(
     """Return the product, and the dequantised rows of x that it read."""
     n, cols = x.shape
     arena = Arena(pool, level)
-    format = _cpu.row_format(level, ggml_type(name))
+    format = _cpu.row_format(level, name)
     source, y = arena.rows("f32", n, cols), arena.rows("f32", n, weights.rows, pad)
     operand = source
     if format != "f32":
@@ -220,7 +216,7 @@ def test_row_index_gathers_rows_and_planes_are_kept_apart(pool: _cpu.Pool, level
     packed = pack(pool, level, "Q4_K", data, 256, planes=3)
     np.testing.assert_array_equal(packed.to_float32(), expected.reshape(3, 20, 256))
     index = rng.permutation(60)[:34].astype(np.int64)
-    gathered = _cpu.pack(pool, level, ggml_type("Q4_K"), data.reshape(-1), 2, 17, 256, index)
+    gathered = _cpu.pack(pool, level, "Q4_K", data.reshape(-1), 2, 17, 256, index)
     np.testing.assert_array_equal(gathered.to_float32(), expected[index].reshape(2, 17, 256))
 
 
@@ -233,7 +229,7 @@ def test_a_tensor_is_packed_in_pieces(
 ) -> None:
     name = "IQ2_XXS"
     data = random_rows(np.random.default_rng(5), name, planes * rows, 512)
-    tensor = _cpu.allocate(level, ggml_type(name), planes, rows, 512)
+    tensor = _cpu.allocate(level, name, planes, rows, 512)
     tile = first = 0
     for end in ends:
         part = data[first:end].reshape(-1).copy()
@@ -245,7 +241,7 @@ def test_a_tensor_is_packed_in_pieces(
 
 
 def test_bad_pieces_of_a_tensor_are_refused(pool: _cpu.Pool, level: str) -> None:
-    q8_0 = ggml_type("Q8_0")
+    q8_0 = "Q8_0"
     tensor = _cpu.allocate(level, q8_0, 2, 20, 32)
     row = np.zeros(34, np.uint8)
     with pytest.raises(ValueError, match="there is no tile 4"):
@@ -262,7 +258,7 @@ def test_bad_pieces_of_a_tensor_are_refused(pool: _cpu.Pool, level: str) -> None
         _cpu.pack_tiles(pool, tensor, 0, row[:-1])
     with pytest.raises(ValueError, match="a vector has no tiles"):
         _cpu.pack_tiles(pool, _cpu.pack_vector(np.ones(4, np.float32)), 0, row)
-    iq3 = _cpu.allocate(level, ggml_type("IQ3_S"), 1, 1, 256)
+    iq3 = _cpu.allocate(level, "IQ3_S", 1, 1, 256)
     with pytest.raises(ValueError, match="needs a codebook"):
         _cpu.pack_tiles(pool, iq3, 0, np.zeros(110, np.uint8))
     with pytest.raises(ValueError, match="is not possible"):
@@ -378,7 +374,7 @@ def test_linear_with_parts_biases_and_residuals(pool: _cpu.Pool, level: str) -> 
 def test_linear_glu(pool: _cpu.Pool, level: str, names: tuple[str, str], n: int) -> None:
     rng = np.random.default_rng(8)
     rows, cols = 37, 256
-    format = _cpu.row_format(level, ggml_type(names[0]))
+    format = _cpu.row_format(level, names[0])
     arena = Arena(pool, level)
     x, h = arena.rows("f32", n, cols), arena.rows("f32", n, rows)
     operand = x if format == "f32" else arena.rows(format, n, cols)
@@ -457,7 +453,7 @@ def test_non_finite_activations_reach_the_output(pool: _cpu.Pool, level: str) ->
 
 
 def test_bad_weights_are_refused(pool: _cpu.Pool, level: str) -> None:
-    q4_k = ggml_type("Q4_K")
+    q4_k = "Q4_K"
     data = np.zeros(144 * 4, dtype=np.uint8)
     with pytest.raises(ValueError, match="100 columns are not whole blocks of 256"):
         _cpu.pack(pool, level, q4_k, data, 1, 4, 100)
@@ -469,13 +465,13 @@ def test_bad_weights_are_refused(pool: _cpu.Pool, level: str) -> None:
         _cpu.pack(pool, level, q4_k, data, 1 << 20, 1 << 40, 256)
     with pytest.raises(ValueError, match="row_index names a row"):
         _cpu.pack(pool, level, q4_k, data, 1, 2, 256, np.array([0, 4], dtype=np.int64))
-    with pytest.raises(KeyError, match="ggml type 99"):
-        _cpu.pack(pool, level, 99, data, 1, 4, 256)
-    with pytest.raises(KeyError, match="ggml type 99"):
-        _cpu.row_format(level, 99)
+    with pytest.raises(KeyError, match="no kernel for weights of type Q99"):
+        _cpu.pack(pool, level, "Q99", data, 1, 4, 256)
+    with pytest.raises(KeyError, match="no kernel for weights of type Q99"):
+        _cpu.row_format(level, "Q99")
     with pytest.raises(ValueError, match="IQ3_S needs a codebook of 2048 bytes, not 0"):
-        _cpu.pack(pool, level, ggml_type("IQ3_S"), data[:110], 1, 1, 256)
-    assert not _cpu.packable(level, 99)
+        _cpu.pack(pool, level, "IQ3_S", data[:110], 1, 1, 256)
+    assert not _cpu.packable(level, "Q99")
     assert _cpu.packable(level, q4_k)
 
 

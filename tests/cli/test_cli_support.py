@@ -43,7 +43,7 @@ def test_every_level_of_the_cpu_has_the_same_kernels_and_formats() -> None:
     facts = {
         (
             tuple(sorted(_cpu.kernels(level))),
-            tuple(t for t in GGMLType if _cpu.packable(level, int(t))),
+            tuple(t for t in GGMLType if _cpu.packable(level, t.name)),
         )
         for level in _cpu.levels()
     }

@@ -245,13 +245,13 @@ class CpuKernels:
         self._kernels = frozenset(_cpu.kernels(self.level))
 
     def row_format(self, type: GGMLType) -> RowFormat:
-        if not _cpu.packable(self.level, int(type)):
+        if not _cpu.packable(self.level, type.name):
             raise UnsupportedError(
                 f"the CPU backend cannot run weights of type {type.name}",
                 f"level {self.level} has no kernel for them",
                 "use a file in another quantisation, or {backend=ref}",
             )
-        return RowFormat(_cpu.row_format(self.level, int(type)))
+        return RowFormat(_cpu.row_format(self.level, type.name))
 
     def supports(self, kernel: str) -> bool:
         return kernel in self._kernels
@@ -302,7 +302,7 @@ class CpuBackend(CpuKernels, HostBackend):
 
     def _pack_chunks(self, weight: Weight, data: TensorData) -> Any:
         """Pack consecutive rows while they are read, to keep little of the source in memory."""
-        tensor = _cpu.allocate(self.level, int(data.type), weight.planes, weight.rows, weight.cols)
+        tensor = _cpu.allocate(self.level, data.type.name, weight.planes, weight.rows, weight.cols)
         codebook = flat_digits(data.type)
         size = row_bytes(data.type, weight.cols)
         chunks = list(_row_chunks(weight, max(TILE_ROWS, CHUNK_BYTES // size)))
@@ -319,7 +319,7 @@ class CpuBackend(CpuKernels, HostBackend):
         return _cpu.pack(
             self.pool,
             self.level,
-            int(data.type),
+            data.type.name,
             data.read(),
             weight.planes,
             weight.rows,

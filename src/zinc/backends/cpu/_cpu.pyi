@@ -21,14 +21,14 @@ def levels() -> list[str]:
     """Return the SIMD levels of this build that this machine runs, best first."""
 
 def kernels(level: str) -> list[str]: ...
-def row_format(level: str, ggml_type: int) -> str:
+def row_format(level: str, type: str) -> str:
     """Return the format of rows that are multiplied with such weights. Raises KeyError."""
 
-def packable(level: str, ggml_type: int) -> bool: ...
+def packable(level: str, type: str) -> bool: ...
 def row_bytes(format: str, cols: int) -> int:
     """Return the bytes from row to row in a row format, a multiple of 64."""
 
-def allocate(level: str, ggml_type: int, planes: int, rows: int, cols: int) -> PackedTensor:
+def allocate(level: str, type: str, planes: int, rows: int, cols: int) -> PackedTensor:
     """Make a tensor for `pack_tiles` to fill. Raises ValueError."""
 
 def pack_tiles(
@@ -48,7 +48,7 @@ def pack_tiles(
 def pack(
     pool: Pool,
     level: str,
-    ggml_type: int,
+    type: str,
     data: NDArray[np.uint8],
     planes: int,
     rows: int,

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -236,8 +237,7 @@ inline constexpr int kOutStride = 2 * kTileRows;
 
 // A block format of weights at one SIMD level. Each format snippet in *_formats.cpp defines one.
 struct WeightFormat {
-    int ggml_type;
-    const char* name;
+    const char* name;  // of the type in GGUF
     RowFormat row_format;
     int block;           // values in a block; cols must be a multiple
     int source_bytes;    // bytes of a block in the file
@@ -252,12 +252,15 @@ struct WeightFormat {
     int panel_rows = 512;  // most rows of x in one product, so that their sums stay in the cache
 };
 
+// The formats of one file of snippets.
+using Formats = std::span<const WeightFormat>;
+
 // The kernels and formats of a SIMD level, defined in kernels/table.cpp.
 struct Level {
     const char* name;
     const Kernel* const* kernels;
     size_t n_kernels;
-    const WeightFormat* const* formats;  // ends with null
+    const Formats* const* formats;  // ends with null
     // Runs 8-bit multiply-adds at the peak rate of the level and returns their number: the roofline of
     // prefill.
     int64_t (*int8_peak)(int64_t iterations);
@@ -267,9 +270,10 @@ struct Level {
             if (kernels[i]->name == name) return kernels[i];
         return nullptr;
     }
-    const WeightFormat* format(int ggml_type) const {
-        for (auto f = formats; *f; ++f)
-            if ((*f)->ggml_type == ggml_type) return *f;
+    const WeightFormat* format(std::string_view name) const {
+        for (auto list = formats; *list; ++list)
+            for (const WeightFormat& format : **list)
+                if (format.name == name) return &format;
         return nullptr;
     }
 };

@@ -49,10 +49,9 @@ KvType parse_kv_type(std::string_view name) {
     throw std::invalid_argument("no KV type '" + std::string(name) + "'");
 }
 
-const WeightFormat& find_format(const Level& level, int ggml_type) {
-    if (const WeightFormat* format = level.format(ggml_type)) return *format;
-    const std::string text =
-        "no kernel for ggml type " + std::to_string(ggml_type) + " at level " + level.name;
+const WeightFormat& find_format(const Level& level, const std::string& type) {
+    if (const WeightFormat* format = level.format(type)) return *format;
+    const std::string text = "no kernel for weights of type " + type + " at level " + level.name;
     throw nb::key_error(text.c_str());
 }
 
@@ -143,14 +142,16 @@ NB_MODULE(_cpu, m) {
     m.def("levels", [] { return names(runnable_levels()); });
     m.def(
         "row_format",
-        [](const std::string& level, int type) {
+        [](const std::string& level, const std::string& type) {
             return std::string(format_name(find_format(find_level(level), type).row_format));
         },
-        "level"_a, "ggml_type"_a);
+        "level"_a, "type"_a);
     m.def(
         "packable",
-        [](const std::string& level, int type) { return find_level(level).format(type) != nullptr; },
-        "level"_a, "ggml_type"_a);
+        [](const std::string& level, const std::string& type) {
+            return find_level(level).format(type) != nullptr;
+        },
+        "level"_a, "type"_a);
     m.def(
         "kernels",
         [](const std::string& level) {
@@ -199,12 +200,12 @@ NB_MODULE(_cpu, m) {
 
     m.def(
         "allocate",
-        [](const std::string& level, int type, int64_t planes, int64_t rows, int64_t cols) {
+        [](const std::string& level, const std::string& type, int64_t planes, int64_t rows, int64_t cols) {
             const WeightFormat& format = find_format(find_level(level), type);
             nb::gil_scoped_release release;
             return allocate(format, planes, rows, cols);
         },
-        "level"_a, "ggml_type"_a, "planes"_a, "rows"_a, "cols"_a);
+        "level"_a, "type"_a, "planes"_a, "rows"_a, "cols"_a);
     m.def(
         "pack_tiles",
         [](Pool& pool, PackedTensor& tensor, int64_t first_tile, Array<uint8_t, 1> data,
@@ -217,8 +218,8 @@ NB_MODULE(_cpu, m) {
         "pool"_a, "tensor"_a, "first_tile"_a, "data"_a, "codebook"_a = nb::none());
     m.def(
         "pack",
-        [](Pool& pool, const std::string& level, int type, Array<uint8_t, 1> data, int64_t planes,
-           int64_t rows, int64_t cols, std::optional<Array<int64_t, 1>> row_index,
+        [](Pool& pool, const std::string& level, const std::string& type, Array<uint8_t, 1> data,
+           int64_t planes, int64_t rows, int64_t cols, std::optional<Array<int64_t, 1>> row_index,
            std::optional<Array<uint8_t, 1>> codebook) {
             const WeightFormat& format = find_format(find_level(level), type);
             nb::gil_scoped_release release;
@@ -227,8 +228,8 @@ NB_MODULE(_cpu, m) {
                 cols, row_index ? row_index->data() : nullptr, row_index ? row_index->size() : 0,
                 codebook ? std::span(codebook->data(), codebook->size()) : std::span<const uint8_t>());
         },
-        "pool"_a, "level"_a, "ggml_type"_a, "data"_a, "planes"_a, "rows"_a, "cols"_a,
-        "row_index"_a = nb::none(), "codebook"_a = nb::none());
+        "pool"_a, "level"_a, "type"_a, "data"_a, "planes"_a, "rows"_a, "cols"_a, "row_index"_a = nb::none(),
+        "codebook"_a = nb::none());
     m.def(
         "pack_vector", [](Array<float, 1> data) { return pack_vector(data.data(), data.size()); }, "data"_a);
 

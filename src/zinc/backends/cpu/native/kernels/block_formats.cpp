@@ -20,7 +20,7 @@ inline void read_fifth_bits(const uint8_t* high, uint8_t* u) {
 }
 
 struct Q4_0 {
-    static constexpr int kType = 2, kSourceBytes = 18, kLow = 4, kHigh = 0, kOffset = 8;
+    static constexpr int kSourceBytes = 18, kLow = 4, kHigh = 0, kOffset = 8;
     static constexpr bool kMins = false;
     static constexpr const char* kName = "Q4_0";
     static void read(const uint8_t* b, Source& out) {
@@ -30,7 +30,7 @@ struct Q4_0 {
 };
 
 struct Q4_1 {
-    static constexpr int kType = 3, kSourceBytes = 20, kLow = 4, kHigh = 0, kOffset = 0;
+    static constexpr int kSourceBytes = 20, kLow = 4, kHigh = 0, kOffset = 0;
     static constexpr bool kMins = true;
     static constexpr const char* kName = "Q4_1";
     static void read(const uint8_t* b, Source& out) {
@@ -41,7 +41,7 @@ struct Q4_1 {
 };
 
 struct Q5_0 {
-    static constexpr int kType = 6, kSourceBytes = 22, kLow = 4, kHigh = 1, kOffset = 16;
+    static constexpr int kSourceBytes = 22, kLow = 4, kHigh = 1, kOffset = 16;
     static constexpr bool kMins = false;
     static constexpr const char* kName = "Q5_0";
     static void read(const uint8_t* b, Source& out) {
@@ -52,7 +52,7 @@ struct Q5_0 {
 };
 
 struct Q5_1 {
-    static constexpr int kType = 7, kSourceBytes = 24, kLow = 4, kHigh = 1, kOffset = 0;
+    static constexpr int kSourceBytes = 24, kLow = 4, kHigh = 1, kOffset = 0;
     static constexpr bool kMins = true;
     static constexpr const char* kName = "Q5_1";
     static void read(const uint8_t* b, Source& out) {
@@ -64,7 +64,7 @@ struct Q5_1 {
 };
 
 struct Q8_0 {
-    static constexpr int kType = 8, kSourceBytes = 34, kLow = 8, kHigh = 0, kOffset = kOffset8;
+    static constexpr int kSourceBytes = 34, kLow = 8, kHigh = 0, kOffset = kOffset8;
     static constexpr bool kMins = false;
     static constexpr const char* kName = "Q8_0";
     static void read(const uint8_t* b, Source& out) {
@@ -75,7 +75,7 @@ struct Q8_0 {
 
 // 4-bit indices into a table of values, stored plus kOffset8.
 struct IQ4_NL {
-    static constexpr int kType = 20, kSourceBytes = 18, kLow = 4, kHigh = 0, kOffset = kOffset8, kDotBits = 8;
+    static constexpr int kSourceBytes = 18, kLow = 4, kHigh = 0, kOffset = kOffset8, kDotBits = 8;
     static constexpr bool kMins = false;
     static constexpr const char* kName = "IQ4_NL";
     static constexpr auto kTable = kIQ4Values;
@@ -87,7 +87,7 @@ struct IQ4_NL {
 
 // One bit, -1 or 1, in blocks of 128 with one scale. The four parts of a block have the same scale.
 struct Q1_0 {
-    static constexpr int kType = 41, kSourceBytes = 18, kLow = 1, kHigh = 0, kOffset = 1, kDotBits = 2;
+    static constexpr int kSourceBytes = 18, kLow = 1, kHigh = 0, kOffset = 1, kDotBits = 2;
     static constexpr int kParts = 4;
     static constexpr bool kMins = false;
     static constexpr const char* kName = "Q1_0";
@@ -100,7 +100,7 @@ struct Q1_0 {
 
 // Two bits, -1 to 2, in blocks of 64 with one scale.
 struct Q2_0 {
-    static constexpr int kType = 42, kSourceBytes = 18, kLow = 2, kHigh = 0, kOffset = 1, kParts = 2;
+    static constexpr int kSourceBytes = 18, kLow = 2, kHigh = 0, kOffset = 1, kParts = 2;
     static constexpr bool kMins = false;
     static constexpr const char* kName = "Q2_0";
     static void read(const uint8_t* b, int part, Source& out) {
@@ -118,7 +118,7 @@ struct E2M1 {
 
 // Sixteen E2M1 values share a scale, an unsigned E4M3 float, in blocks of 64.
 struct NVFP4 : E2M1 {
-    static constexpr int kType = 40, kSourceBytes = 36, kSub = 16, kParts = 2;
+    static constexpr int kSourceBytes = 36, kSub = 16, kParts = 2;
     static constexpr const char* kName = "NVFP4";
     static void read(const uint8_t* b, int part, Source& out) {
         for (int half = 0; half < 2; ++half) {
@@ -145,7 +145,7 @@ struct NVFP4 : E2M1 {
 
 // 32 E2M1 values share a scale, a power of two: OCP Microscaling Formats 1.0, section 5.4.
 struct MXFP4 : E2M1 {
-    static constexpr int kType = 39, kSourceBytes = 17;
+    static constexpr int kSourceBytes = 17;
     static constexpr const char* kName = "MXFP4";
     static void read(const uint8_t* b, Source& out) {
         out.d[0] = b[0];
@@ -165,30 +165,13 @@ struct MXFP4 : E2M1 {
     };
 };
 
+using All = FormatsOf<Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, NVFP4, Q1_0, Q2_0>;
+
 }  // namespace
 
-constinit const WeightFormat q4_0_format = kFormat<Q4_0>;
-constinit const WeightFormat q4_1_format = kFormat<Q4_1>;
-constinit const WeightFormat q5_0_format = kFormat<Q5_0>;
-constinit const WeightFormat q5_1_format = kFormat<Q5_1>;
-constinit const WeightFormat q8_0_format = kFormat<Q8_0>;
-constinit const WeightFormat iq4_nl_format = kFormat<IQ4_NL>;
-constinit const WeightFormat mxfp4_format = kFormat<MXFP4>;
-constinit const WeightFormat nvfp4_format = kFormat<NVFP4>;
-constinit const WeightFormat q1_0_format = kFormat<Q1_0>;
-constinit const WeightFormat q2_0_format = kFormat<Q2_0>;
-
+constinit const Formats block_formats{All::plain};
 #if defined(ZINC_HAS_AMX)
-constinit const WeightFormat q4_0_format_amx = kFormatAmx<Q4_0>;
-constinit const WeightFormat q4_1_format_amx = kFormatAmx<Q4_1>;
-constinit const WeightFormat q5_0_format_amx = kFormatAmx<Q5_0>;
-constinit const WeightFormat q5_1_format_amx = kFormatAmx<Q5_1>;
-constinit const WeightFormat q8_0_format_amx = kFormatAmx<Q8_0>;
-constinit const WeightFormat iq4_nl_format_amx = kFormatAmx<IQ4_NL>;
-constinit const WeightFormat mxfp4_format_amx = kFormatAmx<MXFP4>;
-constinit const WeightFormat nvfp4_format_amx = kFormatAmx<NVFP4>;
-constinit const WeightFormat q1_0_format_amx = kFormatAmx<Q1_0>;
-constinit const WeightFormat q2_0_format_amx = kFormatAmx<Q2_0>;
+constinit const Formats block_formats_amx{All::amx};
 #endif
 
 }  // namespace zinc::ZINC_LEVEL

@@ -236,7 +236,13 @@ void matmul(const TileMatmul& a) {
 }
 
 template <class F>
-constexpr WeightFormat kFormat{F::kType,        F::kName, RowFormat::q8_32,       32 * BlockTile<F>::kParts,
-                               F::kSourceBytes, 0,        BlockTile<F>::bytes_of, pack<F>,
-                               decode<F>,       matmul<F>};
+constexpr WeightFormat kFormat{F::kName,
+                               RowFormat::q8_32,
+                               32 * BlockTile<F>::kParts,
+                               F::kSourceBytes,
+                               0,
+                               BlockTile<F>::bytes_of,
+                               pack<F>,
+                               decode<F>,
+                               matmul<F>};
 }  // namespace zinc::ZINC_LEVEL::block_tile

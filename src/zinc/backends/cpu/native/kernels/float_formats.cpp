@@ -11,13 +11,13 @@ namespace {
 constexpr int kFloatPanel = 128;  // length of a panel along k
 
 struct F32 {
-    static constexpr int kType = 0, kBytes = 4;
+    static constexpr int kBytes = 4;
     static constexpr const char* kName = "F32";
     static F32x16 load(const std::byte* p) { return F32x16::load(reinterpret_cast<const float*>(p)); }
 };
 
 struct F16 {
-    static constexpr int kType = 1, kBytes = 2;
+    static constexpr int kBytes = 2;
     static constexpr const char* kName = "F16";
     static F32x16 load(const std::byte* p) { return F32x16::load_f16(reinterpret_cast<const uint16_t*>(p)); }
 };
@@ -158,29 +158,27 @@ void matmul_pairs(const TileMatmul& a) {
 #endif
 
 struct BF16 {
-    static constexpr int kType = 30, kBytes = 2;
+    static constexpr int kBytes = 2;
     static constexpr const char* kName = "BF16";
     static F32x16 load(const std::byte* p) { return F32x16::load_bf16(reinterpret_cast<const uint16_t*>(p)); }
 };
 
 template <class F>
-constexpr WeightFormat kFormat{F::kType, F::kName,      RowFormat::f32, 1,         F::kBytes,
-                               0,        tile_bytes<F>, pack<F>,        decode<F>, matmul<F>};
+constexpr WeightFormat kFormat{F::kName,      RowFormat::f32, 1,         F::kBytes, 0,
+                               tile_bytes<F>, pack<F>,        decode<F>, matmul<F>};
+
+constexpr WeightFormat kAll[] = {kFormat<F32>, kFormat<F16>, kFormat<BF16>};
+#if defined(ZINC_HAS_BF16)
+constexpr WeightFormat kPairs{"BF16",     RowFormat::bf16, 1,           2, 0, Pairs::bytes,
+                              pack_pairs, decode_pairs,    matmul_pairs};
+constexpr WeightFormat kAllWithPairs[] = {kFormat<F32>, kFormat<F16>, kPairs};
+#endif
 
 }  // namespace
 
-constinit const WeightFormat f32_format = kFormat<F32>;
-constinit const WeightFormat f16_format = kFormat<F16>;
-constinit const WeightFormat bf16_format = kFormat<BF16>;
+constinit const Formats float_formats{kAll};
 #if defined(ZINC_HAS_BF16)
-constexpr WeightFormat bf16_pairs_format{30,           "BF16",     RowFormat::bf16, 1,           2, 0,
-                                         Pairs::bytes, pack_pairs, decode_pairs,    matmul_pairs};
-#endif
-
-#if defined(ZINC_HAS_AMX)
-constinit const WeightFormat f32_format_amx = kFormat<F32>;
-constinit const WeightFormat f16_format_amx = kFormat<F16>;
-constinit const WeightFormat bf16_format_amx = bf16_pairs_format;
+constinit const Formats float_formats_bf16{kAllWithPairs};
 #endif
 
 }  // namespace zinc::ZINC_LEVEL

@@ -49,7 +49,7 @@ inline int8_t odd_scale(const uint8_t* nibbles, int i) {
 
 // The values of IQ4_NL, with integer scales.
 struct IQ4_XS {
-    static constexpr int kType = 23, kSourceBytes = 136, kSub = 32, kLow = 4, kHigh = 0, kDotBits = 8;
+    static constexpr int kSourceBytes = 136, kSub = 32, kLow = 4, kHigh = 0, kDotBits = 8;
     static constexpr int kOffset = kOffset8;
     static constexpr bool kMins = false;
     static constexpr Scales kScales = Scales::bytes;
@@ -71,7 +71,7 @@ struct IQ4_XS {
 
 // Odd magnitudes 1 to 15. The stored u is (value + 15) / 2.
 struct IQ3_S {
-    static constexpr int kType = 21, kSourceBytes = 110, kSub = 32, kLow = 4, kHigh = 0, kOffset = 15;
+    static constexpr int kSourceBytes = 110, kSub = 32, kLow = 4, kHigh = 0, kOffset = 15;
     static constexpr int kCodebook = 512 * 4;
     static constexpr bool kMins = false;
     static constexpr Scales kScales = Scales::bytes;
@@ -94,7 +94,7 @@ struct IQ3_S {
 
 // Magnitudes 4, 12, ... 52 and 62, stored halved.
 struct IQ3_XXS {
-    static constexpr int kType = 18, kSourceBytes = 98, kSub = 32, kLow = 4, kHigh = 0, kOffset = 31;
+    static constexpr int kSourceBytes = 98, kSub = 32, kLow = 4, kHigh = 0, kOffset = 31;
     static constexpr int kCodebook = 256 * 4, kDotBits = 6;
     static constexpr float kFactor = 0.5f;
     static constexpr bool kMins = false;
@@ -129,7 +129,7 @@ struct IQ2 {
 };
 
 struct IQ2_XXS : IQ2 {
-    static constexpr int kType = 16, kSourceBytes = 66, kSub = 32, kCodebook = 256 * 8;
+    static constexpr int kSourceBytes = 66, kSub = 32, kCodebook = 256 * 8;
     static constexpr const char* kName = "IQ2_XXS";
     static void read(const uint8_t* b, const uint8_t* codebook, Source& out) {
         out.d = half_at(b);
@@ -145,7 +145,7 @@ struct IQ2_XXS : IQ2 {
 };
 
 struct IQ2_XS : IQ2 {
-    static constexpr int kType = 17, kSourceBytes = 74, kSub = 16, kCodebook = 512 * 8;
+    static constexpr int kSourceBytes = 74, kSub = 16, kCodebook = 512 * 8;
     static constexpr const char* kName = "IQ2_XS";
     static void read(const uint8_t* b, const uint8_t* codebook, Source& out) {
         out.d = half_at(b);
@@ -158,7 +158,7 @@ struct IQ2_XS : IQ2 {
 };
 
 struct IQ2_S : IQ2 {
-    static constexpr int kType = 22, kSourceBytes = 82, kSub = 16, kCodebook = 1024 * 8;
+    static constexpr int kSourceBytes = 82, kSub = 16, kCodebook = 1024 * 8;
     static constexpr const char* kName = "IQ2_S";
     static void read(const uint8_t* b, const uint8_t* codebook, Source& out) {
         const uint8_t *low = b + 2, *signs = b + 34, *high = b + 66;
@@ -175,7 +175,7 @@ struct IQ2_S : IQ2 {
 // shift:
 //   8 w = d * (8 |s| * (u - 1) + s)
 struct IQ1_S {
-    static constexpr int kType = 19, kSourceBytes = 50, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
+    static constexpr int kSourceBytes = 50, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
     static constexpr int kCodebook = 2048 * 8;
     static constexpr float kFactor = 0.125f;
     static constexpr bool kMins = false;
@@ -200,7 +200,7 @@ struct IQ1_S {
 // The points of IQ1_S with a shift for each group of eight. The table has 8 * {-1, 0, 1} - 1, then 8 * {-1,
 // 0, 1} + 1, all plus 9.
 struct IQ1_M {
-    static constexpr int kType = 29, kSourceBytes = 56, kSub = 16, kLow = 2, kHigh = 1, kOffset = 9;
+    static constexpr int kSourceBytes = 56, kSub = 16, kLow = 2, kHigh = 1, kOffset = 9;
     static constexpr int kCodebook = 2048 * 8, kDotBits = 5;
     static constexpr float kFactor = 0.125f;
     static constexpr bool kMins = false;
@@ -225,26 +225,13 @@ struct IQ1_M {
     }
 };
 
+using All = FormatsOf<IQ4_XS, IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_S, IQ1_M>;
+
 }  // namespace
 
-constinit const WeightFormat iq4_xs_format = kFormat<IQ4_XS>;
-constinit const WeightFormat iq3_s_format = kFormat<IQ3_S>;
-constinit const WeightFormat iq3_xxs_format = kFormat<IQ3_XXS>;
-constinit const WeightFormat iq2_s_format = kFormat<IQ2_S>;
-constinit const WeightFormat iq2_xs_format = kFormat<IQ2_XS>;
-constinit const WeightFormat iq2_xxs_format = kFormat<IQ2_XXS>;
-constinit const WeightFormat iq1_s_format = kFormat<IQ1_S>;
-constinit const WeightFormat iq1_m_format = kFormat<IQ1_M>;
-
+constinit const Formats iq_formats{All::plain};
 #if defined(ZINC_HAS_AMX)
-constinit const WeightFormat iq4_xs_format_amx = kFormatAmx<IQ4_XS>;
-constinit const WeightFormat iq3_s_format_amx = kFormatAmx<IQ3_S>;
-constinit const WeightFormat iq3_xxs_format_amx = kFormatAmx<IQ3_XXS>;
-constinit const WeightFormat iq2_s_format_amx = kFormatAmx<IQ2_S>;
-constinit const WeightFormat iq2_xs_format_amx = kFormatAmx<IQ2_XS>;
-constinit const WeightFormat iq2_xxs_format_amx = kFormatAmx<IQ2_XXS>;
-constinit const WeightFormat iq1_s_format_amx = kFormatAmx<IQ1_S>;
-constinit const WeightFormat iq1_m_format_amx = kFormatAmx<IQ1_M>;
+constinit const Formats iq_formats_amx{All::amx};
 #endif
 
 }  // namespace zinc::ZINC_LEVEL

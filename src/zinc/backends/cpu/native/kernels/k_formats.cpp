@@ -25,8 +25,7 @@ void read_scales(const uint8_t* s, Source& out) {
 }
 
 struct Q2_K {
-    static constexpr int kType = 10, kSourceBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kOffset = 0,
-                         kMaxScale = 15;
+    static constexpr int kSourceBytes = 84, kSub = 16, kLow = 2, kHigh = 0, kOffset = 0, kMaxScale = 15;
     static constexpr bool kMins = true;
     static constexpr Scales kScales = Scales::nibbles;
     static constexpr const char* kName = "Q2_K";
@@ -42,7 +41,7 @@ struct Q2_K {
 };
 
 struct Q3_K {
-    static constexpr int kType = 11, kSourceBytes = 110, kSub = 16, kLow = 2, kHigh = 1, kOffset = 4;
+    static constexpr int kSourceBytes = 110, kSub = 16, kLow = 2, kHigh = 1, kOffset = 4;
     static constexpr bool kMins = false;
     static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q3_K";
@@ -62,8 +61,7 @@ struct Q3_K {
 };
 
 struct Q4_K {
-    static constexpr int kType = 12, kSourceBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kOffset = 0,
-                         kMaxScale = 63;
+    static constexpr int kSourceBytes = 144, kSub = 32, kLow = 4, kHigh = 0, kOffset = 0, kMaxScale = 63;
     static constexpr bool kMins = true;
     static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q4_K";
@@ -80,7 +78,7 @@ struct Q4_K {
 };
 
 struct Q5_K {
-    static constexpr int kType = 13, kSourceBytes = 176, kSub = 32, kLow = 4, kHigh = 1, kOffset = 0;
+    static constexpr int kSourceBytes = 176, kSub = 32, kLow = 4, kHigh = 1, kOffset = 0;
     static constexpr bool kMins = true;
     static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q5_K";
@@ -99,7 +97,7 @@ struct Q5_K {
 };
 
 struct Q6_K {
-    static constexpr int kType = 14, kSourceBytes = 210, kSub = 16, kLow = 4, kHigh = 2, kOffset = 32;
+    static constexpr int kSourceBytes = 210, kSub = 16, kLow = 4, kHigh = 2, kOffset = 32;
     static constexpr bool kMins = false;
     static constexpr Scales kScales = Scales::bytes;
     static constexpr const char* kName = "Q6_K";
@@ -123,7 +121,7 @@ struct Q6_K {
 // for each digit. That takes 22% more memory, but unpacking is a shift and a mask instead of a multiplication
 // by a power of 3.
 struct TQ1_0 {
-    static constexpr int kType = 34, kSourceBytes = 54, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
+    static constexpr int kSourceBytes = 54, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
     static constexpr bool kMins = false;
     static constexpr Scales kScales = Scales::none;
     static constexpr const char* kName = "TQ1_0";
@@ -147,7 +145,7 @@ struct TQ1_0 {
 };
 
 struct TQ2_0 {
-    static constexpr int kType = 35, kSourceBytes = 66, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
+    static constexpr int kSourceBytes = 66, kSub = 32, kLow = 2, kHigh = 0, kOffset = 1;
     static constexpr bool kMins = false;
     static constexpr Scales kScales = Scales::none;
     static constexpr const char* kName = "TQ2_0";
@@ -157,24 +155,13 @@ struct TQ2_0 {
     }
 };
 
+using All = FormatsOf<Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0>;
+
 }  // namespace
 
-constinit const WeightFormat q2_k_format = kFormat<Q2_K>;
-constinit const WeightFormat q3_k_format = kFormat<Q3_K>;
-constinit const WeightFormat q4_k_format = kFormat<Q4_K>;
-constinit const WeightFormat q5_k_format = kFormat<Q5_K>;
-constinit const WeightFormat q6_k_format = kFormat<Q6_K>;
-constinit const WeightFormat tq1_0_format = kFormat<TQ1_0>;
-constinit const WeightFormat tq2_0_format = kFormat<TQ2_0>;
-
+constinit const Formats k_formats{All::plain};
 #if defined(ZINC_HAS_AMX)
-constinit const WeightFormat q2_k_format_amx = kFormatAmx<Q2_K>;
-constinit const WeightFormat q3_k_format_amx = kFormatAmx<Q3_K>;
-constinit const WeightFormat q4_k_format_amx = kFormatAmx<Q4_K>;
-constinit const WeightFormat q5_k_format_amx = kFormatAmx<Q5_K>;
-constinit const WeightFormat q6_k_format_amx = kFormatAmx<Q6_K>;
-constinit const WeightFormat tq1_0_format_amx = kFormatAmx<TQ1_0>;
-constinit const WeightFormat tq2_0_format_amx = kFormatAmx<TQ2_0>;
+constinit const Formats k_formats_amx{All::amx};
 #endif
 
 }  // namespace zinc::ZINC_LEVEL

@@ -33,7 +33,7 @@ struct Source {
 
 // Sizes and fields of the block of a format in a tile. The snippet F of a format defines
 //
-//   kType, kName      type number and name in GGUF
+//   kName             name of the type in GGUF
 //   kSourceBytes      bytes of a block of the file
 //   read              (block, source), or (block, codebook, source) if there are kCodebook bytes of points
 //   kSub              values of a sub-block
@@ -84,7 +84,7 @@ struct Tile {
         if constexpr (requires { F::scale(s); }) return F::scale(s);
         return s;
     }
-    // Factors of the sums of x: minimums, or -offset * scale.
+    // Factors of the sums of x in the product: the minimums of units, or -offset * scale without minimums.
     static I16x32 mins(const std::byte* block, int pair) {
         const I16x32 s = stored(block, pair);
         if constexpr (F::kScales == Scales::nibbles) return shr<4>(s) & 15;
@@ -346,8 +346,8 @@ constexpr int codebook_bytes() {
 }
 
 template <class F>
-constexpr WeightFormat kFormat{
-    F::kType,       F::kName, RowFormat::q8_256, 256,      F::kSourceBytes, codebook_bytes<F>(),
-    Tile<F>::bytes, pack<F>,  decode<F>,         matmul<F>};
+constexpr WeightFormat kFormat{F::kName,        RowFormat::q8_256,   256,
+                               F::kSourceBytes, codebook_bytes<F>(), Tile<F>::bytes,
+                               pack<F>,         decode<F>,           matmul<F>};
 
 }  // namespace zinc::ZINC_LEVEL::k_tile

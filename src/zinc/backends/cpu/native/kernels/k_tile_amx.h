@@ -282,3 +282,16 @@ constexpr WeightFormat kFormatAmx = tmul::with(kFormat<F>, matmul_amx<F>);
 }  // namespace zinc::ZINC_LEVEL::k_tile
 
 #endif
+
+namespace zinc::ZINC_LEVEL::k_tile {
+
+// The formats of the snippets F, for processors without and with AMX.
+template <class... F>
+struct FormatsOf {
+    static constexpr WeightFormat plain[] = {kFormat<F>...};
+#if defined(ZINC_HAS_AMX)
+    static constexpr WeightFormat amx[] = {kFormatAmx<F>...};
+#endif
+};
+
+}  // namespace zinc::ZINC_LEVEL::k_tile

@@ -41,13 +41,13 @@ struct LinearGrid {
 // Requires a packed matrix in a format of this level or of a level that shares its kernels.
 inline void require_packed(const Launch& l, const Operand& w, const char* name) {
     require(l, w.tensor && w.tensor->format, std::string(name) + " must be a packed matrix");
-    bool ours = false;
-    for (auto f = kFormats; *f; ++f) ours |= *f == w.tensor->format;
+    const WeightFormat* format = w.tensor->format;
+    bool ours = contains(kFormats, format);
 #if defined(ZINC_HAS_BF16)
-    ours |= w.tensor->format == &bf16_pairs_format;
+    ours = ours || contains(kBf16Formats, format);
 #endif
 #if defined(ZINC_HAS_AMX)
-    for (auto f = kAmxFormats; *f; ++f) ours |= *f == w.tensor->format;
+    ours = ours || contains(kAmxFormats, format);
 #endif
     require(l, ours, std::string(name) + " was packed for another SIMD level");
 }

@@ -1,4 +1,4 @@
-// The tables of this level: its kernels (table.inc), weight formats and peak rate.
+// The tables of this level: its kernels (kernels.inc), weight formats and peak rate.
 #include "table.h"
 
 #include <iterator>
@@ -16,7 +16,7 @@ namespace {
 
 const Kernel* const kKernels[] = {
 #define ZINC_KERNEL(name) &name##_kernel,
-#include "table.inc"
+#include "kernels.inc"
 #undef ZINC_KERNEL
 };
 

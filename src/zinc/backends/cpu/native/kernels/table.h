@@ -1,5 +1,5 @@
-// The kernels of this level, one for each row of table.inc. Each op has a .cpp that defines `<name>_kernel`
-// and a row there.
+// The kernels of this level. CMake lists them in kernels.inc, from the lines of kernels/*.cpp that start with
+// `const Kernel <op>_kernel`.
 #pragma once
 
 #include "../kernel.h"
@@ -7,7 +7,7 @@
 namespace zinc::ZINC_LEVEL {
 
 #define ZINC_KERNEL(name) extern const Kernel name##_kernel;
-#include "table.inc"
+#include "kernels.inc"
 #undef ZINC_KERNEL
 
 }  // namespace zinc::ZINC_LEVEL

@@ -1,5 +1,5 @@
-// The weight formats of this level. A format is a snippet in one of *_formats.cpp and a row of formats.inc.
-// Levels that share the kernels of this one (avx512bf16, amx) have their own lists of formats.
+// The weight formats of this level, a list for each of *_formats.cpp. Levels that share the kernels of this
+// one (avx512bf16, amx) have their own lists.
 #pragma once
 
 #include "../kernel.h"
@@ -7,26 +7,27 @@
 
 namespace zinc::ZINC_LEVEL {
 
-#define ZINC_FORMAT(name) extern const WeightFormat name##_format;
-#include "formats.inc"
-#undef ZINC_FORMAT
-
-extern const WeightFormat* const kFormats[];  // ends with null
+extern const Formats float_formats, block_formats, k_formats, iq_formats;
+extern const Formats* const kFormats[];  // ends with null
 
 #if defined(ZINC_HAS_BF16)
-// Formats for processors with a bfloat16 dot product: BF16 in pairs comes first, before the plain BF16.
-extern const WeightFormat bf16_pairs_format;
-extern const WeightFormat* const kBf16Formats[];
+// For processors with a bfloat16 dot product: BF16 in pairs.
+extern const Formats float_formats_bf16;
+extern const Formats* const kBf16Formats[];
 #endif
 
 #if defined(ZINC_HAS_AMX)
-// Formats for processors with AMX. Tiles have the same layout, but products of many rows use the AMX
-// registers.
-#define ZINC_FORMAT(name) extern const WeightFormat name##_format_amx;
-#include "formats.inc"
-#undef ZINC_FORMAT
-
-extern const WeightFormat* const kAmxFormats[];
+// For processors with AMX. Tiles have the same layout, but products of many rows use the AMX registers.
+extern const Formats block_formats_amx, k_formats_amx, iq_formats_amx;
+extern const Formats* const kAmxFormats[];
 #endif
+
+// Whether `format` is an entry of one of the lists.
+inline bool contains(const Formats* const* lists, const WeightFormat* format) {
+    for (; *lists; ++lists)
+        for (const WeightFormat& each : **lists)
+            if (&each == format) return true;
+    return false;
+}
 
 }  // namespace zinc::ZINC_LEVEL
