@@ -24,7 +24,7 @@ import numpy as np
 from zinc.backends.api import StepCounts
 from zinc.backends.cuda import CudaKernels, compiler
 from zinc.core.env import cache_folder
-from zinc.gpu.arguments.generate import cpp_header
+from zinc.gpu.arguments.generate import cpp_headers
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
@@ -153,13 +153,15 @@ def backend() -> EmulatedBackend:
 @functools.cache
 def folder() -> Path:
     """Return the cache folder of the kernels as they are now, with the emulator precompiled."""
-    digest = hashlib.sha256(repr((cpp_header(), OPTIONS)).encode())
+    digest = hashlib.sha256(repr((cpp_headers(), OPTIONS)).encode())
     for path in sorted([*compiler.KERNELS.rglob("*.cu*"), HERE / "emulator.h"]):
         digest.update(path.read_bytes())
     found = cache_folder() / "emulated" / digest.hexdigest()[:16]
     found.mkdir(parents=True, exist_ok=True)
     if not (found / "emulator.h.gch").exists():
-        (found / "arguments.h").write_text(cpp_header())
+        for name, text in cpp_headers().items():
+            (found / name).parent.mkdir(exist_ok=True)
+            (found / name).write_text(text)
         shutil.copy(HERE / "emulator.h", found)
         _compile("-x", "c++-header", found / "emulator.h", "-o", found / "emulator.h.gch")
     return found

@@ -16,7 +16,7 @@ from typing import Any
 from zinc.backends.cuda.driver import PACKAGES_HINT
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
-from zinc.gpu.arguments.generate import cpp_header
+from zinc.gpu.arguments.generate import cpp_headers
 from zinc.gpu.dispatch import KernelVariant
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -38,7 +38,7 @@ typedef unsigned long long uint64_t;
 @functools.cache
 def _sources() -> str:
     """Return a digest of all source files of kernels."""
-    digest = hashlib.sha256(cpp_header().encode())
+    digest = hashlib.sha256(repr(cpp_headers()).encode())
     for path in sorted(KERNELS.rglob("*.cu*")):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
@@ -111,7 +111,7 @@ def cubin(kernel: KernelVariant, arch: str) -> bytes:
 def compile(kernel: KernelVariant, arch: str) -> tuple[bytes, str]:
     """Compile a kernel. Return its cubin and the compiler's log. Raises DeviceError."""
     api = nvrtc()
-    headers = {"arguments.h": cpp_header(), "stdint.h": STDINT}
+    headers = {"stdint.h": STDINT, **cpp_headers()}
     program = _value(
         api.nvrtcCreateProgram(
             source(kernel).encode(),

@@ -1,4 +1,4 @@
-"""Write the Slang declarations of the argument structs, or with `--cpp` print the C++ header."""
+"""Write the Slang declarations of structs and constants, or with `--cpp` print the C++ ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declarations of structs and constants: Slang files, and a header for C++ and CUDA C++."""
+"""Declarations of structs and constants: Slang files, and headers for C++ and CUDA C++."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from zinc.gpu.arguments import structs
 from zinc.gpu.arguments.constants import DimCode, ElementwiseOp, ProductKind
 from zinc.gpu.arguments.layout import Field, FieldType, Struct
 from zinc.ops.values import ActivationFn
+from zinc.quant.blocks import GGMLType
 
-FOLDER = "arguments"  # folder of the Slang files, inside the folder of kernels
+FOLDER = "arguments"  # folder of the declarations, inside the folder of kernels
 _NOTE = "// Written by `python -m zinc.gpu.arguments`.\n"
 
 
@@ -24,13 +25,13 @@ def all_structs() -> list[type[Struct]]:
 
 def all_constants() -> list[type[IntEnum]]:
     """Return every enum of constants."""
-    return [DimCode, ProductKind, ElementwiseOp, ActivationFn]
+    return [DimCode, ProductKind, ElementwiseOp, ActivationFn, GGMLType]
 
 
-def file_name(cls: type[Struct | IntEnum]) -> str:
-    """Return the name of the Slang file of `cls`: `norm.slang` for `NormArguments`."""
-    words = re.findall("[A-Z][a-z0-9]*", cls.__name__.removesuffix("Arguments"))
-    return "_".join(words).lower() + ".slang"
+def file_name(cls: type[Struct | IntEnum], extension: str = "slang") -> str:
+    """Return the name of the file that declares `cls`: `norm.slang` for `NormArguments`."""
+    words = re.findall("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", cls.__name__.removesuffix("Arguments"))
+    return f"{'_'.join(words).lower()}.{extension}"
 
 
 def slang(cls: type[Struct]) -> str:
@@ -41,8 +42,8 @@ def slang(cls: type[Struct]) -> str:
     return f"{_NOTE}\n#pragma once\n\n{includes}{includes and chr(10)}{text}"
 
 
-def slang_constants(cls: type[IntEnum]) -> str:
-    """Return the Slang file that defines the members of `cls` as macros."""
+def macros(cls: type[IntEnum]) -> str:
+    """Return the file, for any of the languages, that defines the members of `cls` as macros."""
     lines = [f"#define {x.name} {x.value}{_comment(getattr(x, 'comment', ''))}\n" for x in cls]
     return f"{_NOTE}\n#pragma once\n\n{''.join(lines)}"
 
@@ -50,7 +51,7 @@ def slang_constants(cls: type[IntEnum]) -> str:
 def slang_files() -> dict[str, str]:
     """Return the text of every Slang file by name."""
     files = {file_name(cls): slang(cls) for cls in all_structs()}
-    return files | {file_name(cls): slang_constants(cls) for cls in all_constants()}
+    return files | {file_name(cls): macros(cls) for cls in all_constants()}
 
 
 def write_slang(folder: Path) -> None:
@@ -65,21 +66,17 @@ def write_slang(folder: Path) -> None:
 
 
 def cpp_header(chosen: Iterable[type[Struct]] | None = None) -> str:
-    """Return a C++ or CUDA C++ header of all constants and of `chosen`, by default all structs."""
+    """Return a C++ or CUDA C++ header that declares `chosen`, by default all structs."""
     chosen = list(all_structs() if chosen is None else chosen)
     names = "".join(f"struct {cls.__name__};\n" for cls in chosen)
     texts = [_declaration(cls, lambda type: type.cpp) for cls in chosen]
-    texts[:0] = [_enum(cls) for cls in all_constants()]
     return f"{_NOTE}\n#pragma once\n#include <stdint.h>\n\n{names}\n" + "\n".join(texts)
 
 
-def _enum(cls: type[IntEnum]) -> str:
-    lines = [f"    {x.name} = {x.value},{_comment(getattr(x, 'comment', ''))}\n" for x in cls]
-    return f"enum class {cls.__name__} : uint32_t\n{{\n{''.join(lines)}}};\n"
-
-
-def _comment_of(member: IntEnum) -> str:
-    return _comment(getattr(member, "comment", ""))
+def cpp_headers() -> dict[str, str]:
+    """Return the text of every header that CUDA C++ kernels include, by its path there."""
+    constants = {f"{FOLDER}/{file_name(cls, 'h')}": macros(cls) for cls in all_constants()}
+    return {"arguments.h": cpp_header(), **constants}
 
 
 def _comment(text: str) -> str:

@@ -1,24 +1,16 @@
 // Elementwise ops, four columns a thread.
-//   OP  the op, by the numbers below
+//   OP  the op, an ElementwiseOp
 //   Q8  rows of y are 8-bit blocks (q8)
 
 #include "arguments.h"
 
 using Arguments = ElementwiseArguments;
 
+#include "arguments/elementwise_op.h"
 #include "step.cuh"
 #include "floats.cuh"
 #include "activation.cuh"
 #include "q8.cuh"
-
-#define ADD 0
-#define SCALE 1
-#define SOFTCAP 2
-#define GLU 3
-#define GATE 4 // by the same column of b
-#define GATE_ROW 5 // by one number for the whole row
-#define SELECT 6
-#define COPY 7
 
 KERNEL(elementwise, Arguments)
 {

@@ -1,20 +1,17 @@
 // Rows that products with experts read and write. A slot is one of the top_k experts of a token,
 // and `order` lists the slots sorted by expert.
-//   PRODUCT  LINEAR, GLU or GATED
+//   PRODUCT  a ProductKind
 //   OUT_Q8   rows of y are 8-bit blocks
 
 #include "arguments.h"
 
 using Arguments = ExpertArguments;
 
+#include "arguments/product_kind.h"
 #include "step.cuh"
 #include "formats.cuh"
 #include "activation.cuh"
 #include "q8.cuh"
-
-#define LINEAR 0 // as in linear_rows
-#define GLU 1
-#define GATED 2
 
 #define COLUMNS (COLS > 0 ? uint(COLS) : args.cols)
 

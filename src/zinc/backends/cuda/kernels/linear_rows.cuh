@@ -1,20 +1,17 @@
 // Rows that linear, linear_glu and head_linear read and write. Each plane (head) of the weight has
 // its own columns of x and y.
-//   PRODUCT  LINEAR, GLU or GATED
+//   PRODUCT  a ProductKind
 //   OUT_Q8   rows of y are 8-bit blocks
 
 #include "arguments.h"
 
 using Arguments = LinearArguments;
 
+#include "arguments/product_kind.h"
 #include "step.cuh"
 #include "formats.cuh"
 #include "activation.cuh"
 #include "q8.cuh"
-
-#define LINEAR 0 // y = x w + bias + residual
-#define GLU 1 // y = act(x w) * (x up), with two weights of the same format
-#define GATED 2 // y = act(gate) * (x w), with a gate that another dispatch made
 
 #define COLUMNS (COLS > 0 ? uint(COLS) : args.cols)
 

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "arguments/dim_code.h"
 #include "prelude.cuh"
 
 DEVICE uint positionOf(StepHeader* step, uint token) { return uint(((int*)(step + 1))[token]); }
@@ -16,11 +17,11 @@ DEVICE uint idOf(StepHeader* step, uint token)
 /// Returns how many rows of a dim the step has.
 DEVICE uint rowsOf(StepHeader* step, uint dim)
 {
-    switch (DimCode(dim))
+    switch (dim)
     {
-    case DimCode::TOKENS: return step->tokens;
-    case DimCode::OUTPUTS: return step->outputs;
-    case DimCode::SEQUENCES: return step->sequences;
+    case TOKENS: return step->tokens;
+    case OUTPUTS: return step->outputs;
+    case SEQUENCES: return step->sequences;
     default: return 1;
     }
 }

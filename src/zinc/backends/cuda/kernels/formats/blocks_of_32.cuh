@@ -1,5 +1,7 @@
 // Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0: a unit is a block, with its own scale.
 
+#if FORMAT == Q4_0 || FORMAT == Q4_1 || FORMAT == Q5_0 || FORMAT == Q5_1 || FORMAT == Q8_0
+
 #define HALVES 0
 #define MINIMUMS (FORMAT != Q8_0)
 #include "formats/unit.cuh"
@@ -40,3 +42,5 @@ DEVICE Unit decode(Matrix w, uint unit)
 #endif
     return r;
 }
+
+#endif

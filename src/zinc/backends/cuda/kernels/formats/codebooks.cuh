@@ -3,6 +3,12 @@
 // elements a byte, `s` the codebook and then for each block of eight units their high bits and
 // scales, and d.
 
+#define IQ1 (FORMAT == IQ1_S || FORMAT == IQ1_M)
+#define IQ2 (FORMAT == IQ2_XXS || FORMAT == IQ2_XS || FORMAT == IQ2_S)
+#define IQ3 (FORMAT == IQ3_XXS || FORMAT == IQ3_S)
+
+#if IQ1 || IQ2 || IQ3
+
 #define HALVES (IQ1 || IQ2)
 #define MINIMUMS 0
 #include "formats/unit.cuh"
@@ -118,3 +124,5 @@ DEVICE Unit decode(Matrix w, uint unit)
 #endif
     return r;
 }
+
+#endif

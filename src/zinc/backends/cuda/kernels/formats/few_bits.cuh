@@ -1,5 +1,9 @@
 // Q1_0, Q2_0, TQ1_0 and TQ2_0: one or two bits an element. All but Q1_0 store the element plus 1.
 
+#define TERNARY (FORMAT == TQ1_0 || FORMAT == TQ2_0)
+
+#if FORMAT == Q1_0 || FORMAT == Q2_0 || TERNARY
+
 #define HALVES 0
 #define MINIMUMS 1
 #include "formats/unit.cuh"
@@ -23,3 +27,5 @@ DEVICE Unit decode(Matrix w, uint unit)
 #endif
     return r;
 }
+
+#endif

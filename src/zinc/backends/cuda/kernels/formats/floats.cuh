@@ -1,5 +1,7 @@
 // F32, F16 and BF16: units of 16 bytes.
 
+#if FORMAT == F32 || FORMAT == F16 || FORMAT == BF16
+
 #if FORMAT == F32
 #define UNIT 4
 #else
@@ -24,3 +26,5 @@ DEVICE void decode(Matrix w, uint unit, float (&v)[UNIT])
 #endif
     }
 }
+
+#endif

@@ -1,6 +1,8 @@
 // Q2_K to Q6_K: blocks of 256 elements, eight units each. A block starts in `s` with its own scale
 // (and minimum), followed by the scales of its units.
 
+#if FORMAT == Q2_K || FORMAT == Q3_K || FORMAT == Q4_K || FORMAT == Q5_K || FORMAT == Q6_K
+
 #define HALVES (FORMAT == Q2_K || FORMAT == Q3_K || FORMAT == Q6_K)
 #define MINIMUMS (FORMAT == Q2_K || FORMAT == Q4_K || FORMAT == Q5_K)
 #include "formats/unit.cuh"
@@ -52,3 +54,5 @@ DEVICE Unit decode(Matrix w, uint unit)
 #endif
     return r;
 }
+
+#endif

@@ -1,5 +1,7 @@
 // IQ4_NL, IQ4_XS, MXFP4 and NVFP4: 4-bit codes that index a table of 16 values.
 
+#if FORMAT == IQ4_NL || FORMAT == IQ4_XS || FORMAT == MXFP4 || FORMAT == NVFP4
+
 #define HALVES (FORMAT == NVFP4)
 #define MINIMUMS 0
 #include "formats/unit.cuh"
@@ -63,3 +65,5 @@ DEVICE Unit decode(Matrix w, uint unit)
 #endif
     return r;
 }
+
+#endif
