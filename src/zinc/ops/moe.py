@@ -70,6 +70,12 @@ def _route_cases() -> Iterator[Case]:
             **attrs,
         )
         yield case.returns(routes)
+    # Equal scores, and scores that differ in the last bit of a float32.
+    tied = Case("tied", n_tokens=6)
+    scores = np.tile(np.array([1, 2, 2, 0.5, 2, 1, 2, 1], np.float32), (6, 5))
+    scores[1::2, 17] = np.nextafter(np.float32(2), np.float32(3))
+    logits = tied.graph.embed(tied.given(scores))
+    yield tied.returns(tied.graph.route(logits, None, top_k=6, scoring=SOFTMAX_CHOSEN))
 
 
 @op(
