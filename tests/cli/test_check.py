@@ -301,7 +301,16 @@ def test_a_damaged_model_fails(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(EMBEDDED_MODEL.read_bytes()[: 1 << 20])
     options = LoadOptions(path=broken, backend="cpu")
-    assert "download" in found(model.section(options), Status.FAIL).fix
+    assert "download" in found(model.section("demo", lambda: options), Status.FAIL).fix
+
+
+def test_a_modelfile_with_a_bad_line_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Modelfile").write_text(f"FROM {EMBEDDED_MODEL}\nPARAMETER top_k many\n")
+    assert main(["check", str(tmp_path / "Modelfile")]) == 1
+    shown = capsys.readouterr().out
+    assert "FAIL  Modelfile, line 2: top_k is 'many': it must be a whole number" in shown
 
 
 def test_a_model_that_does_not_fit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +318,9 @@ def test_a_model_that_does_not_fit_fails(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(load_memory, "available_memory_bytes", lambda backend=None: 10 << 20)
     options = LoadOptions(path=EMBEDDED_MODEL, backend="cpu")
-    assert "smaller" in found(model.section(options), Status.FAIL).fix
+    assert "smaller" in found(model.section("demo", lambda: options), Status.FAIL).fix
+    options = replace(options, context=4000)
+    assert "--context" in found(model.section("demo", lambda: options), Status.FAIL).fix
 
 
 def test_the_command_ends_with_a_verdict(capsys: pytest.CaptureFixture) -> None:

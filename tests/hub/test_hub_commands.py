@@ -84,6 +84,16 @@ def test_json_prints_one_event_a_line(demo, zinc):
     assert events[-1]["path"].endswith("demo-Q4_K_M.gguf")
 
 
+def test_pull_of_a_modelfile_gets_the_model_after_from(demo, zinc, home, tmp_path):
+    path = tmp_path / "Modelfile"
+    path.write_text(f"FROM {MODEL}\nSYSTEM Be brief.\n")
+    assert zinc("show", str(path))[0] == 1
+    assert zinc("pull", str(path))[0] == 0
+    assert "chat template" in zinc("show", str(path))[1]
+    path.write_text(f"FROM {EMBEDDED_MODEL}\n")
+    assert "nothing to download" in zinc("pull", str(path))[2]
+
+
 def test_list_show_and_rm(demo, zinc, home):
     assert "no model yet" in zinc("list")[1]
     zinc("pull", MODEL)

@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zinc.cli import usage
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="a .gguf file to check as well (default: none)"
+        "model", metavar="MODEL", nargs="?", help="a model to check as well (default: none)"
     )
     usage.add_backend(parser)
     usage.add_cache(parser)
@@ -85,5 +86,6 @@ def _sections(args: argparse.Namespace) -> list[Section]:
         files.section(),
     ]
     if args.model is not None:
-        sections.append(model.section(usage.load_options(args, path=args.model)))
+        options = partial(usage.load_options, args, path=args.model)
+        sections.append(model.section(args.model, options))
     return sections

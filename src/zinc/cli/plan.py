@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             keys=args.depth + args.tokens,
         )
         barriers = barrier_report(counts, spec.n_layers)
-        context = args.context or spec.context
+        context = planned.options.context or spec.context
         fitting = fit_text.report_of(planned, context)
         memory = {**_memory(fitting), **nextn_memory(file, spec)}
         split: dict[str, Any] = {}

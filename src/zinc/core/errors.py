@@ -45,7 +45,11 @@ class ZincError(Exception):
 
     def in_options(self) -> str:
         """Return the sentences, with settings as command-line options."""
-        return self._join(_SETTING.sub(_option, self.hint))
+        return self._join(self.hint_in_options())
+
+    def hint_in_options(self) -> str:
+        """Return the hint alone, with settings as command-line options."""
+        return _SETTING.sub(_option, self.hint)
 
     def _join(self, hint: str) -> str:
         head = f"{self.what}: {self.why}" if self.why else self.what

@@ -124,7 +124,8 @@ def parse(text: str, name: str) -> Modelfile:
         head, rest = _split(rest) if instruction in ("PARAMETER", "MESSAGE") else ("", rest)
         value, number = _value(rest, lines, number, where)
         if not value and instruction not in ("SYSTEM", "TEMPLATE", *_UNUSED):
-            raise FormatError(f"{where}: {' '.join((word, head)).strip()} has no value")
+            what = f"{' '.join((word, head)).strip()} has no value"
+            raise FormatError(f"{where}: {what[:80]}", "", "write the value in the same line")
         _apply(found, instruction, head, value, where)
     if not found.base:
         raise FormatError(
@@ -176,7 +177,7 @@ def _apply(found: Modelfile, instruction: str, head: str, value: str, where: str
     match instruction:
         case "FROM":
             if found.base:
-                raise FormatError(f"{where}: there is a second FROM", "a model has one file")
+                raise FormatError(f"{where}: there is a second FROM", "", "leave one of them out")
             found.base = value
         case "PARAMETER":
             found.parameters.append(Parameter(head.lower(), value, where))
@@ -184,9 +185,8 @@ def _apply(found: Modelfile, instruction: str, head: str, value: str, where: str
             found.system = value
         case "MESSAGE":
             if head.lower() not in _ROLES:
-                raise FormatError(
-                    f"{where}: {head[:40]} is no role", f"roles are {', '.join(_ROLES)}"
-                )
+                hint = f"roles are {', '.join(_ROLES)}"
+                raise FormatError(f"{where}: {head[:40]} is no role", "", hint)
             found.messages.append((head.lower(), value))
         case "TEMPLATE":
             found.template, found.template_where = value, where

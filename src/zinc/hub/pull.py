@@ -23,10 +23,12 @@ from zinc.hub.events import Chosen, Finished, OnEvent, ignore
 from zinc.hub.folders import Folders, folders
 from zinc.hub.hf_cache import HubCache
 from zinc.hub.huggingface import Hub, Repository
+from zinc.hub.modelfile import is_modelfile, read
 from zinc.hub.names import FileName, HubName, OllamaName, parse
 from zinc.hub.ollama import fetch_manifest, layer_url, status_error
 from zinc.hub.ollama_folder import OllamaFolder
 from zinc.hub.partial import missing_bytes
+from zinc.hub.resolve import base_name
 from zinc.hub.transport import Transport
 from zinc.hub.variants import RepoFile, Variant, select, siblings_of, variants_of
 
@@ -55,6 +57,7 @@ class PullOptions:
 def pull(model: str, on_event: OnEvent = ignore, options: PullOptions | None = None) -> Path:
     """Download the model that `model` names and return the path of its (first) file.
 
+    Of a Modelfile, the model after FROM is downloaded.
     Complete files are not downloaded again, and an interrupted pull is resumed. Raises
     ModelNameError, DownloadError or MemoryLimitError; UnsupportedError if the optional dependency
     huggingface_hub is missing.
@@ -62,6 +65,8 @@ def pull(model: str, on_event: OnEvent = ignore, options: PullOptions | None = N
     options = options or PullOptions()
     name = parse(model)
     if isinstance(name, FileName):
+        if is_modelfile(name.path):
+            return pull(str(base_name(read(name.path), name.path)), on_event, options)
         if not name.path.exists():
             raise FormatError(f"cannot open {name.path}", "there is no such file", "check the path")
         raise ModelNameError(f"{model} is a file on this machine", "there is nothing to download")

@@ -40,10 +40,18 @@ def resolve(model: str | os.PathLike[str], where: Folders | None = None) -> Path
 
 def base_file(modelfile: Modelfile, path: Path, where: Folders | None = None) -> Path:
     """Return the model file after FROM in a Modelfile, which is at `path`. Raises as `resolve`."""
+    return resolve(base_name(modelfile, path), where)
+
+
+def base_name(modelfile: Modelfile, path: Path) -> str | Path:
+    """Return the model after FROM in a Modelfile: a file near it, or a name.
+
+    Raises FormatError for another Modelfile.
+    """
     near = path.parent / os.path.expanduser(modelfile.base)
     if is_modelfile(near):
         raise FormatError(f"{path} is FROM another Modelfile", "FROM names a model", f"see {near}")
-    return resolve(near if near.exists() else registry_name(modelfile.base), where)
+    return near if near.exists() else registry_name(modelfile.base)
 
 
 def _file(path: Path) -> Path:

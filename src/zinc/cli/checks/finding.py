@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from zinc.core.errors import ZincError
+
 
 class Status(StrEnum):
     """How a check ended. FAIL keeps zinc from working, WARN makes it slower or incomplete."""
@@ -54,6 +56,16 @@ def warn(text: str, fix: str) -> Finding:
 
 def fail(text: str, fix: str) -> Finding:
     return Finding(Status.FAIL, text, fix)
+
+
+def reason(error: ZincError) -> str:
+    """Return what happened and why, without the hint."""
+    return f"{error.what}: {error.why}" if error.why else error.what
+
+
+def remedy(error: ZincError, default: str) -> str:
+    """Return the hint of an error, or `default` if it has none."""
+    return error.hint_in_options() or default
 
 
 def read(path: Path) -> str:

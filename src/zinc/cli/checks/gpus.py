@@ -11,7 +11,7 @@ from pathlib import Path
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.cli.checks.drivers import known_fault
-from zinc.cli.checks.finding import Finding, Section, fail, ok, read, skip, warn
+from zinc.cli.checks.finding import Finding, Section, fail, ok, read, reason, remedy, skip, warn
 from zinc.cli.checks.self_test import device
 from zinc.core.errors import ZincError
 from zinc.core.extras import CUDA, install_command
@@ -100,7 +100,7 @@ def _nodes(nodes: Sequence[Path]) -> Iterator[Finding]:
 
 def _no_driver(drivers: Drivers) -> Iterator[Finding]:
     for name, error in drivers.errors.items():
-        yield fail(f"{name}: {error.what}: {error.why}", error.hint or _LOADER)
+        yield fail(f"{name}: {reason(error)}", remedy(error, _LOADER))
     if not drivers.errors:
         yield fail("there is a GPU, and no Vulkan driver for it", _DRIVER)
 
@@ -108,7 +108,7 @@ def _no_driver(drivers: Drivers) -> Iterator[Finding]:
 def _other_errors(drivers: Drivers) -> Iterator[Finding]:
     """Report backends without devices, if another backend has some."""
     for name, error in drivers.errors.items():
-        yield warn(f"{name}: {error.what}: {error.why}", error.hint or _LOADER)
+        yield warn(f"{name}: {reason(error)}", remedy(error, _LOADER))
 
 
 def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers) -> Iterator[Finding]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from zinc.cli import fit_text
-from zinc.cli.checks.finding import Finding, Section, fail, ok, warn
+from zinc.cli.checks.finding import Finding, Section, fail, ok, reason, remedy, warn
 from zinc.cli.text import size
 from zinc.core.errors import FormatError, MemoryLimitError, ZincError
 from zinc.engine.load.options import LoadOptions
@@ -15,14 +15,14 @@ from zinc.engine.load.planned import PlannedModel, plan_model
 CONTEXT_TOKENS = 4096  # the context that is checked, unless one is asked for
 
 
-def section(options: LoadOptions) -> Section:
-    """Check the model of `options` on the backend that they name."""
-    return Section("Model", tuple(_findings(options)), {"model": str(options.path)})
+def section(model: str, options: Callable[[], LoadOptions]) -> Section:
+    """Check a model. options: returns the options of its load, or raises a ZincError."""
+    return Section("Model", tuple(_findings(options)), {"model": model})
 
 
-def _findings(options: LoadOptions) -> Iterator[Finding]:
+def _findings(options: Callable[[], LoadOptions]) -> Iterator[Finding]:
     try:
-        with plan_model(options) as planned:
+        with plan_model(options()) as planned:
             name = Path(planned.file.path).name
             n_bytes = sum(t.n_bytes for t in planned.file.tensors.values())
             yield ok(f"{name}: {planned.spec.arch}, {size(n_bytes)} of weights")
@@ -30,18 +30,18 @@ def _findings(options: LoadOptions) -> Iterator[Finding]:
                 yield ok("it has a chat template")
             else:
                 yield warn("it has no chat template", "use zinc run --raw, or --chat-template FILE")
-            yield from _memory(planned, options)
+            yield from _memory(planned)
     except MemoryLimitError as error:
-        yield fail(f"{error.what}: {error.why}", error.hint or "use a smaller file")
+        yield fail(reason(error), remedy(error, "use a smaller file"))
     except FormatError as error:
-        yield fail(f"{error.what}: {error.why}", error.hint or "download the file again")
+        yield fail(reason(error), remedy(error, "download the file again"))
     except ZincError as error:
-        yield fail(f"{error.what}: {error.why}", error.hint or "choose another file")
+        yield fail(reason(error), remedy(error, "choose another file"))
 
 
-def _memory(planned: PlannedModel, options: LoadOptions) -> Iterator[Finding]:
+def _memory(planned: PlannedModel) -> Iterator[Finding]:
     """Compare what a context needs with what each memory has."""
-    context = options.context or min(planned.spec.context, CONTEXT_TOKENS)
+    context = planned.options.context or min(planned.spec.context, CONTEXT_TOKENS)
     report = fit_text.report_of(planned, context)
     for memory in report.memories:
         needed, available = size(memory.needed_bytes), size(memory.available_bytes)

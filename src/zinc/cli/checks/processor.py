@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import BackendKind
-from zinc.cli.checks.finding import Finding, Section, fail, ok, read, warn
+from zinc.cli.checks.finding import Finding, Section, fail, ok, read, reason, remedy, warn
 from zinc.cli.checks.self_test import device
 from zinc.cli.checks.system import cpu_limit
 from zinc.core.errors import ZincError
@@ -20,8 +20,8 @@ def section(found: Backend | ZincError, root: Path = Path("/")) -> Section:
     """Check the CPU backend `found`, which may be the error that creating it raised."""
     model = cpu_model()
     if isinstance(found, ZincError):
-        hint = found.hint or "reinstall zinc"
-        return Section("CPU", (ok(model), fail(f"{found.what}: {found.why}", hint)), {})
+        hint = remedy(found, "reinstall zinc")
+        return Section("CPU", (ok(model), fail(reason(found), hint)), {})
     known = found.capabilities
     assert known.kind is BackendKind.CPU
     findings = [ok(model), *_kernels(found), *_cores(found, root), *_frequency(root)]

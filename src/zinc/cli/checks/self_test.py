@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from zinc.backends.api import Backend
 from zinc.cli import roofline
-from zinc.cli.checks.finding import Finding, fail, ok, warn
+from zinc.cli.checks.finding import Finding, fail, ok, reason, remedy, warn
 from zinc.core.errors import ZincError
 from zinc.ops.cases import Case
 from zinc.ops.registry import Op
@@ -48,7 +48,7 @@ def _kernels(create: Callable[[], Backend], name: str) -> Finding:
         try:
             checks = compare_case(op, case, create())
         except ZincError as error:
-            return warn(f"{name} cannot run {op.name}: {error}", error.hint or _UPDATE)
+            return warn(f"{name} cannot run {op.name}: {reason(error)}", remedy(error, _UPDATE))
         if wrong := next((check for check in checks if check.departs), None):
             return fail(f"{name}: {op.name} is off by {wrong.error:.0e} in {wrong.step}", _UPDATE)
         n_cases += 1
@@ -78,7 +78,9 @@ def _limits(create: Callable[[], Backend], name: str) -> Iterator[Finding]:
     try:
         limits = roofline.measure_visibly(backend)
     except ZincError as error:
-        yield fail(f"{name} cannot be measured: {error}", error.hint or "update its driver")
+        yield fail(
+            f"{name} cannot be measured: {reason(error)}", remedy(error, "update its driver")
+        )
         return
     if limits is not None:
         bandwidth.store(backend, limits)
