@@ -347,6 +347,12 @@ class LLM:
     ) -> Request:
         """Return `prompt` and its settings as a request to the engine."""
         self.model.check_open()
+        if not isinstance(thinking, Thinking | None):
+            raise RequestError(
+                f"thinking is {thinking!r}",
+                "it takes the markers of reasoning, a Thinking",
+                "use enable_thinking=True or False to turn reasoning on or off",
+            )
         return Request(
             self._ids_of(prompt),
             params,

@@ -1,9 +1,9 @@
 """Choice of a quantisation for a download whose name states none.
 
 A model of at most SMALL_BYTES as Q8_0 is taken as Q8_0, because small models lose most below 8 bits
-and are fast anyway. A larger model is taken at about 4 bits: the loss is small, and decode is fast
-because it reads every weight. If that does not fit in memory, the next smaller quantisation that
-fits is taken.
+and are fast anyway. A larger model is taken at about 4 bits: the loss is small, and decode, which
+reads every weight for each token, is fast. If that does not fit in memory, the next smaller
+quantisation that fits is taken.
 """
 
 from __future__ import annotations
