@@ -44,6 +44,19 @@ def test_a_model_of_ollama_is_listed_and_used_in_place(hub, home, options, name)
     assert resolve("ollama:small:1b") == listed.path
 
 
+def test_from_finds_a_model_that_ollama_has_under_a_short_name(hub, home, options, tmp_path):
+    hub.add_ollama("library/qwen3", "8b", DATA)
+    pull(f"ollama:{hub.url}/library/qwen3:8b", options=options)
+    host = hub.url.removeprefix("http://")
+    registry = home.ollama[0] / "manifests"
+    (registry / host).rename(registry / "registry.ollama.ai")
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text("FROM qwen3:8b")
+    assert resolve(modelfile) == resolve("ollama:qwen3:8b")
+    with pytest.raises(MissingModelError):  # elsewhere, the name is one of the catalogue
+        resolve("qwen3:8b")
+
+
 def test_cut_connections_and_wrong_bytes(hub, home, options, name):
     hub.faults.cut = lambda n: 5_000 if n % 2 else None
     assert pull(name, options=options).read_bytes() == DATA

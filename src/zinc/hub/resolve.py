@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zinc.core.errors import FormatError
-from zinc.hub.errors import MissingModelError
+from zinc.hub.errors import MissingModelError, ModelNameError
 from zinc.hub.modelfile import Modelfile, is_modelfile, read
 from zinc.hub.names import FileName, parse, registry_name
 
@@ -25,7 +26,7 @@ def resolve(model: str | os.PathLike[str], where: Folders | None = None) -> Path
     name = parse(text)
     if isinstance(name, FileName):
         if is_modelfile(name.path):
-            return base_file(read(name.path), name.path)
+            return base_file(read(name.path), name.path, where)
         return _file(name.path)
     # Imported here, because a path needs none of this.
     from zinc.hub.folders import folders
@@ -39,8 +40,17 @@ def resolve(model: str | os.PathLike[str], where: Folders | None = None) -> Path
 
 
 def base_file(modelfile: Modelfile, path: Path, where: Folders | None = None) -> Path:
-    """Return the model file after FROM in a Modelfile, which is at `path`. Raises as `resolve`."""
-    return resolve(base_name(modelfile, path), where)
+    """Return the model file after FROM in a Modelfile, which is at `path`.
+
+    A short name whose model is not here may be that of a model which Ollama has downloaded. Raises
+    as `resolve`.
+    """
+    try:
+        return resolve(base_name(modelfile, path), where)
+    except MissingModelError as missing:
+        with suppress(MissingModelError, ModelNameError):
+            return resolve(f"ollama:{modelfile.base}", where)
+        raise missing
 
 
 def base_name(modelfile: Modelfile, path: Path) -> str | Path:
