@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from clients.installed import needs
 from pydantic import BaseModel
-from server.serving import WEATHER, Running
+from server.serving import WEATHER, Running, running
 
 pytestmark = needs("ollama", "ollama")
 
@@ -104,6 +104,21 @@ def test_models_are_listed_and_described(client):
     shown = client.show("demo:latest")
     assert "tools" in shown.capabilities
     assert shown.modelinfo["general.architecture"] == shown.details.family
+
+
+def test_a_model_is_created_with_settings_of_its_own():
+    import ollama
+
+    with running(allow_pull=True) as server:
+        client = ollama.Client(server.url)
+        system = "You are a pirate."
+        parameters = {"temperature": 0, "num_predict": 8, "stop": ["\n"]}
+        made = client.create("pirate", from_="demo", system=system, parameters=parameters)
+        assert made.status == "success"
+        own = client.chat("pirate", HELLO)
+        whole = [{"role": "system", "content": system}, *HELLO]
+        assert own.message == client.chat("demo", whole, options=parameters).message
+        assert system in client.show("pirate").modelfile
 
 
 def test_an_error_is_an_exception_with_its_reason(client):
