@@ -259,7 +259,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ),
         (lambda llm: llm.generate("x", 5), RequestError, "params is an int"),
         (lambda llm: llm.chat(HELLO, {"top_k": 5}), RequestError, "params is a dict"),
-        (lambda llm: llm.chat(HELLO, thinking=True), RequestError, "use enable_thinking=True"),
+        (lambda llm: llm.chat(HELLO, thinking=True), RequestError, "Use enable_thinking=True"),
         (lambda llm: llm.generate("x", max_token=5), TypeError, "did you mean 'max_tokens'"),
         (lambda llm: llm.generate("x", enable_thinking=True), TypeError, "'enable_thinking'"),
         (lambda llm: llm.chat(HELLO, max_token=5), TypeError, "did you mean 'max_tokens'"),
