@@ -144,6 +144,44 @@ def test_a_modelfile_and_the_fields_of_a_request_mean_the_same(
     assert own.startswith(chat(managed, "parrot", options={}))
 
 
+LIMITED = "PARAMETER num_predict 3\nPARAMETER temperature 0\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "count"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}, ("usage", "completion_tokens")),
+        ("/v1/completions", {"prompt": "Once upon a"}, ("usage", "completion_tokens")),
+        ("/v1/responses", {"input": "Say hello."}, ("usage", "output_tokens")),
+        ("/completion", {"prompt": "Once upon a"}, ("timings", "predicted_n")),
+        ("/api/generate", {"prompt": "Say hello.", "stream": False}, ("eval_count",)),
+    ],
+)
+def test_every_api_follows_the_limit_of_a_created_model(
+    managed: Running, path: str, body: dict[str, Any], count: tuple[str, ...]
+) -> None:
+    call(managed, "POST", "/api/create", {"model": "own", "modelfile": f"FROM {MODEL}\n{LIMITED}"})
+    found = json.loads(call(managed, "POST", path, {"model": "own", **body}))
+    for name in count:
+        found = found[name]
+    assert found == 3
+
+
+def test_every_api_follows_the_stop_strings_of_a_created_model(managed: Running) -> None:
+    body = {"messages": HELLO, "max_tokens": 8, "temperature": 0}
+    whole = managed.request("POST", "/v1/messages", {"model": MODEL, **body}).json
+    text = whole["content"][0]["text"]
+    stop = text[len(text) // 2 :][:3]
+    create = {"model": "own", "from": MODEL, "parameters": {"stop": stop}, "stream": False}
+    call(managed, "POST", "/api/create", create)
+    for path, pick in (
+        ("/v1/messages", lambda found: found["content"][0]["text"]),
+        ("/v1/chat/completions", lambda found: found["choices"][0]["message"]["content"]),
+    ):
+        found = json.loads(call(managed, "POST", path, {"model": "own", **body}))
+        assert pick(found).strip() == text[: text.index(stop)].strip()
+
+
 def test_a_loaded_model_can_be_created_again(managed: Running) -> None:
     for system in ("Be brief.", "Be verbose."):
         call(managed, "POST", "/api/create", {"model": "own", "from": MODEL, "system": system})

@@ -82,6 +82,7 @@ def section(
             "name": gpu.name,
             "kind": str(gpu.kind),
             "driver": gpu.driver,
+            "matrix_units": gpu.matrix_units,
             "missing": list(gpu.missing),
         }
         for name, gpu in drivers.gpus
@@ -112,7 +113,8 @@ def _other_errors(drivers: Drivers) -> Iterator[Finding]:
 
 
 def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers) -> Iterator[Finding]:
-    title = f"{gpu.selector}, {gpu.name} ({gpu.kind}, {gpu.driver})"
+    matrices = ", matrix units" if gpu.matrix_units else ""
+    title = f"{gpu.selector}, {gpu.name} ({gpu.kind}, {gpu.driver}{matrices})"
     if gpu.kind is DeviceKind.SOFTWARE:
         yield skip(f"{title}: emulates a GPU on the CPU; `--backend auto` never picks it")
         return
