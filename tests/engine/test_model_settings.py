@@ -87,6 +87,14 @@ def test_conversations_begin_with_the_models_messages(sent: list[str], expected:
     assert list(NO_SETTINGS.conversation(messages)) == messages
 
 
+def test_system_messages_are_part_of_the_system_prompt():
+    found = parse("FROM demo\nMESSAGE system Be brief.\nMESSAGE user Hi\nSYSTEM A pirate.", "M")
+    own = with_modelfile(NO_SETTINGS, found, EMBEDDED_MODEL)
+    assert own.system == "A pirate.\n\nBe brief."
+    assert [each["role"] for each in own.messages] == ["user"]
+    assert with_modelfile(own, parse("FROM demo", "M"), EMBEDDED_MODEL) == own
+
+
 @pytest.mark.parametrize(
     ("template", "is_own"), [(CHATML, True), (LLAMA3, False), ("{{ .Prompt }}", False)]
 )

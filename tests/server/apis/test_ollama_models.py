@@ -144,6 +144,7 @@ def test_a_modelfile_and_the_fields_of_a_request_mean_the_same(
     assert own.startswith(chat(managed, "parrot", options={}))
 
 
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
 LIMITED = "PARAMETER num_predict 3\nPARAMETER temperature 0\n"
 
 
@@ -197,6 +198,7 @@ def test_a_loaded_model_can_be_created_again(managed: Running) -> None:
         ({"model": "x", "from": MODEL, "parameters": {"num_cxt": 5}}, 400, "did you mean num_ctx"),
         ({"model": "x", "from": MODEL, "parameters": {"temperature": -1}}, 400, "temperature"),
         ({"model": "x", "from": MODEL, "adapters": {"a": "b"}}, 400, "adapters"),
+        ({"model": "x", "from": MODEL, "messages": [CALL]}, 400, "messages[0] has a tool"),
         ({"model": "x", "modelfile": f"FROM {MODEL}\nSTSTEM x"}, 400, "modelfile, line 2"),
         ({"model": "x", "from": "nonesuch:1b"}, 404, "zinc pull ollama:nonesuch:1b"),
         ({"model": "x", "modelfile": "FROM /etc/passwd"}, 404, "there is no model"),

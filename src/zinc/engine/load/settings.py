@@ -91,7 +91,11 @@ def with_modelfile(base: ModelSettings, given: Modelfile, path: Path) -> ModelSe
     Raises RequestError for a parameter that is unknown or out of range.
     """
     changed = _with_parameters(base, given.parameters)
-    messages = tuple({"role": role, "content": text} for role, text in given.messages)
+    rows = [{"role": role, "content": text} for role, text in given.messages]
+    messages = tuple(row for row in rows if row["role"] != "system")
+    systems = [row["content"] for row in rows if row["role"] == "system"]
+    if given.system is not None:
+        systems.insert(0, given.system)
     notes = changed.notes
     if given.template and not is_own_template(given.template, path):
         notes = (
@@ -100,7 +104,7 @@ def with_modelfile(base: ModelSettings, given: Modelfile, path: Path) -> ModelSe
         )
     return replace(
         changed,
-        system=base.system if given.system is None else given.system,
+        system="\n\n".join(systems) if systems else base.system,
         messages=messages or base.messages,
         notes=notes,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -233,10 +233,17 @@ def _modelfile(fields: CreateFields) -> Modelfile:
         fields.from_,
         [Parameter(name, value, "parameters") for name, value in (fields.parameters or {}).items()],
         fields.system,
-        [(row["role"], row["content"]) for row in plain_messages(fields.messages or ())],
+        [_message(i, row) for i, row in enumerate(plain_messages(fields.messages or ()))],
         fields.template or "",
         "template",
     )
+
+
+def _message(i: int, row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the role and the text of a message. Raises ApiError for one with tools."""
+    if row["role"] == "tool" or row.get("tool_calls"):
+        raise invalid(f"messages[{i}]", f"messages[{i}] has a tool", "models keep texts only")
+    return row["role"], row["content"]
 
 
 def _base(service: Service, name: str) -> ModelSource:
