@@ -42,10 +42,11 @@ def marks(command):
 
 ALL = [(page.name, command) for page in PAGES for command in commands(page)]
 OURS = [(page, command) for page, command in ALL if program(command) in ("zinc", "python")]
+# A command of several pages runs once.
+FIRST_PAGE = {command: page for page, command in reversed(OURS) if subcommand(command) != "serve"}
 RUN = [
     pytest.param(command, id=f"{page}: {command}", marks=marks(command))
-    for page, command in OURS
-    if subcommand(command) != "serve"
+    for command, page in FIRST_PAGE.items()
 ]
 SERVE = list(dict.fromkeys(command for _, command in OURS if subcommand(command) == "serve"))
 REQUESTS = [command for _, command in ALL if program(command) == "curl"]

@@ -340,11 +340,15 @@ def test_chosen_model_is_kept(tab: Any, script: Script) -> None:
 
 
 def test_dot_shows_that_the_server_died(open_tab: OpenTab) -> None:
+    # With options the page is new: on the shared one the clock would stay installed.
+    tab = open_tab("about:blank", wait=False, locale="en-GB")
+    tab.clock.install()
     with scripted() as script:
-        tab = open_tab(script.url)
+        tab.goto(script.url)
         port = int(script.url.rstrip("/").rpartition(":")[2])
         dot, state = tab.locator("#models .dot"), tab.locator("#models .state")
         expect(dot).to_have_attribute("data-state", "loaded")
+    tab.clock.fast_forward(5_000)  # to the next poll
     expect(dot).to_have_attribute("data-state", "offline")  # no request was sent: the page polled
     expect(state).to_have_text("not reachable")
     expect(tab.locator("#banner")).to_have_text("The server cannot be reached.")
