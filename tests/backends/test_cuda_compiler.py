@@ -20,7 +20,7 @@ from zinc.plan.planner import make_plan
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 DEVICE = Features(32, shared_bytes=49152, compute_units=132)
 SHAPES = ("shape-qwen3-8b", "shape-qwen36-35b-a3b")
-SPILLED_BYTES = 64  # that no kernel may exceed
+SPILLED_BYTES = 64  # most bytes that a kernel may spill
 
 
 def absence() -> str:

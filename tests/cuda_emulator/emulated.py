@@ -35,7 +35,7 @@ from zinc.gpu.memory import ALIGNMENT, Buffer, Bytes, MemoryKind
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
 OPTIONS = ("-std=c++20", "-O1", "-fPIC", "-w", "-fno-strict-aliasing")
-COMPILER_BYTES = 4 << 30  # that g++ may take
+COMPILER_BYTES = 4 << 30  # memory limit of g++
 WORKERS = min(4, os.cpu_count() or 1)
 
 

@@ -51,8 +51,8 @@ constexpr size_t STACK_BYTES = 256 << 10;
 constexpr long MAX_TURNS = 1 << 16;  // of all threads of a block
 
 struct Fiber {
-    ucontext_t context;  // to enter it
-    jmp_buf place;       // to go on: unlike swapcontext, a jump makes no system call
+    ucontext_t context;  // entered once, to start the fiber
+    jmp_buf place;       // where the fiber continues: unlike swapcontext, a jump makes no system call
     bool entered;
     std::unique_ptr<char[]> stack;
     bool done;
@@ -62,7 +62,7 @@ struct Fiber {
 struct Meeting {
     uint32_t mask;
     uint32_t arrived;
-    uint32_t number;  // of the call that is going on
+    uint32_t number;  // of the current call
     uint64_t slots[2][WARP];
 };
 

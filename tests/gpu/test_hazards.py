@@ -1,4 +1,4 @@
-"""Which launches wait for which, and the graph of dispatches that follows from it."""
+"""Dependencies between launches, and the graph of dispatches made from them."""
 
 from __future__ import annotations
 

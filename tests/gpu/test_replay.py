@@ -1,4 +1,4 @@
-"""Recording and replay on a host without a device: it logs what it is asked to do."""
+"""Recording and replay on a host without a device, which logs the calls."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def content(seed: int, n_bytes: int = 200_000) -> bytes:
 
 @pytest.fixture
 def hub(monkeypatch) -> Iterator[FakeHub]:
-    """A hub with one repository of two quantisations, which is the configured one."""
+    """The configured hub, with one repository of two quantisations."""
     server = FakeHub()
     server.add(
         "org/model-GGUF",
@@ -40,7 +40,7 @@ def hub(monkeypatch) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def home(tmp_path, monkeypatch) -> Folders:
-    """The folders of an empty home, which is the user's during the test."""
+    """The folders of an empty home directory, which the environment names during the test."""
     for name in (
         "HF_HOME",
         "HF_HUB_CACHE",
@@ -62,5 +62,5 @@ def options(home) -> PullOptions:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Return the files under `folder` that are no locks and no directories."""
+    """Return the files under `folder`, without lock files."""
     return [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock"]

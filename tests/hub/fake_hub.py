@@ -1,7 +1,7 @@
 """An HTTP server on loopback that imitates a Hugging Face hub and Ollama's registry.
 
-It speaks as the real ones do: a listing with sizes and hashes, files behind a redirect to another
-address (the CDN), byte ranges, and error codes in X-Error-Code. `Faults` make it misbehave.
+Like the real ones it has a listing with sizes and hashes, redirects to another address (the CDN),
+byte ranges, and error codes in X-Error-Code. `Faults` make it misbehave.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Faults:
-    """How the server misbehaves. A callable decides for each request to a file's bytes.
+    """Faults of the server. A callable decides for each request for a file's bytes.
 
     cut: returns the bytes after which the connection is closed, None for no cut.
     """
@@ -42,7 +42,7 @@ class Faults:
 
 
 class FakeHub:
-    """The server. repos: repository -> path -> bytes. tokens: those that may read gated ones."""
+    """The server. repos: repository -> path -> bytes. tokens: tokens with access to gated files."""
 
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, bytes]] = {}

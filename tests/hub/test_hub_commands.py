@@ -182,7 +182,7 @@ def test_a_missing_model_is_offered_on_a_terminal(demo, home, answer, pulled):
 
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
-    """An agent on PATH that prints the model which it is given."""
+    """An agent on PATH that prints the name of the model it is started with."""
     script = tmp_path / "bin" / "claude"
     script.parent.mkdir()
     script.write_text('#!/bin/sh\necho "agent of $ANTHROPIC_MODEL"\n')

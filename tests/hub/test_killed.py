@@ -1,4 +1,4 @@
-"""A pull that is killed at random points goes on and ends with the right bytes."""
+"""A pull that is killed at random points resumes and ends with the right bytes."""
 
 from __future__ import annotations
 

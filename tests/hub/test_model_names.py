@@ -1,4 +1,4 @@
-"""The forms of a model name, and what is said about text that is none."""
+"""The forms of a model name, and the errors for other text."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ DATA = content(5)
 
 @pytest.fixture
 def name(hub) -> str:
-    """The MODEL of a model in the registry."""
+    """Return the MODEL argument for a model of the registry."""
     hub.add_ollama("library/small", "1b", DATA)
     return f"ollama:{hub.url}/library/small:1b"
 

@@ -1,4 +1,4 @@
-"""Pulls from a hub on loopback: what arrives, where it is put, and what is said when it fails."""
+"""Pulls from a hub on loopback: the bytes, their places, and the errors."""
 
 from __future__ import annotations
 
