@@ -105,4 +105,4 @@ def test_a_newer_card_of_a_known_generation_runs_code_for_an_older_one() -> None
 def test_old_cards_and_drivers_are_named() -> None:
     assert missing((9, 0), 13000) == ()
     assert missing((7, 5), 13000) == ("compute capability 8.0 (it has 7.5)",)
-    assert missing((8, 0), 11080) == ("a driver of CUDA 12.0 or newer (it has 11.8)",)
+    assert missing((8, 0), 12080) == ("a driver of CUDA 13.0 or newer (it has 12.8)",)

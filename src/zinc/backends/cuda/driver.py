@@ -13,7 +13,8 @@ from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.core.extras import CUDA, install_command
 
 OLDEST_CAPABILITY = (8, 0)  # compute capability with int8 dot products, cp.async and bfloat16
-OLDEST_DRIVER = 12000  # CUDA 12.0, as cuDriverGetVersion counts
+# pyproject.toml allows NVRTC 13, whose code needs a driver of the same or a later major version.
+OLDEST_DRIVER = 13000  # CUDA 13.0, as cuDriverGetVersion counts
 PACKAGES_HINT = install_command(CUDA)
 DRIVER_HINT = "install or update NVIDIA's driver; `nvidia-smi` shows its version"
 
@@ -144,6 +145,6 @@ def missing(capability: tuple[int, int], version: int) -> tuple[str, ...]:
         lacks.append(f"compute capability 8.0 (it has {capability[0]}.{capability[1]})")
     if version < OLDEST_DRIVER:
         lacks.append(
-            f"a driver of CUDA 12.0 or newer (it has {version // 1000}.{version % 1000 // 10})"
+            f"a driver of CUDA 13.0 or newer (it has {version // 1000}.{version % 1000 // 10})"
         )
     return tuple(lacks)
