@@ -114,7 +114,10 @@ class Holdings:
             s.cache.shared_tokens.clear()
 
     def _offer(self, s: Sequence, count: int, end: int) -> None:
-        """Put the tokens that just ran into the prefix cache, where they are worth it."""
+        """Commit the tokens that just ran to the prefix cache.
+
+        This happens at checkpoints, at the end of the prompt and after whole blocks of an answer.
+        """
         pool, holding = self.pool, s.cache.holding
         assert holding is not None
         if end in s.cache.checkpoints:

@@ -26,7 +26,7 @@ class Match:
 
 
 class PrefixMatcher:
-    """Search for the longest cached prefix of a prompt below a root.
+    """A search for the longest cached prefix of a prompt below a root.
 
     windows: sliding window of each group in tokens, 0 for full attention. recurrent: the model has
     recurrent layers, so a prefix must end at a checkpoint.

@@ -125,7 +125,7 @@ def _ends(alternative: tuple[Symbol, ...], good: set[str]) -> bool:
 
 
 def _without(alternative: tuple[Symbol, ...], good: set[str]) -> tuple[Symbol, ...]:
-    """Return an alternative without the repeats that can only be empty."""
+    """Return `alternative` without the repeats that can only occur zero times."""
     return tuple(
         symbol
         for symbol in alternative
