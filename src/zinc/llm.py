@@ -160,7 +160,7 @@ class LLM:
     def sampling(self) -> dict[str, Any]:
         """Arguments of SamplingParams for requests without `params`.
 
-        The model's own settings come before those that the file recommends.
+        Settings of a Modelfile override those that the model file recommends.
         """
         return {**recommended(self.file.metadata), **self.settings.sampling}
 

@@ -34,7 +34,7 @@ class Recording(Protocol):
         ...
 
     def submit(self) -> int:
-        """Queue one run after what was submitted before. Return a ticket for `Host.wait`.
+        """Queue one run after all earlier submissions. Return a ticket for `Host.wait`.
 
         Raises DeviceError.
         """

@@ -1,8 +1,8 @@
 """The memory that a model takes, the context that fits, and the speed that memory allows.
 
 `zinc plan`, `inspect`, `list`, `show` and `pull` print this report; a load uses the same budgets.
-Decode reads every weight that a token needs (of experts, those that run) once, so it cannot be
-faster than the bytes of a token over the bandwidth of the device.
+Decode reads every weight once for each token, but only the experts that the router selects. The
+read bandwidth of a device, divided by these bytes, limits its tokens a second.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ModelSettings:
 
     context: tokens; None is the default. system: the system prompt of conversations that bring
     none. messages: the beginning of every conversation. sampling: arguments of `SamplingParams` for
-    requests that do not give them. notes: sentences about what has no effect.
+    requests that do not give them. notes: a sentence for each setting that has no effect.
     """
 
     context: int | None = None
