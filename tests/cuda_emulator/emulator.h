@@ -9,6 +9,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -50,12 +51,21 @@ constexpr int WARP = 32;
 constexpr size_t STACK_BYTES = 256 << 10;
 constexpr long MAX_TURNS = 1 << 16;  // of all threads of a block
 
+// An asynchronous copy of 16 bytes to shared memory. Without a source it stores zeros.
+struct Copy {
+    void* to;
+    const void* from;
+    int group;
+};
+
 struct Fiber {
     ucontext_t context;  // entered once, to start the fiber
     jmp_buf place;       // where the fiber continues: unlike swapcontext, a jump makes no system call
     bool entered;
     std::unique_ptr<char[]> stack;
     bool done;
+    std::vector<Copy> copies;  // asynchronous copies that have not taken effect
+    int groups;                // groups of copies that the thread has ended
 };
 
 // Lanes of a warp that call warp functions with the same mask.
@@ -130,8 +140,11 @@ inline void sync_block() {
 }
 
 // Exchanges `value` between the lanes of `mask`: returns the slots of all lanes, which are valid
-// until this lane's next call.
-inline const uint64_t* sync_warp(uint32_t mask, uint64_t value) {
+// until this lane's next call. The last lane to arrive calls `act` with them before the others
+// continue.
+template <class Act = void (*)(const uint64_t*)>
+inline const uint64_t* sync_warp(
+    uint32_t mask, uint64_t value, Act act = [](const uint64_t*) {}) {
     Block& b = *block;
     Warp& w = b.warps[b.current / WARP];
     size_t i = 0;
@@ -144,6 +157,7 @@ inline const uint64_t* sync_warp(uint32_t mask, uint64_t value) {
     w.meetings[i].arrived |= lane;
     while (w.meetings[i].number == mine) {
         if ((w.meetings[i].arrived & w.live) == (mask & w.live)) {
+            act(w.meetings[i].slots[mine & 1]);
             w.meetings[i].arrived = 0;
             ++w.meetings[i].number;
         } else {
@@ -151,6 +165,87 @@ inline const uint64_t* sync_warp(uint32_t mask, uint64_t value) {
         }
     }
     return w.meetings[i].slots[mine & 1];
+}
+
+inline float half_to_float(uint32_t bits) {
+    static const std::vector<float> table = [] {
+        std::vector<float> t(1 << 16);
+        for (uint32_t i = 0; i < t.size(); ++i) t[i] = float(bitCast<_Float16>(uint16_t(i)));
+        return t;
+    }();
+    return table[bits & 0xffff];
+}
+
+// The operands of a lane in mma.sync.m16n8k16 (see mma.cuh).
+struct TileOperands {
+    float* d;
+    const uint32_t* a;
+    uint32_t b[2];
+};
+
+inline void multiply_tiles(float* d, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    TileOperands mine{d, a, {b0, b1}};
+    sync_warp(~0u, reinterpret_cast<uint64_t>(&mine), [](const uint64_t* slots) {
+        auto lane = [&](int i) -> TileOperands& { return *reinterpret_cast<TileOperands*>(slots[i]); };
+        float a[16][16], b[16][8];
+        for (int i = 0; i < WARP; ++i)
+            for (int j = 0; j < 4; ++j)
+                for (int k = 0; k < 2; ++k) {
+                    const int q = i / 4, col = 2 * (i % 4) + k + 8 * (j / 2);
+                    a[q + 8 * (j % 2)][col] = half_to_float(lane(i).a[j] >> 16 * k);
+                    if (j % 2 == 0) b[col][q] = half_to_float(lane(i).b[j / 2] >> 16 * k);
+                }
+        for (int i = 0; i < WARP; ++i)
+            for (int j = 0; j < 4; ++j) {
+                float sum = lane(i).d[j];
+                for (int k = 0; k < 16; ++k)
+                    sum += a[i / 4 + 8 * (j / 2)][k] * b[k][2 * (i % 4) + j % 2];
+                lane(i).d[j] = sum;
+            }
+    });
+}
+
+// Exchanges the addresses of 32 rows of eight float16 numbers, aligned to 16 bytes.
+inline std::array<const uint16_t*, WARP> matrix_rows(const void* row) {
+    if (reinterpret_cast<uint64_t>(row) % 16) fail("a row of a matrix is not aligned to 16 bytes");
+    std::array<const uint16_t*, WARP> rows;
+    const uint64_t* slots = sync_warp(~0u, reinterpret_cast<uint64_t>(row));
+    for (int i = 0; i < WARP; ++i) rows[i] = reinterpret_cast<const uint16_t*>(slots[i]);
+    return rows;
+}
+
+inline void load_matrices(uint32_t* r, const void* row) {
+    const auto rows = matrix_rows(row);
+    const int q = block->current % WARP / 4, c = 2 * (block->current % 4);
+    for (int i = 0; i < 4; ++i) r[i] = rows[8 * i + q][c] | rows[8 * i + q][c + 1] << 16;
+}
+
+inline void load_matrices_transposed(uint32_t* r, const void* row) {
+    const auto rows = matrix_rows(row);
+    const int q = block->current % WARP / 4, c = 2 * (block->current % 4);
+    for (int i = 0; i < 4; ++i) r[i] = rows[8 * i + c][q] | rows[8 * i + c + 1][q] << 16;
+}
+
+// Copies take effect as late as allowed, so that a missing wait gives wrong results.
+inline void copy_async(void* to, const void* from) {
+    Fiber& f = block->fibers[block->current];
+    if ((reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from)) % 16)
+        fail("an asynchronous copy is not aligned to 16 bytes");
+    f.copies.push_back({to, from, f.groups});
+}
+
+inline void commit_copies() { ++block->fibers[block->current].groups; }
+
+inline void wait_for_copies(int pending) {
+    Fiber& f = block->fibers[block->current];
+    auto incomplete = std::find_if(
+        f.copies.begin(), f.copies.end(),
+        [&](const Copy& copy) { return copy.group >= f.groups - pending; });
+    std::for_each(f.copies.begin(), incomplete, [](const Copy& copy) {
+        if (copy.from) std::memcpy(copy.to, copy.from, 16);
+        else std::memset(copy.to, 0, 16);
+    });
+    f.copies.erase(f.copies.begin(), incomplete);
 }
 
 inline void run_block(Block& b) {
@@ -162,6 +257,8 @@ inline void run_block(Block& b) {
     for (int i = 0; i < b.n_threads; ++i) {
         Fiber& f = b.fibers[i];
         f.done = f.entered = false;
+        f.copies.clear();
+        f.groups = 0;
         b.warps[i / WARP].live |= 1u << i % WARP;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.get();
@@ -237,6 +334,14 @@ inline uint32_t __ballot_sync(uint32_t mask, int p) {
     return found;
 }
 
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
+{
+    const uint64_t bytes = uint64_t(b) << 32 | a;
+    uint32_t result = 0;
+    for (int i = 0; i < 4; ++i)
+        result |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
 inline int __dp4a(int a, int b, int sum)
 {
     for (int i = 0; i < 4; ++i) sum += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));

@@ -54,3 +54,65 @@ def test_a_lane_outside_the_mask_is_an_error(tmp_path: Path) -> None:
     done = run(tmp_path, "__shfl_xor_sync(1u, i, 1);")
     assert done.returncode != 0
     assert "without being in its mask" in done.stderr
+
+
+def test_a_product_of_tiles_multiplies_the_matrices_that_lanes_hold(tmp_path: Path) -> None:
+    # A[i][k] = i + k and B[k][j] = j, if k is j: then D[i][j] = j * (i + j).
+    body = """
+        if (i >= 32) return;
+        const int q = i / 4, c = 2 * (i %% 4);
+        auto half = [](float x) { return uint32_t(bitCast<uint16_t>(_Float16(x))); };
+        auto pair = [&](float x, float y) { return half(x) | half(y) << 16; };
+        const uint32_t a[4] = { pair(q + c, q + c + 1), pair(q + c + 8, q + c + 9),
+                                pair(q + c + 8, q + c + 9), pair(q + c + 16, q + c + 17) };
+        float d[4] = { 0, 0, 0, 0 };
+        emulator::multiply_tiles(d, a, pair(c == q ? q : 0, c + 1 == q ? q : 0), 0);
+        bool same = true;
+        for (int j = 0; j < 4; j++)
+        {
+            const int row = q + 8 * (j / 2), col = c + j %% 2;
+            same = same && d[j] == col * (row + col);
+        }
+        out[i] = same;
+    """
+    done = run(tmp_path, body.replace("%%", "%"))
+    assert list(map(int, done.stdout.split())) == [1] * 32 + [0] * 32
+
+
+def test_matrices_are_loaded_by_rows_or_by_columns(tmp_path: Path) -> None:
+    body = """
+        static __shared__ __align__(16) uint16_t rows[32][8];
+        if (i >= 32) return;
+        for (int j = 0; j < 8; j++) rows[i][j] = 8 * i + j;
+        __syncwarp();
+        uint32_t r[4];
+        emulator::load_matrices(r, rows[i]);
+        out[i] = r[3];
+        emulator::load_matrices_transposed(r, rows[i]);
+        out[32 + i] = r[3];
+    """
+    done = run(tmp_path, body)
+    got = list(map(int, done.stdout.split()))
+    for lane in range(32):
+        q, c = lane // 4, 2 * (lane % 4)
+        first, column = 192 + 8 * q + c, 192 + 8 * c + q
+        assert got[lane] == first | first + 1 << 16
+        assert got[32 + lane] == column | column + 8 << 16
+
+
+def test_asynchronous_copies_take_effect_when_their_group_is_waited_for(tmp_path: Path) -> None:
+    body = """
+        static __shared__ __align__(16) int copied[64][8];
+        alignas(16) int source[4] = { i, i, i, i };
+        copied[i][4] = -1;
+        emulator::copy_async(copied[i], source);
+        emulator::commit_copies();
+        emulator::copy_async(copied[i] + 4, nullptr);
+        emulator::commit_copies();
+        emulator::wait_for_copies(1);
+        const int early = copied[i][4];
+        emulator::wait_for_copies(0);
+        out[i] = copied[i][3] + 100 * early + copied[i][4];
+    """
+    done = run(tmp_path, body)
+    assert list(map(int, done.stdout.split())) == [i - 100 for i in range(64)]
