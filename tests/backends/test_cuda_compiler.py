@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -13,6 +16,7 @@ from zinc.backends.cuda import CUDA_KERNELS, compiler
 from zinc.backends.cuda.driver import missing
 from zinc.core.errors import DeviceError
 from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.disk_cache import save
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.plan.planner import make_plan
@@ -20,6 +24,7 @@ from zinc.plan.planner import make_plan
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 DEVICE = Features(32, shared_bytes=49152, compute_units=132)
 SHAPES = ("shape-qwen3-8b", "shape-qwen36-35b-a3b")
+SMALL = KernelVariant("concat", (("THREADS", 128),))
 SPILLED_BYTES = 64  # most bytes that a kernel may spill
 
 
@@ -78,14 +83,48 @@ def check(kernel: KernelVariant, arch: str) -> None:
 
 
 @needs_nvrtc
-def test_a_corrupt_cache_entry_is_rebuilt(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("damage", [lambda x: x[:-1], lambda x: b"", lambda x: b"\0" * len(x)])
+def test_a_corrupt_cache_entry_is_rebuilt(tmp_path, monkeypatch, damage) -> None:
     monkeypatch.setenv("ZINC_CACHE", str(tmp_path))
-    kernel = KernelVariant("concat", (("THREADS", 128),))
-    code = compiler.cubin(kernel, "sm_80")
+    code = compiler.cubin(SMALL, "sm_80")
     (entry,) = (tmp_path / "cubin").iterdir()
-    entry.write_bytes(entry.read_bytes()[:-1])
-    assert compiler.cubin(kernel, "sm_80") == code
+    entry.write_bytes(damage(entry.read_bytes()))
+    assert compiler.cubin(SMALL, "sm_80") == code
     assert entry.read_bytes().endswith(code)
+
+
+@needs_nvrtc
+def test_kernels_compile_where_no_cache_can_be_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ZINC_CACHE", str(tmp_path))
+    (tmp_path / "cubin").write_text("a file where the folder should be")
+    assert compiler.cubin(SMALL, "sm_80").startswith(b"\x7fELF")
+
+
+def test_a_cache_file_that_cannot_be_put_in_place_leaves_nothing(tmp_path) -> None:
+    (tmp_path / "entry").mkdir()
+    save(tmp_path / "entry", b"code")
+    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+
+
+@needs_nvrtc
+def test_two_processes_fill_one_cache(tmp_path) -> None:
+    program = (
+        "import hashlib, sys; from zinc.backends.cuda import compiler;"
+        "from zinc.gpu.dispatch import KernelVariant;"
+        "made = (compiler.cubin(KernelVariant('concat', (('THREADS', n),)), 'sm_80')"
+        " for n in (64, 128, 256));"
+        "print(hashlib.sha256(b''.join(made)).hexdigest())"
+    )
+    environment = {**os.environ, "ZINC_CACHE": str(tmp_path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment)
+        for _ in range(2)
+    ]
+    answers = {process.communicate(timeout=120)[0] for process in started}
+    assert [process.returncode for process in started] == [0, 0]
+    assert len(answers) == 1
+    assert all(path.suffix == ".cubin" for path in (tmp_path / "cubin").iterdir())
+    assert len(list((tmp_path / "cubin").iterdir())) == 3
 
 
 @needs_nvrtc

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from cuda_emulator.emulated import COMPILER
-from cuda_emulator.fake_driver import FakeDriver
+from cuda_emulator.fake_driver import FakeDriver, install
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CudaBackend, compiler, driver, graph, host, memory
+from zinc.backends.cuda import CudaBackend, driver, memory
 from zinc.backends.cuda.host import CudaHost
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
@@ -24,12 +22,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaHost:
-    fake = FakeDriver()
-    for module in (driver, graph, host):
-        monkeypatch.setattr(module, "driver", lambda: fake)
-    monkeypatch.setattr(compiler, "architecture", lambda capability: "sm_90")
-    monkeypatch.setattr(compiler, "cubin", lambda kernel, arch: pickle.dumps(kernel))
-    return CudaHost(driver.choose())
+    return install(monkeypatch, FakeDriver())
 
 
 def test_a_recorded_step_agrees_with_the_reference(cuda: CudaHost) -> None:
@@ -75,7 +68,10 @@ def test_memory_is_freed_with_the_last_reference_and_its_lack_is_an_error(cuda: 
     assert cuda.available_bytes() < before
     del buffer
     assert cuda.available_bytes() == before
-    with pytest.raises(MemoryLimitError, match="too little free memory"):
+    with pytest.raises(
+        MemoryLimitError,
+        match=r"2\.15 GB in one piece were needed, and 1\.07 GB of 1\.07 GB are free",
+    ):
         cuda.buffer(2 << 30)
 
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from cuda_emulator.emulated import WORKERS, compiled
 
+from zinc.backends import cuda
+from zinc.backends.cuda import compiler, driver, graph, host
+from zinc.backends.cuda.host import CudaHost
 from zinc.gpu.dispatch import KernelVariant
 
 OUT_OF_MEMORY = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
@@ -31,8 +37,24 @@ class _Name(str):
         return 0
 
 
+class IdleKernel:
+    """A kernel that does nothing, for tests in which results do not matter."""
+
+    def zinc_threads(self) -> int:
+        return 32
+
+    def zinc_argument_bytes(self) -> int:
+        return 0
+
+    def zinc_launch(self, *_: Any) -> None:
+        pass
+
+
 class FakeDriver:
-    """One device with `n_bytes` of memory. `calls` counts the calls by name."""
+    """One device with `n_bytes` of memory. `calls` counts the calls by name.
+
+    Kernels are compiled for the emulator, or do nothing if `idle`.
+    """
 
     CUdevice_attribute = CUfunction_attribute = CUevent_flags = CUstream_flags = CUmemorytype = (
         _Names()
@@ -40,9 +62,10 @@ class FakeDriver:
     CUDA_KERNEL_NODE_PARAMS = CUDA_MEMCPY3D = SimpleNamespace
     CUdeviceptr = int
 
-    def __init__(self, n_bytes: int = 1 << 30) -> None:
-        self.n_bytes = n_bytes
+    def __init__(self, n_bytes: int = 1 << 30, *, idle: bool = False) -> None:
+        self.n_bytes, self.idle = n_bytes, idle
         self.memory: dict[int, Any] = {}
+        self.host_memory: dict[int, Any] = {}
         self.calls: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -54,6 +77,29 @@ class FakeDriver:
             return 0, name
 
         return call
+
+    @contextmanager
+    def failing(self, status: str, *calls: str, after: int = 0) -> Iterator[None]:
+        """Make `calls` return CUDA_ERROR_`status`, except for the first `after` of them."""
+        left = [after]
+
+        def failing(name: str) -> Any:
+            works = getattr(self, name)
+
+            def call(*arguments: Any) -> tuple[Any, ...]:
+                left[0] -= 1
+                if left[0] >= 0:
+                    return works(*arguments)  # type: ignore[no-any-return]
+                return SimpleNamespace(name=f"CUDA_ERROR_{status}"), None
+
+            return call
+
+        self.__dict__ |= {name: failing(name) for name in calls}
+        try:
+            yield
+        finally:
+            for name in calls:
+                del self.__dict__[name]
 
     def cuDeviceGetCount(self) -> tuple[int, int]:  # noqa: N802
         return 0, 1
@@ -73,19 +119,18 @@ class FakeDriver:
     def cuMemAlloc(self, size: int) -> tuple[Any, ...]:  # noqa: N802
         if size > self.cuMemGetInfo()[1]:
             return OUT_OF_MEMORY, None
-        block = (ctypes.c_uint8 * (size + 256))()
-        address = -(-ctypes.addressof(block) // 256) * 256
-        self.memory[address] = block
-        return 0, address
+        return 0, _block(self.memory, size)
 
-    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, ...]:  # noqa: N802
-        return self.cuMemAlloc(size)
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[int, int]:  # noqa: N802
+        return 0, _block(self.host_memory, size)
 
     def cuMemFree(self, address: int) -> tuple[int]:  # noqa: N802
         del self.memory[address]
         return (0,)
 
-    cuMemFreeHost = cuMemFree  # noqa: N815
+    def cuMemFreeHost(self, address: int) -> tuple[int]:  # noqa: N802
+        del self.host_memory[address]
+        return (0,)
 
     def cuMemcpyHtoDAsync(  # noqa: N802
         self, target: int, source: int, n: int, stream: Any
@@ -104,7 +149,7 @@ class FakeDriver:
 
     def cuModuleGetFunction(self, module: KernelVariant, name: bytes) -> tuple[int, Any]:  # noqa: N802
         assert name.decode() == f"zinc_{module.name}"
-        return 0, compiled(module)
+        return 0, IdleKernel() if self.idle else compiled(module)
 
     def cuFuncGetAttribute(self, key: str, function: Any) -> tuple[int, int]:  # noqa: N802
         return 0, function.zinc_threads()
@@ -148,3 +193,22 @@ class FakeDriver:
 
     def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[int, float]:  # noqa: N802
         return 0, 1.0
+
+
+def _block(memory: dict[int, Any], size: int) -> int:
+    """Add `size` bytes to `memory` and return their address."""
+    block = (ctypes.c_uint8 * (size + 256))()
+    address = -(-ctypes.addressof(block) // 256) * 256
+    memory[address] = block
+    return address
+
+
+def install(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> CudaHost:
+    """Make the CUDA backend use `fake` until the end of the test. Return its host."""
+    for module in (driver, graph, host):
+        monkeypatch.setattr(module, "driver", lambda: fake)
+    monkeypatch.setattr(compiler, "architecture", lambda capability: "sm_90")
+    monkeypatch.setattr(compiler, "cubin", lambda kernel, arch: pickle.dumps(kernel))
+    opened = CudaHost(driver.choose())
+    monkeypatch.setattr(cuda, "host_of", lambda index: opened)
+    return opened

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from zinc.backends.cuda.driver import PACKAGES_HINT
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
 from zinc.gpu.arguments.generate import cpp_headers
+from zinc.gpu.disk_cache import save
 from zinc.gpu.dispatch import KernelVariant
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -104,7 +103,7 @@ def cubin(kernel: KernelVariant, arch: str) -> bytes:
     except OSError:
         pass
     code, _ = compile(kernel, arch)
-    _save(path, hashlib.sha256(code).digest() + code)
+    save(path, hashlib.sha256(code).digest() + code)
     return code
 
 
@@ -157,14 +156,3 @@ def _first_error(text: str) -> str:
     lines = text.strip().splitlines()
     at = next((i for i, line in enumerate(lines) if "error" in line), 0)
     return " ".join(" ".join(line.split()) for line in lines[at : at + 4]) or "nothing"
-
-
-def _save(path: Path, data: bytes) -> None:
-    """Write a cache file atomically. Errors are ignored, because a cache is optional."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
-    except OSError:
-        pass

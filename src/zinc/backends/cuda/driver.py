@@ -9,14 +9,14 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.backends.cuda.errors import DRIVER_HINT, error_of
+from zinc.core.errors import DeviceError
 from zinc.core.extras import CUDA, install_command
 
 OLDEST_CAPABILITY = (8, 0)  # compute capability with int8 dot products, cp.async and bfloat16
 # pyproject.toml allows NVRTC 13, whose code needs a driver of the same or a later major version.
 OLDEST_DRIVER = 13000  # CUDA 13.0, as cuDriverGetVersion counts
 PACKAGES_HINT = install_command(CUDA)
-DRIVER_HINT = "install or update NVIDIA's driver; `nvidia-smi` shows its version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,11 @@ def driver() -> Any:
         (status,) = driver.cuInit(0)
     except Exception as error:  # the bindings have several errors for a missing library
         raise DeviceError("no NVIDIA driver was found", str(error), DRIVER_HINT) from error
+    if status and status.name == "CUDA_ERROR_NO_DEVICE":
+        raise DeviceError("no CUDA device was found", "the driver lists none", DRIVER_HINT)
     if status:
-        raise DeviceError("the NVIDIA driver does not start", status.name, DRIVER_HINT)
+        cause = error_of(status.name, "cuInit")
+        raise DeviceError("the NVIDIA driver does not start", cause.why, cause.hint)
     return driver
 
 
@@ -60,17 +63,7 @@ def checked(result: tuple[Any, ...], call: str) -> Any:
     """
     status, *values = result
     if status:
-        if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
-            raise MemoryLimitError(
-                "the GPU has too little free memory",
-                f"{call} could not allocate what it needs",
-                "choose a smaller {context}, or a smaller model",
-            )
-        raise DeviceError(
-            "the GPU reported an error",
-            f"{call} returned {status.name}",
-            "restart zinc; if it happens again, check `nvidia-smi` and the system log",
-        )
+        raise error_of(status.name, call)
     return values[0] if len(values) == 1 else tuple(values)
 
 

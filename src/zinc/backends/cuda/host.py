@@ -139,8 +139,8 @@ class CudaHost:
         cuda = self._cuda
         with self._lock:
             self.enter()
-            event = self._spare.pop() if self._spare else self._event(timing=False)
             checked(cuda.cuGraphLaunch(graph, self.stream), "cuGraphLaunch")
+            event = self._spare.pop() if self._spare else self._event(timing=False)
             checked(cuda.cuEventRecord(event, self.stream), "cuEventRecord")
             self._last += 1
             self._events[self._last] = event

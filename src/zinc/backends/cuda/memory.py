@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from zinc.backends.cuda.driver import checked
-from zinc.core.errors import ZincError
+from zinc.core.errors import MemoryLimitError, ZincError
+from zinc.gpu.errors import out_of_memory
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind, aligned
 
 STAGING_BYTES = 32 << 20
@@ -53,10 +54,21 @@ class Memory:
         if kind is MemoryKind.DOWNLOAD:
             assert view is not None
             return Buffer(0, view.ctypes.data, size, view)
-        address = int(checked(self._cuda.cuMemAlloc(size), "cuMemAlloc"))
+        address = self._allocate(size)
         buffer = Buffer(0, address, size, view)
         weakref.finalize(buffer, self._free, address).atexit = False
         return buffer
+
+    def _allocate(self, size: int) -> int:
+        """Return the address of `size` bytes of device memory. Raises MemoryLimitError."""
+        try:
+            return int(checked(self._cuda.cuMemAlloc(size), "cuMemAlloc"))
+        except MemoryLimitError as error:
+            free, total = checked(self._cuda.cuMemGetInfo(), "cuMemGetInfo")
+            raise out_of_memory(
+                f"{size / 1e9:,.2f} GB in one piece were needed, and {free / 1e9:,.2f} GB of "
+                f"{total / 1e9:,.2f} GB are free"
+            ) from error
 
     def flush(self, buffer: Buffer, offset: int, n_bytes: int) -> None:
         """Copy bytes that the host wrote to a STEP buffer to the device."""
@@ -122,7 +134,14 @@ class Memory:
 
     def _pinned(self, size: int) -> Bytes:
         """Return `size` bytes of pinned host memory, which is freed with the last view of it."""
-        where = int(checked(self._cuda.cuMemHostAlloc(size, 0), "cuMemHostAlloc"))
+        try:
+            where = int(checked(self._cuda.cuMemHostAlloc(size, 0), "cuMemHostAlloc"))
+        except MemoryLimitError as error:
+            raise MemoryLimitError(
+                "the host has no memory left",
+                f"the CUDA driver could not lock {size / 1e6:,.1f} MB of it",
+                "close other programs, or allow more locked memory (`ulimit -l`)",
+            ) from error
         memory = (ctypes.c_uint8 * size).from_address(where)
         weakref.finalize(memory, self._free_host, where).atexit = False
         return np.ctypeslib.as_array(memory)

@@ -32,8 +32,9 @@ from zinc.backends.vulkan.physical import (
     supported_features,
 )
 from zinc.backends.vulkan.vk import types as vk
-from zinc.backends.vulkan.vk.library import DeviceLostError, Library
+from zinc.backends.vulkan.vk.library import Library
 from zinc.core.errors import DeviceError, UnsupportedError, ZincError
+from zinc.gpu.errors import DeviceLostError
 from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE, Features
 
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end

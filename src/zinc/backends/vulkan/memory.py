@@ -16,8 +16,8 @@ import numpy as np
 
 from zinc.backends.vulkan.device import CommandBuffer, Device
 from zinc.backends.vulkan.vk import types as vk
-from zinc.backends.vulkan.vk.library import DeviceLostError
 from zinc.core.errors import MemoryLimitError
+from zinc.gpu.errors import DeviceLostError
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind, aligned
 
 STAGING_BYTES = 32 << 20

@@ -30,6 +30,7 @@ from zinc.backends.vulkan.physical import MAX_PUSH_BYTES
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
+from zinc.gpu.disk_cache import save
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.host import Progress
@@ -115,17 +116,6 @@ def threads(code: bytes) -> int:
             return int(words[at + 3])
         at += words[at] >> 16
     return 1
-
-
-def save(path: Path, data: bytes) -> None:
-    """Write a cache file atomically. Errors are ignored, because a cache is optional."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
-    except OSError:
-        pass
 
 
 def _compile(shader: KernelVariant) -> bytes:

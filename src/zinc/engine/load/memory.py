@@ -56,7 +56,8 @@ class MemoryReport:
 class MemoryBudget:
     """A memory: available bytes, bytes of weights and arenas, and the states kept in it.
 
-    name: of the device, or of the devices that share the memory.
+    name: of the device, or of the devices that share the memory. on_device: it is not the host's
+    memory, so layers may move to the CPU.
     """
 
     name: str
@@ -64,6 +65,7 @@ class MemoryBudget:
     weights_bytes: int
     arena_bytes: int
     states: tuple[State, ...]
+    on_device: bool = False
 
     @property
     def taken(self) -> int:
@@ -115,6 +117,7 @@ def _budget(
         weights_bytes=sum(weights_bytes(file, plans[0]) for plans in parts),
         arena_bytes=sum(plan.arena_bytes for plans in parts for plan in plans),
         states=tuple(state for plans in parts for state in plans[0].states),
+        on_device=backends[0].available_bytes() is not None,
     )
 
 
@@ -129,7 +132,16 @@ def choose_cache(
     slots = min(choose_state_slots(m.states, m.available, m.taken) for m in memories)
     taken = [m.taken + slots * state_bytes_per_sequence(m.states) for m in memories]
     context = min(
-        choose_context(spec, m.states, kv_dtype, wanted, m.available, used, chunk_tokens)
+        choose_context(
+            spec,
+            m.states,
+            kv_dtype,
+            wanted,
+            m.available,
+            used,
+            chunk_tokens,
+            on_device=m.on_device,
+        )
         for m, used in zip(memories, taken, strict=True)
     )
     tokens = min(
@@ -161,13 +173,16 @@ def choose_context(
     available: int,
     taken: int,
     chunk_tokens: int | None = None,
+    *,
+    on_device: bool = False,
 ) -> int:
     """Return the context in tokens: `wanted`, or as much of the model's own as fits in memory.
 
     `taken` of the `available` bytes are weights, arenas and recurrent states. chunk_tokens: see
-    `cache_layout`. Raises RequestError if `wanted` is out of range, MemoryLimitError if it does not
-    fit.
+    `cache_layout`. on_device: the memory is a device's, so errors suggest layers on the CPU. Raises
+    RequestError if `wanted` is out of range, MemoryLimitError if it does not fit.
     """
+    fewer_layers = ", or put layers on the CPU with {gpu_layers}" if on_device else ""
     room = available * (1 - RESERVE_SHARE) - taken
 
     def needs_bytes(context: int) -> int:
@@ -180,7 +195,7 @@ def choose_context(
             raise MemoryLimitError(
                 "the model does not fit in memory",
                 f"its weights need {taken / 1e9:.1f} GB and {available / 1e9:.1f} GB are available",
-                "use a smaller model or quantisation",
+                f"use a smaller model or quantisation{fewer_layers}",
             )
         return context
     check_context(spec, wanted)
@@ -190,7 +205,8 @@ def choose_context(
             f"its keys and values need {needs_bytes(wanted) / 1e9:.1f} GB "
             f"and {max(0.0, room) / 1e9:.1f} GB are left beside the weights",
             f"choose {{context={max(1, fits)}}} or less"
-            + (", or {kv_dtype=q8_0}" if kv_dtype == "f16" else ""),
+            + (", or {kv_dtype=q8_0}" if kv_dtype == "f16" else "")
+            + fewer_layers,
         )
     return wanted
 

@@ -184,6 +184,7 @@ def _cache_size(planned: PlannedModel) -> CacheSize:
             options.context,
             memory.available,
             memory.taken + state_bytes_per_sequence(memory.states),
+            on_device=memory.on_device,
         )
         for memory in memories
     )

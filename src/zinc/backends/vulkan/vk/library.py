@@ -15,6 +15,7 @@ from typing import Any
 
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.gpu.errors import DeviceLostError, out_of_memory
 
 Function = Callable[..., Any]
 PORTABILITY = b"VK_KHR_portability_enumeration"  # without it loaders hide MoltenVK
@@ -76,24 +77,12 @@ def check(result: int, call: str) -> int:
         return result
     why = f"{call} says: {vk.RESULTS.get(result, f'error {result}')}"
     if result == vk.OUT_OF_DEVICE_MEMORY:
-        raise MemoryLimitError(
-            "the device has no memory left",
-            why,
-            "use a smaller model, quantisation or {context}, or close other programs that use it",
-        )
+        raise out_of_memory(why)
     if result == vk.OUT_OF_HOST_MEMORY:
         raise MemoryLimitError("the Vulkan driver has no memory left", why, "close other programs")
     if result == vk.DEVICE_LOST:
-        raise DeviceLostError(
-            "the Vulkan device was lost",
-            f"{call} found that its driver gave up or was reset",
-            "see the system log, run 'zinc verify --backend vulkan', and start zinc again",
-        )
+        raise DeviceLostError("Vulkan", f"{call} found that its driver gave up or was reset")
     raise DeviceError("a Vulkan call failed", why, "update the driver of the device")
-
-
-class DeviceLostError(DeviceError):
-    """The driver reset the device, so nothing on it can be used any more."""
 
 
 def _function(address: int, kinds: str, name: str) -> Function:
