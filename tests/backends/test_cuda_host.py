@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cuda_emulator.emulated import COMPILER
@@ -29,6 +31,18 @@ def test_a_recorded_step_agrees_with_the_reference(cuda: CudaHost) -> None:
     op, case = next(x for x in every_case() if x[0].name == "head_linear")
     got, want = run(CudaBackend(cuda), case), run(api.create("ref"), case)
     assert np.linalg.norm(got - want) / np.linalg.norm(want) <= case_tolerance(op, case)
+
+
+@pytest.mark.parametrize(("capability", "early"), [((9, 0), True), ((8, 9), False)])
+def test_kernels_start_early_if_the_card_can(
+    cuda: CudaHost, capability: tuple[int, int], early: bool
+) -> None:
+    cuda.candidate = replace(cuda.candidate, capability=capability)
+    _, case = next(x for x in every_case() if x[0].name == "linear_glu" and x[1].name == "mixed-1")
+    run(CudaBackend(cuda), case)
+    edges = cuda._cuda.edges
+    assert len(edges) >= 4
+    assert all(starts_early is early for _, _, starts_early in edges)
 
 
 def test_a_profile_has_the_seconds_of_each_launch(cuda: CudaHost) -> None:

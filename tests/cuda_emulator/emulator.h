@@ -64,6 +64,7 @@ struct Fiber {
     bool entered;
     std::unique_ptr<char[]> stack;
     bool done;
+    bool waited;               // has called waitForInputs
     std::vector<Copy> copies;  // asynchronous copies that have not taken effect
     int groups;                // groups of copies that the thread has ended
 };
@@ -256,7 +257,7 @@ inline void run_block(Block& b) {
     for (auto& w : b.warps) w = Warp{{}, 0};
     for (int i = 0; i < b.n_threads; ++i) {
         Fiber& f = b.fibers[i];
-        f.done = f.entered = false;
+        f.done = f.entered = f.waited = false;
         f.copies.clear();
         f.groups = 0;
         b.warps[i / WARP].live |= 1u << i % WARP;
@@ -347,14 +348,17 @@ inline int __dp4a(int a, int b, int sum)
     for (int i = 0; i < 4; ++i) sum += int(int8_t(a >> 8 * i)) * int(int8_t(b >> 8 * i));
     return sum;
 }
-template <class T> T atomicAdd(T* p, T x) { T old = *p; *p += x; return old; }
+template <class T> T atomicAdd(T* p, T x) { return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST); }
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 #define ZINC_EMULATED
 
+// A kernel must wait for its inputs, on every path that a thread may take.
+inline void waitForInputs() { emulator::block->fibers[emulator::block->current].waited = true; }
+
 // Defines the functions that the host calls: threads of a block, and a launch of the kernel.
-#define KERNEL(name, Arguments)                                                                    \
+#define EARLY_KERNEL(name, Arguments)                                                              \
     static void name(const Arguments& args);                                                       \
     extern "C" int zinc_threads() { return THREADS; }                                              \
     extern "C" int zinc_argument_bytes() { return sizeof(Arguments); }                             \
@@ -362,6 +366,19 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
         const void* bytes, uint32_t x, uint32_t y, uint32_t z, int workers)                        \
     {                                                                                              \
         const Arguments& args = *static_cast<const Arguments*>(bytes);                             \
-        emulator::launch({ x, y, z }, THREADS, workers, [&] { name(args); });                      \
+        emulator::launch({ x, y, z }, THREADS, workers, [&] {                                      \
+            name(args);                                                                            \
+            if (!emulator::block->fibers[emulator::block->current].waited)                         \
+                emulator::fail("a thread ends without waiting for inputs");                        \
+        });                                                                                        \
     }                                                                                              \
     static void name(const Arguments& args)
+
+#define KERNEL(name, Arguments)                                                                    \
+    static void name##Waited(const Arguments& args);                                               \
+    EARLY_KERNEL(name, Arguments)                                                                  \
+    {                                                                                              \
+        waitForInputs();                                                                           \
+        name##Waited(args);                                                                        \
+    }                                                                                              \
+    static void name##Waited(const Arguments& args)

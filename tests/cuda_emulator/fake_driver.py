@@ -59,7 +59,9 @@ class FakeDriver:
     CUdevice_attribute = CUfunction_attribute = CUevent_flags = CUstream_flags = CUmemorytype = (
         _Names()
     )
-    CUDA_KERNEL_NODE_PARAMS = CUDA_MEMCPY3D = SimpleNamespace
+    CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
+    CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
+    CUDA_KERNEL_NODE_PARAMS = CUDA_MEMCPY3D = CUgraphEdgeData = SimpleNamespace
     CUdeviceptr = int
 
     def __init__(self, n_bytes: int = 1 << 30, *, idle: bool = False) -> None:
@@ -67,6 +69,7 @@ class FakeDriver:
         self.memory: dict[int, Any] = {}
         self.host_memory: dict[int, Any] = {}
         self.calls: dict[str, int] = {}
+        self.edges: list[tuple[int, int, bool]] = []  # of graphs: earlier, later, starts early
 
     def __getattr__(self, name: str) -> Any:
         """Return a call without effect for the functions that need none."""
@@ -167,6 +170,15 @@ class FakeDriver:
         grid = params.gridDimX, params.gridDimY, params.gridDimZ
         graph.append(lambda: params.func.zinc_launch(arguments, *grid, WORKERS))
         return 0, len(graph) - 1
+
+    def cuGraphAddDependencies(  # noqa: N802
+        self, graph: list[Any], before: list[int], after: list[int], edges: list[Any], n: int
+    ) -> tuple[int]:
+        assert n == len(before) == len(after) == len(edges)
+        for earlier, later, edge in zip(before, after, edges, strict=True):
+            assert earlier < later < len(graph)
+            self.edges.append((earlier, later, bool(vars(edge))))
+        return (0,)
 
     def cuGraphAddMemcpyNode(  # noqa: N802
         self, graph: list[Any], after: list[int], n: int, params: Any, context: Any

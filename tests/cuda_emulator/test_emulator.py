@@ -23,6 +23,20 @@ int main() {
 }
 """
 
+EARLY_PROGRAM = """
+#include "emulator.h"
+#define THREADS 32
+struct None {};
+EARLY_KERNEL(early, None)
+{
+    if (threadIdx.x != 3) waitForInputs();
+}
+int main() {
+    None none;
+    zinc_launch(&none, 1, 1, 1, 1);
+}
+"""
+
 
 def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
     """Compile and run 64 threads that execute `body`, which fills `out`."""
@@ -48,6 +62,16 @@ def test_a_warp_function_that_not_all_lanes_of_its_mask_call_is_an_error(tmp_pat
     done = run(tmp_path, body)
     assert done.returncode != 0
     assert "threads wait for others that never come" in done.stderr
+
+
+def test_a_kernel_that_does_not_wait_for_its_inputs_is_an_error(tmp_path: Path) -> None:
+    source, program = tmp_path / "main.cpp", tmp_path / "main"
+    source.write_text(EARLY_PROGRAM)
+    options = ["-std=c++20", "-w", f"-I{HERE}"]
+    subprocess.run([COMPILER, *options, str(source), "-o", str(program)], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "thread 3: a thread ends without waiting for inputs" in done.stderr
 
 
 def test_a_lane_outside_the_mask_is_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,9 @@
-"""Dispatches recorded as a CUDA graph, which is launched again for each step."""
+"""Dispatches recorded as a CUDA graph, which is launched again for each step.
+
+Kernels start early where the card can (programmatic dependent launch): a kernel is started when the
+last blocks of the kernel before it run, loads weights, and waits for the other kernel to end only
+then (`waitForInputs` in kernels/prelude.cuh).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,8 @@ from zinc.gpu.host import Download
 
 if TYPE_CHECKING:
     from zinc.backends.cuda.host import CudaHost
+
+STARTS_EARLY = True  # if False, kernels start when those before them have ended, to look for races
 
 
 class GraphRecording:
@@ -44,13 +51,14 @@ class GraphRecording:
             before[later].append(earlier)
         nodes: list[Any] = []
         for node, after in zip(graph.nodes, before, strict=True):
-            nodes.append(self._kernel(cuda, made, [nodes[i] for i in after], node.dispatch))
+            nodes.append(self._kernel(cuda, made, node.dispatch))
+            self._connect(cuda, made, [nodes[i] for i in after], nodes[-1])
         inner = {earlier for earlier, _ in edges}
         last = [node for i, node in enumerate(nodes) if i not in inner]
         for download in self._downloads:
             self._copy(cuda, made, last, download)
 
-    def _kernel(self, cuda: Any, made: Any, after: list[Any], dispatch: Dispatch) -> Any:
+    def _kernel(self, cuda: Any, made: Any, dispatch: Dispatch) -> Any:
         kernel = self._host.kernel(dispatch.kernel)
         # The driver copies the parameters when it makes the node.
         pointers, _arguments = kernel_parameters(dispatch)
@@ -60,8 +68,21 @@ class GraphRecording:
         params.blockDimX, params.blockDimY, params.blockDimZ = kernel.threads, 1, 1
         params.sharedMemBytes = 0
         params.kernelParams = pointers
-        node = cuda.cuGraphAddKernelNode(made, after, len(after), params)
+        node = cuda.cuGraphAddKernelNode(made, [], 0, params)
         return checked(node, f"recording {dispatch.kernel.name}")
+
+    def _connect(self, cuda: Any, made: Any, after: list[Any], node: Any) -> None:
+        """Add the edges from the kernels `after`, which the kernel `node` waits for."""
+        if not after:
+            return
+        edge = cuda.CUgraphEdgeData()
+        if STARTS_EARLY and self._host.starts_early:
+            kind = cuda.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+            edge.type = int(kind)
+            edge.from_port = int(cuda.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
+        edges, n = [edge] * len(after), len(after)
+        added = cuda.cuGraphAddDependencies(made, after, [node] * n, edges, n)
+        checked(added, "cuGraphAddDependencies")
 
     def _copy(self, cuda: Any, made: Any, after: list[Any], download: Download) -> None:
         assert download.target.bytes is not None

@@ -27,6 +27,7 @@ from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 
 WARP = 32
 SHARED_BYTES = 48 << 10  # of a block, without asking the driver for more
+EARLY_START = (9, 0)  # compute capability from which a kernel may start before others have ended
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
 
 
@@ -69,6 +70,11 @@ class CudaHost:
     @property
     def features(self) -> Features:
         return self._features
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether the kernels of a graph may start before those that they wait for have ended."""
+        return self.candidate.capability >= EARLY_START
 
     @property
     def max_buffer_bytes(self) -> int:

@@ -17,12 +17,51 @@
 
 #define SUBGROUP 32 // lanes of a warp
 
-// Defines a kernel of THREADS threads, whose body has the arguments `args`. The prefix keeps its
-// name apart from CUDA's own functions, such as norm.
+// Kernels start early (programmatic dependent launch, sm_90 and newer): while the kernels that they
+// wait for still run. Every thread calls waitForInputs once, before it reads or writes memory that
+// another kernel of the step writes or reads. As a kernel ends after the kernels that it waits for,
+// waiting for one kernel is waiting for all kernels before it too.
+//
+// KERNEL defines a kernel of THREADS threads that waits first. Its body has the arguments `args`.
+// EARLY_KERNEL defines a kernel whose body calls waitForInputs itself, after it has loaded weights.
+// The prefix keeps a kernel's name apart from CUDA's own functions, such as norm.
 #ifndef ZINC_EMULATED
-#define KERNEL(name, Arguments)                                                                    \
+#define HAS_EARLY_START (__CUDA_ARCH__ >= 900)
+
+/// Lets the kernels that wait for this one start as soon as its last blocks run.
+DEVICE void startDependents()
+{
+#if HAS_EARLY_START
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/// Waits until the kernels before this one have ended.
+DEVICE void waitForInputs()
+{
+#if HAS_EARLY_START
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#define EARLY_KERNEL(name, Arguments)                                                              \
+    DEVICE void name##Body(const Arguments& args);                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS)                                          \
-        zinc_##name(const __grid_constant__ Arguments args)
+        zinc_##name(const __grid_constant__ Arguments args)                                        \
+    {                                                                                              \
+        startDependents();                                                                         \
+        name##Body(args);                                                                          \
+    }                                                                                              \
+    DEVICE void name##Body(const Arguments& args)
+
+#define KERNEL(name, Arguments)                                                                    \
+    DEVICE void name##Waited(const Arguments& args);                                               \
+    EARLY_KERNEL(name, Arguments)                                                                  \
+    {                                                                                              \
+        waitForInputs();                                                                           \
+        name##Waited(args);                                                                        \
+    }                                                                                              \
+    DEVICE void name##Waited(const Arguments& args)
 #endif
 
 // CUDA's own vectors have neither operators nor subscripts.
