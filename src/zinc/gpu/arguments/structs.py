@@ -379,6 +379,30 @@ class AttentionTileArguments(Struct):
     softcap: F32
 
 
+class AttentionMmaArguments(Struct):
+    """Arguments of attention of tiles of queries, whose keys may be split."""
+
+    step: StepAddress
+    q: Bytes
+    keys: Bytes
+    values: Annotated[Bytes, "the keys if values are their last dimensions"]
+    sinks: Floats
+    out: Bytes
+    partial: Annotated[Float4s, "sums of each split, if there are several"]
+    q_stride: U32
+    out_stride: U32
+    key_block: Annotated[U32, "bytes of a block of keys"]
+    value_block: U32
+    n_heads: U16
+    n_kv_heads: U16
+    block_shift: Annotated[U8, "log2 of the tokens of a block"]
+    block_table: Annotated[U8, "index of the layer's block table"]
+    window: U32
+    splits: Annotated[U32, "blocks that share the keys of a tile"]
+    scale: F32
+    softcap: F32
+
+
 class AttentionMergeArguments(Struct):
     step: StepAddress
     sinks: Floats

@@ -7,7 +7,9 @@ queries, which attention_tiles.py lowers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses, DeviceKV
@@ -70,19 +72,28 @@ MAX_MATRIX_DIM = 256  # widest head whose sums of 8 columns fit into a lane's re
 MAX_WIDE_DIM = 128  # widest head whose sums of 16 columns fit into them
 
 
+# Lowers attention that writes its output to the given address.
+Attend: TypeAlias = Callable[[Launch, Addresses, Bucket, int], list[Dispatch]]
+
+
 @lowers("attention")
 def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return stored(launch, at, bucket, attend)
+
+
+def stored(launch: Launch, at: Addresses, bucket: Bucket, attend: Attend) -> list[Dispatch]:
+    """Return the dispatches of `attend`, and those that convert its output if it cannot."""
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     _check(state, at.kv(state))
     if y.format is RowFormat.F32 or state.head_dim_v % 32 == 0:
-        return _attend(launch, at, bucket, at.ref(y))
+        return attend(launch, at, bucket, at.ref(y))
     # Blocks of 32 columns would span heads, so rows are made in float32 and then converted.
     stride = 4 * y.cols
     plain = at.scratch.take(bucket.tokens * stride)
     floats = replace(y, format=RowFormat.F32, stride=stride)
     copy = elementwise(ElementwiseOp.COPY, floats, None, y, at, bucket, a_at=plain)
     return [
-        *_attend(replace(launch, outputs=(floats,)), at, bucket, plain),
+        *attend(replace(launch, outputs=(floats,)), at, bucket, plain),
         *(replace(dispatch, waits=True) for dispatch in copy),
     ]
 
@@ -125,7 +136,7 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         ("ROPE_DIMS", int(attrs["rope_dims"])),
         ("WIDTH", max(state.head_dim, state.head_dim_v)),
     )
-    partial = at.scratch.take(cut.splits * _partial_bytes(state, n_heads))
+    partial = at.scratch.take(cut.splits * partial_bytes(state, n_heads))
     cache = at.kv(state)
     values, value_block = values_of(state, cache)
     arguments = RopeAttentionArguments(
@@ -156,7 +167,7 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     parts = ceil_div(n_heads // state.n_heads, cut.each)
     return [
         Dispatch(kernel, arguments, (cut.splits, state.n_heads * parts, 1)),
-        _merge(launch, at, bucket, cut.splits, partial, at.ref(y)),
+        merge(launch, at, bucket, cut.splits, partial, at.ref(y)),
     ]
 
 
@@ -169,7 +180,8 @@ def _check(state: KVState, cache: DeviceKV) -> None:
     assert tokens == power_of_two(tokens), "block sizes are powers of two"
 
 
-def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
+def attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
+    """Return the dispatches of attention that writes its output to address `y_at`."""
     if bucket.tokens <= FEW_TOKENS or at.features.batch_invariant:
         return _few(launch, at, bucket, y_at)
     return many_queries(launch, at, bucket, y_at)
@@ -181,7 +193,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
     cut = _few_cut(state, n_heads, at, bucket)
     splits = cut.splits
     kernel = _few_kernel(launch, at, cut, in_vectors(at, q), ("PREPARES", 0))
-    row_bytes = _partial_bytes(state, n_heads)
+    row_bytes = partial_bytes(state, n_heads)
     partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     cache = at.kv(state)
     values, value_block = values_of(state, cache)
@@ -210,7 +222,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
     parts = ceil_div(n_heads // state.n_heads, cut.each)
     dispatches = [Dispatch(kernel, arguments, (splits, state.n_heads * parts, bucket.tokens))]
     if splits > 1:
-        dispatches.append(_merge(launch, at, bucket, splits, partial, y_at))
+        dispatches.append(merge(launch, at, bucket, splits, partial, y_at))
     return dispatches
 
 
@@ -235,7 +247,7 @@ def _few_kernel(
     )
 
 
-def _merge(
+def merge(
     launch: Launch, at: Addresses, bucket: Bucket, splits: int, partial: int, y_at: int
 ) -> Dispatch:
     """Return the dispatch that merges the partial sums of `splits` splits."""
@@ -287,10 +299,10 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cu
     chunks = ceil_div(state.head_dim, 8 * lanes)
     parts = ceil_div(repeats, max(1, MAX_CHUNKS // chunks))
     each = ceil_div(repeats, parts)
-    sums, keys = each * state.head_dim_v, _visible_keys(state, bucket)
+    sums, keys = each * state.head_dim_v, visible_keys(state, bucket)
     waves = max(1, min(WAVES, MAX_SUMS // sums))
     if at.features.batch_invariant:
-        fitting = INVARIANT_BYTES // (INVARIANT_TOKENS * _partial_bytes(state, n_heads))
+        fitting = INVARIANT_BYTES // (INVARIANT_TOKENS * partial_bytes(state, n_heads))
         wanted = _wanted_splits(at, state.n_heads * parts, GROUPS_A_UNIT)
         splits = max(1, min(wanted, fitting, INVARIANT_SPLITS))
     else:
@@ -330,22 +342,22 @@ def _matrices(
         or max(dims) > (MAX_MATRIX_DIM if features.narrow_matrix else MAX_WIDE_DIM)
         or cache.block_tokens < TILE_KEYS
         or 16 * tiles + waves * scored + own > features.shared_bytes
-        or _visible_keys(state, bucket) <= SHALLOW_KEYS
+        or visible_keys(state, bucket) <= SHALLOW_KEYS
     ):
         return None
     wanted = _wanted_splits(at, state.n_heads * parts * bucket.tokens, MATRIX_GROUPS_A_UNIT)
-    splits = max(1, min(wanted, _visible_keys(state, bucket) // (TILE_KEYS * waves), MAX_SPLITS))
+    splits = max(1, min(wanted, visible_keys(state, bucket) // (TILE_KEYS * waves), MAX_SPLITS))
     lanes = min(features.subgroup // power_of_two(each), TILE_KEYS // 2)
     defines = (("COLUMNS", columns), ("LANES", lanes), ("WAVES", waves))
     return _Cut("attention_few_matrices", each, splits, defines)
 
 
-def _partial_bytes(state: KVState, n_heads: int) -> int:
+def partial_bytes(state: KVState, n_heads: int) -> int:
     """Return the bytes of the partial sums of one token and split."""
     return n_heads * (4 * state.head_dim_v + 16)
 
 
-def _visible_keys(state: KVState, bucket: Bucket) -> int:
+def visible_keys(state: KVState, bucket: Bucket) -> int:
     return min(bucket.keys, state.window) if state.window else bucket.keys
 
 

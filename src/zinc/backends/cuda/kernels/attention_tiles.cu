@@ -1,6 +1,10 @@
 // Attention of many queries (prefill) with vector arithmetic. The tile goes over the keys BK at a
 // time. Queries, keys and values are in shared memory as float16.
 
+#include "arguments.h"
+
+using Arguments = AttentionTileArguments;
+
 #include "query_tile.cuh"
 
 #define CHUNKS (HEAD_DIM / 8)

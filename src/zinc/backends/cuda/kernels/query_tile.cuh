@@ -1,10 +1,6 @@
-// The part of attention that the kernels for many queries share. A workgroup takes a KV head
-// (group.x) and a tile of BQ rows of one sequence (group.y). A row is one query head of one token;
-// the heads of a token that share the KV head are neighbouring rows.
-
-#include "arguments.h"
-
-using Arguments = AttentionTileArguments;
+// The part of attention that the kernels for many queries share. A workgroup takes a KV head and a
+// tile of BQ rows of one sequence. A row is one query head of one token; the heads of a token that
+// share the KV head are neighbouring rows. The kernel defines Arguments.
 
 #include "step.cuh"
 #include "floats.cuh"
@@ -31,11 +27,23 @@ struct QueryTile
         return key <= position && (args.window == 0 || key + args.window > position);
     }
 
-    /// Chunk `chunk` of the query of row r. Rows past the last one repeat it.
-    MEMBER uint4 query(ARGS, uint r, uint chunk)
+    /// Returns whether a row may not see all of the positions from `from` to `to`.
+    MEMBER bool masks(ARGS, uint from, uint to)
+    {
+        return to > position0 + row0 / rep || (args.window > 0 && from + args.window <= last);
+    }
+
+    /// The query of row r. Rows past the last one repeat it.
+    MEMBER float* queryRow(ARGS, uint r)
     {
         r = min(r, rows - 1);
-        uint8_t* row = rowAt(args.q, tokenOf(r), args.q_stride) + 4 * headOf(r) * HEAD_DIM;
+        return (float*)rowAt(args.q, tokenOf(r), args.q_stride) + headOf(r) * HEAD_DIM;
+    }
+
+    /// Chunk `chunk` of the query of row r.
+    MEMBER uint4 query(ARGS, uint r, uint chunk)
+    {
+        uint8_t* row = (uint8_t*)queryRow(args, r);
         float4 a = loadFour(row, HEAD_DIM, 8 * chunk), b = loadFour(row, HEAD_DIM, 8 * chunk + 4);
         return packHalves(a, b);
     }
@@ -84,16 +92,27 @@ DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
     t.kv_head = kv_head;
     t.rep = args.n_heads / args.n_kv_heads;
     t.rows = 0;
-    uint sequence = 0, n_rows = 0;
-    for (; sequence < args.step->sequences; sequence++)
+    // Each lane counts the tiles of one sequence.
+    uint lane = threadIdx.x % SUBGROUP, sequence = 0, n_rows = 0;
+    for (uint group = 0; group < args.step->sequences; group += SUBGROUP)
     {
-        t.start = args.step->seq_start[sequence];
-        n_rows = (args.step->seq_start[sequence + 1] - t.start) * t.rep;
-        uint tiles = (n_rows + BQ - 1) / BQ;
-        if (index < tiles) break;
-        index -= tiles;
+        bool exists = group + lane < args.step->sequences;
+        int* starts = args.step->seq_start + group + lane;
+        uint start = exists ? starts[0] : 0;
+        uint own = exists ? (starts[1] - start) * t.rep : 0, tiles = (own + BQ - 1) / BQ;
+        uint before = warpPrefixSum(tiles);
+        uint at = warpMin(index >= before && index - before < tiles ? lane : SUBGROUP);
+        if (at < SUBGROUP)
+        {
+            sequence = group + at;
+            t.start = __shfl_sync(0xffffffffu, start, int(at));
+            n_rows = __shfl_sync(0xffffffffu, own, int(at));
+            index -= __shfl_sync(0xffffffffu, before, int(at));
+            break;
+        }
+        index -= __shfl_sync(0xffffffffu, before + tiles, SUBGROUP - 1);
     }
-    if (sequence == args.step->sequences) return t;
+    if (n_rows == 0) return t;
     uint table = args.block_table;
     t.blocks = args.step->tables[table] + sequence * args.step->table_stride[table];
     t.row0 = index * BQ;

@@ -1,0 +1,98 @@
+// Tiles of the KV cache in shared memory, as operands of tensor cores (mma.cuh).
+
+#pragma once
+
+#include "kv.cuh"
+#include "mma.cuh"
+
+/// Returns 2^x, with denormal results as 0.
+DEVICE float exp2Fast(float x)
+{
+#ifdef ZINC_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+/// A tile of ROWS positions of CHUNKS chunks of float16 numbers, which THREADS_ threads stage. Eight
+/// rows of a chunk column lie in different banks: chunks are permuted in each row or, if rows are no
+/// multiples of eight chunks, rows have an odd pitch.
+template <uint ROWS, uint CHUNKS, uint THREADS_> struct StagedTile
+{
+    static constexpr uint PITCH = CHUNKS % 8 == 0 ? CHUNKS : CHUNKS | 1;
+    static constexpr uint SIZE = ROWS * PITCH; // in chunks
+    static constexpr uint EACH = (ROWS * CHUNKS + THREADS_ - 1) / THREADS_; // chunks of a thread
+
+    /// Where a chunk of a row lies.
+    MEMBER static uint index(uint row, uint chunk)
+    {
+        return row * PITCH + (CHUNKS % 8 == 0 ? chunk ^ row % 8 : chunk);
+    }
+
+    /// Calls `act` with the number, row and chunk of each chunk of this thread.
+    template <class Act> MEMBER static void each(Act act)
+    {
+        UNROLL for (uint i = 0; i < EACH; i++)
+        {
+            uint at = i * THREADS_ + threadIdx.x;
+            if (ROWS * CHUNKS % THREADS_ == 0 || at < ROWS * CHUNKS)
+                act(i, at / CHUNKS, at % CHUNKS);
+        }
+    }
+
+#if KV_Q8
+    Chunk chunks[EACH];
+
+    /// Loads positions from `token` on of a plane into registers, from chunk `first` on.
+    MEMBER void load(uint4*, Plane plane, uint token, uint first, uint width)
+    {
+        each([&](uint i, uint row, uint chunk) {
+            chunks[i] = plane.chunkAt(token + row, first + chunk, width);
+        });
+    }
+
+    /// Stores what was loaded.
+    MEMBER void store(uint4* to)
+    {
+        each([&](uint i, uint row, uint chunk) { to[index(row, chunk)] = packHalves(chunks[i]); });
+    }
+#else
+    /// Starts copies of positions from `token` on of a plane, from chunk `first` on.
+    MEMBER void load(uint4* to, Plane plane, uint token, uint first, uint width)
+    {
+        each([&](uint i, uint row, uint chunk) {
+            copyAsync(to + index(row, chunk),
+                plane.chunksFrom(token + row, first + chunk, width).numbers, true);
+        });
+    }
+
+    MEMBER void store(uint4*) {}
+#endif
+};
+
+/// Stores 32 columns, from `col` on, of a row of 8-bit blocks (q8.cuh). The four lanes of a quad call
+/// it together: lane `c` has columns 2c and 2c + 1 of each of four groups of eight.
+DEVICE void storeQ8Quad(uint8_t* row, uint cols, uint col, const float (*v)[2], uint c)
+{
+    float top = 0;
+    UNROLL for (uint n = 0; n < 4; n++) top = max(top, max(abs(v[n][0]), abs(v[n][1])));
+    top = max(top, shuffleXor<4>(top, 1));
+    top = max(top, shuffleXor<4>(top, 2));
+    float scale = top > 0 ? 127.0f / top : 0.0f;
+    int sum = 0;
+    UNROLL for (uint n = 0; n < 4; n++)
+    {
+        int low = int(round(v[n][0] * scale)), high = int(round(v[n][1] * scale));
+        sum += low + high;
+        ((uint16_t*)(row + col))[4 * n + c] = uint16_t((low & 0xff) | high << 8);
+    }
+    sum += shuffleXor<4>(sum, 1);
+    sum += shuffleXor<4>(sum, 2);
+    if (c > 0) return;
+    float d = top / 127.0f;
+    float2* scales = (float2*)(row + (cols + 15) / 16 * 16);
+    storeAligned<8>(scales + col / 32, float2(d, d * float(sum)));
+}

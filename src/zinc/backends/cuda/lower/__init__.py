@@ -1,0 +1,1 @@
+"""Lowerings of ops for which CUDA has kernels that other GPU backends lack."""

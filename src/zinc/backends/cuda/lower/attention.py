@@ -1,0 +1,149 @@
+"""Lowering of attention for several tokens on tensor cores.
+
+A block takes a tile of rows of one KV head and one sequence; a row is one query head of one token.
+Its warps divide the rows, or, if there are few, the keys of a tile. If the tiles are too few to
+fill the device, blocks also split the keys, and a second dispatch merges their sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zinc.backends.plans import Launch
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.arguments.structs import AttentionMmaArguments
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.lower.attention import attend, merge, partial_bytes, stored, visible_keys
+from zinc.gpu.lower.operands import (
+    ceil_div,
+    in_vectors,
+    is_capped,
+    is_q8,
+    operand,
+    power_of_two,
+    rows,
+    values_of,
+    vector_or_null,
+)
+from zinc.ops.values import KVState
+
+WARPS = 4  # of a block
+WARP_ROWS = 16
+STAGES = 3  # tiles of keys or values in shared memory
+TILE_KEYS = (64, 32, 16)  # positions of a tile, the first that fits into shared memory
+MAX_DIM = 256  # widest head whose queries and sums fit into the registers of a warp
+# Wider heads leave few registers for scores, so two warps share the keys of a tile.
+SHARED_DIM = 128
+BLOCKS_PER_UNIT = 2  # blocks that fill a compute unit
+MIN_SPLIT_KEYS = 128  # fewer keys are not worth a merge
+MAX_SPLITS = 64
+
+
+def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower the op `attention`."""
+    return stored(launch, at, bucket, _attend)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """A tile of `row_warps` times WARP_ROWS rows, whose keys are staged `keys` at a time.
+
+    key_warps: warps that share the keys of a stage. splits: blocks that share all keys of a tile.
+    """
+
+    row_warps: int
+    key_warps: int
+    keys: int
+    splits: int
+
+    @property
+    def rows(self) -> int:
+        return WARP_ROWS * self.row_warps
+
+
+def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
+    """Return the dispatches of attention that writes its output to address `y_at`."""
+    state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
+    tile = choose_tile(state, n_heads, at, bucket)
+    if tile is None or bucket.tokens == 1 or at.features.batch_invariant:
+        return attend(launch, at, bucket, y_at)
+    q, (y,), cache = rows(launch, "q"), launch.outputs, at.kv(state)
+    values, value_block = values_of(state, cache)
+    splits = tile.splits
+    row_bytes = partial_bytes(state, n_heads)
+    partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
+    arguments = AttentionMmaArguments(
+        step=at.step,
+        q=at.ref(q),
+        keys=cache.keys,
+        values=values,
+        sinks=vector_or_null(at, launch.input("sinks")),
+        out=y_at,
+        partial=partial,
+        q_stride=q.stride,
+        out_stride=y.stride,
+        key_block=cache.key_block_bytes,
+        value_block=value_block,
+        n_heads=n_heads,
+        n_kv_heads=state.n_heads,
+        block_shift=cache.block_shift,
+        block_table=cache.table,
+        window=state.window,
+        splits=splits,
+        scale=float(launch.attributes["scale"]),
+        softcap=float(launch.attributes["softcap"]),
+    )
+    kernel = KernelVariant(
+        "attention_mma",
+        (
+            ("BK", tile.keys),
+            ("HEAD_DIM", state.head_dim),
+            ("HEAD_DIM_V", state.head_dim_v),
+            ("KEY_WARPS", tile.key_warps),
+            ("KV_Q8", int(cache.dtype == "q8_0")),
+            ("Q8", is_q8(y)),
+            ("ROW_WARPS", tile.row_warps),
+            ("SOFTCAP", is_capped(launch)),
+            ("SPLIT", int(splits > 1)),
+            ("VECTORS", in_vectors(at, q, y)),
+            ("V_FROM_K", int(state.v_from_k)),
+        ),
+    )
+    grid = (state.n_heads, _most_tiles(bucket, n_heads // state.n_heads, tile.rows), splits)
+    dispatches = [Dispatch(kernel, arguments, grid)]
+    if splits > 1:
+        dispatches.append(merge(launch, at, bucket, splits, partial, y_at))
+    return dispatches
+
+
+def choose_tile(
+    state: KVState, n_heads: int, at: Addresses, bucket: Bucket
+) -> AttentionTile | None:
+    """Return the tile for a step of `bucket`, None if heads of `state` do not suit the kernel."""
+    wide = max(state.head_dim, state.head_dim_v)
+    if state.head_dim % 16 or state.head_dim_v % 16 or wide > MAX_DIM:
+        return None
+    limit = min(at.kv(state).block_tokens, at.features.shared_bytes // (STAGES * _row_bytes(wide)))
+    keys = next((n for n in TILE_KEYS if n <= limit), 0)
+    if not keys:
+        return None
+    repeats = n_heads // state.n_heads
+    row_tiles = ceil_div(bucket.tokens * repeats, WARP_ROWS * bucket.sequences)
+    row_warps = min(WARPS, power_of_two(row_tiles)) if wide <= SHARED_DIM else WARPS
+    key_warps = min(WARPS // row_warps if wide <= SHARED_DIM else 2, keys // WARP_ROWS)
+    blocks = state.n_heads * _most_tiles(bucket, repeats, WARP_ROWS * row_warps)
+    wanted = BLOCKS_PER_UNIT * at.features.compute_units // blocks
+    splits = max(1, min(wanted, visible_keys(state, bucket) // MIN_SPLIT_KEYS, MAX_SPLITS))
+    return AttentionTile(row_warps, key_warps, keys, splits)
+
+
+def _row_bytes(head_dim: int) -> int:
+    """Return the bytes of a staged position, which is padded unless it is whole bank lines."""
+    return 2 * head_dim + (0 if head_dim % 64 == 0 else 16)
+
+
+def _most_tiles(bucket: Bucket, repeats: int, n_rows: int) -> int:
+    """Return the most tiles of `n_rows` rows in a step. The last one of a sequence may be short."""
+    total = bucket.tokens * repeats + bucket.sequences * (n_rows - 1)
+    return min(total // n_rows, bucket.tokens * ceil_div(repeats, n_rows))
