@@ -21,7 +21,7 @@ from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.plan.planner import make_plan
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 DEVICE = Features(32, shared_bytes=49152, compute_units=132)
 SHAPES = ("shape-qwen3-8b", "shape-qwen36-35b-a3b")
 SMALL = KernelVariant("concat", (("THREADS", 128),))
@@ -137,6 +137,8 @@ def test_an_error_names_the_kernel_and_the_compilers_message() -> None:
 def test_a_newer_card_of_a_known_generation_runs_code_for_an_older_one() -> None:
     assert compiler.architecture((8, 6)) == "sm_86"
     assert compiler.architecture((9, 9)) == "sm_90"
+    assert compiler.architecture((9, 0)) == "sm_90a", "a card's own architecture has wgmma"
+    assert compiler.architecture((12, 0)) == "sm_120a"
     with pytest.raises(DeviceError, match=r"compute capability 19\.0"):
         compiler.architecture((19, 0))
 

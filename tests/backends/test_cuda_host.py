@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from cuda_emulator.emulated import COMPILER
 from cuda_emulator.fake_driver import FakeDriver, install
 from ops.running import run
 
+from zinc import LLM, SamplingParams
 from zinc.backends import api
-from zinc.backends.cuda import CudaBackend, driver, memory
+from zinc.backends.cuda import CudaBackend, compiler, driver, memory
 from zinc.backends.cuda.host import CudaHost
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
+from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.memory import MemoryKind
 from zinc.plan.planner import make_plan
 from zinc.testing.parity import case_tolerance, every_case
@@ -94,3 +97,21 @@ def test_a_device_is_chosen_by_number_or_name(cuda: CudaHost) -> None:
     assert cuda.describe() == "cuda:0 Fake card, CUDA 13.0"
     with pytest.raises(DeviceError, match="no CUDA device 'cuda:1'"):
         driver.choose("cuda:1")
+
+
+def test_no_step_compiles_a_kernel_after_a_model_was_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, FakeDriver(idle=True))
+    compiled: list[KernelVariant] = []
+    one = compiler.cubin
+    monkeypatch.setattr(compiler, "cubin", lambda k, arch: compiled.append(k) or one(k, arch))
+    few = SamplingParams(max_tokens=2, ignore_eos=True)
+    model = Path(__file__).parents[1] / "data" / "fixtures" / "qwen3.gguf"
+    with LLM(model, backend="cuda", context=1024) as llm:
+        loaded = len(compiled)
+        assert loaded
+        for n in (1, 3, 40, 700):
+            llm.generate([5 + i % 9 for i in range(n)], few)
+        llm.generate([[5, 6], [7, 8, 9], [10]], few)
+    assert compiled[loaded:] == []

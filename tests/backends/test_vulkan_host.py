@@ -25,6 +25,7 @@ from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
+from zinc.gpu import ahead
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import KernelVariant
@@ -80,7 +81,7 @@ def test_kernels_of_a_plan_are_known_without_a_device():
     plan = plan_of("qwen35moe")
     features = Features(subgroup=64, compute_units=60)
     few = prebuild.shaders(plan, features, [Bucket(1, 1, 1, 256)], "f16")
-    many = prebuild.shaders(plan, features, prebuild.buckets(16, 4, 300), "f16")
+    many = prebuild.shaders(plan, features, ahead.buckets(16, 4, 300), "f16")
     assert few < many
     assert all(("SUBGROUP", 64) in shader.defines for shader in many)
 
@@ -92,12 +93,12 @@ def test_batch_invariant_launches_use_the_same_kernels_for_every_step(name, subg
     features = Features(subgroup, cooperative_matrix=matrix, compute_units=132)
     features = replace(features, shared_bytes=49152, batch_invariant=True)
     at = NominalAddresses(features, "f16", 64)
-    for launch in {prebuild._likeness(x): x for x in plan.launches}.values():
+    for launch in {ahead.likeness(x): x for x in plan.launches}.values():
         if launch.kernel == "group_experts":  # sums of integers do not depend on their order
             continue
         made = {
             tuple(dispatch.kernel for dispatch in LOWERINGS[launch.kernel](launch, at, bucket))
-            for bucket in prebuild.buckets(1024, 64, 1 << 16)
+            for bucket in ahead.buckets(1024, 64, 1 << 16)
             if bucket.rows(launch.dim)
         }
         assert len(made) == 1, launch.kernel

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,9 +13,11 @@ from zinc.backends.capabilities import BackendKind, Capabilities
 from zinc.backends.plans import Plan
 from zinc.core.errors import UnsupportedError
 from zinc.core.progress import ProgressBar
+from zinc.gpu import ahead
 from zinc.gpu.addresses import DeviceWeight, NominalAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.cache import GpuCache
+from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.graph import dispatch_graph
 from zinc.gpu.hazards import dependencies
 from zinc.gpu.host import Host
@@ -68,7 +69,13 @@ class GpuKernels:
 
 
 class GpuBackend(GpuKernels):
-    """A `zinc.backends.api.Backend` on a `Host`."""
+    """A `zinc.backends.api.Backend` on a `Host`.
+
+    compiles_ahead: `prepare` compiles the kernels of all step sizes, so that no request waits for
+    a compiler.
+    """
+
+    compiles_ahead = False
 
     def __init__(self, host: Host, batch_invariant: bool = False) -> None:
         self.host = host
@@ -137,15 +144,27 @@ class GpuBackend(GpuKernels):
             for plan, step in steps
             for dispatch in self.kernel_set.lower_all(plan.launches, at, Bucket.of_step(plan, step))
         ]
-        self.host.compile(wanted, ProgressBar("compiling kernels"))
+        self._compile(wanted)
 
-    def prepare(self, plan: Plan, cache: Any) -> GpuProgram:
+    def prepare(self, plan: Plan, cache: GpuCache) -> GpuProgram:
+        if self.compiles_ahead:
+            layout = cache.layout
+            steps = ahead.distinct_buckets(plan, max(layout.n_blocks) * layout.block_tokens)
+            self._compile(
+                ahead.kernels(
+                    self.kernel_set,
+                    plan,
+                    self.features,
+                    steps,
+                    layout.kv_dtype,
+                    layout.block_tokens,
+                )
+            )
         return GpuProgram(
-            plan,
-            self.host,
-            self.kernel_set,
-            self.features,
-            self.weights,
-            cache,
-            ProgressBar("compiling kernels"),
+            plan, self.host, self.kernel_set, self.features, self.weights, cache, self._compile
         )
+
+    def _compile(self, kernels: Iterable[KernelVariant]) -> None:
+        """Make kernels ready, with a progress bar if it takes long. Raises DeviceError."""
+        with ProgressBar("compiling kernels") as bar:
+            self.host.compile(kernels, bar)

@@ -8,7 +8,7 @@ own step data, so the device starts a step while the host reads the tokens of th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -19,10 +19,11 @@ from zinc.backends.plans import Plan, Ref
 from zinc.gpu.addresses import DeviceWeight, ProgramAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.cache import GpuCache
+from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.graph import DispatchGraph, dispatch_graph
 from zinc.gpu.hazards import dependencies
-from zinc.gpu.host import Download, Host, Progress, Recording
+from zinc.gpu.host import Download, Host, Recording
 from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import Buffer, MemoryKind, Pool, ScratchAllocator, Slice
 from zinc.gpu.rows import decode_q8_rows
@@ -95,10 +96,11 @@ class GpuProgram:
         features: Features,
         weights: Mapping[str, tuple[DeviceWeight | None, Slice]],
         cache: GpuCache,
-        progress: Progress | None = None,
+        compile: Callable[[Iterable[KernelVariant]], None],
     ) -> None:
+        """Make a program. compile: makes kernels ready that no earlier step has needed."""
         self.plan, self.host, self._kernels = plan, host, kernels
-        self._progress = progress
+        self._compile = compile
         self.work = Work()
         self._arena = host.buffer(plan.arena_bytes)
         sampled = self._arena.address + plan.sampled.offset if plan.sampled else 0
@@ -240,7 +242,7 @@ class GpuProgram:
             for launches in self._dependencies_of(bucket)[first:last]
         ]
         graph = dispatch_graph(self._kernels, part, before, self._addresses, bucket)
-        self.host.compile((node.dispatch.kernel for node in graph.nodes), self._progress)
+        self._compile(node.dispatch.kernel for node in graph.nodes)
         return graph
 
     def _dependencies_of(self, bucket: Bucket) -> list[tuple[int, ...]]:

@@ -46,6 +46,7 @@ class CudaBackend(CudaKernels, GpuBackend):
     """The CUDA backend on one card."""
 
     host: CudaHost
+    compiles_ahead = True
 
     def measure(self) -> Roofline:
         from zinc.backends.cuda import limits

@@ -21,6 +21,7 @@ from zinc.gpu.dispatch import KernelVariant
 KERNELS = Path(__file__).parent / "kernels"
 OPTIONS = ("-std=c++20", "-default-device", "--ptxas-options=-v")
 DIGEST_BYTES = 32
+FIRST_OWN_ARCHITECTURE = 90  # from here on there are instructions that only one generation has
 # NVRTC has no standard headers.
 STDINT = """#pragma once
 typedef signed char int8_t;
@@ -61,7 +62,9 @@ def nvrtc() -> Any:
 def architecture(capability: tuple[int, int]) -> str:
     """Return the newest architecture that NVRTC supports and a card of `capability` runs.
 
-    Raises DeviceError if there is none.
+    From 9.0 on it is the card's own, such as "sm_90a", if NVRTC knows it. Kernels may then use
+    instructions that later cards lack, such as wgmma. Code is never moved to another card: the
+    architecture is part of its name in the cache. Raises DeviceError if there is none.
     """
     supported = _value(nvrtc().nvrtcGetSupportedArchs())
     wanted, oldest = 10 * capability[0] + capability[1], 10 * capability[0]
@@ -72,7 +75,8 @@ def architecture(capability: tuple[int, int]) -> str:
             f"it compiles for {', '.join(map(str, supported))}",
             "pip install --upgrade nvidia-cuda-nvrtc",
         )
-    return f"sm_{max(able)}"
+    suffix = "a" if max(able) == wanted >= FIRST_OWN_ARCHITECTURE else ""
+    return f"sm_{max(able)}{suffix}"
 
 
 def source(kernel: KernelVariant) -> str:

@@ -1,8 +1,4 @@
-"""Compilation of a plan's kernels without a device, for wheels.
-
-Lowerings depend on sizes and on the device's features only, so the kernels of a plan are known
-without the device.
-"""
+"""Compilation of a plan's kernels without a device, for wheels."""
 
 from __future__ import annotations
 
@@ -13,60 +9,23 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from zinc.backends.plans import Launch, Plan, Ref
+from zinc.backends.plans import Plan
 from zinc.backends.vulkan import SLANG_KERNELS
 from zinc.backends.vulkan.limits import DOT, READ
 from zinc.backends.vulkan.shaders import for_device, spirv
-from zinc.gpu.addresses import NominalAddresses
-from zinc.gpu.bucket import SMALLEST_KEYS, Bucket
+from zinc.gpu import ahead
+from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.kv_layout import DTYPES
-from zinc.gpu.memory import ALIGNMENT
-from zinc.ops.values import KVState, RecurrentState, Weight
-
-
-def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
-    """Yield the buckets of prompts and decode of one sequence, and of decode of many sequences."""
-    tokens = [n for i in range(32) if (n := 1 << i) <= max_tokens]
-    keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
-    for n, k in product(tokens, keys):
-        for outputs in {0, 1, min(n, max_outputs)}:
-            yield Bucket(n, outputs, 1, k, samples=outputs > 0)
-        yield Bucket(n, min(n, max_outputs), n, k, samples=True)
 
 
 def shaders(
     plan: Plan, features: Features, steps: Iterable[Bucket], kv_dtype: str, block_tokens: int = 64
 ) -> set[KernelVariant]:
     """Return the kernels that a plan runs in `steps` on a device with `features`."""
-    at = NominalAddresses(features, kv_dtype, block_tokens)
-    if features.batch_invariant:
-        plan = plan.without_alternatives()
-    alike = {_likeness(launch): launch for launch in plan.launches}
-    return {
-        for_device(dispatch.kernel, features)
-        for bucket in steps
-        for dispatch in SLANG_KERNELS.lower_all(alike.values(), at, bucket)
-    }
-
-
-def _likeness(launch: Launch) -> tuple[object, ...]:
-    """Return a key that is equal for launches that differ only in names and offsets.
-
-    The launches of most layers do.
-    """
-    operands: list[object] = []
-    for x in (*launch.inputs, *launch.outputs):
-        if isinstance(x, Ref):
-            operands.append(replace(x, id=0, offset=x.offset % ALIGNMENT))
-        elif isinstance(x, Weight):
-            operands.append((x.type, x.shape))
-        elif isinstance(x, KVState | RecurrentState):
-            operands.append(replace(x, name=""))
-        else:
-            operands.append(x)
-    return (launch.kernel, launch.dim, launch.attrs, launch.when, *operands)
+    found = ahead.kernels(SLANG_KERNELS, plan, features, steps, kv_dtype, block_tokens)
+    return {for_device(kernel, features) for kernel in found}
 
 
 def device_classes() -> Iterator[Features]:
@@ -91,13 +50,7 @@ def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[Kernel
     These are the kernels for `devices`, for each KV cache type, with and without batch invariance,
     and the kernels that measure a device.
     """
-    deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context).keys
-    # Kernels depend only on whether the keys are few.
-    steps = [
-        b
-        for b in buckets(plan.max_tokens, plan.max_outputs, context)
-        if b.keys in (SMALLEST_KEYS, 2 * SMALLEST_KEYS, deepest)
-    ]
+    steps = ahead.distinct_buckets(plan, context)
     found = set()
     for device in devices:
         measures = (KernelVariant("limits", (("KIND", kind),)) for kind in (READ, DOT))

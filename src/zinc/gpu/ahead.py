@@ -1,0 +1,83 @@
+"""The kernels that the steps of a plan will need, known before anything runs.
+
+Lowerings depend on sizes and on the device's features only. Wheels carry these kernels, and a
+backend that compiles on demand compiles them on all cores when a model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+
+from zinc.backends.plans import Launch, Plan, Ref
+from zinc.core.errors import UnsupportedError
+from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.bucket import SMALLEST_KEYS, Bucket
+from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.features import Features
+from zinc.gpu.kernel_set import KernelSet
+from zinc.gpu.memory import ALIGNMENT
+from zinc.ops.values import KVState, RecurrentState, Weight
+
+
+def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
+    """Yield the buckets of prompts and decode of one sequence, and of decode of many sequences."""
+    tokens = [n for i in range(32) if (n := 1 << i) <= max_tokens]
+    keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
+    for n, k in product(tokens, keys):
+        for outputs in {0, 1, min(n, max_outputs)}:
+            yield Bucket(n, outputs, 1, k, samples=outputs > 0)
+        yield Bucket(n, min(n, max_outputs), n, k, samples=True)
+
+
+def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:
+    """Return buckets that need all kernels of `plan` for up to `context` keys.
+
+    Kernels depend only on whether the keys are few, so these have few keys or the most.
+    """
+    deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context).keys
+    depths = (SMALLEST_KEYS, 2 * SMALLEST_KEYS, deepest)
+    return [b for b in buckets(plan.max_tokens, plan.max_outputs, context) if b.keys in depths]
+
+
+def kernels(
+    kernel_set: KernelSet,
+    plan: Plan,
+    features: Features,
+    steps: Iterable[Bucket],
+    kv_dtype: str,
+    block_tokens: int = 64,
+) -> list[KernelVariant]:
+    """Return the kernels that a plan runs in `steps` on a device with `features`.
+
+    A step that no kernel can run is left out; it fails when it is run.
+    """
+    at = NominalAddresses(features, kv_dtype, block_tokens)
+    if features.batch_invariant:
+        plan = plan.without_alternatives()
+    alike = {likeness(launch): launch for launch in plan.launches}
+    found: dict[KernelVariant, None] = {}
+    for bucket, launch in product(steps, alike.values()):
+        with suppress(UnsupportedError):
+            found |= {dispatch.kernel: None for dispatch in kernel_set.lower(launch, at, bucket)}
+    return list(found)
+
+
+def likeness(launch: Launch) -> tuple[object, ...]:
+    """Return a key that is equal for launches that differ only in names and offsets.
+
+    The launches of most layers do.
+    """
+    operands: list[object] = []
+    for x in (*launch.inputs, *launch.outputs):
+        if isinstance(x, Ref):
+            operands.append(replace(x, id=0, offset=x.offset % ALIGNMENT))
+        elif isinstance(x, Weight):
+            operands.append((x.type, x.shape))
+        elif isinstance(x, KVState | RecurrentState):
+            operands.append(replace(x, name=""))
+        else:
+            operands.append(x)
+    return (launch.kernel, launch.dim, launch.attrs, launch.when, *operands)

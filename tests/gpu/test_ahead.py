@@ -1,0 +1,30 @@
+"""The kernels compiled ahead are all that steps of any size need."""
+
+from __future__ import annotations
+
+import pytest
+from goldens import pins
+
+from zinc.backends import api
+from zinc.backends.cuda import CUDA_KERNELS
+from zinc.gpu import ahead
+from zinc.gpu.features import Features
+from zinc.plan.planner import make_plan
+
+CONTEXT = 1 << 15
+
+
+@pytest.mark.parametrize("name", ["shape-qwen3-8b", "shape-qwen36-35b-a3b"])
+def test_few_buckets_have_the_kernels_of_all(name: str) -> None:
+    plan = make_plan(
+        pins._graph(name), api.kernels("cuda"), max_tokens=512, max_outputs=64, samples=True
+    )
+    features = Features(32, shared_bytes=49152, compute_units=132)
+    few, every = (
+        set(ahead.kernels(CUDA_KERNELS, plan, features, steps, "f16"))
+        for steps in (
+            ahead.distinct_buckets(plan, CONTEXT),
+            ahead.buckets(plan.max_tokens, plan.max_outputs, CONTEXT),
+        )
+    )
+    assert few == every
