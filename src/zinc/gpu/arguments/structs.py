@@ -145,6 +145,32 @@ class LinearArguments(Struct):
     limit: F32
 
 
+class GemvPart(Struct):
+    """A matrix that `GemvArguments` multiplies, with what is added to the product."""
+
+    w: Matrix
+    up: Annotated[U64, "GLU: bytes from w to the other weight"]
+    y: Bytes
+    bias: Floats
+    up_bias: Floats
+    residual: Bytes
+    rows: U32
+    first_block: Annotated[U32, "first workgroup of the part"]
+
+
+class GemvArguments(Struct):
+    """Arguments of the product of one row x with up to four matrices, as linear and linear_glu."""
+
+    step: StepAddress
+    x: Bytes
+    first: GemvPart
+    second: GemvPart
+    third: GemvPart
+    fourth: GemvPart
+    alpha: F32
+    limit: F32
+
+
 class ExpertArguments(Struct):
     """Arguments of products of slots with the experts that they chose."""
 

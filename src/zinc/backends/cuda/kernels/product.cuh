@@ -109,3 +109,14 @@ typedef Unit Weights;
 #else
 typedef Floats Weights;
 #endif
+
+// Weights that a kernel has asked for and not yet used.
+#if ROWS_Q8 && PACKED_UNITS
+typedef PackedUnit PendingWeights;
+DEVICE PendingWeights prefetchWeights(Matrix w, uint unit) { return loadUnit(w, unit); }
+DEVICE Weights finishWeights(const PendingWeights& p, uint unit) { return decodeUnit(p, unit); }
+#else
+typedef Weights PendingWeights;
+DEVICE PendingWeights prefetchWeights(Matrix w, uint unit) { return loadWeights(w, unit); }
+DEVICE Weights finishWeights(const PendingWeights& p, uint unit) { return p; }
+#endif

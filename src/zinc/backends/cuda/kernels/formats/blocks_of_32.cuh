@@ -8,28 +8,60 @@
 
 DEVICE void loadFormatTables(Matrix w, uint thread, uint threads) {}
 
-DEVICE Unit decode(Matrix w, uint unit)
+#define PACKED_UNITS 1
+
+/// The bits of a unit as they lie in memory.
+struct PackedUnit
+{
+    uint4 q;
+#if FORMAT == Q8_0
+    uint4 second;
+#elif FORMAT == Q5_0 || FORMAT == Q5_1
+    uint h;
+#endif
+    uint scale;
+};
+
+DEVICE PackedUnit loadUnit(Matrix w, uint unit)
+{
+    PackedUnit p;
+#if FORMAT == Q8_0
+    p.q = loadWeights16((uint4*)w.q + 2 * unit);
+    p.second = loadWeights16((uint4*)w.q + 2 * unit + 1);
+#else
+    p.q = loadWeights16((uint4*)w.q + unit);
+#endif
+#if FORMAT == Q5_0 || FORMAT == Q5_1
+    p.h = loadWeights4(w.h + unit);
+#endif
+#if FORMAT == Q4_1 || FORMAT == Q5_1
+    p.scale = loadWeights4((uint*)w.s + unit);
+#else
+    p.scale = loadWeights2(w.s + unit);
+#endif
+    return p;
+}
+
+DEVICE Unit decodeUnit(const PackedUnit& p, uint unit)
 {
     Unit r;
     r.m = 0;
 #if FORMAT == Q8_0
-    uint4 a = loadAligned<16>((uint4*)w.q + 2 * unit);
-    uint4 b = loadAligned<16>((uint4*)w.q + 2 * unit + 1);
     UNROLL for (int i = 0; i < 4; i++)
     {
-        r.q[i] = a[i];
-        r.q[i + 4] = b[i];
+        r.q[i] = p.q[i];
+        r.q[i + 4] = p.second[i];
     }
 #else
-    splitNibbles(loadAligned<16>((uint4*)w.q + unit), r);
+    splitNibbles(p.q, r);
 #endif
 
 #if FORMAT == Q4_1 || FORMAT == Q5_1
-    float2 dm = halves(((uint*)w.s)[unit]);
+    float2 dm = halves(p.scale);
     r.d = dm.x;
     r.m = -dm.y;
 #else
-    r.d = halfAt(w.s, unit);
+    r.d = f16tof32(p.scale);
 #endif
 #if FORMAT == Q4_0
     r.m = 8 * r.d;
@@ -38,9 +70,11 @@ DEVICE Unit decode(Matrix w, uint unit)
 #endif
 
 #if FORMAT == Q5_0 || FORMAT == Q5_1
-    addOneBit(w.h[unit], 4, r);
+    addOneBit(p.h, 4, r);
 #endif
     return r;
 }
+
+DEVICE Unit decode(Matrix w, uint unit) { return decodeUnit(loadUnit(w, unit), unit); }
 
 #endif

@@ -17,42 +17,90 @@ DEVICE uint2 sixBits(uint3 packed, uint j)
     return uint2((packed.x >> at & 15) | (high & 3) << 4, (packed.y >> at & 15) | (high & 12) << 2);
 }
 
-DEVICE Unit decode(Matrix w, uint unit)
+#define PACKED_UNITS 1
+
+/// The bits of a unit as they lie in memory.
+struct PackedUnit
+{
+#if FORMAT == Q2_K || FORMAT == Q3_K
+    uint2 q;
+#else
+    uint4 q;
+#endif
+#if FORMAT == Q3_K || FORMAT == Q5_K
+    uint h;
+#elif FORMAT == Q6_K
+    uint2 h;
+#endif
+#if FORMAT == Q2_K || FORMAT == Q6_K
+    uint scales, d, m;
+#else
+    uint4 head;
+#endif
+};
+
+DEVICE PackedUnit loadUnit(Matrix w, uint unit)
+{
+    PackedUnit p;
+    uint block = unit / 8, j = unit % 8;
+#if FORMAT == Q2_K || FORMAT == Q3_K
+    p.q = loadWeights8((uint2*)w.q + unit);
+#else
+    p.q = loadWeights16((uint4*)w.q + unit);
+#endif
+#if FORMAT == Q3_K || FORMAT == Q5_K
+    p.h = loadWeights4(w.h + unit);
+#elif FORMAT == Q6_K
+    p.h = loadWeights8((uint2*)w.h + unit);
+#endif
+#if FORMAT == Q2_K
+    p.scales = loadWeights2(w.s + 10 * block + j);
+    p.d = loadWeights2(w.s + 10 * block + 8);
+    p.m = loadWeights2(w.s + 10 * block + 9);
+#elif FORMAT == Q6_K
+    p.scales = loadWeights2(w.s + 9 * block + j);
+    p.d = loadWeights2(w.s + 9 * block + 8);
+#else
+    p.head = loadWeights16((uint4*)w.s + block);
+#endif
+    return p;
+}
+
+DEVICE Unit decodeUnit(const PackedUnit& p, uint unit)
 {
     Unit r;
     r.m = 0;
-    uint block = unit / 8, j = unit % 8;
+    uint j = unit % 8;
 #if FORMAT == Q2_K || FORMAT == Q3_K
     clear(r);
-    addTwoBits(loadAligned<8>((uint2*)w.q + unit), 0, r);
+    addTwoBits(p.q, 0, r);
 #else
-    splitNibbles(loadAligned<16>((uint4*)w.q + unit), r);
+    splitNibbles(p.q, r);
 #endif
 
 #if FORMAT == Q2_K
-    uint scales = uint(w.s[10 * block + j]);
-    r.d = halfAt(w.s, 10 * block + 8) * float2(scales & 15, scales >> 8 & 15);
-    r.m = halfAt(w.s, 10 * block + 9) * float2(scales >> 4 & 15, scales >> 12);
+    r.d = f16tof32(p.d) * float2(p.scales & 15, p.scales >> 8 & 15);
+    r.m = f16tof32(p.m) * float2(p.scales >> 4 & 15, p.scales >> 12);
 #elif FORMAT == Q3_K
-    uint4 head = loadAligned<16>((uint4*)w.s + block);
-    r.d = f16tof32(head.x & 0xffffu) * (float2(sixBits(uint3(head.y, head.z, head.w), j)) - 32);
-    addOneBit(w.h[unit], 2, r);
+    uint3 scales = uint3(p.head.y, p.head.z, p.head.w);
+    r.d = f16tof32(p.head.x & 0xffffu) * (float2(sixBits(scales, j)) - 32);
+    addOneBit(p.h, 2, r);
     centre(3, r);
 #elif FORMAT == Q6_K
-    uint scales = uint(w.s[9 * block + j]);
-    r.d = halfAt(w.s, 9 * block + 8) * float2(int(scales << 24) >> 24, int(scales << 16) >> 24);
-    addTwoBits(loadAligned<8>((uint2*)w.h + unit), 4, r);
+    r.d = f16tof32(p.d) * float2(int(p.scales << 24) >> 24, int(p.scales << 16) >> 24);
+    addTwoBits(p.h, 4, r);
     centre(6, r);
 #else // Q4_K, Q5_K
-    uint4 head = loadAligned<16>((uint4*)w.s + block);
-    float2 dm = halves(head.x) * float2(sixBits(uint3(head.y, head.z, head.w), j));
+    float2 dm = halves(p.head.x) * float2(sixBits(uint3(p.head.y, p.head.z, p.head.w), j));
     r.d = dm.x;
     r.m = dm.y;
 #if FORMAT == Q5_K
-    addOneBit(w.h[unit], 4, r);
+    addOneBit(p.h, 4, r);
 #endif
 #endif
     return r;
 }
+
+DEVICE Unit decode(Matrix w, uint unit) { return decodeUnit(loadUnit(w, unit), unit); }
 
 #endif
