@@ -354,6 +354,8 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 #define ZINC_EMULATED
 
+#define DYNAMIC_SHARED(name, bytes) static thread_local __align__(128) uint8_t name[bytes]
+
 // A kernel must wait for its inputs, on every path that a thread may take.
 inline void waitForInputs() { emulator::block->fibers[emulator::block->current].waited = true; }
 

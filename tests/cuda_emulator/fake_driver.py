@@ -22,7 +22,11 @@ from zinc.backends.cuda.host import CudaHost
 from zinc.gpu.dispatch import KernelVariant
 
 OUT_OF_MEMORY = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
-ATTRIBUTES = {"MULTIPROCESSOR_COUNT": 4, "COMPUTE_CAPABILITY_MAJOR": 9}
+ATTRIBUTES = {
+    "MULTIPROCESSOR_COUNT": 4,
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448,
+}
 
 
 class _Names:

@@ -66,9 +66,27 @@ def test_scratch_is_reused_in_a_ring() -> None:
         return len(made) << 40
 
     scratch, third = ScratchAllocator(new_memory), SMALLEST_SCRATCH // 3 // 256 * 256
-    addresses = [scratch.take(third) for _ in range(4)]
+    addresses = []
+    for _ in range(4):
+        scratch.taken.clear()  # another launch
+        addresses.append(scratch.take(third))
+        assert scratch.taken == [(addresses[-1], addresses[-1] + third)]
     assert made == [SMALLEST_SCRATCH]
     assert addresses == [(1 << 40) + i * third for i in (0, 1, 2, 0)]
-    assert scratch.taken == [(address, address + third) for address in addresses]
     assert scratch.take(SMALLEST_SCRATCH + 1) == 2 << 40
     assert made == [SMALLEST_SCRATCH, 2 * (SMALLEST_SCRATCH + 256)]
+
+
+def test_scratch_of_one_launch_does_not_overlap() -> None:
+    made: list[int] = []
+
+    def new_memory(n_bytes: int) -> int:
+        made.append(n_bytes)
+        return len(made) << 40
+
+    scratch, half = ScratchAllocator(new_memory), SMALLEST_SCRATCH // 2
+    scratch.take(half // 2)
+    scratch.taken.clear()
+    first, second = scratch.take(half), scratch.take(half)
+    assert made == [SMALLEST_SCRATCH, 2 * SMALLEST_SCRATCH], "the ring has become larger"
+    assert (first, second) == ((1 << 40) + half // 2, 2 << 40)

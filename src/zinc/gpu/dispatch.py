@@ -12,10 +12,14 @@ from zinc.gpu.arguments.layout import Struct
 
 @dataclass(frozen=True, slots=True)
 class KernelVariant:
-    """A kernel and the macros it is compiled with, as (name, value)."""
+    """A kernel and the macros it is compiled with, as (name, value).
+
+    shared_bytes: shared memory of a workgroup that the host allocates when it starts the kernel.
+    """
 
     name: str
     defines: tuple[tuple[str, int], ...] = ()
+    shared_bytes: int = 0
 
     def __str__(self) -> str:
         return " ".join([f"{self.name}.slang", *(f"-D{k}={v}" for k, v in self.defines)])

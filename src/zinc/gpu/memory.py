@@ -144,11 +144,16 @@ class ScratchAllocator:
         """Return the address of `n_bytes` for the launch being lowered. Raises MemoryLimitError."""
         n_bytes = aligned(n_bytes)
         if n_bytes > self._size:
-            size = max(SMALLEST_SCRATCH, 2 * n_bytes)
-            self._base, self._size, self._used = self._new_memory(size), size, 0
+            self._grow(max(SMALLEST_SCRATCH, 2 * n_bytes))
         if self._used + n_bytes > self._size:
             self._used = 0
         address = self._base + self._used
+        if any(start < address + n_bytes and address < end for start, end in self.taken):
+            self._grow(2 * self._size)
+            address = self._base
         self._used += n_bytes
         self.taken.append((address, address + n_bytes))
         return address
+
+    def _grow(self, size: int) -> None:
+        self._base, self._size, self._used = self._new_memory(size), size, 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zinc.backends.api import wants_batch_invariance
 from zinc.backends.capabilities import DeviceInfo, DeviceKind, Roofline
 from zinc.backends.cuda.driver import candidates, choose
-from zinc.backends.cuda.lower import attention, gemv
+from zinc.backends.cuda.lower import attention, products
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
 from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
@@ -29,12 +29,7 @@ MAX_ARGUMENT_BYTES = 4096  # of a kernel's parameters
 
 CUDA_KERNELS = KernelSet(
     backend="CUDA",
-    lowerings={
-        **LOWERINGS,
-        "attention": attention.attention,
-        "linear": gemv.linear,
-        "linear_glu": gemv.linear_glu,
-    },
+    lowerings={**LOWERINGS, **products.PRODUCTS, "attention": attention.attention},
     fused=FUSED,
     weights=StreamWeights(),
     max_argument_bytes=MAX_ARGUMENT_BYTES,

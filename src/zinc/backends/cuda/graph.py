@@ -66,7 +66,7 @@ class GraphRecording:
         params.func = kernel.function
         params.gridDimX, params.gridDimY, params.gridDimZ = dispatch.groups
         params.blockDimX, params.blockDimY, params.blockDimZ = kernel.threads, 1, 1
-        params.sharedMemBytes = 0
+        params.sharedMemBytes = dispatch.kernel.shared_bytes
         params.kernelParams = pointers
         node = cuda.cuGraphAddKernelNode(made, [], 0, params)
         return checked(node, f"recording {dispatch.kernel.name}")

@@ -60,7 +60,12 @@ class CudaHost:
         self._spare: list[Any] = []
         self._last = 0
         units = attribute(candidate.handle, "MULTIPROCESSOR_COUNT")
-        self._features = Features(WARP, shared_bytes=SHARED_BYTES, compute_units=units)
+        self._features = Features(
+            WARP,
+            shared_bytes=SHARED_BYTES,
+            most_shared_bytes=attribute(candidate.handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            compute_units=units,
+        )
         _, self._total_bytes = checked(cuda.cuMemGetInfo(), "cuMemGetInfo")
 
     def enter(self) -> None:
@@ -131,6 +136,10 @@ class CudaHost:
         self._modules.append(module)
         name = compiler.entry(kernel)
         function = checked(cuda.cuModuleGetFunction(module, name), "cuModuleGetFunction")
+        if kernel.shared_bytes:
+            limit = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            set_ = cuda.cuFuncSetAttribute(function, limit, kernel.shared_bytes)
+            checked(set_, f"shared memory of the kernel {kernel.name}")
         key = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         # Each kernel states its threads as launch bounds.
         threads = checked(cuda.cuFuncGetAttribute(key, function), "cuFuncGetAttribute")
@@ -188,7 +197,8 @@ class CudaHost:
         pointers, _arguments = kernel_parameters(dispatch)
         blocks, threads = dispatch.groups, (kernel.threads, 1, 1)
         launch = self._cuda.cuLaunchKernel
-        result = launch(kernel.function, *blocks, *threads, 0, self.stream, pointers, 0)
+        shared = dispatch.kernel.shared_bytes
+        result = launch(kernel.function, *blocks, *threads, shared, self.stream, pointers, 0)
         checked(result, f"launching {dispatch.kernel.name}")
 
     def _event(self, timing: bool) -> Any:

@@ -1,6 +1,14 @@
-"""Tile sizes of CUDA's own kernels, by device and shape."""
+"""Tile sizes of CUDA's own kernels, by device and shape.
+
+In a GEMM on tensor cores (kernels/gemm_mma.cu) a warp takes 16 `row_tiles` weight rows of each
+matrix by all 8 `x_tiles` rows of x of the tile. With few rows of x, many warps split the columns of
+a row, so that enough reads of weights are in flight. With many, each warp has weight rows of its
+own, and decodes them once for all rows of x.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from zinc.gpu.features import Features
 from zinc.gpu.tiles import GemvTile
@@ -13,6 +21,12 @@ ROWS = 4  # of a warp
 MAX_SPLIT = 8
 IN_FLIGHT = 4  # units of weights of a lane
 BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
+
+# GEMM on tensor cores.
+SLAB_ROW_BYTES = 256  # of a row in a slab of 128 columns (half_rows.cuh)
+DIRECT_ROWS = 16  # most rows of x that warps convert themselves
+MANY_ROWS = 8192  # weight rows that fill the device with any tile
+OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
 
 
 def gemv(
@@ -36,3 +50,93 @@ def gemv(
         return GemvTile(max(WARPS, split), split, rows, 1, deep)
     rows = max(rows, split)  # a block has at most 32 warps
     return GemvTile(BLOCK_ROWS * split // rows, split, rows, 1, deep)
+
+
+@dataclass(frozen=True, slots=True)
+class MmaTile:
+    """A tile of a tensor core GEMM.
+
+    row_tiles, x_tiles: tiles of 16 weight rows and of 8 rows of x, of each warp. warps: of a block.
+    split: warps that share the columns of the same weight rows. stages: slabs of x in shared memory
+    for each of them; 0 if warps convert rows themselves. deep: slabs of weights in flight.
+    blocks: of an SM at once.
+    """
+
+    row_tiles: int
+    x_tiles: int
+    warps: int
+    split: int
+    stages: int = 0
+    deep: int = 1
+    blocks: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a block."""
+        return 16 * self.row_tiles * self.warps // self.split
+
+    @property
+    def batch(self) -> int:
+        """Rows of x of a block."""
+        return 8 * self.x_tiles
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self.split * self.batch * SLAB_ROW_BYTES
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("ROW_TILES", self.row_tiles),
+            ("X_TILES", self.x_tiles),
+            ("WARPS", self.warps),
+            ("KSPLIT", self.split),
+            ("STAGES", self.stages),
+            ("DEEP", self.deep),
+            ("MIN_BLOCKS", self.blocks),
+        )
+
+
+def gemm(features: Features, rows: int, n_x: int, weights: int, stores_blocks: bool) -> MmaTile:
+    """Return the tile for `rows` weight rows and `n_x` rows of x.
+
+    weights: matrices that are multiplied at once. stores_blocks: results become 8-bit blocks, so a
+    tile has whole blocks of weight rows.
+    """
+    is_tall = rows >= MANY_ROWS or stores_blocks
+    if n_x <= 8:
+        few = MmaTile(2 // weights, 1, warps=8, split=8 // weights, blocks=2)
+        tile = few if is_tall else MmaTile(1, 1, warps=8, split=8, blocks=3)
+    elif n_x <= DIRECT_ROWS:
+        few = MmaTile(2 // weights, 2, warps=4, split=4 // weights, blocks=3)
+        tile = few if is_tall else MmaTile(1, 2, warps=8, split=8, blocks=2)
+    elif n_x <= 32:
+        tile = MmaTile(2 // weights, 4, warps=8, split=4 if is_tall else 8, stages=2)
+    elif n_x <= 64:
+        tile = MmaTile(2 // weights, 8, warps=8, split=2 if is_tall else 4, stages=2)
+    else:
+        tile = MmaTile(2 // weights, 16, warps=4, split=1, stages=3, blocks=2)
+    assert not stores_blocks or tile.rows % BLOCK_ROWS == 0
+    return _within_memory(features, tile)
+
+
+def _within_memory(features: Features, tile: MmaTile) -> MmaTile:
+    """Return the tile with fewer stages, or less split, if its slabs exceed shared memory."""
+    while tile.shared_bytes + OTHER_SHARED_BYTES > features.most_shared_bytes:
+        if tile.stages > 2:
+            tile = replace(tile, stages=tile.stages - 1)
+        else:
+            assert tile.split > 1, f"{tile} does not fit"
+            tile = replace(tile, split=tile.split // 2)
+    return tile
+
+
+def experts(features: Features, n_slots: int, weights: int) -> MmaTile:
+    """Return the tile for experts with `n_slots` slots each on average."""
+    if n_slots <= 4:
+        return MmaTile(2 // weights, 1, warps=8, split=4, blocks=2)
+    if n_slots <= 8:
+        return MmaTile(2 // weights, 2, warps=4, split=2, blocks=3)
+    x_tiles = 4 if n_slots <= 32 else 8
+    tile = MmaTile(2 // weights, x_tiles, warps=4, split=1, stages=3, blocks=2)
+    return _within_memory(features, tile)

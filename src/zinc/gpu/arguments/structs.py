@@ -108,6 +108,21 @@ class QuantizeArguments(Struct):
     dim: U32
 
 
+class HalfRowsArguments(Struct):
+    """Arguments of the conversion of rows of 8-bit blocks to operands of CUDA's tensor cores."""
+
+    step: StepAddress
+    x: Bytes
+    y: Annotated[Bytes, "slabs of columns (half_rows.cuh)"]
+    inverses: Annotated[Floats, "of each row's factor"]
+    cols: Annotated[U32, "of a run"]
+    x_stride: Annotated[U32, "bytes from row to row"]
+    x_run: Annotated[U32, "bytes from run to run of a row"]
+    y_rows: Annotated[U32, "rows of a slab"]
+    runs: Annotated[U16, "runs of a row, which become rows of y"]
+    dim: U8
+
+
 class ElementwiseArguments(Struct):
     step: StepAddress
     a: Bytes
@@ -195,6 +210,24 @@ class ExpertArguments(Struct):
     activation: U8
     alpha: F32
     limit: F32
+
+
+class LinearTileArguments(Struct):
+    """Arguments of linear and linear_glu on CUDA's tensor cores."""
+
+    product: LinearArguments
+    x: Annotated[Bytes, "converted rows of x, if the kernel reads those"]
+    inverses: Annotated[Floats, "of their factors"]
+    x_rows: Annotated[U32, "rows of a slab of x"]
+
+
+class ExpertTileArguments(Struct):
+    """Arguments of products with experts on CUDA's tensor cores."""
+
+    product: ExpertArguments
+    x: Annotated[Bytes, "converted rows of x, if the kernel reads those"]
+    inverses: Annotated[Floats, "of their factors"]
+    x_rows: Annotated[U32, "rows of a slab of x"]
 
 
 class MoeDownArguments(Struct):

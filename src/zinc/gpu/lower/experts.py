@@ -73,11 +73,14 @@ class ExpertProduct:
     up_bias: int = 0
     activation: GatedActivation = NO_ACTIVATION
 
-    def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
-        w, x = self.w, self.read
+    @property
+    def top_k(self) -> int:
+        return rows(self.launch, "order").cols
+
+    def arguments(self, at: Addresses, bucket: Bucket) -> ExpertArguments:
+        w = self.w
         order, starts = rows(self.launch, "order"), rows(self.launch, "starts")
-        top_k, n_x = order.cols, bucket.rows(x.dim)
-        arguments = ExpertArguments(
+        return ExpertArguments(
             step=at.step,
             w=matrix(w),
             up=self.up,
@@ -94,18 +97,25 @@ class ExpertProduct:
             y_stride=self.y.stride,
             y_run=self.y.run,
             n_experts=w.planes,
-            top_k=top_k,
-            dim=dim_code(x.dim, bucket),
+            top_k=self.top_k,
+            dim=dim_code(self.read.dim, bucket),
             activation=self.activation.fn,
             alpha=self.activation.alpha,
             limit=self.activation.limit,
         )
-        defines = (
-            *format_defines(at, w, x, w.cols, self.x.run),
+
+    def defines(self, at: Addresses) -> tuple[tuple[str, int], ...]:
+        """Return the macros that every kernel for the product has."""
+        return (
+            *format_defines(at, self.w, self.read, self.w.cols, self.x.run),
             ("PRODUCT", self.kind),
             ("OUT_Q8", int(self.y_format is not RowFormat.F32)),
             ("SPREAD", SPREAD),
         )
+
+    def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
+        w, x, top_k, n_x = self.w, self.read, self.top_k, bucket.rows(self.read.dim)
+        arguments, defines = self.arguments(at, bucket), self.defines(at)
         if _by_blocks(at, bucket, self.launch, w):
             block = tiles.gemm(at.features, takes_half(w, x), FEW_SLOTS)
             groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
@@ -138,8 +148,13 @@ def _runs(at: Addresses, x: Ref, top_k: int) -> Rows:
     return Rows(at.ref(x), x.stride, row_bytes(x.format, x.cols // top_k))
 
 
-@lowers("moe_glu")
-def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+def gated_products_of(
+    launch: Launch, at: Addresses, bucket: Bucket, joins: bool
+) -> list[ExpertProduct]:
+    """Return the products of a moe_glu, each of which waits for the one before it.
+
+    `joins`: the kernel multiplies two weights of one layout at once.
+    """
     x, order, out = rows(launch, "x"), rows(launch, "order"), launch.outputs[0]
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
     bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
@@ -156,14 +171,20 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         up_bias,
         GatedActivation.of(launch),
     )
-    if same_layout(gate, up) and not _by_blocks(at, bucket, launch, gate):
-        return [both.dispatch(at, bucket)]
+    if same_layout(gate, up) and joins:
+        return [both]
     run = 4 * gate.rows
     made = at.scratch.take(bucket.rows(x.dim) * order.cols * run)
     slots = Rows(made, order.cols * run, run)
     first = ExpertProduct(launch, x, both.x, gate, slots, bias=bias)
-    second = replace(both, w=up, bias=up_bias, kind=ProductKind.GATED, up=made, up_bias=0)
-    return [first.dispatch(at, bucket), second.dispatch(at, bucket, waits=True)]
+    return [first, replace(both, w=up, bias=up_bias, kind=ProductKind.GATED, up=made, up_bias=0)]
+
+
+@lowers("moe_glu")
+def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    joins = not _by_blocks(at, bucket, launch, weight_of(at, launch.input("gate")))
+    products = gated_products_of(launch, at, bucket, joins)
+    return [product.dispatch(at, bucket, waits=i > 0) for i, product in enumerate(products)]
 
 
 @lowers("moe_down")
@@ -198,9 +219,21 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         defines = (*format_defines(at, w, h, w.cols, slots.run), *tile.defines)
         groups = (ceil_div(w.rows, tile.tile), n_x, 1)
         return [Dispatch(KernelVariant("moe_down", defines), arguments, groups)]
-    run = 4 * w.rows
+    products, total = summed_products_of(launch, at, bucket)
+    return [products.dispatch(at, bucket), total]
+
+
+def summed_products_of(
+    launch: Launch, at: Addresses, bucket: Bucket
+) -> tuple[ExpertProduct, Dispatch]:
+    """Return the products of a moe_down for many tokens, and the sums over a token's slots."""
+    h, order, routes = (rows(launch, name) for name in ("h", "order", "routes"))
+    w, out, top_k = weight_of(at, launch.input("down")), launch.outputs[0], order.cols
+    bias, scale = (vector_or_null(at, launch.input(name)) for name in ("bias", "scale"))
+    residual, residual_stride = ref_or_null(at, launch.input("residual"))
+    n_x, run = bucket.rows(h.dim), 4 * w.rows
     made = at.scratch.take(n_x * top_k * run)
-    products = ExpertProduct(launch, h, slots, w, Rows(made, top_k * run, run))
+    products = ExpertProduct(launch, h, _runs(at, h, top_k), w, Rows(made, top_k * run, run))
     sums = MoeSumArguments(
         step=at.step,
         products=made,
@@ -216,8 +249,5 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         dim=dim_code(h.dim, bucket),
         top_k=top_k,
     )
-    total = KernelVariant("moe_sum", (("THREADS", THREADS),))
-    return [
-        products.dispatch(at, bucket),
-        Dispatch(total, sums, (ceil_div(w.rows, THREADS), n_x, 1), waits=True),
-    ]
+    kernel = KernelVariant("moe_sum", (("THREADS", THREADS),))
+    return products, Dispatch(kernel, sums, (ceil_div(w.rows, THREADS), n_x, 1), waits=True)

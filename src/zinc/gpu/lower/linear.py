@@ -73,10 +73,14 @@ class Product:
     planes: int = 1
     y_format: RowFormat = RowFormat.F32
 
-    def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
+    @property
+    def n_rows(self) -> int:
+        """Weight rows of a plane."""
+        return self.w.planes * self.w.rows // self.planes
+
+    def arguments(self, at: Addresses, bucket: Bucket) -> LinearArguments:
         w, x = self.w, self.x
-        n_rows, n_x = w.planes * w.rows // self.planes, bucket.rows(x.dim)
-        arguments = LinearArguments(
+        return LinearArguments(
             step=at.step,
             w=matrix(w),
             up=self.up,
@@ -85,7 +89,7 @@ class Product:
             bias=self.bias,
             up_bias=self.up_bias,
             residual=self.residual[0],
-            rows=n_rows,
+            rows=self.n_rows,
             cols=w.cols,
             x_stride=x.stride,
             y_stride=self.y[1],
@@ -95,9 +99,16 @@ class Product:
             alpha=self.activation.alpha,
             limit=self.activation.limit,
         )
+
+    def defines(self, at: Addresses) -> tuple[tuple[str, int], ...]:
+        """Return the macros that every kernel for the product has."""
         out_q8 = int(self.y_format is RowFormat.Q8_32)
-        kind = (("PRODUCT", self.kind), ("OUT_Q8", out_q8))
-        defines = (*format_defines(at, w, x, w.cols), *kind)
+        formats = format_defines(at, self.w, self.x, self.w.cols)
+        return (*formats, ("PRODUCT", self.kind), ("OUT_Q8", out_q8))
+
+    def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
+        w, x, n_rows, n_x = self.w, self.x, self.n_rows, bucket.rows(self.x.dim)
+        arguments, defines = self.arguments(at, bucket), self.defines(at)
         if not tiles.uses_gemv(at.features, n_x):
             block = tiles.gemm(at.features, takes_half(w, x), n_x)
             groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
@@ -105,7 +116,7 @@ class Product:
             return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
         weights = 2 if self.kind is ProductKind.GLU else 1
         units = ceil_div(w.cols, unit(w))
-        if out_q8:
+        if self.y_format is RowFormat.Q8_32:
             tile = tiles.gemv_blocks(at.features, units, n_x, weights)
         else:
             tile = tiles.gemv(at.features, n_rows * self.planes, units, n_x, weights)
@@ -116,8 +127,8 @@ class Product:
         )
 
 
-@lowers("linear")
-def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+def products_of(launch: Launch, at: Addresses) -> list[Product]:
+    """Return the products of a linear, which may run side by side."""
     x = rows(launch, "x")
     return [
         Product(
@@ -126,18 +137,22 @@ def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ref_or_null(at, out),
             vector_or_null(at, launch.input("bias", part)),
             ref_or_null(at, launch.input("residual", part)),
-        ).dispatch(at, bucket)
+        )
         for part, out in enumerate(launch.outputs)
     ]
 
 
-@lowers("linear_glu")
-def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+def gated_products_of(launch: Launch, at: Addresses, bucket: Bucket, joins: bool) -> list[Product]:
+    """Return the products of a linear_glu, each of which waits for the one before it.
+
+    `joins`: the kernel multiplies two weights of one layout at once. Otherwise the gate is first,
+    then the product that multiplies with it.
+    """
     x, out, activation = rows(launch, "x"), launch.outputs[0], GatedActivation.of(launch)
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
     bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
     y = ref_or_null(at, out)
-    if same_layout(gate, up) and tiles.uses_gemv(at.features, bucket.rows(x.dim)):
+    if same_layout(gate, up) and joins:
         both = Product(
             x,
             gate,
@@ -149,8 +164,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             activation=activation,
             y_format=out.format,
         )
-        return [both.dispatch(at, bucket)]
-    # Weights in two formats, or a GEMM: first the gate, then the product that multiplies with it.
+        return [both]
     stride = 4 * out.cols
     made = at.scratch.take(bucket.rows(x.dim) * stride)
     first = Product(x, gate, (made, stride), bias)
@@ -165,7 +179,19 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         activation=activation,
         y_format=out.format,
     )
-    return [first.dispatch(at, bucket), second.dispatch(at, bucket, waits=True)]
+    return [first, second]
+
+
+@lowers("linear")
+def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return [product.dispatch(at, bucket) for product in products_of(launch, at)]
+
+
+@lowers("linear_glu")
+def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    joins = tiles.uses_gemv(at.features, bucket.rows(rows(launch, "x").dim))
+    products = gated_products_of(launch, at, bucket, joins)
+    return [product.dispatch(at, bucket, waits=i > 0) for i, product in enumerate(products)]
 
 
 @lowers("head_linear")

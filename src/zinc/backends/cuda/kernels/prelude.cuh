@@ -17,6 +17,19 @@
 
 #define SUBGROUP 32 // lanes of a warp
 
+// Declares shared memory of a size that the host sets when it starts the kernel
+// (`KernelVariant.shared_bytes`).
+#ifndef ZINC_EMULATED
+#define DYNAMIC_SHARED(name, bytes) extern __shared__ __align__(128) uint8_t name[]
+#endif
+
+// Blocks of a kernel that an SM runs at once: their registers must fit.
+#ifdef MIN_BLOCKS
+#define LAUNCH_BOUNDS __launch_bounds__(THREADS, MIN_BLOCKS)
+#else
+#define LAUNCH_BOUNDS __launch_bounds__(THREADS)
+#endif
+
 // Kernels start early (programmatic dependent launch, sm_90 and newer): while the kernels that they
 // wait for still run. Every thread calls waitForInputs once, before it reads or writes memory that
 // another kernel of the step writes or reads. As a kernel ends after the kernels that it waits for,
@@ -46,7 +59,7 @@ DEVICE void waitForInputs()
 
 #define EARLY_KERNEL(name, Arguments)                                                              \
     DEVICE void name##Body(const Arguments& args);                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+    extern "C" __global__ void LAUNCH_BOUNDS                                                       \
         zinc_##name(const __grid_constant__ Arguments args)                                        \
     {                                                                                              \
         startDependents();                                                                         \

@@ -1,0 +1,180 @@
+"""Lowerings of products on tensor cores: linear, linear_glu, moe_glu and moe_down of several rows.
+
+Kernels for few rows of x read 8-bit blocks. For more rows, `half_rows` converts them to float16
+first, once for all products of a launch. Single rows have a GEMV. Float weights and batch-invariant
+mode keep the shared lowerings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zinc.backends.cuda import tiles
+from zinc.backends.cuda.lower import gemv
+from zinc.backends.cuda.tiles import SLAB_ROW_BYTES, MmaTile
+from zinc.backends.plans import Launch, Ref
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.arguments.constants import ProductKind
+from zinc.gpu.arguments.structs import (
+    ExpertTileArguments,
+    HalfRowsArguments,
+    LinearTileArguments,
+)
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.kernel_set import LOWERINGS, Lowering
+from zinc.gpu.lower import experts, linear
+from zinc.gpu.lower.experts import ExpertProduct
+from zinc.gpu.lower.linear import Product
+from zinc.gpu.lower.operands import ceil_div, dim_code, rows
+from zinc.gpu.rows import row_bytes
+from zinc.gpu.tiles import MAX_BATCH
+from zinc.ops.values import RowFormat
+
+SLAB, GROUP = 128, 8  # columns of a slab, rows of a group (half_rows.cuh)
+WIDE = 4  # slabs that a block of half_rows converts
+FEW_ROWS = 2  # from this many rows of x on, tensor cores multiply with dense weights
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRows:
+    """Rows that half_rows has converted: address, inverses of their factors, rows of a slab."""
+
+    address: int = 0
+    inverses: int = 0
+    n_rows: int = 0
+
+
+NO_ROWS = HalfRows()
+
+
+def linear_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    if not _takes_rows(at, bucket, rows(launch, "x"), FEW_ROWS):
+        return gemv.linear(launch, at, bucket)
+    return _side_by_side(linear.products_of(launch, at), at, bucket)
+
+
+def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    if not _takes_rows(at, bucket, rows(launch, "x"), FEW_ROWS):
+        return gemv.linear_glu(launch, at, bucket)
+    products = linear.gated_products_of(launch, at, bucket, joins=True)
+    first = _side_by_side(products[:1], at, bucket)
+    second = _side_by_side(products[1:], at, bucket, waits=True)
+    return [*first, *second]
+
+
+def gated_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    if not _takes_rows(at, bucket, rows(launch, "x"), MAX_BATCH + 1):
+        return LOWERINGS["moe_glu"](launch, at, bucket)
+    products = experts.gated_products_of(launch, at, bucket, joins=True)
+    return [
+        dispatch
+        for i, product in enumerate(products)
+        for dispatch in _expert_dispatches(product, at, bucket, waits=i > 0)
+    ]
+
+
+def summed_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    if not _takes_rows(at, bucket, rows(launch, "h"), MAX_BATCH + 1):
+        return LOWERINGS["moe_down"](launch, at, bucket)
+    product, total = experts.summed_products_of(launch, at, bucket)
+    return [*_expert_dispatches(product, at, bucket), total]
+
+
+PRODUCTS: dict[str, Lowering] = {
+    "linear": linear_products,
+    "linear_glu": gated_products,
+    "moe_glu": gated_experts,
+    "moe_down": summed_experts,
+}
+
+
+def _takes_rows(at: Addresses, bucket: Bucket, x: Ref, few: int) -> bool:
+    """Return whether tensor cores multiply the rows `x`, of which there are at least `few`."""
+    is_many = bucket.rows(x.dim) >= few and not at.features.batch_invariant
+    return is_many and x.format is RowFormat.Q8_32
+
+
+def _side_by_side(
+    products: Sequence[Product], at: Addresses, bucket: Bucket, waits: bool = False
+) -> list[Dispatch]:
+    """Return the dispatches of products of the same rows."""
+    chosen = [_tile(product, at, bucket) for product in products]
+    dispatches, x = [], NO_ROWS
+    if any(tile.stages for tile in chosen):
+        batch = max(tile.batch for tile in chosen)
+        conversion, x = _converted(products[0].x, products[0].w.cols, 1, batch, at, bucket)
+        dispatches.append(conversion)
+    for i, (product, tile) in enumerate(zip(products, chosen, strict=True)):
+        starts_late = i == 0 and (waits or x is not NO_ROWS)
+        dispatches.append(_dispatch(product, tile, x, at, bucket, starts_late))
+    return dispatches
+
+
+def _tile(product: Product, at: Addresses, bucket: Bucket) -> MmaTile:
+    weights = 2 if product.kind is ProductKind.GLU else 1
+    blocks = product.y_format is RowFormat.Q8_32
+    n_x = bucket.rows(product.x.dim)
+    return tiles.gemm(at.features, product.n_rows, n_x, weights, blocks)
+
+
+def _dispatch(
+    product: Product, tile: MmaTile, x: HalfRows, at: Addresses, bucket: Bucket, waits: bool
+) -> Dispatch:
+    n_x = bucket.rows(product.x.dim)
+    arguments = LinearTileArguments(
+        product=product.arguments(at, bucket), x=x.address, inverses=x.inverses, x_rows=x.n_rows
+    )
+    defines = (*product.defines(at), *tile.defines, ("EXPERTS", 0))
+    kernel = KernelVariant("gemm_mma", defines, tile.shared_bytes)
+    groups = (ceil_div(product.n_rows, tile.rows), ceil_div(n_x, tile.batch), product.planes)
+    return Dispatch(kernel, arguments, groups, waits)
+
+
+def _expert_dispatches(
+    product: ExpertProduct, at: Addresses, bucket: Bucket, waits: bool = False
+) -> list[Dispatch]:
+    read, w, top_k = product.read, product.w, product.top_k
+    n_slots = ceil_div(bucket.rows(read.dim) * top_k, w.planes)
+    tile = tiles.experts(at.features, n_slots, 2 if product.kind is ProductKind.GLU else 1)
+    dispatches, x = [], NO_ROWS
+    if tile.stages:
+        runs = top_k if product.x.run else 1
+        conversion, x = _converted(read, w.cols, runs, GROUP, at, bucket)
+        dispatches.append(conversion)
+    arguments = ExpertTileArguments(
+        product=product.arguments(at, bucket), x=x.address, inverses=x.inverses, x_rows=x.n_rows
+    )
+    defines = (*product.defines(at), *tile.defines, ("EXPERTS", 1))
+    kernel = KernelVariant("gemm_mma", defines, tile.shared_bytes)
+    groups = (ceil_div(w.rows, tile.rows), experts.SPREAD, w.planes)
+    return [*dispatches, Dispatch(kernel, arguments, groups, waits or x is not NO_ROWS)]
+
+
+def _converted(
+    x: Ref, cols: int, runs: int, batch: int, at: Addresses, bucket: Bucket
+) -> tuple[Dispatch, HalfRows]:
+    """Return the conversion of rows with `runs` runs of `cols` columns, and where the rows will be.
+
+    A slab has room for whole tiles of `batch` rows.
+    """
+    n = bucket.rows(x.dim) * runs
+    n_rows, n_slabs = ceil_div(n, batch) * batch, ceil_div(cols, SLAB)
+    n_bytes = n_slabs * n_rows * SLAB_ROW_BYTES
+    address = at.scratch.take(n_bytes + 4 * n_rows)
+    made = HalfRows(address, address + n_bytes, n_rows)
+    arguments = HalfRowsArguments(
+        step=at.step,
+        x=at.ref(x),
+        y=made.address,
+        inverses=made.inverses,
+        cols=cols,
+        x_stride=x.stride,
+        x_run=row_bytes(x.format, cols) if runs > 1 else 0,
+        y_rows=n_rows,
+        runs=runs,
+        dim=dim_code(x.dim, bucket),
+    )
+    groups = (ceil_div(n_slabs, WIDE), ceil_div(n, GROUP), 1)
+    return Dispatch(KernelVariant("half_rows"), arguments, groups), made
