@@ -7,7 +7,16 @@ from itertools import pairwise
 import pytest
 
 from zinc.core.errors import MemoryLimitError
-from zinc.gpu.memory import SMALLEST_SCRATCH, Buffer, MemoryKind, Pool, ScratchAllocator, Slice
+from zinc.gpu.memory import (
+    COUNTER_BYTES,
+    SMALLEST_SCRATCH,
+    Buffer,
+    CounterAllocator,
+    MemoryKind,
+    Pool,
+    ScratchAllocator,
+    Slice,
+)
 
 
 class LimitedAllocator:
@@ -90,3 +99,18 @@ def test_scratch_of_one_launch_does_not_overlap() -> None:
     first, second = scratch.take(half), scratch.take(half)
     assert made == [SMALLEST_SCRATCH, 2 * SMALLEST_SCRATCH], "the ring has become larger"
     assert (first, second) == ((1 << 40) + half // 2, 2 << 40)
+
+
+def test_counters_are_handed_out_once() -> None:
+    made: list[int] = []
+
+    def new_memory(n_bytes: int) -> int:
+        made.append(n_bytes)
+        return len(made) << 32
+
+    counters = CounterAllocator(new_memory)
+    n = COUNTER_BYTES // 4
+    taken = [counters.take(x) for x in (8, n - 9, 1, 1, 2 * n)]
+    first, second, third = 1 << 32, 2 << 32, 3 << 32
+    assert taken == [first, first + 32, first + 4 * (n - 1), second, third]
+    assert made == [COUNTER_BYTES, COUNTER_BYTES, 2 * COUNTER_BYTES]

@@ -10,7 +10,7 @@ import pytest
 
 from zinc.backends import api
 from zinc.backends.api import CacheLayout, TensorData
-from zinc.backends.plans import Plan
+from zinc.backends.plans import Plan, Ref
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.step import Step, StepCondition
@@ -70,6 +70,19 @@ def test_an_alternative_follows_the_launches_that_it_replaces(name: str) -> None
         assert attention.when == alternative.when.negation()
         assert attention.outputs == alternative.outputs
     assert not any(x.when for x in plan.without_alternatives().launches)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_of_an_alternative_are_kept_until_it_ends_if_the_backend_asks(name: str) -> None:
+    plan = plan_of(name, "cuda")
+    for launch in plan.launches:
+        if launch.kernel != "rope_attention":
+            continue
+        (y,) = launch.outputs
+        for x in launch.inputs:
+            if isinstance(x, Ref):
+                start = x.offset - 4 * x.first
+                assert y.offset + y.stride <= start or start + x.stride <= y.offset
 
 
 @pytest.mark.parametrize("name", NAMES)

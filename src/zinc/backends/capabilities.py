@@ -21,14 +21,16 @@ class Capabilities:
 
     kv_dtype: the type of keys and values that "auto" means. batch_invariant: the logits of a token
     are bit-identical whatever shares its steps, and wherever its prompt was cut into chunks.
-    level: the SIMD level of the kernels, on which results may depend. levels: the levels that this
-    machine runs, best first. threads: CPU threads in use. cores: CPU cores that this process may
-    use. `levels`, `threads` and `cores` are empty or None off the CPU.
+    holds_fused_inputs: kernels of alternatives read inputs while they write outputs, so the two
+    must not overlap in memory. level: the SIMD level of the kernels, on which results may depend.
+    levels: the levels that this machine runs, best first. threads: CPU threads in use. cores: CPU
+    cores that this process may use. `levels`, `threads` and `cores` are empty or None off the CPU.
     """
 
     kind: BackendKind
     kv_dtype: str = "f16"
     batch_invariant: bool = False
+    holds_fused_inputs: bool = False
     level: str = ""
     levels: tuple[str, ...] = ()
     threads: int | None = None

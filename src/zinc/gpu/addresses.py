@@ -9,7 +9,7 @@ from typing import Protocol
 from zinc.backends.plans import Ref
 from zinc.gpu.features import Features
 from zinc.gpu.kv_layout import key_block_bytes, value_block_bytes
-from zinc.gpu.memory import Buffer, ScratchAllocator, Slice
+from zinc.gpu.memory import Buffer, CounterAllocator, ScratchAllocator, Slice
 from zinc.ops.values import Constant, KVState, RecurrentState, Weight
 from zinc.quant.blocks import GGMLType
 
@@ -64,6 +64,7 @@ class Addresses(Protocol):
 
     features: Features
     scratch: ScratchAllocator
+    counters: CounterAllocator
 
     @property
     def step(self) -> int:
@@ -100,8 +101,10 @@ class ProgramAddresses:
         constants: Mapping[Constant, Slice],
         cache: DeviceCache,
         scratch: ScratchAllocator,
+        counters: CounterAllocator,
     ) -> None:
         self.features, self.step, self.scratch = features, step, scratch
+        self.counters = counters
         self._arena, self._weights, self._constants = arena, weights, constants
         self._cache = cache
 
@@ -136,6 +139,7 @@ class NominalAddresses:
 
     def __init__(self, features: Features, kv_dtype: str, block_tokens: int = 64) -> None:
         self.features, self.scratch = features, ScratchAllocator(_nominal_scratch)
+        self.counters = CounterAllocator(_nominal_scratch)
         self._kv_dtype, self._block_tokens = kv_dtype, block_tokens
 
     def ref(self, ref: Ref) -> int:

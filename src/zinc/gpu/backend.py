@@ -79,7 +79,7 @@ class GpuBackend(GpuKernels):
 
     def __init__(self, host: Host, batch_invariant: bool = False) -> None:
         self.host = host
-        self.capabilities = Capabilities(BackendKind.DEVICE, batch_invariant=batch_invariant)
+        self.capabilities = replace(self.capabilities, batch_invariant=batch_invariant)
         self.features = replace(host.features, batch_invariant=batch_invariant)
         self._pool = Pool(host)
         self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}

@@ -24,6 +24,7 @@ SMALLEST_CHUNK, LARGEST_CHUNK = (
     256 << 20,
 )  # sizes of buffers for slices that were not announced
 SMALLEST_SCRATCH = 16 << 20
+COUNTER_BYTES = 64 << 10  # of a buffer of counters
 
 
 class MemoryKind(Enum):
@@ -157,3 +158,25 @@ class ScratchAllocator:
 
     def _grow(self, size: int) -> None:
         self._base, self._size, self._used = self._new_memory(size), size, 0
+
+
+class CounterAllocator:
+    """Counters of four bytes that are 0 before and after each dispatch that uses them.
+
+    `new_memory(n_bytes)` returns the address of memory that is filled with zeros and stays
+    allocated. Each counter is handed out once, so launches may run side by side.
+    """
+
+    def __init__(self, new_memory: Callable[[int], int]) -> None:
+        self._new_memory = new_memory
+        self._next = self._end = 0
+
+    def take(self, n: int) -> int:
+        """Return the address of `n` counters. Raises MemoryLimitError."""
+        if self._next + 4 * n > self._end:
+            size = max(COUNTER_BYTES, 4 * n)
+            self._next = self._new_memory(size)
+            self._end = self._next + size
+        address = self._next
+        self._next += 4 * n
+        return address

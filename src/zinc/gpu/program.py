@@ -25,7 +25,14 @@ from zinc.gpu.graph import DispatchGraph, dispatch_graph
 from zinc.gpu.hazards import dependencies
 from zinc.gpu.host import Download, Host, Recording
 from zinc.gpu.kernel_set import KernelSet
-from zinc.gpu.memory import Buffer, MemoryKind, Pool, ScratchAllocator, Slice
+from zinc.gpu.memory import (
+    Buffer,
+    CounterAllocator,
+    MemoryKind,
+    Pool,
+    ScratchAllocator,
+    Slice,
+)
 from zinc.gpu.rows import decode_q8_rows
 from zinc.gpu.step_data import StepData
 from zinc.ops.step import Step
@@ -117,6 +124,7 @@ class GpuProgram:
             self._constants(),
             cache,
             ScratchAllocator(self._new_scratch),
+            CounterAllocator(self._new_counters),
         )
         # The key says which launches run. Plans have few alternatives, so there are few entries.
         self._dependencies: dict[tuple[bool, ...], list[tuple[int, ...]]] = {}
@@ -233,6 +241,12 @@ class GpuProgram:
         """Return the address of new scratch memory, which the program keeps."""
         self._scratch.append(self.host.buffer(n_bytes))
         return self._scratch[-1].address
+
+    def _new_counters(self, n_bytes: int) -> int:
+        """Return the address of zeroed memory, which the program keeps."""
+        address = self._new_scratch(n_bytes)
+        self.host.clear(self._scratch[-1])
+        return address
 
     def _graph(self, bucket: Bucket, first: int = 0, last: int | None = None) -> DispatchGraph:
         """Return the dispatches of launches `first` to `last`, whose kernels are then compiled."""

@@ -1,8 +1,8 @@
 """RoPE, the cache write and attention of one layer in one op, for decode.
 
 It replaces `rope_store` and the `attention` after it in steps whose attention a backend splits over
-the keys. The rotated queries are not stored, and the output may overlap q, k and v in memory: a
-kernel must have read them before it writes.
+the keys. The rotated queries are not stored. The output may overlap q, k and v in memory, so a
+kernel must have read them before it writes, unless its backend holds the inputs of fused nodes.
 """
 
 from __future__ import annotations

@@ -42,12 +42,14 @@ def assign(
     rows: dict[Dim, int],
     row_bytes: Callable[[RowFormat, int], int],
     views: Mapping[int, View] | None = None,
+    held: Mapping[int, int] | None = None,
 ) -> Arena:
     """Return the arena of all values of `nodes`.
 
-    `rows` bounds the rows of each dim. A view keeps its base alive.
+    `rows` bounds the rows of each dim. A view keeps its base alive. `held` has values, by id, that
+    are kept until the node of an index has run.
     """
-    views = views or {}
+    views, held = views or {}, held or {}
     last_read: dict[int, int] = {}
     users: dict[int, int] = {}  # mask of the nodes that write or read a value: bit i is node i
 
@@ -61,6 +63,9 @@ def assign(
                 use(value, i)
                 if value.id in views:
                     use(views[value.id].base, i)
+    for id, at in held.items():
+        held_id = views[id].base.id if id in views else id
+        last_read[held_id] = max(last_read[held_id], at)
     if output is not None:
         use(output, len(nodes))
     before = _before(nodes, views)

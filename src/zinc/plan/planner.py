@@ -21,7 +21,7 @@ from zinc.ops.graph import Graph, Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split
-from zinc.plan.alternatives import add_alternatives
+from zinc.plan.alternatives import add_alternatives, held_inputs
 
 SAMPLED_COLS = 2  # columns of the output of the op `sample`
 
@@ -91,7 +91,10 @@ def _part(
     nodes = passes.choose_row_formats(nodes, output, row_format, backend.stores, next_id)
     passes.check(nodes, output)
     nodes, views = passes.resolve_views(nodes)
-    arena = memory.assign(nodes, output, rows, backend.row_bytes, views)
+    held: dict[int, int] = {}
+    if fuse and backend.capabilities.holds_fused_inputs:
+        held = held_inputs(nodes, backend.runs_fused)
+    arena = memory.assign(nodes, output, rows, backend.row_bytes, views, held)
     if fuse:
         nodes = add_alternatives(nodes, backend.runs_fused)
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from zinc.backends.api import wants_batch_invariance
-from zinc.backends.capabilities import DeviceInfo, DeviceKind, Roofline
+from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
 from zinc.backends.cuda.driver import candidates, choose
-from zinc.backends.cuda.lower import attention, products
+from zinc.backends.cuda.lower import attention, products, rope_attention
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
 from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
@@ -29,7 +29,12 @@ MAX_ARGUMENT_BYTES = 4096  # of a kernel's parameters
 
 CUDA_KERNELS = KernelSet(
     backend="CUDA",
-    lowerings={**LOWERINGS, **products.PRODUCTS, "attention": attention.attention},
+    lowerings={
+        **LOWERINGS,
+        **products.PRODUCTS,
+        "attention": attention.attention,
+        "rope_attention": rope_attention.rope_attention,
+    },
     fused=FUSED,
     weights=StreamWeights(),
     max_argument_bytes=MAX_ARGUMENT_BYTES,
@@ -40,6 +45,7 @@ CUDA_KERNELS = KernelSet(
 class CudaKernels(GpuKernels):
     name = "cuda"
     kernel_set = CUDA_KERNELS
+    capabilities = Capabilities(BackendKind.DEVICE, holds_fused_inputs=True)
 
 
 class CudaBackend(CudaKernels, GpuBackend):

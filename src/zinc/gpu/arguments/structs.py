@@ -415,6 +415,14 @@ class RopeAttentionArguments(Struct):
     normalises_v: U32
 
 
+class DecodeAttentionArguments(RopeAttentionArguments):
+    """Arguments of attention of one token whose last workgroup merges the splits."""
+
+    sinks: Floats
+    out: Bytes
+    arrived: Annotated[Uints, "splits that have ended, for each group of heads; 0 between steps"]
+
+
 class AttentionTileArguments(Struct):
     """Arguments of attention of many queries."""
 

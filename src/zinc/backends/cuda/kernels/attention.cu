@@ -1,5 +1,6 @@
 // Attention of few queries (decode) with vector arithmetic. LANES lanes share a key: each lane has
-// eight of its dimensions in every chunk, and loads AT_ONCE keys ahead. A thread scores EACH heads.
+// eight of its dimensions in every chunk, and loads AT_ONCE keys and values ahead. A thread scores
+// EACH heads.
 // Groups of lanes have different keys, and are merged at the end.
 
 #define THREADS (WAVES * SUBGROUP)
@@ -17,6 +18,9 @@ DEVICE void storeShared(uint i, float4 x) { shared_floats[i] = x; }
 SHARED float4 shared_floats[SUMS];
 #endif
 SHARED float2 totals[WAVES][EACH]; // maximum and sum of the softmax
+#if PREPARES
+#include "merge_splits.cuh"
+#endif
 
 /// Loads chunks of the keys from position `at` on, which lie in one block. Past the last key a
 /// block has zeros or old numbers, but no NaN.
@@ -47,28 +51,32 @@ DEVICE void loadValues(ARGS, KeySplit split, uint block, uint at, uint j, Chunk 
         }
 }
 
-KERNEL(attention, Arguments)
+EARLY_KERNEL(attention, Arguments)
 {
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
     const uint thread = threadIdx.x;
+#if !PREPARES
+    waitForInputs(); // rope_store writes keys
+#endif
     KeySplit split = findSplit(args, group);
     if (!split.exists) return;
     uint lane = thread % SUBGROUP, wave = thread / SUBGROUP;
     uint j = thread % LANES, key_group = thread / LANES;
-#if PREPARES
-    Head own = loadHead(args, split, wave, lane);
-#endif
     split.findKeys(args, AT_ONCE);
     uint stride = THREADS / LANES * AT_ONCE, at = split.begin + key_group * AT_ONCE;
     uint block = 0, next_block = 0;
-    Chunk k[AT_ONCE][CHUNKS], k_next[AT_ONCE][CHUNKS], v[AT_ONCE][CHUNKS_V];
+    Chunk k[AT_ONCE][CHUNKS], k_next[AT_ONCE][CHUNKS];
+    Chunk v[AT_ONCE][CHUNKS_V], v_next[AT_ONCE][CHUNKS_V];
     if (at < split.end)
     {
         block = split.blockAt(args, at);
         next_block = split.blockAt(args, min(at + stride, split.end - 1));
         loadKeys(args, split, block, at, j, k);
+        loadValues(args, split, block, at, j, v);
     }
 #if PREPARES
+    waitForInputs(); // earlier steps have written all keys but the token's own
+    Head own = loadHead(args, split, wave, lane);
     bool is_last = prepareHeads(args, split, own, wave, lane);
 #endif
     float q[EACH][CHUNKS][8];
@@ -105,10 +113,10 @@ KERNEL(attention, Arguments)
 
     for (; at < split.end; at += stride)
     {
-        // Prefetch the next keys while these are scored.
-        loadValues(args, split, block, at, j, v);
+        // Prefetch the next keys and values while these are used.
         uint next = min(at + stride, (split.end - 1) / AT_ONCE * AT_ONCE);
         loadKeys(args, split, next_block, next, j, k_next);
+        loadValues(args, split, next_block, next, j, v_next);
 #if PREPARES
         UNROLL for (uint u = 0; u < AT_ONCE; u++)
         {
@@ -165,7 +173,10 @@ KERNEL(attention, Arguments)
                     UNROLL for (uint i = 0; i < 8; i++) acc[r][c][i] += score[r][u] * x[i];
             }
         UNROLL for (uint u = 0; u < AT_ONCE; u++)
+        {
             UNROLL for (uint c = 0; c < CHUNKS; c++) k[u][c] = k_next[u][c];
+            UNROLL for (uint c = 0; c < CHUNKS_V; c++) v[u][c] = v_next[u][c];
+        }
     }
 
     // Merge the lanes of a wave that had other keys, then the waves.
@@ -210,4 +221,7 @@ KERNEL(attention, Arguments)
         }
         split.store(args, r, 4 * i % HEAD_DIM_V, y, all);
     }
+#if PREPARES
+    mergeSplits(args, split, group.y, thread);
+#endif
 }

@@ -4,12 +4,13 @@
 // here.
 //   PREPARES  heads of q, k and v come as the projections made them. Each workgroup normalises and
 //             rotates the heads that it needs, and the workgroups of the last split store key and
-//             value in the cache. No other workgroup of this step reads them there.
+//             value in the cache. No other workgroup of this step reads them there. The last
+//             workgroup to end merges the splits of its heads (merge_splits.cuh).
 
 #include "arguments.h"
 
 #if PREPARES
-using Arguments = RopeAttentionArguments;
+using Arguments = DecodeAttentionArguments;
 #else
 using Arguments = AttentionArguments;
 #endif

@@ -1,0 +1,64 @@
+// Merge of the partial sums of attention by the block that ends last among the splits of its heads.
+// First each warp finds the weights of the splits of a head, then each thread adds up columns.
+
+#include "arrivals.cuh"
+
+#define MAX_SPLITS 128
+#define LANE_SPLITS (MAX_SPLITS / SUBGROUP)
+#define COLUMN_FOURS (HEAD_DIM_V / 4)
+
+SHARED float splitWeights[EACH][MAX_SPLITS];
+
+/// The partial sums of the first split of head r. Maximum and sum of the softmax follow the columns.
+DEVICE float4* partialsOf(ARGS, const KeySplit& split, uint r)
+{
+    uint head = split.first_head + min(r, split.n_heads - 1);
+    return (float4*)args.partial + head * args.splits * (COLUMN_FOURS + 1);
+}
+
+/// Finds the factors of the splits of head r, which sum up to its output.
+DEVICE void findSplitWeights(ARGS, const KeySplit& split, uint r, uint lane)
+{
+    float4* from = partialsOf(args, split, r) + COLUMN_FOURS;
+    float maximums[LANE_SPLITS], sums[LANE_SPLITS], maximum = MASKED, sum = 0;
+    UNROLL for (uint i = 0; i < LANE_SPLITS; i++)
+    {
+        uint s = i * SUBGROUP + lane;
+        maximums[i] = MASKED;
+        sums[i] = 0;
+        if (s >= args.splits) continue;
+        float4 total = loadAligned<16>(from + s * (COLUMN_FOURS + 1));
+        maximums[i] = total.x;
+        sums[i] = total.y;
+    }
+    float sink = MASKED;
+    if (args.sinks != nullptr)
+        sink = args.sinks[split.first_head + min(r, split.n_heads - 1)] * LOG2_E;
+    UNROLL for (uint i = 0; i < LANE_SPLITS; i++) maximum = max(maximum, maximums[i]);
+    maximum = max(warpMax(maximum), sink);
+    UNROLL for (uint i = 0; i < LANE_SPLITS; i++) sum += sums[i] * exp2(maximums[i] - maximum);
+    sum = warpSum(sum) + (args.sinks != nullptr ? exp2(sink - maximum) : 0.0f);
+    UNROLL for (uint i = 0; i < LANE_SPLITS; i++)
+        splitWeights[r][i * SUBGROUP + lane] = exp2(maximums[i] - maximum) / sum;
+}
+
+/// Merges the splits of the block's heads if this block is the last of them to end.
+DEVICE void mergeSplits(ARGS, const KeySplit& split, uint group, uint thread)
+{
+    if (!arrivesLast(args.arrived + group, args.splits, thread)) return;
+    for (uint r = thread / SUBGROUP; r < EACH; r += WAVES)
+        findSplitWeights(args, split, r, thread % SUBGROUP);
+    __syncthreads();
+    for (uint i = thread; i < EACH * COLUMN_FOURS; i += THREADS)
+    {
+        uint r = i / COLUMN_FOURS, four = i % COLUMN_FOURS;
+        float4* from = partialsOf(args, split, r) + four;
+        float4 y = 0;
+        _Pragma("unroll 8") for (uint s = 0; s < args.splits; s++)
+            y += splitWeights[r][s] * loadAligned<16>(from + s * (COLUMN_FOURS + 1));
+        // The lanes of a block of columns have the same head.
+        if (r < split.n_heads)
+            storeOutput(args.out, args.n_heads * HEAD_DIM_V,
+                (split.first_head + r) * HEAD_DIM_V + 4 * four, y);
+    }
+}
