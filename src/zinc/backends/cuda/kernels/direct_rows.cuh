@@ -28,43 +28,56 @@ struct HalfActivations
 
     MEMBER void pairs(uint word, uint& low, uint& high) const
     {
-        halvesOfBytes(word < 4 ? a[word & 3] : b[word & 3], low, high);
+        halvesOfSigned(word < 4 ? a[word & 3] : b[word & 3], low, high);
         low = multiplyHalves(low, d);
         high = multiplyHalves(high, d);
     }
 };
 
-/// A lane's units of a slab of weights and of x.
-struct Operands
+/// The rows of x that a lane converts.
+struct LaneRows
 {
-    WeightSlab weights;
-    HalfActivations x[X_TILES];
+    uint8_t* rows[X_TILES];
+    float factors[X_TILES];
 
-    MEMBER void load(
-        ARGS, const TileOrigin& origin, uint slab, uint8_t* (&rows)[X_TILES],
-        const float (&factors)[X_TILES])
+    MEMBER LaneRows(ARGS, const TileOrigin& origin)
     {
-        weights.load(args, origin, slab);
         UNROLL for (uint j = 0; j < X_TILES; j++)
-            x[j].load(rows[j], COLUMNS, 4 * slab + origin.lane % 4, factors[j]);
-    }
-
-    MEMBER void multiply(Sums& sums) const
-    {
-        UNROLL for (uint step = 0; step < STEPS; step++)
         {
-            uint low[X_TILES], high[X_TILES];
-            UNROLL for (uint j = 0; j < X_TILES; j++) x[j].pairs(step, low[j], high[j]);
-            UNROLL for (uint t = 0; t < WEIGHTS * ROW_TILES; t++)
-            {
-                uint a[4];
-                weights.fragment(t, step, a);
-                UNROLL for (uint j = 0; j < X_TILES; j++)
-                    multiplyTiles(sums.d[t][j], a, low[j], high[j]);
-            }
+            const uint i = 8 * j + origin.lane / 4;
+            rows[j] = xAt(args, min(origin.at + i, origin.end - 1), origin.plane);
+            factors[j] = rowFactors[i].factor;
         }
     }
 };
+
+/// A lane's units of a slab of x.
+struct ActivationSlab
+{
+    HalfActivations units[X_TILES];
+
+    MEMBER void load(ARGS, const LaneRows& x, const TileOrigin& origin, uint slab)
+    {
+        UNROLL for (uint j = 0; j < X_TILES; j++)
+            units[j].load(x.rows[j], COLUMNS, 4 * slab + origin.lane % 4, x.factors[j]);
+    }
+};
+
+DEVICE void multiplySlab(const WeightSlab& weights, const ActivationSlab& x, Sums& sums)
+{
+    UNROLL for (uint step = 0; step < STEPS; step++)
+    {
+        uint low[X_TILES], high[X_TILES];
+        UNROLL for (uint j = 0; j < X_TILES; j++) x.units[j].pairs(step, low[j], high[j]);
+        UNROLL for (uint t = 0; t < WEIGHTS * ROW_TILES; t++)
+        {
+            uint a[4];
+            weights.fragment(t, step, a);
+            UNROLL for (uint j = 0; j < X_TILES; j++)
+                multiplyTiles(sums.d[t][j], a, low[j], high[j]);
+        }
+    }
+}
 
 /// Computes the factors of the tile's rows.
 DEVICE void findFactors(ARGS, const TileOrigin& origin, uint thread)
@@ -82,27 +95,28 @@ DEVICE void accumulate(
     const TileArguments& tile, const TileOrigin& origin, Sums& sums, uint thread)
 {
     const Arguments& args = tile.product;
-    const uint slabs = (COLUMNS + SLAB - 1) / SLAB;
-    findFactors(args, origin, thread);
-    uint8_t* rows[X_TILES];
-    float factors[X_TILES];
-    UNROLL for (uint j = 0; j < X_TILES; j++)
-    {
-        const uint i = 8 * j + origin.lane / 4;
-        rows[j] = xAt(args, min(origin.at + i, origin.end - 1), origin.plane);
-        factors[j] = rowFactors[i].factor;
-    }
-    Operands next[DEEP];
+    const uint slabs = (COLUMNS + SLAB - 1) / SLAB, first = origin.part;
+    StoredSlab weights[DEEP];
+    ActivationSlab x[DEEP];
     UNROLL for (uint p = 0; p < DEEP; p++)
-        if (origin.part + p * KSPLIT < slabs)
-            next[p].load(args, origin, origin.part + p * KSPLIT, rows, factors);
-    for (uint slab = origin.part; slab < slabs; slab += DEEP * KSPLIT)
+        weights[p].load(args, origin, min(first + p * KSPLIT, slabs - 1));
+    waitForRows();
+    findFactors(args, origin, thread);
+    const LaneRows rows(args, origin);
+    UNROLL for (uint p = 0; p < DEEP; p++)
+        x[p].load(args, rows, origin, min(first + p * KSPLIT, slabs - 1));
+    for (uint begin = first; begin < slabs; begin += DEEP * KSPLIT)
         UNROLL for (uint p = 0; p < DEEP; p++)
         {
-            if (slab + p * KSPLIT >= slabs) break;
-            const uint ahead = slab + (p + DEEP) * KSPLIT;
-            const Operands current = next[p];
-            if (ahead < slabs) next[p].load(args, origin, ahead, rows, factors);
-            current.multiply(sums);
+            const uint slab = begin + p * KSPLIT, ahead = slab + DEEP * KSPLIT;
+            if (slab >= slabs) break;
+            const WeightSlab current(weights[p], slab, origin.lane);
+            const ActivationSlab current_x = x[p];
+            if (ahead < slabs)
+            {
+                weights[p].load(args, origin, ahead);
+                x[p].load(args, rows, origin, ahead);
+            }
+            multiplySlab(current, current_x, sums);
         }
 }

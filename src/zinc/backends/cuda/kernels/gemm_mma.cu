@@ -51,10 +51,10 @@ struct Sums
     }
 };
 
-/// A lane's units of a slab of weights.
-struct WeightSlab
+/// A lane's units of a slab of weights, as they are stored.
+struct StoredSlab
 {
-    HalfUnit units[WEIGHTS * ROW_TILES][2];
+    StoredUnit units[WEIGHTS * ROW_TILES][2];
 
     MEMBER void load(ARGS, const TileOrigin& origin, uint slab)
     {
@@ -63,11 +63,26 @@ struct WeightSlab
             UNROLL for (uint half = 0; half < 2; half++)
             {
                 const uint at = origin.weightRow(args, t, half) * n + unit;
-                units[t][half] = HalfUnit(decode(args.w, at));
+                units[t][half] = loadStored(args.w, at);
 #if PRODUCT == GLU
-                units[ROW_TILES + t][half] = HalfUnit(decode(shifted(args.w, args.up), at));
+                units[ROW_TILES + t][half] = loadStored(shifted(args.w, args.up), at);
 #endif
             }
+    }
+};
+
+/// The same units as operands.
+struct WeightSlab
+{
+    HalfUnit units[WEIGHTS * ROW_TILES][2];
+
+    MEMBER WeightSlab(const StoredSlab& stored, uint slab, uint lane)
+    {
+        // Rows are whole blocks of a format, so the unit's place in its block is that in its row.
+        const uint unit = 4 * slab + lane % 4;
+        UNROLL for (uint t = 0; t < WEIGHTS * ROW_TILES; t++)
+            UNROLL for (uint half = 0; half < 2; half++)
+                units[t][half] = HalfUnit(stored.units[t][half], unit);
     }
 
     MEMBER void fragment(uint tile, uint step, uint (&a)[4]) const
@@ -76,6 +91,15 @@ struct WeightSlab
         units[tile][1].pairs(step, a[1], a[3]);
     }
 };
+
+/// Waits for what earlier kernels write, after the first weights have been loaded. Which experts
+/// are needed is known only after waiting.
+DEVICE void waitForRows()
+{
+#if !EXPERTS
+    waitForInputs();
+#endif
+}
 
 #if STAGES
 #include "staged_rows.cuh"
@@ -147,7 +171,7 @@ DEVICE void computeTile(const TileArguments& args, TileOrigin origin, uint first
     storeTile(args.product, sums, origin, first, thread);
 }
 
-KERNEL(gemm_mma, TileArguments)
+EARLY_KERNEL(gemm_mma, TileArguments)
 {
     const uint thread = threadIdx.x, warp = thread / SUBGROUP, first = blockIdx.x * ROWS;
     TileOrigin origin;
@@ -156,6 +180,7 @@ KERNEL(gemm_mma, TileArguments)
     origin.part = warp % KSPLIT;
     origin.lane = thread % SUBGROUP;
 #if EXPERTS
+    waitForInputs();
     const float* starts = args.product.starts;
     origin.end = uint(starts[origin.plane + 1]);
     const uint begin = uint(starts[origin.plane]) + blockIdx.y * BATCH;
@@ -170,7 +195,11 @@ KERNEL(gemm_mma, TileArguments)
 #else
     origin.at = blockIdx.y * BATCH;
     origin.end = rowCount(args.product);
-    if (origin.at >= origin.end) return;
+    if (origin.at >= origin.end)
+    {
+        waitForInputs();
+        return;
+    }
     loadFormatTables(args.product.w, thread, THREADS);
     computeTile(args, origin, first, thread);
 #endif

@@ -56,11 +56,17 @@ DEVICE uint addProductOfHalves(uint a, uint b, uint c)
 
 DEVICE uint twice(float x) { return packHalves(x, x); }
 
-/// Converts four signed bytes: `low` gets bytes 0 and 1, `high` bytes 2 and 3. 0x6400 | b is the
-/// float16 number 1024 + b, and the bytes become unsigned by adding 128.
-DEVICE void halvesOfBytes(uint bytes, uint& low, uint& high)
+/// Converts four bytes: `low` gets bytes 0 and 2, `high` bytes 1 and 3. 0x6400 | b is the float16
+/// number 1024 + b. `flip` is xored with bytes, and their number `zero` becomes 0.
+template <uint flip, uint zero> DEVICE void halvesOfBytes(uint bytes, uint& low, uint& high)
 {
-    uint biased = bytes ^ 0x80808080u;
-    low = subtractHalves(__byte_perm(biased, 0x64646464u, 0x4140), 0x64806480u);
-    high = subtractHalves(__byte_perm(biased, 0x64646464u, 0x4342), 0x64806480u);
+    const uint base = (0x6400u | flip) * 0x10001u, offset = (0x6400u + zero) * 0x10001u;
+    low = subtractHalves((bytes & 0x00ff00ffu) ^ base, offset);
+    high = subtractHalves((bytes >> 8 & 0x00ff00ffu) ^ base, offset);
+}
+
+/// Converts four signed bytes.
+DEVICE void halvesOfSigned(uint bytes, uint& low, uint& high)
+{
+    halvesOfBytes<0x80, 0x80>(bytes, low, high);
 }

@@ -18,8 +18,8 @@ DEVICE uint8_t* rowAt(ARGS, uint i)
     return args.x + uint64_t(i / args.runs) * args.x_stride + i % args.runs * args.x_run;
 }
 
-/// Loads a word of a unit, multiplied by its scale and `factor`, as two pairs of float16 numbers.
-/// Past the last column they are zeros.
+/// Loads a word of a unit, multiplied by its scale and `factor`, as two pairs of float16 numbers:
+/// bytes 0 and 2, 1 and 3. Past the last column they are zeros.
 DEVICE uint2 loadPairs(uint8_t* row, uint cols, uint unit, uint word, float factor)
 {
     if (unit * 32 + word * 4 >= cols) return uint2(0u);
@@ -27,7 +27,7 @@ DEVICE uint2 loadPairs(uint8_t* row, uint cols, uint unit, uint word, float fact
     float scale = scalesOf(row, cols)[unit].x * factor;
     float4 v;
     UNROLL for (uint i = 0; i < 4; i++) v[i] = scale * float(int(bytes << (24 - 8 * i)) >> 24);
-    return uint2(packHalves(v.x, v.y), packHalves(v.z, v.w));
+    return uint2(packHalves(v.x, v.z), packHalves(v.y, v.w));
 }
 
 KERNEL(half_rows, Arguments)

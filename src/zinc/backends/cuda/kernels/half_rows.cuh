@@ -5,7 +5,8 @@
 //
 // Columns are permuted within slabs of 128. In step s (0 to 7) of a slab, lane c of a quad holds
 // columns 32 c + 4 s + {0, 1, 2, 3}, which are one word of its unit of weights. Each step has two
-// chunks of eight numbers; position 2 c + i of chunk 2 s + h is column 32 c + 4 s + 2 h + i.
+// chunks of eight numbers; position 2 c + i of chunk 2 s + h is column 32 c + 4 s + 2 i + h,
+// so that masks and shifts of the words select the numbers of a pair.
 //
 // In memory a chunk of eight rows is one matrix of `loadMatrices`, 128 bytes, and the rows that a
 // GEMM's tile needs of a slab are contiguous:

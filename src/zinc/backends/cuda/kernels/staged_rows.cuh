@@ -76,9 +76,10 @@ DEVICE void accumulate(
 {
     const uint cols = args.product.cols, slabs = (cols + SLAB - 1) / SLAB;
     const uint rounds = (slabs + KSPLIT - 1) / KSPLIT;
-    findRows(args, origin, thread);
-    WeightSlab next;
+    StoredSlab next;
     next.load(args.product, origin, min(origin.part, slabs - 1));
+    waitForRows();
+    findRows(args, origin, thread);
     UNROLL for (uint s = 0; s < STAGES - 1; s++)
     {
         if (s < rounds) copySlabs(args, origin, s, s * KSPLIT, slabs, thread);
@@ -91,7 +92,7 @@ DEVICE void accumulate(
         __syncthreads();
         if (ahead < rounds) copySlabs(args, origin, ahead % STAGES, ahead * KSPLIT, slabs, thread);
         commitCopies();
-        const WeightSlab current = next;
+        const WeightSlab current(next, slab, origin.lane);
         if (slab + KSPLIT < slabs) next.load(args.product, origin, slab + KSPLIT);
         if (slab >= slabs) continue;
         const uint8_t* x = stages + (round % STAGES * KSPLIT + origin.part) * SLAB_BYTES;

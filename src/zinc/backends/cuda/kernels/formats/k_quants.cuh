@@ -66,7 +66,14 @@ DEVICE PackedUnit loadUnit(Matrix w, uint unit)
     return p;
 }
 
-DEVICE Unit decodeUnit(const PackedUnit& p, uint unit)
+#if FORMAT == Q3_K
+#define CENTRED_BITS 3
+#elif FORMAT == Q6_K
+#define CENTRED_BITS 6
+#endif
+
+/// Decodes a unit but leaves elements of CENTRED_BITS unsigned.
+DEVICE Unit decodeUnsigned(const PackedUnit& p, uint unit)
 {
     Unit r;
     r.m = 0;
@@ -85,11 +92,9 @@ DEVICE Unit decodeUnit(const PackedUnit& p, uint unit)
     uint3 scales = uint3(p.head.y, p.head.z, p.head.w);
     r.d = f16tof32(p.head.x & 0xffffu) * (float2(sixBits(scales, j)) - 32);
     addOneBit(p.h, 2, r);
-    centre(3, r);
 #elif FORMAT == Q6_K
     r.d = f16tof32(p.d) * float2(int(p.scales << 24) >> 24, int(p.scales << 16) >> 24);
     addTwoBits(p.h, 4, r);
-    centre(6, r);
 #else // Q4_K, Q5_K
     float2 dm = halves(p.head.x) * float2(sixBits(uint3(p.head.y, p.head.z, p.head.w), j));
     r.d = dm.x;
@@ -97,6 +102,15 @@ DEVICE Unit decodeUnit(const PackedUnit& p, uint unit)
 #if FORMAT == Q5_K
     addOneBit(p.h, 4, r);
 #endif
+#endif
+    return r;
+}
+
+DEVICE Unit decodeUnit(const PackedUnit& p, uint unit)
+{
+    Unit r = decodeUnsigned(p, unit);
+#ifdef CENTRED_BITS
+    centre(CENTRED_BITS, r);
 #endif
     return r;
 }
