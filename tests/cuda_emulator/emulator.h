@@ -177,6 +177,8 @@ inline float half_to_float(uint32_t bits) {
     return table[bits & 0xffff];
 }
 
+inline float bfloat_to_float(uint32_t bits) { return bitCast<float>(bits << 16); }
+
 // The operands of a lane in mma.sync.m16n8k16 (see mma.cuh).
 struct TileOperands {
     float* d;
@@ -184,7 +186,9 @@ struct TileOperands {
     uint32_t b[2];
 };
 
-inline void multiply_tiles(float* d, const uint32_t* a, uint32_t b0, uint32_t b1) {
+// `number` returns the number in the low 16 bits of a word.
+template <float (*number)(uint32_t) = half_to_float>
+void multiply_tiles(float* d, const uint32_t* a, uint32_t b0, uint32_t b1) {
     TileOperands mine{d, a, {b0, b1}};
     sync_warp(~0u, reinterpret_cast<uint64_t>(&mine), [](const uint64_t* slots) {
         auto lane = [&](int i) -> TileOperands& { return *reinterpret_cast<TileOperands*>(slots[i]); };
@@ -193,8 +197,8 @@ inline void multiply_tiles(float* d, const uint32_t* a, uint32_t b0, uint32_t b1
             for (int j = 0; j < 4; ++j)
                 for (int k = 0; k < 2; ++k) {
                     const int q = i / 4, col = 2 * (i % 4) + k + 8 * (j / 2);
-                    a[q + 8 * (j % 2)][col] = half_to_float(lane(i).a[j] >> 16 * k);
-                    if (j % 2 == 0) b[col][q] = half_to_float(lane(i).b[j / 2] >> 16 * k);
+                    a[q + 8 * (j % 2)][col] = number(lane(i).a[j] >> 16 * k);
+                    if (j % 2 == 0) b[col][q] = number(lane(i).b[j / 2] >> 16 * k);
                 }
         for (int i = 0; i < WARP; ++i)
             for (int j = 0; j < 4; ++j) {

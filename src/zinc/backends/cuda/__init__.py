@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zinc.backends.api import wants_batch_invariance
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
 from zinc.backends.cuda.driver import candidates, choose
-from zinc.backends.cuda.lower import attention, products, rope_attention
+from zinc.backends.cuda.lower import attention, products, recurrent, rope_attention
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
 from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
@@ -33,6 +33,7 @@ CUDA_KERNELS = KernelSet(
         **LOWERINGS,
         **products.PRODUCTS,
         "attention": attention.attention,
+        "delta_rule": recurrent.delta_rule,
         "rope_attention": rope_attention.rope_attention,
     },
     fused=FUSED,

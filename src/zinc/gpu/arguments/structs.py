@@ -326,6 +326,27 @@ class DeltaRuleArguments(Struct):
     is_one_token: Annotated[U32, "the step has one token, so its header need not be read"]
 
 
+class DeltaChunkArguments(Struct):
+    """Arguments of both kernels of the chunkwise delta rule."""
+
+    step: StepAddress
+    qkv: Bytes
+    alpha: Bytes
+    beta: Bytes
+    decay: Floats
+    decay_bias: Floats
+    state: Floats
+    y: Bytes
+    chunks: Annotated[Bytes, "matrices of each chunk"]
+    qkv_stride: U32
+    alpha_stride: U32
+    beta_stride: U32
+    y_stride: U32
+    n_k_heads: U32
+    n_v_heads: U32
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+
+
 class RopeTableArguments(Struct):
     step: StepAddress
     frequencies: Floats

@@ -10,6 +10,7 @@ using Arguments = DeltaRuleArguments;
 
 #include "step.cuh"
 #include "activation.cuh"
+#include "decay.cuh"
 #include "floats.cuh"
 
 #define THREADS (COLS * SHARE)
@@ -24,12 +25,6 @@ SHARED float4 q4[ROWS][K_DIM / 4];
 SHARED float4 k4[ROWS][K_DIM / 4];
 SHARED float values[ROWS][COLS];
 SHARED float2 gates[ROWS]; // decay and beta of each token
-
-DEVICE float softplus(float x)
-{
-    float e = exp(-abs(x));
-    return max(x, 0.0f) + (e < 1e-4f ? e : log(1.0f + e));
-}
 
 /// The part of ROWS tokens that a thread loads: eighths of heads of q and k, numbers of v, and
 /// gates.
@@ -98,7 +93,7 @@ DEVICE void stageRows(LoadedRows rows, float decay, float bias, uint thread)
         if (i < ROWS * COLS) values[i / COLS][i % COLS] = rows.values[j];
     }
     if (thread < ROWS)
-        gates[thread] = float2(exp(decay * softplus(rows.alpha + bias)), sigmoid(rows.beta));
+        gates[thread] = float2(decayOf(decay, rows.alpha + bias), sigmoid(rows.beta));
 }
 
 KERNEL(delta_rule, Arguments)

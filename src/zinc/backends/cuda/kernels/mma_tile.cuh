@@ -4,6 +4,7 @@
 
 #include "kv.cuh"
 #include "mma.cuh"
+#include "tile_rows.cuh"
 
 /// Returns 2^x, with denormal results as 0.
 DEVICE float exp2Fast(float x)
@@ -17,20 +18,13 @@ DEVICE float exp2Fast(float x)
 #endif
 }
 
-/// A tile of ROWS positions of CHUNKS chunks of float16 numbers, which THREADS_ threads stage. Eight
-/// rows of a chunk column lie in different banks: chunks are permuted in each row or, if rows are no
-/// multiples of eight chunks, rows have an odd pitch.
+/// A tile of ROWS positions of CHUNKS chunks of float16 numbers, which THREADS_ threads stage.
 template <uint ROWS, uint CHUNKS, uint THREADS_> struct StagedTile
 {
-    static constexpr uint PITCH = CHUNKS % 8 == 0 ? CHUNKS : CHUNKS | 1;
-    static constexpr uint SIZE = ROWS * PITCH; // in chunks
+    static constexpr uint SIZE = TileRows<CHUNKS>::size(ROWS); // in chunks
     static constexpr uint EACH = (ROWS * CHUNKS + THREADS_ - 1) / THREADS_; // chunks of a thread
 
-    /// Where a chunk of a row lies.
-    MEMBER static uint index(uint row, uint chunk)
-    {
-        return row * PITCH + (CHUNKS % 8 == 0 ? chunk ^ row % 8 : chunk);
-    }
+    MEMBER static uint index(uint row, uint chunk) { return TileRows<CHUNKS>::index(row, chunk); }
 
     /// Calls `act` with the number, row and chunk of each chunk of this thread.
     template <class Act> MEMBER static void each(Act act)

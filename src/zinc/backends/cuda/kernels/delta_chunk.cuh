@@ -1,0 +1,72 @@
+// The chunkwise delta rule (zinc.ops.recurrent), in two kernels. Rows of a step are divided into chunks
+// of CHUNK tokens of one sequence. With S the state before a chunk, G_t the product of the decays up
+// to token t, and Q, K, V the rows of the chunk:
+//
+//     D = T (V - G K S)                    T = (1 + tril(b (K K^T) G_t / G_j))^-1 b
+//     O = G Q S + P D                      P = tril(Q K^T G_t / G_j), with the diagonal
+//     S' = G_last S + K^T (G_last / G_t) D
+//
+// delta_chunks makes Q, K, T and P of all chunks at once. delta_scan goes through the chunks of a
+// sequence. Matrices are pairs of bfloat16 numbers (split_floats.cuh) that lie as in shared memory:
+//
+//     slot of a chunk   [key heads][K high, K low, Q high, Q low], each [CHUNK, K_DIM]
+//                       [value heads][T high, T low, P high, P low], each [CHUNK, CHUNK], then
+//                       float G_t [CHUNK], G_last / G_t [CHUNK]
+//
+// Rows after the end of a sequence have zeros in Q, K and b, and no decay.
+
+#include "arguments.h"
+
+using Arguments = DeltaChunkArguments;
+
+#include "step.cuh"
+#include "split_floats.cuh"
+#include "tile_rows.cuh"
+
+#define CHUNK 32
+
+typedef TileRows<K_DIM / 8> KeyRows; // of K and Q
+typedef TileRows<CHUNK / 8> SquareRows; // of T and P
+#define KEY_TILE KeyRows::size(CHUNK) // chunks of 16 bytes of a matrix
+#define SQUARE_TILE SquareRows::size(CHUNK)
+#define GATES (2 * CHUNK / 4)
+#define KEY_PART (4 * KEY_TILE) // of a key head
+#define VALUE_PART (4 * SQUARE_TILE + GATES) // of a value head
+
+/// Returns the slot of the first chunk of a sequence. Each sequence has at least one slot.
+DEVICE uint firstSlot(ARGS, uint sequence) { return args.step->seq_start[sequence] / CHUNK + sequence; }
+
+DEVICE uint4* slotAt(ARGS, uint slot)
+{
+    return (uint4*)args.chunks
+        + uint64_t(slot) * (args.n_k_heads * KEY_PART + args.n_v_heads * VALUE_PART);
+}
+
+DEVICE uint4* keyPart(ARGS, uint slot, uint k_head) { return slotAt(args, slot) + k_head * KEY_PART; }
+
+DEVICE uint4* valuePart(ARGS, uint slot, uint head)
+{
+    return slotAt(args, slot) + args.n_k_heads * KEY_PART + head * VALUE_PART;
+}
+
+DEVICE uint keyHeadOf(ARGS, uint head)
+{
+    return GROUPED ? head / (args.n_v_heads / args.n_k_heads) : head % args.n_k_heads;
+}
+
+/// Loads the parts of 16 rows and 16 columns of a matrix as right operands: rows of B^T from `row` on,
+/// from chunk `chunk` on. `low` lies `tile` chunks after `high`.
+template <class Rows>
+DEVICE void loadSplit(const uint4* matrix, uint tile, uint row, uint chunk, uint (&high)[4], uint (&low)[4])
+{
+    uint lane = threadIdx.x % SUBGROUP;
+    uint at = Rows::index(row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
+    loadMatrices(high, matrix + at);
+    loadMatrices(low, matrix + tile + at);
+}
+
+template <uint n> DEVICE void clear(float (&sums)[n][4])
+{
+    UNROLL for (uint i = 0; i < n; i++)
+        UNROLL for (uint j = 0; j < 4; j++) sums[i][j] = 0;
+}

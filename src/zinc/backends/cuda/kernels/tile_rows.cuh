@@ -1,0 +1,22 @@
+// Where rows of 16-bit numbers lie in shared memory, so that loads of eight rows of 16 bytes have no
+// bank conflicts (loadMatrices of mma.cuh).
+
+#pragma once
+
+#include "prelude.cuh"
+
+/// Rows of CHUNKS chunks of 16 bytes. Chunks are permuted in each row or, if rows are no multiples of
+/// eight chunks, rows have an odd pitch.
+template <uint CHUNKS> struct TileRows
+{
+    static constexpr uint PITCH = CHUNKS % 8 == 0 ? CHUNKS : CHUNKS | 1;
+
+    /// Chunks of a tile of `rows` rows.
+    MEMBER static constexpr uint size(uint rows) { return rows * PITCH; }
+
+    /// Where a chunk of a row lies.
+    MEMBER static uint index(uint row, uint chunk)
+    {
+        return row * PITCH + (CHUNKS % 8 == 0 ? chunk ^ row % 8 : chunk);
+    }
+};

@@ -1,0 +1,89 @@
+"""Lowering of the delta rule for many tokens, in chunks, on tensor cores.
+
+The first kernel makes the matrices of all chunks in parallel, the second goes through the chunks of
+each sequence (kernels/delta_chunk.cuh).
+"""
+
+from __future__ import annotations
+
+from zinc.backends.plans import Launch
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.arguments.structs import DeltaChunkArguments
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.lower import recurrent
+from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
+from zinc.ops.values import RecurrentState, Weight
+
+CHUNK = 32  # equals CHUNK in kernels/delta_chunk.cuh
+WARP_COLS = 16  # columns of the state of a warp
+SCAN_WARPS = 4  # of a block
+SCAN_STAGES = 2  # chunks in shared memory
+MIN_TOKENS = (
+    32  # shorter steps go token by token, as do steps in which most sequences have one token
+)
+MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
+
+
+def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower the op `delta_rule`."""
+    attrs = {name: int(value) for name, value in launch.attrs}
+    k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
+    n_k, n_v = attrs["n_k_heads"], attrs["n_v_heads"]
+    key_bytes, value_bytes = _part_bytes(k_dim)
+    shared_bytes = SCAN_STAGES * (key_bytes + value_bytes)
+    if (
+        bucket.tokens < max(MIN_TOKENS, 2 * bucket.sequences)
+        or at.features.batch_invariant
+        or k_dim % WARP_COLS
+        or k_dim > MAX_K_DIM
+        or v_dim % WARP_COLS
+        or shared_bytes > at.features.most_shared_bytes
+    ):
+        return recurrent.delta_rule(launch, at, bucket)
+    qkv, alpha, beta = (rows(launch, name) for name in ("qkv", "alpha", "beta"))
+    decay, decay_bias = (operand(launch, name, Weight) for name in ("decay", "decay_bias"))
+    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
+    slots = bucket.tokens // CHUNK + bucket.sequences
+    arguments = DeltaChunkArguments(
+        step=at.step,
+        qkv=at.ref(qkv),
+        alpha=at.ref(alpha),
+        beta=at.ref(beta),
+        decay=at.vector(decay),
+        decay_bias=at.vector(decay_bias),
+        state=at.recurrent(state),
+        y=at.ref(y),
+        chunks=at.scratch.take(slots * (n_k * key_bytes + n_v * value_bytes)),
+        qkv_stride=qkv.stride,
+        alpha_stride=alpha.stride,
+        beta_stride=beta.stride,
+        y_stride=y.stride,
+        n_k_heads=n_k,
+        n_v_heads=n_v,
+        slot_floats=state.floats,
+    )
+    defines = (
+        ("GROUPED", attrs["grouped"]),
+        ("K_DIM", k_dim),
+        ("VECTORS", in_vectors(at, qkv)),
+        ("V_DIM", v_dim),
+    )
+    warps = min(SCAN_WARPS, v_dim // WARP_COLS)
+    scan = KernelVariant("delta_scan", (*defines, ("WARPS", warps)), shared_bytes)
+    grid = (n_v, ceil_div(v_dim, WARP_COLS * warps), bucket.sequences)
+    return [
+        Dispatch(KernelVariant("delta_chunks", defines), arguments, (slots, n_k, 1)),
+        Dispatch(scan, arguments, grid, waits=True),
+    ]
+
+
+def _part_bytes(k_dim: int) -> tuple[int, int]:
+    """Return the bytes of a chunk's matrices for a key head and for a value head."""
+    keys, squares = (4 * CHUNK * 16 * _pitch(cols // 8) for cols in (k_dim, CHUNK))
+    return keys, squares + 2 * CHUNK * 4
+
+
+def _pitch(chunks: int) -> int:
+    """Return the 16-byte chunks from row to row, as in kernels/tile_rows.cuh."""
+    return chunks if chunks % 8 == 0 else chunks | 1
