@@ -1,4 +1,4 @@
-"""The chunkwise delta rule with CUDA beyond the op cases, on the emulator."""
+"""Delta rule and convolution of many rows with CUDA beyond the op cases, on the emulator."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from zinc.backends.api import Backend, CacheLayout, TensorData
 from zinc.ops.cases import Case
 from zinc.ops.recurrent import DeltaShape, delta_case
 from zinc.ops.step import Step
+from zinc.ops.values import RecurrentState
 from zinc.plan.planner import make_plan
 
 TOKENS = 110
 TOLERANCE = 1e-4
 # Tokens of two sequences in each step: in chunks, token by token, and in chunks again.
-STEPS = ((70, 40), (1, 1), (0, 45), (65, 3))
+STEPS = ((70, 40), (1, 1), (0, 45), (65, 3), (2, 108))
 
 
 def step_of(counts: Sequence[int], lengths: Sequence[int]) -> Step:
@@ -49,9 +50,22 @@ def outputs(backend: Backend, case: Case) -> list[np.ndarray]:
     return found
 
 
+def convolution() -> Case:
+    case = Case("steps", TOKENS)
+    x, weight = case.rows(136), case.vector(136 * 4)
+    return case.returns(case.graph.conv_silu(x, weight, RecurrentState("conv", 3 * 136)))
+
+
+CASES = {
+    "delta_rule": delta_case("steps", DeltaShape(2, 4, 64, 80), (TOKENS,), pace=0.05),
+    "conv_silu": convolution(),
+}
+
+
 @pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
-def test_states_continue_from_step_to_step() -> None:
-    case = delta_case("steps", DeltaShape(2, 4, 64, 80), (TOKENS,), pace=0.05)
+@pytest.mark.parametrize("name", CASES)
+def test_states_continue_from_step_to_step(name: str) -> None:
+    case = CASES[name]
     got, want = outputs(emulated.backend(), case), outputs(api.create("ref"), case)
     for a, b in zip(got, want, strict=True):
         assert np.linalg.norm(a - b) <= TOLERANCE * np.linalg.norm(b)

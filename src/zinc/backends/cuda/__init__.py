@@ -33,6 +33,7 @@ CUDA_KERNELS = KernelSet(
         **LOWERINGS,
         **products.PRODUCTS,
         "attention": attention.attention,
+        "conv_silu": recurrent.conv_silu,
         "delta_rule": recurrent.delta_rule,
         "rope_attention": rope_attention.rope_attention,
     },

@@ -307,6 +307,21 @@ class ConvSiluArguments(Struct):
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
 
 
+class ConvBlockArguments(Struct):
+    """Arguments of both kernels of a convolution over blocks of rows."""
+
+    step: StepAddress
+    x: Bytes
+    weight: Floats
+    state: Floats
+    y: Bytes
+    edges: Annotated[Floats, "[blocks, taps - 1, cols], the rows of x before each block"]
+    x_stride: U32
+    y_stride: U32
+    cols: U32
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+
+
 class DeltaRuleArguments(Struct):
     step: StepAddress
     qkv: Bytes

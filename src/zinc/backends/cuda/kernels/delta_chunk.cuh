@@ -19,7 +19,7 @@
 
 using Arguments = DeltaChunkArguments;
 
-#include "step.cuh"
+#include "row_blocks.cuh"
 #include "split_floats.cuh"
 #include "tile_rows.cuh"
 
@@ -32,9 +32,6 @@ typedef TileRows<CHUNK / 8> SquareRows; // of T and P
 #define GATES (2 * CHUNK / 4)
 #define KEY_PART (4 * KEY_TILE) // of a key head
 #define VALUE_PART (4 * SQUARE_TILE + GATES) // of a value head
-
-/// Returns the slot of the first chunk of a sequence. Each sequence has at least one slot.
-DEVICE uint firstSlot(ARGS, uint sequence) { return args.step->seq_start[sequence] / CHUNK + sequence; }
 
 DEVICE uint4* slotAt(ARGS, uint slot)
 {

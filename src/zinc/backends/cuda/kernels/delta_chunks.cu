@@ -16,34 +16,8 @@
 SHARED uint4 shared[KEY_PART > WARPS * MATRIX_FLOATS / 4 ? KEY_PART : WARPS * MATRIX_FLOATS / 4];
 SHARED float products[2][CHUNK][CHUNK + 1]; // K K^T, Q K^T
 
-/// A chunk of a sequence: its slot, its first token and its tokens.
-struct ChunkRows
-{
-    uint slot, start, rows;
-};
-
-/// Returns chunk `slot`. It has no rows if the slot is empty.
-DEVICE ChunkRows findChunk(ARGS, uint slot)
-{
-    uint lane = threadIdx.x % SUBGROUP, n = args.step->sequences;
-    for (uint group = 0; group < n; group += SUBGROUP)
-    {
-        uint sequence = min(group + lane, n - 1);
-        uint start = args.step->seq_start[sequence], end = args.step->seq_start[sequence + 1];
-        uint first = firstSlot(args, sequence);
-        bool found = slot >= first && (slot - first) * CHUNK < end - start;
-        uint at = warpMin(found ? lane : SUBGROUP);
-        if (at == SUBGROUP) continue;
-        start += (slot - first) * CHUNK;
-        start = __shfl_sync(0xffffffffu, start, int(at));
-        end = __shfl_sync(0xffffffffu, end, int(at));
-        return { slot, start, min(end - start, CHUNK) };
-    }
-    return { slot, 0, 0 };
-}
-
 /// Normalises rows of K and Q and stores their parts in shared memory.
-DEVICE void loadKeys(ARGS, ChunkRows chunk, uint k_head, uint warp, uint lane)
+DEVICE void loadKeys(ARGS, RowBlock chunk, uint k_head, uint warp, uint lane)
 {
     for (uint i = warp * AHEAD; i < 2 * CHUNK; i += WARPS * AHEAD) // rows of K, then of Q
     {
@@ -119,7 +93,7 @@ DEVICE void storeSquare(uint4* matrix, uint row, uint col, float x)
 
 /// Makes T, P and the gates of a value head. A lane has one column of each matrix, and token `lane`.
 /// `matrix` is memory of the warp.
-DEVICE void makeSquares(ARGS, ChunkRows chunk, uint head, float* matrix, uint lane)
+DEVICE void makeSquares(ARGS, RowBlock chunk, uint head, float* matrix, uint lane)
 {
     uint token = chunk.start + min(lane, chunk.rows - 1);
     float alpha = ((float*)rowAt(args.alpha, token, args.alpha_stride))[head];
@@ -169,7 +143,7 @@ KERNEL(delta_chunks, Arguments)
 {
     const uint thread = threadIdx.x, lane = thread % SUBGROUP, warp = thread / SUBGROUP;
     uint k_head = blockIdx.y, each = args.n_v_heads / args.n_k_heads;
-    ChunkRows chunk = findChunk(args, blockIdx.x);
+    RowBlock chunk = findBlock<CHUNK>(args.step, blockIdx.x);
     if (chunk.rows == 0) return;
     loadKeys(args, chunk, k_head, warp, lane);
     __syncthreads();

@@ -150,7 +150,7 @@ KERNEL(delta_scan, Arguments)
     if (sequence >= args.step->sequences) return;
     uint start = args.step->seq_start[sequence], end = args.step->seq_start[sequence + 1];
     if (start == end) return;
-    Chunks chunks = { firstSlot(args, sequence), head, keyHeadOf(args, head) };
+    Chunks chunks = { firstSlot<CHUNK>(args.step, sequence), head, keyHeadOf(args, head) };
     chunks.load(args, 0);
 
     uint first = (blockIdx.y * WARPS + warp) * 16;

@@ -1,14 +1,16 @@
-"""Lowering of the delta rule for many tokens, in chunks, on tensor cores.
+"""Lowerings of the ops with a recurrent state for many tokens.
 
-The first kernel makes the matrices of all chunks in parallel, the second goes through the chunks of
-each sequence (kernels/delta_chunk.cuh).
+The delta rule goes in chunks on tensor cores: the first kernel makes the matrices of all chunks in
+parallel, the second goes through the chunks of each sequence (kernels/delta_chunk.cuh). The
+convolution goes in blocks of rows, of which a first kernel saves the rows before each block
+(kernels/conv_block.cuh).
 """
 
 from __future__ import annotations
 
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.structs import DeltaChunkArguments
+from zinc.gpu.arguments.structs import ConvBlockArguments, DeltaChunkArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import recurrent
@@ -19,10 +21,40 @@ CHUNK = 32  # equals CHUNK in kernels/delta_chunk.cuh
 WARP_COLS = 16  # columns of the state of a warp
 SCAN_WARPS = 4  # of a block
 SCAN_STAGES = 2  # chunks in shared memory
-MIN_TOKENS = (
-    32  # shorter steps go token by token, as do steps in which most sequences have one token
-)
+CONV_ROWS = 64  # equals BLOCK_ROWS in kernels/conv_block.cuh
+CONV_COLS = 128  # equals COLS in kernels/conv_rows.cu
+EDGE_COLS = 512  # of a block of kernels/conv_edges.cu
+# Shorter steps go token by token, as do steps in which most sequences have one token.
+MIN_TOKENS = 32
 MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
+
+
+def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower the op `conv_silu`."""
+    taps = int(launch.attributes["taps"])
+    if not _has_many(bucket) or taps > CONV_ROWS // 8:
+        return recurrent.conv_silu(launch, at, bucket)
+    x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
+    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
+    blocks = bucket.tokens // CONV_ROWS + bucket.sequences
+    arguments = ConvBlockArguments(
+        step=at.step,
+        x=at.ref(x),
+        weight=at.vector(weight),
+        state=at.recurrent(state),
+        y=at.ref(y),
+        edges=at.scratch.take(4 * blocks * (taps - 1) * x.cols),
+        x_stride=x.stride,
+        y_stride=y.stride,
+        cols=x.cols,
+        slot_floats=state.floats,
+    )
+    defines = (("TAPS", taps), ("VECTORS", in_vectors(at, x, y)))
+    edges, convolution = (KernelVariant(name, defines) for name in ("conv_edges", "conv_rows"))
+    return [
+        Dispatch(edges, arguments, (ceil_div(x.cols, EDGE_COLS), blocks, 1)),
+        Dispatch(convolution, arguments, (ceil_div(x.cols, CONV_COLS), blocks, 1), waits=True),
+    ]
 
 
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
@@ -33,7 +65,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     key_bytes, value_bytes = _part_bytes(k_dim)
     shared_bytes = SCAN_STAGES * (key_bytes + value_bytes)
     if (
-        bucket.tokens < max(MIN_TOKENS, 2 * bucket.sequences)
+        not _has_many(bucket)
         or at.features.batch_invariant
         or k_dim % WARP_COLS
         or k_dim > MAX_K_DIM
@@ -76,6 +108,11 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         Dispatch(KernelVariant("delta_chunks", defines), arguments, (slots, n_k, 1)),
         Dispatch(scan, arguments, grid, waits=True),
     ]
+
+
+def _has_many(bucket: Bucket) -> bool:
+    """Return whether a step has so many tokens that its rows are divided into blocks."""
+    return bucket.tokens >= max(MIN_TOKENS, 2 * bucket.sequences)
 
 
 def _part_bytes(k_dim: int) -> tuple[int, int]:
