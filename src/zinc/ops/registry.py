@@ -73,6 +73,20 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """A chain of ops that a fused op replaces in the steps that suit it (zinc.plan.alternatives).
+
+    ops: names of the ops, each of which reads the first output of the one before. fuse: returns the
+    fused node of the nodes of such a chain, None if there is none. keeps_first: other nodes may
+    read the first output of the chain, which the fused node makes too.
+    """
+
+    ops: tuple[str, ...]
+    fuse: Callable[..., Node | None]
+    keeps_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """An op of the vocabulary.
 
@@ -83,7 +97,7 @@ class Op:
     prepares_heads: normalises or rotates the heads of q, k or v, and is fused with the cache write.
     optional: a backend may have no kernel, and models do not need it.
     self_test: names of the cases that a device must pass before a model is put on it.
-    alternative: optional, and only an alternative of other launches in a plan (zinc.plan).
+    alternative: the ops that it replaces, if it is only an alternative of other launches in a plan.
     """
 
     name: str
@@ -100,7 +114,7 @@ class Op:
     prepares_heads: bool = False
     optional: bool = False
     self_test: tuple[str, ...] = ()
-    alternative: bool = False
+    alternative: Alternative | None = None
 
     @property
     def writes_state(self) -> bool:
@@ -134,6 +148,7 @@ def op(
     tolerance: float = 2e-5,
     phase: Phase = Phase.DENSE,
     self_test: tuple[str, ...] = (),
+    alternative: Alternative | None = None,
     **properties: bool,
 ) -> Callable[[Reference], Reference]:
     """Register the decorated reference as the op of its name, with these operands.
@@ -148,7 +163,7 @@ def op(
         doc = (reference.__doc__ or "").strip()
         OPS[name] = Op(
             name, reference, Signature(operands), cost, tolerance, doc, cases, phase, **properties,
-            self_test=self_test,
+            self_test=self_test, alternative=alternative,
         )  # fmt: skip
         return reference
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from zinc.ops.attention import CacheView, attention, attention_cost
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import Node
 from zinc.ops.operands import cache, rows, vector
-from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.registry import Alternative, Attrs, Cost, Phase, op
 from zinc.ops.rope import rope_store
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
@@ -37,6 +38,20 @@ def _no_cases() -> Iterator[Case]:
     return iter(())  # runs in the case "deep-one" of attention
 
 
+def _fused(store: Node, attention: Node) -> Node | None:
+    """Return the fused node of a rope_store and the attention that reads its queries."""
+    if store.input("cache") != attention.input("cache"):
+        return None  # the layer reads the cache of another layer
+    heads = tuple(store.input(x) for x in ("q", "k", "v", "table", "q_norm", "k_norm", "cache"))
+    return Node(
+        "rope_attention",
+        (*heads, attention.input("sinks")),
+        attention.outputs,
+        MappingProxyType({**store.attrs, **attention.attrs}),
+        attention.label,
+    )
+
+
 @op(
     rows("q"),
     rows("k"),
@@ -51,7 +66,7 @@ def _no_cases() -> Iterator[Case]:
     tolerance=2e-3,  # the cache holds float16
     phase=Phase.ATTENTION,
     optional=True,
-    alternative=True,
+    alternative=Alternative(("rope_store", "attention"), _fused),
 )
 def rope_attention(
     step: Step,

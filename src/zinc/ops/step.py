@@ -50,7 +50,7 @@ class StepCondition:
     """
 
     tokens: int
-    min_keys: int
+    min_keys: int = 0
     negated: bool = False
 
     def holds(self, tokens: int, keys: int) -> bool:
@@ -65,7 +65,7 @@ class StepCondition:
         if self.negated:
             return "otherwise"
         tokens = "1 token" if self.tokens == 1 else f"{self.tokens} tokens"
-        return f"{tokens}, {self.min_keys}+ keys"
+        return f"{tokens}, {self.min_keys}+ keys" if self.min_keys else tokens
 
 
 @dataclass(frozen=True, slots=True)

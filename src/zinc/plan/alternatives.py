@@ -1,81 +1,108 @@
 """Alternatives of launches: fused nodes that replace others in the steps that suit them.
 
 Most fusions apply in every step. A fused node that is faster in some steps only is added after the
-nodes that it replaces, and each of these nodes has a condition that says in which steps it runs.
+chain of nodes that it replaces, and each of these has a condition that says in which steps it runs.
 Both ways compute the same values at the same addresses, so alternatives need no memory of their own
 and are added after memory is assigned. Their inputs may have to be kept longer (`held_inputs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from zinc.ops import OPS
 from zinc.ops.graph import Node
+from zinc.ops.registry import Alternative
 from zinc.ops.step import StepCondition
 from zinc.ops.values import Value
 from zinc.plan.passes import uses
+
+ALTERNATIVES = tuple(op.alternative for op in OPS.values() if op.alternative is not None)
 
 
 def add_alternatives(
     nodes: Sequence[Node], runs_fused: Callable[[Node], StepCondition | None]
 ) -> list[Node]:
-    """Add `rope_attention` after each rope_store and attention that the backend can run as one.
+    """Add a fused node after each chain of nodes that the backend can run as one.
 
     `runs_fused` returns the steps in which the backend runs a fused node, None if it has no kernel.
     """
-    fused = {i: (node, condition) for i, node, condition in _fused_nodes(nodes, runs_fused)}
+    chains = list(_chains(nodes, runs_fused))
+    replaced = {i: chain.condition.negation() for chain in chains for i in chain.indices}
+    fused = {chain.indices[-1]: replace(chain.node, when=chain.condition) for chain in chains}
     result: list[Node] = []
     for i, node in enumerate(nodes):
-        result.append(node)
-        if i not in fused:
-            continue
-        alternative, condition = fused[i]
-        parts = (replace(part, when=condition.negation()) for part in nodes[i - 1 : i + 1])
-        result[-2:] = [*parts, replace(alternative, when=condition)]
+        result.append(replace(node, when=replaced[i]) if i in replaced else node)
+        if i in fused:
+            result.append(fused[i])
     return result
 
 
 def held_inputs(
     nodes: Sequence[Node], runs_fused: Callable[[Node], StepCondition | None]
 ) -> dict[int, int]:
-    """Return the values that alternatives read, by id, with the index of the node they replace.
+    """Return the values that alternatives read, by id, with the index of the node they follow.
 
     A backend whose fused kernels read inputs while they write outputs must keep these values until
     that node has run.
     """
     return {
-        value.id: i
-        for i, node, _ in _fused_nodes(nodes, runs_fused)
-        for value in node.inputs
+        value.id: chain.indices[-1]
+        for chain in _chains(nodes, runs_fused)
+        for value in chain.node.inputs
         if isinstance(value, Value)
     }
 
 
-def _fused_nodes(
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Nodes `indices` of a graph, the fused node, and the steps in which that one runs."""
+
+    indices: tuple[int, ...]
+    node: Node
+    condition: StepCondition
+
+
+def _chains(
     nodes: Sequence[Node], runs_fused: Callable[[Node], StepCondition | None]
-) -> Iterator[tuple[int, Node, StepCondition]]:
-    """Yield each fused node with its condition and the index of the second node it replaces."""
+) -> Iterator[_Chain]:
     used = uses(nodes, None)
-    for i, (first, second) in enumerate(pairwise(nodes), start=1):
-        if first.op != "rope_store" or second.op != "attention":
-            continue
-        if first.input("cache") != second.input("cache") or used[first.outputs[0].id] != 1:
-            continue
-        fused = _rope_attention(first, second)
-        condition = runs_fused(fused)
-        if condition is not None:
-            yield i, fused, condition
+    made = {value.id: i for i, node in enumerate(nodes) for value in node.outputs}
+    for last in range(len(nodes)):
+        for alternative in ALTERNATIVES:
+            indices = _chain(nodes, alternative, last, made, used)
+            if indices is None:
+                continue
+            node = alternative.fuse(*(nodes[i] for i in indices))
+            condition = runs_fused(node) if node is not None else None
+            if node is not None and condition is not None:
+                yield _Chain(indices, node, condition)
+                break
 
 
-def _rope_attention(store: Node, attention: Node) -> Node:
-    heads = tuple(store.input(x) for x in ("q", "k", "v", "table", "q_norm", "k_norm", "cache"))
-    return Node(
-        "rope_attention",
-        (*heads, attention.input("sinks")),
-        attention.outputs,
-        MappingProxyType({**store.attrs, **attention.attrs}),
-        attention.label,
-    )
+def _chain(
+    nodes: Sequence[Node],
+    alternative: Alternative,
+    last: int,
+    made: Mapping[int, int],
+    used: Mapping[int, int],
+) -> tuple[int, ...] | None:
+    """Return the indices of the nodes of the chain that ends with node `last`, None if none does.
+
+    Nothing outside the chain may read what is passed along it.
+    """
+    indices = [last]
+    for position in range(len(alternative.ops) - 1, -1, -1):
+        node = nodes[indices[0]]
+        if node.op != alternative.ops[position]:
+            return None
+        if position == 0:
+            return tuple(indices)
+        passed = node.inputs[0]
+        if not isinstance(passed, Value) or passed.id not in made:
+            return None
+        if used[passed.id] != 1 and not (alternative.keeps_first and position == 1):
+            return None
+        indices.insert(0, made[passed.id])
+    return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zinc.backends.api import wants_batch_invariance
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
 from zinc.backends.cuda.driver import candidates, choose
-from zinc.backends.cuda.lower import attention, products, recurrent, rope_attention
+from zinc.backends.cuda.lower import registry
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
 from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
@@ -24,20 +24,14 @@ if TYPE_CHECKING:
     from zinc.backends.cuda.host import CudaHost
 
 lower.load()
+registry.load()
 
 MAX_ARGUMENT_BYTES = 4096  # of a kernel's parameters
 
 CUDA_KERNELS = KernelSet(
     backend="CUDA",
-    lowerings={
-        **LOWERINGS,
-        **products.PRODUCTS,
-        "attention": attention.attention,
-        "conv_silu": recurrent.conv_silu,
-        "delta_rule": recurrent.delta_rule,
-        "rope_attention": rope_attention.rope_attention,
-    },
-    fused=FUSED,
+    lowerings={**LOWERINGS, **registry.LOWERINGS},
+    fused={**FUSED, **registry.FUSED},
     weights=StreamWeights(),
     max_argument_bytes=MAX_ARGUMENT_BYTES,
     stores_blocks=frozenset({"linear_glu"}),

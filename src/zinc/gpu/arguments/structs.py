@@ -362,6 +362,30 @@ class DeltaChunkArguments(Struct):
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
 
 
+class DeltaStepArguments(Struct):
+    """Arguments of convolution, delta rule and gated norm of one token."""
+
+    step: StepAddress
+    x: Bytes
+    conv_weight: Annotated[Floats, "[cols, taps]"]
+    conv_state: Floats
+    alpha: Bytes
+    beta: Bytes
+    decay: Floats
+    decay_bias: Floats
+    state: Floats
+    z: Bytes
+    norm: Bytes
+    y: Bytes
+    arrived: Annotated[Uints, "heads that have ended, for each key head; 0 between steps"]
+    cols: Annotated[U32, "of x"]
+    conv_slot_floats: U32
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+    n_k_heads: U16
+    n_v_heads: U16
+    eps: F32
+
+
 class RopeTableArguments(Struct):
     step: StepAddress
     frequencies: Floats

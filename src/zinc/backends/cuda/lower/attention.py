@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import AttentionMmaArguments
@@ -40,6 +41,7 @@ MIN_SPLIT_KEYS = 128  # fewer keys are not worth a merge
 MAX_SPLITS = 64
 
 
+@lowers("attention")
 def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `attention`."""
     return stored(launch, at, bucket, _attend)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import gemv
+from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.tiles import SLAB_ROW_BYTES, MmaTile
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
@@ -23,7 +24,7 @@ from zinc.gpu.arguments.structs import (
 )
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.kernel_set import LOWERINGS, Lowering
+from zinc.gpu.kernel_set import LOWERINGS
 from zinc.gpu.lower import experts, linear
 from zinc.gpu.lower.experts import ExpertProduct
 from zinc.gpu.lower.linear import Product
@@ -49,12 +50,14 @@ class HalfRows:
 NO_ROWS = HalfRows()
 
 
+@lowers("linear")
 def linear_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if not _takes_rows(at, bucket, rows(launch, "x"), FEW_ROWS):
         return gemv.linear(launch, at, bucket)
     return _side_by_side(linear.products_of(launch, at), at, bucket)
 
 
+@lowers("linear_glu")
 def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if not _takes_rows(at, bucket, rows(launch, "x"), FEW_ROWS):
         return gemv.linear_glu(launch, at, bucket)
@@ -64,6 +67,7 @@ def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     return [*first, *second]
 
 
+@lowers("moe_glu")
 def gated_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if not _takes_rows(at, bucket, rows(launch, "x"), MAX_BATCH + 1):
         return LOWERINGS["moe_glu"](launch, at, bucket)
@@ -75,19 +79,12 @@ def gated_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
     ]
 
 
+@lowers("moe_down")
 def summed_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if not _takes_rows(at, bucket, rows(launch, "h"), MAX_BATCH + 1):
         return LOWERINGS["moe_down"](launch, at, bucket)
     product, total = experts.summed_products_of(launch, at, bucket)
     return [*_expert_dispatches(product, at, bucket), total]
-
-
-PRODUCTS: dict[str, Lowering] = {
-    "linear": linear_products,
-    "linear_glu": gated_products,
-    "moe_glu": gated_experts,
-    "moe_down": summed_experts,
-}
 
 
 def _takes_rows(at: Addresses, bucket: Bucket, x: Ref, few: int) -> bool:

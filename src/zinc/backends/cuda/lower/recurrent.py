@@ -8,6 +8,7 @@ convolution goes in blocks of rows, of which a first kernel saves the rows befor
 
 from __future__ import annotations
 
+from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConvBlockArguments, DeltaChunkArguments
@@ -29,6 +30,7 @@ MIN_TOKENS = 32
 MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
 
 
+@lowers("conv_silu")
 def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `conv_silu`."""
     taps = int(launch.attributes["taps"])
@@ -57,6 +59,7 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     ]
 
 
+@lowers("delta_rule")
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `delta_rule`."""
     attrs = {name: int(value) for name, value in launch.attrs}

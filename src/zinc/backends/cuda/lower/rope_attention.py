@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import (
@@ -16,6 +17,7 @@ from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.lower import attention
 
 
+@lowers("rope_attention")
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     split, merge = attention.rope_attention(launch, at, bucket)
     given, merged = split.arguments, merge.arguments

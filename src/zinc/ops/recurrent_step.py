@@ -1,0 +1,112 @@
+"""Convolution, delta rule and gated norm of one Gated DeltaNet layer in one op, for decode.
+
+It replaces `conv_silu`, `delta_rule` and `gated_norm` in steps of one token. A kernel reads the
+state of each head once, and keeps everything between the three ops on the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from zinc.ops.cases import Case
+from zinc.ops.costs import elementwise_cost
+from zinc.ops.graph import Node
+from zinc.ops.operands import rows, state, vector
+from zinc.ops.recurrent import DeltaShape, StateView, conv_silu, delta_rule, gated_norm
+from zinc.ops.registry import Alternative, Attrs, Cost, Phase, op
+from zinc.ops.step import Step
+from zinc.ops.values import FloatArray, RecurrentState
+
+
+def _cost(node: Node) -> Cost:
+    states = [x.floats for x in node.inputs if isinstance(x, RecurrentState)]
+    plain = elementwise_cost(node)
+    k_dim, v_cols = int(node.attrs["k_dim"]), node.outputs[0].cols
+    return Cost(
+        row_bytes=plain.row_bytes,
+        row_flops=plain.row_flops + 8 * k_dim * v_cols,
+        sequence_bytes=8 * sum(states),
+    )
+
+
+def _cases() -> Iterator[Case]:
+    yield _case("shared", DeltaShape(2, 4, 32, 32), grouped=False)
+    yield _case("grouped", DeltaShape(1, 2, 64, 64), grouped=True)
+
+
+def _case(name: str, shape: DeltaShape, *, grouped: bool) -> Case:
+    case, taps = Case(name, 1, cached=3), 4
+    graph, heads, cols = case.graph, shape.n_v_heads, shape.qkv_cols
+    conv = RecurrentState("conv", (taps - 1) * cols)
+    y = graph.delta_rule(
+        graph.conv_silu(case.rows(cols), case.vector(taps * cols), conv),
+        case.rows(heads, scale=2.0),
+        case.rows(heads, scale=2.0),
+        case.given(-np.exp(case.rng.standard_normal(heads)).astype(np.float32)),
+        case.vector(heads),
+        RecurrentState("delta", shape.state_floats),
+        n_k_heads=shape.n_k_heads,
+        k_dim=shape.k_dim,
+        v_dim=shape.v_dim,
+        grouped=grouped,
+    )
+    z = case.rows(shape.v_cols, scale=3.0)
+    return case.returns(graph.gated_norm(y, z, case.vector(shape.v_dim), eps=1e-6))
+
+
+def _fused(conv: Node, delta: Node, norm: Node) -> Node:
+    """Return the fused node of the three ops of a layer."""
+    names = ("alpha", "beta", "decay", "decay_bias", "state")
+    inputs = (
+        *(conv.input(name) for name in ("x", "weight", "state")),
+        *(delta.input(name) for name in names),
+        norm.input("z"),
+        norm.input("weight"),
+    )
+    attrs = MappingProxyType({**conv.attrs, **delta.attrs, **norm.attrs})
+    return Node("delta_step", inputs, norm.outputs, attrs, delta.label)
+
+
+@op(
+    rows("x"),
+    vector("conv_weight"),
+    state("conv_state", written=True),
+    rows("alpha"),
+    rows("beta"),
+    vector("decay"),
+    vector("decay_bias"),
+    state("state", written=True),
+    rows("z"),
+    vector("norm"),
+    cost=_cost,
+    cases=_cases,
+    tolerance=1e-4,
+    phase=Phase.GDN,
+    stores_formats=True,
+    optional=True,
+    alternative=Alternative(("conv_silu", "delta_rule", "gated_norm"), _fused),
+)
+def delta_step(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    conv_weight: FloatArray,
+    conv_state: StateView,
+    alpha: FloatArray,
+    beta: FloatArray,
+    decay: FloatArray,
+    decay_bias: FloatArray,
+    state: StateView,
+    z: FloatArray,
+    norm: FloatArray,
+) -> Sequence[FloatArray]:
+    """Run conv_silu on x, delta_rule on the result, and gated_norm with z on its output.
+
+    The attributes are those of the three ops.
+    """
+    (qkv,) = conv_silu(step, attrs, x, conv_weight, conv_state)
+    (y,) = delta_rule(step, attrs, qkv, alpha, beta, decay, decay_bias, state)
+    return gated_norm(step, attrs, y, z, norm)
