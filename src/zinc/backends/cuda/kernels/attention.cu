@@ -75,8 +75,11 @@ EARLY_KERNEL(attention, Arguments)
         loadValues(args, split, block, at, j, v);
     }
 #if PREPARES
+    HeadSource source = headSource(args, split, wave);
+    Head own;
+    own.loadWeights(source, lane);
     waitForInputs(); // earlier steps have written all keys but the token's own
-    Head own = loadHead(args, split, wave, lane);
+    own.loadRow(source, lane);
     bool is_last = prepareHeads(args, split, own, wave, lane);
 #endif
     float q[EACH][CHUNKS][8];

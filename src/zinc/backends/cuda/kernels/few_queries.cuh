@@ -142,18 +142,15 @@ DEVICE KeySplit findSplit(ARGS, uint3 group)
 }
 
 #if PREPARES
-/// Loads the r-th head that a workgroup prepares: its queries, then key and value.
-DEVICE Head loadHead(ARGS, KeySplit split, uint r, uint lane)
+/// Returns the r-th head that a workgroup prepares: its queries, then key and value.
+DEVICE HeadSource headSource(ARGS, KeySplit split, uint r)
 {
     float* table = (float*)args.table;
-    if (r < EACH) return Head(split.query(args, r), HEAD_DIM, args.q_norm, false, table, lane);
+    if (r < EACH) return { split.query(args, r), HEAD_DIM, args.q_norm, false, table };
     if (r == EACH || V_FROM_K)
-    {
-        uint8_t* k = args.k + 4 * split.kv_head * HEAD_DIM;
-        return Head(k, HEAD_DIM, args.k_norm, false, table, lane);
-    }
+        return { args.k + 4 * split.kv_head * HEAD_DIM, HEAD_DIM, args.k_norm, false, table };
     uint8_t* v = args.v + 4 * split.kv_head * HEAD_DIM_V;
-    return Head(v, HEAD_DIM_V, nullptr, args.normalises_v != 0, nullptr, lane);
+    return { v, HEAD_DIM_V, nullptr, args.normalises_v != 0, nullptr };
 }
 
 /// Stores a prepared key or value as chunks of `own_chunks` from `first` on, and in the cache.
@@ -178,7 +175,7 @@ DEVICE bool prepareHeads(ARGS, KeySplit split, Head& head, uint wave, uint lane)
     for (uint r = wave; r < n; r += WAVES)
     {
         Head next = head;
-        if (r + WAVES < n) next = loadHead(args, split, r + WAVES, lane);
+        if (r + WAVES < n) next = Head(headSource(args, split, r + WAVES), lane);
         head.prepare(args.eps, r, lane);
         uint block = split.blockAt(args, split.position);
         if (r == EACH) storeOwnHead(args, split, split.keysOf(args, block), HEAD_DIM, 0, r, lane);

@@ -34,6 +34,17 @@ DEVICE Rotation rotationOf(uint col)
 #endif
 };
 
+/// Where a head and what it is prepared with lie. It is normalised if `weights` is not null or
+/// `normalises` is set, and rotated if `table` is not null.
+struct HeadSource
+{
+    uint8_t* row;
+    uint width;
+    uint8_t* weights;
+    bool normalises;
+    float* table;
+};
+
 /// The columns of a lane with their weights and angles, which are all loaded before they are used.
 struct Head
 {
@@ -41,20 +52,35 @@ struct Head
     uint width;
     bool normalised, rotated;
 
-    /// Loads a head of `width` columns. It is normalised if `weights` is not null or `normalises`
-    /// is set, and rotated if `table` is not null.
-    MEMBER Head(uint8_t* row, uint width, uint8_t* weights, bool normalises, float* table, uint lane)
+    MEMBER Head(const HeadSource& source, uint lane)
     {
-        this->width = width;
-        normalised = weights != nullptr || normalises;
+        loadWeights(source, lane);
+        loadRow(source, lane);
+    }
+
+    /// Loads the weights of the norm alone, which no kernel of the step writes. loadRow follows.
+    MEMBER void loadWeights(const HeadSource& source, uint lane)
+    {
+        width = source.width;
+        normalised = source.weights != nullptr || source.normalises;
+        UNROLL for (uint i = 0; i < HEAD_FOURS; i++)
+        {
+            uint col = 4 * (i * SUBGROUP + lane);
+            weight[i] = 1.0f;
+            if (col < width && source.weights != nullptr)
+                weight[i] = loadFour(source.weights, width, col);
+        }
+    }
+
+    MEMBER void loadRow(const HeadSource& source, uint lane)
+    {
+        const float* table = source.table;
         rotated = ROPE_DIMS > 0 && table != nullptr;
         UNROLL for (uint i = 0; i < HEAD_FOURS; i++)
         {
             uint col = 4 * (i * SUBGROUP + lane);
             x[i] = 0.0f;
-            weight[i] = 1.0f;
-            if (col < width) x[i] = loadFour(row, width, col);
-            if (col < width && weights != nullptr) weight[i] = loadFour(weights, width, col);
+            if (col < width) x[i] = loadFour(source.row, width, col);
             cosine[i] = 1.0f;
             sine[i] = 0.0f;
             UNROLL for (uint j = 0; j < 4; j++)
@@ -66,6 +92,8 @@ struct Head
             }
         }
     }
+
+    Head() = default;
 
     /// Normalises and rotates the head, and leaves it in its slot.
     MEMBER void prepare(float eps, uint slot, uint lane)

@@ -13,24 +13,29 @@ using Arguments = NormArguments;
 #include "activation.cuh"
 #include "q8.cuh"
 
-KERNEL(norm, Arguments)
+EARLY_KERNEL(norm, Arguments)
 {
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
     const uint thread = threadIdx.x;
-    if (group.y >= rowsOf(args.step, args.dim)) return;
     uint n = args.group, first = group.x * n;
+    float4 weight[FOURS];
+    UNROLL for (uint i = 0; i < FOURS; i++)
+    {
+        uint col = 4 * (i * THREADS + thread);
+        weight[i] = 1.0f;
+        if (args.weight != nullptr && col < n) weight[i] = loadFour(args.weight, n, col);
+    }
+    waitForInputs();
+    if (group.y >= rowsOf(args.step, args.dim)) return;
     uint8_t* x = rowAt(args.x, group.y, args.x_stride) + 4 * first;
-
     uint8_t* other = rowAt(args.other, group.y, args.other_stride) + 4 * first;
     // Issue all loads before the barrier of the sum.
-    float4 v[FOURS], weight[FOURS], w[FOURS];
+    float4 v[FOURS], w[FOURS];
     UNROLL for (uint i = 0; i < FOURS; i++)
     {
         uint col = 4 * (i * THREADS + thread);
         v[i] = col < n ? loadFour(x, n, col) : 0.0f;
-        weight[i] = 1.0f;
         w[i] = 0.0f;
-        if (args.weight != nullptr && col < n) weight[i] = loadFour(args.weight, n, col);
         if (args.other != nullptr && col < n) w[i] = loadFour(other, n, col);
     }
     float sum = 0;
