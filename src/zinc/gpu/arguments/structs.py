@@ -182,6 +182,8 @@ class GemvArguments(Struct):
     second: GemvPart
     third: GemvPart
     fourth: GemvPart
+    norm: Annotated[Bytes, "weights of the norm of x"]
+    eps: F32
     alpha: F32
     limit: F32
 

@@ -5,6 +5,7 @@
 //   PARTS       matrices with their own output
 //   PRODUCT     LINEAR, or GLU: each row is multiplied with the same row of two matrices
 //   ACTIVATION  the ActivationFn of GLU
+//   NORM        x is float32, and each block normalises and quantises it
 //   WHOLE       the rows of each matrix are whole tiles
 //   OUT_Q8      the output is a row of 8-bit blocks
 
@@ -14,11 +15,14 @@ using Arguments = GemvArguments;
 
 #include "activation.cuh"
 #include "arguments/product_kind.h"
+#include "floats.cuh"
 #include "product.cuh"
 #include "q8.cuh"
 #include "sums.cuh"
 
 #define THREADS (WAVES * SUBGROUP)
+#include "reduce.cuh" // takes THREADS
+
 #define TILE (ROWS * WAVES / KSPLIT)
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
 #define UNITS ((COLS + UNIT - 1) / UNIT) // of a row
@@ -26,6 +30,47 @@ using Arguments = GemvArguments;
 #define LANE_UNITS ((UNITS + STRIDE - 1) / STRIDE) // of a row for one lane
 
 SHARED float partial[MATRICES][KSPLIT][TILE];
+
+#if NORM
+#define ROW_FOURS (COLS / 4)
+#define OWN_FOURS ((ROW_FOURS + THREADS - 1) / THREADS) // of a thread
+
+SHARED uint4 normalisedRow[(COLS + COLS / 4) / 16]; // 8-bit blocks (q8.cuh)
+
+/// Loads the thread's weights of the norm.
+DEVICE void loadNorm(ARGS, float4 (&weights)[OWN_FOURS], uint thread)
+{
+    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
+    {
+        const uint four = i * THREADS + thread;
+        weights[i] = 1.0f;
+        if (four < ROW_FOURS && args.norm != nullptr)
+            weights[i] = loadFour(args.norm, COLS, 4 * four);
+    }
+}
+
+/// Normalises and quantises x, and returns the row.
+DEVICE uint8_t* normalise(ARGS, const float4 (&weights)[OWN_FOURS], uint thread)
+{
+    float4 x[OWN_FOURS];
+    float sum = 0;
+    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
+    {
+        const uint four = i * THREADS + thread;
+        x[i] = four < ROW_FOURS ? loadFour(args.x, COLS, 4 * four) : float4(0.0f);
+        sum += dot(x[i], x[i]);
+    }
+    const float scale = rsqrt(sumOfGroup(sum, thread) / float(COLS) + args.eps);
+    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
+    {
+        const uint four = i * THREADS + thread;
+        if (four >= ROW_FOURS) break;
+        storeQ8((uint8_t*)normalisedRow, COLS, 4 * four, x[i] * scale * weights[i]);
+    }
+    __syncthreads();
+    return (uint8_t*)normalisedRow;
+}
+#endif
 
 /// The first unit of a warp's rows, and how many of them there are.
 struct WarpRows
@@ -136,7 +181,15 @@ EARLY_KERNEL(gemv, Arguments)
     Column columns[DEEP];
     UNROLL for (uint d = 0; d < DEEP; d++) columns[d].load(w, rows, unit + d * STRIDE);
 
+#if NORM
+    float4 norm[OWN_FOURS];
+    loadNorm(args, norm, thread);
     waitForInputs();
+    uint8_t* x = normalise(args, norm, thread);
+#else
+    waitForInputs();
+    uint8_t* x = args.x;
+#endif
     const float added = PRODUCT == GLU || thread >= TILE ? 0.0f : addend(part, first + thread);
     float sums[MATRICES * ROWS];
     UNROLL for (uint i = 0; i < MATRICES * ROWS; i++) sums[i] = 0;
@@ -144,7 +197,7 @@ EARLY_KERNEL(gemv, Arguments)
         UNROLL for (uint d = 0; d < DEEP; d++)
         {
             const uint u = unit + (i + d) * STRIDE;
-            if (u < UNITS) columns[d].addTo(sums, loadActivations(args.x, u, COLS), u);
+            if (u < UNITS) columns[d].addTo(sums, loadActivations(x, u, COLS), u);
             if (i + d + DEEP < LANE_UNITS) columns[d].load(w, rows, u + DEEP * STRIDE);
         }
 

@@ -1,4 +1,4 @@
-"""Lowerings of linear and linear_glu for one row of x.
+"""Lowerings of linear and linear_glu for one row of x, alone or with the norm before them.
 
 The matrices of a linear that have one format share a dispatch. Steps of several rows are lowered
 as on other GPUs.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from zinc.backends.cuda import tiles
+from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.constants import ProductKind
@@ -19,10 +20,16 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import linear as several_rows
 from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
-from zinc.gpu.lower.operands import ceil_div, ref_or_null, rows, vector_or_null
+from zinc.gpu.lower.operands import ceil_div, in_vectors, ref_or_null, rows, vector_or_null
 from zinc.gpu.lower.weights import distance, format_defines, matrix, same_layout, unit, weight_of
+from zinc.gpu.packing import FLOATS
 from zinc.gpu.tiles import GemvTile
-from zinc.ops.values import RowFormat
+from zinc.ops.graph import Node
+from zinc.ops.step import StepCondition
+from zinc.ops.values import RowFormat, Weight
+
+NORMALISES = True  # whether GEMVs normalise x themselves, or wait for a kernel that does
+MAX_NORM_COLS = 16384  # of a row in shared memory
 
 NO_PART = GemvPart(
     w=Matrix(q=0, h=0, s=0),
@@ -49,11 +56,7 @@ def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         )
         for part, out in enumerate(launch.outputs)
     ]
-    parts.sort(key=lambda part: part.w.type)
-    return [
-        _dispatch(at, x, tuple(group), ProductKind.LINEAR)
-        for _, group in groupby(parts, key=lambda part: part.w.type)
-    ]
+    return _by_format(at, x, parts)
 
 
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
@@ -61,10 +64,64 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
     if not _has_one_row(at, x, bucket) or not same_layout(gate, up):
         return several_rows.linear_glu(launch, at, bucket)
-    bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
-    part = _Part(gate, at.ref(out), bias, up_bias, distance(gate, up))
-    activation = GatedActivation.of(launch)
+    activation, part = GatedActivation.of(launch), _gated_part(launch, at)
     return [_dispatch(at, x, (part,), ProductKind.GLU, activation, out.format)]
+
+
+@lowers("norm_linear")
+def norm_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    parts = [
+        _Part(
+            weight_of(at, launch.input("weight", part)),
+            at.ref(out),
+            vector_or_null(at, launch.input("bias", part)),
+        )
+        for part, out in enumerate(launch.outputs)
+    ]
+    return _by_format(at, rows(launch, "x"), parts, _norm_of(launch, at))
+
+
+@lowers("norm_linear_glu")
+def norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    out, activation = launch.outputs[0], GatedActivation.of(launch)
+    part = _gated_part(launch, at)
+    norm = _norm_of(launch, at)
+    x = rows(launch, "x")
+    return [_dispatch(at, x, (part,), ProductKind.GLU, activation, out.format, norm)]
+
+
+@fuses("norm_linear")
+def norm_linear_steps(node: Node) -> StepCondition | None:
+    """Return the steps of one token, if the weights and columns of `node` suit the kernel."""
+    return _steps(node, [node.weight("weight", i) for i in range(len(node.outputs))])
+
+
+@fuses("norm_linear_glu")
+def norm_linear_glu_steps(node: Node) -> StepCondition | None:
+    """Return the steps of one token, if the weights and columns of `node` suit the kernel."""
+    weights = [node.weight("gate"), node.weight("up")]
+    return _steps(node, weights) if len({w.type for w in weights}) == 1 else None
+
+
+def _steps(node: Node, weights: Sequence[Weight]) -> StepCondition | None:
+    cols = node.rows("x").cols
+    is_quantised = not any(weight.type in FLOATS for weight in weights)
+    if not (NORMALISES and is_quantised and cols % 32 == 0 and cols <= MAX_NORM_COLS):
+        return None
+    return StepCondition(tokens=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """The norm of x: address of its weights, and epsilon."""
+
+    weights: int
+    eps: float
+
+
+def _norm_of(launch: Launch, at: Addresses) -> _Norm:
+    weights = vector_or_null(at, launch.input("norm"))
+    return _Norm(weights, float(launch.attributes["eps"]))
 
 
 def _has_one_row(at: Addresses, x: Ref, bucket: Bucket) -> bool:
@@ -100,6 +157,24 @@ class _Part:
         )
 
 
+def _gated_part(launch: Launch, at: Addresses) -> _Part:
+    """Return the two matrices of a gated product, which have one layout."""
+    gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
+    bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
+    return _Part(gate, at.ref(launch.outputs[0]), bias, up_bias, distance(gate, up))
+
+
+def _by_format(
+    at: Addresses, x: Ref, parts: Sequence[_Part], norm: _Norm | None = None
+) -> list[Dispatch]:
+    """Return a dispatch for the parts of each format."""
+    ordered = sorted(parts, key=lambda part: part.w.type)
+    return [
+        _dispatch(at, x, tuple(group), ProductKind.LINEAR, norm=norm)
+        for _, group in groupby(ordered, key=lambda part: part.w.type)
+    ]
+
+
 def _dispatch(
     at: Addresses,
     x: Ref,
@@ -107,8 +182,12 @@ def _dispatch(
     kind: ProductKind,
     activation: GatedActivation = NO_ACTIVATION,
     y_format: RowFormat = RowFormat.F32,
+    norm: _Norm | None = None,
 ) -> Dispatch:
-    """Return the product of `x` with the matrices of `parts`, which have one format."""
+    """Return the product of `x` with the matrices of `parts`, which have one format.
+
+    With `norm` x is float32, and the kernel normalises and quantises it.
+    """
     w, stores_blocks = parts[0].w, y_format is not RowFormat.F32
     tile = _tile(at, parts, kind, stores_blocks)
     blocks, placed = 0, []
@@ -123,11 +202,17 @@ def _dispatch(
         second=second,
         third=third,
         fourth=fourth,
+        norm=norm.weights if norm else 0,
+        eps=norm.eps if norm else 0.0,
         alpha=activation.alpha,
         limit=activation.limit,
     )
+    formats = dict(format_defines(at, w, x, w.cols))
+    if norm is not None:
+        formats |= {"ROWS_Q8": 1, "VECTORS": in_vectors(at, x)}
     defines = (
-        *format_defines(at, w, x, w.cols),
+        *formats.items(),
+        ("NORM", int(norm is not None)),
         ("PARTS", len(parts)),
         ("PRODUCT", kind),
         ("ACTIVATION", activation.fn),
