@@ -339,6 +339,15 @@ inline uint32_t __ballot_sync(uint32_t mask, int p) {
     return found;
 }
 
+template <class T> uint32_t __match_any_sync(uint32_t mask, T v) {
+    const uint64_t own = toSlot(v), *slots = emulator::sync_warp(mask, own);
+    uint32_t found = 0;
+    for (int i = 0; i < 32; ++i)
+        if (mask >> i & 1 && slots[i] == own) found |= 1u << i;
+    return found;
+}
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
 {
     const uint64_t bytes = uint64_t(b) << 32 | a;

@@ -57,6 +57,13 @@ def test_barriers_and_shuffles_exchange_values(tmp_path: Path) -> None:
     assert list(map(int, done.stdout.split())) == [63 - i + 100 * (i ^ 1) for i in range(64)]
 
 
+def test_lanes_find_those_with_the_same_value(tmp_path: Path) -> None:
+    done = run(tmp_path, "out[i] = __popc(__match_any_sync(~0u, i % 32 < 5 ? 7 : i % 2));")
+    assert (
+        list(map(int, done.stdout.split())) == [5 if i < 5 else 13 + i % 2 for i in range(32)] * 2
+    )
+
+
 def test_a_warp_function_that_not_all_lanes_of_its_mask_call_is_an_error(tmp_path: Path) -> None:
     body = "if (i % 2) __shfl_xor_sync(~0u, i, 1); else __syncthreads();"
     done = run(tmp_path, body)

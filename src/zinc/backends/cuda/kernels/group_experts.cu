@@ -1,7 +1,6 @@
-// group_experts: a stable counting sort of slots (token * top_k + rank) by expert, in one
-// workgroup. A thread has one expert and one of SEGMENTS segments of slots. It reads all expert ids
-// of the segment and picks those of its expert. There are no atomics, so the order is always the
-// same.
+// group_experts: a stable counting sort of slots (token * top_k + rank) by expert, in one block. Each
+// warp has a range of slots, 32 at a time: lanes with the same expert find each other, and their order
+// is that of the lanes. There are no atomics, so the order is always the same.
 
 #include "arguments.h"
 
@@ -10,106 +9,98 @@ using Arguments = GroupExpertsArguments;
 #include "step.cuh"
 
 #define THREADS (EXPERTS * SEGMENTS) // EXPERTS: a power of two, at least the number of experts
-#define TILE 4096 // slots whose ids are staged in shared memory at once
+#define MOST_WARPS (8192 / EXPERTS) // that have counts in shared memory
+#define WARPS (THREADS / SUBGROUP < MOST_WARPS ? THREADS / SUBGROUP : MOST_WARPS) // that sort
+#define BATCH 4 // groups of 32 slots that a warp loads at once
 
-SHARED uint4 ids[TILE / 4];
-SHARED uint counts[SEGMENTS][EXPERTS];
-SHARED uint next[EXPERTS]; // position of the next slot of each expert, before this tile
+SHARED uint counts[WARPS][EXPERTS]; // slots of earlier warps and groups with an expert
+SHARED uint starts[EXPERTS]; // position of the first slot of each expert
 SHARED uint waveSums[(EXPERTS + SUBGROUP - 1) / SUBGROUP];
 
-/// Loads expert ids of slots from `from` on, at most TILE. Returns how many.
-DEVICE uint loadIds(ARGS, uint thread, uint from, uint n)
+constexpr uint NO_EXPERT = 0xffffffffu;
+
+/// Loads the experts of the lane's slots in the groups from slot `from` on. Slots from `end` on have
+/// none.
+DEVICE void loadExperts(ARGS, uint from, uint end, uint (&experts)[BATCH])
 {
-    uint count = min(TILE, n - from);
-    __syncthreads();
-    for (uint i = thread; i < (count + 3) / 4 * 4; i += THREADS)
+    UNROLL for (uint i = 0; i < BATCH; i++)
     {
-        uint slot = from + min(i, count - 1);
+        uint slot = from + i * SUBGROUP;
+        experts[i] = NO_EXPERT;
+        if (slot >= end) continue;
         float* row = (float*)(args.routes + uint64_t(slot / args.top_k) * args.routes_stride);
-        ids[i / 4][i % 4] = i < count ? uint(row[slot % args.top_k]) : 0xffffffffu;
+        experts[i] = uint(row[slot % args.top_k]);
     }
-    __syncthreads();
-    return count;
 }
 
-/// Returns the range of a segment among `count` slots, in groups of four: first and end.
-DEVICE uint2 foursOf(uint segment, uint count)
+/// Adds the lanes that have an expert to its count. Returns which of them the lane is, starting at the
+/// count before.
+DEVICE uint countLanes(uint (&counts)[EXPERTS], uint expert, uint lane)
 {
-    uint fours = (count + 3) / 4, each = (fours + SEGMENTS - 1) / SEGMENTS;
-    return uint2(min(segment * each, fours), min((segment + 1) * each, fours));
+    uint same = __match_any_sync(0xffffffffu, expert), before = same & ((1u << lane) - 1), count = 0;
+    if (expert != NO_EXPERT) count = counts[expert];
+    __syncwarp();
+    if (expert != NO_EXPERT && before == 0) counts[expert] = count + __popc(same);
+    __syncwarp();
+    return count + __popc(before);
 }
 
-DEVICE uint countIn(uint2 fours, uint expert)
+/// Replaces the counts of each warp by those of the warps before it. Returns the count of all warps.
+DEVICE uint sumWarps(uint expert)
 {
-    uint count = 0;
-    for (uint i = fours.x; i < fours.y; i++)
+    uint sum = 0;
+    for (uint w = 0; w < WARPS; w++)
     {
-        uint4 four = ids[i];
-        UNROLL for (uint j = 0; j < 4; j++) count += uint(four[j] == expert);
+        uint own = counts[w][expert];
+        counts[w][expert] = sum;
+        sum += own;
     }
-    return count;
-}
-
-DEVICE uint totalOf(uint expert, uint segments)
-{
-    uint total = 0;
-    for (uint s = 0; s < segments; s++) total += counts[s][expert];
-    return total;
+    return sum;
 }
 
 KERNEL(group_experts, Arguments)
 {
-    const uint thread = threadIdx.x;
-    uint n = rowsOf(args.step, args.dim) * args.top_k, loaded = 0;
-    uint expert = thread % EXPERTS, segment = thread / EXPERTS, own = 0;
-    for (uint from = 0; from < n; from += TILE)
+    const uint thread = threadIdx.x, lane = thread % SUBGROUP, warp = thread / SUBGROUP;
+    uint n = rowsOf(args.step, args.dim) * args.top_k, experts[BATCH];
+    uint each = (n + WARPS * SUBGROUP - 1) / (WARPS * SUBGROUP) * SUBGROUP; // slots of a warp
+    uint first = warp * each, end = warp < WARPS ? min(first + each, n) : 0;
+    for (uint i = thread; i < WARPS * EXPERTS; i += THREADS) counts[i / EXPERTS][i % EXPERTS] = 0;
+    __syncthreads();
+    for (uint from = first; from < end; from += BATCH * SUBGROUP)
     {
-        loaded = loadIds(args, thread, from, n);
-        own += countIn(foursOf(segment, loaded), expert);
+        loadExperts(args, from + lane, end, experts);
+        UNROLL for (uint i = 0; i < BATCH; i++) countLanes(counts[warp], experts[i], lane);
     }
-    counts[segment][expert] = own;
     __syncthreads();
 
     // The first position of each expert is an exclusive prefix sum of the counts.
     uint all = 0, before = 0;
     if (thread < EXPERTS)
     {
-        all = totalOf(expert, SEGMENTS);
+        all = sumWarps(thread);
         before = warpPrefixSum(all);
-        if (thread % SUBGROUP == SUBGROUP - 1) waveSums[thread / SUBGROUP] = before + all;
+        if (lane == SUBGROUP - 1) waveSums[warp] = before + all;
     }
     __syncthreads();
     if (thread < EXPERTS)
     {
-        for (uint w = 0; w < thread / SUBGROUP; w++) before += waveSums[w];
-        next[expert] = before;
-        if (expert < args.n_experts) args.starts[expert] = float(before);
+        for (uint w = 0; w < warp; w++) before += waveSums[w];
+        starts[thread] = before;
+        if (thread < args.n_experts) args.starts[thread] = float(before);
         if (thread == 0) args.starts[args.n_experts] = float(n);
     }
     __syncthreads();
 
-    for (uint from = 0; from < n; from += TILE)
+    for (uint from = first; from < end; from += BATCH * SUBGROUP)
     {
-        if (n > TILE) // otherwise the tile and its counts are still in shared memory
+        loadExperts(args, from + lane, end, experts);
+        UNROLL for (uint i = 0; i < BATCH; i++)
         {
-            loaded = loadIds(args, thread, from, n);
-            counts[segment][expert] = countIn(foursOf(segment, loaded), expert);
-            __syncthreads();
+            uint rank = countLanes(counts[warp], experts[i], lane);
+            if (experts[i] == NO_EXPERT) continue;
+            uint at = starts[experts[i]] + rank;
+            uint8_t* row = args.order + uint64_t(at / args.top_k) * args.order_stride;
+            ((float*)row)[at % args.top_k] = float(from + i * SUBGROUP + lane);
         }
-        uint at = next[expert] + totalOf(expert, segment);
-        uint2 fours = foursOf(segment, loaded);
-        for (uint i = fours.x; i < fours.y; i++)
-        {
-            uint4 four = ids[i];
-            UNROLL for (uint j = 0; j < 4; j++)
-            {
-                if (four[j] != expert) continue;
-                uint8_t* row = args.order + uint64_t(at / args.top_k) * args.order_stride;
-                ((float*)row)[at % args.top_k] = float(from + 4 * i + j);
-                at++;
-            }
-        }
-        __syncthreads();
-        if (segment == SEGMENTS - 1) next[expert] = at;
     }
 }
