@@ -12,6 +12,7 @@ from zinc.ops import (
     recurrent_step,
     rope,
     rope_attention,
+    routed_experts,
     sampling,
 )
 from zinc.ops.registry import OPS, Cost, Op
@@ -31,5 +32,6 @@ __all__ = [
     "recurrent_step",
     "rope",
     "rope_attention",
+    "routed_experts",
     "sampling",
 ]

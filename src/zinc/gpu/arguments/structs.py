@@ -169,6 +169,7 @@ class GemvPart(Struct):
     bias: Floats
     up_bias: Floats
     residual: Bytes
+    factor: Annotated[Floats, "GLU: a number by whose sigmoid the product is multiplied"]
     rows: U32
     first_block: Annotated[U32, "first workgroup of the part"]
 
@@ -552,6 +553,13 @@ class RouteArguments(Struct):
     y_stride: U32
     dim: U32
     scale: F32
+
+
+class RouteExpertsArguments(RouteArguments):
+    """Arguments of the choice of experts of one token, whose slots are sorted too."""
+
+    order: Annotated[Floats, "slots sorted by expert"]
+    starts: Annotated[Floats, "first position in order of each expert"]
 
 
 class GroupExpertsArguments(Struct):

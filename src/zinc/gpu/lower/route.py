@@ -16,7 +16,7 @@ FEW_SLOTS = 256  # with at most this many slots, one segment holds all of them
 
 @lowers("route")
 def route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    logits, bias, (y,) = rows(launch, "logits"), launch.input("bias"), launch.outputs
+    logits, bias, y = rows(launch, "logits"), launch.input("bias"), launch.outputs[0]
     attrs = launch.attributes
     names = ("group_top", "renormalise", "scoring", "top_groups", "top_k")
     macros = {name.upper(): int(attrs[name]) for name in names}

@@ -130,7 +130,8 @@ DEVICE float gated(ARGS, const GemvPart& part, uint row, float gate, float up)
 {
     if (part.bias != nullptr) gate += part.bias[row];
     if (part.up_bias != nullptr) up += part.up_bias[row];
-    return activate(ACTIVATION, gate, up, args.alpha, args.limit);
+    const float y = activate(ACTIVATION, gate, up, args.alpha, args.limit);
+    return part.factor == nullptr ? y : y * sigmoid(*part.factor);
 }
 
 /// What is added to the product of `row`: bias and residual.

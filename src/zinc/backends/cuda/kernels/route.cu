@@ -1,9 +1,14 @@
 // route: expert ids and weights of a token (group.x) from its router logits. One subgroup keeps the
 // experts in registers, every SUBGROUP-th in a lane, and takes the best expert TOP_K times.
+//   SORTS  the step has one token, whose slots are sorted by expert as group_experts does
 
 #include "arguments.h"
 
+#if SORTS
+using Arguments = RouteExpertsArguments;
+#else
 using Arguments = RouteArguments;
+#endif
 
 #include "step.cuh"
 #include "activation.cuh"
@@ -60,6 +65,21 @@ DEVICE float totalOf(uint group)
 #endif
 
 #define THREADS SUBGROUP
+#if SORTS
+DEVICE uint chosenBelow(uint expert)
+{
+    uint n = 0;
+    for (uint k = 0; k < TOP_K; k++) n += ids[k] < expert ? 1 : 0;
+    return n;
+}
+
+DEVICE void sortSlots(ARGS, uint lane)
+{
+    for (uint e = lane; e <= EXPERTS; e += SUBGROUP) args.starts[e] = float(chosenBelow(e));
+    for (uint k = lane; k < TOP_K; k += SUBGROUP) args.order[chosenBelow(ids[k])] = float(k);
+}
+#endif
+
 KERNEL(route, Arguments)
 {
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
@@ -150,4 +170,7 @@ KERNEL(route, Arguments)
         y[TOP_K + k] = weights[k] * scale;
 #endif
     }
+#if SORTS
+    sortSlots(args, lane);
+#endif
 }

@@ -7,7 +7,7 @@ as on other GPUs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from zinc.backends.cuda import tiles
@@ -38,6 +38,7 @@ NO_PART = GemvPart(
     bias=0,
     up_bias=0,
     residual=0,
+    factor=0,
     rows=0,
     first_block=0,
 )
@@ -90,6 +91,21 @@ def norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispa
     return [_dispatch(at, x, (part,), ProductKind.GLU, activation, out.format, norm)]
 
 
+@lowers("linear_glu_gate")
+def linear_glu_gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    out, activation = launch.outputs[0], GatedActivation.of(launch)
+    part = replace(_gated_part(launch, at), factor=at.ref(rows(launch, "g")))
+    x = rows(launch, "x")
+    return [_dispatch(at, x, (part,), ProductKind.GLU, activation, out.format)]
+
+
+@fuses("linear_glu_gate")
+def linear_glu_gate_steps(node: Node) -> StepCondition | None:
+    """Return the steps of one token, if both weights of `node` have one type."""
+    is_same = node.weight("gate").type == node.weight("up").type
+    return StepCondition(tokens=1) if is_same else None
+
+
 @fuses("norm_linear")
 def norm_linear_steps(node: Node) -> StepCondition | None:
     """Return the steps of one token, if the weights and columns of `node` suit the kernel."""
@@ -139,6 +155,7 @@ class _Part:
     up_bias: int = 0
     up: int = 0
     residual: int = 0
+    factor: int = 0
 
     @property
     def rows(self) -> int:
@@ -152,6 +169,7 @@ class _Part:
             bias=self.bias,
             up_bias=self.up_bias,
             residual=self.residual,
+            factor=self.factor,
             rows=self.rows,
             first_block=first_block,
         )
