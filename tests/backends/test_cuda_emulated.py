@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from models.harness import FIXTURES, MAX_TOKENS, Runner, expected
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CudaKernels
+from zinc.backends.cuda import CudaKernels, tiles
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan
@@ -60,6 +61,13 @@ def test_kernel_agrees_with_reference(index: int) -> None:
     assert got.shape == want.shape
     assert np.isfinite(got).all()
     assert np.linalg.norm(got - want) / np.linalg.norm(want) <= case_tolerance(op, case)
+
+
+@pytest.mark.parametrize("n_rows", [40, 17])
+def test_the_last_block_of_a_tile_adds_up_the_sums_of_all_splits(n_rows, monkeypatch) -> None:
+    monkeypatch.setattr(tiles, "_with_splits", lambda _, tile, shape: replace(tile, splits=3))
+    index = next(i for i, (_, x) in enumerate(CASES) if x.name.startswith(f"Q4_K-{n_rows}x512-"))
+    test_kernel_agrees_with_reference(index)
 
 
 @pytest.mark.every

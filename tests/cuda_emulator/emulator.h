@@ -347,7 +347,6 @@ template <class T> uint32_t __match_any_sync(uint32_t mask, T v) {
     return found;
 }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
-
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
 {
     const uint64_t bytes = uint64_t(b) << 32 | a;

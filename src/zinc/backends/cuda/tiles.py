@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zinc.gpu.features import Features
+from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tiles import GemvTile
 
 # GEMV of one row. Enough warps read at once, and each lane has a few units in flight, so that reads
@@ -26,6 +27,8 @@ BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
 SLAB_ROW_BYTES = 256  # of a row in a slab of 128 columns (half_rows.cuh)
 DIRECT_ROWS = 16  # most rows of x that warps convert themselves
 MANY_ROWS = 8192  # weight rows that fill the device with any tile
+SLAB = 128  # columns
+MAX_SPLITS = 8
 OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
 
 
@@ -59,7 +62,8 @@ class MmaTile:
     row_tiles, x_tiles: tiles of 16 weight rows and of 8 rows of x, of each warp. warps: of a block.
     split: warps that share the columns of the same weight rows. stages: slabs of x in shared memory
     for each of them; 0 if warps convert rows themselves. deep: slabs of weights in flight.
-    blocks: of an SM at once.
+    blocks: of an SM at once. splits: blocks that share the columns of a tile. spread: blocks that
+    share the slots of an expert.
     """
 
     row_tiles: int
@@ -69,6 +73,8 @@ class MmaTile:
     stages: int = 0
     deep: int = 1
     blocks: int = 1
+    splits: int = 1
+    spread: int = 1
 
     @property
     def rows(self) -> int:
@@ -94,30 +100,55 @@ class MmaTile:
             ("STAGES", self.stages),
             ("DEEP", self.deep),
             ("MIN_BLOCKS", self.blocks),
+            ("SPLITS", self.splits),
         )
 
 
-def gemm(features: Features, rows: int, n_x: int, weights: int, stores_blocks: bool) -> MmaTile:
-    """Return the tile for `rows` weight rows and `n_x` rows of x.
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """Sizes of a GEMM: weight rows and columns, rows of x, and weights multiplied at once."""
 
-    weights: matrices that are multiplied at once. stores_blocks: results become 8-bit blocks, so a
-    tile has whole blocks of weight rows.
+    rows: int
+    cols: int
+    n_x: int
+    weights: int = 1
+
+
+def gemm(features: Features, shape: GemmShape, stores_blocks: bool) -> MmaTile:
+    """Return the tile of a GEMM.
+
+    stores_blocks: results become 8-bit blocks, so a tile has whole blocks of weight rows.
     """
-    is_tall = rows >= MANY_ROWS or stores_blocks
-    if n_x <= 8:
-        few = MmaTile(2 // weights, 1, warps=8, split=8 // weights, blocks=2)
-        tile = few if is_tall else MmaTile(1, 1, warps=8, split=8, blocks=3)
-    elif n_x <= DIRECT_ROWS:
-        few = MmaTile(2 // weights, 2, warps=4, split=4 // weights, blocks=3)
-        tile = few if is_tall else MmaTile(1, 2, warps=8, split=8, blocks=2)
-    elif n_x <= 32:
-        tile = MmaTile(2 // weights, 4, warps=8, split=4 if is_tall else 8, stages=2)
-    elif n_x <= 64:
-        tile = MmaTile(2 // weights, 8, warps=8, split=2 if is_tall else 4, stages=2)
-    else:
-        tile = MmaTile(2 // weights, 16, warps=4, split=1, stages=3, blocks=2)
+    tile = _gemm_tile(shape, shape.rows >= MANY_ROWS or stores_blocks)
     assert not stores_blocks or tile.rows % BLOCK_ROWS == 0
-    return _within_memory(features, tile)
+    return _with_splits(features, _within_memory(features, tile), shape)
+
+
+def _gemm_tile(shape: GemmShape, is_tall: bool) -> MmaTile:
+    """Return the tile for the shape. is_tall: a block may take many weight rows."""
+    row_tiles = 2 // shape.weights
+    if shape.n_x <= 8:
+        if is_tall:
+            return MmaTile(row_tiles, 1, warps=8, split=8 // shape.weights, blocks=2)
+        return MmaTile(1, 1, warps=8, split=8, blocks=3)
+    if shape.n_x <= DIRECT_ROWS:
+        if is_tall:
+            return MmaTile(row_tiles, 2, warps=4, split=4 // shape.weights, blocks=3)
+        return MmaTile(1, 2, warps=8, split=8, blocks=2)
+    if shape.n_x <= 32:
+        return MmaTile(row_tiles, 4, warps=4, split=2, stages=2, blocks=3)
+    if shape.n_x <= 64:
+        return MmaTile(row_tiles, 8, warps=4, split=1, stages=3, blocks=2)
+    return MmaTile(row_tiles, 16, warps=4, split=1, stages=3, blocks=2)
+
+
+def _with_splits(features: Features, tile: MmaTile, shape: GemmShape) -> MmaTile:
+    """Return the tile with its columns split among blocks if its grid leaves the device idle."""
+    blocks = ceil_div(shape.rows, tile.rows) * ceil_div(shape.n_x, tile.batch)
+    wanted = tile.blocks * features.compute_units // blocks
+    longest = ceil_div(shape.cols, SLAB) // (2 * tile.split)  # each warp has two slabs
+    splits = max(1, min(wanted, longest, MAX_SPLITS))
+    return replace(tile, splits=1 << (splits.bit_length() - 1))
 
 
 def _within_memory(features: Features, tile: MmaTile) -> MmaTile:
@@ -137,6 +168,8 @@ def experts(features: Features, n_slots: int, weights: int) -> MmaTile:
         return MmaTile(2 // weights, 1, warps=8, split=4, blocks=2)
     if n_slots <= 8:
         return MmaTile(2 // weights, 2, warps=4, split=2, blocks=3)
-    x_tiles = 4 if n_slots <= 32 else 8
-    tile = MmaTile(2 // weights, x_tiles, warps=4, split=1, stages=3, blocks=2)
+    if n_slots <= 32:
+        tile = MmaTile(2 // weights, 4, warps=4, split=1, stages=3, blocks=2)
+    else:
+        tile = MmaTile(2 // weights, 8, warps=4, split=1, stages=3, blocks=2, spread=2)
     return _within_memory(features, tile)

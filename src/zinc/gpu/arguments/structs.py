@@ -221,6 +221,8 @@ class LinearTileArguments(Struct):
     product: LinearArguments
     x: Annotated[Bytes, "converted rows of x, if the kernel reads those"]
     inverses: Annotated[Floats, "of their factors"]
+    partial: Annotated[Floats, "sums of each split of a tile, if there are several"]
+    arrived: Annotated[Uints, "counts for each tile the splits that have ended"]
     x_rows: Annotated[U32, "rows of a slab of x"]
 
 

@@ -104,13 +104,16 @@ class ExpertProduct:
             limit=self.activation.limit,
         )
 
-    def defines(self, at: Addresses) -> tuple[tuple[str, int], ...]:
-        """Return the macros that every kernel for the product has."""
+    def defines(self, at: Addresses, spread: int = SPREAD) -> tuple[tuple[str, int], ...]:
+        """Return the macros that every kernel for the product has.
+
+        spread: workgroups that share the slots of an expert.
+        """
         return (
             *format_defines(at, self.w, self.read, self.w.cols, self.x.run),
             ("PRODUCT", self.kind),
             ("OUT_Q8", int(self.y_format is not RowFormat.F32)),
-            ("SPREAD", SPREAD),
+            ("SPREAD", spread),
         )
 
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:

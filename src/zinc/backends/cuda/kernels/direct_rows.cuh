@@ -95,7 +95,7 @@ DEVICE void accumulate(
     const TileArguments& tile, const TileOrigin& origin, Sums& sums, uint thread)
 {
     const Arguments& args = tile.product;
-    const uint slabs = (COLUMNS + SLAB - 1) / SLAB, first = origin.part;
+    const uint slabs = origin.last_slab, first = origin.slab + origin.part;
     StoredSlab weights[DEEP];
     ActivationSlab x[DEEP];
     UNROLL for (uint p = 0; p < DEEP; p++)

@@ -52,6 +52,25 @@ DEVICE void storeResult(ARGS, uint i, uint expert, uint r, float sum, float up)
     ((float*)outputAt(args, slot))[r] = result(args, slot, expert, r, sum, up);
 }
 
+/// Stores elements r to r + 3 of that row, except those past the last.
+DEVICE void storeResults(ARGS, uint i, uint expert, uint r, float4 sum, float4 up)
+{
+    uint slot = uint(args.order[i]);
+    float* y = (float*)outputAt(args, slot) + r;
+    if (r + 4 <= args.rows && uint64_t(y) % 16 == 0)
+    {
+        float4 v;
+        UNROLL for (uint j = 0; j < 4; j++)
+            v[j] = result(args, slot, expert, r + j, sum[j], up[j]);
+        storeAligned<16>((float4*)y, v);
+    }
+    else
+    {
+        UNROLL for (uint j = 0; j < 4; j++)
+            if (r + j < args.rows) y[j] = result(args, slot, expert, r + j, sum[j], up[j]);
+    }
+}
+
 /// Stores elements r to r + 3 of that row as part of an 8-bit block (see storeQ8).
 DEVICE void storeResultsQ8(ARGS, uint i, uint expert, uint r, float4 sum, float4 up)
 {

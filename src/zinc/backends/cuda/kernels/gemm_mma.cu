@@ -6,6 +6,8 @@
 //             Otherwise half_rows has converted them, and slabs of columns are copied to shared
 //             memory, STAGES deep.
 //   DEEP      slabs of weights that a warp has in flight
+//   SPLITS    blocks (group.z) that split the columns of a tile; the last to end adds up their sums.
+//             With EXPERTS it is 1
 
 #if EXPERTS
 #include "expert_rows.cuh"
@@ -24,11 +26,14 @@ using TileArguments = LinearTileArguments;
 #define ROWS (WARP_ROWS * WARPS / KSPLIT)
 #define WEIGHTS (PRODUCT == GLU ? 2 : 1) // matrices multiplied at once
 
+DEVICE uint slabCount(ARGS) { return (COLUMNS + SLAB - 1) / SLAB; }
+
 /// The place of a warp in its tile: weight rows from `first` on of a plane, rows of x from `at` to
-/// `end`, and one of KSPLIT parts of the columns.
+/// `end`, slabs of columns from `slab` to `last_slab`, and one of KSPLIT parts of them.
 struct TileOrigin
 {
     uint first, plane, at, end;
+    uint slab, last_slab;
     uint part, lane;
 
     MEMBER uint weightRow(ARGS, uint tile, uint half) const
@@ -107,85 +112,66 @@ DEVICE void waitForRows()
 #include "direct_rows.cuh"
 #endif
 
-#define STORED_TILES (KSPLIT > 1 ? 1 : X_TILES < 4 ? X_TILES : 4) // tiles of x stored at once
-SHARED float stored[WEIGHTS][KSPLIT][8 * STORED_TILES][ROWS + 4];
-
-/// Returns four sums of a row of x over all parts.
-DEVICE float4 total(uint matrix, uint i, uint r)
-{
-    float4 sum = *(float4*)&stored[matrix][0][i][r];
-    UNROLL for (uint k = 1; k < KSPLIT; k++) sum += *(float4*)&stored[matrix][k][i][r];
-    return sum;
-}
-
-DEVICE void storeFour(ARGS, uint i, uint plane, uint r, float4 sum, float4 up)
-{
-#if OUT_Q8
-    storeResultsQ8(args, i, plane, r, sum, up);
-#else
-    UNROLL for (uint j = 0; j < 4; j++)
-        if (r + j < args.rows) storeResult(args, i, plane, r + j, sum[j], up[j]);
-#endif
-}
-
-/// Puts the sums of STORED_TILES tiles of x, from `first` on, into shared memory.
-DEVICE void shareSums(const Sums& sums, uint first, uint warp, uint part, uint lane)
-{
-    UNROLL for (uint t = 0; t < WEIGHTS * ROW_TILES; t++)
-        UNROLL for (uint j = 0; j < STORED_TILES; j++)
-            UNROLL for (uint e = 0; e < 4; e++)
-            {
-                const uint i = 8 * j + 2 * (lane % 4) + e % 2;
-                const uint r = warp * WARP_ROWS + 16 * (t % ROW_TILES) + lane / 4 + 8 * (e / 2);
-                stored[t / ROW_TILES][part][i][r] = sums.d[t][first + j][e];
-            }
-}
-
-/// Stores the results of the block's tile, whose weight rows start at `first`.
-DEVICE void storeTile(ARGS, const Sums& sums, const TileOrigin& origin, uint first, uint thread)
-{
-    const uint warp = thread / SUBGROUP / KSPLIT;
-    UNROLL for (uint tile = 0; tile < X_TILES; tile += STORED_TILES)
-    {
-        if (origin.at + 8 * tile >= origin.end) break;
-        __syncthreads();
-        shareSums(sums, tile, warp, origin.part, origin.lane);
-        __syncthreads();
-        for (uint t = thread; t < 8 * STORED_TILES * (ROWS / 4); t += THREADS)
-        {
-            const uint row = t / (ROWS / 4), i = origin.at + 8 * tile + row;
-            const uint r = t % (ROWS / 4) * 4;
-            if (i >= origin.end || first + r >= args.rows) continue;
-            const float factor = inverseOf(8 * tile + row) / WEIGHT_FACTOR;
-            const float4 up = total(WEIGHTS - 1, row, r) * factor;
-            storeFour(args, i, origin.plane, first + r, total(0, row, r) * factor, up);
-        }
-    }
-}
+#include "gemm_store.cuh"
 
 DEVICE void computeTile(const TileArguments& args, TileOrigin origin, uint first, uint thread)
 {
     Sums sums;
     sums.clear();
     accumulate(args, origin, sums, thread);
-    storeTile(args.product, sums, origin, first, thread);
+    storeTile(args, sums, origin, first, thread);
 }
+
+#if EXPERTS
+
+SHARED uint chosen, chosenBefore[THREADS / SUBGROUP];
+
+/// Returns the expert that is number `index` among those with slots, or the number of experts if
+/// there are not so many.
+DEVICE uint findExpert(ARGS, uint index, uint thread)
+{
+    if (thread == 0) chosen = args.n_experts;
+    uint before = 0; // experts with slots in earlier rounds
+    for (uint first = 0; first < args.n_experts; first += THREADS)
+    {
+        const uint e = first + thread;
+        const bool has_slots = e < args.n_experts && args.starts[e] < args.starts[e + 1];
+        const uint warps = __ballot_sync(0xffffffffu, has_slots);
+        __syncthreads();
+        if (thread % SUBGROUP == 0) chosenBefore[thread / SUBGROUP] = __popc(warps);
+        __syncthreads();
+        uint number = before + __popc(warps & ((1u << thread % SUBGROUP) - 1));
+        for (uint w = 0; w < THREADS / SUBGROUP; w++)
+        {
+            if (w < thread / SUBGROUP) number += chosenBefore[w];
+            before += chosenBefore[w];
+        }
+        if (has_slots && number == index) chosen = e;
+    }
+    __syncthreads();
+    return chosen;
+}
+
+#endif
 
 EARLY_KERNEL(gemm_mma, TileArguments)
 {
     const uint thread = threadIdx.x, warp = thread / SUBGROUP, first = blockIdx.x * ROWS;
+    const Arguments& product = args.product;
     TileOrigin origin;
     origin.first = first + warp / KSPLIT * WARP_ROWS;
-    origin.plane = blockIdx.z;
     origin.part = warp % KSPLIT;
     origin.lane = thread % SUBGROUP;
 #if EXPERTS
     waitForInputs();
-    const float* starts = args.product.starts;
-    origin.end = uint(starts[origin.plane + 1]);
-    const uint begin = uint(starts[origin.plane]) + blockIdx.y * BATCH;
+    origin.slab = 0;
+    origin.last_slab = slabCount(product);
+    origin.plane = findExpert(product, blockIdx.z, thread);
+    if (origin.plane >= product.n_experts) return;
+    origin.end = uint(product.starts[origin.plane + 1]);
+    const uint begin = uint(product.starts[origin.plane]) + blockIdx.y * BATCH;
     if (begin >= origin.end) return;
-    loadFormatTables(args.product.w, thread, THREADS);
+    loadFormatTables(product.w, thread, THREADS);
     for (uint at = begin; at < origin.end; at += SPREAD * BATCH)
     {
         origin.at = at;
@@ -193,14 +179,18 @@ EARLY_KERNEL(gemm_mma, TileArguments)
         __syncthreads();
     }
 #else
+    const uint slabs = slabCount(product), each = (slabs + SPLITS - 1) / SPLITS;
+    origin.slab = min(blockIdx.z * each, slabs);
+    origin.last_slab = min(origin.slab + each, slabs);
+    origin.plane = 0;
     origin.at = blockIdx.y * BATCH;
-    origin.end = rowCount(args.product);
+    origin.end = rowCount(product);
     if (origin.at >= origin.end)
     {
         waitForInputs();
         return;
     }
-    loadFormatTables(args.product.w, thread, THREADS);
+    loadFormatTables(product.w, thread, THREADS);
     computeTile(args, origin, first, thread);
 #endif
 }

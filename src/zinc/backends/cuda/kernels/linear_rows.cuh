@@ -50,6 +50,23 @@ DEVICE void storeResult(ARGS, uint i, uint plane, uint r, float sum, float up)
     *(float*)(args.y + at) = result(args, i, plane, r, sum, up);
 }
 
+/// Stores elements r to r + 3, except those past the last row.
+DEVICE void storeResults(ARGS, uint i, uint plane, uint r, float4 sum, float4 up)
+{
+    float* y = (float*)(args.y + uint64_t(i) * args.y_stride) + plane * args.rows + r;
+    if (r + 4 <= args.rows && uint64_t(y) % 16 == 0)
+    {
+        float4 v;
+        UNROLL for (uint j = 0; j < 4; j++) v[j] = result(args, i, plane, r + j, sum[j], up[j]);
+        storeAligned<16>((float4*)y, v);
+    }
+    else
+    {
+        UNROLL for (uint j = 0; j < 4; j++)
+            if (r + j < args.rows) y[j] = result(args, i, plane, r + j, sum[j], up[j]);
+    }
+}
+
 /// Stores elements r to r + 3 as part of an 8-bit block (see storeQ8).
 DEVICE void storeResultsQ8(ARGS, uint i, uint plane, uint r, float4 sum, float4 up)
 {

@@ -26,17 +26,17 @@ DEVICE void findRows(const TileArguments& args, const TileOrigin& origin, uint t
     __syncthreads();
 }
 
-/// Starts the copies of KSPLIT slabs, from `slab` on, to a stage. Neighbouring threads copy chunks
+/// Starts the copies of KSPLIT slabs, those of a round, to a stage. Neighbouring threads copy chunks
 /// of neighbouring rows, which avoids bank conflicts.
 DEVICE void copySlabs(
-    const TileArguments& args, const TileOrigin& origin, uint stage, uint slab, uint slabs,
-    uint thread)
+    const TileArguments& args, const TileOrigin& origin, uint stage, uint round, uint thread)
 {
     UNROLL for (uint k = 0; k < KSPLIT; k++)
     {
-        if (slab + k >= slabs) break;
+        const uint slab = origin.slab + round * KSPLIT + k;
+        if (slab >= origin.last_slab) break;
         uint8_t* to = stages + (stage * KSPLIT + k) * SLAB_BYTES;
-        const uint8_t* from = args.x + uint64_t(slab + k) * args.x_rows * SLAB_ROW_BYTES;
+        const uint8_t* from = args.x + uint64_t(slab) * args.x_rows * SLAB_ROW_BYTES;
         UNROLL for (uint t = thread; t < BATCH * CHUNKS; t += THREADS)
         {
 #if EXPERTS
@@ -74,23 +74,23 @@ DEVICE void multiplySlab(const WeightSlab& weights, const uint8_t* x, uint lane,
 DEVICE void accumulate(
     const TileArguments& args, const TileOrigin& origin, Sums& sums, uint thread)
 {
-    const uint cols = args.product.cols, slabs = (cols + SLAB - 1) / SLAB;
-    const uint rounds = (slabs + KSPLIT - 1) / KSPLIT;
+    const uint slabs = origin.last_slab;
+    const uint rounds = (slabs - origin.slab + KSPLIT - 1) / KSPLIT;
     StoredSlab next;
-    next.load(args.product, origin, min(origin.part, slabs - 1));
+    next.load(args.product, origin, min(origin.slab + origin.part, slabs - 1));
     waitForRows();
     findRows(args, origin, thread);
     UNROLL for (uint s = 0; s < STAGES - 1; s++)
     {
-        if (s < rounds) copySlabs(args, origin, s, s * KSPLIT, slabs, thread);
+        if (s < rounds) copySlabs(args, origin, s, s, thread);
         commitCopies();
     }
     for (uint round = 0; round < rounds; round++)
     {
-        const uint slab = round * KSPLIT + origin.part, ahead = round + STAGES - 1;
+        const uint slab = origin.slab + round * KSPLIT + origin.part, ahead = round + STAGES - 1;
         waitForCopies<STAGES - 2>();
         __syncthreads();
-        if (ahead < rounds) copySlabs(args, origin, ahead % STAGES, ahead * KSPLIT, slabs, thread);
+        if (ahead < rounds) copySlabs(args, origin, ahead % STAGES, ahead, thread);
         commitCopies();
         const WeightSlab current(next, slab, origin.lane);
         if (slab + KSPLIT < slabs) next.load(args.product, origin, slab + KSPLIT);

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import gemv
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.cuda.tiles import SLAB_ROW_BYTES, MmaTile
+from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, GemmShape, MmaTile
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
@@ -33,7 +33,7 @@ from zinc.gpu.rows import row_bytes
 from zinc.gpu.tiles import MAX_BATCH
 from zinc.ops.values import RowFormat
 
-SLAB, GROUP = 128, 8  # columns of a slab, rows of a group (half_rows.cuh)
+GROUP = 8  # rows of a group (half_rows.cuh)
 WIDE = 4  # slabs that a block of half_rows converts
 FEW_ROWS = 2  # from this many rows of x on, tensor cores multiply with dense weights
 
@@ -111,22 +111,33 @@ def _side_by_side(
 
 def _tile(product: Product, at: Addresses, bucket: Bucket) -> MmaTile:
     weights = 2 if product.kind is ProductKind.GLU else 1
-    blocks = product.y_format is RowFormat.Q8_32
-    n_x = bucket.rows(product.x.dim)
-    return tiles.gemm(at.features, product.n_rows, n_x, weights, blocks)
+    shape = GemmShape(product.n_rows, product.w.cols, bucket.rows(product.x.dim), weights)
+    return tiles.gemm(at.features, shape, product.y_format is RowFormat.Q8_32)
 
 
 def _dispatch(
     product: Product, tile: MmaTile, x: HalfRows, at: Addresses, bucket: Bucket, waits: bool
 ) -> Dispatch:
-    n_x = bucket.rows(product.x.dim)
+    weights = 2 if product.kind is ProductKind.GLU else 1
+    groups = (
+        ceil_div(product.n_rows, tile.rows),
+        ceil_div(bucket.rows(product.x.dim), tile.batch),
+        tile.splits,
+    )
+    partial = arrived = 0
+    if tile.splits > 1:
+        n_sums = groups[0] * tile.rows * groups[1] * tile.batch * weights * tile.splits
+        partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(groups[0] * groups[1])
     arguments = LinearTileArguments(
-        product=product.arguments(at, bucket), x=x.address, inverses=x.inverses, x_rows=x.n_rows
+        product=product.arguments(at, bucket),
+        x=x.address,
+        inverses=x.inverses,
+        partial=partial,
+        arrived=arrived,
+        x_rows=x.n_rows,
     )
     defines = (*product.defines(at), *tile.defines, ("EXPERTS", 0))
-    kernel = KernelVariant("gemm_mma", defines, tile.shared_bytes)
-    groups = (ceil_div(product.n_rows, tile.rows), ceil_div(n_x, tile.batch), product.planes)
-    return Dispatch(kernel, arguments, groups, waits)
+    return Dispatch(KernelVariant("gemm_mma", defines, tile.shared_bytes), arguments, groups, waits)
 
 
 def _expert_dispatches(
@@ -143,9 +154,10 @@ def _expert_dispatches(
     arguments = ExpertTileArguments(
         product=product.arguments(at, bucket), x=x.address, inverses=x.inverses, x_rows=x.n_rows
     )
-    defines = (*product.defines(at), *tile.defines, ("EXPERTS", 1))
+    defines = (*product.defines(at, tile.spread), *tile.defines, ("EXPERTS", 1))
     kernel = KernelVariant("gemm_mma", defines, tile.shared_bytes)
-    groups = (ceil_div(w.rows, tile.rows), experts.SPREAD, w.planes)
+    most_experts = min(w.planes, bucket.rows(read.dim) * top_k)
+    groups = (ceil_div(w.rows, tile.rows), tile.spread, most_experts)
     return [*dispatches, Dispatch(kernel, arguments, groups, waits or x is not NO_ROWS)]
 
 
