@@ -13,7 +13,7 @@ from ops.running import run
 
 from zinc import LLM, SamplingParams
 from zinc.backends import api
-from zinc.backends.cuda import CudaBackend, compiler, driver, memory
+from zinc.backends.cuda import CudaBackend, compiler, driver, staging
 from zinc.backends.cuda.host import CudaHost
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
@@ -61,7 +61,7 @@ def test_a_profile_has_the_seconds_of_each_launch(cuda: CudaHost) -> None:
 def test_large_writes_pass_through_staging_buffers(
     cuda: CudaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "STAGING_BYTES", 1000)
+    monkeypatch.setattr(staging, "STAGING_BYTES", 1000)
     data = np.random.default_rng(1).integers(0, 256, 4321, np.uint8)
     first, second = cuda.buffer(8192), cuda.buffer(8192)
     cuda.clear(second)

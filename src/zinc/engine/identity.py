@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,20 +48,27 @@ class HashingReader:
         self._sha = hashlib.sha256()
         self._n_hashed = 0
         self._pending: Future[None] | None = None
+        self._lock = threading.Lock()  # weights that are parts of a tensor may share the reader
 
     @property
     def n_bytes(self) -> int:
         return self._tensor.n_bytes
 
     def read_into(self, target: npt.NDArray[np.uint8], start: int = 0) -> None:
-        """Fill `target` with the tensor's bytes from `start` on. Raises FormatError."""
-        self._settle()  # the hasher may still read `target`
-        self._tensor.read_into(target, start)
-        end = start + target.nbytes
-        if start <= self._n_hashed < end:
-            unseen = target[self._n_hashed - start :]
-            self._pending = self._hasher.submit(self._sha.update, unseen.data)
-            self._n_hashed = end
+        """Fill `target` with the tensor's bytes from `start` on. Raises FormatError.
+
+        `target` must stay as it is until the next read, unless it has the tensor's last bytes.
+        """
+        with self._lock:
+            self._settle()  # the hasher may still read `target`
+            self._tensor.read_into(target, start)
+            end = start + target.nbytes
+            if start <= self._n_hashed < end:
+                unseen = target[self._n_hashed - start :]
+                self._pending = self._hasher.submit(self._sha.update, unseen.data)
+                self._n_hashed = end
+                if end == self.n_bytes:
+                    self._settle()
 
     def finish(self) -> str:
         """Return the hash of all bytes; reads the bytes that were not read before."""

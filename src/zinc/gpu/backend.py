@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, SplitDevices, StepCounts, TensorData
 from zinc.backends.capabilities import BackendKind, Capabilities
@@ -22,7 +24,7 @@ from zinc.gpu.graph import dispatch_graph
 from zinc.gpu.hazards import dependencies
 from zinc.gpu.host import Host
 from zinc.gpu.kernel_set import KernelSet
-from zinc.gpu.memory import Bytes, Pool, Slice
+from zinc.gpu.memory import Pool, Slice
 from zinc.gpu.program import GpuProgram
 from zinc.gpu.rows import row_bytes
 from zinc.ops.graph import Node
@@ -81,7 +83,7 @@ class GpuBackend(GpuKernels):
         self.host = host
         self.capabilities = replace(self.capabilities, batch_invariant=batch_invariant)
         self.features = replace(host.features, batch_invariant=batch_invariant)
-        self._pool = Pool(host)
+        self._pool, self._lock = Pool(host), threading.Lock()
         self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
 
     def describe(self) -> str:
@@ -100,25 +102,37 @@ class GpuBackend(GpuKernels):
         self._pool.expect(self._packed_bytes(weight) for weight in weights)
 
     def upload(self, weight: Weight, data: TensorData) -> None:
+        place = self._take(self._packed_bytes(weight))
         if weight.is_vector:
             vector = decode(data.read(), data.type, data.shape)
-            self.weights[weight.name] = None, self._place(vector.view(np.uint8).reshape(-1))
+            self.host.write(place.buffer, place.offset, vector.view(np.uint8).reshape(-1))
+            self.weights[weight.name] = None, place
             return
         rows_from = None
         if weight.rows_from is not None:
             planes = np.arange(weight.planes, dtype=np.int64) * weight.shape[-2]
             rows_from = np.add.outer(planes, np.array(weight.rows_from, np.int64)).reshape(-1)
-        packed = self.kernel_set.weights.pack(
-            data.type, data.read(), weight.planes, weight.rows, weight.cols, rows_from
-        )
-        place = self._place(packed)
+        self._write_matrix(weight, data, rows_from, place)
         resident = DeviceWeight(place.address, data.type, weight.planes, weight.rows, weight.cols)
         self.weights[weight.name] = resident, place
 
-    def _place(self, data: Bytes) -> Slice:
-        place = self._pool.take(len(data))
-        self.host.write(place.buffer, place.offset, data)
-        return place
+    def _write_matrix(
+        self,
+        weight: Weight,
+        data: TensorData,
+        rows_from: npt.NDArray[np.int64] | None,
+        place: Slice,
+    ) -> None:
+        """Pack a matrix into `place`. `rows_from`: as for `WeightLayout.pack`."""
+        packed = self.kernel_set.weights.pack(
+            data.type, data.read(), weight.planes, weight.rows, weight.cols, rows_from
+        )
+        self.host.write(place.buffer, place.offset, packed)
+
+    def _take(self, n_bytes: int) -> Slice:
+        """Return device memory for a weight, also to several threads. Raises MemoryLimitError."""
+        with self._lock:
+            return self._pool.take(n_bytes)
 
     def _packed_bytes(self, weight: Weight) -> int:
         """Return the bytes that `upload` takes for a weight."""

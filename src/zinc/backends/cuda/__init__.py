@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from zinc.backends.api import wants_batch_invariance
+import numpy as np
+import numpy.typing as npt
+
+from zinc.backends.api import CacheLayout, TensorData, wants_batch_invariance
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
 from zinc.backends.cuda.driver import candidates, choose
 from zinc.backends.cuda.lower import registry
+from zinc.backends.cuda.upload import Uploader, can_upload
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
+from zinc.gpu.cache import GpuCache
 from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
+from zinc.gpu.memory import Slice
 from zinc.gpu.packing import StreamWeights
+from zinc.ops.values import State, Weight
+from zinc.quant.blocks import row_bytes
 
 if TYPE_CHECKING:
     from zinc.backends.cuda.host import CudaHost
@@ -27,6 +35,7 @@ lower.load()
 registry.load()
 
 MAX_ARGUMENT_BYTES = 4096  # of a kernel's parameters
+PARALLEL_UPLOADS = 6  # threads that read a file faster than PCIe copies
 
 CUDA_KERNELS = KernelSet(
     backend="CUDA",
@@ -41,7 +50,9 @@ CUDA_KERNELS = KernelSet(
 class CudaKernels(GpuKernels):
     name = "cuda"
     kernel_set = CUDA_KERNELS
-    capabilities = Capabilities(BackendKind.DEVICE, holds_fused_inputs=True)
+    capabilities = Capabilities(
+        BackendKind.DEVICE, holds_fused_inputs=True, parallel_uploads=PARALLEL_UPLOADS
+    )
 
 
 class CudaBackend(CudaKernels, GpuBackend):
@@ -49,6 +60,34 @@ class CudaBackend(CudaKernels, GpuBackend):
 
     host: CudaHost
     compiles_ahead = True
+
+    def __init__(self, host: CudaHost, batch_invariant: bool = False) -> None:
+        super().__init__(host, batch_invariant)
+        self._uploader: Uploader | None = None
+
+    def expect(self, weights: Iterable[Weight]) -> None:
+        super().expect(weights)
+        self._uploader = Uploader(self.host)
+
+    def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> GpuCache:
+        self._uploader = None  # frees its memory
+        return super().allocate(states, layout)
+
+    def _write_matrix(
+        self,
+        weight: Weight,
+        data: TensorData,
+        rows_from: npt.NDArray[np.int64] | None,
+        place: Slice,
+    ) -> None:
+        if self._uploader is None or not can_upload(data.type, weight.cols):
+            super()._write_matrix(weight, data, rows_from, place)
+            return
+        n_rows = weight.planes * weight.rows
+        if rows_from is not None:
+            rows = data.read().reshape(-1, row_bytes(data.type, weight.cols))[rows_from]
+            data = TensorData(data.type, data.shape, rows.reshape(-1))
+        self._uploader.upload(data, n_rows, weight.cols, place)
 
     def measure(self) -> Roofline:
         from zinc.backends.cuda import limits

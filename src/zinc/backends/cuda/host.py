@@ -182,7 +182,7 @@ class CudaHost:
             checked(cuda.cuEventRecord(events[0], self.stream), "cuEventRecord")
             for level, event in zip(levels, events[1:], strict=True):
                 for node in level:
-                    self._launch(node.dispatch)
+                    self.launch(node.dispatch)
                 checked(cuda.cuEventRecord(event, self.stream), "cuEventRecord")
             checked(cuda.cuEventSynchronize(events[-1]), "cuEventSynchronize")
             spans = pairwise(events)
@@ -192,7 +192,9 @@ class CudaHost:
             for event in events:
                 cuda.cuEventDestroy(event)
 
-    def _launch(self, dispatch: Dispatch) -> None:
+    def launch(self, dispatch: Dispatch) -> None:
+        """Queue one dispatch of a compiled kernel. Raises DeviceError."""
+        self.enter()
         kernel = self.kernel(dispatch.kernel)
         pointers, _arguments = kernel_parameters(dispatch)
         blocks, threads = dispatch.groups, (kernel.threads, 1, 1)

@@ -1,13 +1,12 @@
 """CUDA buffers, and copies between them and host arrays.
 
-Everything runs in the order of the calls on one stream. Large writes pass through two pinned
-staging buffers: the host fills one while the device copies the other.
+Everything runs in the order of the calls on one stream. Writes pass through pinned staging buffers:
+the host fills one while the device copies another.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from zinc.backends.cuda.driver import checked
+from zinc.backends.cuda.staging import Staging
 from zinc.core.errors import MemoryLimitError, ZincError
 from zinc.gpu.errors import out_of_memory
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind, aligned
-
-STAGING_BYTES = 32 << 20
 
 
 class Memory:
@@ -31,10 +29,7 @@ class Memory:
 
     def __init__(self, cuda: Any, stream: Any, enter: Callable[[], None]) -> None:
         self._cuda, self._stream, self._enter = cuda, stream, enter
-        self._lock = threading.Lock()
-        self._staging: list[Bytes] = []
-        self._copied: list[Any] = []  # events after the last copy from each staging buffer
-        self._next = 0
+        self.staging = Staging(cuda, stream, self._pinned)
 
     def available_bytes(self) -> int:
         """Return the bytes of device memory that are free."""
@@ -74,21 +69,21 @@ class Memory:
         """Copy bytes that the host wrote to a STEP buffer to the device."""
         assert buffer.bytes is not None
         self._enter()
-        self._to_device(buffer.address + offset, buffer.bytes.ctypes.data + offset, n_bytes)
+        self.to_device(buffer.address + offset, buffer.bytes.ctypes.data + offset, n_bytes)
 
     def write(self, target: Buffer, offset: int, data: Bytes) -> None:
         """Copy `data` into a buffer, where everything submitted later sees it."""
         self._enter()
         data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        with self._lock:
-            for start in range(0, len(data), STAGING_BYTES):
-                part = data[start : start + STAGING_BYTES]
-                i = self._free_staging()
-                self._staging[i][: len(part)] = part
-                self._to_device(
-                    target.address + offset + start, self._staging[i].ctypes.data, len(part)
-                )
-                checked(self._cuda.cuEventRecord(self._copied[i], self._stream), "cuEventRecord")
+        at = target.address + offset
+        while len(data):
+            with self.staging.take() as buffer:
+                part, data = np.split(data, [len(buffer.bytes)])
+                self.staging.wait(buffer)
+                buffer.bytes[: len(part)] = part
+                self.to_device(at, buffer.address, len(part))
+                self.staging.mark(buffer)
+            at += len(part)
 
     def read(self, source: Buffer, offset: int, n_bytes: int) -> Bytes:
         """Return bytes of a buffer as they are after everything submitted so far."""
@@ -117,20 +112,11 @@ class Memory:
         fill = self._cuda.cuMemsetD8Async
         checked(fill(target.address, 0, target.size, self._stream), "cuMemsetD8Async")
 
-    def _to_device(self, target: int, source: int, n_bytes: int) -> None:
+    def to_device(self, target: int, source: int, n_bytes: int) -> None:
+        """Queue a copy from pinned memory at the address `source`."""
+        self._enter()
         copy = self._cuda.cuMemcpyHtoDAsync
         checked(copy(target, source, n_bytes, self._stream), "cuMemcpyHtoDAsync")
-
-    def _free_staging(self) -> int:
-        """Return the index of the staging buffer whose turn it is. Waits until it is free."""
-        if not self._staging:
-            create = self._cuda.cuEventCreate
-            flags = int(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-            self._copied = [checked(create(flags), "cuEventCreate") for _ in range(2)]
-            self._staging = [self._pinned(STAGING_BYTES) for _ in range(2)]
-        i, self._next = self._next, 1 - self._next
-        checked(self._cuda.cuEventSynchronize(self._copied[i]), "cuEventSynchronize")
-        return i
 
     def _pinned(self, size: int) -> Bytes:
         """Return `size` bytes of pinned host memory, which is freed with the last view of it."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
 from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
-from zinc.formats.gguf import GGUFFile
+from zinc.formats.gguf import GGUFFile, Tensor
+from zinc.ops.values import Weight
 from zinc.plan.weights import tensor_data
 
 if TYPE_CHECKING:
@@ -35,9 +37,15 @@ def upload(
     total = sum(t.n_bytes for _, t in tensors)
     done = 0
     backend.expect([weight for weight, _ in tensors])
-    for weight, tensor in tensors:
+
+    def upload_one(pair: tuple[Weight, Tensor]) -> int:
+        weight, tensor = pair
         reader = tensor if digests is None else digests.reader(tensor)
         backend.upload(weight, tensor_data(weight, tensor, reader))
-        done += tensor.n_bytes
-        if progress is not None:
-            progress(done, total)
+        return tensor.n_bytes
+
+    with ThreadPoolExecutor(backend.capabilities.parallel_uploads, "zinc-upload") as threads:
+        for n_bytes in threads.map(upload_one, tensors):
+            done += n_bytes
+            if progress is not None:
+                progress(done, total)

@@ -593,3 +593,14 @@ class LimitsArguments(Struct):
     out: Uints
     n: U32
     threads: U32
+
+
+class PackArguments(Struct):
+    """Arguments of the kernel that packs blocks of weights into streams."""
+
+    step: Annotated[int, pointer("StepHeader"), "unused"]
+    blocks: Annotated[Bytes, "as they lie in the file"]
+    q: Uints
+    h: Uints
+    s: Bytes
+    n_blocks: U32

@@ -1,0 +1,68 @@
+"""Pinned host buffers through which data reaches the device.
+
+Several threads may use them: each takes a buffer, fills it, queues a copy and gives it back. The
+next user waits until the device has read it.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from zinc.backends.cuda.driver import checked
+from zinc.gpu.memory import Bytes
+
+STAGING_BYTES = 8 << 20
+N_BUFFERS = 8
+
+
+@dataclass(eq=False)
+class StagingBuffer:
+    """Pinned memory, and an event after the last work on the device that reads it."""
+
+    bytes: Bytes
+    event: Any
+
+    @property
+    def address(self) -> int:
+        return self.bytes.ctypes.data
+
+
+class Staging:
+    """The staging buffers of a device, made when they are first needed.
+
+    pinned: returns that many bytes of pinned memory, or raises MemoryLimitError.
+    """
+
+    def __init__(self, cuda: Any, stream: Any, pinned: Callable[[int], Bytes]) -> None:
+        self._cuda, self._stream, self._pinned = cuda, stream, pinned
+        self._free: queue.SimpleQueue[StagingBuffer | None] = queue.SimpleQueue()
+        for _ in range(N_BUFFERS):
+            self._free.put(None)
+
+    @contextmanager
+    def take(self) -> Iterator[StagingBuffer]:
+        """Lend a buffer, which may still be read by the device. Waits until one is free."""
+        buffer = self._free.get()
+        try:
+            if buffer is None:
+                buffer = self._new()
+            yield buffer
+        finally:
+            self._free.put(buffer)
+
+    def wait(self, buffer: StagingBuffer) -> None:
+        """Wait until the device has read a buffer."""
+        checked(self._cuda.cuEventSynchronize(buffer.event), "cuEventSynchronize")
+
+    def mark(self, buffer: StagingBuffer) -> None:
+        """Record that work queued so far reads a buffer."""
+        checked(self._cuda.cuEventRecord(buffer.event, self._stream), "cuEventRecord")
+
+    def _new(self) -> StagingBuffer:
+        flags = int(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        event = checked(self._cuda.cuEventCreate(flags), "cuEventCreate")
+        return StagingBuffer(self._pinned(STAGING_BYTES), event)
