@@ -154,7 +154,7 @@ def backend() -> EmulatedBackend:
 def folder() -> Path:
     """Return the cache folder of the kernels as they are now, with the emulator precompiled."""
     digest = hashlib.sha256(repr((cpp_headers(), OPTIONS)).encode())
-    for path in sorted([*compiler.KERNELS.rglob("*.cu*"), HERE / "emulator.h"]):
+    for path in sorted([*compiler.KERNELS.rglob("*.cu*"), *HERE.glob("*.h")]):
         digest.update(path.read_bytes())
     found = cache_folder() / "emulated" / digest.hexdigest()[:16]
     found.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,8 @@ def folder() -> Path:
         for name, text in cpp_headers().items():
             (found / name).parent.mkdir(exist_ok=True)
             (found / name).write_text(text)
-        shutil.copy(HERE / "emulator.h", found)
+        for header in HERE.glob("*.h"):
+            shutil.copy(header, found)
         _compile("-x", "c++-header", found / "emulator.h", "-o", found / "emulator.h.gch")
     return found
 

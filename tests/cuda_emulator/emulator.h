@@ -87,6 +87,7 @@ struct Block {
     std::vector<Warp> warps;
     std::function<void()> kernel;
     jmp_buf scheduler;
+    uint64_t number;  // of the OS thread's blocks, from 1 on
     int n_threads, current, live, waiting;
     uint32_t barrier;  // barriers that all threads have passed
     dim3 index, grid;
@@ -254,7 +255,9 @@ inline void wait_for_copies(int pending) {
 }
 
 inline void run_block(Block& b) {
+    static thread_local uint64_t n_blocks = 0;
     block = &b;
+    b.number = ++n_blocks;
     b.live = b.n_threads;
     b.waiting = 0;
     b.barrier = 0;

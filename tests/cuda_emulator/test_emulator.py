@@ -6,7 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cuda_emulator.emulated import COMPILER, HERE
+from cuda_emulator.emulated import COMPILER, HERE, OPTIONS, folder
+
+from zinc.backends.cuda import compiler
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -34,6 +36,68 @@ EARLY_KERNEL(early, None)
 int main() {
     None none;
     zinc_launch(&none, 1, 1, 1, 1);
+}
+"""
+
+
+# A producer warp copies B in two steps of 16 rows, and a warp group multiplies.
+GROUP_PROGRAM = """
+#include "emulator.h"
+#include "wgmma.cuh"
+#define SHARED_BYTES 16384
+
+float a(int i, int k) { return (7 * i + 3 * k) % 5 - 2; }
+float b(int k, int j) { return (k + 2 * j) % 7 - 3; }
+uint pair(float low, float high) { return packHalves(low, high); }
+
+int main() {
+    alignas(16) static uint8_t source[2][SHARED_BYTES];
+    for (int step = 0; step < 2; step++)
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < 64; j++)
+                ((uint16_t*)source[step])[j / 8 * GROUP_STRIDE / 2 + k / 8 * 64 + j % 8 * 8 + k % 8] =
+                    f32tof16(b(16 * step + k, j));
+    int wrong = 0;
+    emulator::launch({ 1, 1, 1 }, 160, 1, [&] {
+        static __shared__ __align__(16) uint8_t stage[SHARED_BYTES];
+        static __shared__ Barrier full, empty;
+        if (threadIdx.x == 0) initBarrier(&full, 1), initBarrier(&empty, 1);
+        __syncthreads();
+        if (threadIdx.x >= 128)
+        {
+            for (int step = 0; step < 2; step++)
+            {
+                if (threadIdx.x > 128) continue;
+                if (step) waitForPhase(&empty, 0);
+                arriveExpecting(&full, SHARED_BYTES);
+                copyBulk(stage, source[step], SHARED_BYTES, &full);
+            }
+            return;
+        }
+        const int lane = threadIdx.x % 32, q = threadIdx.x / 32 * 16 + lane / 4, c = 2 * (lane % 4);
+        float d[8][4] = {};
+        for (int step = 0; step < 2; step++)
+        {
+            waitForPhase(&full, step);
+            const int k = 16 * step + c;
+            const uint f[4] = { pair(a(q, k), a(q, k + 1)), pair(a(q + 8, k), a(q + 8, k + 1)),
+                                pair(a(q, k + 8), a(q, k + 9)), pair(a(q + 8, k + 8), a(q + 8, k + 9)) };
+            multiplyGroup(d, f, stage);
+            commitProducts();
+            WAIT
+            syncThreads<128>();
+            if (threadIdx.x == 0) arrive(&empty);
+        }
+        for (int j = 0; j < 64; j++)
+            for (int e = 0; e < 4; e++)
+            {
+                float sum = 0;
+                const int row = q + 8 * (e / 2), column = j / 8 * 8 + c + e % 2;
+                for (int k = 0; k < 32; k++) sum += a(row, k) * b(k, column);
+                wrong += d[j / 8][e] != sum;
+            }
+    });
+    std::printf("%d", wrong);
 }
 """
 
@@ -147,3 +211,21 @@ def test_asynchronous_copies_take_effect_when_their_group_is_waited_for(tmp_path
     """
     done = run(tmp_path, body)
     assert list(map(int, done.stdout.split())) == [i - 100 for i in range(64)]
+
+
+def run_group(tmp_path: Path, wait: str) -> int:
+    """Return how many results of the warp group are wrong."""
+    source, program = tmp_path / "main.cpp", tmp_path / "main"
+    source.write_text(GROUP_PROGRAM.replace("WAIT", wait))
+    headers = [f"-I{path}" for path in (HERE, compiler.KERNELS, folder())]
+    command = [COMPILER, *OPTIONS, *headers, str(source), "-o", str(program)]
+    subprocess.run(command, check=True)
+    return int(subprocess.run([program], capture_output=True, text=True, check=True).stdout)
+
+
+def test_a_warp_group_multiplies_what_bulk_copies_have_brought(tmp_path: Path) -> None:
+    assert run_group(tmp_path, "waitForProducts<0>();") == 0
+
+
+def test_products_that_are_not_waited_for_are_wrong(tmp_path: Path) -> None:
+    assert run_group(tmp_path, "waitForProducts<1>();") > 0
