@@ -29,7 +29,7 @@ class Memory:
 
     def __init__(self, cuda: Any, stream: Any, enter: Callable[[], None]) -> None:
         self._cuda, self._stream, self._enter = cuda, stream, enter
-        self.staging = Staging(cuda, stream, self._pinned)
+        self.staging = Staging(cuda, stream, self._pinned, enter)
 
     def available_bytes(self) -> int:
         """Return the bytes of device memory that are free."""

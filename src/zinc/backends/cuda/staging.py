@@ -34,11 +34,18 @@ class StagingBuffer:
 class Staging:
     """The staging buffers of a device, made when they are first needed.
 
-    pinned: returns that many bytes of pinned memory, or raises MemoryLimitError.
+    pinned: returns that many bytes of pinned memory, or raises MemoryLimitError. enter: makes the
+    device's context current in the calling thread.
     """
 
-    def __init__(self, cuda: Any, stream: Any, pinned: Callable[[int], Bytes]) -> None:
-        self._cuda, self._stream, self._pinned = cuda, stream, pinned
+    def __init__(
+        self,
+        cuda: Any,
+        stream: Any,
+        pinned: Callable[[int], Bytes],
+        enter: Callable[[], None],
+    ) -> None:
+        self._cuda, self._stream, self._pinned, self._enter = cuda, stream, pinned, enter
         self._free: queue.SimpleQueue[StagingBuffer | None] = queue.SimpleQueue()
         for _ in range(N_BUFFERS):
             self._free.put(None)
@@ -48,6 +55,7 @@ class Staging:
         """Lend a buffer, which may still be read by the device. Waits until one is free."""
         buffer = self._free.get()
         try:
+            self._enter()  # threads that upload have no context yet
             if buffer is None:
                 buffer = self._new()
             yield buffer
