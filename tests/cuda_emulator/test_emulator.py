@@ -55,8 +55,10 @@ int main() {
     for (int step = 0; step < 2; step++)
         for (int k = 0; k < 16; k++)
             for (int j = 0; j < 64; j++)
-                ((uint16_t*)source[step])[j / 8 * GROUP_STRIDE / 2 + k / 8 * 64 + j % 8 * 8 + k % 8] =
-                    f32tof16(b(16 * step + k, j));
+            {
+                const int at = j / 8 * GROUP_STRIDE / 2 + k / 8 * 64 + j % 8 * 8 + k % 8;
+                ((uint16_t*)source[step])[at] = f32tof16(b(16 * step + k, j));
+            }
     int wrong = 0;
     emulator::launch({ 1, 1, 1 }, 160, 1, [&] {
         static __shared__ __align__(16) uint8_t stage[SHARED_BYTES];
@@ -81,7 +83,8 @@ int main() {
             waitForPhase(&full, step);
             const int k = 16 * step + c;
             const uint f[4] = { pair(a(q, k), a(q, k + 1)), pair(a(q + 8, k), a(q + 8, k + 1)),
-                                pair(a(q, k + 8), a(q, k + 9)), pair(a(q + 8, k + 8), a(q + 8, k + 9)) };
+                                pair(a(q, k + 8), a(q, k + 9)),
+                                pair(a(q + 8, k + 8), a(q + 8, k + 9)) };
             multiplyGroup(d, f, stage);
             commitProducts();
             WAIT
