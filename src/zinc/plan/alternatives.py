@@ -90,7 +90,7 @@ def _chain(
 ) -> tuple[int, ...] | None:
     """Return the indices of the nodes of the chain that ends with node `last`, None if none does.
 
-    Nothing outside the chain may read what is passed along it.
+    Only nodes of the chain may read the values that its nodes pass on.
     """
     indices = [last]
     for position in range(len(alternative.ops) - 1, -1, -1):

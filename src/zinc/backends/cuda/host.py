@@ -78,7 +78,7 @@ class CudaHost:
 
     @property
     def starts_early(self) -> bool:
-        """Whether the kernels of a graph may start before those that they wait for have ended."""
+        """Whether graphs use programmatic dependent launch, which needs capability 9.0."""
         return self.candidate.capability >= EARLY_START
 
     @property

@@ -125,7 +125,7 @@ class Memory:
         except MemoryLimitError as error:
             raise MemoryLimitError(
                 "the host has no memory left",
-                f"the CUDA driver could not lock {size / 1e6:,.1f} MB of it",
+                f"the CUDA driver could not allocate {size / 1e6:,.1f} MB of pinned memory",
                 "close other programs, or allow more locked memory (`ulimit -l`)",
             ) from error
         memory = (ctypes.c_uint8 * size).from_address(where)

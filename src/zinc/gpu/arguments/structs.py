@@ -161,7 +161,7 @@ class LinearArguments(Struct):
 
 
 class GemvPart(Struct):
-    """A matrix that `GemvArguments` multiplies, with what is added to the product."""
+    """A weight matrix of `GemvArguments`, and its output, bias and residual."""
 
     w: Matrix
     up: Annotated[U64, "GLU: bytes from w to the other weight"]

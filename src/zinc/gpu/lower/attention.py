@@ -82,7 +82,7 @@ def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 
 def stored(launch: Launch, at: Addresses, bucket: Bucket, attend: Attend) -> list[Dispatch]:
-    """Return the dispatches of `attend`, and those that convert its output if it cannot."""
+    """Return the dispatches of `attend`, and of a conversion if it cannot store y's format."""
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     _check(state, at.kv(state))
     if y.format is RowFormat.F32 or state.head_dim_v % 32 == 0:

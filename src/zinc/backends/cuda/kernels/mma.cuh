@@ -79,7 +79,7 @@ DEVICE void copyAsync(void* shared, const void* global, bool exists)
                  : "memory");
 }
 
-/// Ends a group of copies, those that this thread has started since the last call.
+/// Commits the copies of this thread since the last call as one group.
 DEVICE void commitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits until at most the last `pending` groups of this thread are incomplete. Other threads see

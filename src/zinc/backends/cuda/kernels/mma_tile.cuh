@@ -48,7 +48,7 @@ template <uint ROWS, uint CHUNKS, uint THREADS_> struct StagedTile
         });
     }
 
-    /// Stores what was loaded.
+    /// Stores the loaded chunks as float16 numbers at `to` in shared memory.
     MEMBER void store(uint4* to)
     {
         each([&](uint i, uint row, uint chunk) { to[index(row, chunk)] = packHalves(chunks[i]); });

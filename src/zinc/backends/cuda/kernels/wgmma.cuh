@@ -122,7 +122,7 @@ template <uint threads> DEVICE void syncThreads()
 /// Orders writes to A and D of this thread before the products that follow.
 DEVICE void fenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-/// Ends a group of products, those started since the last call.
+/// Commits the products since the last call as one group.
 DEVICE void commitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 /// Waits until at most the last `pending` groups are incomplete.

@@ -147,7 +147,7 @@ def _has_one_row(at: Addresses, x: Ref, bucket: Bucket) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A matrix with the addresses of its output and of what is added to it (`GemvPart`)."""
+    """A weight matrix, and the addresses of its output, bias and residual (`GemvPart`)."""
 
     w: DeviceWeight
     y: int
