@@ -124,7 +124,7 @@ def test_fixtures_have_every_kind_of_state() -> None:
 
 def test_every_kernel_that_an_architecture_needs_has_a_case() -> None:
     launched = set()
-    for kernels in (api.kernels("cpu"), api.kernels("vulkan")):
+    for kernels in map(api.kernels, ("cpu", "vulkan", "cuda")):
         for op, case in every_case():
             if is_for(kernels, op):
                 plan = make_plan(case.graph, kernels, max_tokens=case.n_tokens, max_outputs=8)

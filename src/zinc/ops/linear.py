@@ -35,7 +35,7 @@ def _cases() -> Iterator[Case]:
     for type in WEIGHT_TYPES:
         for n_rows, tokens in ((48, 1), (40, 5), (17, 33)):
             case = Case(f"{BLOCKS[type].name}-{n_rows}x512-{tokens}", n_tokens=tokens)
-            weight = case.matrix(n_rows, 512, type)
+            weight = case.matrix(n_rows, 512, type, 512**-0.5)
             yield case.returns(case.graph.linear(case.rows(512), weight, case.vector(n_rows)))
 
 
