@@ -20,7 +20,8 @@ WARPS_PER_UNIT = 14
 WARPS = 8  # of a block
 ROWS = 4  # of a warp
 MAX_SPLIT = 8
-IN_FLIGHT = 4  # units of weights of a lane
+IN_FLIGHT = 8  # units of weights of a lane; half as many if it multiplies two matrices
+LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among warps
 BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
 
 # GEMM on tensor cores.
@@ -44,11 +45,13 @@ def gemv(
     longest = max(1, units // features.subgroup)  # splits that leave each lane a unit
     rows = ROWS if not stores_blocks else ROWS // weights
     split = 1
-    while 2 * split <= min(longest, MAX_SPLIT) and n_rows * split < warps * rows:
+    while 2 * split <= min(longest, MAX_SPLIT) and (
+        n_rows * split < warps * rows or (weights == 1 and longest > LANE_UNITS * split)
+    ):
         split *= 2
     while rows > 1 and n_rows * split < warps * rows:
         rows //= 2
-    deep = max(1, min(IN_FLIGHT // (rows * weights), units // (split * features.subgroup)))
+    deep = max(1, min(IN_FLIGHT // (rows * weights**2), units // (split * features.subgroup)))
     if not stores_blocks:
         return GemvTile(max(WARPS, split), split, rows, 1, deep)
     rows = max(rows, split)  # a block has at most 32 warps
@@ -139,7 +142,9 @@ def _gemm_tile(shape: GemmShape, is_tall: bool) -> MmaTile:
         return MmaTile(row_tiles, 4, warps=4, split=2, stages=2, blocks=3)
     if shape.n_x <= 64:
         return MmaTile(row_tiles, 8, warps=4, split=1, stages=3, blocks=2)
-    return MmaTile(row_tiles, 16, warps=4, split=1, stages=3, blocks=2)
+    if shape.weights == 2:
+        return MmaTile(1, 16, warps=4, split=1, stages=2, blocks=2)
+    return MmaTile(2, 8, warps=8, split=1, stages=3)
 
 
 def _with_splits(features: Features, tile: MmaTile, shape: GemmShape) -> MmaTile:
