@@ -89,6 +89,13 @@ def test_of_discrete_gpus_the_one_with_matrix_units_comes_first() -> None:
     assert choose(replace(SHARED, matrix_units=True), LARGE)[0] is LARGE
 
 
+def test_cuda_comes_before_vulkan_on_the_same_card() -> None:
+    names = api.discover()
+    assert names.index("cuda") < names.index("vulkan")
+    on_cuda, on_vulkan = (replace(LARGE, matrix_units=True, driver=x) for x in ("cuda", "vulkan"))
+    assert choose(on_cuda, on_vulkan)[0] is on_cuda
+
+
 def test_a_discrete_gpu_that_is_too_small_is_passed_over_and_named() -> None:
     chosen, reason = choose(SMALL)
     assert chosen is None

@@ -124,6 +124,8 @@ def devices() -> list[DeviceInfo]:
     if not is_installed():
         return []
     return [
-        DeviceInfo(f"cuda:{c.index}", c.name, DeviceKind.DISCRETE, c.driver, c.missing)
+        DeviceInfo(
+            f"cuda:{c.index}", c.name, DeviceKind.DISCRETE, c.driver, c.missing, matrix_units=True
+        )
         for c in candidates()
     ]
