@@ -88,7 +88,6 @@ int main() {
             multiplyGroup(d, f, stage);
             commitProducts();
             WAIT
-            syncThreads<128>();
             if (threadIdx.x == 0) arrive(&empty);
         }
         for (int j = 0; j < 64; j++)

@@ -52,7 +52,7 @@ struct WarpGroups {
     uint64_t number = 0;
     std::map<const void*, PhaseBarrier> barriers;
     std::map<int, GroupProducts> products;  // by thread
-    std::map<uint32_t, std::pair<uint32_t, uint32_t>> meetings;  // by threads: arrived, passed
+    std::map<int, std::pair<uint32_t, uint32_t>> meetings;  // by id: arrived, passed
 };
 
 inline WarpGroups& warp_groups() {
@@ -93,13 +93,16 @@ inline void copy_bulk(void* to, const void* from, uint32_t bytes, const void* at
     barrier_at(at).copies.push_back({to, from, bytes});
 }
 
-// A barrier of the first `threads` threads of the block.
-inline void sync_threads(uint32_t threads) {
-    auto& [arrived, passed] = warp_groups().meetings[threads];
+// Waits until `threads` threads have called it with the same id.
+inline void meet(int id, uint32_t threads) {
+    auto& [arrived, passed] = warp_groups().meetings[id];
     const uint32_t mine = passed;
     if (++arrived == threads) arrived = 0, ++passed;
-    while (warp_groups().meetings[threads].second == mine) yield();
+    while (warp_groups().meetings[id].second == mine) yield();
 }
+
+// A barrier of the first `threads` threads of the block.
+inline void sync_threads(uint32_t threads) { meet(0, threads); }
 
 inline void multiply_group(float* d, const uint32_t* a, const uint8_t* b, int tiles) {
     GroupProducts& mine = warp_groups().products[block->current];
@@ -108,6 +111,7 @@ inline void multiply_group(float* d, const uint32_t* a, const uint8_t* b, int ti
 
 inline void commit_products() { ++warp_groups().products[block->current].groups; }
 
+// Products complete for all threads of a warp group at once.
 inline void wait_for_products(int pending) {
     const int thread = block->current, column = thread % WARP / 4, rows = thread % 4 * 4;
     GroupProducts& mine = warp_groups().products[thread];
@@ -122,6 +126,7 @@ inline void wait_for_products(int pending) {
             multiply_tiles(p.d + 4 * j, p.a, b[0], b[1]);
         }
     }
+    meet(1 + thread / GROUP_THREADS, GROUP_THREADS);
 }
 
 }  // namespace emulator

@@ -15,17 +15,18 @@ class Features:
 
     subgroup: threads of a subgroup (warp, wave). integer_dot: the device has dot products of 8-bit
     integers. cooperative_matrix: subgroups multiply 16 x 16 float16 tiles and sum in float32;
-    narrow_matrix: also 16 x 16 by 16 x 8. shared_bytes: static shared memory of a workgroup.
-    most_shared_bytes: static and dynamic shared memory of a workgroup. compute_units:
-    processors that run workgroups in parallel. batch_invariant: an op must process each row with
-    the same kernel and the same split, whatever the step's sizes. max_groups: most workgroups of a
-    dispatch in one dimension.
+    narrow_matrix: also 16 x 16 by 16 x 8. warp_groups: groups of four warps multiply (wgmma).
+    shared_bytes: static shared memory of a workgroup. most_shared_bytes: static and dynamic shared
+    memory of a workgroup. compute_units: processors that run workgroups in parallel.
+    batch_invariant: an op must process each row with the same kernel and the same split, whatever
+    the step's sizes. max_groups: most workgroups of a dispatch in one dimension.
     """
 
     subgroup: int
     integer_dot: bool = True
     cooperative_matrix: bool = False
     narrow_matrix: bool = False
+    warp_groups: bool = False
     shared_bytes: int = 32768
     most_shared_bytes: int = 101376
     compute_units: int = 1

@@ -62,6 +62,7 @@ class CudaHost:
         units = attribute(candidate.handle, "MULTIPROCESSOR_COUNT")
         self._features = Features(
             WARP,
+            warp_groups=candidate.capability[0] == 9,
             shared_bytes=SHARED_BYTES,
             most_shared_bytes=attribute(candidate.handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
             compute_units=units,

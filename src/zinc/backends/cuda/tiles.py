@@ -31,6 +31,8 @@ MANY_ROWS = 8192  # weight rows that fill the device with any tile
 SLAB = 128  # columns
 MAX_SPLITS = 8
 OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
+# With fewer blocks for each compute unit, tiles of half as many rows of x or a split are faster.
+GROUP_BLOCKS, FEW_GROUP_BLOCKS = 1.0, 0.4
 
 
 def gemv(
@@ -66,7 +68,8 @@ class MmaTile:
     split: warps that share the columns of the same weight rows. stages: slabs of x in shared memory
     for each of them; 0 if warps convert rows themselves. deep: slabs of weights in flight.
     blocks: of an SM at once. splits: blocks that share the columns of a tile. spread: blocks that
-    share the slots of an expert.
+    share the slots of an expert. by_groups: warps multiply in groups (wgmma), and another group
+    copies the slabs.
     """
 
     row_tiles: int
@@ -78,6 +81,7 @@ class MmaTile:
     blocks: int = 1
     splits: int = 1
     spread: int = 1
+    by_groups: bool = False
 
     @property
     def rows(self) -> int:
@@ -104,6 +108,7 @@ class MmaTile:
             ("DEEP", self.deep),
             ("MIN_BLOCKS", self.blocks),
             ("SPLITS", self.splits),
+            ("GROUPS", int(self.by_groups)),
         )
 
 
@@ -122,9 +127,28 @@ def gemm(features: Features, shape: GemmShape, stores_blocks: bool) -> MmaTile:
 
     stores_blocks: results become 8-bit blocks, so a tile has whole blocks of weight rows.
     """
+    by_groups = _group_tile(features, shape)
+    if by_groups is not None:
+        return by_groups
     tile = _gemm_tile(shape, shape.rows >= MANY_ROWS or stores_blocks)
     assert not stores_blocks or tile.rows % BLOCK_ROWS == 0
     return _with_splits(features, _within_memory(features, tile), shape)
+
+
+def _group_tile(features: Features, shape: GemmShape) -> MmaTile | None:
+    """Return the tile of a GEMM by warp groups, None if the shape does not fill the device."""
+    if not features.warp_groups or shape.n_x <= 64:
+        return None
+    wide = MmaTile(1, 32, warps=8, split=1, stages=3, by_groups=True)
+    narrow = MmaTile(1, 16, warps=8, split=1, stages=4, by_groups=True)
+    enough = GROUP_BLOCKS * features.compute_units
+    if shape.weights == 1 and _blocks(wide, shape) >= enough:
+        return wide
+    return narrow if _blocks(narrow, shape) >= enough * FEW_GROUP_BLOCKS else None
+
+
+def _blocks(tile: MmaTile, shape: GemmShape) -> int:
+    return ceil_div(shape.rows, tile.rows) * ceil_div(shape.n_x, tile.batch)
 
 
 def _gemm_tile(shape: GemmShape, is_tall: bool) -> MmaTile:
@@ -149,8 +173,7 @@ def _gemm_tile(shape: GemmShape, is_tall: bool) -> MmaTile:
 
 def _with_splits(features: Features, tile: MmaTile, shape: GemmShape) -> MmaTile:
     """Return the tile with its columns split among blocks if its grid leaves the device idle."""
-    blocks = ceil_div(shape.rows, tile.rows) * ceil_div(shape.n_x, tile.batch)
-    wanted = tile.blocks * features.compute_units // blocks
+    wanted = tile.blocks * features.compute_units // _blocks(tile, shape)
     longest = ceil_div(shape.cols, SLAB) // (2 * tile.split)  # each warp has two slabs
     splits = max(1, min(wanted, longest, MAX_SPLITS))
     return replace(tile, splits=1 << (splits.bit_length() - 1))

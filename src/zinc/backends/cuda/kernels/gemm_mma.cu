@@ -6,6 +6,8 @@
 //             Otherwise half_rows has converted them, and slabs of columns are copied to shared
 //             memory, STAGES deep.
 //   DEEP      slabs of weights that a warp has in flight
+//   GROUPS    1: warps multiply in groups (wgmma), and another group copies the slabs. ROW_TILES,
+//             KSPLIT and SPLITS are 1 then
 //   SPLITS    blocks (group.z) that split the columns of a tile; the last to end adds up their sums.
 //             With EXPERTS it is 1
 
@@ -19,8 +21,16 @@ using TileArguments = LinearTileArguments;
 
 #include "half_rows.cuh"
 #include "half_weights.cuh"
+#if GROUPS
+#include "wgmma.cuh"
+#endif
 
-#define THREADS (WARPS * SUBGROUP)
+#define WORKERS (WARPS * SUBGROUP) // threads that multiply and store
+#if GROUPS
+#define THREADS (WORKERS + GROUP_THREADS)
+#else
+#define THREADS WORKERS
+#endif
 #define BATCH (8 * X_TILES)
 #define WARP_ROWS (16 * ROW_TILES)
 #define ROWS (WARP_ROWS * WARPS / KSPLIT)
@@ -106,7 +116,9 @@ DEVICE void waitForRows()
 #endif
 }
 
-#if STAGES
+#if GROUPS
+#include "group_rows.cuh"
+#elif STAGES
 #include "staged_rows.cuh"
 #else
 #include "direct_rows.cuh"
@@ -116,6 +128,11 @@ DEVICE void waitForRows()
 
 DEVICE void computeTile(const TileArguments& args, TileOrigin origin, uint first, uint thread)
 {
+#if GROUPS
+    makeStages(thread);
+    if (thread >= WORKERS) return copySlabs(args, origin, thread);
+    claimRegisters<WORKER_REGISTERS>();
+#endif
     Sums sums;
     sums.clear();
     accumulate(args, origin, sums, thread);

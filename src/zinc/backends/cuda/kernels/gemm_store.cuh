@@ -6,6 +6,16 @@
 #include "arrivals.cuh"
 #endif
 
+/// As `__syncthreads`, for the threads that store.
+DEVICE void syncWorkers()
+{
+#if GROUPS
+    syncThreads<WORKERS>();
+#else
+    __syncthreads();
+#endif
+}
+
 #define STORED_TILES (KSPLIT > 1 ? 1 : X_TILES < 4 ? X_TILES : 4) // tiles of x stored at once
 SHARED float stored[WEIGHTS][KSPLIT][8 * STORED_TILES][ROWS + 4];
 
@@ -88,10 +98,10 @@ DEVICE void storeTile(
     UNROLL for (uint tile = 0; tile < X_TILES; tile += STORED_TILES)
     {
         if (origin.at + 8 * tile >= origin.end) break;
-        __syncthreads();
+        syncWorkers();
         shareSums(sums, tile, warp, origin.part, origin.lane);
-        __syncthreads();
-        for (uint t = thread; t < 8 * STORED_TILES * (ROWS / 4); t += THREADS)
+        syncWorkers();
+        for (uint t = thread; t < 8 * STORED_TILES * (ROWS / 4); t += WORKERS)
         {
             const uint i = t / (ROWS / 4), r = t % (ROWS / 4) * 4;
             const float4 sum = total(0, i, r), up = total(WEIGHTS - 1, i, r);
