@@ -4,8 +4,9 @@
 
 For each model shape it writes a file with random weights to --folder and measures prefill and
 decode with their profiles by kernel, the host's time in a step, and answers through the engine with
-tokens sampled by the host or the device. Read bandwidth is measured in the same run. Equal matrices
-are packed once to shorten loading; each still has its own memory, so measurements do not change.
+tokens sampled by the host or the device. --rows compares steps of several rows with steps of one.
+Read bandwidth is measured in the same run. Equal matrices are packed once to shorten loading; each
+still has its own memory, so measurements do not change.
 """
 
 from __future__ import annotations
@@ -41,10 +42,14 @@ from zinc.engine.step_cost import StepShape
 from zinc.gpu import packing
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.lower import attention
+from zinc.ops.sampling import pack_sample_params
+from zinc.ops.step import SampleParams, Step
 
 REPETITIONS = 3
 DECODE_REPETITIONS = 9  # one in three short runs is off by a percent
 PROFILE_RUNS = 5
+ROW_STEPS = 16  # steps of each number of rows in a round
+GREEDY = SampleParams(1)
 SAMPLED_BY = ("host", "device, in step", "device")
 
 
@@ -127,6 +132,55 @@ def prefill(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, A
     }
 
 
+def row_steps(
+    bench: Bench, model: LoadedModel, counts: list[int], depth: int
+) -> list[dict[str, Any]]:
+    """Measure a step of n tokens of one sequence for each n of `counts`, and of one token.
+
+    As in a verification of drafts, each token has an output row, and the device samples them.
+    Rounds alternate between the counts, so that changes of clocks affect all of them.
+    """
+    counts = sorted({1, *counts})
+    steps = {n: sampled(StepMaker(model).step([7] * n, depth, outputs=n)) for n in counts}
+    seconds: dict[int, list[float]] = {n: [] for n in counts}
+    for _ in range(REPETITIONS + 1):
+        for n, step in steps.items():
+            start = time.perf_counter()
+            for _ in range(ROW_STEPS):
+                model.program.sample(step).wait()
+            seconds[n].append((time.perf_counter() - start) / ROW_STEPS)
+    medians = {n: statistics.median(found[1:]) for n, found in seconds.items()}
+    return [
+        {
+            "rows": n,
+            "depth": depth,
+            "step_us": 1e6 * medians[n],
+            "all_step_us": [1e6 * s for s in seconds[n][1:]],
+            "one_row_steps": medians[n] / medians[1],
+            "rows_per_s": n / medians[n],
+            **profiled(bench, StepShape(n, n, depth, model.kv_dtype)),
+            **asdict(model.program.counts(steps[n])),
+        }
+        for n in counts
+    ]
+
+
+def sampled(step: Step) -> Step:
+    """Return `step` with the device sampling the most likely token of each output row."""
+    return replace(step, sample_params=pack_sample_params([GREEDY] * len(step.output_rows)))
+
+
+def show_row_step(result: dict[str, Any]) -> None:
+    kernels = sorted(result["profile"], key=lambda row: -row["seconds"])[:4]
+    times = ", ".join(f"{row['kernel']} {1e6 * row['seconds']:,.0f}" for row in kernels)
+    print(
+        f"  {result['rows']:4} rows at {result['depth']}: {result['step_us']:9,.0f} us, "
+        f"{result['one_row_steps']:5.2f} steps of one row, {result['rows_per_s']:9,.1f} rows/s; "
+        f"us on the device: {times}"
+    )
+    sys.stdout.flush()
+
+
 CHAINS = {"greedy": {"temperature": 0}, "default": {}}
 
 
@@ -184,9 +238,9 @@ def measure(name: str, backend: GpuBackend, args: argparse.Namespace) -> dict[st
     streams = max(args.streams, default=1)
     options = LoadOptions(
         path,
-        context=max(args.depths) + max(args.prefill, args.decode, args.answer) + 64,
+        context=max(args.depths) + max(args.prefill, args.decode, args.answer, *args.rows) + 64,
         kv_dtype=args.kv_dtype,
-        max_outputs=streams,
+        max_outputs=max([streams, *args.rows]),
         sequences=streams,
     )
     with open_model(plan_model(options, backend)) as model:
@@ -201,22 +255,29 @@ def measure(name: str, backend: GpuBackend, args: argparse.Namespace) -> dict[st
         bench = Bench(model)
         print(f"{name}: made in {report['make_s']:.1f} s, loaded in {report['load_s']:.1f} s")
         start = time.perf_counter()
-        report["prefill"], report["decode"] = [], []
+        report["prefill"], report["decode"], report["row_steps"] = [], [], []
         for depth in args.depths:
             fill(model, depth)
-            report["prefill"].append(prefill(bench, model, args.prefill, depth))
-            show(f"prefill {args.prefill} at {depth}", report["prefill"][-1])
+            if args.prefill:
+                report["prefill"].append(prefill(bench, model, args.prefill, depth))
+                show(f"prefill {args.prefill} at {depth}", report["prefill"][-1])
             if depth == args.depths[0]:
                 report["first_steps_s"] = time.perf_counter() - start
-            report["decode"].append(decode(bench, model, args.decode, depth))
-            show(f"decode at {depth}", report["decode"][-1])
+            if args.decode:
+                report["decode"].append(decode(bench, model, args.decode, depth))
+                show(f"decode at {depth}", report["decode"][-1])
+            if args.rows:
+                found = row_steps(bench, model, args.rows, depth)
+                report["row_steps"] += found
+                for result in found:
+                    show_row_step(result)
         report["answers"] = []
         for chain, streams, how in product(CHAINS, args.streams, SAMPLED_BY):
-            found = answers(model, args.answer, streams, how, chain)
-            report["answers"].append(found)
+            answered = answers(model, args.answer, streams, how, chain)
+            report["answers"].append(answered)
             print(
                 f"  answers, {chain} chain, {streams} streams, sampled by {how}: "
-                f"{found['tokens_per_s']:,.1f} tokens/s"
+                f"{answered['tokens_per_s']:,.1f} tokens/s"
             )
             sys.stdout.flush()
     if not args.keep:
@@ -266,8 +327,12 @@ def main() -> int:
         "--shapes", nargs="+", default=["qwen3-8b", "qwen36-35b-a3b"], choices=make_model.SHAPES
     )
     parser.add_argument("--depths", nargs="+", type=int, default=[0, 16384])
-    parser.add_argument("--prefill", type=int, default=512)
-    parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prompt; 0 skips it")
+    parser.add_argument("--decode", type=int, default=64, help="decode steps; 0 skips them")
+    parser.add_argument(
+        "--rows", type=int, nargs="*", default=[], metavar="N",
+        help="measure steps of N tokens of one sequence in multiples of a step of one token",
+    )  # fmt: skip
     parser.add_argument("--answer", type=int, default=256, help="tokens of an answer")
     parser.add_argument(
         "--streams", type=int, nargs="*", default=[1], help="concurrent answers; empty skips them"
