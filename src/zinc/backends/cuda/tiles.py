@@ -157,7 +157,7 @@ def _gemm_tile(shape: GemmShape, is_tall: bool) -> MmaTile:
     if shape.n_x <= 8:
         if is_tall:
             return MmaTile(row_tiles, 1, warps=8, split=8 // shape.weights, blocks=2)
-        return MmaTile(1, 1, warps=8, split=8, blocks=3)
+        return MmaTile(1, 1, warps=8, split=8, blocks=3 if shape.weights == 1 else 2)
     if shape.n_x <= DIRECT_ROWS:
         if is_tall:
             return MmaTile(row_tiles, 2, warps=4, split=4 // shape.weights, blocks=3)
