@@ -33,7 +33,7 @@ def check(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_cases_and_fixtures_run_in_processes() -> None:
-    done = check("--jobs", "2", "rope_table", "fixture qwen3")
+    done = check("--jobs", "2", "rope_table", "fixture qwen3moe")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok   fixture qwen3moe: error" in done.stdout
     assert "checks passed" in done.stdout
@@ -43,11 +43,10 @@ def test_an_error_of_the_sanitizer_is_reported_for_its_case(tmp_path) -> None:
     script = tmp_path / workers.SANITIZER
     script.write_text(FAKE_SANITIZER)
     script.chmod(0o755)
-    done = check("--sanitizer", "memcheck", "--jobs", "1", "concat_heads", path=str(tmp_path))
+    done = check("--sanitizer", "memcheck", "concat_heads-5", path=str(tmp_path))
     assert done.returncode == 1
     assert "FAIL concat_heads-5: the process ended with status 86\nInvalid read" in done.stdout
-    assert done.stdout.count("FAIL") == 1
-    assert "1 of 2 checks passed under memcheck" in done.stdout
+    assert "0 of 1 checks passed under memcheck" in done.stdout
 
 
 def test_a_case_that_does_not_exist_is_an_error() -> None:
