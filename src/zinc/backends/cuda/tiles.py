@@ -190,6 +190,14 @@ def _within_memory(features: Features, tile: MmaTile) -> MmaTile:
     return tile
 
 
+def float_gemm(features: Features, shape: GemmShape) -> MmaTile:
+    """Return the tile of a GEMM with float weights and float32 rows (kernels/gemm_floats.cu)."""
+    warps = next((n for n in (1, 2) if 16 * n >= shape.rows), 4)
+    x_tiles = next((n for n in (2, 4) if 8 * n >= shape.n_x), 8)
+    tile = MmaTile(1, x_tiles, warps, split=1, stages=4, blocks=2)
+    return _with_splits(features, tile, shape)
+
+
 def experts(features: Features, n_slots: int, weights: int) -> MmaTile:
     """Return the tile for experts with `n_slots` slots each on average."""
     if n_slots <= 4:

@@ -25,46 +25,7 @@ using TileArguments = LinearTileArguments;
 #include "wgmma.cuh"
 #endif
 
-#define WORKERS (WARPS * SUBGROUP) // threads that multiply and store
-#if GROUPS
-#define THREADS (WORKERS + GROUP_THREADS)
-#else
-#define THREADS WORKERS
-#endif
-#define BATCH (8 * X_TILES)
-#define WARP_ROWS (16 * ROW_TILES)
-#define ROWS (WARP_ROWS * WARPS / KSPLIT)
-#define WEIGHTS (PRODUCT == GLU ? 2 : 1) // matrices multiplied at once
-
-DEVICE uint slabCount(ARGS) { return (COLUMNS + SLAB - 1) / SLAB; }
-
-/// The place of a warp in its tile: weight rows from `first` on of a plane, rows of x from `at` to
-/// `end`, slabs of columns from `slab` to `last_slab`, and one of KSPLIT parts of them.
-struct TileOrigin
-{
-    uint first, plane, at, end;
-    uint slab, last_slab;
-    uint part, lane;
-
-    MEMBER uint weightRow(ARGS, uint tile, uint half) const
-    {
-        uint row = first + 16 * tile + 8 * half + lane / 4;
-        return plane * args.rows + min(row, args.rows - 1);
-    }
-};
-
-/// The sums of a warp: D of each pair of a 16-row tile of weights and an 8-row tile of x.
-struct Sums
-{
-    float d[WEIGHTS * ROW_TILES][X_TILES][4];
-
-    MEMBER void clear()
-    {
-        UNROLL for (uint t = 0; t < WEIGHTS * ROW_TILES; t++)
-            UNROLL for (uint j = 0; j < X_TILES; j++)
-                UNROLL for (uint e = 0; e < 4; e++) d[t][j][e] = 0;
-    }
-};
+#include "gemm_tile.cuh"
 
 /// A lane's units of a slab of weights, as they are stored.
 struct StoredSlab
@@ -173,14 +134,11 @@ DEVICE uint findExpert(ARGS, uint index, uint thread)
 
 EARLY_KERNEL(gemm_mma, TileArguments)
 {
-    const uint thread = threadIdx.x, warp = thread / SUBGROUP, first = blockIdx.x * ROWS;
+    const uint thread = threadIdx.x, first = blockIdx.x * ROWS;
     const Arguments& product = args.product;
-    TileOrigin origin;
-    origin.first = first + warp / KSPLIT * WARP_ROWS;
-    origin.part = warp % KSPLIT;
-    origin.lane = thread % SUBGROUP;
 #if EXPERTS
     waitForInputs();
+    TileOrigin origin = warpOrigin(thread);
     origin.slab = 0;
     origin.last_slab = slabCount(product);
     origin.plane = findExpert(product, blockIdx.z, thread);
@@ -196,12 +154,7 @@ EARLY_KERNEL(gemm_mma, TileArguments)
         __syncthreads();
     }
 #else
-    const uint slabs = slabCount(product), each = (slabs + SPLITS - 1) / SPLITS;
-    origin.slab = min(blockIdx.z * each, slabs);
-    origin.last_slab = min(origin.slab + each, slabs);
-    origin.plane = 0;
-    origin.at = blockIdx.y * BATCH;
-    origin.end = rowCount(product);
+    const TileOrigin origin = linearOrigin(product, thread);
     if (origin.at >= origin.end)
     {
         waitForInputs();

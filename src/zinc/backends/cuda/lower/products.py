@@ -1,8 +1,9 @@
 """Lowerings of products on tensor cores: linear, linear_glu, moe_glu and moe_down of several rows.
 
 Kernels for few rows of x read 8-bit blocks. For more rows, `half_rows` converts them to float16
-first, once for all products of a launch. Single rows have a GEMV. Float weights and batch-invariant
-mode keep the shared lowerings.
+first, once for all products of a launch. Single rows have a GEMV, and float weights a GEMM of their
+own (float_products.py). Experts of float weights and batch-invariant mode keep the shared
+lowerings.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zinc.backends.cuda import tiles
-from zinc.backends.cuda.lower import gemv
+from zinc.backends.cuda.lower import float_products, gemv
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, GemmShape, MmaTile
 from zinc.backends.plans import Launch, Ref
@@ -29,6 +30,7 @@ from zinc.gpu.lower import experts, linear
 from zinc.gpu.lower.experts import ExpertProduct
 from zinc.gpu.lower.linear import Product
 from zinc.gpu.lower.operands import ceil_div, dim_code, rows
+from zinc.gpu.lower.weights import weight_of
 from zinc.gpu.rows import row_bytes
 from zinc.gpu.tiles import MAX_BATCH
 from zinc.ops.values import RowFormat
@@ -52,14 +54,22 @@ NO_ROWS = HalfRows()
 
 @lowers("linear")
 def linear_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    if not _takes_rows(at, bucket, rows(launch, "x"), FEW_ROWS):
-        return gemv.linear(launch, at, bucket)
-    return _side_by_side(linear.products_of(launch, at), at, bucket)
+    x, products = rows(launch, "x"), linear.products_of(launch, at)
+    if _takes_rows(at, bucket, x, FEW_ROWS):
+        return _side_by_side(products, at, bucket)
+    if float_products.takes(at, bucket, x, [product.w for product in products]):
+        return float_products.dispatches(products, at, bucket)
+    return gemv.linear(launch, at, bucket)
 
 
 @lowers("linear_glu")
 def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    if not _takes_rows(at, bucket, rows(launch, "x"), FEW_ROWS):
+    x = rows(launch, "x")
+    weights = [weight_of(at, launch.input(name)) for name in ("gate", "up")]
+    if float_products.takes(at, bucket, x, weights):
+        products = linear.gated_products_of(launch, at, bucket, joins=False)
+        return float_products.dispatches(products, at, bucket, in_order=True)
+    if not _takes_rows(at, bucket, x, FEW_ROWS):
         return gemv.linear_glu(launch, at, bucket)
     products = linear.gated_products_of(launch, at, bucket, joins=True)
     first = _side_by_side(products[:1], at, bucket)

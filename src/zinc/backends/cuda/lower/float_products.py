@@ -1,0 +1,75 @@
+"""Lowerings of linear and linear_glu with float weights and several rows of x, on tensor cores.
+
+The kernel reads float32 rows in vectors of 16 bytes. Other rows, few rows, and batch-invariant mode
+keep the shared lowerings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zinc.backends.cuda import tiles
+from zinc.backends.cuda.tiles import GemmShape, MmaTile
+from zinc.backends.plans import Ref
+from zinc.gpu.addresses import Addresses, DeviceWeight
+from zinc.gpu.arguments.structs import LinearTileArguments
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.lower.linear import Product
+from zinc.gpu.lower.operands import ceil_div
+from zinc.gpu.lower.weights import format_defines
+from zinc.gpu.packing import FLOATS
+from zinc.gpu.tiles import MAX_BATCH
+
+SLAB = 32  # columns (gemm_floats.cu)
+
+
+def takes(at: Addresses, bucket: Bucket, x: Ref, weights: Sequence[DeviceWeight]) -> bool:
+    """Return whether `dispatches` can multiply the rows `x` with all `weights`."""
+    if bucket.rows(x.dim) <= MAX_BATCH or at.features.batch_invariant:
+        return False
+    return all(
+        w.type in FLOATS and dict(format_defines(at, w, x, w.cols))["VECTORS"] for w in weights
+    )
+
+
+def dispatches(
+    products: Sequence[Product], at: Addresses, bucket: Bucket, in_order: bool = False
+) -> list[Dispatch]:
+    """Return the dispatches of products of the same rows.
+
+    in_order: each waits for the one before it.
+    """
+    return [_dispatch(p, at, bucket, in_order and i > 0) for i, p in enumerate(products)]
+
+
+def _dispatch(product: Product, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
+    shape = GemmShape(product.n_rows, product.w.cols, bucket.rows(product.x.dim))
+    tile = tiles.float_gemm(at.features, shape)
+    groups = (ceil_div(shape.rows, tile.rows), ceil_div(shape.n_x, tile.batch), tile.splits)
+    partial = arrived = 0
+    if tile.splits > 1:
+        n_sums = groups[0] * tile.rows * groups[1] * tile.batch * tile.splits
+        partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(groups[0] * groups[1])
+    arguments = LinearTileArguments(
+        product=product.arguments(at, bucket),
+        x=0,
+        inverses=0,
+        partial=partial,
+        arrived=arrived,
+        x_rows=0,
+    )
+    kernel = KernelVariant(
+        "gemm_floats", (*product.defines(at), *_defines(tile)), _shared_bytes(tile, product)
+    )
+    return Dispatch(kernel, arguments, groups, waits)
+
+
+def _defines(tile: MmaTile) -> list[tuple[str, int]]:
+    return [x for x in tile.defines if x[0] not in ("DEEP", "GROUPS", "KSPLIT")]
+
+
+def _shared_bytes(tile: MmaTile, product: Product) -> int:
+    """Return the bytes of all stages. Rows have eight columns more than a slab."""
+    weight_bytes = 16 // FLOATS[product.w.type]
+    return tile.stages * (SLAB + 8) * (tile.rows * weight_bytes + tile.batch * 4)
