@@ -30,6 +30,8 @@ DIRECT_ROWS = 16  # most rows of x that warps convert themselves
 MANY_ROWS = 8192  # weight rows that fill the device with any tile
 SLAB = 128  # columns
 MAX_SPLITS = 8
+MAX_PASSES = 8
+WAVES = 3  # of blocks of experts, so that the last wave matters little
 OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
 # With fewer blocks for each compute unit, tiles of half as many rows of x or a split are faster.
 GROUP_BLOCKS, FEW_GROUP_BLOCKS = 1.0, 0.4
@@ -69,7 +71,7 @@ class MmaTile:
     for each of them; 0 if warps convert rows themselves. deep: slabs of weights in flight.
     blocks: of an SM at once. splits: blocks that share the columns of a tile. spread: blocks that
     share the slots of an expert. by_groups: warps multiply in groups (wgmma), and another group
-    copies the slabs.
+    copies the slabs. passes: tiles of weight rows that a block of an expert multiplies.
     """
 
     row_tiles: int
@@ -82,6 +84,7 @@ class MmaTile:
     splits: int = 1
     spread: int = 1
     by_groups: bool = False
+    passes: int = 1
 
     @property
     def rows(self) -> int:
@@ -109,6 +112,7 @@ class MmaTile:
             ("MIN_BLOCKS", self.blocks),
             ("SPLITS", self.splits),
             ("GROUPS", int(self.by_groups)),
+            ("PASSES", self.passes),
         )
 
 
@@ -198,14 +202,44 @@ def float_gemm(features: Features, shape: GemmShape) -> MmaTile:
     return _with_splits(features, tile, shape)
 
 
-def experts(features: Features, n_slots: int, weights: int) -> MmaTile:
-    """Return the tile for experts with `n_slots` slots each on average."""
-    if n_slots <= 4:
-        return MmaTile(2 // weights, 1, warps=8, split=4, blocks=2)
-    if n_slots <= 8:
-        return MmaTile(2 // weights, 2, warps=4, split=2, blocks=3)
-    if n_slots <= 32:
-        tile = MmaTile(2 // weights, 4, warps=4, split=1, stages=3, blocks=2)
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """Sizes of products with experts.
+
+    rows, cols: of the weights of each of `count` experts. n_slots: slots of an expert on average.
+    weights: matrices of an expert that are multiplied at once.
+    """
+
+    count: int
+    rows: int
+    cols: int
+    n_slots: int
+    weights: int = 1
+
+
+def experts(features: Features, shape: ExpertShape) -> MmaTile:
+    """Return the tile of products with experts."""
+    row_tiles = 2 // shape.weights
+    if shape.n_slots <= 4:
+        return MmaTile(row_tiles, 1, warps=8, split=4, blocks=2)
+    if shape.n_slots <= 8:
+        return MmaTile(row_tiles, 2, warps=4, split=2, blocks=3)
+    if shape.n_slots <= 16:  # limited by reads of weights
+        tile = MmaTile(1, 4, warps=4, split=1, stages=3, deep=2 // shape.weights, blocks=4)
+    elif shape.n_slots <= 32:
+        tile = MmaTile(row_tiles, 8, warps=4, split=1, stages=3, blocks=2)
     else:
-        tile = MmaTile(2 // weights, 8, warps=4, split=1, stages=3, blocks=2, spread=2)
-    return _within_memory(features, tile)
+        spread = 1 if shape.n_slots <= 96 else 2
+        tile = MmaTile(row_tiles, 12, warps=4, split=1, stages=3, blocks=2, spread=spread)
+    return _with_passes(features, _within_memory(features, tile), shape)
+
+
+def _with_passes(features: Features, tile: MmaTile, shape: ExpertShape) -> MmaTile:
+    """Return the tile with several passes over slots that are copied once, if they are short."""
+    slabs = ceil_div(shape.cols, SLAB)
+    resident = replace(tile, stages=max(2, slabs))
+    if resident.shared_bytes + OTHER_SHARED_BYTES > features.most_shared_bytes // tile.blocks:
+        return tile
+    blocks = ceil_div(shape.rows, tile.rows) * shape.count * tile.spread
+    passes = max(1, min(MAX_PASSES, blocks // (WAVES * tile.blocks * features.compute_units)))
+    return replace(resident, passes=1 << (passes.bit_length() - 1))

@@ -1,7 +1,7 @@
 // GEMM over quantised weights on tensor cores. A block computes a tile of ROWS weight rows by BATCH
 // rows of x. Each warp takes 16 ROW_TILES weight rows (of each matrix of a gated product) by all
 // rows of x; KSPLIT warps split the columns of the same rows, slab by slab.
-//   EXPERTS   rows of x are the slots of an expert (group.z), and SPREAD blocks share an expert
+//   EXPERTS   rows of x are the slots of an expert with few slots; STAGES is 0 (see gemm_experts.cu)
 //   STAGES    0: each warp converts rows of 8-bit blocks itself, which suits few rows of x.
 //             Otherwise half_rows has converted them, and slabs of columns are copied to shared
 //             memory, STAGES deep.
@@ -20,53 +20,12 @@ using TileArguments = LinearTileArguments;
 #endif
 
 #include "half_rows.cuh"
-#include "half_weights.cuh"
 #if GROUPS
 #include "wgmma.cuh"
 #endif
 
 #include "gemm_tile.cuh"
-
-/// A lane's units of a slab of weights, as they are stored.
-struct StoredSlab
-{
-    StoredUnit units[WEIGHTS * ROW_TILES][2];
-
-    MEMBER void load(ARGS, const TileOrigin& origin, uint slab)
-    {
-        const uint n = (COLUMNS + 31) / 32, unit = min(4 * slab + origin.lane % 4, n - 1);
-        UNROLL for (uint t = 0; t < ROW_TILES; t++)
-            UNROLL for (uint half = 0; half < 2; half++)
-            {
-                const uint at = origin.weightRow(args, t, half) * n + unit;
-                units[t][half] = loadStored(args.w, at);
-#if PRODUCT == GLU
-                units[ROW_TILES + t][half] = loadStored(shifted(args.w, args.up), at);
-#endif
-            }
-    }
-};
-
-/// The same units as operands.
-struct WeightSlab
-{
-    HalfUnit units[WEIGHTS * ROW_TILES][2];
-
-    MEMBER WeightSlab(const StoredSlab& stored, uint slab, uint lane)
-    {
-        // Rows are whole blocks of a format, so the unit's place in its block is that in its row.
-        const uint unit = 4 * slab + lane % 4;
-        UNROLL for (uint t = 0; t < WEIGHTS * ROW_TILES; t++)
-            UNROLL for (uint half = 0; half < 2; half++)
-                units[t][half] = HalfUnit(stored.units[t][half], unit);
-    }
-
-    MEMBER void fragment(uint tile, uint step, uint (&a)[4]) const
-    {
-        units[tile][0].pairs(step, a[0], a[2]);
-        units[tile][1].pairs(step, a[1], a[3]);
-    }
-};
+#include "weight_slabs.cuh"
 
 /// Waits for what earlier kernels write, after the first weights have been loaded. Which experts
 /// are needed is known only after waiting.
@@ -138,7 +97,7 @@ EARLY_KERNEL(gemm_mma, TileArguments)
     const Arguments& product = args.product;
 #if EXPERTS
     waitForInputs();
-    TileOrigin origin = warpOrigin(thread);
+    TileOrigin origin = warpOrigin(first, thread);
     origin.slab = 0;
     origin.last_slab = slabCount(product);
     origin.plane = findExpert(product, blockIdx.z, thread);

@@ -54,11 +54,11 @@ struct Sums
     }
 };
 
-/// Returns the place of a warp in the block's tile, without rows of x and columns.
-DEVICE TileOrigin warpOrigin(uint thread)
+/// Returns the place of a warp in a tile of weight rows from `first` on, without rows of x and columns.
+DEVICE TileOrigin warpOrigin(uint first, uint thread)
 {
     TileOrigin origin;
-    origin.first = blockIdx.x * ROWS + thread / SUBGROUP / KSPLIT * WARP_ROWS;
+    origin.first = first + thread / SUBGROUP / KSPLIT * WARP_ROWS;
     origin.part = thread / SUBGROUP % KSPLIT;
     origin.lane = thread % SUBGROUP;
     return origin;
@@ -70,7 +70,7 @@ DEVICE TileOrigin warpOrigin(uint thread)
 DEVICE TileOrigin linearOrigin(ARGS, uint thread)
 {
     const uint slabs = slabCount(args), each = (slabs + SPLITS - 1) / SPLITS;
-    TileOrigin origin = warpOrigin(thread);
+    TileOrigin origin = warpOrigin(blockIdx.x * ROWS, thread);
     origin.slab = min(blockIdx.z * each, slabs);
     origin.last_slab = min(origin.slab + each, slabs);
     origin.plane = 0;

@@ -1,5 +1,6 @@
 // half_rows: converts rows of 8-bit blocks to float16 operands of tensor cores (half_rows.cuh).
 // A block converts eight rows (group.y) of WIDE slabs (group.x).
+//   BY_ROW  the chunks of a row in a slab are contiguous, for kernels that gather rows
 
 #include "arguments.h"
 
@@ -16,6 +17,12 @@ SHARED float factors[8];
 DEVICE uint8_t* rowAt(ARGS, uint i)
 {
     return args.x + uint64_t(i / args.runs) * args.x_stride + i % args.runs * args.x_run;
+}
+
+/// Returns the byte offset of a chunk of a row in a slab of y.
+DEVICE uint storedOffset(uint row, uint chunk)
+{
+    return BY_ROW ? row * SLAB_ROW_BYTES + 16 * chunk : chunkOffset(row, chunk);
 }
 
 /// Loads a word of a unit, multiplied by its scale and `factor`, as two pairs of float16 numbers:
@@ -58,6 +65,6 @@ KERNEL(half_rows, Arguments)
         high[c] = pairs.y;
     }
     uint8_t* y = args.y + uint64_t(slab) * args.y_rows * SLAB_ROW_BYTES;
-    storeAligned<16>((uint4*)(y + chunkOffset(first + row, 2 * step)), low);
-    storeAligned<16>((uint4*)(y + chunkOffset(first + row, 2 * step + 1)), high);
+    storeAligned<16>((uint4*)(y + storedOffset(first + row, 2 * step)), low);
+    storeAligned<16>((uint4*)(y + storedOffset(first + row, 2 * step + 1)), high);
 }

@@ -12,6 +12,8 @@
 // GEMM's tile needs of a slab are contiguous:
 //
 //     [slab][group of 8 rows][16 chunks][8 rows][8 numbers]
+//
+// For experts, whose tiles gather rows, memory has [slab][row][16 chunks][8 numbers] instead.
 
 #pragma once
 

@@ -1,27 +1,30 @@
 // The second part of moe_down for many tokens: sums the products of a token's slots in order of
-// rank, and adds biases and the residual.
+// rank, and adds biases and the residual. A thread sums four neighbouring columns.
 
 #include "arguments.h"
 
 using Arguments = MoeSumArguments;
 
+#include "floats.cuh"
 #include "step.cuh"
 
 KERNEL(moe_sum, Arguments)
 {
-    uint token = blockIdx.y, r = blockIdx.x * THREADS + threadIdx.x, top_k = args.top_k;
-    if (token >= rowsOf(args.step, args.dim) || r >= args.rows) return;
-    float* route = (float*)((uint8_t*)args.routes + uint64_t(token) * args.routes_stride);
-    float sum = 0;
-    for (uint rank = 0; rank < top_k; rank++)
+    const uint token = blockIdx.y, r = 4 * (blockIdx.x * THREADS + threadIdx.x), top_k = args.top_k;
+    const uint cols = args.rows;
+    if (token >= rowsOf(args.step, args.dim) || r >= cols) return;
+    const float* route = (float*)((uint8_t*)args.routes + uint64_t(token) * args.routes_stride);
+    uint8_t* products = rowAt((uint8_t*)args.products, token * top_k, 4 * cols);
+    float4 sum = 0;
+    _Pragma("unroll 8") for (uint rank = 0; rank < top_k; rank++)
     {
-        uint expert = uint(route[rank]);
-        float v = args.products[uint64_t(token * top_k + rank) * args.rows + r];
+        const uint expert = uint(route[rank]);
+        float4 v = loadFour(rowAt(products, rank, 4 * cols), cols, r);
         if (args.scale != nullptr) v *= args.scale[expert];
-        if (args.bias != nullptr) v += args.bias[expert * args.rows + r];
+        if (args.bias != nullptr) v += loadFour(rowAt((uint8_t*)args.bias, expert, 4 * cols), cols, r);
         sum += route[top_k + rank] * v;
     }
     if (args.residual != nullptr)
-        sum += *(float*)(args.residual + uint64_t(token) * args.residual_stride + 4 * r);
-    *(float*)(args.y + uint64_t(token) * args.y_stride + 4 * r) = sum;
+        sum += loadFour(rowAt(args.residual, token, args.residual_stride), cols, r);
+    storeFour(rowAt(args.y, token, args.y_stride), cols, r, sum);
 }

@@ -66,7 +66,7 @@ def _dispatch(product: Product, at: Addresses, bucket: Bucket, waits: bool) -> D
 
 
 def _defines(tile: MmaTile) -> list[tuple[str, int]]:
-    return [x for x in tile.defines if x[0] not in ("DEEP", "GROUPS", "KSPLIT")]
+    return [x for x in tile.defines if x[0] not in ("DEEP", "GROUPS", "KSPLIT", "PASSES")]
 
 
 def _shared_bytes(tile: MmaTile, product: Product) -> int:

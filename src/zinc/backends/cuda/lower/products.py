@@ -9,12 +9,12 @@ lowerings.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import float_products, gemv
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, GemmShape, MmaTile
+from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, ExpertShape, GemmShape, MmaTile
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
@@ -22,6 +22,7 @@ from zinc.gpu.arguments.structs import (
     ExpertTileArguments,
     HalfRowsArguments,
     LinearTileArguments,
+    MoeSumArguments,
 )
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
@@ -37,6 +38,7 @@ from zinc.ops.values import RowFormat
 
 GROUP = 8  # rows of a group (half_rows.cuh)
 WIDE = 4  # slabs that a block of half_rows converts
+SUM_THREADS = 128  # of moe_sum
 FEW_ROWS = 2  # from this many rows of x on, tensor cores multiply with dense weights
 
 
@@ -92,9 +94,21 @@ def gated_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
 @lowers("moe_down")
 def summed_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if not _takes_rows(at, bucket, rows(launch, "h"), MAX_BATCH + 1):
-        return LOWERINGS["moe_down"](launch, at, bucket)
+        *products, last = LOWERINGS["moe_down"](launch, at, bucket)
+        return [*products, _by_fours(last)]
     product, total = experts.summed_products_of(launch, at, bucket)
-    return [*_expert_dispatches(product, at, bucket), total]
+    return [*_expert_dispatches(product, at, bucket), _by_fours(total)]
+
+
+def _by_fours(dispatch: Dispatch) -> Dispatch:
+    """Return a dispatch of moe_sum with threads that sum four columns; others as they are."""
+    x = dispatch.arguments
+    if not isinstance(x, MoeSumArguments):
+        return dispatch
+    places = x.products | x.y | x.bias | x.residual | x.y_stride | x.residual_stride | 4 * x.rows
+    defines = (("THREADS", SUM_THREADS), ("VECTORS", int(places % 16 == 0)))
+    groups = (ceil_div(x.rows, 4 * SUM_THREADS), *dispatch.groups[1:])
+    return replace(dispatch, kernel=KernelVariant("moe_sum", defines), groups=groups)
 
 
 def _takes_rows(at: Addresses, bucket: Bucket, x: Ref, few: int) -> bool:
@@ -154,29 +168,38 @@ def _expert_dispatches(
     product: ExpertProduct, at: Addresses, bucket: Bucket, waits: bool = False
 ) -> list[Dispatch]:
     read, w, top_k = product.read, product.w, product.top_k
-    n_slots = ceil_div(bucket.rows(read.dim) * top_k, w.planes)
-    tile = tiles.experts(at.features, n_slots, 2 if product.kind is ProductKind.GLU else 1)
-    dispatches, x = [], NO_ROWS
-    if tile.stages:
-        runs = top_k if product.x.run else 1
-        conversion, x = _converted(read, w.cols, runs, GROUP, at, bucket)
-        dispatches.append(conversion)
-    arguments = ExpertTileArguments(
+    slots = bucket.rows(read.dim) * top_k
+    weights = 2 if product.kind is ProductKind.GLU else 1
+    shape = ExpertShape(w.planes, w.rows, w.cols, ceil_div(slots, w.planes), weights)
+    tile = tiles.experts(at.features, shape)
+    defines = (*product.defines(at, tile.spread), *tile.defines, ("EXPERTS", 1))
+    groups_x = ceil_div(w.rows, tile.rows * tile.passes)
+    if not tile.stages:
+        arguments = _expert_arguments(product, NO_ROWS, at, bucket)
+        groups = (groups_x, tile.spread, min(w.planes, slots))
+        return [Dispatch(KernelVariant("gemm_mma", defines), arguments, groups, waits)]
+    runs = top_k if product.x.run else 1
+    conversion, x = _converted(read, w.cols, runs, GROUP, at, bucket, by_row=True)
+    arguments = _expert_arguments(product, x, at, bucket)
+    kernel = KernelVariant("gemm_experts", defines, tile.shared_bytes)
+    groups = (groups_x, tile.spread, w.planes)
+    return [conversion, Dispatch(kernel, arguments, groups, waits=True)]
+
+
+def _expert_arguments(
+    product: ExpertProduct, x: HalfRows, at: Addresses, bucket: Bucket
+) -> ExpertTileArguments:
+    return ExpertTileArguments(
         product=product.arguments(at, bucket), x=x.address, inverses=x.inverses, x_rows=x.n_rows
     )
-    defines = (*product.defines(at, tile.spread), *tile.defines, ("EXPERTS", 1))
-    kernel = KernelVariant("gemm_mma", defines, tile.shared_bytes)
-    most_experts = min(w.planes, bucket.rows(read.dim) * top_k)
-    groups = (ceil_div(w.rows, tile.rows), tile.spread, most_experts)
-    return [*dispatches, Dispatch(kernel, arguments, groups, waits or x is not NO_ROWS)]
 
 
 def _converted(
-    x: Ref, cols: int, runs: int, batch: int, at: Addresses, bucket: Bucket
+    x: Ref, cols: int, runs: int, batch: int, at: Addresses, bucket: Bucket, by_row: bool = False
 ) -> tuple[Dispatch, HalfRows]:
     """Return the conversion of rows with `runs` runs of `cols` columns, and where the rows will be.
 
-    A slab has room for whole tiles of `batch` rows.
+    A slab has room for whole tiles of `batch` rows. by_row: kernels gather the rows.
     """
     n = bucket.rows(x.dim) * runs
     n_rows, n_slabs = ceil_div(n, batch) * batch, ceil_div(cols, SLAB)
@@ -196,4 +219,5 @@ def _converted(
         dim=dim_code(x.dim, bucket),
     )
     groups = (ceil_div(n_slabs, WIDE), ceil_div(n, GROUP), 1)
-    return Dispatch(KernelVariant("half_rows"), arguments, groups), made
+    kernel = KernelVariant("half_rows", (("BY_ROW", int(by_row)),))
+    return Dispatch(kernel, arguments, groups), made
