@@ -349,6 +349,18 @@ template <class T> uint32_t __match_any_sync(uint32_t mask, T v) {
         if (mask >> i & 1 && slots[i] == own) found |= 1u << i;
     return found;
 }
+template <class Better> uint32_t reduceWarp(uint32_t mask, uint32_t x, Better better) {
+    const uint64_t* slots = emulator::sync_warp(mask, x);
+    for (int i = 0; i < 32; ++i)
+        if (mask >> i & 1) x = better(x, uint32_t(slots[i]));
+    return x;
+}
+inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t x) {
+    return reduceWarp(mask, x, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+}
+inline uint32_t __reduce_min_sync(uint32_t mask, uint32_t x) {
+    return reduceWarp(mask, x, [](uint32_t a, uint32_t b) { return a < b ? a : b; });
+}
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
 {

@@ -100,7 +100,9 @@ DEVICE void accumulate(
     ActivationSlab x[DEEP];
     UNROLL for (uint p = 0; p < DEEP; p++)
         weights[p].load(args, origin, min(first + p * KSPLIT, slabs - 1));
-    waitForRows();
+#if !EXPERTS // which experts are needed is known only after waiting
+    waitForInputs();
+#endif
     findFactors(args, origin, thread);
     const LaneRows rows(args, origin);
     UNROLL for (uint p = 0; p < DEEP; p++)

@@ -27,15 +27,6 @@ using TileArguments = LinearTileArguments;
 #include "gemm_tile.cuh"
 #include "weight_slabs.cuh"
 
-/// Waits for what earlier kernels write, after the first weights have been loaded. Which experts
-/// are needed is known only after waiting.
-DEVICE void waitForRows()
-{
-#if !EXPERTS
-    waitForInputs();
-#endif
-}
-
 #if GROUPS
 #include "group_rows.cuh"
 #elif STAGES

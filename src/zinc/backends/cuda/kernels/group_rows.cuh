@@ -64,7 +64,7 @@ DEVICE void accumulate(
 {
     StoredSlab next;
     next.load(args.product, origin, 0);
-    waitForRows();
+    waitForInputs();
     for (uint i = thread; i < BATCH; i += WORKERS)
         inverses[i] = args.inverses[min(origin.at + i, origin.end - 1)];
     for (uint slab = 0; slab < origin.last_slab; slab++)

@@ -281,17 +281,14 @@ DEVICE float warpSum(float x)
     return x;
 }
 
-template <class T> DEVICE T warpMax(T x)
+DEVICE float warpMax(float x)
 {
     UNROLL for (uint m = 16; m > 0; m /= 2) x = max(x, shuffleXor(x, m));
     return x;
 }
 
-template <class T> DEVICE T warpMin(T x)
-{
-    UNROLL for (uint m = 16; m > 0; m /= 2) x = min(x, shuffleXor(x, m));
-    return x;
-}
+DEVICE uint warpMax(uint x) { return __reduce_max_sync(0xffffffffu, x); }
+DEVICE uint warpMin(uint x) { return __reduce_min_sync(0xffffffffu, x); }
 
 /// Returns the sum over the lanes before this one.
 DEVICE uint warpPrefixSum(uint x)

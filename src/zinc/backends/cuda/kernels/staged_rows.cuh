@@ -38,7 +38,7 @@ DEVICE void accumulate(
     const uint rounds = (slabs - origin.slab + KSPLIT - 1) / KSPLIT;
     StoredSlab next;
     next.load(args.product, origin, min(origin.slab + origin.part, slabs - 1));
-    waitForRows();
+    waitForInputs();
     loadInverses(args, origin, thread);
     UNROLL for (uint s = 0; s < STAGES - 1; s++)
     {
