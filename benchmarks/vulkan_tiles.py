@@ -1,6 +1,6 @@
 """Measure GEMV and GEMM on Vulkan with every tile that tiles.py could choose.
 
-    python benchmarks/vulkan_tiles.py results.json [--quick]
+    python benchmarks/vulkan_tiles.py results.json [--quick] [--rows 8 16 32 64]
 
 Launches depend on each other, as in a step, and read weights that rotate through more memory than
 any cache holds. The first line of each product is the tile that tiles.py chooses. A sample of each
@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.features import Features
 from zinc.gpu.lower.linear import Product
 from zinc.gpu.lower.weights import distance
-from zinc.gpu.memory import Buffer
+from zinc.gpu.memory import Buffer, CounterAllocator, ScratchAllocator
 from zinc.gpu.rows import align, row_bytes
 from zinc.gpu.step_data import StepData
 from zinc.gpu.tiles import GemmTile, GemvTile
@@ -97,10 +98,47 @@ def shapes(quick: bool) -> list[Shape]:
     return [one[1], many[0]] if quick else [*one, *few, *many]
 
 
+def shapes_of_rows(n_x: int) -> list[Shape]:
+    """Return the products of a step of `n_x` tokens of qwen3-8b in Q4_K_M."""
+    return [
+        Shape(T.Q4_K, 4096, 4096, n_x),
+        Shape(T.Q6_K, 1024, 4096, n_x),
+        Shape(T.Q4_K, 12288, 4096, n_x, glu=True),
+        Shape(T.Q4_K, 4096, 12288, n_x),
+        Shape(T.Q6_K, 4096, 12288, n_x),
+        Shape(T.Q6_K, 151936, 4096, n_x),
+    ]
+
+
+def few_rows(shape: Shape, features: Features) -> Iterator[GemmTile]:
+    """Yield the tiles with matrices to try for few rows of x."""
+    batch = next(n for n in (8, 16, 32, 64) if n >= shape.n_x)
+    weights = 1 + shape.glu
+    for rows, (down, across), split in product(
+        (32, 64, 128), ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2)), (1, 2, 4, 8)
+    ):
+        tile = GemmTile(rows, batch, down=down, across=across, split=split)
+        sums = rows // down // 16 * (batch // across // 8)
+        if rows < 32 * weights or rows < 16 * down or batch < 8 * across or not 1 <= sums <= 16:
+            continue
+        if tile.shared_bytes > features.shared_bytes or not 2 <= tile.subgroups <= 8:
+            continue
+        for splits in (1, 2, 4, 8):
+            subgroups = weights * shape.rows // rows * tile.subgroups * splits
+            in_use = subgroups / features.compute_units
+            is_even = shape.cols >= 64 * split * splits and (splits == 1 or in_use <= 40)
+            if is_even and (in_use >= 4 or splits == 8):
+                yield replace(tile, splits=splits)
+
+
 def candidates(shape: Shape, features: Features) -> Iterator[GemvTile | GemmTile]:
     """Yield the tiles to try for a product."""
     matrices = features.cooperative_matrix
-    if not tiles.uses_gemv(features, shape.n_x):
+    if tiles.takes_few_rows(features, shape.type is not T.F32, shape.n_x) and shape.n_x > 1:
+        yield from few_rows(shape, features)
+        if shape.n_x > tiles.MAX_BATCH:
+            return
+    elif not tiles.uses_gemv(features, shape.type is not T.F32, shape.n_x):
         for rows, batch, down, across in (
             (128, 128, 2, 4), (128, 128, 4, 2), (128, 64, 4, 2), (64, 128, 2, 4), (64, 64, 2, 2),
             (128, 32, 4, 2), (128, 256, 2, 4), (256, 64, 8, 1), (64, 128, 1, 4), (128, 128, 2, 2),
@@ -132,9 +170,18 @@ class Bench:
         self.features = self.backend.device.features
         self._data = StepData(self.backend.host, MAX_TOKENS, MAX_TOKENS)
         self.step = self._data.address
-        self._arena = self.backend.host.buffer(64 << 20)
+        self._arena = self.backend.host.buffer(128 << 20)
         self._buffers: dict[str, Buffer] = {}
+        self._memory: list[Buffer] = []
+        self.scratch = ScratchAllocator(self._cleared)
+        self.counters = CounterAllocator(self._cleared)
         self._warm_at = 0.0
+
+    def _cleared(self, n_bytes: int) -> int:
+        """Return the address of `n_bytes` of zeros."""
+        self._memory.append(self.backend.host.buffer(n_bytes))
+        self.backend.host.clear(self._memory[-1])
+        return self._memory[-1].address
 
     def warm_up(self) -> None:
         """Run for WARM_UP_S before the next measurement, until clocks have risen."""
@@ -227,22 +274,23 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
         want = want * want * (0.5 + 0.5 * np.tanh(0.5 * want))
     chosen = []
     for w, other in zip(weights, weights[1:] + weights[:1], strict=True):
-        product = Product(x, w, (bench.ref(y), y.stride))
+        one = Product(x, w, (bench.ref(y), y.stride))
         if shape.glu:
-            product = replace(product, kind=ProductKind.GLU, up=distance(w, other))
-        assert product.kind in (ProductKind.LINEAR, ProductKind.GLU)
-        chosen.append(product)
+            one = replace(one, kind=ProductKind.GLU, up=distance(w, other))
+        chosen.append(one)
 
     def lowered() -> list[Dispatch]:
-        return [product.dispatch(bench, bucket) for product in chosen]
+        bench.scratch.taken.clear()
+        return [each.dispatch(bench, bucket) for each in chosen]
 
     now = lowered()
-    defaults = tiles.gemv, tiles.gemm
+    defaults = tiles.gemv, tiles.gemm, tiles.uses_gemv
     plans: list[tuple[Any, list[Dispatch]]] = []
-    for tile in candidates(shape, bench.features):
+    for tile in [*candidates(shape, bench.features)]:
         tiles.gemv = tiles.gemm = lambda *_, tile=tile: tile
+        tiles.uses_gemv = lambda *_, tile=tile: isinstance(tile, GemvTile)
         plans.append((tile, lowered()))
-    tiles.gemv, tiles.gemm = defaults
+    tiles.gemv, tiles.gemm, tiles.uses_gemv = defaults
     results = []
     # A kernel that the driver refuses is reported in its own line below.
     with contextlib.suppress(ZincError):
@@ -260,7 +308,7 @@ def measure(bench: Bench, shape: Shape) -> list[dict[str, Any]]:
         results.append(
             {
                 "shape": str(shape),
-                "tile": str(tile),
+                "tile": str(tile) if tile != "chosen" else f"chosen: {dispatches[0].kernel}",
                 "us": 1e6 * seconds,
                 "free_us": 1e6 * free,
                 "gb_s": shape.n_bytes / seconds / 1e9,
@@ -275,11 +323,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--quick", action="store_true", help="two shapes only")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[], metavar="N",
+        help="only the products of a step of N tokens of qwen3-8b",
+    )  # fmt: skip
     args = parser.parse_args()
     bench = Bench()
     print(bench.backend.describe(), bench.features)
     everything = []
-    for shape in shapes(args.quick):
+    wanted = [shape for n in args.rows for shape in shapes_of_rows(n)]
+    for shape in wanted or shapes(args.quick):
         results = measure(bench, shape)
         everything += results
         print(shape)

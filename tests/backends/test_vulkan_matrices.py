@@ -18,7 +18,9 @@ from present import absent
 
 from zinc.backends import api
 from zinc.backends.vulkan import VulkanBackend, shaders
+from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.features import Features
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
 from zinc.ops.cases import Case
@@ -112,16 +114,67 @@ def products(used: list[KernelVariant]) -> set[str]:
     return {shader.name for shader in used if ("MATRICES", 1) in shader.defines}
 
 
-# The last step of 64 columns is half empty, and there are fewer rows than in a tile.
 @pytest.mark.every
 @pytest.mark.parametrize("type", [GGMLType.Q8_0, GGMLType.Q5_1])
 def test_products_with_matrices_agree_with_reference(
-    backend: VulkanBackend, used: list[KernelVariant], type: GGMLType
+    backend: VulkanBackend,
+    used: list[KernelVariant],
+    monkeypatch: pytest.MonkeyPatch,
+    type: GGMLType,
 ) -> None:
-    case = Case("many", 24)
+    # The last step of 64 columns is half empty, and there are fewer rows than in a tile.
+    monkeypatch.setattr(backend, "features", replace(backend.features, narrow_matrix=False))
+    case = Case("many", 40)
     weight = case.matrix(72, 288, type, 288**-0.5)
     check(backend, OPS["linear"], case.returns(case.graph.linear(case.rows(288), weight)))
     assert products(used) == {"gemm"}
+
+
+def with_units(backend: VulkanBackend, compute_units: int) -> Features:
+    """Return features of a device with narrow matrices and as much memory as lavapipe has."""
+    return replace(backend.features, shared_bytes=32768, compute_units=compute_units)
+
+
+# Rows of x, columns, and compute units; with many units workgroups split the columns.
+FEW_ROWS = {
+    "eight": (6, 288, 1),
+    "sixteen": (13, 288, 1),
+    "sixteen-split": (13, 1184, 300),
+    "thirty-two-split": (24, 1184, 300),
+    "sixty-four": (40, 288, 1),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "eight" else pytest.mark.every) for n in FEW_ROWS]
+)
+def test_products_of_few_rows_agree_with_reference(
+    backend: VulkanBackend, used: list[KernelVariant], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    n_x, cols, units = FEW_ROWS[name]
+    monkeypatch.setattr(backend, "features", with_units(backend, units))
+    case = Case(name, n_x)
+    weight = case.matrix(72, cols, GGMLType.Q5_1, cols**-0.5)
+    check(backend, OPS["linear"], case.returns(case.graph.linear(case.rows(cols), weight)))
+    assert products(used) == {"gemm"}
+    splits = {dict(shader.defines)["SPLITS"] for shader in used if shader.name == "gemm"}
+    assert (max(splits) > 1) == name.endswith("split")
+
+
+@pytest.mark.every
+def test_gated_products_of_few_rows_agree_with_reference(
+    backend: VulkanBackend, used: list[KernelVariant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel multiplies with both matrices, splits their columns and stores 8-bit blocks."""
+    monkeypatch.setattr(backend, "features", with_units(backend, 300))
+    case = Case("gated", 7)
+    g, x = case.graph, case.rows(1184)
+    gate, up = (case.matrix(96, 1184, GGMLType.Q8_0, 1184**-0.5) for _ in range(2))
+    h = g.glu(g.linear(x, gate), g.linear(x, up), activation=ActivationFn.SILU)
+    down = case.matrix(40, 96, GGMLType.Q8_0, 0.1)
+    check(backend, OPS["linear_glu"], case.returns(g.linear(h, down)))
+    kinds = [dict(shader.defines)["PRODUCT"] for shader in used if shader.name == "gemm"]
+    assert sorted(kinds) == [ProductKind.LINEAR, ProductKind.GLU]
 
 
 @pytest.mark.every

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.features import MAX_THREADS, Features
 from zinc.gpu.lower.linear import Product
 from zinc.gpu.lower.weights import distance
+from zinc.gpu.memory import CounterAllocator, ScratchAllocator
 from zinc.gpu.rows import row_bytes
 from zinc.ops.cases import Case
 from zinc.ops.values import Dim, RowFormat
@@ -29,19 +29,25 @@ from zinc.quant.blocks import GGMLType
 
 DEVICES = {
     "lavapipe": Features(8, shared_bytes=32768),
-    "nvidia": Features(32, cooperative_matrix=True, shared_bytes=49152, compute_units=132),
+    "nvidia": Features(
+        32, cooperative_matrix=True, narrow_matrix=True, shared_bytes=49152, compute_units=132
+    ),
+    "matrices": Features(32, cooperative_matrix=True, shared_bytes=49152, compute_units=96),
     "amd": Features(64, shared_bytes=65536, compute_units=64),
 }
 SHAPES = [(4096, 4096), (12288, 4096), (1024, 12288), (17, 64), (256, 2048)]
 SHAPES += [(151936, 4096), (262144, 5376), (600000, 64)]  # vocabularies
 
 
-@dataclass
 class FixedAddresses:
     """A stand-in for `Addresses` in a lowering whose dispatches are not run."""
 
-    features: Features
-    step: int = 4096
+    step = 4096
+
+    def __init__(self, features: Features) -> None:
+        self.features = features
+        self.scratch = ScratchAllocator(lambda n_bytes: 1 << 40)
+        self.counters = CounterAllocator(lambda n_bytes: 1 << 41)
 
     def ref(self, ref: Ref) -> int:
         return 1 << 20 | ref.offset
@@ -57,7 +63,7 @@ def lowered(device: str, rows: int, cols: int, n_x: int, **product: object) -> D
 def every() -> Iterator[tuple[str, int, int, int]]:
     for device in DEVICES:
         for rows, cols in SHAPES:
-            for n_x in (1, 2, 5, 8, 9, 40, 64, 512):
+            for n_x in (1, 2, 5, 8, 9, 32, 40, 64, 512):
                 yield device, rows, cols, n_x
 
 
@@ -66,8 +72,9 @@ def test_tiles_cover_every_row_within_the_limits(store: RowFormat) -> None:
     for device, rows, cols, n_x in every():
         if store is RowFormat.Q8_32 and rows % 32:
             continue
-        few = tiles.uses_gemv(DEVICES[device], n_x)
-        kind = ProductKind.GLU if few else ProductKind.LINEAR
+        few = tiles.uses_gemv(DEVICES[device], True, n_x)
+        joins = few or tiles.takes_few_rows(DEVICES[device], True, n_x)
+        kind = ProductKind.GLU if joins else ProductKind.LINEAR
         dispatch = lowered(device, rows, cols, n_x, kind=kind, y_format=store)
         macros = dict(dispatch.kernel.defines)
         subgroup = DEVICES[device].subgroup
@@ -76,19 +83,24 @@ def test_tiles_cover_every_row_within_the_limits(store: RowFormat) -> None:
             assert macros["WAVES"] % macros["KSPLIT"] == 0
             threads = macros["WAVES"] * subgroup
         else:
-            tile = macros["ROWS"]
+            tile = macros["ROWS"] // (2 if kind is ProductKind.GLU else 1)
             shared = 144 * (macros["ROWS"] + macros["BATCH"])
             if macros["MATRICES"]:
-                threads = macros["DOWN"] * macros["ACROSS"] * subgroup
+                threads = macros["DOWN"] * macros["ACROSS"] * macros["KSPLIT"] * subgroup
+                width = min(macros["BATCH"] // macros["ACROSS"], 16)
+                assert width == 16 or (width == 8 and DEVICES[device].narrow_matrix)
                 assert macros["ROWS"] % (16 * macros["DOWN"]) == 0
-                assert macros["BATCH"] % (16 * macros["ACROSS"]) == 0
+                assert macros["BATCH"] % (width * macros["ACROSS"]) == 0
                 # At the end each subgroup stages a column of sum matrices in the same memory.
-                assert macros["ACROSS"] * macros["ROWS"] * 16 * 4 <= shared
+                assert macros["ACROSS"] * macros["ROWS"] * width * 4 <= shared
+                shared *= macros["KSPLIT"]
             else:
                 threads = macros["ROWS"] // 4 * (macros["BATCH"] // macros["SUMS"])
             assert shared <= DEVICES[device].shared_bytes
         assert tile * dispatch.groups[0] >= rows > tile * (dispatch.groups[0] - 1)
-        assert macros["BATCH"] * dispatch.groups[1] >= n_x
+        splits = macros.get("SPLITS", 1)
+        assert macros["BATCH"] * dispatch.groups[1] // splits >= n_x
+        assert 64 * splits * macros.get("KSPLIT", 1) <= max(cols, 512)
         assert threads <= MAX_THREADS
         assert max(dispatch.groups) <= Features(32).max_groups
         assert dispatch.arguments.layout().end <= MAX_PUSH_BYTES

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zinc.gpu.features import Features
+from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE, Features
 
 MAX_BATCH = 8  # rows of x that a GEMV multiplies in one pass over the weights
 # Rows of x in one pass in batch-invariant mode, whatever the step. Decode reads weights once as
@@ -20,6 +20,14 @@ INVARIANT_BATCH = 4
 MAX_GEMV_ROWS = 32  # up to this many rows of x, several passes of GEMV are faster than GEMM
 MANY_ROWS = 1 << 15  # weight rows that keep every compute unit busy with any tile
 LONG_ROW = 8  # units a lane; rows at least that long are split among all waves
+
+# GEMM with few rows of x on cooperative matrices:
+MAX_FEW_GEMV_ROWS = 4  # up to this many rows of x, GEMV is faster
+MAX_FEW_ROWS = 64
+STEP_COLS, STAGED_ROW_BYTES = 64, 144  # columns of a step, bytes of a row (gemm_matrices.slang)
+MANY_TILE_ROWS = 96  # weight rows for each compute unit from which tiles of 128 rows fill it
+SUBGROUPS_A_UNIT = 16  # that hide the latency of loads
+MIN_STEPS, MAX_SPLITS = 2, 8  # steps of a team, and workgroups that split the columns of a tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +97,16 @@ def within_grid(features: Features, tile: GemvTile, rows: int) -> GemvTile:
     return tile
 
 
-def uses_gemv(features: Features, n_x: int) -> bool:
-    """Return whether `n_x` rows of x are multiplied by a GEMV and not by a GEMM."""
-    return features.batch_invariant or n_x <= (
-        MAX_BATCH if features.subgroup < 16 else MAX_GEMV_ROWS
-    )
+def uses_gemv(features: Features, half: bool, n_x: int) -> bool:
+    """Return whether `n_x` rows of x are multiplied by a GEMV and not by a GEMM.
+
+    `half`: inputs may be rounded to float16.
+    """
+    if features.batch_invariant:
+        return True
+    if takes_few_rows(features, half, n_x):
+        return n_x <= MAX_FEW_GEMV_ROWS
+    return n_x <= (MAX_BATCH if features.subgroup < 16 else MAX_GEMV_ROWS)
 
 
 def _power_of_two(n: int) -> int:
@@ -134,8 +147,9 @@ def _batch(features: Features, n_x: int) -> int:
 class GemmTile:
     """A GEMM's tile of `rows` weight rows by `batch` rows of x.
 
-    With cooperative matrices `down` x `across` subgroups share it. Otherwise (`sums` > 0) each
-    thread computes 4 x `sums` outputs.
+    With cooperative matrices a team of `down` x `across` subgroups shares the tile; `split` teams
+    of a workgroup, and `splits` workgroups, share its columns. `rows` counts the rows of both
+    matrices of a gated product. Otherwise (`sums` > 0) each thread computes 4 x `sums` outputs.
     """
 
     rows: int
@@ -143,17 +157,47 @@ class GemmTile:
     sums: int = 0
     down: int = 0
     across: int = 0
+    split: int = 1
+    splits: int = 1
+
+    @property
+    def subgroups(self) -> int:
+        """Subgroups of a workgroup, if they multiply with cooperative matrices."""
+        return self.down * self.across * self.split
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a workgroup, if it multiplies with cooperative matrices."""
+        return STAGED_ROW_BYTES * (self.rows + self.batch) * self.split
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
         matrices = (("DOWN", self.down), ("ACROSS", self.across))
         cut = (("SUMS", self.sums),) if self.sums else matrices
-        tile = (("ROWS", self.rows), ("BATCH", self.batch))
-        return (*tile, ("MATRICES", int(not self.sums)), *cut)
+        tile = (("ROWS", self.rows), ("BATCH", self.batch), ("KSPLIT", self.split))
+        return (*tile, ("SPLITS", self.splits), ("MATRICES", int(not self.sums)), *cut)
 
 
-def gemm(features: Features, half: bool, n_x: int) -> GemmTile:
-    """Return the GEMM tile for `n_x` rows of x. `half`: inputs may be rounded to float16."""
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """Sizes of a GEMM: weight rows and columns, rows of x, and matrices multiplied at once."""
+
+    rows: int
+    cols: int
+    n_x: int
+    weights: int = 1
+
+
+def gemm(features: Features, half: bool, shape: GemmShape) -> GemmTile:
+    """Return the tile of a GEMM. `half`: inputs may be rounded to float16."""
+    if takes_few_rows(features, half, shape.n_x):
+        return _with_splits(features, _few_rows(features, shape), shape)
+    assert shape.weights == 1, "the kernel multiplies with one matrix at a time"
+    return gemm_block(features, half, shape.n_x)
+
+
+def gemm_block(features: Features, half: bool, n_x: int) -> GemmTile:
+    """Return the GEMM tile for `n_x` rows of x where every workgroup takes all columns."""
     if half and features.cooperative_matrix and features.shared_bytes >= 36864:
         if n_x <= 32:
             return GemmTile(128, 32, down=4, across=2)
@@ -165,3 +209,47 @@ def gemm(features: Features, half: bool, n_x: int) -> GemmTile:
     if n_x <= 32:
         return GemmTile(64, 32, sums=8)
     return GemmTile(64, 64, sums=8)
+
+
+def takes_few_rows(features: Features, half: bool, n_x: int) -> bool:
+    """Return whether a GEMM with few rows of x, which can take both matrices of a gated product,
+    multiplies `n_x` rows.
+
+    It was tuned on NVIDIA GPUs. Others have no matrices of 8 columns and keep their tiles.
+    """
+    few = not features.batch_invariant and n_x <= MAX_FEW_ROWS
+    return few and half and features.cooperative_matrix and features.narrow_matrix
+
+
+def _few_rows(features: Features, shape: GemmShape) -> GemmTile:
+    """Return the tile for up to MAX_FEW_ROWS rows of x, as if enough workgroups ran.
+
+    Decoding limits the speed: a tile decodes its weights and its rows of x once, so it has more
+    weight rows than rows of x. With up to 16 rows of x each subgroup is a team, which needs no
+    barriers. With more, two or more subgroups share decoded rows of x. A gated product has at least
+    32 rows of each matrix, because it may store blocks of 32.
+    """
+    if shape.n_x <= 16:
+        batch = NARROW_SIDE if shape.n_x <= NARROW_SIDE else MATRIX_SIDE
+        tile = GemmTile(32 * shape.weights, batch, down=1, across=1, split=8)
+    elif shape.n_x <= 32:
+        tile = GemmTile(64, 32, down=2, across=1, split=2)
+    elif shape.rows * shape.weights >= MANY_TILE_ROWS * features.compute_units:
+        tile = GemmTile(128, 64, down=4, across=2)
+    else:
+        tile = GemmTile(64, 64, down=2, across=2, split=2)
+    while tile.shared_bytes > features.shared_bytes:
+        tile = replace(tile, split=tile.split // 2)
+    return tile
+
+
+def _with_splits(features: Features, tile: GemmTile, shape: GemmShape) -> GemmTile:
+    """Return the tile with its columns split among workgroups if its grid leaves units idle."""
+    subgroups = _ceil_div(shape.weights * shape.rows, tile.rows) * tile.subgroups
+    wanted = SUBGROUPS_A_UNIT * features.compute_units // subgroups
+    longest = shape.cols // (STEP_COLS * MIN_STEPS * tile.split)
+    return replace(tile, splits=_power_of_two(max(1, min(wanted, longest, MAX_SPLITS))))
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

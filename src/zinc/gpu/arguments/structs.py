@@ -149,6 +149,8 @@ class LinearArguments(Struct):
     bias: Floats
     up_bias: Floats
     residual: Bytes
+    partial: Annotated[Floats, "sums of each split of a tile, if workgroups split its columns"]
+    arrived: Annotated[Uints, "counts for each tile the splits that have ended"]
     rows: Annotated[U32, "of a plane of w, as cols"]
     cols: U32
     x_stride: U32
@@ -221,8 +223,6 @@ class LinearTileArguments(Struct):
     product: LinearArguments
     x: Annotated[Bytes, "converted rows of x, if the kernel reads those"]
     inverses: Annotated[Floats, "of their factors"]
-    partial: Annotated[Floats, "sums of each split of a tile, if there are several"]
-    arrived: Annotated[Uints, "counts for each tile the splits that have ended"]
     x_rows: Annotated[U32, "rows of a slab of x"]
 
 

@@ -120,7 +120,7 @@ class ExpertProduct:
         w, x, top_k, n_x = self.w, self.read, self.top_k, bucket.rows(self.read.dim)
         arguments, defines = self.arguments(at, bucket), self.defines(at)
         if _by_blocks(at, bucket, self.launch, w):
-            block = tiles.gemm(at.features, takes_half(w, x), FEW_SLOTS)
+            block = tiles.gemm_block(at.features, takes_half(w, x), FEW_SLOTS)
             groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 1))
             return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)

@@ -5,7 +5,7 @@ A launch of several matrices becomes one dispatch for each, which may run side b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu import tiles
@@ -78,7 +78,13 @@ class Product:
         """Weight rows of a plane."""
         return self.w.planes * self.w.rows // self.planes
 
-    def arguments(self, at: Addresses, bucket: Bucket) -> LinearArguments:
+    def arguments(
+        self, at: Addresses, bucket: Bucket, partial: int = 0, arrived: int = 0
+    ) -> LinearArguments:
+        """Return the arguments of a kernel.
+
+        partial, arrived: addresses of sums and counters, if workgroups split the columns.
+        """
         w, x = self.w, self.x
         return LinearArguments(
             step=at.step,
@@ -89,6 +95,8 @@ class Product:
             bias=self.bias,
             up_bias=self.up_bias,
             residual=self.residual[0],
+            partial=partial,
+            arrived=arrived,
             rows=self.n_rows,
             cols=w.cols,
             x_stride=x.stride,
@@ -108,13 +116,10 @@ class Product:
 
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x, n_rows, n_x = self.w, self.x, self.n_rows, bucket.rows(self.x.dim)
-        arguments, defines = self.arguments(at, bucket), self.defines(at)
-        if not tiles.uses_gemv(at.features, n_x):
-            block = tiles.gemm(at.features, takes_half(w, x), n_x)
-            groups = (ceil_div(n_rows, block.rows), ceil_div(n_x, block.batch), self.planes)
-            defines = (*defines, *block.defines, ("EXPERTS", 0))
-            return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
         weights = 2 if self.kind is ProductKind.GLU else 1
+        if not tiles.uses_gemv(at.features, takes_half(w, x), n_x):
+            shape = tiles.GemmShape(n_rows * self.planes, w.cols, n_x, weights)
+            return self._gemm(tiles.gemm(at.features, takes_half(w, x), shape), at, bucket, waits)
         units = ceil_div(w.cols, unit(w))
         if self.y_format is RowFormat.Q8_32:
             tile = tiles.gemv_blocks(at.features, units, n_x, weights)
@@ -122,9 +127,22 @@ class Product:
             tile = tiles.gemv(at.features, n_rows * self.planes, units, n_x, weights)
         tile = tiles.within_grid(at.features, tile, n_rows)
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
-        return Dispatch(
-            KernelVariant("matvec", (*defines, *tile.defines)), arguments, groups, waits
-        )
+        defines = (*self.defines(at), *tile.defines)
+        return Dispatch(KernelVariant("matvec", defines), self.arguments(at, bucket), groups, waits)
+
+    def _gemm(self, tile: tiles.GemmTile, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
+        if self.planes > 1:  # the kernel adds up the sums of splits of one plane
+            tile = replace(tile, splits=1)
+        weights = 2 if self.kind is ProductKind.GLU else 1
+        down = ceil_div(self.n_rows * weights, tile.rows)
+        across = ceil_div(bucket.rows(self.x.dim), tile.batch)
+        partial = arrived = 0
+        if tile.splits > 1:
+            n_sums = down * across * tile.splits * tile.rows * tile.batch
+            partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(down * across)
+        arguments = self.arguments(at, bucket, partial, arrived)
+        kernel = KernelVariant("gemm", (*self.defines(at), *tile.defines, ("EXPERTS", 0)))
+        return Dispatch(kernel, arguments, (down, across * tile.splits, self.planes), waits)
 
 
 def products_of(launch: Launch, at: Addresses) -> list[Product]:
@@ -189,7 +207,9 @@ def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("linear_glu")
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    joins = tiles.uses_gemv(at.features, bucket.rows(rows(launch, "x").dim))
+    x, gate = rows(launch, "x"), weight_of(at, launch.input("gate"))
+    half, n_x = takes_half(gate, x), bucket.rows(x.dim)
+    joins = tiles.uses_gemv(at.features, half, n_x) or tiles.takes_few_rows(at.features, half, n_x)
     products = gated_products_of(launch, at, bucket, joins)
     return [product.dispatch(at, bucket, waits=i > 0) for i, product in enumerate(products)]
 

@@ -49,7 +49,7 @@ DEVICE float4* partialAt(const TileArguments& args, uint split, uint matrix, uin
 {
     const uint64_t tile = blockIdx.x + uint64_t(gridDim.x) * blockIdx.y;
     const uint64_t at = (tile * SPLITS + split) * WEIGHTS + matrix;
-    return (float4*)(args.partial + at * TILE_SUMS + i * ROWS + r);
+    return (float4*)(args.product.partial + at * TILE_SUMS + i * ROWS + r);
 }
 
 DEVICE float4 totalOfSplits(const TileArguments& args, uint matrix, uint i, uint r)
@@ -63,7 +63,7 @@ DEVICE float4 totalOfSplits(const TileArguments& args, uint matrix, uint i, uint
 DEVICE void mergeSplits(
     const TileArguments& args, const TileOrigin& origin, uint first, uint thread)
 {
-    uint* arrived = args.arrived + blockIdx.x + gridDim.x * blockIdx.y;
+    uint* arrived = args.product.arrived + blockIdx.x + gridDim.x * blockIdx.y;
     if (!arrivesLast(arrived, SPLITS, thread)) return;
     const uint rows = min(BATCH, origin.end - origin.at);
     for (uint t = thread; t < rows * (ROWS / 4); t += THREADS)

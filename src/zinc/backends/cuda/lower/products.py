@@ -153,11 +153,9 @@ def _dispatch(
         n_sums = groups[0] * tile.rows * groups[1] * tile.batch * weights * tile.splits
         partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(groups[0] * groups[1])
     arguments = LinearTileArguments(
-        product=product.arguments(at, bucket),
+        product=product.arguments(at, bucket, partial, arrived),
         x=x.address,
         inverses=x.inverses,
-        partial=partial,
-        arrived=arrived,
         x_rows=x.n_rows,
     )
     defines = (*product.defines(at), *tile.defines, ("EXPERTS", 0))
