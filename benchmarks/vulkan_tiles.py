@@ -127,7 +127,7 @@ def few_rows(shape: Shape, features: Features) -> Iterator[GemmTile]:
             subgroups = weights * shape.rows // rows * tile.subgroups * splits
             in_use = subgroups / features.compute_units
             is_even = shape.cols >= 64 * split * splits and (splits == 1 or in_use <= 40)
-            if is_even and (in_use >= 4 or splits == 8):
+            if is_even and (in_use >= 6 or splits == 8):
                 yield replace(tile, splits=splits)
 
 
@@ -135,10 +135,12 @@ def candidates(shape: Shape, features: Features) -> Iterator[GemvTile | GemmTile
     """Yield the tiles to try for a product."""
     matrices = features.cooperative_matrix
     if tiles.takes_few_rows(features, shape.type is not T.F32, shape.n_x) and shape.n_x > 1:
+        if shape.n_x <= tiles.MAX_BATCH:
+            units = shape.cols // packing.UNIT
+            yield tiles.gemv(features, shape.rows, units, shape.n_x, 1 + shape.glu)
         yield from few_rows(shape, features)
-        if shape.n_x > tiles.MAX_BATCH:
-            return
-    elif not tiles.uses_gemv(features, shape.type is not T.F32, shape.n_x):
+        return
+    if not tiles.uses_gemv(features, shape.type is not T.F32, shape.n_x):
         for rows, batch, down, across in (
             (128, 128, 2, 4), (128, 128, 4, 2), (128, 64, 4, 2), (64, 128, 2, 4), (64, 64, 2, 2),
             (128, 32, 4, 2), (128, 256, 2, 4), (256, 64, 8, 1), (64, 128, 1, 4), (128, 128, 2, 2),
