@@ -52,11 +52,9 @@ def _dispatch(product: Product, at: Addresses, bucket: Bucket, waits: bool) -> D
         n_sums = groups[0] * tile.rows * groups[1] * tile.batch * tile.splits
         partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(groups[0] * groups[1])
     arguments = LinearTileArguments(
-        product=product.arguments(at, bucket),
+        product=product.arguments(at, bucket, partial, arrived),
         x=0,
         inverses=0,
-        partial=partial,
-        arrived=arrived,
         x_rows=0,
     )
     kernel = KernelVariant(
