@@ -13,6 +13,7 @@ from zinc.backends.api import CacheLayout, TensorData
 from zinc.backends.plans import Plan, Ref
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
+from zinc.ops import OPS
 from zinc.ops.step import Step, StepCondition
 from zinc.plan.planner import make_plan
 
@@ -85,11 +86,27 @@ def test_inputs_of_an_alternative_are_kept_until_it_ends_if_the_backend_asks(nam
                 assert y.offset + y.stride <= start or start + x.stride <= y.offset
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_alternative_computes_what_it_replaces(name: str) -> None:
-    plan = plan_of(name)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "vulkan") for name in NAMES), ("gptoss", "cuda"), ("qwen35moe", "cuda")],
+)
+def test_an_alternative_computes_what_it_replaces(name: str, backend: str) -> None:
+    plan = plan_of(name, backend)
     want = logits(name, plan.without_alternatives())
     np.testing.assert_array_equal(logits(name, plan), want)
+
+
+def test_norm_route_replaces_all_launches_from_the_norm_to_the_sort() -> None:
+    for case in OPS["norm_route"].cases():
+        plan = make_plan(case.graph, api.kernels("cuda"), max_tokens=2, max_outputs=2)
+        kernels = [launch.kernel for launch in plan.launches]
+        at = kernels.index("norm_route")
+        launch, replaced = plan.launches[at], plan.launches[at - 5 : at]
+        assert launch.when == StepCondition(tokens=1)
+        wanted = ["rms_norm", "quantize", "linear", "route", "group_experts"]
+        assert [x.kernel for x in replaced] == wanted
+        assert all(x.when == launch.when.negation() for x in replaced)
+        assert list(launch.outputs) == [out for x in replaced[1:] for out in x.outputs]
 
 
 def test_backends_without_a_fused_kernel_have_no_alternatives() -> None:

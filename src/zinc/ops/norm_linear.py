@@ -31,7 +31,7 @@ def _cost(node: Node) -> Cost:
     )
 
 
-def _is_plain(norm: Node) -> bool:
+def is_plain_norm(norm: Node) -> bool:
     """Return whether a norm takes whole rows, and adds nothing to them."""
     return norm.input("residual") is None and int(norm.attrs["group"]) == norm.rows("x").cols
 
@@ -40,7 +40,7 @@ def _fused(norm: Node, product: Node) -> Node | None:
     """Return the fused node of a norm and the linear that reads it, None if there is none."""
     n_parts = len(product.outputs)
     parts = range(n_parts)
-    if not _is_plain(norm) or any(product.input("residual", i) is not None for i in parts):
+    if not is_plain_norm(norm) or any(product.input("residual", i) is not None for i in parts):
         return None
     operands = (product.input(name, i) for i in parts for name in ("weight", "bias"))
     attrs = {**norm.attrs, **product.attrs}
@@ -50,7 +50,7 @@ def _fused(norm: Node, product: Node) -> Node | None:
 
 def _fused_glu(norm: Node, product: Node) -> Node | None:
     """Return the fused node of a norm and the linear_glu that reads it, None if there is none."""
-    if not _is_plain(norm):
+    if not is_plain_norm(norm):
         return None
     inputs = (norm.input("x"), norm.input("weight"), *product.inputs[1:])
     attrs = MappingProxyType({**norm.attrs, **product.attrs})

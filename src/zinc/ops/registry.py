@@ -77,13 +77,15 @@ class Alternative:
     """A chain of ops that a fused op replaces in the steps that suit it (zinc.plan.alternatives).
 
     ops: names of the ops, each of which reads the first output of the one before. fuse: returns the
-    fused node of the nodes of such a chain, None if there is none. keeps_first: other nodes may
-    read the first output of the chain, which the fused node makes too.
+    fused node of the nodes of such a chain, None if there is none. makes: ops whose first output
+    nodes outside the chain may read, because the fused node makes it too. beside: an op that also
+    reads the first output of the chain and is replaced too; `fuse` gets its node last.
     """
 
     ops: tuple[str, ...]
     fuse: Callable[..., Node | None]
-    keeps_first: bool = False
+    makes: frozenset[str] = frozenset()
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)

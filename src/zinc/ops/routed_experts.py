@@ -1,8 +1,8 @@
 """Fused ops of a mixture of experts, for decode.
 
-`route_experts` chooses the experts of a token and sorts its slots. `linear_glu_gate` is the gated
-product of a shared expert, times the sigmoid of its gate. Each replaces two ops in steps of one
-token.
+`norm_route` normalises a token, multiplies it with the router, chooses its experts and sorts its
+slots. `route_experts` is the choice and the sort alone. `linear_glu_gate` is the gated product of a
+shared expert, times the sigmoid of its gate. Each replaces several ops in steps of one token.
 """
 
 from __future__ import annotations
@@ -14,13 +14,93 @@ from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost, weight_bytes
 from zinc.ops.graph import Node
 from zinc.ops.heads import gate as gate_rows
-from zinc.ops.linear import linear_glu
+from zinc.ops.linear import linear, linear_glu
 from zinc.ops.moe import SOFTMAX, group_experts, route
+from zinc.ops.norm import rms_norm
+from zinc.ops.norm_linear import is_plain_norm
 from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Alternative, Attrs, Cost, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import GGMLType
+
+
+def _norm_routed(norm: Node, product: Node, choice: Node, sort: Node, blocks: Node) -> Node | None:
+    """Return the fused node from the norm to the sort, None if there is none.
+
+    blocks: the quantize node that prepares the normalised rows for the experts.
+    """
+    parts = range(len(product.outputs))
+    if not is_plain_norm(norm) or any(product.input("residual", i) is not None for i in parts):
+        return None
+    operands = (product.input(name, i) for i in parts for name in ("weight", "bias"))
+    inputs = (norm.input("x"), norm.input("weight"), choice.input("bias"), *operands)
+    outputs = (*blocks.outputs, *product.outputs, *choice.outputs, *sort.outputs)
+    attrs = {**norm.attrs, **product.attrs, **choice.attrs, **sort.attrs}
+    return Node("norm_route", inputs, outputs, MappingProxyType(attrs), choice.label)
+
+
+def _norm_route_cost(node: Node) -> Cost:
+    weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
+    x, n_outputs = node.rows("x"), sum(v.cols for v in node.outputs)
+    return Cost(
+        fixed_bytes=sum(weight_bytes(w) for w in weights),
+        row_bytes=4 * (x.cols + n_outputs),
+        row_flops=sum(2 * w.rows * w.cols for w in weights) + 4 * x.cols,
+    )
+
+
+def _norm_route_cases() -> Iterator[Case]:
+    for n_gates in (0, 1):
+        case = Case(("router", "gate")[n_gates], n_tokens=1)
+        graph = case.graph
+        x = graph.rms_norm(case.rows(512, scale=2.0), case.vector(512), eps=1e-5)
+        logits = graph.linear(x, case.matrix(32, 512, GGMLType.F32, 512**-0.5))
+        routes = graph.route(logits, None, top_k=4, scoring=SOFTMAX, renormalise=True)
+        order, starts = graph.group_experts(routes, n_experts=32)
+        shared = graph.linear(x, case.matrix(64, 512, GGMLType.Q4_K, 512**-0.5))
+        if n_gates:
+            shared = graph.gate(
+                shared, graph.linear(x, case.matrix(1, 512, GGMLType.F32, 512**-0.5))
+            )
+        gate, up = (case.experts(32, 64, 512, GGMLType.Q4_K, 512**-0.5) for _ in range(2))
+        h = graph.moe_glu(x, order, starts, gate, up, activation=ActivationFn.SILU)
+        down = case.experts(32, 64, 64, GGMLType.Q8_0, 64**-0.5)
+        yield case.returns(graph.add(graph.moe_down(h, order, starts, routes, down), shared))
+
+
+@op(
+    rows("x"),
+    vector("norm", optional=True),
+    vector("choice_bias", optional=True),
+    matrix("weight", repeated=True),
+    vector("bias", repeated=True, optional=True),
+    cost=_norm_route_cost,
+    cases=_norm_route_cases,
+    phase=Phase.MOE,
+    row_wise=True,
+    optional=True,
+    alternative=Alternative(
+        ("rms_norm", "linear", "route", "group_experts"),
+        _norm_routed,
+        makes=frozenset({"route"}),
+        beside="quantize",
+    ),
+)
+def norm_route(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    norm: FloatArray | None,
+    choice_bias: FloatArray | None,
+    weight: Sequence[FloatArray],
+    bias: Sequence[FloatArray | None],
+) -> Sequence[FloatArray]:
+    """Return rms_norm(x), its products with each weight, and route_experts of the first one."""
+    (normalised,) = rms_norm(step, attrs, x, norm, None)
+    products = linear(step, attrs, normalised, weight, bias, [None] * len(weight))
+    chosen = route_experts(step, attrs, products[0], choice_bias)
+    return [normalised, *products, *chosen]
 
 
 def _routed(choice: Node, sort: Node) -> Node:
@@ -46,7 +126,7 @@ def _route_cases() -> Iterator[Case]:
     phase=Phase.MOE,
     row_wise=True,
     optional=True,
-    alternative=Alternative(("route", "group_experts"), _routed, keeps_first=True),
+    alternative=Alternative(("route", "group_experts"), _routed, makes=frozenset({"route"})),
 )
 def route_experts(
     step: Step, attrs: Attrs, logits: FloatArray, bias: FloatArray | None

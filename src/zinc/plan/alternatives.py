@@ -47,12 +47,12 @@ def held_inputs(
     A backend whose fused kernels read inputs while they write outputs must keep these values until
     that node has run.
     """
-    return {
-        value.id: chain.indices[-1]
-        for chain in _chains(nodes, runs_fused)
-        for value in chain.node.inputs
-        if isinstance(value, Value)
-    }
+    held: dict[int, int] = {}
+    for chain in _chains(nodes, runs_fused):
+        for value in chain.node.inputs:
+            if isinstance(value, Value):
+                held[value.id] = max(chain.indices[-1], held.get(value.id, 0))
+    return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,17 @@ def _chains(
 ) -> Iterator[_Chain]:
     used = uses(nodes, None)
     made = {value.id: i for i, node in enumerate(nodes) for value in node.outputs}
-    for last in range(len(nodes)):
+    taken: set[int] = set()
+    for last in reversed(range(len(nodes))):
         for alternative in ALTERNATIVES:
             indices = _chain(nodes, alternative, last, made, used)
-            if indices is None:
+            if indices is None or not taken.isdisjoint(indices):
                 continue
             node = alternative.fuse(*(nodes[i] for i in indices))
             condition = runs_fused(node) if node is not None else None
-            if node is not None and condition is not None:
-                yield _Chain(indices, node, condition)
+            if node is not None and condition is not None and _is_made_in_time(nodes, indices):
+                taken.update(indices)
+                yield _Chain(tuple(sorted(indices)), node, condition)
                 break
 
 
@@ -90,19 +92,39 @@ def _chain(
 ) -> tuple[int, ...] | None:
     """Return the indices of the nodes of the chain that ends with node `last`, None if none does.
 
-    Only nodes of the chain may read the values that its nodes pass on.
+    A node beside the chain follows them. Only these nodes may read the values that the chain passes
+    on, unless the fused node makes them.
     """
     indices = [last]
+    beside: list[int] = []
     for position in range(len(alternative.ops) - 1, -1, -1):
         node = nodes[indices[0]]
         if node.op != alternative.ops[position]:
             return None
         if position == 0:
-            return tuple(indices)
+            return (*indices, *beside)
         passed = node.inputs[0]
         if not isinstance(passed, Value) or passed.id not in made:
             return None
-        if used[passed.id] != 1 and not (alternative.keeps_first and position == 1):
+        if position == 1 and alternative.beside:
+            beside = [i for i, x in enumerate(nodes) if _copies(x, alternative.beside, passed)]
+            if len(beside) != 1:
+                return None
+        is_made = alternative.ops[position - 1] in alternative.makes
+        if used[passed.id] != 1 + len(beside) and not is_made:
             return None
         indices.insert(0, made[passed.id])
     return None
+
+
+def _copies(node: Node, op: str, value: Value) -> bool:
+    return node.op == op and node.inputs[0] == value
+
+
+def _is_made_in_time(nodes: Sequence[Node], indices: Sequence[int]) -> bool:
+    """Return whether no node before the last of `indices` reads what these nodes make."""
+    outputs = {value.id for i in indices for value in nodes[i].outputs}
+    between = (i for i in range(min(indices), max(indices)) if i not in indices)
+    return not any(
+        isinstance(x, Value) and x.id in outputs for i in between for x in nodes[i].inputs
+    )

@@ -19,9 +19,13 @@ from zinc.gpu.tiles import GemvTile
 WARPS_PER_UNIT = 14
 WARPS = 8  # of a block
 ROWS = 4  # of a warp
+WARPS_OF_BATCH = 16  # of a compute unit if x has several rows, for registers
 MAX_SPLIT = 8
 IN_FLIGHT = 8  # units of weights of a lane; half as many if it multiplies two matrices
 LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among warps
+# Blocks that normalise x are large and few, and multiply several tiles, so that x is normalised
+# seldom. A gated product leaves room for blocks of the next kernel.
+NORM_WARPS, NORM_BLOCKS = 16, 2  # of a block; of a compute unit
 BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
 
 # GEMM on tensor cores.
@@ -38,13 +42,35 @@ GROUP_BLOCKS, FEW_GROUP_BLOCKS = 1.0, 0.4
 
 
 def gemv(
-    features: Features, n_rows: int, units: int, weights: int = 1, stores_blocks: bool = False
+    features: Features,
+    n_rows: int,
+    units: int,
+    weights: int = 1,
+    stores_blocks: bool = False,
+    normalises: bool = False,
+    batch: int = 1,
 ) -> GemvTile:
-    """Return the tile for one row of x and `n_rows` rows of `units` units.
+    """Return the tile for `batch` rows of x and `n_rows` rows of `units` units.
 
     weights: matrices that are multiplied together, 2 for a gated product. stores_blocks: the output
-    are blocks of 8-bit numbers.
+    are blocks of 8-bit numbers. normalises: each block normalises x.
     """
+    tile = _gemv(features, n_rows, units, weights, stores_blocks, normalises)
+    return tile if batch == 1 else replace(tile, batch=batch, deep=1)
+
+
+def _gemv(
+    features: Features,
+    n_rows: int,
+    units: int,
+    weights: int,
+    stores_blocks: bool,
+    normalises: bool,
+) -> GemvTile:
+    if normalises and n_rows >= NORM_WARPS * features.compute_units // 2:
+        rows = 2 if n_rows >= 2 * NORM_WARPS * features.compute_units or stores_blocks else 1
+        deep = 2 if weights == 2 or rows == 1 else 1
+        return GemvTile(NORM_WARPS, 1, rows, 1, min(deep, max(1, units // features.subgroup)))
     warps = WARPS_PER_UNIT * features.compute_units
     longest = max(1, units // features.subgroup)  # splits that leave each lane a unit
     rows = ROWS if not stores_blocks else ROWS // weights
@@ -60,6 +86,17 @@ def gemv(
         return GemvTile(max(WARPS, split), split, rows, 1, deep)
     rows = max(rows, split)  # a block has at most 32 warps
     return GemvTile(BLOCK_ROWS * split // rows, split, rows, 1, deep)
+
+
+def gemv_blocks(features: Features, n_tiles: int, weights: int, normalises: bool) -> int:
+    """Return the blocks that share `n_tiles` tiles, none of which has many more than another.
+
+    weights, normalises: as for `gemv`.
+    """
+    if not normalises:
+        return n_tiles
+    each = ceil_div(n_tiles, features.compute_units * (NORM_BLOCKS // weights))
+    return ceil_div(n_tiles, each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,13 +171,16 @@ class GemvPart(Struct):
     bias: Floats
     up_bias: Floats
     residual: Bytes
-    factor: Annotated[Floats, "GLU: a number by whose sigmoid the product is multiplied"]
+    factor: Annotated[Bytes, "GLU: rows of a number by whose sigmoid the product is multiplied"]
+    y_stride: U32
+    residual_stride: U32
+    factor_stride: U32
     rows: U32
-    first_block: Annotated[U32, "first workgroup of the part"]
+    first_tile: Annotated[U32, "first tile of the part"]
 
 
 class GemvArguments(Struct):
-    """Arguments of the product of one row x with up to four matrices, as linear and linear_glu."""
+    """Arguments of the product of rows x with up to four matrices, as linear and linear_glu."""
 
     step: StepAddress
     x: Bytes
@@ -186,6 +189,9 @@ class GemvArguments(Struct):
     third: GemvPart
     fourth: GemvPart
     norm: Annotated[Bytes, "weights of the norm of x"]
+    x_stride: U32
+    dim: U32
+    tiles: Annotated[U32, "tiles of all parts"]
     eps: F32
     alpha: F32
     limit: F32
@@ -562,6 +568,29 @@ class RouteExpertsArguments(RouteArguments):
 
     order: Annotated[Floats, "slots sorted by expert"]
     starts: Annotated[Floats, "first position in order of each expert"]
+
+
+class NormRouteArguments(Struct):
+    """Arguments of the norm of a token, the router, and the choice of its experts."""
+
+    step: StepAddress
+    x: Bytes
+    norm: Annotated[Bytes, "weights of the norm of x"]
+    blocks: Annotated[Bytes, "the normalised row as 8-bit blocks"]
+    router: Annotated[Bytes, "[experts, cols] float32"]
+    gates: Annotated[Bytes, "[n_gates, cols] float32"]
+    router_bias: Floats
+    gate_bias: Floats
+    logits: Floats
+    gate: Annotated[Floats, "products with the gates"]
+    choice_bias: Floats
+    routes: Annotated[Floats, "top_k expert ids, then top_k weights"]
+    order: Annotated[Floats, "slots sorted by expert"]
+    starts: Annotated[Floats, "first position in order of each expert"]
+    arrived: Annotated[Uints, "workgroups that have ended; 0 between steps"]
+    n_gates: U32
+    eps: F32
+    scale: F32
 
 
 class GroupExpertsArguments(Struct):

@@ -17,10 +17,6 @@ FEW_SLOTS = 256  # with at most this many slots, one segment holds all of them
 @lowers("route")
 def route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     logits, bias, y = rows(launch, "logits"), launch.input("bias"), launch.outputs[0]
-    attrs = launch.attributes
-    names = ("group_top", "renormalise", "scoring", "top_groups", "top_k")
-    macros = {name.upper(): int(attrs[name]) for name in names}
-    macros |= {"EXPERTS": logits.cols, "GROUPS": int(attrs["n_groups"])}
     arguments = RouteArguments(
         step=at.step,
         logits=at.ref(logits),
@@ -29,10 +25,19 @@ def route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         logits_stride=logits.stride,
         y_stride=y.stride,
         dim=dim_code(launch.dim, bucket),
-        scale=float(attrs["scale"]),
+        scale=float(launch.attributes["scale"]),
     )
-    kernel = KernelVariant("route", tuple(sorted(macros.items())))
+    kernel = KernelVariant("route", choice_defines(launch, logits.cols))
     return [Dispatch(kernel, arguments, (bucket.rows(launch.dim), 1, 1))]
+
+
+def choice_defines(launch: Launch, n_experts: int) -> tuple[tuple[str, int], ...]:
+    """Return the macros that say how experts are chosen among `n_experts`."""
+    attrs = launch.attributes
+    names = ("group_top", "renormalise", "scoring", "top_groups", "top_k")
+    macros = {name.upper(): int(attrs[name]) for name in names}
+    macros |= {"EXPERTS": n_experts, "GROUPS": int(attrs["n_groups"])}
+    return tuple(sorted(macros.items()))
 
 
 @lowers("group_experts")

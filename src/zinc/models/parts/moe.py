@@ -130,9 +130,9 @@ def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
     bias = w.vector("ffn_gate_inp", e.count, "bias") if e.biases else None
     logits = g.linear(x, w.matrix("ffn_gate_inp", e.count, hidden), bias)
     routes = _route(layer, e, logits)
+    order, starts = g.group_experts(routes, n_experts=e.count)
     if e.shared_ffn:
         residual = g.add(_shared_experts(layer, e, x), residual)
-    order, starts = g.group_experts(routes, n_experts=e.count)
     return g.add(routed_experts(layer, e, x, routes, order, starts), residual)
 
 

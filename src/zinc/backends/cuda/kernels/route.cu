@@ -1,5 +1,4 @@
-// route: expert ids and weights of a token (group.x) from its router logits. One subgroup keeps the
-// experts in registers, every SUBGROUP-th in a lane, and takes the best expert TOP_K times.
+// route: expert ids and weights of a token (group.x) from its router logits, by one warp.
 //   SORTS  the step has one token, whose slots are sorted by expert as group_experts does
 
 #include "arguments.h"
@@ -10,167 +9,19 @@ using Arguments = RouteExpertsArguments;
 using Arguments = RouteArguments;
 #endif
 
+#include "routing.cuh"
 #include "step.cuh"
-#include "activation.cuh"
-
-#define SOFTMAX 0
-#define SIGMOID 1
-#define SOFTMAX_CHOSEN 2
-#define EACH ((EXPERTS + SUBGROUP - 1) / SUBGROUP)
-#define GROUP_SIZE (EXPERTS / GROUPS)
-
-/// Converts a float to an integer with the same order. 0 is below all floats.
-DEVICE uint orderedBits(float x)
-{
-    uint bits = asuint(x);
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-SHARED uint ids[TOP_K];
-SHARED float weights[TOP_K];
-
-#if GROUPS > 1
-SHARED uint shared[EXPERTS];
-SHARED float totals[GROUPS];
-
-DEVICE float fromOrderedBits(uint key)
-{
-    return asfloat((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
-}
-
-/// Returns the sum of the GROUP_TOP best keys of a group of experts.
-DEVICE float totalOf(uint group)
-{
-    float total = 0;
-    uint bound = 0xffffffffu, bound_at = EXPERTS; // the expert taken last
-    for (uint n = 0; n < GROUP_TOP; n++)
-    {
-        uint best = 0, best_at = EXPERTS;
-        for (uint e = group * GROUP_SIZE; e < (group + 1) * GROUP_SIZE; e++)
-        {
-            bool taken = bound_at < EXPERTS
-                && (shared[e] > bound || (shared[e] == bound && e <= bound_at));
-            if (!taken && shared[e] > best)
-            {
-                best = shared[e];
-                best_at = e;
-            }
-        }
-        total += fromOrderedBits(best);
-        bound = best;
-        bound_at = best_at;
-    }
-    return total;
-}
-#endif
 
 #define THREADS SUBGROUP
-#if SORTS
-DEVICE uint chosenBelow(uint expert)
-{
-    uint n = 0;
-    for (uint k = 0; k < TOP_K; k++) n += ids[k] < expert ? 1 : 0;
-    return n;
-}
-
-DEVICE void sortSlots(ARGS, uint lane)
-{
-    for (uint e = lane; e <= EXPERTS; e += SUBGROUP) args.starts[e] = float(chosenBelow(e));
-    for (uint k = lane; k < TOP_K; k += SUBGROUP) args.order[chosenBelow(ids[k])] = float(k);
-}
-#endif
 
 KERNEL(route, Arguments)
 {
-    const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
-    const uint lane = threadIdx.x;
-    uint token = group.x;
+    const uint token = blockIdx.x, lane = threadIdx.x;
     if (token >= rowsOf(args.step, args.dim)) return;
-    float* logits = (float*)(args.logits + uint64_t(token) * args.logits_stride);
-
-    float scores[EACH];
-    float top = -1e30f;
-    UNROLL for (uint i = 0; i < EACH; i++)
-    {
-        uint e = i * SUBGROUP + lane;
-        scores[i] = e < EXPERTS ? logits[e] : -1e30f;
-        top = max(top, scores[i]);
-    }
-#if SCORING == SOFTMAX
-    top = warpMax(top);
-    float sum = 0;
-    UNROLL for (uint i = 0; i < EACH; i++)
-    {
-        scores[i] = exp(scores[i] - top);
-        if (i * SUBGROUP + lane < EXPERTS) sum += scores[i];
-    }
-    sum = warpSum(sum);
-    UNROLL for (uint i = 0; i < EACH; i++) scores[i] /= sum;
-#elif SCORING == SIGMOID
-    UNROLL for (uint i = 0; i < EACH; i++) scores[i] = sigmoid(scores[i]);
-#endif
-
-    uint keys[EACH];
-    UNROLL for (uint i = 0; i < EACH; i++)
-    {
-        uint e = i * SUBGROUP + lane;
-        float choice = scores[i];
-        if (args.bias != nullptr && e < EXPERTS) choice += args.bias[e];
-        keys[i] = e < EXPERTS ? orderedBits(choice) : 0;
-    }
-#if GROUPS > 1
-    UNROLL for (uint i = 0; i < EACH; i++)
-        if (i * SUBGROUP + lane < EXPERTS) shared[i * SUBGROUP + lane] = keys[i];
-    __syncthreads();
-    for (uint g = lane; g < GROUPS; g += SUBGROUP) totals[g] = totalOf(g);
-    __syncthreads();
-    UNROLL for (uint i = 0; i < EACH; i++)
-    {
-        uint own = min((i * SUBGROUP + lane) / GROUP_SIZE, GROUPS - 1), better = 0;
-        for (uint g = 0; g < GROUPS; g++)
-            if (totals[g] > totals[own] || (totals[g] == totals[own] && g < own)) better++;
-        if (better >= TOP_GROUPS) keys[i] = 0;
-    }
-#endif
-
-    for (uint k = 0; k < TOP_K; k++)
-    {
-        uint best = keys[0];
-        UNROLL for (uint i = 1; i < EACH; i++) best = max(best, keys[i]);
-        best = warpMax(best);
-        uint id = 0xffffffffu;
-        UNROLL for (uint i = 0; i < EACH; i++)
-            if (keys[i] == best) id = min(id, i * SUBGROUP + lane);
-        id = warpMin(id);
-        UNROLL for (uint i = 0; i < EACH; i++)
-            if (id == i * SUBGROUP + lane)
-            {
-                keys[i] = 0;
-                ids[k] = id;
-                weights[k] = scores[i];
-            }
-    }
-    __syncthreads();
-
-    float scale = args.scale, total = 0;
-#if SCORING == SOFTMAX_CHOSEN
-    for (uint k = 0; k < TOP_K; k++) total += exp(weights[k] - weights[0]);
-    scale /= total;
-#elif RENORMALISE
-    for (uint k = 0; k < TOP_K; k++) total += weights[k];
-    scale /= total + 1e-20f;
-#endif
+    const float* logits = (float*)(args.logits + uint64_t(token) * args.logits_stride);
     float* y = (float*)(args.y + uint64_t(token) * args.y_stride);
-    for (uint k = lane; k < TOP_K; k += SUBGROUP)
-    {
-        y[k] = float(ids[k]);
-#if SCORING == SOFTMAX_CHOSEN
-        y[TOP_K + k] = exp(weights[k] - weights[0]) * scale;
-#else
-        y[TOP_K + k] = weights[k] * scale;
-#endif
-    }
+    chooseExperts(logits, args.bias, args.scale, y, lane);
 #if SORTS
-    sortSlots(args, lane);
+    sortSlots(args.order, args.starts, lane);
 #endif
 }

@@ -1,7 +1,7 @@
-"""Lowerings of linear and linear_glu for one row of x, alone or with the norm before them.
+"""Lowerings of linear and linear_glu for few rows of x, and for one row with the norm before them.
 
-The matrices of a linear that have one format share a dispatch. Steps of several rows are lowered
-as on other GPUs.
+The matrices of a linear that have one format share a dispatch. Float weights have this kernel for
+one row only, and other products are lowered as on other GPUs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,23 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import linear as several_rows
 from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
-from zinc.gpu.lower.operands import ceil_div, in_vectors, ref_or_null, rows, vector_or_null
+from zinc.gpu.lower.operands import (
+    ceil_div,
+    dim_code,
+    in_vectors,
+    ref_or_null,
+    rows,
+    vector_or_null,
+)
 from zinc.gpu.lower.weights import distance, format_defines, matrix, same_layout, unit, weight_of
 from zinc.gpu.packing import FLOATS
-from zinc.gpu.tiles import GemvTile
 from zinc.ops.graph import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat, Weight
 
 NORMALISES = True  # whether GEMVs normalise x themselves, or wait for a kernel that does
 MAX_NORM_COLS = 16384  # of a row in shared memory
+BATCHES = (1, 2, 4)  # rows of x; with more, tensor cores are faster
 
 NO_PART = GemvPart(
     w=Matrix(q=0, h=0, s=0),
@@ -39,34 +46,37 @@ NO_PART = GemvPart(
     up_bias=0,
     residual=0,
     factor=0,
+    y_stride=0,
+    residual_stride=0,
+    factor_stride=0,
     rows=0,
-    first_block=0,
+    first_tile=0,
 )
 
 
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x = rows(launch, "x")
-    if not _has_one_row(at, x, bucket):
+    if not _has_few_rows(at, x, bucket):
         return several_rows.linear(launch, at, bucket)
     parts = [
         _Part(
             weight_of(at, launch.input("weight", part)),
-            ref_or_null(at, out)[0],
+            ref_or_null(at, out),
             vector_or_null(at, launch.input("bias", part)),
-            residual=ref_or_null(at, launch.input("residual", part))[0],
+            residual=ref_or_null(at, launch.input("residual", part)),
         )
         for part, out in enumerate(launch.outputs)
     ]
-    return _by_format(at, x, parts)
+    return _by_format(at, bucket, x, parts)
 
 
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, out = rows(launch, "x"), launch.outputs[0]
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
-    if not _has_one_row(at, x, bucket) or not same_layout(gate, up):
+    if not _has_few_rows(at, x, bucket) or not same_layout(gate, up):
         return several_rows.linear_glu(launch, at, bucket)
     activation, part = GatedActivation.of(launch), _gated_part(launch, at)
-    return [_dispatch(at, x, (part,), ProductKind.GLU, activation, out.format)]
+    return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format)]
 
 
 @lowers("norm_linear")
@@ -74,12 +84,12 @@ def norm_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
     parts = [
         _Part(
             weight_of(at, launch.input("weight", part)),
-            at.ref(out),
+            ref_or_null(at, out),
             vector_or_null(at, launch.input("bias", part)),
         )
         for part, out in enumerate(launch.outputs)
     ]
-    return _by_format(at, rows(launch, "x"), parts, _norm_of(launch, at))
+    return _by_format(at, bucket, rows(launch, "x"), parts, _norm_of(launch, at))
 
 
 @lowers("norm_linear_glu")
@@ -88,15 +98,15 @@ def norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispa
     part = _gated_part(launch, at)
     norm = _norm_of(launch, at)
     x = rows(launch, "x")
-    return [_dispatch(at, x, (part,), ProductKind.GLU, activation, out.format, norm)]
+    return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format, norm)]
 
 
 @lowers("linear_glu_gate")
 def linear_glu_gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     out, activation = launch.outputs[0], GatedActivation.of(launch)
-    part = replace(_gated_part(launch, at), factor=at.ref(rows(launch, "g")))
+    part = replace(_gated_part(launch, at), factor=ref_or_null(at, rows(launch, "g")))
     x = rows(launch, "x")
-    return [_dispatch(at, x, (part,), ProductKind.GLU, activation, out.format)]
+    return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format)]
 
 
 @fuses("linear_glu_gate")
@@ -140,38 +150,45 @@ def _norm_of(launch: Launch, at: Addresses) -> _Norm:
     return _Norm(weights, float(launch.attributes["eps"]))
 
 
-def _has_one_row(at: Addresses, x: Ref, bucket: Bucket) -> bool:
-    """Return whether the step has one row of `x`, and need not treat it as one of several."""
-    return bucket.rows(x.dim) == 1 and not at.features.batch_invariant
+def _has_few_rows(at: Addresses, x: Ref, bucket: Bucket) -> bool:
+    """Return whether the kernel takes the rows `x` of a step, which need no batch invariance."""
+    most = BATCHES[-1] if x.format is RowFormat.Q8_32 else 1
+    return bucket.rows(x.dim) <= most and not at.features.batch_invariant
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A weight matrix, and the addresses of its output, bias and residual (`GemvPart`)."""
+    """A weight matrix with its output, bias and residual (`GemvPart`).
+
+    y, residual, factor: address of rows, and bytes from row to row.
+    """
 
     w: DeviceWeight
-    y: int
+    y: tuple[int, int]
     bias: int = 0
     up_bias: int = 0
     up: int = 0
-    residual: int = 0
-    factor: int = 0
+    residual: tuple[int, int] = (0, 0)
+    factor: tuple[int, int] = (0, 0)
 
     @property
     def rows(self) -> int:
         return self.w.planes * self.w.rows
 
-    def arguments(self, first_block: int) -> GemvPart:
+    def arguments(self, first_tile: int) -> GemvPart:
         return GemvPart(
             w=matrix(self.w),
             up=self.up,
-            y=self.y,
+            y=self.y[0],
             bias=self.bias,
             up_bias=self.up_bias,
-            residual=self.residual,
-            factor=self.factor,
+            residual=self.residual[0],
+            factor=self.factor[0],
+            y_stride=self.y[1],
+            residual_stride=self.residual[1],
+            factor_stride=self.factor[1],
             rows=self.rows,
-            first_block=first_block,
+            first_tile=first_tile,
         )
 
 
@@ -179,22 +196,23 @@ def _gated_part(launch: Launch, at: Addresses) -> _Part:
     """Return the two matrices of a gated product, which have one layout."""
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
     bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
-    return _Part(gate, at.ref(launch.outputs[0]), bias, up_bias, distance(gate, up))
+    return _Part(gate, ref_or_null(at, launch.outputs[0]), bias, up_bias, distance(gate, up))
 
 
 def _by_format(
-    at: Addresses, x: Ref, parts: Sequence[_Part], norm: _Norm | None = None
+    at: Addresses, bucket: Bucket, x: Ref, parts: Sequence[_Part], norm: _Norm | None = None
 ) -> list[Dispatch]:
     """Return a dispatch for the parts of each format."""
     ordered = sorted(parts, key=lambda part: part.w.type)
     return [
-        _dispatch(at, x, tuple(group), ProductKind.LINEAR, norm=norm)
+        _dispatch(at, bucket, x, tuple(group), ProductKind.LINEAR, norm=norm)
         for _, group in groupby(ordered, key=lambda part: part.w.type)
     ]
 
 
 def _dispatch(
     at: Addresses,
+    bucket: Bucket,
     x: Ref,
     parts: Sequence[_Part],
     kind: ProductKind,
@@ -204,14 +222,17 @@ def _dispatch(
 ) -> Dispatch:
     """Return the product of `x` with the matrices of `parts`, which have one format.
 
-    With `norm` x is float32, and the kernel normalises and quantises it.
+    With `norm` x is one float32 row, and the kernel normalises and quantises it.
     """
     w, stores_blocks = parts[0].w, y_format is not RowFormat.F32
-    tile = _tile(at, parts, kind, stores_blocks)
-    blocks, placed = 0, []
+    weights, normalises = (2 if kind is ProductKind.GLU else 1), norm is not None
+    n_rows, units = sum(part.rows for part in parts), ceil_div(w.cols, unit(w))
+    batch = next(n for n in BATCHES if n >= bucket.rows(x.dim))
+    tile = tiles.gemv(at.features, n_rows, units, weights, stores_blocks, normalises, batch)
+    n_tiles, placed = 0, []
     for part in parts:
-        placed.append(part.arguments(blocks))
-        blocks += ceil_div(part.rows, tile.tile)
+        placed.append(part.arguments(n_tiles))
+        n_tiles += ceil_div(part.rows, tile.tile)
     first, second, third, fourth = (*placed, *[NO_PART] * (4 - len(placed)))
     arguments = GemvArguments(
         step=at.step,
@@ -221,6 +242,9 @@ def _dispatch(
         third=third,
         fourth=fourth,
         norm=norm.weights if norm else 0,
+        x_stride=x.stride,
+        dim=dim_code(x.dim, bucket),
+        tiles=n_tiles,
         eps=norm.eps if norm else 0.0,
         alpha=activation.alpha,
         limit=activation.limit,
@@ -236,17 +260,8 @@ def _dispatch(
         ("ACTIVATION", activation.fn),
         ("OUT_Q8", int(stores_blocks)),
         ("WHOLE", int(all(part.rows % tile.tile == 0 for part in parts))),
-        ("WAVES", tile.waves),
-        ("KSPLIT", tile.split),
-        ("ROWS", tile.rows),
-        ("DEEP", tile.deep),
+        *tile.defines,
+        *([("MIN_BLOCKS", tiles.WARPS_OF_BATCH // tile.waves)] if batch > 1 else []),
     )
+    blocks = tiles.gemv_blocks(at.features, n_tiles, weights, normalises)
     return Dispatch(KernelVariant("gemv", defines), arguments, (blocks, 1, 1))
-
-
-def _tile(
-    at: Addresses, parts: Sequence[_Part], kind: ProductKind, stores_blocks: bool
-) -> GemvTile:
-    n_rows, units = sum(part.rows for part in parts), ceil_div(parts[0].w.cols, unit(parts[0].w))
-    weights = 2 if kind is ProductKind.GLU else 1
-    return tiles.gemv(at.features, n_rows, units, weights, stores_blocks)

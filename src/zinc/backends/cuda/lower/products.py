@@ -39,7 +39,7 @@ from zinc.ops.values import RowFormat
 GROUP = 8  # rows of a group (half_rows.cuh)
 WIDE = 4  # slabs that a block of half_rows converts
 SUM_THREADS = 128  # of moe_sum
-FEW_ROWS = 2  # from this many rows of x on, tensor cores multiply with dense weights
+FEW_ROWS = gemv.BATCHES[-1] + 1  # from here on tensor cores multiply with dense weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,93 @@
+// norm_route: the RMS norm of a token, its products with the router and with the gate of the shared
+// experts, and the choice of its experts. Each block normalises the row itself. A warp takes a
+// weight row, whose columns it loads before it waits for the token. The first block also stores the
+// normalised row as 8-bit blocks, and the last one to end chooses the experts.
+
+#include "arguments.h"
+
+using Arguments = NormRouteArguments;
+
+#include "arrivals.cuh"
+#include "floats.cuh"
+#include "q8.cuh"
+#include "routing.cuh"
+
+#define THREADS (WARPS * SUBGROUP)
+#include "reduce.cuh" // takes THREADS
+
+#define ROW_FOURS (COLS / 4)
+#define OWN_FOURS ((ROW_FOURS + THREADS - 1) / THREADS) // of a thread
+#define LANE_FOURS ((ROW_FOURS + SUBGROUP - 1) / SUBGROUP) // of a weight row
+#define IN_FLIGHT (LANE_FOURS < 16 ? LANE_FOURS : 16)
+
+SHARED float4 normalisedRow[ROW_FOURS];
+
+/// Normalises x into shared memory.
+DEVICE void normalise(ARGS, const float4 (&weights)[OWN_FOURS], uint thread)
+{
+    float4 x[OWN_FOURS];
+    float sum = 0;
+    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
+    {
+        const uint four = i * THREADS + thread;
+        x[i] = four < ROW_FOURS ? loadFour(args.x, COLS, 4 * four) : float4(0.0f);
+        sum += dot(x[i], x[i]);
+    }
+    const float scale = rsqrt(sumOfGroup(sum, thread) / float(COLS) + args.eps);
+    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
+    {
+        const uint four = i * THREADS + thread;
+        if (four >= ROW_FOURS) break;
+        normalisedRow[four] = x[i] * scale * weights[i];
+        if (blockIdx.x == 0) storeQ8(args.blocks, COLS, 4 * four, normalisedRow[four]);
+    }
+    __syncthreads();
+}
+
+/// Loads IN_FLIGHT float4s of a weight row, the first of them number `from` of the lane.
+DEVICE void loadWeights(const float4* row, uint from, uint lane, float4 (&w)[IN_FLIGHT])
+{
+    UNROLL for (uint i = 0; i < IN_FLIGHT; i++)
+        w[i] = loadAligned<16>(row + min((from + i) * SUBGROUP + lane, ROW_FOURS - 1));
+}
+
+EARLY_KERNEL(norm_route, Arguments)
+{
+    const uint thread = threadIdx.x, lane = thread % SUBGROUP;
+    const uint row = blockIdx.x * WARPS + thread / SUBGROUP, n_rows = EXPERTS + args.n_gates;
+    const bool is_gate = row >= EXPERTS;
+    const uint part_row = is_gate ? min(row, n_rows - 1) - EXPERTS : row;
+    const float4* weights
+        = (const float4*)(is_gate ? args.gates : args.router) + uint64_t(part_row) * ROW_FOURS;
+    float4 w[IN_FLIGHT], norm[OWN_FOURS];
+    loadWeights(weights, 0, lane, w);
+    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
+    {
+        const uint four = i * THREADS + thread;
+        norm[i] = 1.0f;
+        if (four < ROW_FOURS && args.norm != nullptr) norm[i] = loadFour(args.norm, COLS, 4 * four);
+    }
+    waitForInputs();
+    normalise(args, norm, thread);
+
+    float sum = 0;
+    _Pragma("unroll 1") for (uint from = 0; from < LANE_FOURS; from += IN_FLIGHT)
+    {
+        if (from > 0) loadWeights(weights, from, lane, w);
+        UNROLL for (uint i = 0; i < IN_FLIGHT; i++)
+        {
+            const uint four = (from + i) * SUBGROUP + lane;
+            if (four < ROW_FOURS) sum += dot(w[i], normalisedRow[four]);
+        }
+    }
+    sum = warpSum(sum);
+    if (lane == 0 && row < n_rows)
+    {
+        const float* bias = is_gate ? args.gate_bias : args.router_bias;
+        if (bias != nullptr) sum += bias[part_row];
+        (is_gate ? args.gate : args.logits)[part_row] = sum;
+    }
+    if (!arrivesLast(args.arrived, gridDim.x, thread) || thread >= SUBGROUP) return;
+    chooseExperts(args.logits, args.choice_bias, args.scale, args.routes, lane);
+    sortSlots(args.order, args.starts, lane);
+}
