@@ -19,8 +19,12 @@ KERNEL(experts, Arguments)
 #else
     uint begin = group.y, end = begin + 1;
     if (begin >= rowsOf(args.step, args.dim) * args.top_k) return;
+    uint8_t* row = rowAt(args, begin); // loads `order` while `starts` is loaded
     for (uint e = thread; e < args.n_experts; e += THREADS)
-        if (uint(args.starts[e]) <= begin && begin < uint(args.starts[e + 1])) found = e;
+    {
+        const uint own = uint(args.starts[e]), next = uint(args.starts[e + 1]);
+        if (own <= begin && begin < next) found = e;
+    }
     __syncthreads();
     uint expert = found;
 #endif
@@ -30,7 +34,11 @@ KERNEL(experts, Arguments)
     for (uint at = begin; at < end; at += SPREAD * BATCH)
     {
         uint8_t* x[BATCH];
+#if BY_EXPERT
         UNROLL for (uint i = 0; i < BATCH; i++) x[i] = rowAt(args, min(at + i, end - 1));
+#else
+        UNROLL for (uint i = 0; i < BATCH; i++) x[i] = row;
+#endif
         accumulate(
             args.w, shifted(args.w, args.up), expert * args.rows * units, first, args.rows, COLUMNS,
             x, thread);

@@ -18,6 +18,12 @@ SHARED uint experts[MAX_TOP_K];
 SHARED float weights[MAX_TOP_K];
 SHARED float factors[MAX_TOP_K];
 
+DEVICE float residualAt(ARGS, uint token, uint row)
+{
+    if (args.residual == nullptr) return 0;
+    return *(float*)(args.residual + uint64_t(token) * args.residual_stride + 4 * row);
+}
+
 KERNEL(moe_down, Arguments)
 {
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
@@ -25,6 +31,10 @@ KERNEL(moe_down, Arguments)
     uint token = group.y, top_k = args.top_k;
     if (token >= rowsOf(args.step, args.dim)) return;
     loadFormatTables(args.w, thread, THREADS);
+    static_assert(TILE <= THREADS);
+    const uint own_row = group.x * TILE + thread; // that the thread stores
+    const bool stores = thread < TILE && own_row < args.rows;
+    float total = stores ? residualAt(args, token, own_row) : 0.0f;
     float* route = (float*)((uint8_t*)args.routes + uint64_t(token) * args.routes_stride);
     for (uint rank = thread; rank < top_k; rank += THREADS)
     {
@@ -49,33 +59,35 @@ KERNEL(moe_down, Arguments)
     const uint stride = KSPLIT * SUBGROUP;
     uint end = top_k * units;
     for (uint begin = part * SUBGROUP + lane; begin < end; begin += DEEP * stride)
-        UNROLL for (uint deep = 0; deep < DEEP; deep++)
+    {
+        // Past the end nothing is added, so that all loads are issued together.
+        PendingWeights pending[DEEP][ROWS];
+        UNROLL for (uint d = 0; d < DEEP; d++)
         {
-            // Past the end nothing is added, so that all loads can be issued together.
-            uint u = min(begin + deep * stride, end - 1);
-            uint rank = u / units, col = u % units, plane = experts[rank] * args.rows;
-            float factor = begin + deep * stride < end ? factors[rank] : 0.0f;
-            Activations columns = loadActivations(h + rank * args.h_run, col, cols);
+            const uint u = min(begin + d * stride, end - 1);
             UNROLL for (uint r = 0; r < ROWS; r++)
-                sums[r] += factor
-                    * dotUnits(loadWeights(args.w, (plane + row[r]) * units + col), columns);
+                pending[d][r] = prefetchWeights(
+                    args.w, (experts[u / units] * args.rows + row[r]) * units + u % units);
         }
+        issueWeights();
+        UNROLL for (uint d = 0; d < DEEP; d++)
+        {
+            const uint u = min(begin + d * stride, end - 1), rank = u / units, col = u % units;
+            const float factor = begin + d * stride < end ? factors[rank] : 0.0f;
+            const Activations columns = loadActivations(h + rank * args.h_run, col, cols);
+            UNROLL for (uint r = 0; r < ROWS; r++)
+                sums[r] += factor * dotUnits(finishWeights(pending[d][r], col), columns);
+        }
+    }
 
     ReducedSums<ROWS> reduced = reduceSums<ROWS>(sums, lane);
     if (reduced.is_owner) partial[part][slot + reduced.first] = reduced.sums[0];
     __syncthreads();
 
-    for (uint t = thread; t < TILE; t += THREADS)
-    {
-        uint r = first + t;
-        if (r >= args.rows) continue;
-        float v = partial[0][t];
-        UNROLL for (uint k = 1; k < KSPLIT; k++) v += partial[k][t];
-        if (args.bias != nullptr)
-            for (uint rank = 0; rank < top_k; rank++)
-                v += weights[rank] * args.bias[experts[rank] * args.rows + r];
-        if (args.residual != nullptr)
-            v += *(float*)(args.residual + uint64_t(token) * args.residual_stride + 4 * r);
-        *(float*)(args.y + uint64_t(token) * args.y_stride + 4 * r) = v;
-    }
+    if (!stores) return;
+    UNROLL for (uint k = 0; k < KSPLIT; k++) total += partial[k][thread];
+    if (args.bias != nullptr)
+        for (uint rank = 0; rank < top_k; rank++)
+            total += weights[rank] * args.bias[experts[rank] * args.rows + own_row];
+    *(float*)(args.y + uint64_t(token) * args.y_stride + 4 * own_row) = total;
 }

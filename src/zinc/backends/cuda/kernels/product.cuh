@@ -120,3 +120,12 @@ typedef Weights PendingWeights;
 DEVICE PendingWeights prefetchWeights(Matrix w, uint unit) { return loadWeights(w, unit); }
 DEVICE Weights finishWeights(const PendingWeights& p, uint unit) { return p; }
 #endif
+
+/// Keeps the compiler from saving registers by moving loads of weights behind products of earlier
+/// ones. Call it between loads of weights and of the activations that they are multiplied with.
+DEVICE void issueWeights()
+{
+#ifndef ZINC_EMULATED
+    __syncwarp(__activemask());
+#endif
+}

@@ -7,31 +7,34 @@
 
 #define THREADS (WAVES * SUBGROUP)
 #define TILE (ROWS * WAVES / KSPLIT)
-#define SUMS (ROWS * BATCH * (PRODUCT == GLU ? 2 : 1)) // sums of a lane
+#define MATRICES (PRODUCT == GLU ? 2 : 1)
+#define SUMS (ROWS * BATCH * MATRICES) // sums of a lane
 
-SHARED float partial[PRODUCT == GLU ? 2 : 1][KSPLIT][TILE * BATCH];
+SHARED float partial[MATRICES][KSPLIT][TILE * BATCH];
 
 /// Adds the products of unit `u` of the lane's rows. Activations of all rows of x stay in registers
-/// while weights are read. If they do not fit (32 floats a row), weights stay and activations are
-/// read.
+/// while weights are read. If they do not fit (32 floats a row), weights stay and activations are read.
 void addUnit(
     Matrix w, Matrix up, uint at[ROWS], uint u, uint cols, uint8_t* x[BATCH],
     float (&sums)[SUMS])
 {
 #if ROWS_Q8 || UNIT < 32 || BATCH <= ROWS || PRODUCT == GLU
-    Activations activations[BATCH];
-    UNROLL for (uint i = 0; i < BATCH; i++) activations[i] = loadActivations(x[i], u, cols);
+    PendingWeights pending[MATRICES][ROWS];
     UNROLL for (uint r = 0; r < ROWS; r++)
     {
-        Weights unit_w = loadWeights(w, at[r] + u);
-        UNROLL for (uint i = 0; i < BATCH; i++)
-            sums[r * BATCH + i] += dotUnits(unit_w, activations[i]);
-#if PRODUCT == GLU
-        unit_w = loadWeights(up, at[r] + u);
-        UNROLL for (uint i = 0; i < BATCH; i++)
-            sums[(ROWS + r) * BATCH + i] += dotUnits(unit_w, activations[i]);
-#endif
+        pending[0][r] = prefetchWeights(w, at[r] + u);
+        if (MATRICES > 1) pending[MATRICES - 1][r] = prefetchWeights(up, at[r] + u);
     }
+    if (BATCH == 1) issueWeights();
+    Activations activations[BATCH];
+    UNROLL for (uint i = 0; i < BATCH; i++) activations[i] = loadActivations(x[i], u, cols);
+    UNROLL for (uint m = 0; m < MATRICES; m++)
+        UNROLL for (uint r = 0; r < ROWS; r++)
+        {
+            Weights unit_w = finishWeights(pending[m][r], u);
+            UNROLL for (uint i = 0; i < BATCH; i++)
+                sums[(m * ROWS + r) * BATCH + i] += dotUnits(unit_w, activations[i]);
+        }
 #else
     Weights weights[ROWS];
     UNROLL for (uint r = 0; r < ROWS; r++) weights[r] = loadWeights(w, at[r] + u);
