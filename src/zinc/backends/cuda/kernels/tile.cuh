@@ -19,22 +19,21 @@ void addUnit(
     float (&sums)[SUMS])
 {
 #if ROWS_Q8 || UNIT < 32 || BATCH <= ROWS || PRODUCT == GLU
-    PendingWeights pending[MATRICES][ROWS];
-    UNROLL for (uint r = 0; r < ROWS; r++)
-    {
-        pending[0][r] = prefetchWeights(w, at[r] + u);
-        if (MATRICES > 1) pending[MATRICES - 1][r] = prefetchWeights(up, at[r] + u);
-    }
-    if (BATCH == 1) issueWeights();
-    Activations activations[BATCH];
-    UNROLL for (uint i = 0; i < BATCH; i++) activations[i] = loadActivations(x[i], u, cols);
     UNROLL for (uint m = 0; m < MATRICES; m++)
+    {
+        PendingWeights pending[ROWS];
+        UNROLL for (uint r = 0; r < ROWS; r++)
+            pending[r] = prefetchWeights(m == 0 ? w : up, at[r] + u);
+        if (BATCH == 1) issueWeights();
+        Activations activations[BATCH];
+        UNROLL for (uint i = 0; i < BATCH; i++) activations[i] = loadActivations(x[i], u, cols);
         UNROLL for (uint r = 0; r < ROWS; r++)
         {
-            Weights unit_w = finishWeights(pending[m][r], u);
+            Weights unit_w = finishWeights(pending[r], u);
             UNROLL for (uint i = 0; i < BATCH; i++)
                 sums[(m * ROWS + r) * BATCH + i] += dotUnits(unit_w, activations[i]);
         }
+    }
 #else
     Weights weights[ROWS];
     UNROLL for (uint r = 0; r < ROWS; r++) weights[r] = loadWeights(w, at[r] + u);
