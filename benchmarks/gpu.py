@@ -114,12 +114,21 @@ def fill(model: LoadedModel, depth: int) -> None:
 
 
 def prefill(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, Any]:
-    """Measure a prompt of `n` tokens after `depth` cached tokens."""
-    step = StepMaker(model).step([1 + i % 1000 for i in range(n)], depth, outputs=1)
+    """Measure a prompt of `n` tokens after `depth` cached tokens, in steps of the plan's size.
+
+    The profile is that of the last step.
+    """
+    maker, most = StepMaker(model), model.plan.max_tokens
+    sizes = [min(most, n - at) for at in range(0, n, most)]
+    steps = [
+        maker.step([1 + i % 1000 for i in range(size)], depth + most * number, outputs=1)
+        for number, size in enumerate(sizes)
+    ]
     seconds = []
     for _ in range(REPETITIONS + 2):
         start = time.perf_counter()
-        model.program.step(step)
+        for step in steps:
+            model.program.step(step)
         seconds.append(time.perf_counter() - start)
     rates = [n / s for s in seconds[2:]]
     return {
@@ -127,8 +136,9 @@ def prefill(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, A
         "depth": depth,
         "tokens_per_s": statistics.median(rates),
         "all_tokens_per_s": rates,
-        **profiled(bench, StepShape(n, 1, depth, model.kv_dtype)),
-        **asdict(model.program.counts(step)),
+        "steps": len(steps),
+        **profiled(bench, StepShape(sizes[-1], 1, depth + n - sizes[-1], model.kv_dtype)),
+        **asdict(model.program.counts(steps[-1])),
     }
 
 
@@ -238,7 +248,7 @@ def measure(name: str, backend: GpuBackend, args: argparse.Namespace) -> dict[st
     streams = max(args.streams, default=1)
     options = LoadOptions(
         path,
-        context=max(args.depths) + max(args.prefill, args.decode, args.answer, *args.rows) + 64,
+        context=max(args.depths) + max(*args.prefill, args.decode, args.answer, *args.rows) + 64,
         kv_dtype=args.kv_dtype,
         max_outputs=max([streams, *args.rows]),
         sequences=streams,
@@ -258,9 +268,9 @@ def measure(name: str, backend: GpuBackend, args: argparse.Namespace) -> dict[st
         report["prefill"], report["decode"], report["row_steps"] = [], [], []
         for depth in args.depths:
             fill(model, depth)
-            if args.prefill:
-                report["prefill"].append(prefill(bench, model, args.prefill, depth))
-                show(f"prefill {args.prefill} at {depth}", report["prefill"][-1])
+            for n in filter(None, args.prefill):
+                report["prefill"].append(prefill(bench, model, n, depth))
+                show(f"prefill {n} at {depth}", report["prefill"][-1])
             if depth == args.depths[0]:
                 report["first_steps_s"] = time.perf_counter() - start
             if args.decode:
@@ -327,7 +337,9 @@ def main() -> int:
         "--shapes", nargs="+", default=["qwen3-8b", "qwen36-35b-a3b"], choices=make_model.SHAPES
     )
     parser.add_argument("--depths", nargs="+", type=int, default=[0, 16384])
-    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prompt; 0 skips it")
+    parser.add_argument(
+        "--prefill", type=int, nargs="+", default=[512], help="tokens of prompts; 0 skips them"
+    )
     parser.add_argument("--decode", type=int, default=64, help="decode steps; 0 skips them")
     parser.add_argument(
         "--rows", type=int, nargs="*", default=[], metavar="N",
