@@ -282,7 +282,7 @@ def measure(name: str, backend: GpuBackend, args: argparse.Namespace) -> dict[st
                 for result in found:
                     show_row_step(result)
         report["answers"] = []
-        for chain, streams, how in product(CHAINS, args.streams, SAMPLED_BY):
+        for chain, streams, how in product(args.chains, args.streams, args.sampled_by):
             answered = answers(model, args.answer, streams, how, chain)
             report["answers"].append(answered)
             print(
@@ -349,6 +349,10 @@ def main() -> int:
     parser.add_argument(
         "--streams", type=int, nargs="*", default=[1], help="concurrent answers; empty skips them"
     )
+    parser.add_argument(
+        "--chains", nargs="+", default=[*CHAINS], choices=CHAINS, help="sampling of answers"
+    )
+    parser.add_argument("--sampled-by", nargs="+", default=SAMPLED_BY, choices=SAMPLED_BY)
     parser.add_argument("--kv-dtype", default="f16")
     parser.add_argument(
         "--attention", nargs="*", default=[], metavar="NAME=N",
