@@ -14,12 +14,13 @@ from ops.running import run
 
 from zinc.backends import api
 from zinc.backends.cuda import CUDA_KERNELS, compiler, tiles
-from zinc.backends.cuda.tiles import ExpertShape, MmaTile
+from zinc.backends.cuda.tiles import MmaTile
 from zinc.engine.load.self_test import BLOCK_TOKENS
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.features import Features
+from zinc.gpu.tuned import TileKey
 from zinc.ops.cases import Case
 from zinc.ops.moe import SOFTMAX
 from zinc.ops.values import ActivationFn
@@ -67,7 +68,7 @@ def dispatches(case: Case, features: Features) -> list[Dispatch]:
 def test_products_agree_with_vector_arithmetic(name: str, monkeypatch) -> None:
     case, tile = CASES[name]
     if tile is not None:
-        monkeypatch.setattr(tiles, "experts", lambda features, shape: tile)
+        monkeypatch.setattr(tiles, "experts", lambda features, key: tile)
     assert len(dispatches(case, H100)) == 2
     backend = emulated.backend()
     got = run(backend, case)
@@ -80,7 +81,9 @@ def test_products_agree_with_vector_arithmetic(name: str, monkeypatch) -> None:
     ("tokens", "batch", "passes"), [(64, 8, 1), (512, 32, 4), (1024, 64, 4), (2048, 96, 1)]
 )
 def test_tiles_take_most_experts_slots_at_once(tokens: int, batch: int, passes: int) -> None:
-    tile = tiles.experts(H100, ExpertShape(256, 2048, 512, tokens * 8 // 256))
+    n_slots = tokens * 8 // 256
+    key = TileKey("gemm_experts", GGMLType.Q4_K, 2048, 512, n_slots, experts=256)
+    tile = tiles.experts(H100, key)
     assert (tile.batch, tile.passes) == (batch, passes)
 
 

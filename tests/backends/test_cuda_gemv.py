@@ -9,6 +9,7 @@ from ops.running import run
 
 from zinc.backends import api
 from zinc.backends.cuda import tiles
+from zinc.gpu.tuned import TileKey
 from zinc.ops.cases import Case
 from zinc.ops.values import ActivationFn
 from zinc.quant.blocks import GGMLType
@@ -55,9 +56,10 @@ def test_few_rows_agree_with_the_reference(n_tokens: int) -> None:
 def test_blocks_multiply_several_tiles_and_a_part_of_one() -> None:
     features = emulated.EmulatedHost.features
     rows = 320
-    tile = tiles.gemv(features, rows, COLS // 32, 2, stores_blocks=True, normalises=True)
+    key = TileKey("gemv", GGMLType.Q4_K, rows, COLS, weights=2, stores_blocks=True, normalises=True)
+    tile = tiles.gemv(features, key)
     n_tiles = -(-rows // tile.tile)
-    blocks = tiles.gemv_blocks(features, n_tiles, 2, normalises=True)
+    blocks = tile.grid(features, n_tiles)
     assert blocks < n_tiles, "each block would have one tile"
     assert n_tiles % blocks, "each block would have as many tiles"
     assert error_of(gated_case(1, rows, normalised=True)) <= TOLERANCE

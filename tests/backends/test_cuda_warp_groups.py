@@ -12,12 +12,12 @@ from cuda_emulator import emulated
 from zinc.backends import api
 from zinc.backends.api import Backend
 from zinc.backends.cuda import CUDA_KERNELS, compiler, tiles
-from zinc.backends.cuda.tiles import GemmShape
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
+from zinc.gpu.tuned import TileKey
 from zinc.ops.cases import Case
 from zinc.ops.values import ActivationFn
 from zinc.plan.planner import make_plan
@@ -35,6 +35,10 @@ def product(type: GGMLType, n_rows: int = 160, cols: int = 512, tokens: int = TO
     weight = case.matrix(n_rows, cols, type, cols**-0.5)
     y = case.graph.linear(case.rows(cols), weight, case.vector(n_rows))
     return case.returns(case.graph.add(y, case.rows(n_rows)))
+
+
+def gemm_key(rows: int, cols: int, n_x: int, weights: int = 1) -> TileKey:
+    return TileKey("gemm_mma", GGMLType.Q4_K, rows, cols, n_x, weights)
 
 
 def gated_product() -> Case:
@@ -84,24 +88,24 @@ def test_products_agree_with_those_of_single_warps(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "x_tiles"),
+    ("key", "x_tiles"),
     [
-        (GemmShape(12288, 4096, 512, weights=2), 16),
-        (GemmShape(151936, 4096, 512), 32),
-        (GemmShape(4096, 12288, 512), 16),
-        (GemmShape(4096, 4096, 2048), 32),
-        (GemmShape(1024, 4096, 512), 0),
-        (GemmShape(4096, 4096, 64), 0),
+        (gemm_key(12288, 4096, 512, weights=2), 16),
+        (gemm_key(151936, 4096, 512), 32),
+        (gemm_key(4096, 12288, 512), 16),
+        (gemm_key(4096, 4096, 2048), 32),
+        (gemm_key(1024, 4096, 512), 0),
+        (gemm_key(4096, 4096, 64), 0),
     ],
 )
-def test_tiles_fill_the_device(shape: GemmShape, x_tiles: int) -> None:
-    tile = tiles.gemm(H100, shape, stores_blocks=False)
+def test_tiles_fill_the_device(key: TileKey, x_tiles: int) -> None:
+    tile = tiles.gemm(H100, key)
     assert (tile.x_tiles if tile.by_groups else 0) == x_tiles
 
 
 def test_other_architectures_have_no_warp_groups() -> None:
-    shape = GemmShape(4096, 12288, 512)
-    assert not tiles.gemm(replace(H100, warp_groups=False), shape, False).by_groups
+    key = gemm_key(4096, 12288, 512)
+    assert not tiles.gemm(replace(H100, warp_groups=False), key).by_groups
 
 
 @needs_nvrtc

@@ -44,6 +44,7 @@ class EmulatedHost:
 
     features = Features(32, shared_bytes=49152, compute_units=4)
     max_buffer_bytes = 1 << 30
+    device_name, driver = "emulated", "none"
 
     def __init__(self) -> None:
         self._kernels: dict[KernelVariant, ctypes.CDLL] = {}

@@ -50,6 +50,7 @@ class LoggingHost:
 
     features = Features(32, compute_units=8, shared_bytes=49152)
     max_buffer_bytes = 1 << 30
+    device_name, driver = "emulated", "none"
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []

@@ -39,6 +39,7 @@ COMMANDS = {
     "tokenize": "turn text into token ids",
     "perplexity": "measure how well a model predicts a text file",
     "bench": "measure prefill and decode speed against this machine's limits",
+    "tune": "find the fastest tiles of matrix products on a GPU",
     "verify": "compare every launch of a backend with the numpy reference",
     "check": "check this machine: CPU, memory, GPUs, software, a model",
     "support": "show which architectures and block formats run where, and with which kernels",

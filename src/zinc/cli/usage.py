@@ -114,8 +114,8 @@ def add_number(
     parser.add_argument(option, type=kind, default=default, metavar="N", help=text)
 
 
-def add_backend(parser: argparse.ArgumentParser) -> None:
-    """Add the options for backend, device, threads and device map."""
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the options for backend and device."""
     parser.add_argument(
         "--backend",
         metavar="NAME",
@@ -127,6 +127,11 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="device of the backend: vulkan:0, or part of a name that `zinc check` lists",
     )
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Add the options for backend, device, threads and device map."""
+    add_device(parser)
     parser.add_argument(
         "-t", "--threads", type=count, metavar="N", help="CPU threads (default: one per core)"
     )

@@ -114,7 +114,7 @@ CACHE: Variable[str | None] = Variable(
     None,
     str,
     "a folder",
-    "folder for compiled GPU kernels and measured bandwidth",
+    "folder for compiled GPU kernels, tuned tiles and measured bandwidth",
     "`zinc` in $XDG_CACHE_HOME",
 )
 

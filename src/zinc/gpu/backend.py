@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from zinc.backends.api import CacheLayout, SplitDevices, StepCounts, TensorData
 from zinc.backends.capabilities import BackendKind, Capabilities
 from zinc.backends.plans import Plan
+from zinc.backends.tuning import TuneReport
 from zinc.core.errors import UnsupportedError
 from zinc.core.progress import ProgressBar
 from zinc.gpu import ahead
@@ -27,6 +29,8 @@ from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import Pool, Slice
 from zinc.gpu.program import GpuProgram
 from zinc.gpu.rows import row_bytes
+from zinc.gpu.tile_table import Origin, tuned_tiles
+from zinc.gpu.tuned import NO_TILES, TunedTiles
 from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step, StepCondition
@@ -82,13 +86,30 @@ class GpuBackend(GpuKernels):
     def __init__(self, host: Host, batch_invariant: bool = False) -> None:
         self.host = host
         self.capabilities = replace(self.capabilities, batch_invariant=batch_invariant)
-        self.features = replace(host.features, batch_invariant=batch_invariant)
+        # Batch-invariant mode has one tile for steps of all sizes, which no table knows.
+        tuned = NO_TILES if batch_invariant else self._tuned_tiles()
+        self.features = replace(host.features, batch_invariant=batch_invariant, tuned=tuned)
         self._pool, self._lock = Pool(host), threading.Lock()
         self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
 
     def describe(self) -> str:
         mode = ", batch invariant" if self.capabilities.batch_invariant else ""
-        return f"{self.host.describe()}{mode}"
+        tuned = ", tuned tiles" if self.n_tuned else ""
+        return f"{self.host.describe()}{mode}{tuned}"
+
+    @property
+    def n_tuned(self) -> int:
+        return len(self.features.tuned)
+
+    @property
+    def origin(self) -> Origin:
+        """Device, driver and kernel sources, on which the speed of a tile depends."""
+        host = self.host
+        device = f"{host.device_name}, {host.features.compute_units} compute units"
+        return Origin(self.name, device, host.driver, self.kernel_set.sources())
+
+    def _tuned_tiles(self) -> TunedTiles:
+        return tuned_tiles(self.origin, self.host.features, self.kernel_set.tilings)
 
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
@@ -177,6 +198,17 @@ class GpuBackend(GpuKernels):
         return GpuProgram(
             plan, self.host, self.kernel_set, self.features, self.weights, cache, self._compile
         )
+
+    def tune(
+        self,
+        plans: Sequence[Plan],
+        path: Path | None,
+        budget_s: float | None,
+        progress: Callable[[int, int], None],
+    ) -> TuneReport:
+        from zinc.gpu.tune import run
+
+        return run.tune(self, plans, path, budget_s, progress)
 
     def _compile(self, kernels: Iterable[KernelVariant]) -> None:
         """Make kernels ready, with a progress bar if it takes long. Raises DeviceError."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from zinc.gpu.tuned import NO_TILES, TunedTiles
 
 # Limits that every device must reach, because kernels use them without asking.
 MAX_THREADS, MAX_SHARED_BYTES = 1024, 32768  # of a workgroup
@@ -19,7 +21,8 @@ class Features:
     shared_bytes: static shared memory of a workgroup. most_shared_bytes: static and dynamic shared
     memory of a workgroup. compute_units: processors that run workgroups in parallel.
     batch_invariant: an op must process each row with the same kernel and the same split, whatever
-    the step's sizes. max_groups: most workgroups of a dispatch in one dimension.
+    the step's sizes. max_groups: most workgroups of a dispatch in one dimension. tuned: tiles that
+    were measured on the device.
     """
 
     subgroup: int
@@ -32,3 +35,4 @@ class Features:
     compute_units: int = 1
     batch_invariant: bool = False
     max_groups: int = 65535
+    tuned: TunedTiles = field(default=NO_TILES, repr=False)

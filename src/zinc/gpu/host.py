@@ -50,6 +50,14 @@ class Host(Allocator, Protocol):
     @property
     def features(self) -> Features: ...
 
+    @property
+    def device_name(self) -> str: ...
+
+    @property
+    def driver(self) -> str:
+        """Name and version of the device's driver."""
+        ...
+
     def describe(self) -> str:
         """Return one line for people: name, kind and driver of the device."""
         ...

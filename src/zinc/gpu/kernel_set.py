@@ -20,6 +20,7 @@ from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.memory import Bytes
+from zinc.gpu.tiling import Tiling
 from zinc.ops.graph import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat
@@ -88,7 +89,8 @@ class KernelSet:
 
     backend: the backend's name in error messages. max_argument_bytes: arguments of a dispatch.
     stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
-    (`stores_formats` of the op).
+    (`stores_formats` of the op). tilings: tiles of the kernels that have some, by name. sources:
+    returns a digest of the kernels' sources.
     """
 
     backend: str
@@ -96,6 +98,8 @@ class KernelSet:
     weights: WeightLayout
     max_argument_bytes: int
     fused: Mapping[str, FusedCondition]
+    tilings: Mapping[str, Tiling]
+    sources: Callable[[], str]
     stores_blocks: frozenset[str] = frozenset()
 
     def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:

@@ -1,4 +1,6 @@
-"""Tile sizes of GEMV and GEMM kernels, by device and shape.
+"""Tile sizes of GEMV and GEMM kernels, by device and product.
+
+A tile that `zinc tune` found for the product comes first (tuned.py), then a formula.
 
 In a GEMV (few rows of x) each workgroup takes a tile of weight rows, and several waves may split
 the columns of a row (split-K). Long rows are split among more waves. Matrices of few rows get small
@@ -11,15 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE, Features
+from zinc.gpu.packing import FLOATS, UNIT
+from zinc.gpu.tuned import TileKey
 
 MAX_BATCH = 8  # rows of x that a GEMV multiplies in one pass over the weights
 # Rows of x in one pass in batch-invariant mode, whatever the step. Decode reads weights once as
 # otherwise; a prompt reads them once for every four tokens.
 INVARIANT_BATCH = 4
-# Measured on an H200 with benchmarks/vulkan_tiles.py:
+# Measured on an H200:
 MAX_GEMV_ROWS = 32  # up to this many rows of x, several passes of GEMV are faster than GEMM
 MANY_ROWS = 1 << 15  # weight rows that keep every compute unit busy with any tile
 LONG_ROW = 8  # units a lane; rows at least that long are split among all waves
+FEW_SLOTS = 32  # slots of an expert in a GEMM tile
 
 # GEMM with few rows of x on cooperative matrices:
 MAX_FEW_GEMV_ROWS = 4  # up to this many rows of x, GEMV is faster
@@ -60,11 +65,26 @@ class GemvTile:
         )
 
 
-def gemv(features: Features, rows: int, units: int, n_x: int, weights: int = 1) -> GemvTile:
-    """Return the GEMV tile for matrices of `rows` rows of `units` units and `n_x` rows of x.
+def gemv(features: Features, key: TileKey) -> GemvTile:
+    """Return the tile of a GEMV."""
+    return features.tuned.choose(key, lambda: _gemv(features, key))
 
-    `weights` is 2 if the kernel multiplies with two matrices at once.
-    """
+
+def _gemv(features: Features, key: TileKey) -> GemvTile:
+    n_units = units(key)
+    if key.kernel == "moe_down":
+        return _gemv_slots(features, key.rows, n_units)
+    if key.stores_blocks:
+        return _gemv_blocks(features, n_units, key.n_x, key.weights)
+    return _gemv_rows(features, key.rows, n_units, key.n_x, key.weights)
+
+
+def units(key: TileKey) -> int:
+    """Return the units of a row of weights, which lanes decode at once."""
+    return _ceil_div(key.cols, FLOATS.get(key.type, UNIT))
+
+
+def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int = 1) -> GemvTile:
     batch = _batch(features, n_x)
     if features.subgroup < 16:  # a CPU runs waves one after another; compile one kernel for all
         return GemvTile(waves=4, split=2, rows=1, batch=2, deep=2)
@@ -114,7 +134,7 @@ def _power_of_two(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
-def gemv_blocks(features: Features, units: int, n_x: int, weights: int = 2) -> GemvTile:
+def _gemv_blocks(features: Features, units: int, n_x: int, weights: int) -> GemvTile:
     """Return the GEMV tile for kernels that write blocks of 8-bit numbers.
 
     A workgroup makes whole blocks, which are 32 weight rows.
@@ -127,12 +147,12 @@ def gemv_blocks(features: Features, units: int, n_x: int, weights: int = 2) -> G
     return GemvTile(waves=32 * split // rows, split=split, rows=rows, batch=batch)
 
 
-def gemv_slots(features: Features, rows: int, units: int) -> GemvTile:
+def _gemv_slots(features: Features, rows: int, units: int) -> GemvTile:
     """Return the GEMV tile for `moe_down`, whose rows go through all experts of a token.
 
     `units` counts the units of a row over those experts.
     """
-    tile = gemv(features, rows, units, 1)
+    tile = _gemv_rows(features, rows, units, 1)
     deep = max(1, min(4, units // (tile.split * features.subgroup)))
     return tile if features.subgroup < 16 else replace(tile, deep=deep)
 
@@ -178,25 +198,21 @@ class GemmTile:
         return (*tile, ("SPLITS", self.splits), ("MATRICES", int(not self.sums)), *cut)
 
 
-@dataclass(frozen=True, slots=True)
-class GemmShape:
-    """Sizes of a GEMM: weight rows and columns, rows of x, and matrices multiplied at once."""
-
-    rows: int
-    cols: int
-    n_x: int
-    weights: int = 1
-
-
-def gemm(features: Features, half: bool, shape: GemmShape) -> GemmTile:
+def gemm(features: Features, key: TileKey, half: bool) -> GemmTile:
     """Return the tile of a GEMM. `half`: inputs may be rounded to float16."""
-    if takes_few_rows(features, half, shape.n_x):
-        return _with_splits(features, _few_rows(features, shape), shape)
-    assert shape.weights == 1, "the kernel multiplies with one matrix at a time"
-    return gemm_block(features, half, shape.n_x)
+    return features.tuned.choose(key, lambda: _gemm(features, key, half))
 
 
-def gemm_block(features: Features, half: bool, n_x: int) -> GemmTile:
+def _gemm(features: Features, key: TileKey, half: bool) -> GemmTile:
+    if key.experts:
+        return _gemm_block(features, half, FEW_SLOTS)
+    if takes_few_rows(features, half, key.n_x):
+        return _with_splits(features, _few_rows(features, key), key)
+    assert key.weights == 1, "the kernel multiplies with one matrix at a time"
+    return _gemm_block(features, half, key.n_x)
+
+
+def _gemm_block(features: Features, half: bool, n_x: int) -> GemmTile:
     """Return the GEMM tile for `n_x` rows of x where every workgroup takes all columns."""
     if half and features.cooperative_matrix and features.shared_bytes >= 36864:
         if n_x <= 32:
@@ -221,7 +237,7 @@ def takes_few_rows(features: Features, half: bool, n_x: int) -> bool:
     return few and half and features.cooperative_matrix and features.narrow_matrix
 
 
-def _few_rows(features: Features, shape: GemmShape) -> GemmTile:
+def _few_rows(features: Features, key: TileKey) -> GemmTile:
     """Return the tile for up to MAX_FEW_ROWS rows of x, as if enough workgroups ran.
 
     Decoding limits the speed: a tile decodes its weights and its rows of x once, so it has more
@@ -229,12 +245,12 @@ def _few_rows(features: Features, shape: GemmShape) -> GemmTile:
     barriers. With more, two or more subgroups share decoded rows of x. A gated product has at least
     32 rows of each matrix, because it may store blocks of 32.
     """
-    if shape.n_x <= 16:
-        batch = NARROW_SIDE if shape.n_x <= NARROW_SIDE else MATRIX_SIDE
-        tile = GemmTile(32 * shape.weights, batch, down=1, across=1, split=8)
-    elif shape.n_x <= 32:
+    if key.n_x <= 16:
+        batch = NARROW_SIDE if key.n_x <= NARROW_SIDE else MATRIX_SIDE
+        tile = GemmTile(32 * key.weights, batch, down=1, across=1, split=8)
+    elif key.n_x <= 32:
         tile = GemmTile(64, 32, down=2, across=1, split=2)
-    elif shape.rows * shape.weights >= MANY_TILE_ROWS * features.compute_units:
+    elif key.rows * key.weights >= MANY_TILE_ROWS * features.compute_units:
         tile = GemmTile(128, 64, down=4, across=2)
     else:
         tile = GemmTile(64, 64, down=2, across=2, split=2)
@@ -243,11 +259,13 @@ def _few_rows(features: Features, shape: GemmShape) -> GemmTile:
     return tile
 
 
-def _with_splits(features: Features, tile: GemmTile, shape: GemmShape) -> GemmTile:
+def _with_splits(features: Features, tile: GemmTile, key: TileKey) -> GemmTile:
     """Return the tile with its columns split among workgroups if its grid leaves units idle."""
-    subgroups = _ceil_div(shape.weights * shape.rows, tile.rows) * tile.subgroups
+    if key.heads > 1:  # the kernel adds up the sums of splits of one head
+        return tile
+    subgroups = _ceil_div(key.weights * key.rows, tile.rows) * tile.subgroups
     wanted = SUBGROUPS_A_UNIT * features.compute_units // subgroups
-    longest = shape.cols // (STEP_COLS * MIN_STEPS * tile.split)
+    longest = key.cols // (STEP_COLS * MIN_STEPS * tile.split)
     return replace(tile, splits=_power_of_two(max(1, min(wanted, longest, MAX_SPLITS))))
 
 

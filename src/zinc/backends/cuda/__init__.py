@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from zinc.backends.api import CacheLayout, TensorData, wants_batch_invariance
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
+from zinc.backends.cuda import compiler
 from zinc.backends.cuda.driver import candidates, choose
 from zinc.backends.cuda.lower import registry
+from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.cuda.upload import Uploader, can_upload
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
@@ -41,6 +43,8 @@ CUDA_KERNELS = KernelSet(
     backend="CUDA",
     lowerings={**LOWERINGS, **registry.LOWERINGS},
     fused={**FUSED, **registry.FUSED},
+    tilings=CUDA_TILINGS,
+    sources=compiler.sources_digest,
     weights=StreamWeights(),
     max_argument_bytes=MAX_ARGUMENT_BYTES,
     stores_blocks=frozenset({"linear_glu"}),

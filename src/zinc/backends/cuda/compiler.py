@@ -36,7 +36,7 @@ typedef unsigned long long uint64_t;
 
 
 @functools.cache
-def _sources() -> str:
+def sources_digest() -> str:
     """Return a digest of all source files of kernels."""
     digest = hashlib.sha256(repr(cpp_headers()).encode())
     for path in sorted(KERNELS.rglob("*.cu*")):
@@ -96,7 +96,7 @@ def entry(kernel: KernelVariant) -> bytes:
 def cubin(kernel: KernelVariant, arch: str) -> bytes:
     """Return the machine code of a kernel for `arch`, such as "sm_90". Raises DeviceError."""
     version = _value(nvrtc().nvrtcVersion())
-    given = repr((_sources(), kernel.name, sorted(kernel.defines), OPTIONS, arch, version))
+    given = repr((sources_digest(), kernel.name, sorted(kernel.defines), OPTIONS, arch, version))
     name = f"{kernel.name}-{hashlib.sha256(given.encode()).hexdigest()[:20]}.cubin"
     path = cache_folder() / "cubin" / name
     try:

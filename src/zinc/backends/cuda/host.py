@@ -78,6 +78,14 @@ class CudaHost:
         return self._features
 
     @property
+    def device_name(self) -> str:
+        return self.candidate.name
+
+    @property
+    def driver(self) -> str:
+        return self.candidate.driver
+
+    @property
     def starts_early(self) -> bool:
         """Whether graphs use programmatic dependent launch, which needs capability 9.0."""
         return self.candidate.capability >= EARLY_START

@@ -1,4 +1,6 @@
-"""Tile sizes of CUDA's own kernels, by device and shape.
+"""Tile sizes of CUDA's own kernels, by device and product.
+
+A tile that `zinc tune` found for the product comes first (gpu/tuned.py), then a formula.
 
 In a GEMM on tensor cores (kernels/gemm_mma.cu) a warp takes 16 `row_tiles` weight rows of each
 matrix by all 8 `x_tiles` rows of x of the tile. With few rows of x, many warps split the columns of
@@ -8,11 +10,14 @@ own, and decodes them once for all rows of x.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zinc.gpu.features import Features
 from zinc.gpu.lower.operands import ceil_div
-from zinc.gpu.tiles import GemvTile
+from zinc.gpu.packing import FLOATS
+from zinc.gpu.tiles import GemvTile, units
+from zinc.gpu.tuned import TileKey
+from zinc.quant.blocks import GGMLType
 
 # GEMV of one row. Enough warps read at once, and each lane has a few units in flight, so that reads
 # saturate memory; and two blocks fit a compute unit, so that a kernel starts while another ends.
@@ -33,6 +38,7 @@ SLAB_ROW_BYTES = 256  # of a row in a slab of 128 columns (half_rows.cuh)
 DIRECT_ROWS = 16  # most rows of x that warps convert themselves
 MANY_ROWS = 8192  # weight rows that fill the device with any tile
 SLAB = 128  # columns
+FLOAT_SLAB = 32  # columns (gemm_floats.cu)
 MAX_SPLITS = 8
 MAX_PASSES = 8
 WAVES = 3  # of blocks of experts, so that the last wave matters little
@@ -41,62 +47,65 @@ OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
 GROUP_BLOCKS, FEW_GROUP_BLOCKS = 1.0, 0.4
 
 
-def gemv(
-    features: Features,
-    n_rows: int,
-    units: int,
-    weights: int = 1,
-    stores_blocks: bool = False,
-    normalises: bool = False,
-    batch: int = 1,
-) -> GemvTile:
-    """Return the tile for `batch` rows of x and `n_rows` rows of `units` units.
+@dataclass(frozen=True, slots=True)
+class CudaGemvTile(GemvTile):
+    """A tile of gemv.cu.
 
-    weights: matrices that are multiplied together, 2 for a gated product. stores_blocks: the output
-    are blocks of 8-bit numbers. normalises: each block normalises x.
+    blocks: of an SM that share all tiles; 0 if each tile has a block of its own.
     """
-    tile = _gemv(features, n_rows, units, weights, stores_blocks, normalises)
+
+    blocks: int = field(default=0, metadata={"steps": (0, 1, 2, 3, 4)})
+
+    def grid(self, features: Features, n_tiles: int) -> int:
+        """Return the blocks that share `n_tiles` tiles, of which each has about as many."""
+        if not self.blocks:
+            return n_tiles
+        each = ceil_div(n_tiles, features.compute_units * self.blocks)
+        return ceil_div(n_tiles, each)
+
+
+def gemv(features: Features, key: TileKey) -> CudaGemvTile:
+    """Return the tile of a GEMV."""
+    return features.tuned.choose(key, lambda: _gemv(features, key))
+
+
+def _gemv(features: Features, key: TileKey) -> CudaGemvTile:
+    if key.normalises:
+        tile = _norm_tile(features, key) or _row_tile(features, key)
+        return replace(tile, blocks=NORM_BLOCKS // key.weights)
+    tile, batch = _row_tile(features, key), key.rounded.n_x
     return tile if batch == 1 else replace(tile, batch=batch, deep=1)
 
 
-def _gemv(
-    features: Features,
-    n_rows: int,
-    units: int,
-    weights: int,
-    stores_blocks: bool,
-    normalises: bool,
-) -> GemvTile:
-    if normalises and n_rows >= NORM_WARPS * features.compute_units // 2:
-        rows = 2 if n_rows >= 2 * NORM_WARPS * features.compute_units or stores_blocks else 1
-        deep = 2 if weights == 2 or rows == 1 else 1
-        return GemvTile(NORM_WARPS, 1, rows, 1, min(deep, max(1, units // features.subgroup)))
+def _norm_tile(features: Features, key: TileKey) -> CudaGemvTile | None:
+    """Return the tile of blocks that normalise x, None if the product does not fill the device."""
+    fill = NORM_WARPS * features.compute_units  # weight rows
+    if key.rows < fill // 2:
+        return None
+    rows = 2 if key.rows >= 2 * fill or key.stores_blocks else 1
+    deep = 2 if key.weights == 2 or rows == 1 else 1
+    deep = min(deep, max(1, units(key) // features.subgroup))
+    return CudaGemvTile(NORM_WARPS, 1, rows, 1, deep)
+
+
+def _row_tile(features: Features, key: TileKey) -> CudaGemvTile:
+    """Return the tile for one row of x."""
+    weights, n_units = key.weights, units(key)
     warps = WARPS_PER_UNIT * features.compute_units
-    longest = max(1, units // features.subgroup)  # splits that leave each lane a unit
-    rows = ROWS if not stores_blocks else ROWS // weights
+    longest = max(1, n_units // features.subgroup)  # splits that leave each lane a unit
+    rows = ROWS if not key.stores_blocks else ROWS // weights
     split = 1
     while 2 * split <= min(longest, MAX_SPLIT) and (
-        n_rows * split < warps * rows or (weights == 1 and longest > LANE_UNITS * split)
+        key.rows * split < warps * rows or (weights == 1 and longest > LANE_UNITS * split)
     ):
         split *= 2
-    while rows > 1 and n_rows * split < warps * rows:
+    while rows > 1 and key.rows * split < warps * rows:
         rows //= 2
-    deep = max(1, min(IN_FLIGHT // (rows * weights**2), units // (split * features.subgroup)))
-    if not stores_blocks:
-        return GemvTile(max(WARPS, split), split, rows, 1, deep)
+    deep = max(1, min(IN_FLIGHT // (rows * weights**2), n_units // (split * features.subgroup)))
+    if not key.stores_blocks:
+        return CudaGemvTile(max(WARPS, split), split, rows, 1, deep)
     rows = max(rows, split)  # a block has at most 32 warps
-    return GemvTile(BLOCK_ROWS * split // rows, split, rows, 1, deep)
-
-
-def gemv_blocks(features: Features, n_tiles: int, weights: int, normalises: bool) -> int:
-    """Return the blocks that share `n_tiles` tiles, none of which has many more than another.
-
-    weights, normalises: as for `gemv`.
-    """
-    if not normalises:
-        return n_tiles
-    each = ceil_div(n_tiles, features.compute_units * (NORM_BLOCKS // weights))
-    return ceil_div(n_tiles, each)
+    return CudaGemvTile(BLOCK_ROWS * split // rows, split, rows, 1, deep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +124,9 @@ class MmaTile:
     x_tiles: int
     warps: int
     split: int
-    stages: int = 0
+    stages: int = field(default=0, metadata={"steps": (0, 2, 3, 4, 5)})
     deep: int = 1
-    blocks: int = 1
+    blocks: int = field(default=1, metadata={"steps": (1, 2, 3, 4)})
     splits: int = 1
     spread: int = 1
     by_groups: bool = False
@@ -153,69 +162,60 @@ class MmaTile:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GemmShape:
-    """Sizes of a GEMM: weight rows and columns, rows of x, and weights multiplied at once."""
-
-    rows: int
-    cols: int
-    n_x: int
-    weights: int = 1
+def gemm(features: Features, key: TileKey) -> MmaTile:
+    """Return the tile of a GEMM."""
+    return features.tuned.choose(key, lambda: _gemm(features, key))
 
 
-def gemm(features: Features, shape: GemmShape, stores_blocks: bool) -> MmaTile:
-    """Return the tile of a GEMM.
-
-    stores_blocks: results become 8-bit blocks, so a tile has whole blocks of weight rows.
-    """
-    by_groups = _group_tile(features, shape)
+def _gemm(features: Features, key: TileKey) -> MmaTile:
+    by_groups = _group_tile(features, key)
     if by_groups is not None:
         return by_groups
-    tile = _gemm_tile(shape, shape.rows >= MANY_ROWS or stores_blocks)
-    assert not stores_blocks or tile.rows % BLOCK_ROWS == 0
-    return _with_splits(features, _within_memory(features, tile), shape)
+    tile = _gemm_tile(key, key.rows >= MANY_ROWS or key.stores_blocks)
+    assert not key.stores_blocks or tile.rows % BLOCK_ROWS == 0
+    return _with_splits(features, _within_memory(features, tile), key)
 
 
-def _group_tile(features: Features, shape: GemmShape) -> MmaTile | None:
-    """Return the tile of a GEMM by warp groups, None if the shape does not fill the device."""
-    if not features.warp_groups or shape.n_x <= 64:
+def _group_tile(features: Features, key: TileKey) -> MmaTile | None:
+    """Return the tile of a GEMM by warp groups, None if the product does not fill the device."""
+    if not features.warp_groups or key.n_x <= 64:
         return None
     wide = MmaTile(1, 32, warps=8, split=1, stages=3, by_groups=True)
     narrow = MmaTile(1, 16, warps=8, split=1, stages=4, by_groups=True)
     enough = GROUP_BLOCKS * features.compute_units
-    if shape.weights == 1 and _blocks(wide, shape) >= enough:
+    if key.weights == 1 and _blocks(wide, key) >= enough:
         return wide
-    return narrow if _blocks(narrow, shape) >= enough * FEW_GROUP_BLOCKS else None
+    return narrow if _blocks(narrow, key) >= enough * FEW_GROUP_BLOCKS else None
 
 
-def _blocks(tile: MmaTile, shape: GemmShape) -> int:
-    return ceil_div(shape.rows, tile.rows) * ceil_div(shape.n_x, tile.batch)
+def _blocks(tile: MmaTile, key: TileKey) -> int:
+    return ceil_div(key.rows, tile.rows) * ceil_div(key.n_x, tile.batch)
 
 
-def _gemm_tile(shape: GemmShape, is_tall: bool) -> MmaTile:
-    """Return the tile for the shape. is_tall: a block may take many weight rows."""
-    row_tiles = 2 // shape.weights
-    if shape.n_x <= 8:
+def _gemm_tile(key: TileKey, is_tall: bool) -> MmaTile:
+    """Return the tile for the key. is_tall: a block may take many weight rows."""
+    row_tiles = 2 // key.weights
+    if key.n_x <= 8:
         if is_tall:
-            return MmaTile(row_tiles, 1, warps=8, split=8 // shape.weights, blocks=2)
-        return MmaTile(1, 1, warps=8, split=8, blocks=3 if shape.weights == 1 else 2)
-    if shape.n_x <= DIRECT_ROWS:
+            return MmaTile(row_tiles, 1, warps=8, split=8 // key.weights, blocks=2)
+        return MmaTile(1, 1, warps=8, split=8, blocks=3 if key.weights == 1 else 2)
+    if key.n_x <= DIRECT_ROWS:
         if is_tall:
-            return MmaTile(row_tiles, 2, warps=4, split=4 // shape.weights, blocks=3)
+            return MmaTile(row_tiles, 2, warps=4, split=4 // key.weights, blocks=3)
         return MmaTile(1, 2, warps=8, split=8, blocks=2)
-    if shape.n_x <= 32:
+    if key.n_x <= 32:
         return MmaTile(row_tiles, 4, warps=4, split=2, stages=2, blocks=3)
-    if shape.n_x <= 64:
+    if key.n_x <= 64:
         return MmaTile(row_tiles, 8, warps=4, split=1, stages=3, blocks=2)
-    if shape.weights == 2:
+    if key.weights == 2:
         return MmaTile(1, 16, warps=4, split=1, stages=2, blocks=2)
     return MmaTile(2, 8, warps=8, split=1, stages=3)
 
 
-def _with_splits(features: Features, tile: MmaTile, shape: GemmShape) -> MmaTile:
+def _with_splits(features: Features, tile: MmaTile, key: TileKey) -> MmaTile:
     """Return the tile with its columns split among blocks if its grid leaves the device idle."""
-    wanted = tile.blocks * features.compute_units // _blocks(tile, shape)
-    longest = ceil_div(shape.cols, SLAB) // (2 * tile.split)  # each warp has two slabs
+    wanted = tile.blocks * features.compute_units // _blocks(tile, key)
+    longest = slab_count(key) // (2 * tile.split)  # each warp has two slabs
     splits = max(1, min(wanted, longest, MAX_SPLITS))
     return replace(tile, splits=1 << (splits.bit_length() - 1))
 
@@ -231,52 +231,58 @@ def _within_memory(features: Features, tile: MmaTile) -> MmaTile:
     return tile
 
 
-def float_gemm(features: Features, shape: GemmShape) -> MmaTile:
+def float_gemm(features: Features, key: TileKey) -> MmaTile:
     """Return the tile of a GEMM with float weights and float32 rows (kernels/gemm_floats.cu)."""
-    warps = next((n for n in (1, 2) if 16 * n >= shape.rows), 4)
-    x_tiles = next((n for n in (2, 4) if 8 * n >= shape.n_x), 8)
+    return features.tuned.choose(key, lambda: _float_gemm(features, key))
+
+
+def _float_gemm(features: Features, key: TileKey) -> MmaTile:
+    warps = next((n for n in (1, 2) if 16 * n >= key.rows), 4)
+    x_tiles = next((n for n in (2, 4) if 8 * n >= key.n_x), 8)
     tile = MmaTile(1, x_tiles, warps, split=1, stages=4, blocks=2)
-    return _with_splits(features, tile, shape)
+    return _with_splits(features, tile, key)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertShape:
-    """Sizes of products with experts.
+def float_shared_bytes(tile: MmaTile, type: GGMLType) -> int:
+    """Return the bytes of all stages of a GEMM with weights of `type`, a float type.
 
-    rows, cols: of the weights of each of `count` experts. n_slots: slots of an expert on average.
-    weights: matrices of an expert that are multiplied at once.
+    Rows have eight columns more than a slab.
     """
-
-    count: int
-    rows: int
-    cols: int
-    n_slots: int
-    weights: int = 1
+    weight_bytes = 16 // FLOATS[type]
+    return tile.stages * (FLOAT_SLAB + 8) * (tile.rows * weight_bytes + tile.batch * 4)
 
 
-def experts(features: Features, shape: ExpertShape) -> MmaTile:
-    """Return the tile of products with experts."""
-    row_tiles = 2 // shape.weights
-    if shape.n_slots <= 4:
+def experts(features: Features, key: TileKey) -> MmaTile:
+    """Return the tile of products with experts. Without stages it is one of gemm_mma.cu."""
+    return features.tuned.choose(key, lambda: _experts(features, key))
+
+
+def _experts(features: Features, key: TileKey) -> MmaTile:
+    row_tiles, n_slots = 2 // key.weights, key.n_x
+    if n_slots <= 4:
         return MmaTile(row_tiles, 1, warps=8, split=4, blocks=2)
-    if shape.n_slots <= 8:
+    if n_slots <= 8:
         return MmaTile(row_tiles, 2, warps=4, split=2, blocks=3)
-    if shape.n_slots <= 16:  # limited by reads of weights
-        tile = MmaTile(1, 4, warps=4, split=1, stages=3, deep=2 // shape.weights, blocks=4)
-    elif shape.n_slots <= 32:
+    if n_slots <= 16:  # limited by reads of weights
+        tile = MmaTile(1, 4, warps=4, split=1, stages=3, deep=2 // key.weights, blocks=4)
+    elif n_slots <= 32:
         tile = MmaTile(row_tiles, 8, warps=4, split=1, stages=3, blocks=2)
     else:
-        spread = 1 if shape.n_slots <= 96 else 2
+        spread = 1 if n_slots <= 96 else 2
         tile = MmaTile(row_tiles, 12, warps=4, split=1, stages=3, blocks=2, spread=spread)
-    return _with_passes(features, _within_memory(features, tile), shape)
+    return _with_passes(features, _within_memory(features, tile), key)
 
 
-def _with_passes(features: Features, tile: MmaTile, shape: ExpertShape) -> MmaTile:
+def _with_passes(features: Features, tile: MmaTile, key: TileKey) -> MmaTile:
     """Return the tile with several passes over slots that are copied once, if they are short."""
-    slabs = ceil_div(shape.cols, SLAB)
-    resident = replace(tile, stages=max(2, slabs))
+    resident = replace(tile, stages=max(2, slab_count(key)))
     if resident.shared_bytes + OTHER_SHARED_BYTES > features.most_shared_bytes // tile.blocks:
         return tile
-    blocks = ceil_div(shape.rows, tile.rows) * shape.count * tile.spread
+    blocks = ceil_div(key.rows, tile.rows) * key.experts * tile.spread
     passes = max(1, min(MAX_PASSES, blocks // (WAVES * tile.blocks * features.compute_units)))
     return replace(resident, passes=1 << (passes.bit_length() - 1))
+
+
+def slab_count(key: TileKey) -> int:
+    """Return the slabs of a row of quantised weights."""
+    return ceil_div(key.cols, SLAB)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from zinc.backends.api import wants_batch_invariance
 from zinc.backends.capabilities import DeviceInfo, DeviceKind, Roofline
-from zinc.backends.vulkan import limits
+from zinc.backends.vulkan import limits, shaders
 from zinc.backends.vulkan.device import Device, open_device
 from zinc.backends.vulkan.host import VulkanHost
 from zinc.backends.vulkan.physical import MAX_PUSH_BYTES, candidates
@@ -19,6 +19,7 @@ from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
 from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
 from zinc.gpu.packing import StreamWeights
+from zinc.gpu.tiling import TILINGS
 
 lower.load()
 
@@ -26,6 +27,8 @@ SLANG_KERNELS = KernelSet(
     backend="Vulkan",
     lowerings=LOWERINGS,
     fused=FUSED,
+    tilings=TILINGS,
+    sources=shaders.sources_digest,
     weights=StreamWeights(),
     max_argument_bytes=MAX_PUSH_BYTES,
     stores_blocks=frozenset({"linear_glu"}),

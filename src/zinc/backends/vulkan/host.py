@@ -27,6 +27,14 @@ class VulkanHost:
         return self.device.features
 
     @property
+    def device_name(self) -> str:
+        return self.device.candidate.name
+
+    @property
+    def driver(self) -> str:
+        return self.device.candidate.driver
+
+    @property
     def max_buffer_bytes(self) -> int:
         return self.memory.max_buffer_bytes
 

@@ -63,6 +63,18 @@ def source(name: str) -> str:
 
 
 _source = cache(source)
+
+
+@cache
+def sources_digest() -> str:
+    """Return a digest of the source files of all kernels."""
+    digest = hashlib.sha256()
+    for path in sorted(KERNELS.rglob("*.slang")):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 _compilers = slang.Processes()
 
 

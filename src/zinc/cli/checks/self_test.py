@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from zinc.backends.api import Backend
+from zinc.backends.tuning import Tunable
 from zinc.cli import roofline
-from zinc.cli.checks.finding import Finding, fail, ok, reason, remedy, warn
+from zinc.cli.checks.finding import Finding, fail, ok, reason, remedy, skip, warn
 from zinc.core.errors import ZincError
 from zinc.ops.cases import Case
 from zinc.ops.registry import Op
@@ -31,6 +32,7 @@ def device(create: Callable[[], Backend], name: str) -> Iterator[Finding]:
         yield fail(f"{name} fails its self-test: {wrong}", _UPDATE)
         return
     yield _kernels(create, name)
+    yield from _tiles(create(), name)
     yield from _limits(create, name)
 
 
@@ -54,6 +56,17 @@ def _kernels(create: Callable[[], Backend], name: str) -> Finding:
         n_cases += 1
         tested.add(op.name)
     return ok(f"{name} passes its self-test: {n_cases} cases of {len(tested)} ops agree")
+
+
+def _tiles(backend: Backend, name: str) -> Iterator[Finding]:
+    """Report whether a table of tuned tiles is in use, if the backend has tiles to tune."""
+    if not isinstance(backend, Tunable):
+        return
+    if backend.n_tuned:
+        n = backend.n_tuned
+        yield ok(f"{name} uses tuned tiles for {n} product{'s' if n > 1 else ''}")
+    else:
+        yield skip(f"{name} has no tuned tiles", f"zinc tune --device {name}")
 
 
 def interleaved() -> Iterator[tuple[Op, Case]]:

@@ -30,13 +30,12 @@ from zinc.gpu.lower.weights import (
     matrix,
     same_layout,
     takes_half,
-    unit,
     weight_of,
 )
 from zinc.gpu.rows import row_bytes
+from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat
 
-FEW_SLOTS = 32  # slots of an expert in a GEMM tile
 SPREAD = 4  # workgroups that share the slots of an expert
 THREADS = 64
 
@@ -119,23 +118,36 @@ class ExpertProduct:
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x, top_k, n_x = self.w, self.read, self.top_k, bucket.rows(self.read.dim)
         arguments, defines = self.arguments(at, bucket), self.defines(at)
+        n_slots = ceil_div(n_x * top_k, w.planes)
         if _by_blocks(at, bucket, self.launch, w):
-            block = tiles.gemm_block(at.features, takes_half(w, x), FEW_SLOTS)
+            key = self.key("gemm", w.rows, n_slots, w.planes)
+            block = tiles.gemm(at.features, key, takes_half(w, x))
             groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
             defines = (*defines, *block.defines, ("EXPERTS", 1))
             return Dispatch(KernelVariant("gemm", defines), arguments, groups, waits)
         by_expert = n_x > tiles.MAX_BATCH or at.features.batch_invariant
-        n_slots = ceil_div(n_x * top_k, w.planes) if by_expert else 1
-        units, weights = ceil_div(w.cols, unit(w)), 2 if self.kind is ProductKind.GLU else 1
-        if self.y_format is RowFormat.F32:
-            n_rows = w.rows * (w.planes if by_expert else n_x * top_k)
-            tile = tiles.gemv(at.features, n_rows, units, n_slots, weights)
+        if by_expert:
+            key = self.key("experts", w.rows * w.planes, n_slots, w.planes)
         else:
-            tile = tiles.gemv_blocks(at.features, units, n_slots, weights)
+            key = self.key("experts", w.rows * n_x * top_k, 1, 0)
+        tile = tiles.gemv(at.features, key)
         groups_x = ceil_div(w.rows, tile.tile)
         groups = (groups_x, w.planes, SPREAD) if by_expert else (groups_x, n_x * top_k, 1)
         defines = (*defines, *tile.defines, ("BY_EXPERT", int(by_expert)))
         return Dispatch(KernelVariant("experts", defines), arguments, groups, waits)
+
+    def key(self, kernel: str, rows: int, n_slots: int, experts: int) -> TileKey:
+        """Return the key of the tile of `kernel` for `n_slots` slots of an expert."""
+        return TileKey(
+            kernel,
+            self.w.type,
+            rows,
+            self.w.cols,
+            n_slots,
+            weights=2 if self.kind is ProductKind.GLU else 1,
+            stores_blocks=self.y_format is not RowFormat.F32,
+            experts=experts,
+        )
 
 
 def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
@@ -143,7 +155,7 @@ def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -
     if at.features.batch_invariant:
         return False
     order = rows(launch, "order")
-    return bucket.rows(order.dim) * order.cols >= FEW_SLOTS // 4 * w.planes
+    return bucket.rows(order.dim) * order.cols >= tiles.FEW_SLOTS // 4 * w.planes
 
 
 def _runs(at: Addresses, x: Ref, top_k: int) -> Rows:
@@ -198,8 +210,8 @@ def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     residual, residual_stride = ref_or_null(at, launch.input("residual"))
     slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
     if n_x <= tiles.MAX_BATCH and not at.features.batch_invariant:
-        units = top_k * ceil_div(w.cols, unit(w))
-        tile = tiles.gemv_slots(at.features, n_x * w.rows, units)
+        key = TileKey("moe_down", w.type, n_x * w.rows, top_k * w.cols)
+        tile = tiles.gemv(at.features, key)
         arguments = MoeDownArguments(
             step=at.step,
             w=matrix(w),

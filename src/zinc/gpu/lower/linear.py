@@ -5,7 +5,7 @@ A launch of several matrices becomes one dispatch for each, which may run side b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu import tiles
@@ -28,9 +28,9 @@ from zinc.gpu.lower.weights import (
     matrix,
     same_layout,
     takes_half,
-    unit,
     weight_of,
 )
+from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat
 
 
@@ -114,28 +114,34 @@ class Product:
         formats = format_defines(at, self.w, self.x, self.w.cols)
         return (*formats, ("PRODUCT", self.kind), ("OUT_Q8", out_q8))
 
+    def key(self, kernel: str, bucket: Bucket) -> TileKey:
+        """Return the key of the tile of `kernel`."""
+        return TileKey(
+            kernel,
+            self.w.type,
+            self.n_rows * self.planes,
+            self.w.cols,
+            bucket.rows(self.x.dim),
+            weights=2 if self.kind is ProductKind.GLU else 1,
+            stores_blocks=self.y_format is not RowFormat.F32,
+            heads=self.planes,
+        )
+
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x, n_rows, n_x = self.w, self.x, self.n_rows, bucket.rows(self.x.dim)
-        weights = 2 if self.kind is ProductKind.GLU else 1
         if not tiles.uses_gemv(at.features, takes_half(w, x), n_x):
-            shape = tiles.GemmShape(n_rows * self.planes, w.cols, n_x, weights)
-            return self._gemm(tiles.gemm(at.features, takes_half(w, x), shape), at, bucket, waits)
-        units = ceil_div(w.cols, unit(w))
-        if self.y_format is RowFormat.Q8_32:
-            tile = tiles.gemv_blocks(at.features, units, n_x, weights)
-        else:
-            tile = tiles.gemv(at.features, n_rows * self.planes, units, n_x, weights)
+            return self._gemm(at, bucket, waits)
+        tile = tiles.gemv(at.features, self.key("matvec", bucket))
         tile = tiles.within_grid(at.features, tile, n_rows)
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
         defines = (*self.defines(at), *tile.defines)
         return Dispatch(KernelVariant("matvec", defines), self.arguments(at, bucket), groups, waits)
 
-    def _gemm(self, tile: tiles.GemmTile, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
-        if self.planes > 1:  # the kernel adds up the sums of splits of one plane
-            tile = replace(tile, splits=1)
-        weights = 2 if self.kind is ProductKind.GLU else 1
-        down = ceil_div(self.n_rows * weights, tile.rows)
-        across = ceil_div(bucket.rows(self.x.dim), tile.batch)
+    def _gemm(self, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
+        key = self.key("gemm", bucket)
+        tile = tiles.gemm(at.features, key, takes_half(self.w, self.x))
+        down = ceil_div(self.n_rows * key.weights, tile.rows)
+        across = ceil_div(key.n_x, tile.batch)
         partial = arrived = 0
         if tile.splits > 1:
             n_sums = down * across * tile.splits * tile.rows * tile.batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zinc.backends.cuda import tiles
-from zinc.backends.cuda.tiles import GemmShape, MmaTile
+from zinc.backends.cuda.tiles import MmaTile
 from zinc.backends.plans import Ref
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.structs import LinearTileArguments
@@ -20,8 +20,6 @@ from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.lower.weights import format_defines
 from zinc.gpu.packing import FLOATS
 from zinc.gpu.tiles import MAX_BATCH
-
-SLAB = 32  # columns (gemm_floats.cu)
 
 
 def takes(at: Addresses, bucket: Bucket, x: Ref, weights: Sequence[DeviceWeight]) -> bool:
@@ -44,9 +42,9 @@ def dispatches(
 
 
 def _dispatch(product: Product, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
-    shape = GemmShape(product.n_rows, product.w.cols, bucket.rows(product.x.dim))
-    tile = tiles.float_gemm(at.features, shape)
-    groups = (ceil_div(shape.rows, tile.rows), ceil_div(shape.n_x, tile.batch), tile.splits)
+    key = product.key("gemm_floats", bucket)
+    tile = tiles.float_gemm(at.features, key)
+    groups = (ceil_div(key.rows, tile.rows), ceil_div(key.n_x, tile.batch), tile.splits)
     partial = arrived = 0
     if tile.splits > 1:
         n_sums = groups[0] * tile.rows * groups[1] * tile.batch * tile.splits
@@ -57,17 +55,10 @@ def _dispatch(product: Product, at: Addresses, bucket: Bucket, waits: bool) -> D
         inverses=0,
         x_rows=0,
     )
-    kernel = KernelVariant(
-        "gemm_floats", (*product.defines(at), *_defines(tile)), _shared_bytes(tile, product)
-    )
+    defines = (*product.defines(at), *_defines(tile))
+    kernel = KernelVariant("gemm_floats", defines, tiles.float_shared_bytes(tile, product.w.type))
     return Dispatch(kernel, arguments, groups, waits)
 
 
 def _defines(tile: MmaTile) -> list[tuple[str, int]]:
     return [x for x in tile.defines if x[0] not in ("DEEP", "GROUPS", "KSPLIT", "PASSES")]
-
-
-def _shared_bytes(tile: MmaTile, product: Product) -> int:
-    """Return the bytes of all stages. Rows have eight columns more than a slab."""
-    weight_bytes = 16 // FLOATS[product.w.type]
-    return tile.stages * (SLAB + 8) * (tile.rows * weight_bytes + tile.batch * 4)

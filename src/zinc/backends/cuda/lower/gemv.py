@@ -28,15 +28,16 @@ from zinc.gpu.lower.operands import (
     rows,
     vector_or_null,
 )
-from zinc.gpu.lower.weights import distance, format_defines, matrix, same_layout, unit, weight_of
+from zinc.gpu.lower.weights import distance, format_defines, matrix, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
+from zinc.gpu.tuned import TileKey
 from zinc.ops.graph import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat, Weight
 
 NORMALISES = True  # whether GEMVs normalise x themselves, or wait for a kernel that does
 MAX_NORM_COLS = 16384  # of a row in shared memory
-BATCHES = (1, 2, 4)  # rows of x; with more, tensor cores are faster
+MAX_ROWS = 4  # rows of x; with more, tensor cores are faster
 
 NO_PART = GemvPart(
     w=Matrix(q=0, h=0, s=0),
@@ -152,7 +153,7 @@ def _norm_of(launch: Launch, at: Addresses) -> _Norm:
 
 def _has_few_rows(at: Addresses, x: Ref, bucket: Bucket) -> bool:
     """Return whether the kernel takes the rows `x` of a step, which need no batch invariance."""
-    most = BATCHES[-1] if x.format is RowFormat.Q8_32 else 1
+    most = MAX_ROWS if x.format is RowFormat.Q8_32 else 1
     return bucket.rows(x.dim) <= most and not at.features.batch_invariant
 
 
@@ -225,10 +226,17 @@ def _dispatch(
     With `norm` x is one float32 row, and the kernel normalises and quantises it.
     """
     w, stores_blocks = parts[0].w, y_format is not RowFormat.F32
-    weights, normalises = (2 if kind is ProductKind.GLU else 1), norm is not None
-    n_rows, units = sum(part.rows for part in parts), ceil_div(w.cols, unit(w))
-    batch = next(n for n in BATCHES if n >= bucket.rows(x.dim))
-    tile = tiles.gemv(at.features, n_rows, units, weights, stores_blocks, normalises, batch)
+    key = TileKey(
+        "gemv",
+        w.type,
+        sum(part.rows for part in parts),
+        w.cols,
+        bucket.rows(x.dim),
+        weights=2 if kind is ProductKind.GLU else 1,
+        stores_blocks=stores_blocks,
+        normalises=norm is not None,
+    )
+    tile = tiles.gemv(at.features, key)
     n_tiles, placed = 0, []
     for part in parts:
         placed.append(part.arguments(n_tiles))
@@ -261,7 +269,7 @@ def _dispatch(
         ("OUT_Q8", int(stores_blocks)),
         ("WHOLE", int(all(part.rows % tile.tile == 0 for part in parts))),
         *tile.defines,
-        *([("MIN_BLOCKS", tiles.WARPS_OF_BATCH // tile.waves)] if batch > 1 else []),
+        *([("MIN_BLOCKS", tiles.WARPS_OF_BATCH // tile.waves)] if tile.batch > 1 else []),
     )
-    blocks = tiles.gemv_blocks(at.features, n_tiles, weights, normalises)
-    return Dispatch(KernelVariant("gemv", defines), arguments, (blocks, 1, 1))
+    groups = (tile.grid(at.features, n_tiles), 1, 1)
+    return Dispatch(KernelVariant("gemv", defines), arguments, groups)

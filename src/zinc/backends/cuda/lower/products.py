@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import float_products, gemv
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, ExpertShape, GemmShape, MmaTile
+from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, MmaTile
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
@@ -39,7 +39,7 @@ from zinc.ops.values import RowFormat
 GROUP = 8  # rows of a group (half_rows.cuh)
 WIDE = 4  # slabs that a block of half_rows converts
 SUM_THREADS = 128  # of moe_sum
-FEW_ROWS = gemv.BATCHES[-1] + 1  # from here on tensor cores multiply with dense weights
+FEW_ROWS = gemv.MAX_ROWS + 1  # from here on tensor cores multiply with dense weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _side_by_side(
     products: Sequence[Product], at: Addresses, bucket: Bucket, waits: bool = False
 ) -> list[Dispatch]:
     """Return the dispatches of products of the same rows."""
-    chosen = [_tile(product, at, bucket) for product in products]
+    chosen = [tiles.gemm(at.features, product.key("gemm_mma", bucket)) for product in products]
     dispatches, x = [], NO_ROWS
     if any(tile.stages for tile in chosen):
         batch = max(tile.batch for tile in chosen)
@@ -131,12 +131,6 @@ def _side_by_side(
         starts_late = i == 0 and (waits or x is not NO_ROWS)
         dispatches.append(_dispatch(product, tile, x, at, bucket, starts_late))
     return dispatches
-
-
-def _tile(product: Product, at: Addresses, bucket: Bucket) -> MmaTile:
-    weights = 2 if product.kind is ProductKind.GLU else 1
-    shape = GemmShape(product.n_rows, product.w.cols, bucket.rows(product.x.dim), weights)
-    return tiles.gemm(at.features, shape, product.y_format is RowFormat.Q8_32)
 
 
 def _dispatch(
@@ -167,9 +161,8 @@ def _expert_dispatches(
 ) -> list[Dispatch]:
     read, w, top_k = product.read, product.w, product.top_k
     slots = bucket.rows(read.dim) * top_k
-    weights = 2 if product.kind is ProductKind.GLU else 1
-    shape = ExpertShape(w.planes, w.rows, w.cols, ceil_div(slots, w.planes), weights)
-    tile = tiles.experts(at.features, shape)
+    key = product.key("gemm_experts", w.rows, ceil_div(slots, w.planes), w.planes)
+    tile = tiles.experts(at.features, key)
     defines = (*product.defines(at, tile.spread), *tile.defines, ("EXPERTS", 1))
     groups_x = ceil_div(w.rows, tile.rows * tile.passes)
     if not tile.stages:

@@ -1,0 +1,122 @@
+"""Tuning of a device: a search for each product of some plans, and the table that it fills."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from zinc.backends.plans import Plan
+from zinc.backends.tuning import TunedProduct, TuneReport
+from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.gpu.backend import GpuBackend
+from zinc.gpu.errors import DeviceLostError
+from zinc.gpu.tile_table import Origin, Row, TileTable
+from zinc.gpu.tiling import Tiling
+from zinc.gpu.tune.products import Product, products
+from zinc.gpu.tune.search import Search
+from zinc.gpu.tune.trial import Trial
+from zinc.gpu.tune.weights import LaunchWeights
+from zinc.gpu.tuned import NO_TILES, TileKey
+
+log = logging.getLogger("zinc.tiles")
+
+
+def tune(
+    backend: GpuBackend,
+    plans: Iterable[Plan],
+    path: Path | None,
+    budget_s: float | None,
+    progress: Callable[[int, int], None],
+) -> TuneReport:
+    """Fill the table of the device of `backend`; see `zinc.backends.tuning.Tunable.tune`."""
+    tuner = Tuner(backend, path)
+    found = products(backend.kernel_set, plans, tuner.features)
+    until = None if budget_s is None else monotonic() + budget_s
+    n_left, skipped = 0, {}
+    for number, product in enumerate(found):
+        progress(number, len(found))
+        if tuner.has(product.key):
+            continue
+        if until is not None and monotonic() >= until:
+            n_left += 1
+            continue
+        try:
+            tuner.search(product)
+        except MemoryLimitError as error:
+            skipped[str(product.key)] = error.why or error.what
+    rows = tuner.table.rows
+    reported = [_reported(x.key, rows[x.key]) for x in found if x.key in rows]
+    return TuneReport(tuner.path, tuple(reported), n_left, tuple(skipped.items()))
+
+
+class Tuner:
+    """Searches on the device of a backend, whose results go to the table in `path`."""
+
+    def __init__(self, backend: GpuBackend, path: Path | None) -> None:
+        self._kernels, self._host = backend.kernel_set, backend.host
+        self.path = path or backend.origin.path
+        self.table = _opened(self.path, backend.origin, self._kernels.tilings)
+        self.features = replace(backend.features, tuned=NO_TILES)
+        self._weights: LaunchWeights | None = None
+
+    def has(self, key: TileKey) -> bool:
+        """Return whether the table has a tile for `key`."""
+        return key in self.table.rows and self.table.rows[key].tile is not None
+
+    def search(self, product: Product) -> None:
+        """Search for the tile of a product, and write the table.
+
+        Raises MemoryLimitError, RequestError, or DeviceError if the device was lost.
+        """
+        if self._weights is None or self._weights.launch != product.launch:
+            self._weights = None  # frees its memory first
+            self._weights = LaunchWeights(self._kernels, self._host, product.launch)
+        trial = Trial(self._kernels, self._host, self.features, product, self._weights)
+        row = self.table.rows.setdefault(product.key, Row())
+        tiling = self._kernels.tilings[product.key.kernel]
+        try:
+            Search(product, tiling, self.features, trial, row).run()
+        except DeviceLostError as error:
+            raise DeviceError(
+                f"the device was lost in the search for the tile of {product.key}",
+                error.why,
+                "run the command again: it goes on without the tile that failed",
+            ) from error
+        finally:
+            self.table.write(self.path)
+
+
+def _opened(path: Path, origin: Origin, tilings: Mapping[str, Tiling]) -> TileTable:
+    """Return the table in `path` if it was measured on `origin`, else an empty one."""
+    try:
+        table = TileTable.read(path, tilings)
+    except FileNotFoundError:
+        return TileTable(origin)
+    except (OSError, ValueError) as error:
+        log.warning("%s is damaged and is written anew: %s", path, error)
+        return TileTable(origin)
+    if table.origin != origin:
+        log.warning("%s is of another device, driver or version and is written anew", path)
+        return TileTable(origin)
+    return table
+
+
+def tile_text(tile: Any) -> str:
+    """Return the sizes of a tile, without those at their default."""
+    given = ((x.name, getattr(tile, x.name), x.default) for x in fields(tile))
+    return " ".join(f"{name}={value:d}" for name, value, default in given if value != default)
+
+
+def _reported(key: TileKey, row: Row) -> TunedProduct:
+    return TunedProduct(
+        str(key),
+        "" if row.tile is None else tile_text(row.tile),
+        row.us,
+        row.default_us,
+        row.n_tried,
+        tuple((tile_text(tile), why) for tile, why in row.refused),
+    )

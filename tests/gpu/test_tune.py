@@ -1,0 +1,201 @@
+"""Tuning on devices: the CUDA emulator and Vulkan. Times do not matter here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cuda_emulator import emulated
+from present import computing
+
+from zinc.backends import api
+from zinc.core.errors import DeviceError
+from zinc.engine.load.self_test import plan_case
+from zinc.gpu.backend import GpuBackend
+from zinc.gpu.errors import DeviceLostError
+from zinc.gpu.tile_table import TileTable
+from zinc.gpu.tune import placed, run, search, trial, weights
+from zinc.gpu.tune.placed import PlacedLaunch
+from zinc.gpu.tune.products import products
+from zinc.gpu.tune.run import Tuner
+from zinc.gpu.tune.search import Search
+from zinc.gpu.tune.trial import Trial
+from zinc.gpu.tune.weights import LaunchWeights
+from zinc.ops import OPS
+from zinc.ops.values import FloatArray
+
+DEVICES = [
+    pytest.param(
+        "emulated", marks=pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
+    ),
+    pytest.param(
+        "vulkan", marks=pytest.mark.skipif("vulkan" not in computing(), reason="no Vulkan device")
+    ),
+]
+QUICK = {("emulated", "linear"), ("vulkan", "linear"), ("vulkan", "moe_down")}
+# Cases whose products cover the operands: parts, bias, residual, norm, routes, blocks and heads.
+CASES = {
+    "linear": "Q4_K-40x512-5",
+    "linear_glu": "Q4_K",
+    "norm_linear": "mixed",
+    "norm_linear_glu": "Q4_K",
+    "linear_glu_gate": "Q4_K",
+    "moe_glu": "Q4_K-29",
+    "moe_down": "clamped",
+    "head_linear": "Q8_0-4x96x32",
+}
+RUNS = [
+    pytest.param(
+        device.values[0],
+        op,
+        marks=[*device.marks, *([] if (device.values[0], op) in QUICK else [pytest.mark.every])],
+    )
+    for device in DEVICES
+    for op in CASES
+]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make searches small and runs short."""
+    for module in (weights, placed):
+        monkeypatch.setattr(module, "ROTATE_BYTES", 1 << 16)
+    monkeypatch.setattr(trial, "RUN_S", 1e-6)
+    monkeypatch.setattr(search, "MAX_TRIED", 2)
+    monkeypatch.setattr(search, "REPEATS", 1)
+    monkeypatch.setattr(search, "FINAL_ROUNDS", 1)
+
+
+def device(name: str) -> GpuBackend:
+    return emulated.backend() if name == "emulated" else api.create(name)  # type: ignore
+
+
+def plans(backend: GpuBackend, op: str):
+    case = next(x for x in OPS[op].cases() if x.name.startswith(CASES[op]))
+    return [plan_case(case, backend)]
+
+
+def one_row(backend: GpuBackend):
+    """Return a plan with one product of one row."""
+    return [plan_case(next(OPS["linear"].cases()), backend)]
+
+
+def no_progress(done: int, total: int) -> None:
+    assert 0 <= done < total
+
+
+@pytest.mark.parametrize(("name", "op"), RUNS)
+def test_results_of_the_formulas_tiles_agree_with_the_reference(name: str, op: str) -> None:
+    backend = device(name)
+    found = products(backend.kernel_set, plans(backend, op), backend.features)
+    assert found
+    for product in found:
+        made = LaunchWeights(backend.kernel_set, backend.host, product.launch)
+        runs = Trial(backend.kernel_set, backend.host, backend.features, product, made)
+        assert runs.error(product.default) == "", product
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_wrong_number_is_noticed(name: str) -> None:
+    backend = device(name)
+    (product,) = products(backend.kernel_set, one_row(backend), backend.features)
+    made = LaunchWeights(backend.kernel_set, backend.host, product.launch)
+    runs = Trial(backend.kernel_set, backend.host, backend.features, product, made)
+    assert runs.error(product.default) == ""
+    runs._placed.wanted[0][0, -1] += 1
+    assert "off by" in runs.error(product.default)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_table_is_written_and_used_and_not_made_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, path = device(name), tmp_path / "tiles.json"
+    report = run.tune(backend, one_row(backend), path, None, no_progress)
+    (product,) = report.products
+    assert product.tile
+    assert product.n_tried == 2
+    assert (report.n_left, report.skipped) == (0, ())
+    table = TileTable.read(path, backend.kernel_set.tilings)
+    assert len(table.tuned(backend.features, backend.kernel_set.tilings)) == 1
+
+    def searched(self: Search) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Search, "run", searched)
+    assert run.tune(backend, one_row(backend), path, None, no_progress) == report
+
+
+@pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
+def test_a_wrong_tile_is_listed_and_does_not_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, path = device("emulated"), tmp_path / "tiles.json"
+    (product,) = products(backend.kernel_set, one_row(backend), backend.features)
+    results = PlacedLaunch.read
+
+    def wrong(self: PlacedLaunch) -> list[FloatArray]:
+        """Return results of which a number is wrong, except for the first tile."""
+        found = results(self)
+        if path in seen:
+            found[0][0, -1] = 0
+        seen.add(path)
+        return found
+
+    seen: set[Path] = set()
+    monkeypatch.setattr(PlacedLaunch, "read", wrong)
+    (tuned,) = run.tune(backend, one_row(backend), path, None, no_progress).products
+    assert tuned.tile == run.tile_text(product.default)
+    ((refused, why),) = tuned.refused
+    assert refused != tuned.tile
+    assert "off by" in why
+    ((tile, why),) = next(iter(Tuner(backend, path).table.rows.values())).refused
+    assert run.tile_text(tile) == refused
+
+
+def test_a_budget_leaves_products_for_the_next_run(tmp_path: Path) -> None:
+    backend = emulated.backend()
+    path = tmp_path / "tiles.json"
+    report = run.tune(backend, plans(backend, "linear"), path, 0, no_progress)
+    assert not report.products
+    assert report.n_left == 4
+    assert not path.exists()
+
+
+def test_what_was_found_before_the_device_was_lost_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, path = emulated.backend(), tmp_path / "tiles.json"
+    given = plans(backend, "linear")
+    ran: list[object] = []
+
+    def made_up(self: Search) -> None:
+        ran.append(self._product.key)
+        if len(ran) == 2:
+            self._row.refused.append((self._product.default, "a kernel failed"))
+            raise DeviceLostError("CUDA", "a kernel failed")
+        self._row.tile = self._product.default
+
+    monkeypatch.setattr(Search, "run", made_up)
+    monkeypatch.setattr(run, "Trial", lambda *_: None)
+    with pytest.raises(DeviceError, match="Run the command again"):
+        run.tune(backend, given, path, None, no_progress)
+    rows = TileTable.read(path, backend.kernel_set.tilings).rows
+    assert [row.tile is not None for row in rows.values()] == [True, False]
+    assert len(run.tune(backend, given, path, None, no_progress).products) == 4
+    assert ran.count(ran[0]) == 1
+    assert ran.count(ran[1]) == 2
+
+
+@pytest.mark.parametrize("text", ["{", None])
+def test_a_table_that_is_damaged_or_of_another_driver_is_written_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
+) -> None:
+    backend, path = emulated.backend(), tmp_path / "tiles.json"
+    if text is None:
+        TileTable(backend.origin).write(path)
+        path.write_text(path.read_text().replace('"driver": "none"', '"driver": "older"'))
+    else:
+        path.write_text(text)
+    assert not Tuner(backend, path).table.rows
+    assert "is written anew" in caplog.text
