@@ -51,8 +51,8 @@ BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 
 SHAPES = ("qwen3-8b", "qwen35moe-64x", "gemma3-1b", "gptoss-6l", "deepseek2-lite")
 STEPS = {
-    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, samples=True),
-    "batch": Bucket(tokens=8, outputs=8, sequences=8, keys=4096),
+    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, is_decode=True, samples=True),
+    "batch": Bucket(tokens=8, outputs=8, sequences=8, keys=4096, is_decode=True),
     "prefill": Bucket(tokens=512, outputs=1, sequences=1, keys=4096),
 }
 BLOCK_TOKENS = 64

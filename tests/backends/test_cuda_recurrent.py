@@ -9,9 +9,10 @@ import pytest
 from cuda_emulator import emulated
 
 from zinc.backends import api
-from zinc.backends.api import Backend, CacheLayout, TensorData
+from zinc.backends.api import Backend, CacheLayout, Program, TensorData
 from zinc.ops.cases import Case
 from zinc.ops.recurrent import DeltaShape, delta_case
+from zinc.ops.recurrent_step import delta_step_case
 from zinc.ops.step import Step
 from zinc.ops.values import RecurrentState
 from zinc.plan.planner import make_plan
@@ -22,32 +23,39 @@ TOLERANCE = 1e-4
 STEPS = ((70, 40), (1, 1), (0, 45), (65, 3), (2, 108))
 
 
-def step_of(counts: Sequence[int], lengths: Sequence[int]) -> Step:
-    """Return a step of `counts` tokens after `lengths` of each sequence."""
-    n = sum(counts)
-    positions = [length + np.arange(count) for count, length in zip(counts, lengths, strict=True)]
-    return Step(
-        ids=np.arange(n, dtype=np.int32),
-        positions=np.concatenate(positions).astype(np.int32),
-        sequence=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
-        output_rows=np.arange(n, dtype=np.int32),
-        seq_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        state_slot=np.array([1, 0], np.int32),
-        tables=(np.zeros((2, 1), np.int32),),
-    )
+def steps_of(counts: Sequence[Sequence[int]], slots: Sequence[int], ends: int = -1) -> list[Step]:
+    """Return steps with `counts[i]` tokens of each sequence in step i, whose states are in `slots`.
+
+    ends: index of a step before which each third sequence ends, and another one takes its slot.
+    """
+    lengths, steps = np.zeros(len(slots), np.int32), []
+    for i, added in enumerate(counts):
+        if i == ends:
+            lengths[::3] = 0
+        n = sum(added)
+        positions = [length + np.arange(k) for length, k in zip(lengths, added, strict=True)]
+        steps.append(
+            Step(
+                ids=np.arange(n, dtype=np.int32),
+                positions=np.concatenate(positions).astype(np.int32),
+                sequence=np.repeat(np.arange(len(slots), dtype=np.int32), added),
+                output_rows=np.arange(n, dtype=np.int32),
+                seq_start=np.concatenate([[0], np.cumsum(added)]).astype(np.int32),
+                state_slot=np.array(slots, np.int32),
+                tables=(np.zeros((len(slots), 1), np.int32),),
+            )
+        )
+        lengths += np.array(added, np.int32)
+    return steps
 
 
-def outputs(backend: Backend, case: Case) -> list[np.ndarray]:
-    """Return the outputs of all steps, which continue the states of those before."""
-    plan = make_plan(case.graph, backend, max_tokens=TOKENS, max_outputs=TOKENS)
+def program_of(backend: Backend, case: Case, n_slots: int) -> Program:
+    """Return a program of the case whose cache has `n_slots` states."""
+    plan = make_plan(case.graph, backend, max_tokens=case.n_tokens, max_outputs=case.n_tokens)
     for w in plan.weights:
         backend.upload(w, TensorData(w.type, w.shape, case.data(w)))
-    cache = backend.allocate(plan.states, CacheLayout(64, (1,), state_slots=2))
-    program, lengths, found = backend.prepare(plan, cache), [0, 0], []
-    for counts in STEPS:
-        found.append(np.array(program.step(step_of(counts, lengths))))
-        lengths = [a + b for a, b in zip(lengths, counts, strict=True)]
-    return found
+    cache = backend.allocate(plan.states, CacheLayout(64, (1,), state_slots=n_slots))
+    return backend.prepare(plan, cache)
 
 
 def convolution() -> Case:
@@ -56,16 +64,39 @@ def convolution() -> Case:
     return case.returns(case.graph.conv_silu(x, weight, RecurrentState("conv", 3 * 136)))
 
 
+needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
 CASES = {
     "delta_rule": delta_case("steps", DeltaShape(2, 4, 64, 80), (TOKENS,), pace=0.05),
     "conv_silu": convolution(),
 }
 
 
-@pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
+@needs_compiler
 @pytest.mark.parametrize("name", CASES)
 def test_states_continue_from_step_to_step(name: str) -> None:
-    case = CASES[name]
-    got, want = outputs(emulated.backend(), case), outputs(api.create("ref"), case)
-    for a, b in zip(got, want, strict=True):
-        assert np.linalg.norm(a - b) <= TOLERANCE * np.linalg.norm(b)
+    case, steps = CASES[name], steps_of(STEPS, (1, 0))
+    check(program_of(emulated.backend(), case, 2), program_of(api.create("ref"), case, 2), steps)
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(n: int) -> None:
+    prompts, decode, mixed = [3] * n, [1] * n, [1] * (n - 1) + [2]
+    steps = steps_of((prompts, decode, decode, mixed, decode), range(n)[::-1], ends=2)
+    case = delta_step_case("steps", DeltaShape(2, 4, 32, 64), prompts)
+    program = program_of(emulated.backend(), case, n)
+    check(program, program_of(api.create("ref"), case, n), steps)
+    fused, unfused = (
+        [i for i, x in enumerate(program.plan.launches) if x.kernel in names]
+        for names in (("delta_step",), ("conv_silu", "delta_rule", "gated_norm"))
+    )
+    for step, is_decode in zip(steps, (False, True, True, False, True), strict=True):
+        assert all(bool(program.kernels(step, i)) is is_decode for i in fused)
+        assert all(bool(program.kernels(step, i)) is not is_decode for i in unfused)
+
+
+def check(program: Program, reference: Program, steps: Sequence[Step]) -> None:
+    """Compare the outputs of all steps, which continue the states of those before."""
+    for step in steps:
+        got, want = np.array(program.step(step)), np.array(reference.step(step))
+        assert np.linalg.norm(got - want) <= TOLERANCE * np.linalg.norm(want)

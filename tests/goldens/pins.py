@@ -49,8 +49,8 @@ IN_FULL = {"cpu", "vulkan", *(f"vulkan gpu f16 {step}" for step in ("decode", "p
 
 # Steps of one token, of one token of each of eight sequences, and of a prompt.
 BUCKETS = {
-    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, samples=True),
-    "streams": Bucket(tokens=8, outputs=8, sequences=8, keys=4096),
+    "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, is_decode=True, samples=True),
+    "streams": Bucket(tokens=8, outputs=8, sequences=8, keys=4096, is_decode=True),
     "prompt": Bucket(tokens=512, outputs=1, sequences=1, keys=4096),
 }
 # A GPU with matrix instructions, and lavapipe.

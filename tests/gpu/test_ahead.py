@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from goldens import pins
 
@@ -28,3 +30,18 @@ def test_few_buckets_have_the_kernels_of_all(name: str) -> None:
         )
     )
     assert few == every
+
+
+def test_steps_that_are_not_decode_need_no_other_kernels() -> None:
+    """Test the buckets of decode of many sequences, for steps in which some have two tokens."""
+    name, features = "shape-qwen36-35b-a3b", Features(32, shared_bytes=49152, compute_units=132)
+    plan = make_plan(
+        pins._graph(name), api.kernels("cuda"), max_tokens=512, max_outputs=64, samples=True
+    )
+    compiled = ahead.distinct_buckets(plan, CONTEXT)
+    mixed = [replace(b, is_decode=False) for b in compiled if b.tokens > 1]
+    every, needed = (
+        set(ahead.kernels(CUDA_KERNELS, plan, features, steps, "f16"))
+        for steps in (compiled, mixed)
+    )
+    assert needed <= every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from zinc.backends import api
 from zinc.backends.api import CacheLayout, TensorData
 from zinc.backends.plans import Plan, Ref
 from zinc.formats.gguf import GGUFFile
+from zinc.gpu.bucket import Bucket
 from zinc.models import load
 from zinc.ops import OPS
 from zinc.ops.step import Step, StepCondition
@@ -56,9 +58,26 @@ def step_of(ids: np.ndarray, first: int) -> Step:
 
 def test_a_condition_and_its_negation_divide_all_steps() -> None:
     condition = StepCondition(tokens=1, min_keys=257)
-    sizes = [(1, 257), (1, 5000), (1, 256), (2, 257)]
+    sizes = [(1, 257, True), (1, 5000, True), (1, 256, True), (2, 257, True)]
     assert [condition.holds(*size) for size in sizes] == [True, True, False, False]
     assert [condition.negation().holds(*size) for size in sizes] == [False, False, True, True]
+
+
+def test_a_step_is_decode_if_every_sequence_has_one_token() -> None:
+    condition = StepCondition(is_decode=True)
+    first, ids = step_of(np.arange(3), 0), np.arange(3, dtype=np.int32)
+    for starts, is_decode in (
+        ([0, 1, 2, 3], True),
+        ([0, 3], False),
+        ([0, 1, 3], False),
+        ([0, 2, 2, 3], False),
+    ):
+        slots = np.arange(len(starts) - 1, dtype=np.int32)
+        step = replace(first, ids=ids, seq_start=np.array(starts, np.int32), state_slot=slots)
+        sizes = step.n_tokens, step.n_keys, step.is_decode
+        assert step.is_decode is condition.holds(*sizes) is is_decode
+        assert condition.negation().holds(*sizes) is not is_decode
+        assert Bucket.of_step(plan_of("qwen35"), step).is_decode is is_decode
 
 
 @pytest.mark.parametrize("name", NAMES)

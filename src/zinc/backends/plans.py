@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from zinc.ops.registry import OPS, Cost, Phase
-from zinc.ops.step import StepCondition
+from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import (
     AttrValue,
     Constant,
@@ -64,9 +64,13 @@ class Launch:
     label: str
     when: StepCondition | None = None
 
-    def runs(self, tokens: int, keys: int) -> bool:
-        """Return whether it runs in a step with `tokens` tokens and `keys` keys (StepCondition)."""
-        return self.when is None or self.when.holds(tokens, keys)
+    def runs(self, tokens: int, keys: int, is_decode: bool) -> bool:
+        """Return whether it runs in a step with these sizes (`StepCondition`)."""
+        return self.when is None or self.when.holds(tokens, keys, is_decode)
+
+    def runs_in(self, step: Step) -> bool:
+        """Return whether it runs in `step`."""
+        return self.when is None or self.when.holds(step.n_tokens, step.n_keys, step.is_decode)
 
     def input(self, name: str, part: int = 0) -> Operand:
         """Return the operand `name` of the op, of part `part` if it is repeated."""

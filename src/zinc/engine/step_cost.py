@@ -25,7 +25,8 @@ class StepShape:
 
     def runs(self, launch: Launch) -> bool:
         """Return whether a launch runs in the step."""
-        return launch.runs(self.tokens * self.sequences, self.depth + self.tokens)
+        n_tokens, n_keys = self.tokens * self.sequences, self.depth + self.tokens
+        return launch.runs(n_tokens, n_keys, is_decode=self.tokens == 1)
 
     def rows(self, launch: Launch) -> int:
         """Return the rows that a launch computes."""

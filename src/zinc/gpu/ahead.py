@@ -28,8 +28,8 @@ def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]
     keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
     for n, k in product(tokens, keys):
         for outputs in {0, 1, min(n, max_outputs)}:
-            yield Bucket(n, outputs, 1, k, samples=outputs > 0)
-        yield Bucket(n, min(n, max_outputs), n, k, samples=True)
+            yield Bucket(n, outputs, 1, k, is_decode=n == 1, samples=outputs > 0)
+        yield Bucket(n, min(n, max_outputs), n, k, is_decode=True, samples=True)
 
 
 def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:
@@ -37,7 +37,7 @@ def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:
 
     Kernels depend only on whether the keys are few, so these have few keys or the most.
     """
-    deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context).keys
+    deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context, is_decode=True).keys
     depths = (SMALLEST_KEYS, 2 * SMALLEST_KEYS, deepest)
     return [b for b in buckets(plan.max_tokens, plan.max_outputs, context) if b.keys in depths]
 

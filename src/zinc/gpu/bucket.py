@@ -16,14 +16,16 @@ SMALLEST_KEYS = 256
 class Bucket:
     """Upper bounds of a step's sizes. Grids are made for them; kernels read the actual sizes.
 
-    `keys` bounds the cached positions of the longest sequence after the step. `samples` says that
-    the device samples tokens, `logits` that the host reads the output.
+    `keys` bounds the cached positions of the longest sequence after the step. `is_decode` says that
+    every sequence has exactly one token, `samples` that the device samples tokens, and `logits`
+    that the host reads the output.
     """
 
     tokens: int
     outputs: int
     sequences: int
     keys: int
+    is_decode: bool = False
     samples: bool = False
     logits: bool = True
 
@@ -36,6 +38,7 @@ class Bucket:
         outputs: int,
         sequences: int,
         keys: int,
+        is_decode: bool,
         samples: bool = False,
         logits: bool = True,
     ) -> Bucket:
@@ -45,6 +48,7 @@ class Bucket:
             min(_power_of_two(outputs), plan.max_outputs),
             min(_power_of_two(sequences), plan.max_tokens),
             max(SMALLEST_KEYS, _power_of_two(keys)),
+            is_decode,
             samples,
             logits,
         )
@@ -58,13 +62,14 @@ class Bucket:
             outputs=len(step.output_rows),
             sequences=len(step.state_slot),
             keys=step.n_keys,
+            is_decode=step.is_decode,
             samples=step.sample_params is not None,
             logits=logits,
         )
 
     def runs(self, launch: Launch) -> bool:
         """Return whether a launch runs in the steps of this bucket."""
-        return launch.runs(self.tokens, self.keys)
+        return launch.runs(self.tokens, self.keys, self.is_decode)
 
     def rows(self, dim: Dim) -> int:
         """Return the most rows that `dim` has in a step of this bucket."""

@@ -1,7 +1,7 @@
 """Convolution, delta rule and gated norm of one Gated DeltaNet layer in one op, for decode.
 
-It replaces `conv_silu`, `delta_rule` and `gated_norm` in steps of one token. A kernel reads the
-state of each head once, and keeps everything between the three ops on the processor.
+It replaces `conv_silu`, `delta_rule` and `gated_norm` in steps with one token a sequence. A kernel
+reads the state of each head once, and keeps everything between the three ops on the processor.
 """
 
 from __future__ import annotations
@@ -33,12 +33,21 @@ def _cost(node: Node) -> Cost:
 
 
 def _cases() -> Iterator[Case]:
-    yield _case("shared", DeltaShape(2, 4, 32, 32), grouped=False)
-    yield _case("grouped", DeltaShape(1, 2, 64, 64), grouped=True)
+    yield delta_step_case("shared", DeltaShape(2, 4, 32, 32), (1,), cached=3)
+    yield delta_step_case("grouped", DeltaShape(1, 2, 64, 64), (1,), cached=3, grouped=True)
+    yield delta_step_case("sequences", DeltaShape(2, 4, 32, 64), (1, 1, 1), cached=3)
 
 
-def _case(name: str, shape: DeltaShape, *, grouped: bool) -> Case:
-    case, taps = Case(name, 1, cached=3), 4
+def delta_step_case(
+    name: str,
+    shape: DeltaShape,
+    sequences: Sequence[int],
+    *,
+    cached: int = 0,
+    grouped: bool = False,
+) -> Case:
+    """Return a case of the three ops over `sequences`, which have `cached` tokens before them."""
+    case, taps = Case(name, sum(sequences), sequences=sequences, cached=cached), 4
     graph, heads, cols = case.graph, shape.n_v_heads, shape.qkv_cols
     conv = RecurrentState("conv", (taps - 1) * cols)
     y = graph.delta_rule(

@@ -43,19 +43,22 @@ SampleParamsArray: TypeAlias = npt.NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class StepCondition:
-    """A condition on the sizes of a step: `tokens` tokens and at least `min_keys` keys.
+    """A condition on a step: `tokens` tokens (0: any number) and at least `min_keys` keys.
 
-    Keys are the cached positions of the longest sequence after the step. A launch with a condition
-    runs in the steps that meet it; if `negated`, in all other steps.
+    Keys are the cached positions of the longest sequence after the step. is_decode: every sequence
+    has exactly one token. A launch with a condition runs in the steps that meet it; if `negated`,
+    in all other steps.
     """
 
-    tokens: int
+    tokens: int = 0
     min_keys: int = 0
+    is_decode: bool = False
     negated: bool = False
 
-    def holds(self, tokens: int, keys: int) -> bool:
-        """Return whether the launch runs in a step with these sizes."""
-        return (tokens == self.tokens and keys >= self.min_keys) is not self.negated
+    def holds(self, tokens: int, keys: int, is_decode: bool) -> bool:
+        """Return whether the launch runs in a step with these sizes (`Step`)."""
+        meets = self.tokens in (0, tokens) and keys >= self.min_keys
+        return (meets and (is_decode or not self.is_decode)) is not self.negated
 
     def negation(self) -> StepCondition:
         """Return the condition of the launches that run in all other steps."""
@@ -64,7 +67,10 @@ class StepCondition:
     def __str__(self) -> str:
         if self.negated:
             return "otherwise"
-        tokens = "1 token" if self.tokens == 1 else f"{self.tokens} tokens"
+        if self.is_decode:
+            tokens = "1 token a sequence"
+        else:
+            tokens = "1 token" if self.tokens == 1 else f"{self.tokens} tokens"
         return f"{tokens}, {self.min_keys}+ keys" if self.min_keys else tokens
 
 
@@ -106,6 +112,13 @@ class Step:
     def n_keys(self) -> int:
         """Cached positions of the longest sequence after the step."""
         return int(max(self.positions.tolist())) + 1
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence has exactly one token."""
+        if self.n_tokens != self.n_sequences:
+            return False
+        return bool((np.diff(self.seq_start) == 1).all())
 
     def rows(self, dim: Dim) -> int:
         """Return the number of rows that a value of `dim` has in this step."""

@@ -96,7 +96,7 @@ def compare(
     plan = program.plan
     whole = {ref.id: ref for launch in plan.launches for ref in launch.outputs}
     for i, launch in enumerate(plan.launches):
-        if not launch.runs(step.n_tokens, step.n_keys):
+        if not launch.runs_in(step):
             continue
         for x in launch.inputs:
             if isinstance(x, Ref):  # or a view of some of its columns

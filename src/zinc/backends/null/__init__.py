@@ -71,9 +71,8 @@ class NullProgram:
         return FinishedStep(np.stack([self._sampled, logits.max(axis=1)], axis=1), logits)
 
     def run(self, step: Step, first: int, last: int) -> None:
-        tokens, keys = step.n_tokens, step.n_keys
         launches = self.plan.launches[first:last]
-        self.launched.extend(x.kernel for x in launches if x.runs(tokens, keys))
+        self.launched.extend(x.kernel for x in launches if x.runs_in(step))
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
         return np.zeros((rows, ref.cols), np.float32)

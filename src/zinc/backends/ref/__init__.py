@@ -100,7 +100,7 @@ class RefProgram:
 
     def run(self, step: Step, first: int, last: int) -> None:
         for launch in self.plan.launches[first:last]:
-            if not launch.runs(step.n_tokens, step.n_keys):
+            if not launch.runs_in(step):
                 continue
             inputs = [self._operand(x) for x in launch.inputs]
             outputs = OPS[launch.kernel].run(step, inputs, launch.attributes)

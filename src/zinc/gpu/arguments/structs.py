@@ -374,7 +374,7 @@ class DeltaChunkArguments(Struct):
 
 
 class DeltaStepArguments(Struct):
-    """Arguments of convolution, delta rule and gated norm of one token."""
+    """Arguments of convolution, delta rule and gated norm of one token a sequence."""
 
     step: StepAddress
     x: Bytes
@@ -388,7 +388,14 @@ class DeltaStepArguments(Struct):
     z: Bytes
     norm: Bytes
     y: Bytes
-    arrived: Annotated[Uints, "heads that have ended, for each key head; 0 between steps"]
+    arrived: Annotated[
+        Uints, "[sequences, key heads]: value heads that have read its columns; 0 between steps"
+    ]
+    x_stride: U32
+    alpha_stride: U32
+    beta_stride: U32
+    z_stride: U32
+    y_stride: U32
     cols: Annotated[U32, "of x"]
     conv_slot_floats: U32
     slot_floats: Annotated[U32, "floats from state slot to state slot"]

@@ -1,7 +1,8 @@
-// delta_step: convolution, gated delta rule and gated norm of one token (zinc.ops.recurrent_step). A
-// block has one value head. SHARE lanes share a column of its state, which is S transposed
-// [value heads, V_DIM, K_DIM], and each has every SHARE-th float4 of its rows. Both states are
-// loaded before the kernel waits for its inputs, because only earlier steps have written them.
+// delta_step: convolution, gated delta rule and gated norm of steps with one token a sequence
+// (zinc.ops.recurrent_step). A block has one value head (group.x) of one sequence (group.y). The
+// state is S transposed, [value heads, V_DIM, K_DIM]. SHARE lanes share COLUMNS columns of it: each
+// has every SHARE-th float4 of their rows. Both states are loaded before the kernel waits for its
+// inputs, because only earlier steps have written them.
 //   TAPS     of the convolution, whose state has the last TAPS - 1 rows of x, oldest first
 //   REPEATS  value heads that share a key head
 //   GROUPED  they are neighbours
@@ -12,58 +13,60 @@
 using Arguments = DeltaStepArguments;
 
 #include "activation.cuh"
-#include "arrivals.cuh"
 #include "decay.cuh"
 #include "floats.cuh"
 #include "q8.cuh"
 #include "step.cuh"
 
 #define SHARE 8
-#define THREADS (V_DIM * SHARE)
+#define GROUPS (THREADS / SHARE) // lanes that share columns
+#define COLUMNS (V_DIM / GROUPS)
 #define FOURS (K_DIM / (4 * SHARE))
 #define COLS (2 * K_DIM + V_DIM) // of q, k and v of the head
+#define COLS_EACH ((COLS + THREADS - 1) / THREADS)
 #define L2_EPS 1e-6f
 
-static_assert(COLS <= THREADS && V_DIM <= 4 * SUBGROUP);
+static_assert(V_DIM % GROUPS == 0 && V_DIM <= 4 * SUBGROUP);
 
-SHARED float4 heads[COLS / 4]; // q, k and v after the convolution
+SHARED float4 heads[COLS / 4];     // q, k and v after the convolution
+SHARED float next[TAPS - 1][COLS]; // rows of x that the next step reads
 SHARED float outputs[V_DIM];
+SHARED bool read_last; // whether no other value head of the key head still reads its columns
 
 /// A column of the convolution: q, k or v of the block's head.
 struct Convolution
 {
-    uint col;
-    float last[TAPS - 1], taps[TAPS], x;
+    float last[TAPS - 1], taps[TAPS];
 
-    MEMBER float* stateOf(ARGS, uint t) const
+    /// Loads the column. `state` is that of the sequence.
+    MEMBER void load(ARGS, const float* state, uint col, bool fresh)
     {
-        const uint slot = uint(args.step->state_slot[0]);
-        return args.conv_state + uint64_t(slot) * args.conv_slot_floats + t * args.cols + col;
-    }
-
-    MEMBER void load(ARGS, uint head, uint k_head, uint i, bool fresh)
-    {
-        const uint k_cols = args.n_k_heads * K_DIM;
-        col = i < K_DIM ? k_head * K_DIM + i
-            : i < 2 * K_DIM ? k_cols + k_head * K_DIM + i - K_DIM
-                            : 2 * k_cols + head * V_DIM + i - 2 * K_DIM;
         UNROLL for (uint t = 0; t < TAPS; t++) taps[t] = args.conv_weight[col * TAPS + t];
-        UNROLL for (uint t = 0; t < TAPS - 1; t++) last[t] = fresh ? 0.0f : *stateOf(args, t);
+        UNROLL for (uint t = 0; t < TAPS - 1; t++)
+            last[t] = fresh ? 0.0f : state[t * args.cols + col];
     }
 
-    MEMBER float result() const
+    /// Stores the result for `x` and the next state of column `i` to shared memory.
+    MEMBER void apply(float x, uint i) const
     {
         float sum = taps[TAPS - 1] * x;
-        UNROLL for (uint t = 0; t < TAPS - 1; t++) sum += taps[t] * last[t];
-        return sum * sigmoid(sum);
-    }
-
-    MEMBER void store(ARGS) const
-    {
         UNROLL for (uint t = 0; t < TAPS - 1; t++)
-            *stateOf(args, t) = t + 1 < TAPS - 1 ? last[min(t + 1, TAPS - 2)] : x;
+        {
+            sum += taps[t] * last[t];
+            next[t][i] = t + 1 < TAPS - 1 ? last[min(t + 1, TAPS - 2)] : x;
+        }
+        ((float*)heads)[i] = sum * sigmoid(sum);
     }
 };
+
+/// Returns the column of x that is column `i` of q, k and v of the head.
+DEVICE uint columnOf(ARGS, uint head, uint k_head, uint i)
+{
+    const uint k_cols = args.n_k_heads * K_DIM;
+    return i < K_DIM ? k_head * K_DIM + i
+        : i < 2 * K_DIM ? k_cols + k_head * K_DIM + i - K_DIM
+                        : 2 * k_cols + head * V_DIM + i - 2 * K_DIM;
+}
 
 /// Returns the factor that gives a head of q or k in shared memory the length 1.
 DEVICE float inverseLength(const float* head, uint lane)
@@ -83,7 +86,7 @@ DEVICE float sumOfShares(float4 x)
 
 /// Normalises the outputs of the head, multiplies them with silu(z) and stores them. The first warp
 /// calls it with four columns a lane.
-DEVICE void storeNormalised(ARGS, uint head, float4 z, float4 weight, uint lane)
+DEVICE void storeNormalised(ARGS, uint8_t* row, uint head, float4 z, float4 weight, uint lane)
 {
     const bool inside = 4 * lane < V_DIM;
     const uint at = inside ? 4 * lane : 0;
@@ -93,67 +96,94 @@ DEVICE void storeNormalised(ARGS, uint head, float4 z, float4 weight, uint lane)
     UNROLL for (uint i = 0; i < 4; i++) y[i] *= z[i] * sigmoid(z[i]);
     if (!inside) return;
 #if Q8
-    storeQ8(args.y, args.n_v_heads * V_DIM, head * V_DIM + at, y);
+    storeQ8(row, args.n_v_heads * V_DIM, head * V_DIM + at, y);
 #else
-    storeFour(args.y + 4 * head * V_DIM, V_DIM, at, y);
+    storeFour(row + 4 * head * V_DIM, V_DIM, at, y);
 #endif
 }
 
 EARLY_KERNEL(delta_step, Arguments)
 {
-    const uint thread = threadIdx.x, lane = thread % SUBGROUP, head = blockIdx.x;
+    const uint thread = threadIdx.x, lane = thread % SUBGROUP;
+    const uint head = blockIdx.x, sequence = blockIdx.y; // its only token has the same index
+    if (sequence >= args.step->sequences) return waitForInputs();
     const uint k_head = GROUPED ? head / REPEATS : head % args.n_k_heads;
     const uint share = thread % SHARE, c = thread / SHARE;
-    const bool fresh = positionOf(args.step, 0) == 0;
-    float4* state = (float4*)(args.state + uint64_t(args.step->state_slot[0]) * args.slot_floats
+    const uint64_t slot = uint(args.step->state_slot[sequence]);
+    const bool fresh = positionOf(args.step, sequence) == 0;
+    float4* state = (float4*)(args.state + slot * args.slot_floats
         + ((head * V_DIM + c) * K_DIM + 4 * share));
-    float4 s[FOURS];
-    UNROLL for (uint i = 0; i < FOURS; i++)
+    float4 s[COLUMNS][FOURS];
+    UNROLL for (uint j = 0; j < COLUMNS; j++)
+        UNROLL for (uint i = 0; i < FOURS; i++)
+            s[j][i] = loadAligned<16>(state + j * GROUPS * K_DIM / 4 + i * SHARE);
+    float* conv_state = args.conv_state + slot * args.conv_slot_floats;
+    Convolution conv[COLS_EACH];
+    UNROLL for (uint j = 0; j < COLS_EACH; j++)
     {
-        s[i] = loadAligned<16>(state + i * SHARE);
-        if (fresh) s[i] = 0;
+        const uint i = j * THREADS + thread;
+        if (i < COLS) conv[j].load(args, conv_state, columnOf(args, head, k_head, i), fresh);
     }
-    Convolution conv;
-    if (thread < COLS) conv.load(args, head, k_head, thread, fresh);
     const float decay = args.decay[head], bias = args.decay_bias[head];
     const uint at = min(4 * lane, V_DIM - 4);
     const float4 weight = loadFour(args.norm, V_DIM, at);
 
     waitForInputs();
-    const float alpha = ((float*)args.alpha)[head], beta = ((float*)args.beta)[head];
-    const float4 z = loadFour(args.z + 4 * head * V_DIM, V_DIM, at);
-    if (thread < COLS)
+    const float* x = (float*)rowAt(args.x, sequence, args.x_stride);
+    const float alpha = ((float*)rowAt(args.alpha, sequence, args.alpha_stride))[head];
+    const float beta = ((float*)rowAt(args.beta, sequence, args.beta_stride))[head];
+    const float4 z
+        = loadFour(rowAt(args.z, sequence, args.z_stride) + 4 * head * V_DIM, V_DIM, at);
+    UNROLL for (uint j = 0; j < COLS_EACH; j++)
     {
-        conv.x = ((float*)args.x)[conv.col];
-        ((float*)heads)[thread] = conv.result();
+        const uint i = j * THREADS + thread;
+        if (i < COLS) conv[j].apply(x[columnOf(args, head, k_head, i)], i);
     }
     __syncthreads();
 
+    // Value heads that share a key head have all read its columns before the last one writes them.
+    // The count arrives while the block works, and nothing is stored yet that a fence waits for.
+    uint* arrived = args.arrived + (sequence * args.n_k_heads + k_head);
+    uint n_read = 0;
+    if (thread == 0)
+    {
+        __threadfence();
+        n_read = atomicAdd(arrived, 1u);
+    }
     const float q_scale = inverseLength((float*)heads, lane) * rsqrt(float(K_DIM));
     const float k_scale = inverseLength((float*)heads + K_DIM, lane);
     const float kept = decayOf(decay, alpha + bias);
-    float4 known = 0;
-    UNROLL for (uint i = 0; i < FOURS; i++)
+    UNROLL for (uint j = 0; j < COLUMNS; j++)
     {
-        s[i] *= kept;
-        known += s[i] * heads[K_DIM / 4 + i * SHARE + share];
+        float4 known = 0, sum = 0;
+        UNROLL for (uint i = 0; i < FOURS; i++)
+        {
+            s[j][i] = fresh ? float4(0.0f) : s[j][i] * kept;
+            known += s[j][i] * heads[K_DIM / 4 + i * SHARE + share];
+        }
+        const float v = ((float*)heads)[2 * K_DIM + j * GROUPS + c];
+        const float d = sigmoid(beta) * (v - k_scale * sumOfShares(known)) * k_scale;
+        UNROLL for (uint i = 0; i < FOURS; i++)
+        {
+            s[j][i] += heads[K_DIM / 4 + i * SHARE + share] * d;
+            sum += s[j][i] * heads[i * SHARE + share];
+            storeAligned<16>(state + j * GROUPS * K_DIM / 4 + i * SHARE, s[j][i]);
+        }
+        const float y = q_scale * sumOfShares(sum);
+        if (share == 0) outputs[j * GROUPS + c] = y;
     }
-    const float v = ((float*)heads)[2 * K_DIM + c];
-    const float d = sigmoid(beta) * (v - k_scale * sumOfShares(known)) * k_scale;
-    float4 sum = 0;
-    UNROLL for (uint i = 0; i < FOURS; i++)
+    if (thread == 0)
     {
-        s[i] += heads[K_DIM / 4 + i * SHARE + share] * d;
-        sum += s[i] * heads[i * SHARE + share];
-        storeAligned<16>(state + i * SHARE, s[i]);
+        read_last = n_read == REPEATS - 1;
+        if (read_last) *arrived = 0;
     }
-    const float y = q_scale * sumOfShares(sum);
-    if (share == 0) outputs[c] = y;
     __syncthreads();
-    if (thread < SUBGROUP) storeNormalised(args, head, z, weight, lane);
-
-    // Value heads that share a key head have read its rows of the state before the last one writes.
-    if (thread >= 2 * K_DIM && thread < COLS) conv.store(args);
-    if (!arrivesLast(args.arrived + k_head, REPEATS, thread)) return;
-    if (thread < 2 * K_DIM) conv.store(args);
+    if (thread < SUBGROUP)
+        storeNormalised(args, rowAt(args.y, sequence, args.y_stride), head, z, weight, lane);
+    UNROLL for (uint j = 0; j < COLS_EACH; j++)
+    {
+        const uint i = j * THREADS + thread, col = columnOf(args, head, k_head, i);
+        if (i >= COLS || (i < 2 * K_DIM && !read_last)) continue;
+        UNROLL for (uint t = 0; t < TAPS - 1; t++) conv_state[t * args.cols + col] = next[t][i];
+    }
 }

@@ -1,4 +1,4 @@
-"""Lowering of delta_step: a block for each value head."""
+"""Lowering of delta_step: a block for each value head of each sequence."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import DeltaStepArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.features import MAX_THREADS
 from zinc.gpu.lower.operands import in_vectors, is_q8, operand, rows, vector_or_null
 from zinc.ops.graph import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RecurrentState
 
 SHARE = 8  # lanes of a column of the state (SHARE in kernels/delta_step.cu)
+# If not all blocks run at once, an SM has two: one loads its state while the other stores it.
+THREADS_OF_MANY, BLOCKS_OF_MANY = 256, 2
+MAX_FLOATS = 64  # of the state in the registers of a thread
 
 
 @fuses("delta_step")
 def delta_step_steps(node: Node) -> StepCondition | None:
-    """Return the steps of one token, if the heads of `node` suit the kernel."""
+    """Return the steps with one token a sequence, if the heads of `node` suit the kernel."""
     k_dim, v_dim = int(node.attrs["k_dim"]), int(node.attrs["v_dim"])
     if k_dim % (4 * SHARE) or v_dim % 32 or v_dim > 128 or int(node.attrs["group"]) != v_dim:
         return None
-    if SHARE * v_dim > MAX_THREADS or 2 * k_dim + v_dim > SHARE * v_dim:
+    if k_dim * v_dim > MAX_FLOATS * THREADS_OF_MANY:
         return None
-    return StepCondition(tokens=1)
+    return StepCondition(is_decode=True)
 
 
 @lowers("delta_step")
@@ -39,16 +41,21 @@ def delta_step(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     }
     attrs = launch.attributes
     n_k_heads, n_v_heads = int(attrs["n_k_heads"]), int(attrs["n_v_heads"])
+    v_dim = int(attrs["v_dim"])
+    is_one_wave = n_v_heads * bucket.sequences <= at.features.compute_units
+    threads = SHARE * v_dim if is_one_wave else THREADS_OF_MANY
     kernel = KernelVariant(
         "delta_step",
         (
             ("GROUPED", int(attrs["grouped"])),
             ("K_DIM", int(attrs["k_dim"])),
+            ("MIN_BLOCKS", 1 if is_one_wave else BLOCKS_OF_MANY),
             ("Q8", is_q8(y)),
             ("REPEATS", n_v_heads // n_k_heads),
             ("TAPS", int(attrs["taps"])),
+            ("THREADS", threads),
             ("VECTORS", in_vectors(at, z, y)),
-            ("V_DIM", int(attrs["v_dim"])),
+            ("V_DIM", v_dim),
         ),
     )
     arguments = DeltaStepArguments(
@@ -60,7 +67,12 @@ def delta_step(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         state=at.recurrent(state),
         z=at.ref(z),
         y=at.ref(y),
-        arrived=at.counters.take(n_k_heads),
+        arrived=at.counters.take(n_k_heads * bucket.sequences),
+        x_stride=x.stride,
+        alpha_stride=alpha.stride,
+        beta_stride=beta.stride,
+        z_stride=z.stride,
+        y_stride=y.stride,
         cols=x.cols,
         conv_slot_floats=conv.floats,
         slot_floats=state.floats,
@@ -69,4 +81,4 @@ def delta_step(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         eps=float(attrs["eps"]),
         **vectors,
     )
-    return [Dispatch(kernel, arguments, (n_v_heads, 1, 1))]
+    return [Dispatch(kernel, arguments, (n_v_heads, bucket.sequences, 1))]
