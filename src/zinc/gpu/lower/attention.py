@@ -101,29 +101,40 @@ def stored(launch: Launch, at: Addresses, bucket: Bucket, attend: Attend) -> lis
 @fuses("rope_attention")
 def rope_attention_steps(node: Node) -> StepCondition | None:
     """Return the decode steps of one token whose keys are split."""
-    state, (y,) = node.input("cache"), node.outputs
+    state = node.input("cache")
     assert isinstance(state, KVState)
-    if max(state.head_dim, state.head_dim_v) > MAX_PREPARED_DIM:
-        return None
-    if y.format is not RowFormat.F32 and state.head_dim_v % 32:
-        return None
-    if 0 < state.window <= SHALLOW_KEYS:
+    if not prepares_heads(node) or 0 < state.window <= SHALLOW_KEYS:
         return None
     return StepCondition(tokens=1, min_keys=SHALLOW_KEYS + 1)
 
 
+def prepares_heads(node: Node) -> bool:
+    """Return whether kernels for few queries can prepare the heads of the attention `node`."""
+    state, (y,) = node.input("cache"), node.outputs
+    assert isinstance(state, KVState)
+    if max(state.head_dim, state.head_dim_v) > MAX_PREPARED_DIM:
+        return False
+    return y.format is RowFormat.F32 or state.head_dim_v % 32 == 0
+
+
 @lowers("rope_attention")
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    """Lower attention whose workgroups prepare the heads that they need.
+    """Lower the op `rope_attention`."""
+    return prepared(launch, at, bucket, splits_few=False)
 
-    They do so while their first keys are loaded, which saves a level of dispatches.
+
+def prepared(launch: Launch, at: Addresses, bucket: Bucket, splits_few: bool) -> list[Dispatch]:
+    """Return the dispatches of attention whose workgroups prepare the heads that they need.
+
+    They do so while their first keys are loaded, which saves a level of dispatches. splits_few: few
+    keys are split like many.
     """
     q, k, v = (launch.input(name) for name in ("q", "k", "v"))
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     _check(state, at.kv(state))
     attrs = launch.attributes
     n_heads = int(attrs["n_heads"])
-    cut = _few_cut(state, n_heads, at, bucket)
+    cut = _few_cut(state, n_heads, at, bucket, splits_few)
     if cut.splits == 1:  # many heads fill a small device without splits, but the kernel has them
         cut = replace(cut, splits=2)
     kernel = _few_kernel(
@@ -287,13 +298,15 @@ class _Cut:
     defines: tuple[tuple[str, int], ...]
 
 
-def _few_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cut:
-    vectors = _vectors(state, n_heads, at, bucket)
+def _few_cut(
+    state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool = False
+) -> _Cut:
+    vectors = _vectors(state, n_heads, at, bucket, splits_few)
     fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.each + 1
     return _matrices(state, n_heads, at, bucket, fewest) or vectors
 
 
-def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cut:
+def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool) -> _Cut:
     repeats, subgroup = n_heads // state.n_heads, at.features.subgroup
     lanes = min(subgroup, power_of_two(ceil_div(state.head_dim, 8)))
     chunks = ceil_div(state.head_dim, 8 * lanes)
@@ -308,7 +321,7 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> _Cu
     else:
         wanted = _wanted_splits(at, state.n_heads * parts * bucket.tokens, GROUPS_A_UNIT)
         splits = max(1, min(wanted, keys // MIN_KEYS, MAX_SPLITS))
-        if keys <= SHALLOW_KEYS and splits > 1:
+        if keys <= SHALLOW_KEYS and splits > 1 and not splits_few:
             room = (at.features.shared_bytes - SHALLOW_WAVES * 8 * each) // (4 * sums)
             waves, splits = max(waves, min(SHALLOW_WAVES, room)), 1
     defines = (("AT_ONCE", AT_ONCE), ("LANES", lanes), ("WAVES", waves))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from zinc.backends.cuda.lower.registry import lowers
+from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import (
@@ -16,6 +16,8 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import attention
 from zinc.gpu.lower.operands import operand
+from zinc.ops.graph import Node
+from zinc.ops.step import StepCondition
 from zinc.ops.values import KVState
 
 AT_ONCE = 4  # keys that a lane loads ahead
@@ -23,9 +25,15 @@ AT_ONCE = 4  # keys that a lane loads ahead
 SHORT_SPLIT, SHORT_WAVES, MAX_SUM_BYTES = 128, 8, 32 << 10
 
 
+@fuses("rope_attention")
+def rope_attention_steps(node: Node) -> StepCondition | None:
+    """Return the steps of one token, if the heads of `node` suit the kernel."""
+    return StepCondition(tokens=1) if attention.prepares_heads(node) else None
+
+
 @lowers("rope_attention")
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    split, merge = attention.rope_attention(launch, at, bucket)
+    split, merge = attention.prepared(launch, at, bucket, splits_few=True)
     given, merged = split.arguments, merge.arguments
     assert isinstance(given, RopeAttentionArguments)
     assert isinstance(merged, AttentionMergeArguments)
