@@ -39,29 +39,48 @@ def texts(values: list[int]) -> list[str]:
     return [str(value) for value in values]
 
 
+def decode_name(depth: int) -> str:
+    return f"decode after {depth:,}" if depth else "decode"
+
+
 def run_zinc(shape: str, args: argparse.Namespace) -> tuple[Rates, dict[str, Any]]:
-    """Return the rates of zinc, and its whole report."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "zinc.json"
-        command = [
-            sys.executable, str(HERE / "gpu.py"), str(result), "--backend", args.backend,
-            "--shapes", shape, "--keep", "--folder", args.folder, "--device", args.device,
-            "--depths", *texts(args.depths), "--prefill", *texts(args.prefill),
-            "--decode", str(DECODE_TOKENS), "--answer", str(STREAM_TOKENS),
-            "--streams", *texts(args.streams), "--chains", "greedy", "--sampled-by", "device",
-        ]  # fmt: skip
-        run(command)
-        report = json.loads(result.read_text())
-    (found,) = report["shapes"]
+    """Return the rates of zinc, and its reports of one stream and of several.
+
+    Several streams have a process of their own, because deep caches for all may not fit.
+    """
+    steps = gpu_report(
+        shape, args, "--streams", "--depths", *texts(args.depths),
+        "--prefill", *texts(args.prefill), "--decode", str(DECODE_TOKENS),
+    )  # fmt: skip
+    (found,) = steps["shapes"]
     rates: Rates = {}
     for row in found["prefill"]:
         if row["depth"] == 0:
             rates[f"prompt of {row['tokens']:,}"] = row["tokens_per_s"]
     for row in found["decode"]:
-        rates[f"decode after {row['depth']:,}"] = row["tokens_per_s"]
-    for row in found["answers"]:
+        rates[decode_name(row["depth"])] = row["tokens_per_s"]
+    if not args.streams:
+        return rates, {"steps": steps}
+    answers = gpu_report(
+        shape, args, "--depths", "0", "--prefill", "0", "--decode", "0",
+        "--answer", str(STREAM_TOKENS), "--streams", *texts(args.streams),
+        "--chains", "greedy", "--sampled-by", "device",
+    )  # fmt: skip
+    for row in answers["shapes"][0]["answers"]:
         rates[f"{row['streams']} streams"] = row["tokens_per_s"]
-    return rates, report
+    return rates, {"steps": steps, "answers": answers}
+
+
+def gpu_report(shape: str, args: argparse.Namespace, *options: str) -> dict[str, Any]:
+    """Return the report of gpu.py, run with `options`."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "zinc.json"
+        run([
+            sys.executable, str(HERE / "gpu.py"), str(result), "--backend", args.backend,
+            "--shapes", shape, "--keep", "--folder", args.folder, "--device", args.device, *options,
+        ])  # fmt: skip
+        report: dict[str, Any] = json.loads(result.read_text())
+    return report
 
 
 def run_llama(shape: str, args: argparse.Namespace) -> tuple[Rates, dict[str, Any]]:
@@ -75,11 +94,8 @@ def run_llama(shape: str, args: argparse.Namespace) -> tuple[Rates, dict[str, An
     rates: Rates = {}
     rows = json.loads(run(prompts)) + json.loads(run(decode))
     for row in rows:
-        name = (
-            f"prompt of {row['n_prompt']:,}"
-            if row["n_prompt"]
-            else f"decode after {row['n_depth']:,}"
-        )
+        prompt = row["n_prompt"]
+        name = f"prompt of {prompt:,}" if prompt else decode_name(row["n_depth"])
         rates[name] = row["avg_ts"]
     batched = [
         str(Path(args.llama_bin) / "llama-batched-bench"), *model, "-c",

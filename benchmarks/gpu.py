@@ -380,7 +380,10 @@ def main() -> int:
     report: dict[str, Any] = {
         "backend": backend.name,
         "device": backend.describe(),
-        "features": {name: getattr(features, name) for name in features.__slots__},
+        "features": {
+            name: getattr(features, name) for name in features.__slots__ if name != "tuned"
+        },
+        "tuned_products": len(features.tuned),
         "read_gb_per_s": limits.bytes_per_s / 1e9,
         "int8_tops": limits.int8_ops_per_s / 1e12,
         "attention": constants,

@@ -74,7 +74,20 @@ def _gemv(features: Features, key: TileKey) -> CudaGemvTile:
         tile = _norm_tile(features, key) or _row_tile(features, key)
         return replace(tile, blocks=NORM_BLOCKS // key.weights)
     tile, batch = _row_tile(features, key), key.rounded.n_x
-    return tile if batch == 1 else replace(tile, batch=batch, deep=1)
+    return tile if batch == 1 else _batch_tile(features, key, replace(tile, batch=batch, deep=1))
+
+
+def _batch_tile(features: Features, key: TileKey, tile: CudaGemvTile) -> CudaGemvTile:
+    """Return the tile for several rows of x, given that for one.
+
+    Registers limit the warps of an SM, so its blocks share all tiles. Short parts of a row leave
+    fewer activations to wait for.
+    """
+    longest = max(1, units(key) // features.subgroup)
+    split = tile.split
+    if not key.stores_blocks and 2 * split <= min(longest, tile.waves):
+        split *= 2
+    return replace(tile, split=split, blocks=WARPS_OF_BATCH // tile.waves)
 
 
 def _norm_tile(features: Features, key: TileKey) -> CudaGemvTile | None:
