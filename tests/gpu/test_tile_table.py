@@ -182,7 +182,7 @@ def test_tiles_that_a_cuda_kernel_cannot_run_are_refused(key: TileKey, tile, why
         (GemmTile(256, 256, down=2, across=2), "shared memory"),
         (GemmTile(32, 64, down=4, across=2), "whole matrix"),
         (GemmTile(16, 16, sums=16), "subgroups"),
-        (GemmTile(64, 64, sums=8, split=2), "either"),
+        (GemmTile(64, 64, sums=8, splits=2), "columns of a tile"),
         (GemmTile(64, 64, down=2, across=2, splits=16), "too many splits"),
         (GemmTile(64, 32, down=1, across=1, split=8), "shared memory"),
     ],

@@ -32,27 +32,29 @@ DEVICES = [
         "vulkan", marks=pytest.mark.skipif("vulkan" not in computing(), reason="no Vulkan device")
     ),
 ]
-QUICK = {("emulated", "linear"), ("vulkan", "linear"), ("vulkan", "moe_down")}
+VULKAN = DEVICES[1]
+# Devices for tests that compile several kernels, which takes seconds on the emulator.
+COMPILING = [pytest.param("emulated", marks=[*DEVICES[0].marks, pytest.mark.every]), VULKAN]
 # Cases whose products cover the operands: parts, bias, residual, norm, routes, blocks and heads.
-CASES = {
-    "linear": "Q4_K-40x512-5",
-    "linear_glu": "Q4_K",
-    "norm_linear": "mixed",
-    "norm_linear_glu": "Q4_K",
-    "linear_glu_gate": "Q4_K",
-    "moe_glu": "Q4_K-29",
-    "moe_down": "clamped",
-    "head_linear": "Q8_0-4x96x32",
-}
-RUNS = [
-    pytest.param(
-        device.values[0],
-        op,
-        marks=[*device.marks, *([] if (device.values[0], op) in QUICK else [pytest.mark.every])],
-    )
+CASES = (
+    ("linear", "Q4_K-40x512-5"),
+    ("linear", "F32-17x512-33"),
+    ("linear_glu", "Q4_K"),
+    ("norm_linear", "mixed"),
+    ("norm_linear_glu", "Q4_K"),
+    ("linear_glu_gate", "Q4_K"),
+    ("moe_glu", "Q4_K-29"),
+    ("moe_down", "clamped"),
+    ("head_linear", "Q8_0-4x96x32"),
+)
+QUICK = CASES[0]  # on Vulkan
+SLOW_RUNS = [
+    pytest.param(device.values[0], *case, marks=[*device.marks, pytest.mark.every])
     for device in DEVICES
-    for op in CASES
+    for case in CASES
+    if (device, case) != (VULKAN, QUICK)
 ]
+SEEDS = 4  # of a product
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +72,8 @@ def device(name: str) -> GpuBackend:
     return emulated.backend() if name == "emulated" else api.create(name)  # type: ignore
 
 
-def plans(backend: GpuBackend, op: str):
-    case = next(x for x in OPS[op].cases() if x.name.startswith(CASES[op]))
+def plans(backend: GpuBackend, op: str, name: str):
+    case = next(x for x in OPS[op].cases() if x.name.startswith(name))
     return [plan_case(case, backend)]
 
 
@@ -84,15 +86,38 @@ def no_progress(done: int, total: int) -> None:
     assert 0 <= done < total
 
 
-@pytest.mark.parametrize(("name", "op"), RUNS)
-def test_results_of_the_formulas_tiles_agree_with_the_reference(name: str, op: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "op", "case"),
+    [pytest.param(*VULKAN.values, *QUICK, marks=VULKAN.marks), *SLOW_RUNS],
+)
+def test_results_of_the_formulas_tiles_agree_with_the_reference(
+    name: str, op: str, case: str
+) -> None:
     backend = device(name)
-    found = products(backend.kernel_set, plans(backend, op), backend.features)
+    found = products(backend.kernel_set, plans(backend, op, case), backend.features)
     assert found
     for product in found:
         made = LaunchWeights(backend.kernel_set, backend.host, product.launch)
         runs = Trial(backend.kernel_set, backend.host, backend.features, product, made)
         assert runs.error(product.default) == "", product
+
+
+@pytest.mark.parametrize(("name", "op", "case"), SLOW_RUNS)
+def test_results_of_seeds_agree_with_the_reference(name: str, op: str, case: str) -> None:
+    backend = device(name)
+    kernels, features = backend.kernel_set, backend.features
+    for product in products(kernels, plans(backend, op, case), features):
+        tiling, key = kernels.tilings[product.key.kernel], product.key
+        runs = Trial(
+            kernels,
+            backend.host,
+            features,
+            product,
+            LaunchWeights(kernels, backend.host, product.launch),
+        )
+        seeds = [x for x in tiling.seeds(features, key) if not tiling.refusal(features, key, x)]
+        for tile in seeds[:SEEDS]:
+            assert runs.error(tile) == "", (product, tile)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -106,7 +131,7 @@ def test_a_wrong_number_is_noticed(name: str) -> None:
     assert "off by" in runs.error(product.default)
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("name", COMPILING)
 def test_a_table_is_written_and_used_and_not_made_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,11 +151,11 @@ def test_a_table_is_written_and_used_and_not_made_again(
     assert run.tune(backend, one_row(backend), path, None, no_progress) == report
 
 
-@pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
+@pytest.mark.parametrize("name", COMPILING)
 def test_a_wrong_tile_is_listed_and_does_not_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend, path = device("emulated"), tmp_path / "tiles.json"
+    backend, path = device(name), tmp_path / "tiles.json"
     (product,) = products(backend.kernel_set, one_row(backend), backend.features)
     results = PlacedLaunch.read
 
@@ -156,7 +181,7 @@ def test_a_wrong_tile_is_listed_and_does_not_win(
 def test_a_budget_leaves_products_for_the_next_run(tmp_path: Path) -> None:
     backend = emulated.backend()
     path = tmp_path / "tiles.json"
-    report = run.tune(backend, plans(backend, "linear"), path, 0, no_progress)
+    report = run.tune(backend, plans(backend, *QUICK), path, 0, no_progress)
     assert not report.products
     assert report.n_left == 4
     assert not path.exists()
@@ -166,7 +191,7 @@ def test_what_was_found_before_the_device_was_lost_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, path = emulated.backend(), tmp_path / "tiles.json"
-    given = plans(backend, "linear")
+    given = plans(backend, *QUICK)
     ran: list[object] = []
 
     def made_up(self: Search) -> None:

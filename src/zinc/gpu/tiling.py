@@ -87,8 +87,10 @@ def gemm_refusal(features: Features, key: TileKey, tile: GemmTile) -> str:
 
 def _sums_refusal(features: Features, key: TileKey, tile: GemmTile) -> str:
     threads = tile.rows // 4 * (tile.batch // tile.sums)
-    if tile.down or tile.across or tile.split > 1:
+    if tile.down or tile.across:
         return "a tile has either sums or matrices"
+    if tile.split > 1 or tile.splits > 1:
+        return "only with matrices the columns of a tile are split"
     if key.weights > 1:
         return "without matrices the kernel multiplies with one weight at a time"
     if 4 * tile.sums > MAX_SUMS:

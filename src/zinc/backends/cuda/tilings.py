@@ -58,7 +58,8 @@ def gemv_seeds(features: Features, key: TileKey) -> Iterable[CudaGemvTile]:
     """Yield tiles whose rows one warp multiplies, and tiles whose rows many warps share."""
     batch = key.rounded.n_x
     for waves, split, rows, deep in ((8, 1, 4, 2), (8, 4, 4, 2), (8, 8, 2, 2), (4, 1, 1, 4)):
-        yield CudaGemvTile(waves, split, rows, batch, deep)
+        most = ceil_div(units(key), split * features.subgroup)
+        yield CudaGemvTile(waves, split, rows, batch, min(deep, most))
     if key.stores_blocks:
         yield CudaGemvTile(BLOCK_ROWS // 2, 1, 2, batch, 2)
     if key.normalises:
