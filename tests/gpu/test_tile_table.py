@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from gpu.test_replay import LoggingHost
+from logging_host import LoggingHost
 
 from zinc.backends.cuda import CUDA_KERNELS, CudaKernels
 from zinc.backends.cuda import tiles as cuda_tiles
