@@ -116,6 +116,7 @@ def test_a_step_that_runs_out_of_memory_fails_alone(fake: FakeDriver, call: str)
     ids = list(range(3, 303))
     with LLM(MODEL, backend="cuda", context=512) as llm:
         few = tokens(llm, ids[:5])
+    with LLM(MODEL, backend="cuda", context=512) as llm:
         with fake.failing("OUT_OF_MEMORY", call), pytest.raises(MemoryLimitError):
             tokens(llm, ids)
         assert tokens(llm, ids[:5]) == few

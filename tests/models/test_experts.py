@@ -237,10 +237,10 @@ def test_an_expert_layer_has_few_launches() -> None:
         "rms_norm",
         "linear",  # router and the gate of the shared expert
         "route",
+        "group_experts",
         "linear_glu",
         "gate",
         "linear",  # and the residual
-        "group_experts",
         "moe_glu",
         "moe_down",  # and the residual
     ]
