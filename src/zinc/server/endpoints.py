@@ -26,7 +26,7 @@ from zinc.server.apis.openai.responses import endpoints as responses
 from zinc.server.apis.openai.responses.fields import ResponseFields
 from zinc.server.apis.shared.service import Service
 from zinc.server.http.body import Fields
-from zinc.server.http.openapi import Operation
+from zinc.server.http.openapi import EVENT_STREAM, NDJSON, Operation
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -47,7 +47,7 @@ def _post(
     summary: str,
     tag: str,
     *aliases: str,
-    streams: bool = False,
+    streams: str = "",
     statuses: tuple[int, ...] = (),
     method: str = "POST",
 ) -> Endpoint:
@@ -80,7 +80,7 @@ _RESPONSE = "/v1/responses/{id}"
 ENDPOINTS: tuple[Endpoint, ...] = (
     _post(
         "/v1/chat/completions", chat.chat_completions, chat.ChatFields,
-        "Continue a conversation", "OpenAI", "/chat/completions", streams=True,
+        "Continue a conversation", "OpenAI", "/chat/completions", streams=EVENT_STREAM,
     ),
     _post(
         "/v1/chat/completions/input_tokens", chat.count_tokens, chat.ChatFields,
@@ -88,7 +88,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _post(
         "/v1/completions", completions.completions, completions.CompletionFields,
-        "Continue text or tokens", "OpenAI", streams=True,
+        "Continue text or tokens", "OpenAI", streams=EVENT_STREAM,
     ),
     _post(
         "/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingFields,
@@ -96,7 +96,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _post(
         "/v1/responses", responses.create_response, ResponseFields,
-        "Create a response", "OpenAI", "/responses", streams=True,
+        "Create a response", "OpenAI", "/responses", streams=EVENT_STREAM,
     ),
     _post(
         "/v1/responses/input_tokens", responses.count_tokens,
@@ -126,7 +126,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _get("/v1/models/{name:path}", operations.model, "One model", "OpenAI"),
     _post(
         "/v1/messages", messages.create_message, MessagesFields,
-        "Create a message", "Anthropic", streams=True,
+        "Create a message", "Anthropic", streams=EVENT_STREAM,
     ),
     _post(
         "/v1/messages/count_tokens", messages.count_tokens, PromptFields,
@@ -134,11 +134,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _post(
         "/completion", completion.completion, NativeFields,
-        "Continue text or tokens", "llama.cpp", "/completions", streams=True,
+        "Continue text or tokens", "llama.cpp", "/completions", streams=EVENT_STREAM,
     ),
     _post(
         "/infill", completion.infill, InfillFields,
-        "Fill the gap in a text", "llama.cpp", streams=True, statuses=(501,),
+        "Fill the gap in a text", "llama.cpp", streams=EVENT_STREAM, statuses=(501,),
     ),
     _post(
         "/embedding", llama_embeddings.native_embeddings, llama_embeddings.NativeEmbeddingFields,
@@ -157,11 +157,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _post(
         "/api/chat", ollama_chat.chat, ollama_chat.OllamaChatFields,
-        "Continue a conversation", "Ollama", streams=True,
+        "Continue a conversation", "Ollama", streams=NDJSON,
     ),
     _post(
         "/api/generate", ollama_generate.generate, ollama_generate.GenerateFields,
-        "Continue a prompt", "Ollama", streams=True,
+        "Continue a prompt", "Ollama", streams=NDJSON,
     ),
     _post(
         "/api/embed", ollama_embed.embed, ollama_embed.EmbedFields,
@@ -179,7 +179,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _post(
         "/api/pull", ollama_manage.pull_model, ollama_manage.PullFields,
-        "Download a model", "Ollama", streams=True, statuses=(403, 404),
+        "Download a model", "Ollama", streams=NDJSON, statuses=(403, 404),
     ),
     _post(
         "/api/delete", ollama_manage.delete_model, ollama_manage.DeleteFields,
@@ -198,11 +198,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _get("/api/v0/models/{name:path}", lmstudio_models.model, "One model", "LM Studio"),
     _post(
         "/api/v0/chat/completions", lmstudio_generate.chat_completions, chat.ChatFields,
-        "Continue a conversation", "LM Studio", streams=True,
+        "Continue a conversation", "LM Studio", streams=EVENT_STREAM,
     ),
     _post(
         "/api/v0/completions", lmstudio_generate.text_completions, completions.CompletionFields,
-        "Continue text or tokens", "LM Studio", streams=True,
+        "Continue text or tokens", "LM Studio", streams=EVENT_STREAM,
     ),
     _post(
         "/api/v0/embeddings", embeddings.embeddings, embeddings.EmbeddingFields,

@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 from zinc import __version__
 from zinc.server.http.body import Fields
 
+EVENT_STREAM, NDJSON = "text/event-stream", "application/x-ndjson"  # media types of streams
 _REF = "#/components/schemas/{model}"
 
 
@@ -23,8 +24,9 @@ _REF = "#/components/schemas/{model}"
 class Operation:
     """The description of an endpoint.
 
-    fields: the model of the request body. query: names of query parameters. streams: whether the
-    response can be an event stream. statuses: error statuses beyond the common ones.
+    fields: the model of the request body. query: names of query parameters. streams: the media type
+    of the response as a stream, "" if it cannot be one. statuses: error statuses beyond the common
+    ones.
     """
 
     method: str
@@ -34,7 +36,7 @@ class Operation:
     fields: type[Fields] | None = None
     query: tuple[str, ...] = ()
     media_type: str = "application/json"
-    streams: bool = False
+    streams: str = ""
     statuses: tuple[int, ...] = ()
 
 
@@ -87,7 +89,7 @@ def document(operations: Sequence[Operation], with_key: bool) -> dict[str, Any]:
 def _describe(operation: Operation, path: str) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type: {"schema": {}}}
     if operation.streams:
-        content["text/event-stream"] = {}
+        content[operation.streams] = {}
     error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     statuses = {400, 401, 403, 421, 503, *operation.statuses}
     if operation.fields is not None:
