@@ -51,21 +51,21 @@ def _norm_route_cost(node: Node) -> Cost:
 
 
 def _norm_route_cases() -> Iterator[Case]:
-    for n_gates in (0, 1):
+    for n_gates, n_experts in ((0, 12), (1, 32)):
         case = Case(("router", "gate")[n_gates], n_tokens=1)
         graph = case.graph
         x = graph.rms_norm(case.rows(512, scale=2.0), case.vector(512), eps=1e-5)
-        logits = graph.linear(x, case.matrix(32, 512, GGMLType.F32, 512**-0.5))
+        logits = graph.linear(x, case.matrix(n_experts, 512, GGMLType.F32, 512**-0.5))
         routes = graph.route(logits, None, top_k=4, scoring=SOFTMAX, renormalise=True)
-        order, starts = graph.group_experts(routes, n_experts=32)
+        order, starts = graph.group_experts(routes, n_experts=n_experts)
         shared = graph.linear(x, case.matrix(64, 512, GGMLType.Q4_K, 512**-0.5))
         if n_gates:
             shared = graph.gate(
                 shared, graph.linear(x, case.matrix(1, 512, GGMLType.F32, 512**-0.5))
             )
-        gate, up = (case.experts(32, 64, 512, GGMLType.Q4_K, 512**-0.5) for _ in range(2))
+        gate, up = (case.experts(n_experts, 64, 512, GGMLType.Q4_K, 512**-0.5) for _ in range(2))
         h = graph.moe_glu(x, order, starts, gate, up, activation=ActivationFn.SILU)
-        down = case.experts(32, 64, 64, GGMLType.Q8_0, 64**-0.5)
+        down = case.experts(n_experts, 64, 64, GGMLType.Q8_0, 64**-0.5)
         yield case.returns(graph.add(graph.moe_down(h, order, starts, routes, down), shared))
 
 

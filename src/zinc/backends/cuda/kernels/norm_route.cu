@@ -55,8 +55,9 @@ EARLY_KERNEL(norm_route, Arguments)
 {
     const uint thread = threadIdx.x, lane = thread % SUBGROUP;
     const uint row = blockIdx.x * WARPS + thread / SUBGROUP, n_rows = EXPERTS + args.n_gates;
-    const bool is_gate = row >= EXPERTS;
-    const uint part_row = is_gate ? min(row, n_rows - 1) - EXPERTS : row;
+    const uint own_row = min(row, n_rows - 1); // warps past the last row repeat it
+    const bool is_gate = own_row >= EXPERTS;
+    const uint part_row = is_gate ? own_row - EXPERTS : own_row;
     const float4* weights
         = (const float4*)(is_gate ? args.gates : args.router) + uint64_t(part_row) * ROW_FOURS;
     float4 w[IN_FLIGHT], norm[OWN_FOURS];
