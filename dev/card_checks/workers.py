@@ -109,7 +109,7 @@ def run_all(
 def _run(
     command: Sequence[str], names: Sequence[str], sanitizer: Sequence[str]
 ) -> tuple[list[Result], str]:
-    """Run one worker; return a result for each of `names`, and what is wrong with the process."""
+    """Run one worker. Return a result for each of `names`, and the error of the process or ""."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         prefix = [*sanitizer, "--log-file", str(log)] if sanitizer else []

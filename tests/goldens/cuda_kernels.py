@@ -39,9 +39,10 @@ gpt-oss: MXFP4) with a float16 KV cache: in decode after 16,384 tokens, in decod
 and {second}. A cell has one number if both agree, else one for each; – means
 that only the other runs this kernel.
 
-A kernel is listed under the first op and step that runs it, with its macros; those that all kernels
-of a table share stand above it. *Spilled* are bytes that a thread stores and loads, *shared* is the
-static and dynamic shared memory of a block, *blocks* are those that an SM holds at once.
+Each kernel appears once, under the first op and step that runs it. Macros that all kernels of a
+table have in common are listed above the table. *Spilled* counts the bytes that a thread stores and
+loads because registers are too few, *shared* the static and dynamic shared memory of a block, and
+*blocks* the resident blocks of an SM.
 
 {spills}.
 """

@@ -61,7 +61,7 @@ class Tunable(Protocol):
 
         path: the table, by default the device's in the cache folder. Products that it has are not
         searched again. budget_s: seconds after which no other product is begun. progress: called
-        with (done, total) products. Raises DeviceError or RequestError; the table keeps what was
-        found before.
+        with the number of finished products and the number of all. The table is written after each
+        product, so an error loses no finished one. Raises DeviceError or RequestError.
         """
         ...

@@ -116,9 +116,7 @@ class Step:
     @property
     def is_decode(self) -> bool:
         """Whether every sequence has exactly one token."""
-        if self.n_tokens != self.n_sequences:
-            return False
-        return bool((np.diff(self.seq_start) == 1).all())
+        return bool(self.seq_start.tolist() == list(range(self.n_tokens + 1)))
 
     def rows(self, dim: Dim) -> int:
         """Return the number of rows that a value of `dim` has in this step."""

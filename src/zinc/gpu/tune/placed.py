@@ -71,7 +71,7 @@ class PlacedLaunch:
             self._host.write(self.arena, ref.offset, data)
 
     def read(self) -> list[FloatArray]:
-        """Wait for what was submitted, and return the values of the outputs."""
+        """Wait for the submitted launches, and return the values of the outputs."""
         found = []
         for ref in self.outputs:
             data = self._host.read(self.arena, ref.offset, self._n_bytes(ref))

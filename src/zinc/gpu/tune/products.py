@@ -1,7 +1,7 @@
 """The products of plans for which tiles are chosen.
 
-A product is found by lowering a launch with tiles that record what is asked for. So the keys are
-those that a step asks for, whatever the kernel set.
+Each launch is lowered with an `AskedTiles`, which records the keys that the lowering looks up. This
+finds the products of any kernel set.
 """
 
 from __future__ import annotations

@@ -68,9 +68,10 @@ class Trial:
         self._host.compile(kernels)
 
     def error(self, tile: Tile) -> str:
-        """Run the product once; return what is wrong with its result, "" if nothing is.
+        """Run the product once and compare its result with the reference.
 
-        Raises ZincError.
+        Return a sentence about the difference, or "" if it is within the tolerance. Raises
+        ZincError.
         """
         self._placed.clear()
         self._run(tile, 1)

@@ -1,8 +1,9 @@
 // delta_step: convolution, gated delta rule and gated norm of steps with one token a sequence
-// (zinc.ops.recurrent_step). A block has one value head (group.x) of one sequence (group.y). The
-// state is S transposed, [value heads, V_DIM, K_DIM]. SHARE lanes share COLUMNS columns of it: each
-// has every SHARE-th float4 of their rows. Both states are loaded before the kernel waits for its
-// inputs, because only earlier steps have written them.
+// (zinc.ops.recurrent_step). A block computes one value head (group.x) of one sequence (group.y).
+// The state is stored as S transposed: [value heads, V_DIM, K_DIM]. A group of SHARE lanes updates
+// COLUMNS columns of S, and each lane holds every SHARE-th float4 of a column. The kernel loads the
+// states of S and of the convolution before it waits for its inputs, because only earlier steps
+// have written them.
 //   TAPS     of the convolution, whose state has the last TAPS - 1 rows of x, oldest first
 //   REPEATS  value heads that share a key head
 //   GROUPED  they are neighbours
