@@ -23,7 +23,6 @@ using Arguments = GemvArguments;
 #include "sums.cuh"
 
 #define THREADS (WAVES * SUBGROUP)
-#include "reduce.cuh" // takes THREADS
 
 #define TILE (ROWS * WAVES / KSPLIT)
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
@@ -35,40 +34,19 @@ using Arguments = GemvArguments;
 SHARED float partial[BATCH][MATRICES][KSPLIT][TILE];
 
 #if NORM
-#define ROW_FOURS (COLS / 4)
-#define OWN_FOURS ((ROW_FOURS + THREADS - 1) / THREADS) // of a thread
+#include "norm_row.cuh" // takes THREADS
 
 SHARED uint4 normalisedRow[(COLS + COLS / 4) / 16]; // 8-bit blocks (q8.cuh)
 
-/// Loads the thread's weights of the norm.
-DEVICE void loadNorm(ARGS, float4 (&weights)[OWN_FOURS], uint thread)
+/// Normalises and quantises x, given the thread's weights of the norm. Returns the row.
+DEVICE uint8_t* normalise(ARGS, float4 (&columns)[OWN_FOURS], uint thread)
 {
-    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
-    {
-        const uint four = i * THREADS + thread;
-        weights[i] = 1.0f;
-        if (four < ROW_FOURS && args.norm != nullptr)
-            weights[i] = loadFour(args.norm, COLS, 4 * four);
-    }
-}
-
-/// Normalises and quantises x, and returns the row.
-DEVICE uint8_t* normalise(ARGS, const float4 (&weights)[OWN_FOURS], uint thread)
-{
-    float4 x[OWN_FOURS];
-    float sum = 0;
-    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
-    {
-        const uint four = i * THREADS + thread;
-        x[i] = four < ROW_FOURS ? loadFour(args.x, COLS, 4 * four) : float4(0.0f);
-        sum += dot(x[i], x[i]);
-    }
-    const float scale = rsqrt(sumOfGroup(sum, thread) / float(COLS) + args.eps);
+    normaliseOwn(args, columns, thread);
     UNROLL for (uint i = 0; i < OWN_FOURS; i++)
     {
         const uint four = i * THREADS + thread;
         if (four >= ROW_FOURS) break;
-        storeQ8((uint8_t*)normalisedRow, COLS, 4 * four, x[i] * scale * weights[i]);
+        storeQ8((uint8_t*)normalisedRow, COLS, 4 * four, columns[i]);
     }
     __syncthreads();
     return (uint8_t*)normalisedRow;

@@ -13,33 +13,23 @@ using Arguments = NormRouteArguments;
 #include "routing.cuh"
 
 #define THREADS (WARPS * SUBGROUP)
-#include "reduce.cuh" // takes THREADS
+#include "norm_row.cuh" // takes THREADS
 
-#define ROW_FOURS (COLS / 4)
-#define OWN_FOURS ((ROW_FOURS + THREADS - 1) / THREADS) // of a thread
 #define LANE_FOURS ((ROW_FOURS + SUBGROUP - 1) / SUBGROUP) // of a weight row
 #define IN_FLIGHT (LANE_FOURS < 16 ? LANE_FOURS : 16)
 
 SHARED float4 normalisedRow[ROW_FOURS];
 
-/// Normalises x into shared memory.
-DEVICE void normalise(ARGS, const float4 (&weights)[OWN_FOURS], uint thread)
+/// Normalises x into shared memory, given the thread's weights of the norm.
+DEVICE void normalise(ARGS, float4 (&columns)[OWN_FOURS], uint thread)
 {
-    float4 x[OWN_FOURS];
-    float sum = 0;
-    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
-    {
-        const uint four = i * THREADS + thread;
-        x[i] = four < ROW_FOURS ? loadFour(args.x, COLS, 4 * four) : float4(0.0f);
-        sum += dot(x[i], x[i]);
-    }
-    const float scale = rsqrt(sumOfGroup(sum, thread) / float(COLS) + args.eps);
+    normaliseOwn(args, columns, thread);
     UNROLL for (uint i = 0; i < OWN_FOURS; i++)
     {
         const uint four = i * THREADS + thread;
         if (four >= ROW_FOURS) break;
-        normalisedRow[four] = x[i] * scale * weights[i];
-        if (blockIdx.x == 0) storeQ8(args.blocks, COLS, 4 * four, normalisedRow[four]);
+        normalisedRow[four] = columns[i];
+        if (blockIdx.x == 0) storeQ8(args.blocks, COLS, 4 * four, columns[i]);
     }
     __syncthreads();
 }
@@ -62,12 +52,7 @@ EARLY_KERNEL(norm_route, Arguments)
         = (const float4*)(is_gate ? args.gates : args.router) + uint64_t(part_row) * ROW_FOURS;
     float4 w[IN_FLIGHT], norm[OWN_FOURS];
     loadWeights(weights, 0, lane, w);
-    UNROLL for (uint i = 0; i < OWN_FOURS; i++)
-    {
-        const uint four = i * THREADS + thread;
-        norm[i] = 1.0f;
-        if (four < ROW_FOURS && args.norm != nullptr) norm[i] = loadFour(args.norm, COLS, 4 * four);
-    }
+    loadNorm(args, norm, thread);
     waitForInputs();
     normalise(args, norm, thread);
 
