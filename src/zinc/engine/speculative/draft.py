@@ -28,7 +28,7 @@ class Draft:
     @property
     def expected(self) -> float:
         """The expected number of accepted tokens."""
-        return sum(accumulate(self.probabilities, mul))
+        return float(sum(accumulate(self.probabilities, mul)))
 
 
 NO_DRAFT = Draft()
