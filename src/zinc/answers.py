@@ -73,13 +73,15 @@ class Answer:
             return [], ""
         fresh = [each.token for each in self.sequence.sampled[self._taken :]]
         text = ""
-        for token in fresh:
+        for n, token in enumerate(fresh, 1):
             if token in self.sequence.end_tokens and not self.sequence.request.params.ignore_eos:
                 break
             text += self._decoder.push(token)
+            if self._decoder.stopped is not None:
+                del fresh[n:]
+                engine.cancel(self.sequence, "stop", self._taken + n)
+                break
         self._taken += len(fresh)
-        if self._decoder.stopped is not None:
-            engine.cancel(self.sequence, "stop")
         if self.sequence.error is not None:
             raise self.sequence.error
         if self.sequence.finish_reason is not None:

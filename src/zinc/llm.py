@@ -91,6 +91,8 @@ class LLM:
         It contains the text of prompts, and only its owner can read it.
     swap_bytes: host memory for copies of preempted requests (default: a share of the free memory).
         Requests that do not fit are run again.
+    speculate: "suffix" verifies drafts from repeated text, "off" does not; "auto" speculates where
+        that changes no token of an answer (docs/speculation.md).
     pooling: how `embed` turns the rows of a text into one (default: the file's, or "mean").
     chat_template: Jinja source that replaces the file's template.
     options: further options of the backend, see `zinc.backends.api.create`.
@@ -115,6 +117,7 @@ class LLM:
         cache_bytes: int | None = None,
         swap_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        speculate: str = "auto",
         pooling: str | None = None,
         chat_template: str | None = None,
         options: Mapping[str, str] | None = None,
@@ -129,7 +132,7 @@ class LLM:
             backend=backend, threads=threads, device_map=device_map, context=context, rope=rope,
             kv_dtype=kv_dtype, batch_tokens=batch_tokens, prefix_cache=prefix_cache,
             cache_bytes=cache_bytes, swap_bytes=swap_bytes, cache_dir=folder, pooling=pooling,
-            chat_template=chat_template, backend_options=options or {},
+            chat_template=chat_template, backend_options=options or {}, speculate=speculate,
         )  # fmt: skip
         self._load(load, progress)
 

@@ -115,7 +115,7 @@ def test_run_stats_go_to_stderr(zinc, backend):
     result = zinc("run", "Hello!", "--stats", *GREEDY, "--backend", backend)
     assert re.search(
         r"^zinc: prompt \d+ tokens, [\d.]+ tokens/s; answer \d+ tokens, [\d.]+ tokens/s; "
-        r"first token after [\d.]+ s$",
+        r"first token after [\d.]+ s(; [\d.]+ tokens/step, \d+ of \d+ drafted tokens accepted)?$",
         result.err,
         re.MULTILINE,
     )

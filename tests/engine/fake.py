@@ -17,6 +17,7 @@ from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat
 VOCAB = 97
 END = 96
 BLOCK = 8
+RING = 24
 FULL = KVState("full", 1, 16, 16)
 SLIDING = KVState("sliding", 1, 16, 16, window=19)
 STATE = RecurrentState("state", 4)
@@ -53,7 +54,8 @@ class FakeCache:
             for s in states
             if isinstance(s, KVState)
         }
-        self.states = np.full(layout.state_slots, -1, np.int64)
+        # The states after the last positions, so that a sequence can be set back.
+        self.states = np.full((layout.state_slots, RING), -1, np.int64)
         self.is_recurrent = STATE in states
 
     def copy_block(self, group, source, target):
@@ -121,9 +123,9 @@ class FakeProgram:
             assert block >= 0
             content[block, position % BLOCK] = _content(token, position)
         slot = step.state_slot[s]
-        old = 0 if position == 0 else int(self.cache.states[slot])
+        old = 0 if position == 0 else int(self.cache.states[slot, (position - 1) % RING])
         assert old >= 0 or not self.cache.is_recurrent
-        self.cache.states[slot] = (old * 31 + token) % _PRIME
+        self.cache.states[slot, position % RING] = (old * 31 + token) % _PRIME
 
     def _next(self, step, s, position):
         seen = []
@@ -133,8 +135,8 @@ class FakeProgram:
                 block = step.tables[group][s, p // BLOCK]
                 assert block >= 0, f"position {p} is gone"
                 seen.append((p, int(content[block, p % BLOCK])))
-        state = int(self.cache.states[step.state_slot[s]]) if self.cache.is_recurrent else 0
-        return _mix(seen, state)
+        states = self.cache.states[step.state_slot[s]]
+        return _mix(seen, int(states[position % RING]) if self.cache.is_recurrent else 0)
 
 
 def alone(kind, ids, n_tokens, ends=()):

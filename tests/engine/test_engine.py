@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from fake import BLOCK, END, KINDS, VOCAB, alone, model, shifted
+from guessing import Guessing, guessing_fake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,12 +20,21 @@ from zinc.engine.sampling import SamplingParams
 ENDS = frozenset([END])
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["host", "device"], autouse=True)
+@pytest.fixture(scope="module", params=["host", "device", "drafts"], autouse=True)
 def device_samples(request):
-    """Whether programs sample tokens themselves, a step ahead of the engine."""
+    """Whether programs sample tokens themselves, a step ahead of the engine.
+
+    With "drafts", steps verify drafted tokens.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("test_engine.model", partial(model, samples=request.param))
-        yield request.param
+        patch.setattr("test_engine.model", partial(model, samples=request.param == "device"))
+        if request.param == "drafts":
+            patch.setattr("test_engine.guessing", guessing_fake)
+        yield request.param == "device"
+
+
+def guessing(kind) -> Guessing | None:
+    """Return the speculation of an engine. The fixture replaces this function."""
 
 
 def greedy(n):
@@ -34,7 +44,8 @@ def greedy(n):
 def engine(kind="full", n_blocks=64, context=400, **options):
     names = ("max_tokens", "max_outputs", "slots", "window_blocks", "samples")
     program, cache = model(kind, n_blocks, **{k: options.pop(k) for k in names if k in options})
-    return Engine(program, cache, VOCAB, context, prompt_tokens_beside_streams=10, **options)
+    options = {"prompt_tokens_beside_streams": 10, "speculation": guessing(kind), **options}
+    return Engine(program, cache, VOCAB, context, **options)
 
 
 def finish(engine, *sequences):
@@ -84,7 +95,10 @@ def test_the_second_turn_runs_only_what_is_new(kind, device_samples):
     # The last token has run only if it was in flight before it was known to be the last.
     ran_past = [device_samples and s.finish_reason == "stop" for s in (first, second)]
     assert second.n_cached == len(first.ids) - 1 + ran_past[0]
-    assert e.program.n_run - before == 12 + second.n_generated + ran_past[1] - ran_past[0]
+    n_run = e.program.n_run - before - (second.drafts.n_drafted - second.drafts.n_accepted)
+    # So has a last token that was drafted.
+    n_accepted_last = n_run - (12 + second.n_generated + ran_past[1] - ran_past[0])
+    assert n_accepted_last in (0, second.drafts.n_drafted > 0 and second.finish_reason == "stop")
     assert second.ids == alone(kind, [*first.ids, *prompt(12, seed=1)], 20, ENDS)
     assert second.timings().cached_tokens == second.n_cached
     check_idle(e)
@@ -259,7 +273,7 @@ def test_a_full_queue_refuses_requests():
 @pytest.mark.parametrize("scarce", [{"max_outputs": 4}, {"slots": 4}])
 def test_no_prefixes_are_searched_while_every_seat_is_taken(scarce, monkeypatch):
     e = engine("recurrent", n_blocks=200, **scarce)
-    running = [e.submit(Request(prompt(20, i), greedy(60), ())) for i in range(4)]
+    running = [e.submit(Request(prompt(20, i), greedy(370), ())) for i in range(4)]
     while not all(s.n_generated for s in running):
         e.step()
     waiting = [e.submit(Request(prompt(30, 10 + i), greedy(3), ())) for i in range(20)]
@@ -274,7 +288,7 @@ def test_no_prefixes_are_searched_while_every_seat_is_taken(scarce, monkeypatch)
         assert len(looked) < 20
     finish(e, *running, *waiting)
     for i, s in enumerate(running):
-        assert s.ids == alone("recurrent", prompt(20, i), 60)
+        assert s.ids == alone("recurrent", prompt(20, i), 370)
     check_idle(e)
 
 

@@ -39,7 +39,8 @@ def backend() -> str:
     return "cpu"
 
 
-LOAD = LoadOptions(backend=backend(), threads=2)
+# Without speculation, so that the number of steps of an answer is known.
+LOAD = LoadOptions(backend=backend(), threads=2, speculate="off")
 
 PATIENCE_S = 60  # for events that take a moment, longer on a busy machine
 

@@ -164,10 +164,14 @@ def describe(timings: Timings) -> str:
     """Return tokens and speeds of a request in one line."""
     t = timings
     cached = f" ({t.cached_tokens} cached)" if t.cached_tokens else ""
+    drafts = ""
+    if t.drafted_tokens:
+        drafts = f"; {t.tokens_per_step:.2f} tokens/step, {t.accepted_tokens} of "
+        drafts += f"{t.drafted_tokens} drafted tokens accepted"
     return (
         f"prompt {t.prompt_tokens} tokens{cached}, {t.prompt_tokens_per_s:.1f} tokens/s; "
         f"answer {t.generated_tokens} tokens, {t.generated_tokens_per_s:.1f} tokens/s; "
-        f"first token after {t.first_token_seconds:.3f} s"
+        f"first token after {t.first_token_seconds:.3f} s{drafts}"
     )
 
 

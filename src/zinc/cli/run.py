@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_sampling(parser)
     usage.add_backend(parser)
     usage.add_cache(parser)
+    usage.add_speculate(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-a", "--alias", metavar="NAME", help="name of the first model for clients")
     usage.add_backend(parser)
     usage.add_cache(parser)
+    usage.add_speculate(parser)
     usage.add_sampler(parser, "sampling (defaults for requests)")
     cache = parser.add_argument_group("prefix cache")
     cache.add_argument(

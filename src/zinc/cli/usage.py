@@ -227,6 +227,17 @@ def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_speculate(parser: argparse.ArgumentParser) -> None:
+    """Add the option for speculative decoding."""
+    parser.add_argument(
+        "--speculate",
+        choices=("auto", "off", "suffix"),
+        default="auto",
+        help="verify drafts of the next tokens: off, or those from repeated text (suffix); answers "
+        "keep their tokens (default: on, if the backend is batch-invariant)",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of text") -> None:
     """Add the option --json."""
     parser.add_argument("--json", action="store_true", help=text)
@@ -357,6 +368,7 @@ def load_options(args: argparse.Namespace, **fields: Any) -> LoadOptions:
         "kv_dtype": args.kv_dtype,
         "chat_template": chat_template(args),
         "backend_options": backend_options(args),
+        "speculate": getattr(args, "speculate", "auto"),
     }
     return LoadOptions(**{**given, **fields})
 

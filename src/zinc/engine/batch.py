@@ -6,34 +6,50 @@ import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
 from zinc.engine.sequence import Sequence
 from zinc.ops.step import IntArray, Step
 
+NO_DRAFTS: Mapping[int, Seq[int]] = MappingProxyType({})
+
 
 def make_step(
-    running: Seq[Sequence], counts: Mapping[int, int], n_groups: int, every_row: bool = False
+    running: Seq[Sequence],
+    counts: Mapping[int, int],
+    n_groups: int,
+    every_row: bool = False,
+    drafts: Mapping[int, Seq[int]] = NO_DRAFTS,
 ) -> Step:
-    """Return a step with `counts[id]` tokens of each sequence.
+    """Return a step with `counts[id]` tokens of each sequence, and its drafted tokens.
 
-    It has an output row for every sequence that is complete with it, or for every token.
+    It has an output row for every sequence that is complete with it, and one for each drafted
+    token; or one for every token. drafts: by id, of complete sequences.
     """
-    if all(counts[s.id] == 1 and s.pending == 1 for s in running):
+    if not drafts and all(counts[s.id] == 1 and s.pending == 1 for s in running):
         return _streams(running, [s.ids[-1] for s in running], n_groups)
     tables, slots = _tables(running, n_groups)
-    n_tokens = np.array([counts[s.id] for s in running], np.int32)
+    parts = [[*s.ids[s.n_run : s.n_run + counts[s.id]], *drafts.get(s.id, ())] for s in running]
+    n_tokens = np.array([len(part) for part in parts], np.int32)
     starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
-    parts = [s.ids[s.n_run : s.n_run + counts[s.id]] for s in running]
-    ends = [i for i, s in enumerate(running) if counts[s.id] == s.pending]
+    wanted = [
+        np.arange(end - 1 - len(drafts.get(s.id, ())), end, dtype=np.int32)
+        for s, end in zip(running, starts[1:], strict=True)
+        if counts[s.id] == s.pending
+    ]
+    every = np.arange(starts[-1], dtype=np.int32)
     return Step(
         ids=np.array(list(itertools.chain.from_iterable(parts)), np.int32),
         positions=np.concatenate(
-            [np.arange(s.n_run, s.n_run + counts[s.id], dtype=np.int32) for s in running]
+            [
+                np.arange(s.n_run, s.n_run + len(part), dtype=np.int32)
+                for s, part in zip(running, parts, strict=True)
+            ]
         ),
         sequence=np.repeat(np.arange(len(running), dtype=np.int32), n_tokens),
-        output_rows=np.arange(starts[-1], dtype=np.int32) if every_row else (starts[1:] - 1)[ends],
+        output_rows=every if every_row else np.concatenate([every[:0], *wanted]),
         seq_start=starts,
         state_slot=slots,
         tables=tables,

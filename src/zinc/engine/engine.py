@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from zinc.backends.api import Cache, Program
 from zinc.core.errors import MemoryLimitError, QueueFullError, UnsupportedError
 from zinc.engine.admission import STREAM_TOKENS, next_schedule
+from zinc.engine.batch import NO_DRAFTS
 from zinc.engine.cache_layout import cache_groups, state_bytes_per_sequence
 from zinc.engine.checkpoints import checkpoint_positions
 from zinc.engine.flight import Flight
@@ -25,6 +26,8 @@ from zinc.engine.readout import ReadoutKind
 from zinc.engine.request import Request
 from zinc.engine.sampling import Sampled, sample_rows
 from zinc.engine.sequence import Sequence
+from zinc.engine.speculative.drafting import Drafting
+from zinc.engine.speculative.speculation import Speculation
 from zinc.kv import BlockAllocator, CachePool
 from zinc.ops.values import RecurrentState
 
@@ -44,7 +47,8 @@ class Engine:
     takes longer to copy than to run, is run again. max_waiting: requests that may wait (None: no
     limit). extended: the program of sequences longer than `plain_context` tokens; a sequence that
     outgrows it is run again, because its cached keys are rotated with the plain frequencies.
-    prepare: returns the program for readouts of a kind, on the same cache.
+    prepare: returns the program for readouts of a kind, on the same cache. speculation: makes
+    drafts that steps verify; a recurrent model needs states that can be set back.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Engine:
         prepare: PrepareProgram | None = None,
         extended: Program | None = None,
         plain_context: int = 0,
+        speculation: Speculation | None = None,
     ) -> None:
         self.program = program
         self.plain_context = context if extended is None else plain_context
@@ -85,11 +90,21 @@ class Engine:
         self.holdings = Holdings(self.pool, swap_bytes)
         self.longest = self.pool.max_tokens(context)
         self._limits = Limits(n_vocab, self.longest)
+        self._drafting = (
+            None
+            if speculation is None
+            else Drafting(speculation, self.pool, program.plan, self.longest, self.plain_context)
+        )
         self._runner = ModelRunner(program, extended, prepare, len(self.pool.groups))
         self.disk: DiskCache | None = None
         self._sequences: dict[int, Sequence] = {}
         self._flight: Flight | None = None
         self._ids = itertools.count()
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """The source of drafts, if steps verify any."""
+        return None if self._drafting is None else self._drafting.speculation
 
     @property
     def idle(self) -> bool:
@@ -158,8 +173,16 @@ class Engine:
                 self._finish(sequence, "length")
         return sequence
 
-    def cancel(self, sequence: Sequence, reason: str = "cancelled") -> None:
-        """End a sequence now and free its blocks. Does nothing if it has ended."""
+    def cancel(
+        self, sequence: Sequence, reason: str = "cancelled", n_generated: int | None = None
+    ) -> None:
+        """End a sequence now and free its blocks, unless it has ended.
+
+        n_generated: tokens that the answer keeps. A step may give it several, and a stop string may
+        end before the last of them.
+        """
+        if n_generated is not None:
+            sequence.cut(n_generated)
         if sequence.finish_reason is None:
             self._finish(sequence, reason)
 
@@ -292,8 +315,9 @@ class Engine:
         """Run tokens in one batch. Returns the sequences that gained a token."""
         if not running:
             return []
+        drafts = NO_DRAFTS if self._drafting is None else self._drafting.drafts(running, counts)
         try:
-            flight = self._runner.launch(running, counts)
+            flight = self._runner.launch(running, counts, drafts)
         except Exception as error:
             self._fail_all(running, error)
             return []
@@ -313,14 +337,17 @@ class Engine:
             self._fail_all(flight.running, error)
             return []
         n_tokens = sum(flight.counts)
+        seconds = time.perf_counter() - flight.begun
         if n_tokens > STREAM_TOKENS * len(flight.running):  # mostly prompts
-            self.holdings.rates.ran(n_tokens, time.perf_counter() - flight.begun)
+            self.holdings.rates.ran(n_tokens, seconds)
         for s, count, end in zip(flight.running, flight.counts, flight.ends, strict=True):
             self._ran(s, count, end)
         gained = flight.live
         for s, sampled in flight.outcomes():
             if s.finish_reason is None:
                 self._gain(s, sampled)
+        if self._drafting is not None and self._flight is None:
+            self._drafting.speculation.landed(flight, seconds)
         return gained
 
     def _follow(self, flight: Flight) -> Flight | None:
@@ -329,6 +356,8 @@ class Engine:
         Returns None if other sequences must be scheduled, or if the next step depends on a token.
         """
         if len(self._sequences) > len(flight.live) or not all(flight.on_device):
+            return None
+        if self._drafting is not None and self._drafting.is_likely(flight):
             return None
         rows = [
             row
@@ -441,3 +470,5 @@ class Engine:
         self.holdings.release(s, keep=reason != "error")
         s.cache.swapped = None
         self._sequences.pop(s.id, None)
+        if self._drafting is not None and reason != "error":
+            self._drafting.speculation.ended(s)

@@ -8,11 +8,12 @@ keys, values and states are correct for the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zinc.backends.api import Program, StepResult
+from zinc.engine.constraint import Constraint
 from zinc.engine.sampling import Sampled, check_peak, sample_rows
 from zinc.engine.sequence import Sequence
 
@@ -23,7 +24,9 @@ class Flight:
 
     complete: the sequences that get a token, in the order of the output rows. on_device: for each
     of them, whether the device samples it. ends: tokens of each running sequence that are in the
-    cache after the step. begun: the time at which it was queued.
+    cache after the step, without drafted ones. begun: the time at which it was queued. drafts: the
+    drafted tokens that the step verifies, by the id of their sequence. A sequence has one output
+    row for its last token and one for each drafted token.
     """
 
     program: Program
@@ -34,6 +37,7 @@ class Flight:
     complete: Seq[Sequence]
     on_device: Seq[bool]
     begun: float
+    drafts: Mapping[int, Seq[int]] = field(default_factory=dict)
 
     @property
     def live(self) -> list[Sequence]:
@@ -45,14 +49,18 @@ class Flight:
         self.result.tokens()
 
     def outcomes(self) -> Iterator[tuple[Sequence, Sampled | Exception]]:
-        """Yield each complete sequence with its token, or with the error of its row.
+        """Yield the tokens of the complete sequences in turn, or the errors of their rows.
 
-        Call it after `wait`.
+        Call it after `wait`. The caller gives each token to its sequence before it asks for the
+        next, because a drafted token is compared with the text so far.
         """
+        if self.drafts:
+            yield from self._verified()
+            return
         by_host = [row for row, sampled in enumerate(self.on_device) if not sampled]
         if by_host:
             complete = [self.complete[row] for row in by_host]
-            allowed = [s.request.constraint if s.is_constrained else None for s in complete]
+            allowed = [_constraint(s) for s in complete]
             logits = self.result.logits()
             if len(by_host) < len(logits):
                 logits = logits[by_host]
@@ -63,6 +71,47 @@ class Flight:
             for s, on_device, (token, peak) in rows:
                 if on_device:
                     yield s, _checked(int(token), peak)
+
+    def _verified(self) -> Iterator[tuple[Sequence, Sampled | Exception]]:
+        """Yield tokens while the drafted tokens that led to them are the text of their sequence.
+
+        A row is valid if the tokens before it are. So the tokens equal those of steps without
+        drafts, whatever was drafted, and also if a constraint dictates some of them.
+        """
+        first = 0
+        for s, on_device in zip(self.complete, self.on_device, strict=True):
+            draft = self.drafts.get(s.id, ())
+            begin, n_valid = len(s.ids), 0
+            while s.finish_reason is None:
+                s.n_run = begin + n_valid
+                yield s, self._sampled(s, first + n_valid, on_device)
+                fresh = s.ids[begin:]
+                n_valid = common_length(fresh, draft)
+                if n_valid < len(fresh):
+                    break
+            if s.finish_reason is None:
+                s.n_run = begin + n_valid
+            if draft:
+                s.drafts.verified(n_valid, min(len(s.ids) - begin, len(draft)))
+            first += 1 + len(draft)
+
+    def _sampled(self, s: Sequence, row: int, on_device: bool) -> Sampled | Exception:
+        """Return the token of an output row, or its error."""
+        if on_device:
+            token, peak = self.result.tokens()[row].tolist()
+            return _checked(int(token), peak)
+        (found,) = sample_rows([s.sampler], self.result.logits()[row : row + 1], [_constraint(s)])
+        return found
+
+
+def common_length(a: Seq[int], b: Seq[int]) -> int:
+    """Return the number of leading tokens that are equal."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _constraint(s: Sequence) -> Constraint | None:
+    return s.request.constraint if s.is_constrained else None
 
 
 def _checked(token: int, peak: float) -> Sampled | Exception:

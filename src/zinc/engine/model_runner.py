@@ -6,6 +6,7 @@ answer, hidden states, or the logits of every token. Every call adds to the sequ
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -15,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from zinc.backends.api import FinishedStep, Program, StepResult
-from zinc.engine.batch import make_next_step, make_step
+from zinc.engine.batch import NO_DRAFTS, make_next_step, make_step
 from zinc.engine.flight import Flight
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.sequence import Sequence
@@ -53,27 +54,35 @@ class ModelRunner:
         """Return whether there is a program for readouts of `kind`."""
         return kind is ReadoutKind.PROMPT_LOGITS or self._prepare is not None
 
-    def launch(self, running: Seq[Sequence], counts: Mapping[int, int]) -> Flight:
-        """Run a step with `counts[id]` tokens of each sequence.
+    def launch(
+        self,
+        running: Seq[Sequence],
+        counts: Mapping[int, int],
+        drafts: Mapping[int, Seq[int]] = NO_DRAFTS,
+    ) -> Flight:
+        """Run a step with `counts[id]` tokens of each sequence, and verify `drafts`.
 
-        If the device samples, the step is queued, and may still run when this returns.
+        drafts: drafted tokens by the id of their sequence. If the device samples, the step is
+        queued, and may still run when this returns.
         """
         program = self._program_of(running[0])
         complete = [s for s in running if counts[s.id] == s.pending]
         begun = time.perf_counter()
-        params: list[SampleParams | None] = [None] * len(complete)
+        n_rows = [1 + len(drafts.get(s.id, ())) for s in complete]
+        params: list[SampleParams | None] = [None] * sum(n_rows)
         if program.plan.sampled is not None:
-            params = [None if s.is_constrained else s.sampler.device_params() for s in complete]
-        step = make_step(running, counts, self._n_groups)
+            params = [each for s, n in zip(complete, n_rows, strict=True) for each in _params(s, n)]
+        step = make_step(running, counts, self._n_groups, drafts=drafts)
         result: StepResult
         if any(params):
             result = _sample(program, step, params)
         else:
             result = FinishedStep(_NO_TOKENS, program.step(step))
-        on_device = [each is not None for each in params]
+        firsts = itertools.accumulate(n_rows[:-1], initial=0)
+        on_device = [params[row] is not None for row, _ in zip(firsts, complete, strict=False)]
         n_tokens = [counts[s.id] for s in running]
         ends = _advance(running, n_tokens)
-        return Flight(program, result, running, n_tokens, ends, complete, on_device, begun)
+        return Flight(program, result, running, n_tokens, ends, complete, on_device, begun, drafts)
 
     def launch_behind(self, flight: Flight, rows: Seq[int]) -> Flight:
         """Queue the next step of the sequences in `rows` of a flight.
@@ -135,6 +144,13 @@ def _advance(running: Seq[Sequence], counts: Seq[int]) -> list[int]:
     for s, count in zip(running, counts, strict=True):
         s.n_run += count
     return [s.n_run for s in running]
+
+
+def _params(s: Sequence, n_rows: int) -> list[SampleParams | None]:
+    """Return how the device samples the next `n_rows` tokens; None leaves a row to the host."""
+    if s.is_constrained or n_rows > 1:
+        return [None] * n_rows
+    return [s.sampler.device_params()]
 
 
 def _sample(program: Program, step: Step, params: Seq[SampleParams | None]) -> StepResult:

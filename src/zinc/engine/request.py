@@ -19,7 +19,7 @@ class Request:
     their own namespace only. priority: requests of higher priority run first. constraint: a parser
     that limits the answer of this request alone. checkpoints: positions in the prompt where another
     prompt may depart from it, besides those that the engine finds itself. readout: takes the rows
-    of the prompt.
+    of the prompt. prediction: text that the answer may repeat, for drafts of it.
     """
 
     ids: Sequence[int]
@@ -33,3 +33,4 @@ class Request:
     thinking: Thinking | None = None
     checkpoints: Collection[int] = ()
     readout: Readout | None = None
+    prediction: Sequence[int] = ()

@@ -12,6 +12,7 @@ from zinc.engine.constraint import ThinkingTracker
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.request import Request
 from zinc.engine.sampling import Sampled, Sampler
+from zinc.engine.speculative.tracker import Drafts
 from zinc.kv import TOKEN_BYTES, Holding, Prospect, Swapped, key_of
 
 
@@ -20,7 +21,8 @@ class Timings:
     """Seconds and tokens of one request.
 
     The first token counts as prefill, not as decode. shifted_tokens: tokens that were dropped when
-    the text outgrew the context.
+    the text outgrew the context. drafted_tokens: tokens that speculation proposed, of which
+    `accepted_tokens` are in the answer.
     """
 
     prompt_tokens: int
@@ -30,6 +32,8 @@ class Timings:
     generate_seconds: float
     first_token_seconds: float
     shifted_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -42,6 +46,12 @@ class Timings:
         """Decode speed, without the first token."""
         run = self.generated_tokens - 1
         return run / self.generate_seconds if run > 0 and self.generate_seconds > 0 else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of the answer for each step, without the first one."""
+        run = self.generated_tokens - 1
+        return run / (run - self.accepted_tokens) if run > self.accepted_tokens else 0.0
 
 
 @dataclass(slots=True)
@@ -103,6 +113,7 @@ class Sequence:
     error: Exception | None = None
     cache: CacheState = field(default_factory=CacheState)
     clock: Clock = field(default_factory=Clock)
+    drafts: Drafts = field(default_factory=Drafts)
 
     @classmethod
     def of(cls, id: int, request: Request, max_tokens: int, n_vocab: int) -> Sequence:
@@ -259,6 +270,13 @@ class Sequence:
             return ()
         return constraint.forced() if self.request.params.logprobs is None else ()
 
+    def cut(self, n_generated: int) -> None:
+        """Drop what was generated after the first `n_generated` tokens of the answer."""
+        n_dropped = self.n_generated - n_generated
+        if n_dropped > 0:
+            del self.sampled[n_generated:], self.ids[-n_dropped:]
+            self.n_run = min(self.n_run, len(self.ids))
+
     def timings(self) -> Timings:
         """Return the times so far."""
         clock = self.clock
@@ -272,4 +290,6 @@ class Sequence:
             generate_seconds=end - first,
             first_token_seconds=first - clock.arrived,
             shifted_tokens=self.n_shifted,
+            drafted_tokens=self.drafts.n_drafted,
+            accepted_tokens=self.drafts.n_accepted,
         )

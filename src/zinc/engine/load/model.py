@@ -17,6 +17,7 @@ from zinc.engine.load.memory import (
 )
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import PlannedModel, plan_graph, plan_model
+from zinc.engine.load.speculation import choose_speculation
 from zinc.engine.load.weights import Progress, upload
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.worker import EngineWorker, closed_error
@@ -85,6 +86,7 @@ class LoadedModel:
             prepare=_Preparer(planned, cache),
             extended=programs[1] if len(programs) > 1 else None,
             plain_context=self.spec.plain_context,
+            speculation=choose_speculation(options.speculate, self.plan, backend),
         )
         if folder is not None and digests is not None:
             key = cache_key(digests.finish(), planned.plans, layout, backend)

@@ -22,7 +22,8 @@ class LoadOptions:
     theirs. backend_options: as in `zinc.backends.api.create`. max_outputs: output rows of a step
     (default: 64, or `batch_tokens` if that is less). sequences: give the cache exactly this many
     sequences of `context` tokens, in which every layer keeps every position (default: as many as
-    fit). swap_bytes: None takes a share of the free host memory.
+    fit). swap_bytes: None takes a share of the free host memory. speculate: as in
+    `zinc.engine.load.speculation.MODES`.
     """
 
     path: Path | None = None
@@ -43,6 +44,7 @@ class LoadOptions:
     backend_options: Mapping[str, str] = field(default_factory=dict)
     max_outputs: int | None = None
     sequences: int | None = None
+    speculate: str = "auto"
 
     @property
     def output_rows(self) -> int:

@@ -95,9 +95,10 @@ class SamplingParams:
     logits first; -inf bans a token. logprobs: report the log-probability of the sampled token and
     of this many most likely ones. They are the model's own, or with `post_sampling_probs` those
     after all samplers. seed: None chooses one at random. stop: a string, or several, that end the
-    answer and are not part of it. context_shift: let an answer of `max_tokens` continue beyond the
-    context, by dropping the older half of what follows the first `context_shift` tokens (-1: the
-    prompt). None ends the answer there.
+    answer and are not part of it. speculate: let steps verify drafted tokens, which changes the
+    speed of the answer but none of its tokens. context_shift: let an answer of `max_tokens`
+    continue beyond the context, by dropping the older half of what follows the first
+    `context_shift` tokens (-1: the prompt). None ends the answer there.
     """
 
     max_tokens: int | None = None
@@ -127,6 +128,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     post_sampling_probs: bool = False
+    speculate: bool = True
     context_shift: int | None = None
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     min_keep: int = 0
@@ -139,7 +141,7 @@ class SamplingParams:
                 _check_number(name, getattr(self, name), allowed)
         if self.mirostat not in (0, 2) or isinstance(self.mirostat, bool):
             raise _refused("mirostat", self.mirostat, "0 (off) or 2")
-        for name in ("ignore_eos", "post_sampling_probs"):
+        for name in ("ignore_eos", "post_sampling_probs", "speculate"):
             if not isinstance(getattr(self, name), bool):
                 raise _refused(name, getattr(self, name), "true or false")
         if isinstance(self.stop, str):

@@ -299,7 +299,7 @@ class Runner:
         items: list[Item] = [*_progress(active)] if telemetry.progress else []
         timings = sequence.timings() if telemetry.timings else None
         ends = () if sequence.request.params.ignore_eos else sequence.end_tokens
-        for sampled in sequence.sampled[active.taken :]:
+        for n_taken, sampled in enumerate(sequence.sampled[active.taken :], active.taken + 1):
             if sampled.token in ends:
                 break
             thinking = reader.is_thinking
@@ -307,7 +307,7 @@ class Runner:
             items.append(Token(sampled, events, thinking or reader.is_thinking, timings))
             called = active.generation.job.one_call and any(map(_is_whole_call, events))
             if reader.stopped is not None or called:
-                engine.cancel(sequence, "stop")
+                engine.cancel(sequence, "stop", n_taken)
                 break
         active.taken = len(sequence.sampled)
         if active.deadline is not None and now >= active.deadline:

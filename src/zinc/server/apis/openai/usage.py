@@ -51,6 +51,9 @@ def timings_object(t: Timings) -> dict[str, Any]:
     """
     n_steps = t.generated_tokens - 1
     run = t.prompt_tokens - t.cached_tokens
+    drafts = {}
+    if t.drafted_tokens:
+        drafts = {"draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens}
     prompt_ms, predicted_ms = t.prompt_seconds * 1000, t.generate_seconds * 1000
     return {
         "cache_n": t.cached_tokens,
@@ -63,6 +66,7 @@ def timings_object(t: Timings) -> dict[str, Any]:
         "predicted_per_token_ms": predicted_ms / n_steps if n_steps > 0 else 0.0,
         "predicted_per_second": t.generated_tokens_per_s,
         "shifted_n": t.shifted_tokens,
+        **drafts,
     }
 
 

@@ -67,6 +67,9 @@ class SamplingFields(Fields):
     samplers: Strings | None = None
     min_keep: int | None = None
     ignore_eos: bool | None = None
+    speculate: bool | None = Field(
+        default=None, description="false: verify no drafts; the answer is the same"
+    )
     context_shift: int | None = Field(
         default=None,
         description="continue past the end of the context by dropping tokens after this many at "

@@ -1,0 +1,66 @@
+"""Drafts that fit a step: its rows, the context of each sequence, and the blocks that are free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from zinc.backends.plans import Plan
+from zinc.core.errors import MemoryLimitError
+from zinc.engine.admission import STREAM_TOKENS
+from zinc.engine.batch import NO_DRAFTS
+from zinc.engine.flight import Flight
+from zinc.engine.sequence import Sequence
+from zinc.engine.speculative.speculation import MOST_ROWS, Speculation
+from zinc.kv import CachePool
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Speculation within the limits of an engine.
+
+    longest: the most tokens of a sequence. plain_context: of one that is not extended.
+    """
+
+    speculation: Speculation
+    pool: CachePool
+    plan: Plan
+    longest: int
+    plain_context: int
+
+    def drafts(self, running: Seq[Sequence], counts: Mapping[int, int]) -> Mapping[int, Seq[int]]:
+        """Return the drafted tokens that a step verifies, by the id of their sequence.
+
+        counts: tokens of each sequence without drafts. The sequences have blocks for their drafts
+        then. Steps with prompts verify none.
+        """
+        rows = [counts[s.id] for s in running]
+        has_prompts = any(n != s.pending for s, n in zip(running, rows, strict=True))
+        if has_prompts or max(rows) > STREAM_TOKENS:
+            return NO_DRAFTS
+        most = min(self.plan.max_tokens - sum(rows), self.plan.max_outputs - len(running))
+        drafts = self.speculation.drafts(running, sum(rows), most, self._room)
+        for s in running:
+            if s.id in drafts:
+                assert s.cache.holding is not None
+                try:
+                    self.pool.grow(s.cache.holding, len(s.ids) + len(drafts[s.id]))
+                except MemoryLimitError:
+                    del drafts[s.id]
+        return drafts
+
+    def is_likely(self, flight: Flight) -> bool:
+        """Return whether the step after `flight` is likely to have drafts, or this one has.
+
+        Such a step cannot be queued before the tokens of `flight` are known.
+        """
+        return bool(flight.drafts) or self.speculation.is_likely(flight.complete)
+
+    def _room(self, s: Sequence) -> int:
+        """Return the most tokens that may be drafted for a sequence.
+
+        The answer may end with the step, and its last token never needs a row.
+        """
+        context = self.longest if s.extended else min(self.longest, self.plain_context)
+        return min(s.max_tokens - s.n_generated - 1, context - len(s.ids), MOST_ROWS - s.pending)
