@@ -13,6 +13,8 @@ from zinc.engine.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, samp
 from zinc.engine.sampling.allowed import Mask, limited
 from zinc.engine.sampling.candidates import Candidates
 from zinc.engine.sampling.common_chain import ORDER, CommonChain, sample_common
+from zinc.engine.sampling.draw import draw_position
+from zinc.ops.noise import Draw
 
 RAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Settings under which tokens are drawn from the model's own distribution."""
@@ -30,7 +32,9 @@ def draws(params, logits, n, **arguments):
     sampler = Sampler(params, logits.size)
     counts = np.zeros(logits.size, np.int64)
     for _ in range(n):
-        counts[sampler.sample(logits, **arguments).token] += 1
+        token = sampler.sample(logits, **arguments).token
+        sampler.accept(token)
+        counts[token] += 1
     return counts
 
 
@@ -100,7 +104,10 @@ def test_mirostat_holds_the_surprise_at_its_target():
     logits = np.random.default_rng(1).normal(0, 1, 8192).astype(np.float32)
     sampler = Sampler(SamplingParams(seed=3, mirostat=2, mirostat_tau=4.0, temperature=1.0), 8192)
     ranks = np.argsort(np.argsort(-logits))
-    drawn = [ranks[sampler.sample(logits).token] for _ in range(600)]
+    drawn = []
+    for _ in range(600):
+        sampler.accept(token := sampler.sample(logits).token)
+        drawn.append(ranks[token])
     # 4 bits of surprise after truncation correspond to about 2**4 candidates.
     assert 8 <= max(drawn[200:]) <= 40
 
@@ -158,8 +165,13 @@ def test_a_random_seed_is_reported():
     again = Sampler(SamplingParams(seed=unseeded.seed, **RAW), 1000)
     other = Sampler(SamplingParams(**RAW), 1000)
     assert other.seed != unseeded.seed
-    tokens = [unseeded.sample(logits).token for _ in range(20)]
-    assert tokens == [again.sample(logits).token for _ in range(20)]
+    tokens = []
+    for _ in range(20):
+        tokens.append(unseeded.sample(logits).token)
+        assert again.sample(logits).token == tokens[-1]
+        for sampler in (unseeded, again):
+            sampler.accept(tokens[-1])
+    assert len(set(tokens)) > 10
 
 
 def test_the_logits_are_never_written_to():
@@ -221,9 +233,7 @@ def test_a_masked_sample_equals_that_of_a_row_of_allowed_tokens(seed):
         allowed[[5, 11]] = True
         masked = np.where(allowed, logits, np.float32(-np.inf))
         for sampler in samplers:
-            state = sampler._random.bit_generator.state
             expected = sampler.sample(masked).token
-            sampler._random.bit_generator.state = state
             assert sampler.sample(logits, Mask(allowed)).token == expected
             sampler.accept(expected)
 
@@ -255,6 +265,8 @@ def test_no_mask_is_computed_if_the_sample_is_allowed_in_any_case():
         expected = masked.sample(np.where(limits._allowed, logits, np.float32(-np.inf)))
         assert short.sample(logits, limits) == expected
         n_masks += limits.n_masks
+        for sampler in (short, masked):
+            sampler.accept(expected.token)
     assert 100 < n_masks < 250
 
 
@@ -270,7 +282,7 @@ def test_forced_tokens_are_not_sampled(settings):
     assert sampled == forced.sample(logits, Forced(np.zeros(4, bool)))
     assert (sampled.token, sampled.top_logprobs[0][0]) == (2, 1)
     assert sampled.logprob == pytest.approx(float(np.log(softmax(logits)[2])))
-    assert forced.sample(logits).token == plain.sample(logits).token  # no random number is used
+    assert forced.sample(logits).token == plain.sample(logits).token
 
 
 def test_ignore_eos_bans_the_end_tokens():
@@ -443,7 +455,6 @@ def rng_mask(seed, n):
 
 
 def test_the_common_chain_equals_its_samplers_one_by_one():
-    """Only the random numbers differ: candidates and proportions are the same."""
     rng = random.Random(0)
     for seed in range(200):
         row = np.random.default_rng(seed).normal(0, 3, 500).astype(np.float32)
@@ -460,11 +471,8 @@ def test_the_common_chain_equals_its_samplers_one_by_one():
         left = truncation.top_p(left, p.top_p, p.min_keep)
         left = truncation.min_p(left, p.min_p, p.min_keep)
         left = truncation.temperature(left, p.temperature)
-        mass = left.weights().cumsum(dtype=np.float64)
-        points = np.linspace(0, 1, 50, endpoint=False)
-        drawn = sample_common([chain] * 50, [Candidates(row)] * 50, points.tolist())
-        want = [left.token(int(np.searchsorted(mass, u * mass[-1], side="right"))) for u in points]
-        assert drawn == want
+        drawn = sample_common([chain] * 50, [Candidates(row)] * 50, [Draw(5, i) for i in range(50)])
+        assert drawn == [left.token(draw_position(left, Draw(5, i))) for i in range(50)]
 
 
 def test_a_row_without_finite_logits_fails_alone():
@@ -500,6 +508,7 @@ def test_probabilities_after_sampling_are_those_that_were_sampled():
     sampler = Sampler(params, 6)
     for _ in range(20):
         found = sampler.sample(logits)
+        sampler.accept(found.token)
         top = {token: math.exp(logprob) for token, logprob in found.top_logprobs}
         assert list(top) == [0, 1, 2]
         assert top == pytest.approx(expected)
@@ -522,6 +531,8 @@ def test_probabilities_after_sampling_change_no_token():
         for _ in range(5):
             found = asked.sample(logits)
             assert found.token == plain.sample(logits).token
+            for sampler in (asked, plain):
+                sampler.accept(found.token)
             assert len(found.top_logprobs) <= 3
             assert found.logprob is not None
             assert sum(math.exp(p) for _, p in found.top_logprobs) <= 1 + 1e-6

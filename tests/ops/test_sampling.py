@@ -1,5 +1,5 @@
-"""Tokens that a device draws: those of the host's chain for the same random number, and as often as
-they should."""
+"""Tokens that a device draws: those of the host's chain for the same seed and index, and as often
+as they should."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from zinc.engine.sampling import Sampler, SamplingParams
 from zinc.engine.sampling.candidates import Candidates
 from zinc.engine.sampling.common_chain import CommonChain, sample_common
 from zinc.ops.cases import Case
+from zinc.ops.noise import Draw
 from zinc.ops.sampling import pack_sample_params
+from zinc.ops.step import SampleParams
 
 DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("sample"))]
 CHI_SQUARE_999_7 = 24.32  # 0.999 quantile, 7 degrees of freedom
@@ -29,7 +31,7 @@ def drawn(name, logits, draws):
 
 @pytest.mark.parametrize("name", DRAWING)
 @pytest.mark.parametrize("n_vocab", [300, 9000])
-def test_the_host_draws_the_same_token_with_the_same_number(name, n_vocab):
+def test_the_host_draws_the_same_token_for_the_same_seed_and_index(name, n_vocab):
     rng = np.random.default_rng(n_vocab)
     chains = [
         CommonChain(int(k), float(p), float(least), float(t), int(keep))
@@ -45,13 +47,15 @@ def test_the_host_draws_the_same_token_with_the_same_number(name, n_vocab):
     logits = (2 * rng.standard_normal((200, n_vocab))).astype(np.float32)
     logits[::7] = np.round(logits[::7])  # with ties
     logits[3::9, : n_vocab - 5] = -np.inf  # fewer tokens than k
-    points = rng.random(200)
-    draws = [
-        (c.k, c.min_keep, c.top_p, c.min_p, c.temperature, u)
-        for c, u in zip(chains, points, strict=True)
+    # Sums that are equal in float32 might give other tokens; there are none here.
+    seeds = rng.integers(2**64, size=200, dtype=np.uint64).tolist()
+    draws = [Draw(seed, i) for i, seed in enumerate(seeds)]
+    params = [
+        SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, *reversed(draw))
+        for c, draw in zip(chains, draws, strict=True)
     ]
-    wanted = sample_common(chains, [Candidates(row) for row in logits], points.tolist())
-    assert drawn(name, logits, draws)[0] == wanted
+    wanted = sample_common(chains, [Candidates(row) for row in logits], draws)
+    assert drawn(name, logits, params)[0] == wanted
 
 
 @pytest.mark.parametrize("name", DRAWING)
@@ -60,8 +64,7 @@ def test_tokens_come_as_often_as_they_should(name):
     likely = np.array([3, 50, 77, 120, 200, 301, 302, 399])
     logits[likely] = np.random.default_rng(3).normal(0, 1, 8)
     n = 4000
-    points = np.random.default_rng(11).random(n)
-    draws = [(64, 0, 1.0, 0.0, 1.5, u) for u in points]
+    draws = [SampleParams(64, temperature=1.5, token_index=i, seed=11) for i in range(n)]
     tokens, _ = drawn(name, np.tile(logits, (n, 1)), draws)
     counts = np.array([tokens.count(token) for token in likely])
     assert counts.sum() == n
@@ -74,7 +77,7 @@ def test_tokens_come_as_often_as_they_should(name):
 def test_the_likeliest_is_the_first_of_equals_and_a_row_may_be_left_out(name):
     rng = np.random.default_rng(5)
     logits = rng.integers(-3, 9, (20, 5000)).astype(np.float32)
-    draws = [(int(i != 13), 0, 1.0, 0.0, 1.0, 0.0) for i in range(20)]
+    draws = [SampleParams(int(i != 13)) for i in range(20)]
     tokens, peaks = drawn(name, logits, draws)
     keep = np.arange(20) != 13
     assert np.array(tokens)[keep].tolist() == logits.argmax(axis=1)[keep].tolist()
@@ -87,7 +90,7 @@ def test_a_damaged_row_shows_in_its_largest_logit(k):
     logits = np.zeros((4, 3000), np.float32)
     logits[0, 2000], logits[1, 5], logits[2] = np.nan, np.inf, -np.inf
     for name in DRAWING:
-        tokens, peaks = drawn(name, logits, [(k, 0, 0.9, 0.0, 1.0, 0.5)] * 4)
+        tokens, peaks = drawn(name, logits, [SampleParams(k, top_p=0.9)] * 4)
         assert np.isnan(peaks[0])
         assert peaks[1:].tolist() == [np.inf, -np.inf, 0.0]
         assert tokens[:3] == [2000, 5, 0]

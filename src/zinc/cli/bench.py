@@ -259,7 +259,7 @@ class Bench:
 
         step, program = self._step(shape), self._model.program
         if self._model.plan.sampled is not None:
-            common = SampleParams(40, 0, 0.95, 0.05, 0.8, 0.5)  # the defaults of a request
+            common = SampleParams(40, 0, 0.95, 0.05, 0.8)  # the defaults of a request
             params = pack_sample_params([common] * len(step.output_rows))
             step = replace(step, sample_params=params)
         runs, whole = [], []

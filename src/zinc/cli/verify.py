@@ -150,7 +150,7 @@ def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
     rng = np.random.default_rng(0)
     ids = rng.integers(model.spec.vocab, size=model.context).tolist()
     params = pack_sample_params(
-        [SampleParams(40, 0, 0.95, 0.05, 0.8, point) for point in rng.random(n_tokens)]
+        [SampleParams(40, 0, 0.95, 0.05, 0.8, index) for index in range(n_tokens)]
     )
     steps = [("prefill", maker.step(ids[:n_tokens], 0, outputs=n_tokens))]
     steps += [

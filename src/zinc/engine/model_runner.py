@@ -92,7 +92,7 @@ class ModelRunner:
         running = [flight.complete[row] for row in rows]
         begun = time.perf_counter()
         step = make_next_step(running, rows, self._n_groups)
-        result = _sample(flight.program, step, [s.sampler.device_params() for s in running])
+        result = _sample(flight.program, step, [s.sampler.device_params(1) for s in running])
         ones = [1] * len(running)
         ends = _advance(running, ones)
         return Flight(

@@ -2,7 +2,8 @@
 
 With it the token of one step is the input of the next, without a round trip to the host. The chain
 is llama.cpp's for samplers of these names. `zinc.engine.sampling.common_chain` implements it on the
-host, for any k; host and device pick the same token for the same random number.
+host, for any k. Host and device draw the same token for the same seed and index, unless two sums
+of logit and noise are equal up to the rounding of float32: the host adds them in float64.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from zinc.ops.cases import Case
 from zinc.ops.graph import Node
+from zinc.ops.noise import Draw, gumbel
 from zinc.ops.operands import rows
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import SAMPLE_PARAMS, SampleParams, SampleParamsArray, Step
@@ -35,7 +37,7 @@ def _cost(node: Node) -> Cost:
 def _cases() -> Iterator[Case]:
     for n_vocab in (50, 2048, 5003, 140_000):
         chains = [
-            SampleParams(k, min_keep, top_p, min_p, temperature, point)
+            SampleParams(k, min_keep, top_p, min_p, temperature, index, seed)
             for k, min_keep, top_p, min_p, temperature in (
                 (1, 0, 1.0, 0.0, 1.0),
                 (64, 0, 1.0, 0.0, 1.7),
@@ -43,14 +45,14 @@ def _cases() -> Iterator[Case]:
                 (13, 0, 0.6, 0.0, 1.0),
                 (20, 7, 0.1, 0.9, 2.5),
             )
-            for point in (0.0, 0.31, 0.77, 1 - 2.0**-24)
+            for index, seed in ((0, 0), (1, 0), (70_000, 2**64 - 1), (3, 2**40 + 5))
         ]
         case = Case(f"{n_vocab}", len(chains), sample_params=pack_sample_params(chains))
         yield case.returns(case.graph.sample(case.graph.select_rows(case.rows(n_vocab, 3.0))))
     tied = Case(
         "tied",
         6,
-        sample_params=pack_sample_params([SampleParams(k, point=0.9) for k in (1, 2, 3, 5, 9, 64)]),
+        sample_params=pack_sample_params([SampleParams(k, seed=k) for k in (1, 2, 3, 5, 9, 64)]),
     )
     logits = np.full((6, 300), -50, np.float32)
     logits[:, [7, 40, 41, 90, 250, 299]] = [1.0, 2.0, 2.0, 2.0, -3.0, 1.0]
@@ -66,8 +68,8 @@ def sample(step: Step, attrs: Attrs, logits: FloatArray) -> Sequence[FloatArray]
     zeros for a row with k = 0. The k most likely tokens are candidates; the lower id wins a tie.
     top_p keeps the fewest candidates whose probabilities reach that sum, min_p the candidates that
     are at least min_p times as likely as the best; both keep at least min_keep. The sampled token
-    is the first whose cumulative probability at the temperature exceeds `point`. If the largest
-    logit is not finite, the first token that has it is returned.
+    has the largest sum of logit / temperature and noise. If the largest logit is not finite, the
+    first token that has it is returned.
     """
     found = np.zeros((len(logits), 2), np.float32)
     if step.sample_params is not None:
@@ -92,5 +94,5 @@ def _sample_row(row: FloatArray, params: np.void) -> int:
     if params["min_p"] > 0:
         likely = int((kept >= kept[0] + np.log(float(params["min_p"]))).sum())
         n = min(n, max(likely, least))
-    shares = np.exp((kept[:n] - kept[0]) / params["temperature"]).cumsum()
-    return int(order[min(int((shares <= params["point"] * shares[-1]).sum()), n - 1)])
+    noise = gumbel(Draw(int(params["seed"]), int(params["token_index"])), order[:n])
+    return int(order[(row[order[:n]] / params["temperature"] + noise).argmax()])

@@ -17,7 +17,7 @@ class SampleParams(NamedTuple):
     """Parameters with which the device samples the token of an output row (`zinc.ops.sampling`).
 
     k: sample from the k most likely tokens; 1 takes the most likely one, 0 leaves the row to the
-    host. point: the random number, in [0, 1).
+    host. token_index, seed: those of the draw (`zinc.ops.noise`).
     """
 
     k: int
@@ -25,7 +25,8 @@ class SampleParams(NamedTuple):
     top_p: float = 1.0
     min_p: float = 0.0
     temperature: float = 1.0
-    point: float = 0.0
+    token_index: int = 0
+    seed: int = 0
 
 
 SAMPLE_PARAMS = np.dtype(
@@ -35,7 +36,8 @@ SAMPLE_PARAMS = np.dtype(
         ("top_p", "<f4"),
         ("min_p", "<f4"),
         ("temperature", "<f4"),
-        ("point", "<f4"),
+        ("token_index", "<u4"),
+        ("seed", "<u8"),
     ]
 )
 SampleParamsArray: TypeAlias = npt.NDArray[np.void]

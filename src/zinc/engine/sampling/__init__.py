@@ -1,9 +1,10 @@
 """Sampling: from one row of logits to one token.
 
 `params` holds the settings of a request, `candidates` the tokens that may still be sampled.
-`truncation`, `penalties` and `dry` are the samplers; `chain` runs them in order, samples a token
-and reports logprobs. Names and semantics of the samplers are llama.cpp's, so settings carry over.
-No sampler sorts a whole vocabulary to find a few likely tokens.
+`truncation`, `penalties` and `dry` are the samplers; `chain` runs them in order and reports
+logprobs, and `draw` picks a token of those that are left. Names and semantics of the samplers are
+llama.cpp's, so settings carry over. No sampler sorts a whole vocabulary to find a few likely
+tokens.
 """
 
 from zinc.engine.sampling.chain import Sampled, Sampler, check_peak, sample_rows

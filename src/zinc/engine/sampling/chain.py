@@ -2,8 +2,9 @@
 
     logits → own copy if anything rewrites them → bias, mask → samplers → sample → token
 
-The state of a `Sampler` (recent tokens, mirostat's mu, the random generator) belongs to one
-sequence, so other sequences in the batch cannot change its tokens.
+The state of a `Sampler` (recent tokens, mirostat's mu, the index of the next token) belongs to one
+sequence, so other sequences in the batch cannot change its tokens. Only accepted tokens change it:
+random numbers are functions of the seed and the index (`zinc.ops.noise`).
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ import numpy as np
 from zinc.core.errors import ModelError, RequestError
 from zinc.engine.sampling import truncation
 from zinc.engine.sampling.allowed import Allowed, is_allowed, limited
-from zinc.engine.sampling.candidates import Candidates, Doubles, Floats, largest
+from zinc.engine.sampling.candidates import Candidates, Floats, largest
 from zinc.engine.sampling.common_chain import CommonChain, sample_common
+from zinc.engine.sampling.draw import draw_position
 from zinc.engine.sampling.dry import Dry
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.penalties import Penalties
+from zinc.ops.noise import SEED_MASK, Draw, Stream, uniform
 from zinc.ops.sampling import MOST_CANDIDATES
 from zinc.ops.step import SampleParams
 
 Step = Callable[[Candidates], Candidates]
 
 _LARGEST_LOGIT = 1e30  # a model's logits are within a few hundred; products stay in float32
-_SUM_BLOCK = 512
 _MOST_LIKELY = SampleParams(k=1)
 
 
@@ -86,6 +88,7 @@ class Sampler:
                 f"the vocabulary has tokens 0 to {n_vocab - 1}",
             )
         self._followers: list[_Follower] = []
+        self._surprise: tuple[int, float] | None = None  # mirostat's: the sampled token, its bits
         steps = [self._build_step(name, dry_breakers) for name in params.samplers]
         self._steps = [step for step in steps if step is not None]
         rewrites = bool(self._steps) or any(bias > 0 for bias in biases.values())
@@ -101,6 +104,7 @@ class Sampler:
     def sample(self, logits: Floats, allowed: Allowed | None = None) -> Sampled:
         """Sample the next token. The caller decides whether to `accept` it.
 
+        The same row gives the same token until another token is accepted.
         logits: float32 [n_vocab], not written to. allowed: limits the tokens. Raises RequestError
         if no token is allowed, ModelError if logits are not finite, and the errors of `allowed`.
         """
@@ -112,9 +116,8 @@ class Sampler:
             if self.params.greedy:
                 return self.report(logits, self._greedy(logits, allowed))
             if self._common is not None:
-                point = self._random.random()
-                candidates = self._likely(self._common, logits, allowed, point)
-                (token,) = sample_common([self._common], [candidates], [point])
+                candidates = self._likely(self._common, logits, allowed)
+                (token,) = sample_common([self._common], [candidates], [self._draw()])
             else:
                 candidates = self._begin(logits, allowed)
                 for step in self._steps:
@@ -139,26 +142,30 @@ class Sampler:
             return Sampled(token, 0.0, ((token, 0.0),)[:top])
         return final_probabilities(candidates, token, top)
 
-    def device_params(self) -> SampleParams | None:
-        """Return how the device samples the next token; None if the host must sample it.
+    def device_params(self, ahead: int = 0) -> SampleParams | None:
+        """Return how the device samples a token; None if the host must sample it.
 
-        The choice depends on the request alone, so other sequences in the batch change no token.
-        Each call takes a random number, as `sample` does, so its result must be used.
+        ahead: places after the next token. Whether the device samples depends on the request alone,
+        so other sequences in the batch change no token.
         """
         if not self._on_device:
             return None
         if self._common is None:
             return _MOST_LIKELY
-        c = self._common
-        point = self._random.random()
-        return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, point)
+        c, (seed, index) = self._common, self._draw(ahead)
+        return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, index, seed)
 
     def accept(self, token: int) -> None:
-        """Add a sampled token to the history that penalties read."""
+        """Add a token to the answer, and to the history that penalties read."""
         self.accept_prompt((token,))
+        self._index += 1
+        if self._surprise is not None and self._surprise[0] == token:
+            error_bits = self._surprise[1] - self.params.mirostat_tau
+            self._mu -= self.params.mirostat_eta * error_bits
+        self._surprise = None
 
     def accept_prompt(self, ids: Sequence[int]) -> None:
-        """Add tokens that were not sampled, such as a prompt, to the history of penalties."""
+        """Add tokens of the prompt to the history of penalties."""
         if self._followers and len(ids):
             tokens = [int(token) for token in ids]
             if min(tokens) < 0 or max(tokens) >= self.n_vocab:
@@ -167,14 +174,18 @@ class Sampler:
                 follower.accept(tokens)
 
     def reset(self) -> None:
-        """Forget all tokens of the sequence and restart the random numbers from the seed."""
+        """Forget all tokens of the sequence."""
         for follower in self._followers:
             follower.reset()
         self._restart()
 
     def _restart(self) -> None:
-        self._random = np.random.Generator(np.random.PCG64(self.seed & (2**64 - 1)))
+        self._index = 0  # of the next token in the answer
         self._mu = 2 * self.params.mirostat_tau
+        self._surprise = None
+
+    def _draw(self, ahead: int = 0) -> Draw:
+        return Draw(self.seed & SEED_MASK, self._index + ahead)
 
     def _build_step(self, name: str, dry_breakers: Collection[Sequence[int]]) -> Step | None:
         """Return the filter of the sampler `name`, or None if its settings are neutral."""
@@ -225,7 +236,7 @@ class Sampler:
         return sampler
 
     def _xtc(self, candidates: Candidates) -> Candidates:
-        if self._random.random() > self.params.xtc_probability:
+        if uniform(self._draw(), Stream.EXCLUDE) > self.params.xtc_probability:
             return candidates
         return truncation.xtc(candidates, self.params.xtc_threshold, self.params.min_keep)
 
@@ -246,9 +257,7 @@ class Sampler:
             logits[self._biased] += self._bias
         return Candidates(logits) if mask is None else limited(logits, mask)
 
-    def _likely(
-        self, chain: CommonChain, logits: Floats, allowed: Allowed | None, point: float
-    ) -> Candidates:
+    def _likely(self, chain: CommonChain, logits: Floats, allowed: Allowed | None) -> Candidates:
         """Return enough candidates for the common chain.
 
         They are all allowed tokens, or the most likely ones. Asks for a mask only if the sample may
@@ -259,7 +268,7 @@ class Sampler:
             if abs(float(row.max())) < _LARGEST_LOGIT:
                 ids = largest(row, 2 * chain.k)
                 likely = Candidates(row[ids], ids, ordered=True)
-                if chain.falls_to_first(likely.logits, point) and allowed.allows(int(ids[0])):
+                if allowed.allows(int(ids[0])) and chain.draws_first(likely, self._draw()):
                     return likely.head(1)
                 mask = allowed.mask()
                 if mask is None:
@@ -299,14 +308,14 @@ class Sampler:
         return candidates.token(best), peak
 
     def _sample_from(self, candidates: Candidates) -> int:
-        if not self.params.mirostat:
-            position, _ = _weighted_position(candidates, self._random)
-            return candidates.token(position)
-        # Mirostat 2 (Basu et al. 2021, arXiv:2007.14966): mu follows the target surprise.
-        position, probability = _weighted_position(candidates, self._random)
-        error_bits = -math.log2(probability) - self.params.mirostat_tau
-        self._mu -= self.params.mirostat_eta * error_bits
-        return candidates.token(position)
+        position = draw_position(candidates, self._draw())
+        token = candidates.token(position)
+        if self.params.mirostat:
+            # Mirostat 2 (Basu et al. 2021, arXiv:2007.14966): mu follows the target surprise.
+            weights = candidates.weights()
+            share = float(weights[position]) / float(weights.sum(dtype=np.float64))
+            self._surprise = token, -math.log2(share)
+        return token
 
 
 def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
@@ -362,22 +371,20 @@ def sample_rows(
             if token not in samplers[i]._lowered and abs(logits[i, token]) < _LARGEST_LOGIT:
                 found[i] = Sampled(token)
     rows: dict[int, Candidates] = {}
-    points: dict[int, float] = {}
     with np.errstate(over="ignore"):
         for i, sampler in enumerate(samplers):
             limits = allowed[i]
             try:
                 chain = sampler._common
                 if chain is not None and not (limits is not None and limits.forced()):
-                    points[i] = sampler._random.random()
-                    rows[i] = sampler._likely(chain, logits[i], limits, points[i])
+                    rows[i] = sampler._likely(chain, logits[i], limits)
                 elif found[i] is None:
                     found[i] = sampler.sample(logits[i], limits)
             except Exception as error:
                 found[i] = error
         chains = [chain for i in rows if (chain := samplers[i]._common) is not None]
         if rows:
-            tokens = sample_common(chains, list(rows.values()), [points[i] for i in rows])
+            tokens = sample_common(chains, list(rows.values()), [samplers[i]._draw() for i in rows])
             for i, token in zip(rows, tokens, strict=True):
                 found[i] = samplers[i].report(logits[i], token)
     return [each for each in found if each is not None]
@@ -399,28 +406,3 @@ def check_peak(peak: float) -> None:
             "a forward pass went wrong or the weights are damaged",
             "`zinc verify` names the first layer that departs from the reference",
         )
-
-
-def _weighted_position(candidates: Candidates, random: np.random.Generator) -> tuple[int, float]:
-    """Return a position chosen in proportion to the weights, and its probability."""
-    weights = candidates.weights()
-    if weights.size <= _SUM_BLOCK:
-        inside = weights.cumsum(dtype=np.float64)
-        position = _first_above(inside, random.random() * inside[-1])
-        return position, float(weights[position] / inside[-1])
-    # Sums of blocks first: a running sum over a whole vocabulary takes ten times as long.
-    starts = np.arange(0, weights.size, _SUM_BLOCK)
-    mass = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
-    point = random.random() * mass[-1]
-    block = _first_above(mass, point)
-    point -= mass[block - 1] if block else 0.0
-    start = int(starts[block])
-    inside = weights[start : start + _SUM_BLOCK].cumsum(dtype=np.float64)
-    position = start + _first_above(inside, point)
-    return position, float(weights[position] / mass[-1])
-
-
-def _first_above(mass: Doubles, point: float) -> int:
-    """Return the first index whose running sum exceeds `point`; rounding cannot exceed the end."""
-    first = int(mass.searchsorted(point, side="right"))
-    return first if first < mass.size else int(mass.searchsorted(mass[-1]))

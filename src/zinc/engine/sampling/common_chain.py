@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zinc.engine.sampling.candidates import Candidates, Floats
+from zinc.engine.sampling.candidates import Candidates
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.truncation import MASS_RESOLUTION
+from zinc.ops.noise import Draw, gumbel, gumbel_rows
 
 ORDER = ("top_k", "top_p", "min_p", "temperature")
 MOST = 256
@@ -48,21 +49,32 @@ class CommonChain:
             params.min_keep,
         )
 
-    def falls_to_first(self, logits: Floats, point: float) -> bool:
-        """Return whether the most likely token is sampled, whatever candidates are removed.
+    def draws_first(self, likely: Candidates, draw: Draw) -> bool:
+        """Return whether the first of `likely` is drawn, whichever of the others are allowed.
 
-        logits: of about the 2k most likely tokens, most likely first. Removing some of them moves
-        less likely ones up, so the mass of the others shrinks, as the samplers of the chain
-        require.
+        likely: the most likely tokens, at least k if there are as many, most likely first. False
+        if that depends on tokens beyond them.
         """
-        weights = _tempered(logits[: self.k], np.float32(self.temperature))
-        return bool(point * weights.sum(dtype=np.float64) < 1 - MASS_RESOLUTION)
+        logits = likely.logits
+        if self.min_keep > 1:
+            return False
+        mass = np.exp(logits[: self.k] - logits[0]).sum(dtype=np.float64)
+        if self.top_p < 1 and mass * self.top_p < 1 - MASS_RESOLUTION:
+            return True  # top-p keeps no other: fewer candidates have less mass
+        if self.min_p <= 0:
+            return False
+        n = int(np.count_nonzero(logits >= logits[0] + np.float32(math.log(self.min_p))))
+        if n == len(likely) > 1:
+            return False
+        tempered = logits[:n] / np.float32(self.temperature)
+        ids = np.array([likely.token(i) for i in range(n)])
+        return n == 1 or not (tempered + gumbel(draw, ids)).argmax()
 
 
 def sample_common(
-    chains: Sequence[CommonChain], rows: Sequence[Candidates], points: Sequence[float]
+    chains: Sequence[CommonChain], rows: Sequence[Candidates], draws: Sequence[Draw]
 ) -> list[int]:
-    """Sample a token of each row. points: a random number in [0, 1) for each row.
+    """Sample a token of each row. draws: seed and index of each row's token.
 
     Each row must have a finite logit.
     """
@@ -72,8 +84,10 @@ def sample_common(
     sizes = np.array([len(top) for top in tops])
     width = int(sizes.max())
     logits = np.full((len(rows), width), -np.inf, np.float32)
+    ids = np.zeros((len(rows), width), np.int64)
     for i, top in enumerate(tops):
         logits[i, : len(top)] = top.logits
+        ids[i, : len(top)] = np.arange(len(top)) if top.ids is None else top.ids
     min_keep = np.array([max(chain.min_keep, 1) for chain in chains])
     n_kept = sizes
     if any(chain.top_p < 1 for chain in chains):
@@ -87,17 +101,10 @@ def sample_common(
         threshold = logits[:, 0] + np.array(least, np.float32)
         likely = (logits >= threshold[:, None]).sum(axis=1)
         n_kept = np.minimum(n_kept, np.maximum(likely, min_keep))
-    weights = _tempered(logits, np.array([c.temperature for c in chains], np.float32)[:, None])
-    weights[np.arange(width) >= n_kept[:, None]] = 0
-    inside = weights.cumsum(axis=1, dtype=np.float64)
-    point = np.array(points) * inside[:, -1]
-    # Rounding must not select an index beyond the last one.
-    positions = np.minimum((inside <= point[:, None]).sum(axis=1), n_kept - 1)
-    return [top.token(at) for top, at in zip(tops, positions.tolist(), strict=True)]
-
-
-def _tempered(logits: Floats, temperature: Floats | np.float32) -> Floats:
-    """Return the weights of tokens relative to the first one, [..., n]."""
-    logits = logits / temperature
-    weights: Floats = np.exp(logits - logits[..., :1])
-    return weights
+    inside = np.arange(width) < n_kept[:, None]
+    temperatures = np.array([c.temperature for c in chains], np.float32)[:, None]
+    sums = np.where(inside, logits / temperatures, -np.inf).astype(np.float64)
+    inside[n_kept == 1] = False
+    which, _ = np.nonzero(inside)
+    sums[inside] += gumbel_rows(draws, which, ids[inside])
+    return [top.token(at) for top, at in zip(tops, sums.argmax(axis=1).tolist(), strict=True)]

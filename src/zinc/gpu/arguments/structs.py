@@ -35,7 +35,12 @@ from zinc.gpu.arguments.layout import (
 from zinc.ops.step import SAMPLE_PARAMS
 
 MAX_TABLES = 8
-_DTYPES = {np.dtype("<i4"): I32, np.dtype("<f4"): F32}
+_DTYPES = {
+    np.dtype("<i4"): I32,
+    np.dtype("<u4"): U32,
+    np.dtype("<u8"): U64,
+    np.dtype("<f4"): F32,
+}
 assert SAMPLE_PARAMS.fields is not None
 
 SampleParams = type(

@@ -6,11 +6,12 @@
 
 using Arguments = SampleArguments;
 
+#include "noise.cuh"
 #include "step.cuh"
 
 SHARED uint2 keys[CHUNK];
 #if LAST
-SHARED float logits[TOP], weights[TOP];
+SHARED float logits[TOP], sums[TOP];
 #endif
 
 constexpr uint NAN_BITS = 0xffffffffu, MINUS_INFINITY = 0x007fffffu; // ordered bits of a logit
@@ -99,16 +100,10 @@ DEVICE uint sampledRank(SampleParams* params, uint n)
         for (uint i = 0; i < n; i++) likely += logits[i] >= threshold ? 1 : 0;
         kept = min(kept, max(likely, least));
     }
-    float total = 0, sum = 0;
-    for (uint i = 0; i < kept; i++) total += weights[i];
-    float point = params->point * total;
     uint rank = 0;
-    for (uint i = 0; i < kept; i++)
-    {
-        sum += weights[i];
-        if (sum <= point) rank++;
-    }
-    return min(rank, kept - 1);
+    for (uint i = 1; i < kept; i++)
+        if (sums[i] > sums[rank]) rank = i;
+    return rank;
 }
 #endif
 
@@ -131,9 +126,11 @@ KERNEL(sample, Arguments)
 #if LAST
     if (thread < TOP)
     {
+        float t = params->temperature;
         logits[thread] = logitOf(keys[thread]);
-        weights[thread]
-            = exp(logits[thread] / params->temperature - logitOf(keys[0]) / params->temperature);
+        if (params->k > 1)
+            sums[thread] = logits[thread] / t - logitOf(keys[0]) / t
+                + gumbel(params->seed, params->token_index, idOfKey(keys[thread]));
     }
     __syncthreads();
     if (thread > 0) return;
