@@ -29,7 +29,7 @@ SEED_MASK = 2**64 - 1
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int64]
-Words: TypeAlias = npt.NDArray[np.uint64]
+Seeds: TypeAlias = npt.NDArray[np.uint64]
 
 _MASK = 2**32 - 1
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -70,8 +70,7 @@ def group_maxima(draw: Draw, n_groups: int) -> tuple[Ids, Doubles]:
     """Return the id with the largest noise of each of the first groups, and that noise, [n]."""
     groups = np.arange(n_groups)
     smallest, position = philox(draw.seed, groups, draw.token_index, Stream.GROUP)
-    ids = groups * GROUP_IDS + (position % np.uint64(GROUP_IDS)).astype(np.int64)
-    return ids, -np.log(_exponential(smallest) / GROUP_IDS)
+    return groups * GROUP_IDS + position % GROUP_IDS, -np.log(_exponential(smallest) / GROUP_IDS)
 
 
 def uniform(draw: Draw, stream: Stream) -> float:
@@ -81,9 +80,9 @@ def uniform(draw: Draw, stream: Stream) -> float:
 
 
 def philox(
-    seeds: int | Words, first: Ids, second: int | Words, third: int | Ids
-) -> tuple[Words, Words]:
-    """Return two of the four words of Philox4x32-10 for each key and counter, both [n].
+    seeds: int | Seeds, first: Ids, second: int | Seeds, third: int | Ids
+) -> tuple[Ids, Ids]:
+    """Return two of the four words of Philox4x32-10 for each key and counter, both int64 [n].
 
     seeds: keys of 64 bits. The words of a counter are `first`, `second`, `third` and 0. An integer
     stands for an array of that value.
@@ -93,24 +92,25 @@ def philox(
     if n > _FEW:
         none, one = np.zeros(1, np.uint64), np.ones(1, np.uint64)
         operands = (first, second, third, none, low, high, one)
-        return _rounds(*(np.atleast_1d(x).astype(np.uint64) for x in operands))
+        c0, c1 = _rounds(*(np.atleast_1d(x).astype(np.uint64) for x in operands))
+        return c0.astype(np.int64), c1.astype(np.int64)
     # An array of numpy costs more than its elements here, so a Python integer holds a lane of
     # 64 bits for each counter. Products of 32 bits stay inside their lanes.
     ones = int.from_bytes(_ONE * n, "little")
     lanes = (_lanes(x, ones) for x in (first, second, third, 0, low, high, 1))
     words = [x.to_bytes(8 * n, "little") for x in _rounds(*lanes)]
-    return np.frombuffer(words[0], "<u8"), np.frombuffer(words[1], "<u8")
+    return np.frombuffer(words[0], "<i8"), np.frombuffer(words[1], "<i8")
 
 
-def _gumbel(seeds: int | Words, indexes: int | Words, ids: Ids) -> Doubles:
+def _gumbel(seeds: int | Seeds, indexes: int | Seeds, ids: Ids) -> Doubles:
     """Return the noise of `ids` [n]. seeds, indexes: of each id, twice over [2n], or one of all."""
     n = ids.size
     counters = np.concatenate((ids, ids // GROUP_IDS))
-    streams = np.repeat((Stream.TOKEN, Stream.GROUP), n)
+    streams = np.arange(2 * n) // n  # Stream.TOKEN of the ids, Stream.GROUP of their groups
     words, positions = philox(seeds, counters, indexes, streams)
     variates = _exponential(words)
     own, minima = variates[:n], variates[n:] / GROUP_IDS
-    is_smallest = (positions[n:] ^ ids.astype(np.uint64)) % np.uint64(GROUP_IDS) == 0
+    is_smallest = (positions[n:] ^ ids) % GROUP_IDS == 0
     noise: Doubles = -np.log(np.where(is_smallest, minima, minima + own))
     return noise
 
@@ -127,13 +127,13 @@ def _rounds(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any, ones: Any) -> 
     return c0, c1
 
 
-def _lanes(words: int | Words | Ids, ones: int) -> int:
+def _lanes(words: int | Seeds | Ids, ones: int) -> int:
     if isinstance(words, int):
         return words * ones
     return int.from_bytes(words.astype("<u8").tobytes(), "little")
 
 
-def _exponential(words: Words) -> Doubles:
+def _exponential(words: Ids) -> Doubles:
     """Return -log(1 - u), where u is (word + 1/2) / 2^32."""
     variates: Doubles = -np.log1p((words + 0.5) * -(2.0**-32))
     return variates

@@ -2,8 +2,8 @@
 
 After top-k a row is a few dozen numbers, and the overhead of a numpy call exceeds the computation.
 So rows with these samplers in this order are sampled together. Every operation runs along a row, so
-the result of a row does not depend on the others. `truncation` implements the same samplers for one
-row and in any order; tests compare the two.
+the result of a row does not depend on the others. A single row is left to `truncation`, which
+implements the same samplers for one row and in any order; tests compare the two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zinc.engine.sampling import truncation
 from zinc.engine.sampling.candidates import Candidates
+from zinc.engine.sampling.draw import draw_position
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.truncation import MASS_RESOLUTION
 from zinc.ops.noise import Draw, gumbel, gumbel_rows
@@ -49,6 +51,13 @@ class CommonChain:
             params.min_keep,
         )
 
+    def sample(self, row: Candidates, draw: Draw) -> int:
+        """Sample a token of one row, with the rounding of `sample_common`."""
+        left = truncation.top_p(row.top(self.k), self.top_p, self.min_keep)
+        left = truncation.min_p(left, self.min_p, self.min_keep)
+        left = truncation.temperature(left, self.temperature)
+        return left.token(draw_position(left, draw))
+
     def draws_first(self, likely: Candidates, draw: Draw) -> bool:
         """Return whether the first of `likely` is drawn, whichever of the others are allowed.
 
@@ -78,8 +87,8 @@ def sample_common(
 
     Each row must have a finite logit.
     """
-    if len(rows) == 1 and len(rows[0]) == 1:
-        return [rows[0].token(0)]
+    if len(rows) == 1:
+        return [chains[0].sample(rows[0], draws[0])]
     tops = [row.top(chain.k) for chain, row in zip(chains, rows, strict=True)]
     sizes = np.array([len(top) for top in tops])
     width = int(sizes.max())
@@ -92,7 +101,7 @@ def sample_common(
     n_kept = sizes
     if any(chain.top_p < 1 for chain in chains):
         mass = np.exp(logits - logits[:, :1]).cumsum(axis=1, dtype=np.float64)
-        target = mass[:, -1] * np.array([c.top_p * (1 - MASS_RESOLUTION) for c in chains])
+        target = mass[:, -1] * np.array([c.top_p for c in chains]) * (1 - MASS_RESOLUTION)
         reached = (mass < target[:, None]).sum(axis=1) + 1
         enough = np.where([c.top_p < 1 for c in chains], reached, sizes)
         n_kept = np.minimum(n_kept, np.maximum(enough, min_keep))
