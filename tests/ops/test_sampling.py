@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cuda_emulator import emulated
 from ops.running import run
 from present import computing
 
@@ -18,6 +19,9 @@ from zinc.ops.sampling import pack_sample_params
 from zinc.ops.step import SampleParams
 
 DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("sample"))]
+ROWS = [(name, n_vocab) for name in DRAWING for n_vocab in (300, 9000)]
+if emulated.COMPILER is not None:
+    ROWS.append(("emulated", 300))
 CHI_SQUARE_999_7 = 24.32  # 0.999 quantile, 7 degrees of freedom
 
 
@@ -25,12 +29,12 @@ def drawn(name, logits, draws):
     """(tokens, largest logits) of rows."""
     case = Case("draw", len(logits), sample_params=pack_sample_params(draws))
     rows = case.graph.select_rows(case.graph.embed(case.given(logits)))
-    tokens, peaks = run(api.create(name), case.returns(case.graph.sample(rows))).T
+    backend = emulated.backend() if name == "emulated" else api.create(name)
+    tokens, peaks = run(backend, case.returns(case.graph.sample(rows))).T
     return tokens.astype(int).tolist(), peaks
 
 
-@pytest.mark.parametrize("name", DRAWING)
-@pytest.mark.parametrize("n_vocab", [300, 9000])
+@pytest.mark.parametrize(("name", "n_vocab"), ROWS)
 def test_the_host_draws_the_same_token_for_the_same_seed_and_index(name, n_vocab):
     rng = np.random.default_rng(n_vocab)
     chains = [
