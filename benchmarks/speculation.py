@@ -6,8 +6,8 @@
 The answers are known, so no model runs: a draft counts as accepted up to its first token that the
 answer does not have. --old and --new are the folders of two releases of Python's standard library,
 whose text the tasks are made of. "tokens a step" is answer tokens divided by steps; "accepted" the
-share of drafted tokens that were right. Draft times include the index. The last line of output is
-one JSON object.
+share of drafted tokens that were right. Draft times are CPU times, without the index of the prompt.
+The last line of output is one JSON object.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from speculation_tasks import tasks
+from speculation_tasks import add_arguments, encoded
 
 import zinc
 from zinc.core.processor import cpu_model
-from zinc.engine.load.files import EMBEDDED_MODEL
-from zinc.engine.speculative.draft import Drafter
 from zinc.engine.speculative.suffix import SuffixDrafter
-from zinc.tokenizer import Tokenizer
 
 GOALS = {"real edits": 5.5, "extractive summary": 4.3}  # tokens a step
 
@@ -57,23 +54,23 @@ class Count:
         }
 
 
-def simulate(drafter: Drafter, answer: list[int], most: int) -> Count:
+def simulate(drafter: SuffixDrafter, answer: list[int], most: int) -> Count:
     """Return the counts of an answer that is drafted with at most `most` tokens a step."""
     count = Count(answers=1, tokens=len(answer))
     position = 0
     while position < len(answer):
-        begin = time.perf_counter()
+        begin = time.process_time()
         draft = drafter.draft(most)
-        count.seconds += time.perf_counter() - begin
+        count.seconds += time.process_time() - begin
         accepted = 0
         for token, known in zip(draft.tokens, answer[position:], strict=False):
             if token != known:
                 break
             accepted += 1
         gained = answer[position : position + accepted + 1]
-        begin = time.perf_counter()
+        begin = time.process_time()
         drafter.accept(gained)
-        count.seconds += time.perf_counter() - begin
+        count.seconds += time.process_time() - begin
         position += len(gained)
         count.steps += 1
         count.drafted += len(draft.tokens)
@@ -82,33 +79,15 @@ def simulate(drafter: Drafter, answer: list[int], most: int) -> Count:
     return count
 
 
-def encoded(tokenizer: Tokenizer, args: argparse.Namespace) -> dict[str, list[tuple[Any, Any]]]:
-    """Return the token ids of prompt and answer of every task, by kind."""
-    end = sorted(tokenizer.eog_ids)[:1]
-    return {
-        kind: [
-            (
-                tokenizer.encode(task.prompt),
-                [*tokenizer.encode(task.answer, add_special=False), *end],
-            )
-            for task in selected
-        ]
-        for kind, selected in tasks(args.old, args.new, args.seed).items()
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--old", type=Path, required=True, help="library of the older Python")
-    parser.add_argument("--new", type=Path, required=True, help="library of the newer Python")
-    parser.add_argument("--model", default=EMBEDDED_MODEL, help="GGUF file with the tokenizer")
+    add_arguments(parser)
     parser.add_argument("--most", type=int, default=16, help="drafted tokens of a step")
-    parser.add_argument("--seed", type=int, default=0, help="which tasks are selected")
     parser.add_argument("--check", action="store_true", help="fail below the goals")
     parser.add_argument("--json", type=Path, help="write the report to this file")
     args = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
-    for kind, pairs in encoded(Tokenizer.from_gguf(args.model), args).items():
+    for kind, pairs in encoded(args).items():
         total = Count()
         for prompt, answer in pairs:
             total += simulate(SuffixDrafter(prompt), answer, args.most)
@@ -124,7 +103,7 @@ def main() -> None:
         "zinc": zinc.__version__,
         "cpu": cpu_model(),
         "libraries": [args.old.name, args.new.name],
-        "tokenizer": Path(args.model).name,
+        "tokenizer": Path(args.tokenizer).name,
         "most": args.most,
         "rows": rows,
     }

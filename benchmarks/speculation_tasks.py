@@ -8,6 +8,7 @@ language reference in `pydoc_data/topics.py`.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import difflib
 import io
@@ -20,6 +21,9 @@ import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from zinc.engine.load.files import EMBEDDED_MODEL
+from zinc.tokenizer import Tokenizer
 
 LINES = (8, 120)  # the shortest and longest function
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -261,3 +265,27 @@ def tasks(old: Path, new: Path, seed: int = 0) -> dict[str, list[Task]]:
         found = make()
         selected[kind] = rng.sample(found, min(count, len(found)))
     return selected
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options from which `encoded` makes the tasks."""
+    parser.add_argument("--old", type=Path, required=True, help="library of the older Python")
+    parser.add_argument("--new", type=Path, required=True, help="library of the newer Python")
+    parser.add_argument("--tokenizer", default=EMBEDDED_MODEL, help="GGUF file with the tokenizer")
+    parser.add_argument("--seed", type=int, default=0, help="which tasks are selected")
+
+
+def encoded(args: argparse.Namespace) -> dict[str, list[tuple[list[int], list[int]]]]:
+    """Return the token ids of prompt and answer of every task, by kind. The answers end."""
+    tokenizer = Tokenizer.from_gguf(args.tokenizer)
+    end = sorted(tokenizer.eog_ids)[:1]
+    return {
+        kind: [
+            (
+                tokenizer.encode(task.prompt),
+                [*tokenizer.encode(task.answer, add_special=False), *end],
+            )
+            for task in selected
+        ]
+        for kind, selected in tasks(args.old, args.new, args.seed).items()
+    }

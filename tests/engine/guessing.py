@@ -28,7 +28,7 @@ class Guessing(Speculation):
             tokens = tokens[: self.random.randrange(17)]
             if tokens and s.request.params.speculate:
                 s.drafts.draft = Draft(tokens, [0.5] * len(tokens))
-                s.drafts.record.probabilities = [0.5] * len(tokens)
+                s.drafts.record.rates = [0.5] * len(tokens)
                 drafts[s.id] = tokens
         return drafts
 

@@ -24,10 +24,10 @@ ENDS = frozenset([END])
 def device_samples(request):
     """Whether programs sample tokens themselves, a step ahead of the engine.
 
-    With "drafts", steps verify drafted tokens.
+    With "drafts", steps verify drafted tokens, which the device samples.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("test_engine.model", partial(model, samples=request.param == "device"))
+        patch.setattr("test_engine.model", partial(model, samples=request.param != "host"))
         if request.param == "drafts":
             patch.setattr("test_engine.guessing", guessing_fake)
         yield request.param == "device"

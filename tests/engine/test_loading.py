@@ -20,7 +20,7 @@ def weights(family: str) -> dict[str, np.ndarray]:
     with GGUFFile.open(FIXTURES / f"{family}.gguf") as file:
         _, graph = load(file)
         backend = cpu.create(threads=1)
-        upload(file, make_plan(graph, backend, max_tokens=8, max_outputs=1), backend)
+        upload(file, make_plan(graph, backend, max_tokens=8, max_outputs=1).weights, backend)
         return {name: tensor.to_float32() for name, tensor in backend.weights.items()}
 
 

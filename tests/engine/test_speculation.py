@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from effort import EVERY
 from guessing import Guessing
+from present import computing
+from test_prefix_models import FIXTURES
 
 from zinc import LLM, SamplingParams
 from zinc.backends.plans import Launch
-from zinc.core.errors import RequestError
+from zinc.core.errors import MemoryLimitError, RequestError, UnsupportedError
 from zinc.engine.constraint import Thinking
+from zinc.engine.load import memory
+from zinc.engine.load.model import LoadedModel
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.planned import plan_model
 from zinc.engine.request import Request
 from zinc.engine.speculative.draft import NO_DRAFT, Draft
 from zinc.engine.speculative.drafting import Drafting
@@ -46,11 +53,20 @@ def llm():
         yield found
 
 
-class Recalling:
-    """Run of requests on an LLM with speculation that knows the plain answers to them."""
+@pytest.fixture(scope="module", params=["qwen35", "qwen35moe", "qwen3next", "gemma3", "deepseek2"])
+def fixture_model(request):
+    """A model with recurrent states, sliding windows or latent attention, on the CPU."""
+    path = FIXTURES / f"{request.param}.gguf"
+    options = LoadOptions(path, backend="cpu", threads=2, rollback=16, speculate="off")
+    with LoadedModel.open(options) as found:
+        yield found
 
-    def __init__(self, llm):
-        self.llm, self.texts = llm, {}
+
+class Recalling:
+    """Run of requests on an engine with speculation that knows the plain answers to them."""
+
+    def __init__(self, engine):
+        self.engine, self.texts = engine, {}
         self.guessing = Guessing(lambda s: self.texts.get(self._key(s), s.ids))
 
     @staticmethod
@@ -61,14 +77,14 @@ class Recalling:
         """Return the plain answers and those with drafts, as lists of sequences."""
         plain = self._finish(requests)
         self.texts = {self._key(s): s.ids for s in plain}
-        engine = self.llm.engine
+        engine = self.engine
         limits = engine.pool, engine.program.plan, engine.longest, engine.plain_context
         with monkeypatch.context() as patch:
             patch.setattr(engine, "_drafting", Drafting(self.guessing, *limits))
             return plain, self._finish(requests)
 
     def _finish(self, requests):
-        engine = self.llm.engine
+        engine = self.engine
         waiting, sequences = list(enumerate(requests)), []
         tick = 0
         while waiting or not engine.idle:
@@ -79,12 +95,13 @@ class Recalling:
         return sequences
 
 
-def check_same(plain, drafted):
+def check_same(plain, drafted, n_run=True):
     for one, two in zip(plain, drafted, strict=True):
         assert one.sampled == two.sampled
         assert one.finish_reason == two.finish_reason
         assert one.error is two.error is None
-        assert two.n_run == one.n_run
+        # On a device the last token may have run ahead.
+        assert two.n_run == one.n_run or not n_run
 
 
 def prompts(llm, n):
@@ -113,7 +130,7 @@ def prompts(llm, n):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_drafts_change_no_token(llm, name, monkeypatch):
-    recalling = Recalling(llm)
+    recalling = Recalling(llm.engine)
 
     def request(i, ids):
         params = SamplingParams(max_tokens=30 + i, seed=i, ignore_eos=i % 2 == 0, **SETTINGS[name])
@@ -134,7 +151,7 @@ def test_drafts_change_no_token_of_constrained_answers(llm, monkeypatch):
         "required": ["name", "age"],
         "additionalProperties": False,
     }
-    recalling = Recalling(llm)
+    recalling = Recalling(llm.engine)
 
     def request(i, ids):
         params = SamplingParams(max_tokens=60, seed=i, temperature=0 if i % 2 else 0.8)
@@ -150,7 +167,7 @@ def test_drafts_change_no_token_of_constrained_answers(llm, monkeypatch):
 
 def test_drafts_change_no_token_of_reasoning_with_a_budget(llm, monkeypatch):
     """A token of the text, as end marker, is inserted where the budget ends."""
-    recalling = Recalling(llm)
+    recalling = Recalling(llm.engine)
     start, end = (7, 8), (13, 14, 15)
 
     def request(i, ids):
@@ -162,6 +179,50 @@ def test_drafts_change_no_token_of_reasoning_with_a_budget(llm, monkeypatch):
     plain, drafted = recalling.run(requests, monkeypatch)
     check_same(plain, drafted)
     assert recalling.guessing.n_accepted > 20
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_drafts_change_no_token_of_any_kind_of_layer(fixture_model, temperature, monkeypatch):
+    """States are set back across the ends of chunks and windows."""
+    engine, n_vocab = fixture_model.engine, fixture_model.spec.vocab
+    recalling = Recalling(engine)
+
+    def request(i):
+        ids = random.Random(i).choices(range(n_vocab), k=20 + 9 * i)
+        params = SamplingParams(max_tokens=60, seed=i, temperature=temperature)
+        return lambda: Request(ids, params)
+
+    requests = [request(i) for i in range(40 if EVERY else 4)]
+    plain, drafted = recalling.run(requests, monkeypatch)
+    check_same(plain, drafted)
+    assert recalling.guessing.n_accepted > 50
+    assert recalling.guessing.n_wrong > 50
+    engine.pool.check()
+
+
+@pytest.mark.parametrize("name", ["qwen3", *["gemma3", "deepseek2"] * EVERY])
+@pytest.mark.parametrize("backend", [b for b in computing() if b != "cpu"])
+def test_drafts_change_no_token_on_a_device_in_batch_invariant_mode(backend, name, monkeypatch):
+    """Tokens are sampled on the device, those of a draft with the noise of their places."""
+    options = LoadOptions(
+        FIXTURES / f"{name}.gguf",
+        backend=backend,
+        context=256,
+        backend_options={"batch_invariant": "true"},
+        speculate="off",
+    )
+    with LoadedModel.open(options) as model:
+        recalling = Recalling(model.engine)
+
+        def request(i):
+            ids = random.Random(i).choices(range(model.spec.vocab), k=10 + 5 * i)
+            params = SamplingParams(max_tokens=24, seed=i, temperature=0.9 * (i % 2))
+            return lambda: Request(ids, params)
+
+        plain, drafted = recalling.run([request(i) for i in range(3)], monkeypatch)
+        check_same(plain, drafted, n_run=False)
+    assert recalling.guessing.n_accepted > 10
+    assert recalling.guessing.n_wrong > 5
 
 
 @pytest.mark.parametrize("stop", [" the", "fox", "e w"])
@@ -180,7 +241,8 @@ def test_a_stop_string_ends_the_answer_at_the_same_token(llm, stop, monkeypatch)
     assert plain.finish_reason == drafted.finish_reason
 
 
-def test_repeated_text_is_drafted_and_a_request_can_refuse():
+def test_repeated_text_is_drafted_and_a_request_can_refuse(monkeypatch):
+    monkeypatch.setattr(StepTimes, "ratio", lambda self, rows: 1.0)  # on a busy machine, too
     with LLM(backend="cpu") as llm:
         prompt = "One two three four. One two three four. One two three four. One two"
         params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -206,18 +268,18 @@ def times(step):
 
 def offer(*probabilities, n=0, **record):
     draft = Draft([1] * len(probabilities), list(probabilities)) if probabilities else NO_DRAFT
-    return Offer(draft, Record(**record), n)
+    return Offer(draft, Acceptance().rates(probabilities), Record(**record), n)
 
 
 def choose(*offers, step=0.05, streams=None, most=100):
     streams = len(offers) if streams is None else streams
-    return lengths(offers, streams, streams, most, times(step), Acceptance())
+    return lengths(offers, streams, streams, most, times(step))
 
 
 def test_long_drafts_are_verified_where_rows_are_cheap():
     assert choose(offer(*[0.97] * 12)) == [12]
     assert choose(offer(*[0.97] * 12), most=5) == [5]
-    assert choose(offer(*[0.5] * 12), step=0.05)[0] in range(2, 6)
+    assert choose(offer(*[0.7] * 12), step=0.05)[0] in range(2, 6)
     assert choose(offer(*[0.5] * 12), step=0.6) == [0]
     assert choose(offer()) == [0]
 
@@ -269,12 +331,12 @@ def test_the_guard_stops_a_sequence_that_loses_time_for_longer_each_time():
         record.guard(n)
         pauses.append(record.off_until - n)
     assert pauses == [2 * GUARD_TOKENS, 4 * GUARD_TOKENS, 8 * GUARD_TOKENS]
-    assert choose(Offer(Draft([1], [0.97]), record, n)) == [0]
+    assert choose(Offer(Draft([1], [0.97]), [0.97], record, n)) == [0]
     n = record.off_until + GUARD_TOKENS
     record.saved_s = 0.1
     record.guard(n)
     assert record.off_until <= n
-    assert choose(Offer(Draft([1], [0.97]), record, n)) == [1]
+    assert choose(Offer(Draft([1], [0.97]), [0.97], record, n)) == [1]
 
 
 def test_times_of_steps_replace_the_estimate():
@@ -310,3 +372,36 @@ def test_the_estimate_counts_experts_and_arithmetic():
 
 def test_the_least_gain_is_a_gain():
     assert 1 < LEAST_GAIN < 1.1
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+def test_a_hybrid_is_speculated_where_its_states_can_be_set_back():
+    options = LoadOptions(FIXTURES / "qwen35.gguf", threads=1)
+    for backend, mode, rollback in (("cpu", "auto", 8), ("cpu", "off", 0), ("ref", "auto", 0)):
+        with plan_model(replace(options, backend=backend, speculate=mode)) as planned:
+            assert planned.options.rollback == rollback
+
+
+def test_a_model_without_a_nextn_block_cannot_draft_with_it():
+    with pytest.raises(UnsupportedError, match="cannot draft tokens with the NextN block"):
+        plan_model(LoadOptions(FIXTURES / "qwen3.gguf", backend="cpu", speculate="mtp"))
+
+
+def test_without_memory_for_the_larger_states_nothing_is_speculated(monkeypatch, caplog):
+    options = LoadOptions(FIXTURES / "qwen35.gguf", backend="cpu", threads=1, context=128)
+    available = 1 << 20
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda backend=None: available)
+    while True:
+        with plan_model(replace(options, speculate="off")) as planned, suppress(MemoryLimitError):
+            planned.cache_size()
+            break
+        available += 32 << 10
+    with plan_model(options) as planned:
+        assert planned.options.rollback == 0
+        planned.cache_size()
+    assert "without speculative decoding" in caplog.text
+    available *= 2
+    with plan_model(options) as planned:
+        assert planned.options.rollback == 8

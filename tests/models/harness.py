@@ -29,6 +29,7 @@ from zinc.models.parts.context import RopeScaling
 from zinc.ops.step import Step
 from zinc.ops.values import KVState
 from zinc.plan.planner import make_plan
+from zinc.plan.rollback import rollback_graph
 from zinc.plan.weights import tensor_data
 from zinc.quant.blocks import GGMLType
 
@@ -64,10 +65,13 @@ def planned(
     rope: RopeScaling | None = None,
     extended: bool = False,
     batch_invariant: bool = False,
+    rollback: bool = False,
 ) -> tuple[Backend, Plan]:
     """Return a backend with the weights of the file, and the plan."""
     with GGUFFile.open(path) as file:
         _, graph = load(file, rope=rope, extended=extended)
+        if rollback:
+            graph = rollback_graph(graph)
         options = {"batch_invariant": "true"} if batch_invariant else {}
         backend = api.create(backend_name, options=options)
         try:
@@ -102,6 +106,7 @@ class Runner:
         room: int = MAX_TOKENS,
         batch_invariant: bool = False,
         loaded: tuple[Backend, Plan] | None = None,
+        kv_dtype: str = "f16",
     ) -> None:
         device, plan = loaded or planned(path, backend, fuse, rope, extended, batch_invariant)
         layers = [state for state in plan.states if isinstance(state, KVState)]
@@ -110,6 +115,7 @@ class Runner:
         layout = CacheLayout(
             block_tokens=BLOCK_TOKENS,
             n_blocks=(n_blocks * n_sequences,) * len(self.windows),
+            kv_dtype=kv_dtype,
             group_of={layer.name: self.windows.index(layer.window) for layer in layers},
             state_slots=n_sequences,
         )

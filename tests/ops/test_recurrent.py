@@ -10,7 +10,8 @@ import pytest
 from zinc.ops import OPS
 from zinc.ops.cases import Case
 from zinc.ops.graph import Node
-from zinc.ops.recurrent import CHUNK, DeltaShape, StateView, delta_case, delta_rule_in_chunks
+from zinc.ops.recurrent import DeltaShape, delta_case, delta_rule_in_chunks
+from zinc.ops.recurrent_state import CHUNK, StateView
 from zinc.ops.registry import Reference
 from zinc.ops.step import Step
 from zinc.ops.values import RecurrentState, Value, Weight

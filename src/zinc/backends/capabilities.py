@@ -22,16 +22,20 @@ class Capabilities:
     kv_dtype: the type of keys and values that "auto" means. batch_invariant: the logits of a token
     are bit-identical whatever shares its steps, and wherever its prompt was cut into chunks.
     holds_fused_inputs: kernels of alternatives read inputs while they write outputs, so the two
-    must not overlap in memory. parallel_uploads: weights that may be uploaded at the same time,
-    each in a thread of its own. level: the SIMD level of the kernels, on which results may depend.
-    levels: the levels that this machine runs, best first. threads: CPU threads in use. cores: CPU
-    cores that this process may use. `levels`, `threads` and `cores` are empty or None off the CPU.
+    must not overlap in memory. rollback: recurrent states can be set back (zinc.plan.rollback).
+    host_rows: programs take rows from the host and give it others at every step (`Plan.given`,
+    `Plan.hidden`). parallel_uploads: weights that may be uploaded at the same time, each in a
+    thread of its own. level: the SIMD level of the kernels, on which results may depend. levels:
+    the levels that this machine runs, best first. threads: CPU threads in use. cores: CPU cores
+    that this process may use. `levels`, `threads` and `cores` are empty or None off the CPU.
     """
 
     kind: BackendKind
     kv_dtype: str = "f16"
     batch_invariant: bool = False
     holds_fused_inputs: bool = False
+    rollback: bool = False
+    host_rows: bool = False
     parallel_uploads: int = 1
     level: str = ""
     levels: tuple[str, ...] = ()

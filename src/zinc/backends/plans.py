@@ -7,6 +7,7 @@ of that name must agree with it. `zinc.plan` makes plans, backends run them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
@@ -92,8 +93,10 @@ class Launch:
 class Plan:
     """A program for steps of at most `max_tokens` tokens and `max_outputs` output rows.
 
-    sampled: the tokens that a step with `sample_params` samples, float32 [outputs, 2] as
-    `zinc.ops.sampling` returns them; no other launch writes there. None if the host samples.
+    given: rows that no launch makes: the host writes them before a step (`Program.write`). hidden:
+    rows that the host may read after a step, until the next one (`Program.read`). sampled: the
+    tokens that a step with `sample_params` samples, float32 [outputs, 2] as `zinc.ops.sampling`
+    returns them; no other launch writes there. None if the host samples.
     """
 
     launches: tuple[Launch, ...]
@@ -102,6 +105,9 @@ class Plan:
     max_tokens: int
     max_outputs: int
     sampled: Ref | None = None
+    # Not in the hash: it changes with the launches that read and make these rows.
+    given: Ref | None = field(default=None, repr=False)
+    hidden: Ref | None = field(default=None, repr=False)
 
     def without_alternatives(self) -> Plan:
         """Return the plan whose launches all run in every step."""
@@ -130,6 +136,16 @@ class Plan:
 
 # The output of a part that does not compute the output of the whole plan.
 NO_OUTPUT = Ref(0, Dim.OUTPUTS, 0, RowFormat.F32, 0, 0)
+
+
+def weights_of(plans: Iterable[Plan]) -> tuple[Weight, ...]:
+    """Return the weights of all plans, each once."""
+    return tuple(dict.fromkeys(weight for plan in plans for weight in plan.weights))
+
+
+def states_of(plans: Iterable[Plan]) -> tuple[State, ...]:
+    """Return the caches and recurrent states of all plans, each once."""
+    return tuple(dict.fromkeys(state for plan in plans for state in plan.states))
 
 
 @dataclass(frozen=True, slots=True)

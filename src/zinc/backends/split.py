@@ -183,6 +183,7 @@ class SplitBackend:
         self.capabilities = Capabilities(
             BackendKind.DEVICE,
             batch_invariant=all(c.batch_invariant for c in each),
+            rollback=all(c.rollback for c in each),
             level="+".join(c.level for c in each),
         )
 

@@ -42,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_kv_dtype(parser)
     usage.add_json(parser)
     parser.add_argument(
+        "--speculate",
+        nargs="?",
+        const="suffix",
+        choices=("suffix", "mtp"),
+        help="also show what drafts cost and gain: those from repeated text (suffix, the default), "
+        "or also of the model's NextN block (mtp)",
+    )
+    parser.add_argument(
         "--profile", action="store_true", help="also show where the time goes, by phase and kernel"
     )
 
@@ -49,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.prefill == args.decode == 0:
         raise usage.UsageError("--prefill 0 and --decode 0 leave nothing to measure")
+    if args.speculate and args.decode < 2:
+        raise usage.UsageError("--speculate measures decode: use a --decode of at least 2")
 
     from zinc.cli import roofline
 
@@ -74,22 +84,38 @@ def run(args: argparse.Namespace) -> int:
                 report[f"{name}_phases_percent_of_step"] = profile.percent_of_step
                 if not args.json:
                     print(f"\n{name}, {bench_text.profile(profile, phases, kernels)}")
+        if args.speculate:
+            report["speculation"] = found = _speculation(args, model, bench)
+            if not args.json:
+                print(f"\n{bench_text.speculation(found)}")
     if args.json:
         print(json.dumps(report))
     return 0
 
 
+def _speculation(args: argparse.Namespace, model: LoadedModel, bench: Bench) -> dict[str, Any]:
+    """Return what drafts cost and gain."""
+    from zinc.cli.bench_speculation import measure
+
+    with ProgressBar("measuring drafts", delay_s=0) as progress:
+        return measure(model, bench, args.decode, args.depth, args.reps, progress)
+
+
 def _load(args: argparse.Namespace) -> LoadedModel:
     """Load the model for `args.streams` sequences of the longest measured run."""
     from zinc.cli import loading
+    from zinc.cli.bench_speculation import LEAST_PROMPT, MOST_ROWS
     from zinc.engine.load.planned import plan_model
 
+    rows = MOST_ROWS if args.speculate else 1
+    least = max(LEAST_PROMPT + args.decode, args.depth + MOST_ROWS) if args.speculate else 0
     options = usage.load_options(
         args,
         path=usage.model_path(args),
-        context=max(args.prefill, args.depth + args.decode),
-        max_outputs=args.streams,
+        context=max(args.prefill, args.depth + args.decode, least),
+        max_outputs=max(args.streams, rows),
         sequences=args.streams,
+        speculate=args.speculate or "auto",
     )
     with loading.context_from("--prefill, --depth or --decode"):
         planned = plan_model(options)
@@ -142,6 +168,7 @@ class Bench:
         self.n_sequences = model.options.sequences
         self._model, self._steps, self.kv_dtype = model, StepMaker(model), model.kv_dtype
         self.backend = model.backend
+        self.program = model.program
         rng = np.random.default_rng(0)
         self._ids: list[int] = rng.integers(model.spec.vocab, size=model.context).tolist()
 
@@ -186,14 +213,19 @@ class Bench:
 
     def _run(self, shapes: list[StepShape], sequence: int = 0) -> tuple[float, Work]:
         """Run a step of each shape; return the seconds and the program's work counters."""
-        program = self._model.program
+        program = self.program
         program.work = work = type(program.work)()
         start = time.perf_counter()
         for shape in shapes:
-            program.step(self._step(shape, sequence))
+            program.step(self.step(shape, sequence))
         return time.perf_counter() - start, work
 
-    def _step(self, shape: StepShape, sequence: int = 0) -> Step:
+    def ids(self, n_tokens: int) -> list[int]:
+        """Return a prompt of `n_tokens` random ids."""
+        return self._ids[:n_tokens]
+
+    def step(self, shape: StepShape, sequence: int = 0) -> Step:
+        """Return a step of random ids."""
         if shape.sequences > 1:
             first = self._ids[shape.depth]
             ids = [(first + i) % self._model.spec.vocab for i in range(shape.sequences)]
@@ -247,21 +279,22 @@ class Bench:
             [work for _, work in runs],
         )
 
-    def profile(
-        self, shape: StepShape, reps: int, progress: Callable[[int, int], None] | None = None
-    ) -> Profile:
-        """Time a step launch by launch, and as a whole; return the medians.
-
-        The step samples a token of each row if the backend has a kernel for that.
-        """
+    def sampling_step(self, shape: StepShape) -> Step:
+        """Return a step that samples a token of each row if the backend has a kernel for that."""
         from zinc.ops.sampling import pack_sample_params
         from zinc.ops.step import SampleParams
 
-        step, program = self._step(shape), self._model.program
-        if self._model.plan.sampled is not None:
-            common = SampleParams(40, 0, 0.95, 0.05, 0.8)  # the defaults of a request
-            params = pack_sample_params([common] * len(step.output_rows))
-            step = replace(step, sample_params=params)
+        step = self.step(shape)
+        if self._model.plan.sampled is None:
+            return step
+        common = SampleParams(40, 0, 0.95, 0.05, 0.8)  # the defaults of a request
+        return replace(step, sample_params=pack_sample_params([common] * len(step.output_rows)))
+
+    def profile(
+        self, shape: StepShape, reps: int, progress: Callable[[int, int], None] | None = None
+    ) -> Profile:
+        """Time a step launch by launch, and as a whole; return the medians."""
+        step, program = self.sampling_step(shape), self.program
         runs, whole = [], []
         tick = stepper(progress, reps + 1)
         for _ in range(reps + 1):

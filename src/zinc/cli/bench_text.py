@@ -68,6 +68,27 @@ def profile(found: Profile, phases: list[dict[str, Any]], kernels: list[dict[str
     )
 
 
+def speculation(found: dict[str, Any]) -> str:
+    """Return what drafts cost and gain."""
+    costs = [(row["rows"], f"{row['ms']:.3f}", row["ratio"]) for row in found["rows"]]
+    answers = [
+        (
+            row["name"],
+            row["plain_tokens_per_s"],
+            row["drafted_tokens_per_s"],
+            row["speedup"],
+            row["tokens_per_step"],
+            f"{row['accepted_tokens']} of {row['drafted_tokens']}",
+        )
+        for row in found["answers"]
+    ]
+    header = ("answer", "tokens/s |", "with drafts |", "speedup |", "tokens/step |", "accepted |")
+    return (
+        f"{table(('rows of a step |', 'ms |', 'steps of one row |'), costs)}\n\n"
+        f"{table(header, answers)}"
+    )
+
+
 def _step(report: dict[str, Any], name: str) -> str:
     from zinc.cli.plan import barrier_text
 

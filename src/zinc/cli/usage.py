@@ -231,10 +231,11 @@ def add_speculate(parser: argparse.ArgumentParser) -> None:
     """Add the option for speculative decoding."""
     parser.add_argument(
         "--speculate",
-        choices=("auto", "off", "suffix"),
+        choices=("auto", "off", "suffix", "mtp"),
         default="auto",
-        help="verify drafts of the next tokens: off, or those from repeated text (suffix); answers "
-        "keep their tokens (default: on, if the backend is batch-invariant)",
+        help="verify drafts of the next tokens: off, from repeated text (suffix), or also from the "
+        "model's NextN block (mtp); answers keep their tokens (default: on, if the backend is "
+        "batch-invariant)",
     )
 
 

@@ -65,6 +65,28 @@ def make_next_step(running: Seq[Sequence], rows: Seq[int], n_groups: int) -> Ste
     return replace(step, sampled_rows=np.array(rows, np.int32))
 
 
+def make_draft_step(
+    running: Seq[Sequence], first: Seq[int], parts: Seq[Seq[int]], n_groups: int, *, outputs: bool
+) -> Step:
+    """Return a step of a NextN block: for sequence i, `parts[i]` from position `first[i]` on.
+
+    outputs: whether there is an output row for the last token of each sequence.
+    """
+    tables, slots = _tables(running, n_groups)
+    n_tokens = np.array([len(part) for part in parts], np.int32)
+    starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
+    positions = [np.arange(at, at + n) for at, n in zip(first, n_tokens, strict=True)]
+    return Step(
+        ids=np.array(list(itertools.chain.from_iterable(parts)), np.int32),
+        positions=np.concatenate(positions).astype(np.int32),
+        sequence=np.repeat(np.arange(len(running), dtype=np.int32), n_tokens),
+        output_rows=starts[1:] - 1 if outputs else starts[:0],
+        seq_start=starts,
+        state_slot=slots,
+        tables=tables,
+    )
+
+
 def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:
     """Return a step of one token and one output row for each sequence."""
     tables, slots = _tables(running, n_groups)

@@ -29,7 +29,7 @@ from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.drafting import Drafting
 from zinc.engine.speculative.speculation import Speculation
 from zinc.kv import BlockAllocator, CachePool
-from zinc.ops.values import RecurrentState
+from zinc.ops.values import RecurrentState, State
 
 if TYPE_CHECKING:
     from zinc.kv.disk import DiskCache
@@ -48,7 +48,8 @@ class Engine:
     limit). extended: the program of sequences longer than `plain_context` tokens; a sequence that
     outgrows it is run again, because its cached keys are rotated with the plain frequencies.
     prepare: returns the program for readouts of a kind, on the same cache. speculation: makes
-    drafts that steps verify; a recurrent model needs states that can be set back.
+    drafts that steps verify; a recurrent model needs states that can be set back. states: those of
+    all programs on the cache, if `program` does not use them all.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class Engine:
         extended: Program | None = None,
         plain_context: int = 0,
         speculation: Speculation | None = None,
+        states: tuple[State, ...] = (),
     ) -> None:
         self.program = program
         self.plain_context = context if extended is None else plain_context
         self.n_vocab = n_vocab
         self.max_waiting = max_waiting
         self.prompt_tokens_beside_streams = prompt_tokens_beside_streams
-        states, layout = program.plan.states, cache.layout
+        states, layout = states or program.plan.states, cache.layout
         recurrent = any(isinstance(s, RecurrentState) for s in states)
         self.max_sequences = min(64, program.plan.max_outputs)
         self.pool = CachePool(
@@ -467,8 +469,10 @@ class Engine:
     def _finish(self, s: Sequence, reason: str) -> None:
         s.finish_reason = reason
         s.clock.ended = time.perf_counter()
-        self.holdings.release(s, keep=reason != "error")
-        s.cache.swapped = None
         self._sequences.pop(s.id, None)
-        if self._drafting is not None and reason != "error":
-            self._drafting.speculation.ended(s)
+        s.cache.swapped = None
+        try:
+            if self._drafting is not None:
+                self._drafting.speculation.ended(s)
+        finally:
+            self.holdings.release(s, keep=reason != "error")

@@ -148,9 +148,10 @@ def _advance(running: Seq[Sequence], counts: Seq[int]) -> list[int]:
 
 def _params(s: Sequence, n_rows: int) -> list[SampleParams | None]:
     """Return how the device samples the next `n_rows` tokens; None leaves a row to the host."""
-    if s.is_constrained or n_rows > 1:
+    # A drafted token may end the reasoning, and the constraint then applies to the rows behind it.
+    if s.is_constrained or (n_rows > 1 and s.request.constraint is not None):
         return [None] * n_rows
-    return [s.sampler.device_params()]
+    return [s.sampler.device_params(ahead) for ahead in range(n_rows)]
 
 
 def _sample(program: Program, step: Step, params: Seq[SampleParams | None]) -> StepResult:

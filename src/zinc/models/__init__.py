@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
+from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.context import RopeScaling, specs
-from zinc.models.parts.nextn import check_nextn
+from zinc.models.parts.nextn import check_nextn, frequent_tokens, nextn_tensors
 from zinc.models.parts.refusal import damaged, unsupported
-from zinc.models.parts.selection import select_early
+from zinc.models.parts.selection import keep_hidden, select_early
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
 
 class Architecture(Protocol):
-    """Interface of an architecture file."""
+    """Interface of an architecture file.
+
+    One whose files may have NextN blocks also has `build_draft`, which adds the nodes of the first
+    block to an empty graph.
+    """
 
     def spec(self, file: GGUFFile) -> ModelSpec:
         """Return the spec of a model file. Raises ModelError or UnsupportedError."""
@@ -48,15 +53,71 @@ def load(
     rope: RopeScaling | None = None,
     context: int | None = None,
     extended: bool = False,
+    hidden: bool = False,
 ) -> tuple[ModelSpec, Graph]:
     """Return the spec and the graph of a model file.
 
     rope: scaling to use in place of the file's. context: length of the longest sequence, from which
     a scaling factor may follow. extended: return the graph for sequences longer than the
-    `plain_context` of the spec.
+    `plain_context` of the spec. hidden: keep the rows after the final norm of all tokens, as
+    `graph.hidden`.
 
     Raises UnsupportedError, ModelError, or RequestError for an impossible scaling.
     """
+    module, spec = _described(file, rope, context, extended)
+    arch, graph = spec.arch, Graph()
+    weights = Weights(file)
+    module.build(graph, spec, weights)
+    weights.check(spec.n_layers, spec.n_nextn)
+    n_experts = file.int(f"{arch}.expert_count", default=0)
+    is_dense = spec.n_dense_layers == spec.n_layers
+    if n_experts and not is_dense and not any(node.op == "route" for node in graph.nodes):
+        raise unsupported(
+            file, f"it has {n_experts} experts, and zinc runs {arch} models without experts only"
+        )
+    (keep_hidden if hidden else select_early)(graph)
+    return spec, graph
+
+
+def load_draft(
+    file: GGUFFile,
+    *,
+    rope: RopeScaling | None = None,
+    context: int | None = None,
+    extended: bool = False,
+    n_tokens: int = 0,
+) -> tuple[Graph, tuple[int, ...]]:
+    """Return the graph of a model's first NextN block, which drafts a token (parts/nextn.py).
+
+    Also returns the token of each logit; () if they are those of the vocabulary. The graph shares
+    weights with the one that `load` returns for the same arguments and `hidden`. n_tokens: draft
+    about this many frequent tokens only, 0 for all. Raises ModelError or UnsupportedError if the
+    file has no such block, or one that zinc cannot run.
+    """
+    module, spec = _described(file, rope, context, extended)
+    try:
+        if not nextn_tensors(file, spec):
+            raise unsupported(file, "the file has none")
+        build: Any = getattr(module, "build_draft", None)
+        if build is None:
+            raise unsupported(file, f"zinc does not run the NextN block of {spec.arch} models")
+        graph = Graph()
+        tokens = frequent_tokens(file, spec, n_tokens) if n_tokens else ()
+        build(graph, spec, Weights(file), tokens)
+    except (ModelError, UnsupportedError) as error:
+        raise type(error)(
+            f"cannot draft tokens with the NextN block of {file.path}",
+            error.why,
+            "choose another way to draft, or another file of the model",
+        ) from error
+    select_early(graph)
+    return graph, tokens
+
+
+def _described(
+    file: GGUFFile, rope: RopeScaling | None, context: int | None, extended: bool
+) -> tuple[Architecture, ModelSpec]:
+    """Return the architecture and the spec of a model file, for the arguments of `load`."""
     arch = file.str("general.architecture")
     if arch not in architectures():
         raise unsupported(
@@ -72,18 +133,7 @@ def load(
         spec = beyond
     check_file(file, arch)
     check_nextn(file, spec)
-    graph = Graph()
-    weights = Weights(file)
-    module.build(graph, spec, weights)
-    weights.check(spec.n_layers, spec.n_nextn)
-    n_experts = file.int(f"{arch}.expert_count", default=0)
-    is_dense = spec.n_dense_layers == spec.n_layers
-    if n_experts and not is_dense and not any(node.op == "route" for node in graph.nodes):
-        raise unsupported(
-            file, f"it has {n_experts} experts, and zinc runs {arch} models without experts only"
-        )
-    select_early(graph)
-    return spec, graph
+    return module, spec
 
 
 def check_file(file: GGUFFile, arch: str) -> None:

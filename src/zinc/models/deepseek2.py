@@ -11,6 +11,7 @@ from zinc.models.parts.decoder import decoder
 from zinc.models.parts.latent import latent_attention, latent_from
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
+from zinc.models.parts.nextn import draft_decoder
 from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -32,3 +33,7 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
     decoder(g, spec, w, mixer=latent_attention)
+
+
+def build_draft(g: Graph, spec: ModelSpec, w: Weights, tokens: tuple[int, ...]) -> None:
+    draft_decoder(g, spec, w, tokens, mixer=latent_attention)

@@ -9,6 +9,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.delta_net import hybrid_mixer, hybrid_spec
 from zinc.models.parts.moe import experts_from
+from zinc.models.parts.nextn import draft_decoder
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -22,3 +23,6 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
     decoder(g, spec, w, mixer=hybrid_mixer)
+
+
+build_draft = draft_decoder

@@ -2,6 +2,7 @@
 
 from zinc.ops import (
     attention,
+    convolution,
     elementwise,
     heads,
     linear,
@@ -22,6 +23,7 @@ __all__ = [
     "Cost",
     "Op",
     "attention",
+    "convolution",
     "elementwise",
     "heads",
     "linear",

@@ -86,11 +86,17 @@ def _kind(x: Value | Weight | Constant | State) -> Kind:
 
 
 class Graph:
-    """A builder of nodes. Each method adds one op; `zinc.ops` defines what it computes."""
+    """A builder of nodes. Each method adds one op; `zinc.ops` defines what it computes.
+
+    output: the logits, or other rows of outputs. given: rows that the host writes before a step.
+    hidden: rows that the host can read after a step, beside the output.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.output: Value | None = None
+        self.given: Value | None = None
+        self.hidden: Value | None = None
         self._n_values = 0
         self._label = ""
 
@@ -126,6 +132,11 @@ class Graph:
         out = self.node(op, inputs, cols, dim=dim, **attrs)
         assert out is not None
         return out
+
+    def given_rows(self, cols: int) -> Value:
+        """Return the rows [tokens, cols] that the host writes before a step."""
+        self.given = self.value(Dim.TOKENS, cols)
+        return self.given
 
     def embed(self, table: Weight, *, scale: float = 1.0) -> Value:
         """Return the embedding of each token, times `scale`."""

@@ -1,9 +1,9 @@
 """Ops with recurrent state: Gated DeltaNet (Yang et al., arXiv:2412.06464).
 
-A layer is conv_silu over [q | k | v], delta_rule over its result, and gated_norm. The rows of a
-step may belong to several sequences. Each op finds the state of a sequence by `Step.state_slot`,
-processes its rows in order and stores the new state. A sequence whose first position in the step is
-0 starts from zeros, so slots need not be cleared.
+A layer is conv_silu (zinc.ops.convolution) over [q | k | v], delta_rule over its result, and
+gated_norm. The rows of a step may belong to several sequences. Each op finds the state of a
+sequence by `Step.state_slot`, processes its rows in order and stores the new state. A sequence
+whose first position in the step is 0 starts from zeros, so slots need not be cleared.
 
 `delta_rule` is the plain recurrence, token by token. `delta_rule_in_chunks` computes the same in
 the chunkwise form, with the state layout of kernels; a test compares the two.
@@ -23,13 +23,11 @@ from zinc.ops.elementwise import Float64Array, sigmoid
 from zinc.ops.graph import Node
 from zinc.ops.norm import normalise
 from zinc.ops.operands import rows, state, vector
+from zinc.ops.recurrent_state import CHUNK, StateView, sequences, with_rollback
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState
-from zinc.quant.blocks import row_bytes
 
-# Positions [CHUNK i, CHUNK i + CHUNK) form a chunk, however a prompt was split into steps.
-CHUNK = 16
 # Added to the sum of squares of a q or k head: a constant of the published model code.
 L2_EPS = 1e-6
 
@@ -61,91 +59,20 @@ class DeltaShape:
 
     @property
     def state_floats(self) -> int:
-        """Number of floats of a slot. Each value head has one part, which one task writes:
+        """Number of floats of a slot without `rollback`.
+
+        Each value head has one part, which one task writes:
 
         S  [k_dim, v_dim]  after the last whole chunk
         k  [k_dim, CHUNK]  of later positions: position p is column p mod CHUNK
         d  [CHUNK, v_dim]
         g  [CHUNK]
+
+        With `rollback`, a slot is two of these halves. Chunk c uses half c mod 2: S there is the
+        state before the chunk. The end of a chunk writes the new S to the other half, so the old
+        one stays valid until the next chunk ends.
         """
         return self.n_v_heads * (self.k_dim * self.v_dim + CHUNK * (self.k_dim + self.v_dim + 1))
-
-
-@dataclass(slots=True)
-class StateView:
-    """The states of one layer in `ref`: float32 [slots, floats]."""
-
-    slots: FloatArray
-
-    def at(self, step: Step, sequence: int) -> FloatArray:
-        """Return the state that a sequence continues from, to be changed in place."""
-        state: FloatArray = self.slots[step.state_slot[sequence]]
-        if step.positions[step.seq_start[sequence]] == 0:
-            state[:] = 0
-        return state
-
-
-def sequences(step: Step) -> Iterator[tuple[int, slice]]:
-    """Yield each sequence that has tokens in the step, and the slice of its token rows."""
-    for s in range(step.n_sequences):
-        rows = slice(int(step.seq_start[s]), int(step.seq_start[s + 1]))
-        if rows.start < rows.stop:
-            yield s, rows
-
-
-# -- convolution -----------------------------------------------------------------------------------
-
-
-def _conv_cost(node: Node) -> Cost:
-    x, weight, state = node.rows("x"), node.weight("weight"), node.input("state")
-    assert isinstance(state, RecurrentState)
-    taps = int(node.attrs["taps"])
-    return Cost(
-        fixed_bytes=row_bytes(weight.type, weight.cols),
-        row_bytes=8 * x.cols,
-        row_flops=(2 * taps + 4) * x.cols,
-        sequence_bytes=8 * state.floats,
-    )
-
-
-def _conv_cases() -> Iterator[Case]:
-    for cols, taps in ((48, 4), (80, 2)):
-        case = Case(f"{cols}x{taps}", 50, sequences=(1, 40, 2, 7))
-        state = RecurrentState("conv", (taps - 1) * cols)
-        x, weight = case.rows(cols), case.vector(cols * taps)
-        yield case.returns(case.graph.conv_silu(x, weight, state))
-
-
-@op(
-    rows("x", in_place=True),
-    vector("weight"),
-    state("state", written=True),
-    cost=_conv_cost,
-    cases=_conv_cases,
-    phase=Phase.GDN,
-)
-def conv_silu(
-    step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray, state: StateView
-) -> Sequence[FloatArray]:
-    """Return y[t] = silu(sum over taps i of weight[:, i] * x[t - (taps - 1) + i]).
-
-    Rows before the first position are zeros. The state is the last taps - 1 rows of x, oldest
-    first.
-
-    Kernels process chunks of 16 columns over all rows of the step, with the taps and the last rows
-    in registers, so y may be stored in place of x. The weight is transposed once, in preparation.
-    """
-    taps = int(attrs["taps"])
-    kernel = weight.reshape(-1, taps)
-    y = np.empty_like(x)
-    for s, span in sequences(step):
-        last = state.at(step, s)
-        line = np.concatenate([last.reshape(taps - 1, -1), x[span]])
-        n = span.stop - span.start
-        total = sum(line[i : i + n].astype(np.float64) * kernel[:, i] for i in range(taps))
-        y[span] = total * sigmoid(np.asarray(total))
-        last[:] = line[n:].reshape(-1)
-    return [y]
 
 
 # -- delta rule ------------------------------------------------------------------------------------
@@ -197,6 +124,11 @@ def _delta_cases() -> Iterator[Case]:
     yield delta_case("forgetful", DeltaShape(1, 2, 32, 32), (100,), pace=40.0)
 
 
+def _delta_rollback(node: Node, rows: int) -> Node:
+    """Return the node with a state of two halves, which is enough for up to CHUNK rows."""
+    return with_rollback(node, rows, 2 * _shape(node.attrs).state_floats)
+
+
 @op(
     rows("qkv"),
     rows("alpha"),
@@ -208,6 +140,7 @@ def _delta_cases() -> Iterator[Case]:
     cases=_delta_cases,
     tolerance=1e-4,
     phase=Phase.GDN,
+    rollback=_delta_rollback,
 )
 def delta_rule(
     step: Step,
@@ -226,7 +159,7 @@ def delta_rule(
         S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
 
     Rows are [q of each key head | k of each key head | v of each value head]. The state is S in
-    float32.
+    float32; with `rollback` it is that of `delta_rule_in_chunks`, which then runs instead.
 
     A task of a kernel is one value head of one sequence. It processes its rows with S in cache, in
     the chunkwise form over chunks of CHUNK positions. A single token takes the same path as a
@@ -234,6 +167,8 @@ def delta_rule(
     the plain recurrence, and the result does not depend on how a prompt was split. Lanes are
     columns of S.
     """
+    if attrs.get("rollback"):
+        return delta_rule_in_chunks(step, attrs, qkv, alpha, beta, decay, decay_bias, state)
     shape = _shape(attrs)
     q, k, v = _heads(qkv, shape, bool(attrs["grouped"]))
     g, b = np.exp(_log_decay(alpha, decay, decay_bias)), sigmoid(beta.astype(np.float64))
@@ -279,10 +214,11 @@ def delta_rule_in_chunks(
     g, b = np.exp(_log_decay(alpha, decay, decay_bias)), sigmoid(beta.astype(np.float64))
     o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
     for s, span in sequences(step):
-        matrix, k_kept, d, g_kept = _slot(state.at(step, s), shape)
+        halves = state.at(step, s).reshape(2 if attrs.get("rollback") else 1, -1)
         at, position = span.start, int(step.positions[span.start])
         while at < span.stop:
-            old = position % CHUNK  # rows of this chunk from earlier steps
+            chunk, old = divmod(position, CHUNK)  # old: rows of the chunk from earlier steps
+            matrix, k_kept, d, g_kept = _slot(halves[chunk % len(halves)], shape)
             n = min(CHUNK - old, span.stop - at)
             new, end = slice(at, at + n), old + n
             k_kept[:, :, old:end], g_kept[:, old:end] = k_rows[new].transpose(1, 2, 0), g[new].T
@@ -299,7 +235,8 @@ def delta_rule_in_chunks(
             mixed = whole * (q_new @ matrix) + k_by_q @ d[:, :end]
             o[new] = mixed.transpose(1, 0, 2)
             if end == CHUNK:
-                matrix[:] = whole[:, -1:] * matrix + (k * left[:, None]) @ d
+                after = _slot(halves[(chunk + 1) % len(halves)], shape)[0]
+                after[:] = whole[:, -1:] * matrix + (k * left[:, None]) @ d
             at, position = at + n, position + n
     return [o.reshape(len(o), -1)]
 
@@ -315,7 +252,7 @@ def _decay(g: FloatArray) -> tuple[Float64Array, Float64Array]:
 
 
 def _slot(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
-    """Return views of S, k, d and g of each head of a slot."""
+    """Return views of S, k, d and g of each head of a slot, or of half a slot."""
     heads = state.reshape(shape.n_v_heads, -1)
     views, at = [], 0
     for dims in (

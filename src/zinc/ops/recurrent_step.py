@@ -12,10 +12,12 @@ from types import MappingProxyType
 import numpy as np
 
 from zinc.ops.cases import Case
+from zinc.ops.convolution import conv_silu
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import Node
 from zinc.ops.operands import rows, state, vector
-from zinc.ops.recurrent import DeltaShape, StateView, conv_silu, delta_rule, gated_norm
+from zinc.ops.recurrent import DeltaShape, delta_rule, gated_norm
+from zinc.ops.recurrent_state import StateView
 from zinc.ops.registry import Alternative, Attrs, Cost, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState

@@ -100,6 +100,8 @@ class Op:
     optional: a backend may have no kernel, and models do not need it.
     self_test: names of the cases that a device must pass before a model is put on it.
     alternative: the ops that it replaces, if it is only an alternative of other launches in a plan.
+    rollback: called with a node of the op and a number of rows, returns the node whose recurrent
+    state can be set back by them (zinc.ops.recurrent_state); None if the op has no such state.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Op:
     optional: bool = False
     self_test: tuple[str, ...] = ()
     alternative: Alternative | None = None
+    rollback: Callable[[Node, int], Node] | None = None
 
     @property
     def writes_state(self) -> bool:
@@ -151,6 +154,7 @@ def op(
     phase: Phase = Phase.DENSE,
     self_test: tuple[str, ...] = (),
     alternative: Alternative | None = None,
+    rollback: Callable[[Node, int], Node] | None = None,
     **properties: bool,
 ) -> Callable[[Reference], Reference]:
     """Register the decorated reference as the op of its name, with these operands.
@@ -165,7 +169,7 @@ def op(
         doc = (reference.__doc__ or "").strip()
         OPS[name] = Op(
             name, reference, Signature(operands), cost, tolerance, doc, cases, phase, **properties,
-            self_test=self_test, alternative=alternative,
+            self_test=self_test, alternative=alternative, rollback=rollback,
         )  # fmt: skip
         return reference
 

@@ -114,8 +114,9 @@ class RecurrentState:
     """The recurrent state of one layer: `floats` float32 numbers for each sequence, in its slot.
 
     Unlike a KV cache it does not grow with the context, and earlier positions cannot be restored
-    from it: each position of a sequence is processed once, in order. The op that uses it defines
-    its contents. A sequence whose step has position 0 starts from zeros, whatever the slot holds.
+    from it, but for the last few with `rollback` (zinc.ops.recurrent_state): each position of a
+    sequence is processed once, in order. The op that uses it defines its contents. A sequence whose
+    step has position 0 starts from zeros, whatever the slot holds.
     """
 
     name: str

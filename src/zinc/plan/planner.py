@@ -5,8 +5,9 @@ The plan that `zinc plan` prints is the object that a backend runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from zinc.backends.api import Kernels
 from zinc.backends.plans import (
@@ -23,6 +24,7 @@ from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split
 from zinc.plan.alternatives import add_alternatives, held_inputs
 
+_HOST = -1  # the stop of an exchange with the host
 SAMPLED_COLS = 2  # columns of the output of the op `sample`
 
 
@@ -45,18 +47,28 @@ def make_plan(
     Raises UnsupportedError if the backend lacks a kernel for an op or a block format.
     """
     assert graph.output is not None
+    exchanges = graph.given is not None or graph.hidden is not None
+    if exchanges and not backend.capabilities.host_rows:
+        raise UnsupportedError(
+            f"the backend {backend.name} cannot draft tokens with the model's own NextN block",
+            "its programs do not exchange hidden rows with the host",
+            "choose another way to draft, or another backend with {backend}",
+        )
     rows = {
         Dim.TOKENS: max_tokens,
         Dim.OUTPUTS: max_outputs,
         Dim.SEQUENCES: max_sequences,
         Dim.CONSTANT: 1,
     }
-    next_id = 1 + max(v.id for node in graph.nodes for v in node.outputs)
     if backend.split is None:
-        plan = _part(graph.nodes, graph.output, backend, rows, fuse, next_id).plan
+        nodes = _with_host_rows(graph)
+        next_id = 1 + max(v.id for node in nodes for v in node.outputs)
+        part = _part(nodes, graph.output, backend, rows, fuse, next_id)
+        plan = replace(part.plan, given=_host_rows(part.receives), hidden=_host_rows(part.sends))
         return (
             _with_sampling(plan, graph.output) if samples and backend.supports("sample") else plan
         )
+    next_id = 1 + max(v.id for node in graph.nodes for v in node.outputs)
     parts = []
     devices = backend.split.devices
     divided = split.split(graph.nodes, backend.split.device_of, len(devices))
@@ -67,6 +79,25 @@ def make_plan(
         made = (ref.id for launch in parts[-1].plan.launches for ref in launch.outputs)
         next_id = max(next_id, 1 + max(made, default=0))
     return split.join(parts)
+
+
+def _with_host_rows(graph: Graph) -> list[Node]:
+    """Return the nodes of `graph`, with a receive and a send of the rows that the host exchanges.
+
+    They keep the rows in the arena from the start of a step, and to its end.
+    """
+    attrs = MappingProxyType({"stop": _HOST})
+    nodes = list(graph.nodes)
+    if graph.given is not None:
+        nodes.insert(0, Node(split.RECEIVE, (), (graph.given,), attrs))
+    if graph.hidden is not None:
+        nodes.append(Node(split.SEND, (graph.hidden,), (), attrs))
+    return nodes
+
+
+def _host_rows(exchanges: Mapping[int, split.Exchange]) -> Ref | None:
+    """Return the rows that are exchanged with the host, if there are any."""
+    return exchanges[_HOST].refs[0] if _HOST in exchanges else None
 
 
 def _part(
@@ -153,6 +184,12 @@ def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
             f"the backend {backend.name} cannot run {node.label or 'this model'}",
             f"it has no kernel {node.op}",
             "choose another backend with {backend}",
+        )
+    if node.attrs.get("rollback") and not backend.capabilities.rollback:
+        raise UnsupportedError(
+            f"the backend {backend.name} cannot set recurrent states back",
+            f"its kernel {node.op} keeps the state of the last position only",
+            "turn speculative decoding off, or choose another backend with {backend}",
         )
     for weight in node.inputs:
         if isinstance(weight, Weight) and not weight.is_vector:  # vectors are always float32

@@ -33,40 +33,31 @@ def match_length(text: list[int], position: int, tail: list[int]) -> int:
     return n
 
 
-def matches(text: list[int], tail: list[int]) -> list[tuple[int, int]]:
-    """Return (position, match length), longest first, then newest first."""
-    found = [(p, match_length(text, p, tail)) for p in range(1, len(text))]
-    return sorted((m for m in found if m[1]), key=lambda m: (-m[1], -m[0]))
+def longest_matches(text: list[int], tail: list[int]) -> tuple[list[int], int]:
+    """Return the positions behind the longest matches, newest first, and their length."""
+    lengths = {p: match_length(text, p, tail) for p in reversed(range(1, len(text)))}
+    longest = max(lengths.values(), default=0)
+    return [p for p, length in lengths.items() if length == longest > 0], longest
 
 
-def best_draft(text: list[int], tail: list[int], most: int) -> Draft:
-    """Return the draft by its definition, for text that is not `tail` itself if they differ."""
-    best = NO_DRAFT
-    found = matches(text, tail)
-    for length in sorted({n for _, n in found}, reverse=True):
-        rows = []
-        for position, n in found:
-            row = text[position:]
-            if text is tail:
-                row *= most
-            if n >= length:
-                rows.append(row[:most])
-        draft, product = Draft(), 1.0
-        for i in range(most):
-            behind = [row for row in rows if row[:i] == draft.tokens and len(row) > i]
-            counts = Counter(row[i] for row in behind)
-            if not counts:
-                break
-            token, count = counts.most_common(1)[0]
-            probability = count / (len(behind) + PRIOR / (length + i))
-            product *= probability
-            if product < LEAST_PROBABILITY:
-                break
-            draft.tokens.append(token)
-            draft.probabilities.append(probability)
-        if draft.expected > best.expected + 1e-12:
-            best = draft
-    return best
+def expected_draft(text: list[int], tail: list[int], most: int) -> Draft:
+    """Return the draft from `text` by its definition; the end of `tail` itself is repeated."""
+    positions, length = longest_matches(text, tail)
+    rows = [(text[p:] * (most if text is tail else 1))[:most] for p in positions]
+    rows = [row[: row.index(END)] if END in row else row for row in rows]
+    draft, product = Draft(), 1.0
+    for i in range(most):
+        behind = [row[i] for row in rows if row[:i] == draft.tokens and len(row) > i]
+        if not behind:
+            break
+        token, count = Counter(behind).most_common(1)[0]
+        probability = count / (len(behind) + PRIOR / (length + i))
+        product *= probability
+        if product < LEAST_PROBABILITY:
+            break
+        draft.tokens.append(token)
+        draft.probabilities.append(probability)
+    return draft
 
 
 @pytest.mark.usefixtures("unbounded")
@@ -74,9 +65,22 @@ def best_draft(text: list[int], tail: list[int], most: int) -> Draft:
 @given(TEXTS, st.integers(1, 12))
 def test_draft_equals_that_of_a_full_search(text, most):
     draft = SuffixDrafter(text).draft(most)
-    expected = best_draft(text, text, most)
+    expected = expected_draft(text, text, most)
     assert draft.tokens == expected.tokens
     assert draft.probabilities == pytest.approx(expected.probabilities)
+
+
+@pytest.mark.usefixtures("unbounded")
+@settings(max_examples=examples(400), deadline=None)
+@given(st.lists(TEXTS.filter(bool), max_size=8), TEXTS, st.integers(1, 12))
+def test_draft_from_answers_equals_that_of_a_full_search(answers, tail, most):
+    store = AnswerStore()
+    for answer in answers:
+        store.add(b"", answer)
+    text = [token for answer in answers for token in [*answer, END]]
+    own, past = expected_draft(tail, tail, most), expected_draft(text, tail, most)
+    expected = past if past.expected > own.expected + 1e-12 else own
+    assert SuffixDrafter(tail, store).draft(most).tokens == expected.tokens
 
 
 @pytest.mark.usefixtures("unbounded")
@@ -84,11 +88,9 @@ def test_draft_equals_that_of_a_full_search(text, most):
 @given(TEXTS, TEXTS)
 def test_matches_in_another_text_equal_those_of_a_full_search(text, tail):
     index = SuffixIndex(text)
-    positions, lengths = index.find(SuffixIndex(tail).last)
+    positions, length = index.find(SuffixIndex(tail).last)
     start = LONGEST_MATCH  # of a text in its buffer
-    assert list(zip((positions - start).tolist(), lengths.tolist(), strict=True)) == matches(
-        text, tail
-    )
+    assert ((positions - start).tolist(), length) == longest_matches(text, tail)
     rows = index.following(positions, 5, repeats=False).tolist()
     assert rows == [(text[p - start :] + [END] * 5)[:5] for p in positions]
 
@@ -105,7 +107,7 @@ def test_index_does_not_depend_on_how_text_was_added(parts, n_dropped):
     built = SuffixIndex(text[n_dropped:])
     assert len(grown) == len(built)
     found, expected = grown.find(built.last), built.find(built.last)
-    assert found[1].tolist() == expected[1].tolist()
+    assert found[1] == expected[1]
     rows = [
         index.following(x[0], 9, repeats=False) for index, x in ((grown, found), (built, expected))
     ]
@@ -117,9 +119,13 @@ def test_search_is_bounded_and_still_finds_the_longest_match():
     sentence = [rng.randrange(5, 100) for _ in range(40)]
     common = [token for _ in range(5000) for token in (1, rng.randrange(5, 100))]
     text = [*sentence, 1, 2, 3, 4, *common, *sentence, 1]
-    positions, lengths = SuffixIndex(text).find(SuffixIndex(text).last)
-    assert len(positions) <= len(suffix_index._ORDERS) * suffix_index._MOST_POSITIONS
-    assert lengths[0] == 41
+    index = SuffixIndex(text)
+    positions, length = index.find(index.last)
+    assert (positions.tolist(), length) == ([LONGEST_MATCH + 41], 41)
+    index.extend([2, 3, 1])
+    positions, length = index.find(index.last)
+    assert 0 < len(positions) <= suffix_index._MOST_POSITIONS
+    assert length == 1
     assert SuffixDrafter(text).draft(3).tokens == [2, 3, 4]
 
 

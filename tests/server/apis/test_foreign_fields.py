@@ -327,6 +327,9 @@ def test_documents_reach_the_template(server: Running):
         ({"top_a": 0.2}, "top_a"),
         ({"image_data": [{"data": "x", "id": 1}]}, "image_data"),
         ({"n_indent": 4}, "n_indent"),
+        ({"speculative.n_max": -1}, "speculative.n_max"),
+        ({"speculative.n_max": "all"}, "speculative.n_max"),
+        ({"speculative.n_max": 0, "speculate": True}, "speculative.n_max"),
         ({"verbosity": "shouting"}, "verbosity"),
     ],
 )  # fmt: skip

@@ -43,6 +43,14 @@ def test_other_lines_of_a_stream_are_ignored(tab: Any, script: Script) -> None:
     assert ask(tab, "Hi") == "ab"
 
 
+def test_tokens_from_drafts_are_counted(tab: Any, script: Script) -> None:
+    drafts = {"draft_n": 20, "draft_n_accepted": 18}
+    timings = {"predicted_n": 40, "predicted_per_second": 50.0, **drafts}
+    script.say(chunk({"content": "a"}), chunk({}, "stop", timings=timings), b"data: [DONE]\n\n")
+    assert ask(tab, "Hi") == "a"
+    expect(tab.locator(".stats").last).to_contain_text("40 tokens · 18 from drafts")
+
+
 # Each text tries to run `hit()`, to load a resource, or to become an active element.
 HOSTILE = [
     "<script>hit()</script>",

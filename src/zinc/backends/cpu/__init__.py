@@ -237,6 +237,8 @@ class CpuKernels:
             BackendKind.CPU,
             kv_dtype="q8_0",
             batch_invariant=True,  # native/kernel.h: every sum has a fixed order
+            rollback=True,
+            host_rows=True,
             level=self.level,
             levels=levels,
             threads=threads,

@@ -91,7 +91,9 @@ class NullProgram:
 class NullBackend(HostBackend):
     name = "null"
     weight_bytes = 0
-    capabilities = Capabilities(BackendKind.DRY_RUN, batch_invariant=True)
+    capabilities = Capabilities(
+        BackendKind.DRY_RUN, batch_invariant=True, rollback=True, host_rows=True
+    )
 
     def describe(self) -> str:
         return "null: records launches, computes nothing"

@@ -17,7 +17,7 @@ from zinc.backends.api import CacheLayout, FinishedStep, HostBackend, TensorData
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo
 from zinc.backends.plans import Operand, Plan, Ref
 from zinc.ops.attention import CacheView
-from zinc.ops.recurrent import StateView
+from zinc.ops.recurrent_state import StateView
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step
 from zinc.ops.values import Constant, FloatArray, KVState, RecurrentState, RowFormat, State, Weight
@@ -87,7 +87,8 @@ class RefProgram:
         self._sampled = np.empty(0, np.int32)
 
     def step(self, step: Step) -> FloatArray:
-        self._values.clear()
+        given = self.plan.given
+        self._values = {id: x for id, x in self._values.items() if given and id == given.id}
         self.run(step, 0, len(self.plan.launches))
         return self._values[self.plan.output.id]
 
@@ -143,7 +144,7 @@ class RefProgram:
 class RefBackend(HostBackend):
     name = "ref"
     # numpy splits matrix products by their sizes, so it is not batch-invariant.
-    capabilities = Capabilities(BackendKind.REFERENCE)
+    capabilities = Capabilities(BackendKind.REFERENCE, rollback=True, host_rows=True)
 
     def __init__(self) -> None:
         self._weights: dict[str, FloatArray] = {}

@@ -54,12 +54,16 @@ class OpenModel:
     """A model file with its graphs.
 
     The first graph runs sequences up to the plain context of `spec`, the second, if there is one,
-    longer sequences.
+    longer sequences. draft_graphs: those of the model's NextN block for the same sequences, if it
+    is loaded. draft_tokens: the token of each of their logits; () if they are those of the
+    vocabulary.
     """
 
     file: GGUFFile
     spec: ModelSpec
     graphs: tuple[Graph, ...]
+    draft_graphs: tuple[Graph, ...] = ()
+    draft_tokens: tuple[int, ...] = ()
 
 
 def divide(

@@ -1,13 +1,14 @@
-"""Model files: the path of a model name, and the bytes of a plan's tensors."""
+"""Model files: the path of a model name, and the bytes of the tensors that plans read."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from zinc.backends.plans import Plan
 from zinc.formats.gguf import GGUFFile
 from zinc.hub.resolve import resolve
+from zinc.ops.values import Weight
 
 EMBEDDED_MODEL = Path(__file__).parents[2] / "data" / "zinc-demo-30m-q4_k_m.gguf"
 
@@ -22,6 +23,6 @@ def resolve_model(name: str | os.PathLike[str] | None) -> Path:
     return EMBEDDED_MODEL if name is None else resolve(name)
 
 
-def weights_bytes(file: GGUFFile, plan: Plan) -> int:
-    """Return the bytes of the tensors that `plan` reads; several weights may share a tensor."""
-    return sum(file.tensors[name].n_bytes for name in {w.tensor for w in plan.weights})
+def weights_bytes(file: GGUFFile, weights: Iterable[Weight]) -> int:
+    """Return the bytes of the tensors of `weights`; several weights may share a tensor."""
+    return sum(file.tensors[name].n_bytes for name in {w.tensor for w in weights})

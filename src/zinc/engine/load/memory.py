@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zinc.backends.api import Backend
-from zinc.backends.plans import Plan, SplitPlan
+from zinc.backends.plans import Plan, SplitPlan, states_of, weights_of
 from zinc.core import host_memory
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.engine.cache_layout import (
@@ -94,10 +94,7 @@ def available_memory_bytes(backend: Backend | None = None) -> int:
 
 
 def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[MemoryBudget]:
-    """Return the memories of a backend, with the bytes that `plans` take of each beside the cache.
-
-    All plans have the same weights and states.
-    """
+    """Return the memories of a backend, and what `plans` take of each beside the cache."""
     if backend.split is None:
         return [_budget(file, [backend], [plans])]
     devices = backend.split.devices
@@ -114,9 +111,9 @@ def _budget(
     return MemoryBudget(
         name="+".join(backend.name for backend in backends),
         available=available_memory_bytes(backends[0]),
-        weights_bytes=sum(weights_bytes(file, plans[0]) for plans in parts),
+        weights_bytes=sum(weights_bytes(file, weights_of(plans)) for plans in parts),
         arena_bytes=sum(plan.arena_bytes for plans in parts for plan in plans),
-        states=tuple(state for plans in parts for state in plans[0].states),
+        states=tuple(state for plans in parts for state in states_of(plans)),
         on_device=backends[0].available_bytes() is not None,
     )
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.backends.api import Backend, Cache, CacheLayout, Program
-from zinc.engine.cache_layout import BLOCK_TOKENS, cache_layout, state_bytes_per_sequence
+from zinc.backends.plans import weights_of
+from zinc.engine.cache_layout import cache_layout
 from zinc.engine.engine import Engine
 from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.memory import (
     CacheSize,
     MemoryReport,
-    choose_cache,
-    choose_context,
     choose_swap,
 )
 from zinc.engine.load.options import LoadOptions
@@ -20,6 +19,7 @@ from zinc.engine.load.planned import PlannedModel, plan_graph, plan_model
 from zinc.engine.load.speculation import choose_speculation
 from zinc.engine.load.weights import Progress, upload
 from zinc.engine.readout import ReadoutKind
+from zinc.engine.speculative.nextn import NextNDrafter
 from zinc.engine.worker import EngineWorker, closed_error
 from zinc.ops.graph import Graph
 from zinc.plan.hidden import hidden_graph
@@ -32,6 +32,7 @@ class _Resources:
     choice: BackendChoice
     cache: Cache
     program: Program
+    drafter: NextNDrafter | None
     engine: Engine
     worker: EngineWorker
 
@@ -64,17 +65,18 @@ class LoadedModel:
 
     def _load(self, planned: PlannedModel, progress: Progress | None) -> _Resources:
         options, backend = self.options, planned.backend
-        size = _cache_size(planned)
+        size = planned.cache_size()
         self.context = size.context
         folder, digests = options.cache_folder, None
         if folder is not None:
             from zinc.engine.identity import TensorDigests, cache_key
 
             digests = TensorDigests(self.file, folder)
-        upload(self.file, self.plan, backend, progress, digests)
+        upload(self.file, weights_of(planned.all_plans), backend, progress, digests)
         layout = _layout(planned, size)
-        cache = backend.allocate(self.plan.states, layout)
+        cache = backend.allocate(planned.states, layout)
         programs = [backend.prepare(plan, cache) for plan in planned.plans]
+        drafter = _drafter(planned, cache)
         engine = Engine(
             programs[0],
             cache,
@@ -86,14 +88,16 @@ class LoadedModel:
             prepare=_Preparer(planned, cache),
             extended=programs[1] if len(programs) > 1 else None,
             plain_context=self.spec.plain_context,
-            speculation=choose_speculation(options.speculate, self.plan, backend),
+            speculation=choose_speculation(options, self.plan, backend, drafter),
+            states=planned.states,
         )
         if folder is not None and digests is not None:
-            key = cache_key(digests.finish(), planned.plans, layout, backend)
+            key = cache_key(digests.finish(), planned.all_plans, layout, backend)
             engine.keep_on_disk(folder, key, options.cache_bytes)
-        arena_bytes = sum(plan.arena_bytes for plan in planned.plans)
+        arena_bytes = sum(plan.arena_bytes for plan in planned.all_plans)
         self.memory = MemoryReport(backend.weight_bytes, cache.n_bytes, arena_bytes)
-        return _Resources(planned.choice, cache, programs[0], engine, EngineWorker(engine))
+        worker = EngineWorker(engine)
+        return _Resources(planned.choice, cache, programs[0], drafter, engine, worker)
 
     @property
     def _open(self) -> _Resources:
@@ -121,6 +125,11 @@ class LoadedModel:
     def program(self) -> Program:
         """The program of sequences up to the plain context."""
         return self._open.program
+
+    @property
+    def drafter(self) -> NextNDrafter | None:
+        """The drafter with the model's NextN block, if that is loaded."""
+        return self._open.drafter
 
     @property
     def engine(self) -> Engine:
@@ -172,30 +181,17 @@ class _Preparer:
         return backend.prepare(plan, self.cache)
 
 
-def _cache_size(planned: PlannedModel) -> CacheSize:
-    """Return the size of the cache: as `options.sequences` say, or what fits in memory."""
-    options, memories = planned.options, planned.budgets()
-    if options.sequences is None:
-        tokens = options.batch_tokens
-        return choose_cache(planned.spec, memories, planned.kv_dtype, options.context, tokens)
-    context = min(
-        choose_context(
-            planned.spec,
-            memory.states,
-            planned.kv_dtype,
-            options.context,
-            memory.available,
-            memory.taken + state_bytes_per_sequence(memory.states),
-            on_device=memory.on_device,
-        )
-        for memory in memories
-    )
-    whole_blocks = -(-context // BLOCK_TOKENS) * BLOCK_TOKENS
-    return CacheSize(context, options.sequences * whole_blocks, options.sequences)
+def _drafter(planned: PlannedModel, cache: Cache) -> NextNDrafter | None:
+    """Return the drafter with the model's NextN block, if that is planned."""
+    programs = [planned.backend.prepare(plan, cache) for plan in planned.draft_plans]
+    if not programs:
+        return None
+    model = planned.model
+    return NextNDrafter(programs, cache.layout, model.spec.vocab, model.draft_tokens)
 
 
 def _layout(planned: PlannedModel, size: CacheSize) -> CacheLayout:
     options = planned.options
     chunk_tokens = options.batch_tokens if options.sequences is None else None
-    states = planned.plans[0].states
+    states = planned.states
     return cache_layout(states, size.tokens, planned.kv_dtype, size.state_slots, chunk_tokens)

@@ -12,31 +12,57 @@ from zinc import models
 from zinc.backends import api
 from zinc.backends.api import Backend, Kernels
 from zinc.backends.capabilities import BackendKind
-from zinc.backends.plans import Plan
-from zinc.engine.cache_layout import resolve_kv_dtype
+from zinc.backends.plans import Plan, states_of
+from zinc.core.errors import MemoryLimitError
+from zinc.engine.cache_layout import BLOCK_TOKENS, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load import auto
 from zinc.engine.load.device_map import BackendChoice, OpenModel, divide, fits_on
 from zinc.engine.load.files import resolve_model
-from zinc.engine.load.memory import MemoryBudget, budgets, check_context
+from zinc.engine.load.memory import (
+    CacheSize,
+    MemoryBudget,
+    budgets,
+    check_context,
+    choose_cache,
+    choose_context,
+)
 from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.speculation import check_mode, needs_nextn, needs_rollback
+from zinc.engine.speculative.speculation import MOST_RECURRENT_ROWS
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph
+from zinc.ops.values import State
 from zinc.plan.device_map import DeviceMap
 from zinc.plan.planner import make_plan
+from zinc.plan.rollback import rollback_graph
 
 log = logging.getLogger("zinc.loading")
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model file, the backend it will run on, and one plan for each of its graphs."""
+    """A model file, the backend it will run on, and one plan for each of its graphs.
+
+    draft_plans: for the graphs of its NextN block, if it is loaded.
+    """
 
     options: LoadOptions
     model: OpenModel
     choice: BackendChoice
     plans: tuple[Plan, ...]
     kv_dtype: str
+    draft_plans: tuple[Plan, ...] = ()
+
+    @property
+    def all_plans(self) -> tuple[Plan, ...]:
+        """The plans of the model and those of its NextN block, which share weights and a cache."""
+        return (*self.plans, *self.draft_plans)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The caches and recurrent states of all plans."""
+        return states_of(self.all_plans)
 
     @property
     def file(self) -> GGUFFile:
@@ -55,7 +81,31 @@ class PlannedModel:
 
     def budgets(self) -> list[MemoryBudget]:
         """Return the memories of the backend, with the bytes that the plans take of each."""
-        return budgets(self.file, self.plans, self.backend)
+        return budgets(self.file, self.all_plans, self.backend)
+
+    def cache_size(self) -> CacheSize:
+        """Return the size of the cache: as the options say, or what fits in memory.
+
+        Raises MemoryLimitError if no cache fits, and RequestError for an impossible context.
+        """
+        options, memories = self.options, self.budgets()
+        if options.sequences is None:
+            tokens = options.batch_tokens
+            return choose_cache(self.spec, memories, self.kv_dtype, options.context, tokens)
+        context = min(
+            choose_context(
+                self.spec,
+                memory.states,
+                self.kv_dtype,
+                options.context,
+                memory.available,
+                memory.taken + state_bytes_per_sequence(memory.states),
+                on_device=memory.on_device,
+            )
+            for memory in memories
+        )
+        whole_blocks = -(-context // BLOCK_TOKENS) * BLOCK_TOKENS
+        return CacheSize(context, options.sequences * whole_blocks, options.sequences)
 
     def plan_for(self, n_tokens: int) -> Plan:
         """Return the plan that runs a sequence of `n_tokens`."""
@@ -93,7 +143,11 @@ def plan_model(
     if file is None:
         file = GGUFFile.open(resolve_model(options.path))
     try:
-        return _plan(_open(file, options), options, backend)
+        planned = _plan(_open(file, options), options, backend)
+        if planned.options == options or _has_room(planned):
+            return planned
+        plain = replace(options, speculate="off")
+        return _plan(_open(file, plain), plain, planned.backend, planned.choice.reason)
     except BaseException:
         file.close()
         raise
@@ -119,13 +173,23 @@ def plan_graph(
 def _open(file: GGUFFile, options: LoadOptions) -> OpenModel:
     """Return the spec and the graphs of a model file."""
     rope, context = options.rope, options.context
-    spec, graph = models.load(file, rope=rope, context=context)
+    spec, graph = models.load(file, rope=rope, context=context, hidden=options.nextn)
     if context is not None:
         check_context(spec, context)
-    graphs = [graph]
+    graphs, lengths = [graph], [False]
     if 0 < spec.plain_context < (context or spec.context):
-        graphs.append(models.load(file, rope=rope, context=context, extended=True)[1])
-    return OpenModel(file, spec, tuple(graphs))
+        lengths.append(True)
+        graphs.append(
+            models.load(file, rope=rope, context=context, extended=True, hidden=options.nextn)[1]
+        )
+    drafts: list[Graph] = []
+    tokens: tuple[int, ...] = ()
+    for extended in lengths if options.nextn else ():
+        draft, tokens = models.load_draft(
+            file, rope=rope, context=context, extended=extended, n_tokens=options.nextn_tokens
+        )
+        drafts.append(draft)
+    return OpenModel(file, spec, tuple(graphs), tuple(drafts), tokens)
 
 
 def _select(model: OpenModel, options: LoadOptions) -> auto.Selection:
@@ -140,11 +204,22 @@ def _select(model: OpenModel, options: LoadOptions) -> auto.Selection:
     return auto.select(machine, fits if options.device_map is None else None, wanted)
 
 
-def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> PlannedModel:
+def _has_room(planned: PlannedModel) -> bool:
+    """Return whether the states and the NextN block that drafts need fit in memory."""
+    try:
+        planned.cache_size()
+    except MemoryLimitError as error:
+        log.warning("without speculative decoding: %s", error.what)
+        return False
+    return True
+
+
+def _plan(
+    model: OpenModel, options: LoadOptions, backend: Backend | None, reason: str = ""
+) -> PlannedModel:
     def create(name: str) -> Backend:
         return api.create(name, options.threads, options.backend_options)
 
-    reason = ""
     if backend is None and options.backend == "auto":
         selection = _select(model, options)
         backend, reason = selection.backend, selection.reason
@@ -155,7 +230,20 @@ def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> Pl
     if backend is None:
         backend = create(options.backend)
     choice = replace(divide(backend, lambda: create("cpu"), model, options), reason=reason)
+    check_mode(options.speculate)
+    if needs_nextn(options.speculate, model, choice.backend):
+        options = replace(options, nextn=True)
+        model = _open(model.file, options)
+    if needs_rollback(options.speculate, model.graphs[0], choice.backend):
+        options = replace(options, rollback=MOST_RECURRENT_ROWS)
+    if options.rollback:
+        graphs = tuple(rollback_graph(graph, options.rollback) for graph in model.graphs)
+        model = replace(model, graphs=graphs)
     plans = tuple(plan_graph(graph, choice.backend, options) for graph in model.graphs)
+    drafts = tuple(
+        plan_graph(graph, choice.backend, options, output_rows=options.output_rows)
+        for graph in model.draft_graphs
+    )
     default = choice.backend.capabilities.kv_dtype
-    kv_dtype = resolve_kv_dtype(options.kv_dtype, default, plans[0].states)
-    return PlannedModel(options, model, choice, plans, kv_dtype)
+    kv_dtype = resolve_kv_dtype(options.kv_dtype, default, states_of((*plans, *drafts)))
+    return PlannedModel(options, model, choice, plans, kv_dtype, drafts)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
 from zinc.backends.api import Backend
-from zinc.backends.plans import Plan
 from zinc.formats.gguf import GGUFFile, Tensor
 from zinc.ops.values import Weight
 from zinc.plan.weights import tensor_data
@@ -21,18 +20,18 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 def upload(
     file: GGUFFile,
-    plan: Plan,
+    weights: Iterable[Weight],
     backend: Backend,
     progress: Progress | None = None,
     digests: TensorDigests | None = None,
 ) -> None:
-    """Upload every weight of `plan` to `backend`, the largest first.
+    """Upload `weights` to `backend`, the largest first.
 
     A backend may read a whole tensor before it packs it; the peak of memory is lowest if it does so
     while the other tensors are not loaded yet. `digests` hashes the tensors as they are read.
     Raises FormatError if the file cannot be read.
     """
-    tensors = [(w, file.tensors[w.tensor]) for w in plan.weights]
+    tensors = [(w, file.tensors[w.tensor]) for w in weights]
     tensors.sort(key=lambda pair: pair[1].n_bytes, reverse=True)
     total = sum(t.n_bytes for _, t in tensors)
     done = 0

@@ -128,6 +128,18 @@ class Sampler:
                 return self.report(logits, token, candidates)
             return self.report(logits, token)
 
+    def guess(self, logits: Floats, ahead: int) -> int:
+        """Return a guess of the token `ahead` places after the next one.
+
+        logits: a drafter's, float32 [n_vocab]. The guess is drawn with the noise of its place, so
+        it is often the token that the model's own logits will give.
+        """
+        self._index += ahead
+        try:
+            return self.sample(logits).token
+        finally:
+            self._index -= ahead
+
     def report(self, logits: Floats, token: int, candidates: Candidates | None = None) -> Sampled:
         """Return a token with the logprobs that the request asked for.
 

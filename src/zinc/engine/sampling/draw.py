@@ -24,7 +24,10 @@ def draw_position(candidates: Candidates, draw: Draw) -> int:
     n = len(candidates)
     if n == 1:
         return 0
-    positions = np.arange(n) if n <= _FEW else _contenders(candidates, draw)
+    if n <= _FEW:
+        ids = np.arange(n) if candidates.ids is None else candidates.ids
+        return int((candidates.logits + gumbel(draw, ids)).argmax())
+    positions = _contenders(candidates, draw)
     return int(positions[_sums(candidates, positions, draw).argmax()])
 
 

@@ -1,4 +1,4 @@
-"""Drafts: tokens that a sequence may continue with, and the drafters that guess them.
+"""Drafts: tokens that a sequence may continue with.
 
 A drafter guesses the next tokens of a sequence without running the model. A step then runs the
 guessed tokens behind the last known one, and the sampler accepts the first of them for as long as
@@ -7,11 +7,9 @@ they equal the tokens that it draws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +28,9 @@ class Draft:
         """The expected number of accepted tokens."""
         return float(sum(accumulate(self.probabilities, mul)))
 
+    def head(self, n_tokens: int) -> Draft:
+        """Return the first `n_tokens` tokens."""
+        return Draft(self.tokens[:n_tokens], self.probabilities[:n_tokens])
+
 
 NO_DRAFT = Draft()
-
-
-class Drafter(Protocol):
-    """A source of drafts for one sequence."""
-
-    def draft(self, most: int) -> Draft:
-        """Return a draft of at most `most` tokens that follow the tokens accepted so far."""
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Append `tokens` to the text of the sequence."""

@@ -12,7 +12,7 @@ from zinc.engine.admission import STREAM_TOKENS
 from zinc.engine.batch import NO_DRAFTS
 from zinc.engine.flight import Flight
 from zinc.engine.sequence import Sequence
-from zinc.engine.speculative.speculation import MOST_ROWS, Speculation
+from zinc.engine.speculative.speculation import Speculation
 from zinc.kv import CachePool
 
 
@@ -63,4 +63,5 @@ class Drafting:
         The answer may end with the step, and its last token never needs a row.
         """
         context = self.longest if s.extended else min(self.longest, self.plain_context)
-        return min(s.max_tokens - s.n_generated - 1, context - len(s.ids), MOST_ROWS - s.pending)
+        rows = self.speculation.most_rows - s.pending
+        return min(s.max_tokens - s.n_generated - 1, context - len(s.ids), rows)

@@ -22,7 +22,9 @@ PROBE_TOKENS = 64
 GUARD_TOKENS = 64
 
 _EDGES = (0.4, 0.6, 0.8, 0.95)
-_MIDDLES = (0.3, 0.5, 0.7, 0.88, 0.97)
+# Acceptance before it is measured: that of new prose, where unlikely tokens are accepted less than
+# their probability says.
+_RATES = (0.13, 0.33, 0.56, 0.85, 0.97)
 _PRIOR_TOKENS = 6.0
 _MEMORY_TOKENS = 200.0
 
@@ -31,13 +33,17 @@ class Acceptance:
     """Measured acceptance of drafted tokens by the probability that the drafter gives them."""
 
     def __init__(self) -> None:
-        self._tried = [_PRIOR_TOKENS] * len(_MIDDLES)
-        self._accepted = [_PRIOR_TOKENS * p for p in _MIDDLES]
+        self._tried = [_PRIOR_TOKENS] * len(_RATES)
+        self._accepted = [_PRIOR_TOKENS * p for p in _RATES]
 
     def rate(self, probability: float) -> float:
         """Return how often a token of this probability is accepted."""
         i = _bucket(probability)
         return self._accepted[i] / self._tried[i]
+
+    def rates(self, probabilities: Sequence[float]) -> list[float]:
+        """Return the rate of each of `probabilities`."""
+        return [self.rate(probability) for probability in probabilities]
 
     def record(self, probability: float, accepted: bool) -> None:
         """Record the fate of a token that was drafted with `probability`. Old ones fade."""
@@ -61,6 +67,7 @@ class Record:
     policy gave them and of those that were accepted. saved_s: seconds that drafts saved since the
     guard last looked, at `guarded` tokens of the answer; negative if they cost time. off_until: no
     drafts before the answer has this many tokens. last_draft: tokens of the answer at the last one.
+    rates: acceptance of the tokens of the last draft as the policy estimated it.
     """
 
     expected: float = 3.0
@@ -70,7 +77,7 @@ class Record:
     off_until: int = 0
     pause: int = GUARD_TOKENS
     last_draft: int = 0
-    probabilities: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
 
     @property
     def factor(self) -> float:
@@ -98,9 +105,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A draft that may be verified. n_generated: tokens of the answer so far."""
+    """A draft that may be verified.
+
+    rates: the acceptance of its tokens. n_generated: tokens of the answer so far.
+    """
 
     draft: Draft
+    rates: Sequence[float]
     record: Record
     n_generated: int
 
@@ -111,7 +122,6 @@ def lengths(
     n_rows: int,
     most_rows: int,
     times: StepTimes,
-    acceptance: Acceptance,
 ) -> list[int]:
     """Return how many tokens of each draft to verify.
 
@@ -120,10 +130,7 @@ def lengths(
     by what it adds to those before it.
     """
     chosen = [0] * len(offers)
-    rates = [
-        [min(0.99, acceptance.rate(p) * offer.record.factor) for p in offer.draft.probabilities]
-        for offer in offers
-    ]
+    rates = [[min(0.99, rate * offer.record.factor) for rate in offer.rates] for offer in offers]
     order = sorted(range(len(offers)), key=lambda i: -_expected(rates[i]))
     gained, rows, left = float(n_streams), n_rows, most_rows
     for i in order:
@@ -135,7 +142,7 @@ def lengths(
             k, tokens = 1, rates[i][0]
         chosen[i] = k
         gained, rows, left = gained + tokens, rows + k, left - k
-        offer.record.probabilities = rates[i][:k]
+        offer.record.rates = rates[i][:k]
     return chosen
 
 

@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+
+import numpy as np
 
 from zinc.engine.flight import Flight
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.answer_store import AnswerStore
-from zinc.engine.speculative.draft import NO_DRAFT, Draft
+from zinc.engine.speculative.draft import Draft
+from zinc.engine.speculative.nextn import NextNDrafter, hidden_rows
+from zinc.engine.speculative.nextn_policy import LEAST_PROBABILITY, NextNPolicy
 from zinc.engine.speculative.policy import LEAST_GAIN, Acceptance, Offer, lengths
 from zinc.engine.speculative.step_times import StepTimes
-from zinc.engine.speculative.suffix import SuffixDrafter
+from zinc.engine.speculative.suffix import PRIOR, SuffixDrafter
+from zinc.engine.speculative.tracker import Source
+from zinc.ops.values import FloatArray
 
-# A recurrent state can be set back by this many rows. Longer drafts rarely pay.
+# Rows of a sequence in one step. Longer drafts rarely pay.
 MOST_ROWS = 16
-# A longer draft is made than verified, so that its end is known to be worthless.
+# The same if the model has recurrent layers: their states are set back by at most as many rows, and
+# take twice the memory then, while 16 rows take up to 2.25 times.
+MOST_RECURRENT_ROWS = 8
+# A step is not queued ahead of a draft that promises this many accepted tokens.
 _LEAST_EXPECTED = 0.5
+_WEIGHT = 0.05  # of a new time in its moving average
+# Tokens of a match that is found quickly.
+_LEAST_MATCH = 3
+# Hidden rows of a sequence that wait for the NextN block to read them.
+_MOST_BEHIND = 32
 
 
 class Speculation:
     """Speculation of one engine.
 
-    estimate: the time of a step by its number of rows, before it was measured. Rates of acceptance
-    and times of steps are carried from one request to the next; drafts are made from the request's
-    own text, and from past answers with the same namespace.
+    estimate: the time of a step by its number of rows, before it was measured. nextn: the drafter
+    with the model's NextN block, if it has one. most_rows: of a sequence in one step. Drafts from
+    repeated text are made from the request's own text, and from past answers with the same
+    namespace; the source that promises more accepted tokens drafts. Rates of acceptance and times
+    are carried from one request to the next.
     """
 
-    def __init__(self, estimate: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        estimate: Callable[[int], float],
+        nextn: NextNDrafter | None = None,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
+        self.most_rows = most_rows
         self.times = StepTimes(estimate)
-        self.acceptance = Acceptance()
+        self.acceptance = {source: Acceptance() for source in Source}
         self.store = AnswerStore()
+        self._suffix_s = 0.0  # of a search
+        self._nextn = nextn
+        self._nextn_policy = NextNPolicy(self.times)
 
     def drafts(
         self,
@@ -44,34 +70,42 @@ class Speculation:
         streams: the sequences that gain a token in the step. n_rows: its rows without drafts.
         most_rows: rows of drafts that fit. room: returns the most drafted tokens of a sequence.
         """
-        asking = [s for s in streams if s.request.params.speculate and room(s) > 0]
-        if not asking or most_rows < 1 or not self._can_pay(len(streams), n_rows):
+        most = {s.id: min(room(s), most_rows) for s in streams if s.request.params.speculate}
+        asking = [s for s in streams if most.get(s.id, 0) > 0]
+        if not asking or not self._can_pay(len(streams), n_rows):
             return {}
-        offers = [
-            Offer(self._draft(s, min(room(s), most_rows)), s.drafts.record, s.n_generated)
-            for s in asking
-        ]
-        chosen = lengths(offers, len(streams), n_rows, most_rows, self.times, self.acceptance)
-        drafts: dict[int, list[int]] = {}
+        begun = time.perf_counter()
+        found = {s.id: (Source.SUFFIX, self._suffix(s, most[s.id])) for s in asking}
+        took_s = (time.perf_counter() - begun) / len(asking)
+        self._suffix_s += _WEIGHT * (took_s - self._suffix_s)
+        for s, draft in self._predicted(asking, found, len(streams), n_rows, most):
+            rates = self.acceptance[Source.NEXTN].rates(draft.probabilities)
+            others = self.acceptance[Source.SUFFIX].rates(found[s.id][1].probabilities)
+            if Draft(draft.tokens, rates).expected > Draft([], others).expected:
+                found[s.id] = Source.NEXTN, draft
+        if not any(draft.tokens for _, draft in found.values()):
+            return {}
+        offers = [self._offer(s, *found[s.id]) for s in asking]
+        chosen = lengths(offers, len(streams), n_rows, most_rows, self.times)
         for s, offer, n in zip(asking, offers, chosen, strict=True):
-            tokens, probabilities = offer.draft.tokens[:n], offer.draft.probabilities[:n]
-            s.drafts.draft = Draft(tokens, probabilities) if n else NO_DRAFT
-            if n:
-                drafts[s.id] = tokens
-        return drafts
+            s.drafts.source = found[s.id][0]
+            s.drafts.draft = offer.draft.head(n)
+        return {s.id: s.drafts.draft.tokens for s in asking if s.drafts.draft.tokens}
 
     def is_likely(self, streams: Seq[Sequence]) -> bool:
         """Return whether a draft is likely for one of `streams`, before its next token is known."""
         return any(
             s.request.params.speculate
-            and sum(self._draft(s, MOST_ROWS).probabilities) >= _LEAST_EXPECTED
+            and self._suffix(s, self.most_rows).expected >= _LEAST_EXPECTED
             for s in streams
         )
 
     def landed(self, flight: Flight, seconds: float) -> None:
-        """Record a step that took `seconds`, if it had streams only."""
+        """Learn from a step that took `seconds`."""
+        if self._nextn is not None:
+            self._take_hidden(self._nextn, flight)
         if len(flight.complete) < len(flight.running) or max(flight.counts) > MOST_ROWS:
-            return
+            return  # it has prompts
         n_plain = sum(flight.counts)
         n_drafted = sum(len(draft) for draft in flight.drafts.values())
         self.times.record(n_plain + n_drafted, seconds)
@@ -83,8 +117,17 @@ class Speculation:
                 self._learn(s, plain_s, (seconds - plain_s) * share)
 
     def ended(self, s: Sequence) -> None:
-        """Keep the answer of a sequence for the drafts of later requests."""
-        if s.request.params.speculate and s.n_generated:
+        """Keep the answer of a sequence for the drafts of later requests.
+
+        It still has its blocks, so that the NextN block can read the rest of the text, which a
+        later prompt may begin with.
+        """
+        has_failed = s.finish_reason == "error"
+        if self._nextn is not None:
+            if s.drafts.uses_nextn and s.cache.holding is not None and not has_failed:
+                self._nextn.catch_up([s])
+            self._nextn.ended(s)
+        if s.request.params.speculate and s.n_generated and not has_failed:
             self.store.add(s.namespace, s.ids[s.n_prompt :])
 
     def _can_pay(self, n_streams: int, n_rows: int) -> bool:
@@ -92,8 +135,14 @@ class Speculation:
         gain = (n_streams + 1) / n_streams
         return gain >= LEAST_GAIN * self.times.ratio(n_rows + 1) / self.times.ratio(n_rows)
 
-    def _draft(self, s: Sequence, most: int) -> Draft:
-        """Return a draft of at most `most` tokens after the text of a sequence."""
+    def _offer(self, s: Sequence, source: Source, draft: Draft) -> Offer:
+        rates = self.acceptance[source].rates(draft.probabilities)
+        return Offer(draft, rates, s.drafts.record, s.n_generated)
+
+    # -- drafts from repeated text ----------------------------------------------------------------
+
+    def _suffix(self, s: Sequence, most: int) -> Draft:
+        """Return a draft of at most `most` tokens from text that repeats the end of a sequence."""
         own = s.drafts
         if own.drafter is None or own.n_shifted != s.n_shifted:
             own.drafter = SuffixDrafter(s.ids, self.store, s.namespace)
@@ -103,15 +152,104 @@ class Speculation:
         if len(s.ids) > own.n_seen:
             own.drafter.accept(s.ids[own.n_seen :])
             own.n_seen = len(s.ids)
-        return own.drafter.draft(most)
+        return own.drafter.draft(most, self._least_match())
+
+    def _least_match(self) -> int:
+        """Return the shortest match that is worth a draft.
+
+        A draft from the only match of one token is accepted least of all. Where such a token does
+        not pay for its row and the search, longer matches are looked for, which is faster.
+        """
+        rate = self.acceptance[Source.SUFFIX].rate(1 / (1 + PRIOR))
+        searched = self._suffix_s / self.times.unit_s if self.times.unit_s else 0.0
+        pays = 1 + rate >= LEAST_GAIN * (self.times.ratio(2) + searched)
+        return 1 if pays else _LEAST_MATCH
+
+    # -- drafts of the NextN block ----------------------------------------------------------------
+
+    def _predicted(
+        self,
+        asking: Seq[Sequence],
+        found: dict[int, tuple[Source, Draft]],
+        n_streams: int,
+        n_rows: int,
+        most: dict[int, int],
+    ) -> Iterable[tuple[Sequence, Draft]]:
+        """Yield drafts of the NextN block for sequences whose text promises less than it does."""
+        depth = 0
+        if self._nextn is not None:
+            depth = self._nextn_policy.depth(n_streams, n_rows)
+        if self._nextn is None or not depth:
+            return
+        promised = self._nextn_policy.expected(depth)
+        wanting = [
+            s
+            for s in asking
+            if s.drafts.uses_nextn
+            and found[s.id][1].expected < promised
+            and s.n_generated >= s.drafts.record.off_until
+        ]
+        if not wanting:
+            return
+        begun = time.perf_counter()
+        drafts = self._nextn.draft(
+            wanting,
+            {s.id: min(most[s.id], depth) for s in wanting},
+            choose=_guess,
+            least=LEAST_PROBABILITY,
+        )
+        seconds = time.perf_counter() - begun
+        n_steps = max((len(draft.tokens) for draft in drafts.values()), default=0)
+        self._nextn_policy.took(seconds, n_steps)
+        for s in wanting:
+            s.drafts.record.saved_s -= seconds / len(wanting)
+            if s.id in drafts:
+                yield s, drafts[s.id]
+
+    def _uses_nextn(self, s: Sequence) -> bool:
+        """Return whether the NextN block reads the text of a sequence; decided once."""
+        if s.drafts.uses_nextn is None:
+            s.drafts.uses_nextn = s.request.params.speculate and self._nextn_policy.wants()
+        return s.drafts.uses_nextn
+
+    def _take_hidden(self, nextn: NextNDrafter, flight: Flight) -> None:
+        """Give the hidden rows of the tokens that are part of the text to the NextN block."""
+        lengths = [
+            n + len(flight.drafts.get(s.id, ()))
+            for s, n in zip(flight.running, flight.counts, strict=True)
+        ]
+        if not any(map(self._uses_nextn, flight.running)):
+            return
+        parts = hidden_rows(flight.program, lengths)
+        for s, n, end, rows in zip(flight.running, flight.counts, flight.ends, parts, strict=True):
+            if s.finish_reason is not None or not self._uses_nextn(s):
+                continue
+            n_valid = s.drafts.n_valid if s.id in flight.drafts else 0
+            nextn.took(s, end - n, rows[: n + n_valid].copy())
+        late = [s for s in flight.running if nextn.behind(s) >= _MOST_BEHIND]
+        if late:
+            nextn.catch_up(late)
+
+    # -- learning ---------------------------------------------------------------------------------
 
     def _learn(self, s: Sequence, plain_s: float, extra_s: float) -> None:
         """Record the fate of a draft, which took `extra_s` beside a step of `plain_s` seconds."""
         own = s.drafts
         for i in range(min(own.n_valid + 1, own.n_compared)):
             accepted = i < own.n_valid
-            self.acceptance.record(own.draft.probabilities[i], accepted)
-            own.record.reached(own.record.probabilities[i], accepted)
+            self.acceptance[own.source].record(own.draft.probabilities[i], accepted)
+            own.record.reached(own.record.rates[i], accepted)
+            if own.source is Source.NEXTN:
+                self._nextn_policy.record(i, accepted)
         own.record.saved_s += own.n_valid * plain_s - extra_s
         own.record.last_draft = s.n_generated
         own.record.guard(s.n_generated)
+
+
+def _guess(s: Sequence, depth: int, logits: FloatArray) -> tuple[int, float]:
+    """Return the token to draft after `depth` others, and its probability.
+
+    logits: the NextN block's, float32 [vocab].
+    """
+    token = s.sampler.guess(logits, depth)
+    return token, float(1 / np.exp(logits - logits[token]).sum())

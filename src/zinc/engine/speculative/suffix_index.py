@@ -1,14 +1,14 @@
 """Index of a text by its recent tokens.
 
-`SuffixIndex.find` returns earlier positions of a text at which its tokens equal the last ones of
-another text (or of itself), with the length of each match. Positions whose last `order` tokens have
-the same hash form a linked list, newest first, for each of a few orders:
+`SuffixIndex.find` returns the positions behind the longest match with the end of another text, or
+of the text itself. For each of a few orders, positions whose last `order` tokens have the same hash
+form a linked list, newest first:
 
-    order 1    ... <- 12 <- 40 <- 97      positions of one token
-    order 3    ... <- 40 <- 97            positions of three tokens in a row
+    order 1    12 <- 40 <- 97      the last token is the same
+    order 3          40 <- 97      the last three tokens are the same
 
-A search follows each list for a bounded number of positions. Common tokens have longer lists than
-that; the higher orders find long matches behind many short ones.
+A search reads the newest positions of a list, a bounded number of them. Common tokens have longer
+lists than that; the higher orders find long matches behind many short ones.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ Tokens = npt.NDArray[np.int32]
 LONGEST_MATCH = 64
 END = -1  # a token that ends a text; no token follows it
 
-_ORDERS = (1, 3, 8)
-_MOST_POSITIONS = 32  # positions followed for each order
+_ORDERS = (8, 3, 1)
+_MOST_POSITIONS = 32  # of a chain that a search reads
 _BUCKET_BITS = 16
 _FACTOR = 0x9E3779B1  # odd, near 2**32 / golden ratio
 _WORD = 0xFFFFFFFF
 _FEW_TOKENS = 32  # below this, plain Python is faster than numpy
 _OFFSETS = np.arange(LONGEST_MATCH)
+_NOTHING: Tokens = np.empty(0, np.int32)
 
 
 class _Chains:
@@ -130,23 +131,39 @@ class SuffixIndex:
         """The last `LONGEST_MATCH` tokens, after END if the text is shorter."""
         return self._tokens[self._end - LONGEST_MATCH : self._end]
 
-    def find(self, last: Tokens) -> tuple[Tokens, Tokens]:
-        """Return positions behind a match with the end of a text, and the lengths of the matches.
+    def find(self, last: Tokens, least: int = 1) -> tuple[Tokens, int]:
+        """Return the positions behind the longest matches with `last`, and their length.
 
-        last: the last `LONGEST_MATCH` tokens of the text. Both results have the shape [matches],
-        longest match first, then newest first. Every length is at least 1. Some matches are left
-        out if there are more than `_MOST_POSITIONS` for an order.
+        last: the last `LONGEST_MATCH` tokens of a text. least: shorter matches need not be found,
+        which saves most of the time if there is none. Positions, [matches], are at most
+        `_MOST_POSITIONS`, newest first. Without a match, the length is 0.
         """
         recent = last[-max(_ORDERS) :].tolist()
-        found = {p for chains in self._chains for p in chains.find(recent, self._start)}
-        found.discard(self._end - 1)  # nothing follows it
-        positions = np.fromiter(found, np.int32, len(found))
-        same = self._tokens[positions[:, None] - _OFFSETS] == last[::-1]
-        same &= last[::-1] != END
-        lengths = np.where(same.all(1), LONGEST_MATCH, same.argmin(1)).astype(np.int32)
-        order = np.lexsort((-positions, -lengths))
-        order = order[: np.count_nonzero(lengths)]
-        return positions[order] + 1, lengths[order]
+        candidates = [each for each in self._chains if each.order >= least]
+        shortest = self._before_end(candidates.pop().find(recent, self._start))
+        if not shortest:  # then there is no longer match either
+            return _NOTHING, 0
+        for chains in candidates:
+            found = self._before_end(chains.find(recent, self._start))
+            positions, length = self._longest(found, last)
+            if length >= chains.order:  # no shorter match can be as long
+                return positions, length
+        return self._longest(shortest, last)
+
+    def _before_end(self, found: list[int]) -> list[int]:
+        """Return `found` without the end of the text, which nothing follows."""
+        return found[1:] if found[:1] == [self._end - 1] else found
+
+    def _longest(self, found: list[int], last: Tokens) -> tuple[Tokens, int]:
+        """Return the positions behind those of `found` with the longest match, and its length."""
+        if not found:
+            return _NOTHING, 0
+        positions = np.array(found, np.int32)
+        differ = self._tokens[positions[:, None] - _OFFSETS] != last[::-1]
+        differ |= last[::-1] == END
+        lengths = np.where(differ.any(1), differ.argmax(1), LONGEST_MATCH)
+        longest = int(lengths.max())
+        return positions[lengths == longest] + 1, longest
 
     def following(self, positions: Tokens, most: int, *, repeats: bool) -> Tokens:
         """Return the tokens from each of `positions` on, [positions, most].

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from zinc.engine.speculative.draft import NO_DRAFT, Draft, Drafter
+from zinc.engine.speculative.draft import NO_DRAFT, Draft
 from zinc.engine.speculative.policy import Record
+from zinc.engine.speculative.suffix import SuffixDrafter
+
+
+class Source(StrEnum):
+    """Where a draft comes from: repeated text, or the model's NextN block."""
+
+    SUFFIX = "suffix"
+    NEXTN = "nextn"
 
 
 @dataclass(slots=True)
 class Drafts:
     """Drafts of one sequence.
 
-    drafter: None until the first draft. n_seen: tokens of the text that the drafter knows.
-    draft: what the step in flight verifies. n_accepted: of its `n_drafted` tokens in all.
-    n_compared: tokens of the last draft that were compared with the text, of which
-    `n_valid` are equal.
+    drafter: of repeated text; None until the first draft. n_seen: tokens of the text that it knows.
+    draft: what the step in flight verifies, from `source`. n_drafted, n_accepted: tokens of all
+    drafts, and those of them that are in the answer. n_compared: tokens of the last draft that were
+    compared with the text, of which `n_valid` are equal. uses_nextn: whether the NextN block reads
+    the text; None until that is decided.
     """
 
-    drafter: Drafter | None = None
+    drafter: SuffixDrafter | None = None
     record: Record = field(default_factory=Record)
     n_seen: int = 0
     n_shifted: int = 0
     draft: Draft = NO_DRAFT
+    source: Source = Source.SUFFIX
     n_drafted: int = 0
     n_accepted: int = 0
     n_valid: int = 0
+    uses_nextn: bool | None = None
     n_compared: int = 0
 
     def verified(self, n_valid: int, n_compared: int) -> None:

@@ -52,15 +52,20 @@ def layers(
     """
     ropes = RopeTables()
     for i in range(spec.n_layers):
-        layer = Layer(g, spec, i, w.layer(i), ropes)
-        layer.w.require(*spec.required_tensors)
-        g.at(layer.name)
-        h = mixer(layer, layer.norm(x, "attn_norm"))
-        if spec.post_norms:
-            h = layer.norm(h, "post_attention_norm")
-        x = g.add(h, x)
-        x = mlp(layer, layer.norm(x, spec.mlp_norm), x)
+        x = block(Layer(g, spec, i, w.layer(i), ropes), x, mixer=mixer, mlp=mlp)
     return x
+
+
+def block(layer: Layer, x: Value, *, mixer: Mixer, mlp: Mlp | None) -> Value:
+    """Return rows x [tokens, hidden] after one layer; without an MLP if `mlp` is None."""
+    g, spec = layer.g, layer.spec
+    layer.w.require(*spec.required_tensors)
+    g.at(layer.name)
+    h = mixer(layer, layer.norm(x, "attn_norm"))
+    if spec.post_norms:
+        h = layer.norm(h, "post_attention_norm")
+    x = g.add(h, x)
+    return x if mlp is None else mlp(layer, layer.norm(x, spec.mlp_norm), x)
 
 
 def head(g: Graph, spec: ModelSpec, w: Weights, x: Value) -> None:
@@ -70,6 +75,19 @@ def head(g: Graph, spec: ModelSpec, w: Weights, x: Value) -> None:
     """
     g.at("head")
     x = g.rms_norm(g.select_rows(x), w.vector("output_norm", spec.hidden), eps=spec.eps)
-    name = "output" if w.has("output") else "token_embd"
-    logits = g.linear(x, w.matrix(name, spec.vocab, spec.hidden), w.bias("output", spec.vocab))
+    project(g, spec, w, "output" if w.has("output") else "token_embd", x)
+
+
+def project(
+    g: Graph, spec: ModelSpec, w: Weights, name: str, x: Value, tokens: tuple[int, ...] = ()
+) -> None:
+    """Set the graph's output: logits of normalised rows x [outputs, hidden], by matrix `name`.
+
+    tokens: those that get a logit, () for all.
+    """
+    if tokens:
+        w.refuse("output", "bias")
+        logits = g.linear(x, w.pick(name, (spec.vocab, spec.hidden), tokens, "draft"))
+    else:
+        logits = g.linear(x, w.matrix(name, spec.vocab, spec.hidden), w.bias("output", spec.vocab))
     g.output = g.softcap(logits, spec.logit_softcap) if spec.logit_softcap else logits

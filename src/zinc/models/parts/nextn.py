@@ -1,18 +1,35 @@
 """NextN blocks (multi-token prediction), which follow the layers of a model in its file.
 
-They predict further tokens for speculation. No plan reads them and they are not loaded. In some
-files they are missing although the metadata counts them.
+They predict further tokens for speculation (DeepSeek-AI 2024, arXiv:2412.19437, 2.2). The block
+reads a token and the hidden row of the position before it, and its logits are of the next token:
+
+    x = eh_proj [enorm(embedding of token p) | hnorm(h[p - 1])]
+    x = one layer of the model, with keys and values of its own
+    h' = shared_head_norm(x),  logits of token p + 1 = head(h')
+
+h[p - 1] is the row after the final norm of the model. To predict another token, the block runs
+again on its own h' and the token it predicted. The model's graph never reads the block. In some
+files it is missing although the metadata counts it.
 """
 
 from __future__ import annotations
 
-from zinc.formats.gguf import GGUFFile, Tensor
-from zinc.models.parts.refusal import damaged, unsupported
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFArray, GGUFFile, Tensor
+from zinc.models.parts.attention import attention
+from zinc.models.parts.decoder import Mixer, block, project
+from zinc.models.parts.layer import Layer, RopeTables
+from zinc.models.parts.mlp import mlp
+from zinc.models.parts.refusal import damaged, incomplete, unsupported
 from zinc.models.parts.spec import ModelSpec
-from zinc.models.parts.weights import block_of
+from zinc.models.parts.weights import Weights, block_of
+from zinc.ops.graph import Graph
 
 # Every NextN block has this tensor and no layer does. It joins embedding and hidden state.
 MARK = "nextn.eh_proj.weight"
+_SPECIAL = (3, 4)  # control and user-defined tokens, as in the GGUF specification
+_REQUIRED = (MARK, "nextn.enorm.weight", "nextn.hnorm.weight")
 
 
 def nextn_tensors(file: GGUFFile, spec: ModelSpec) -> list[Tensor]:
@@ -48,3 +65,70 @@ def check_nextn(file: GGUFFile, spec: ModelSpec) -> None:
                 f"its metadata says that block {block} predicts further tokens, "
                 f"and it has no tensor blk.{block}.{MARK}",
             )
+
+
+def frequent_tokens(file: GGUFFile, spec: ModelSpec, count: int) -> tuple[int, ...]:
+    """Return the tokens that a trimmed head drafts: `count` frequent ones and the special ones.
+
+    A byte-pair vocabulary is in the order of its merges, so small ids are those that were frequent
+    in the text it was made from. Returns no tokens, which means all of them, for other
+    vocabularies, and if most of the vocabulary would be left.
+    """
+    kinds = file.metadata.get("tokenizer.ggml.token_type")
+    is_bpe = file.metadata.get("tokenizer.ggml.model") == "gpt2"
+    if not is_bpe or not isinstance(kinds, GGUFArray) or 2 * count > spec.vocab:
+        return ()
+    special = (i for i, kind in enumerate(kinds.to_list()) if count <= i and kind in _SPECIAL)
+    return (*range(count), *special)
+
+
+def draft_decoder(
+    g: Graph,
+    spec: ModelSpec,
+    w: Weights,
+    tokens: tuple[int, ...] = (),
+    *,
+    mixer: Mixer = attention,
+) -> None:
+    """Add the graph of the first NextN block: logits and hidden rows [outputs, hidden].
+
+    The host gives the hidden row of the position before each token. Embedding, final norm and head
+    are those of the model, unless the block has its own. tokens: rows of the head to keep, () for
+    all. mixer: the attention of the family.
+    """
+    own = replace(spec, attention=(*spec.attention, spec.attention[-1]))
+    layer = Layer(g, own, spec.n_layers, w.layer(spec.n_layers), RopeTables())
+    _require(layer.w)
+    hidden = spec.hidden
+
+    def first(own: str, *shared: str) -> tuple[Weights, str]:
+        """Return where to find a tensor: the block's own, else the first one that is there."""
+        if layer.w.has(own):
+            return layer.w, own
+        return w, next((name for name in shared[:-1] if w.has(name)), shared[-1])
+
+    g.at("embed")
+    table, name = first("nextn.embed_tokens", "token_embd")
+    e = g.embed(table.matrix(name, spec.vocab, hidden), scale=spec.embed_scale)
+    g.at(layer.name)
+    before = layer.norm(g.given_rows(hidden), "nextn.hnorm")
+    x = g.concat_heads(layer.norm(e, "nextn.enorm"), before, n_heads=1)
+    x = layer.linear(x, "nextn.eh_proj", hidden, 2 * hidden)
+    has_mlp = any(name.startswith(f"{layer.w.prefix}ffn_") for name in w.file.tensors)
+    if not has_mlp:
+        layer.w.ignore(spec.mlp_norm)
+    x = block(layer, x, mixer=mixer, mlp=mlp if has_mlp else None)
+    g.at("head")
+    norm, name = first("nextn.shared_head_norm", "output_norm")
+    g.hidden = g.rms_norm(g.select_rows(x), norm.vector(name, hidden), eps=spec.eps)
+    head, name = first("nextn.shared_head_head", "output", "token_embd")
+    project(g, spec, head, name, g.hidden, tokens)
+    w.check_block(spec.n_layers)
+
+
+def _require(w: Weights) -> None:
+    """Raise ModelError with the names of all missing tensors that make a NextN block."""
+    missing = [w.prefix + name for name in _REQUIRED if w.prefix + name not in w.file.tensors]
+    if missing:
+        tensors = "tensors" if len(missing) > 1 else "tensor"
+        raise incomplete(w.file, f"its NextN block lacks the {tensors} {', '.join(missing)}")

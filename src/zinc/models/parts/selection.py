@@ -1,4 +1,7 @@
-"""Early selection of output rows, so that rows without an output are not computed.
+"""Placement of the selection of output rows.
+
+`select_early` moves it forward, so that rows without an output are not computed. `keep_hidden`
+moves it back, for a model whose hidden rows of all tokens are wanted.
 
 A model's graph selects output rows before its head. The ops after its last attention are row-wise,
 so the selection can move in front of them without changing a logit. For a prompt with one output
@@ -16,6 +19,21 @@ from zinc.ops.values import Dim, Value
 # Most values that are selected: the output of attention and the residual. Each selection is a
 # launch, which is of no use while decoding. Values whose rows are not tokens cannot be selected.
 MAX_SELECTED = 2
+
+
+def keep_hidden(graph: Graph) -> None:
+    """Select output rows after the final norm, and keep its rows of all tokens as `graph.hidden`.
+
+    The graph must have one `select_rows` node, which the final norm follows.
+    """
+    (at,) = (i for i, node in enumerate(graph.nodes) if node.op == "select_rows")
+    select, norm = graph.nodes[at : at + 2]
+    assert norm.op == "rms_norm"
+    assert norm.rows("x") == select.outputs[0]
+    x, (selected,) = select.rows("x"), norm.outputs
+    graph.hidden = graph.value(x.dim, x.cols)
+    graph.nodes[at] = replace(norm.with_input("x", x), outputs=(graph.hidden,))
+    graph.nodes[at + 1] = replace(select, inputs=(graph.hidden,), outputs=(selected,))
 
 
 def select_early(graph: Graph) -> None:

@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 
+from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.refusal import damaged, incomplete, unsupported
 from zinc.ops.values import Weight
@@ -64,11 +65,7 @@ class Weights:
                 )
             if block is not None and (block >= n_layers or name.endswith("rot_embd.weight")):
                 continue
-            raise unsupported(
-                self.file,
-                f"zinc does not know what the tensor {name} does in this architecture",
-                "use another conversion of the model, or a newer zinc",
-            )
+            raise self._unknown(name)
         for name, found in self.looked_for.items():
             if len(set(found.values())) > 1:
                 lacking = next(prefix for prefix, there in found.items() if not there)
@@ -76,6 +73,21 @@ class Weights:
                     self.file,
                     f"the tensor {lacking}{name} is missing, and other layers have theirs",
                 )
+
+    def check_block(self, index: int) -> None:
+        """Raise UnsupportedError if the model did not use every tensor of block `index`."""
+        for name in self.file.tensors:
+            is_table = name.endswith("rot_embd.weight")
+            if block_of(name) == index and name not in self.used and not is_table:
+                raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UnsupportedError:
+        """Return the error for a tensor that would change the result, and that is not used."""
+        return unsupported(
+            self.file,
+            f"zinc does not know what the tensor {name} does in this architecture",
+            "use another conversion of the model, or a newer zinc",
+        )
 
     def has(self, name: str, suffix: str = "weight") -> bool:
         """Return whether the file has an optional tensor."""

@@ -136,6 +136,7 @@ export class Generation {
       tokens: timings.predicted_n,
       rate: timings.predicted_per_second,
       promptRate: timings.prompt_per_second,
+      acceptedTokens: timings.draft_n_accepted ?? 0,
       firstMs: this.firstAt ? this.firstAt - this.started : timings.prompt_ms,
     };
   }

@@ -54,6 +54,7 @@ class Job:
     readout: receives rows of hidden states; complete before the first token is delivered.
     dry_breakers: the DRY breakers of `params` as token ids, computed before submission because
         that is slow.
+    prediction: ids of text that the answer may repeat, for drafts of it.
     """
 
     ids: Sequence[int]
@@ -67,6 +68,7 @@ class Job:
     readout: Readout | None = None
     dry_breakers: Collection[Sequence[int]] = ()
     telemetry: Telemetry = NO_TELEMETRY
+    prediction: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,12 @@ class ServerMetrics:
         self.prompt_seconds = counter("prompt_seconds_total", "Seconds of prefill.", "model")
         self.generated_tokens = counter("generated_tokens_total", "Generated tokens.", "model")
         self.generate_seconds = counter("generate_seconds_total", "Seconds of decode.", "model")
+        self.drafted_tokens = counter(
+            "drafted_tokens_total", "Tokens that speculation proposed.", "model"
+        )
+        self.accepted_draft_tokens = counter(
+            "accepted_draft_tokens_total", "Proposed tokens that are in the answers.", "model"
+        )
         self.first_token = Histogram(
             "zinc_time_to_first_token_seconds",
             "Time from submission to the first token of an answer.",
@@ -156,6 +162,8 @@ class ServerMetrics:
             self.prompt_seconds.add(t.prompt_seconds, model)
             self.generated_tokens.add(t.generated_tokens, model)
             self.generate_seconds.add(t.generate_seconds, model)
+            self.drafted_tokens.add(t.drafted_tokens, model)
+            self.accepted_draft_tokens.add(t.accepted_tokens, model)
 
         return Observer(
             first_token=lambda seconds: self.first_token.observe(seconds, model),
@@ -218,6 +226,8 @@ class ServerMetrics:
             same("counter", "tokens_predicted_total", self.generated_tokens),
             same("counter", "tokens_predicted_seconds_total", self.generate_seconds),
             same("counter", "n_decode_total", self.steps),
+            same("counter", "spec_decode_num_draft_tokens_total", self.drafted_tokens),
+            same("counter", "spec_decode_num_accepted_tokens_total", self.accepted_draft_tokens),
             derived("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", prompt_rate),
             derived("gauge", "predicted_tokens_seconds", "Generated tokens per second.", rate),
             same("gauge", "requests_processing", self.running),

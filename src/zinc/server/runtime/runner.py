@@ -246,6 +246,7 @@ class Runner:
                     constraint=job.constraint,
                     thinking=job.thinking,
                     readout=job.readout,
+                    prediction=job.prediction,
                 )
             )
         except Exception as error:

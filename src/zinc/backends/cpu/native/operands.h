@@ -48,6 +48,10 @@ struct quantize {
     enum : size_t { x, n_inputs };
 };
 
+struct conv_silu {
+    enum : size_t { x, weight, state, n_inputs };
+};
+
 struct head_linear {
     enum : size_t { x, weight, n_inputs };
 };
@@ -90,10 +94,6 @@ struct moe_down {
 
 struct rms_norm {
     enum : size_t { x, weight, residual, n_inputs };
-};
-
-struct conv_silu {
-    enum : size_t { x, weight, state, n_inputs };
 };
 
 struct delta_rule {

@@ -24,6 +24,7 @@ async def props(service: Service, request: Request) -> Response:
     """Answer with the properties of a model and its default settings."""
     async with service.pool.use(request.query_params.get("model")) as model:
         tokenizer = model.tokenizer
+        speculates = model.llm.engine.speculation is not None
         defaults = settings(SamplingParams(**await service.sampling_of(model.name)), model)
         return JSONResponse(
             {
@@ -31,7 +32,7 @@ async def props(service: Service, request: Request) -> Response:
                     "id": 0,
                     "id_task": -1,
                     "n_ctx": model.context,
-                    "speculative": False,
+                    "speculative": speculates,
                     "is_processing": bool(model.runner.live),
                     "params": defaults,
                 },
@@ -62,13 +63,14 @@ async def slots(service: Service, request: Request) -> Response:
             return not service.config.api_keys or generation.client.name == name
 
         total = model.llm.engine.max_sequences
+        speculates = model.llm.engine.speculation is not None
         if "fail_on_no_slot" in request.query_params and len(live) >= total:
             raise ApiError(503, "no slot is free", f"{len(live)} sequences are running or waiting")
         rows: list[dict[str, Any]] = [
             {
                 "id": i,
                 "n_ctx": model.context,
-                "speculative": False,
+                "speculative": speculates and each.job.params.speculate,
                 "is_processing": True,
                 "is_waiting": not each.running,
                 "n_prompt_tokens": each.n_prompt,
@@ -85,7 +87,12 @@ async def slots(service: Service, request: Request) -> Response:
             for i, each in enumerate(live)
         ]
         rows += [
-            {"id": i, "n_ctx": model.context, "speculative": False, "is_processing": False}
+            {
+                "id": i,
+                "n_ctx": model.context,
+                "speculative": speculates,
+                "is_processing": False,
+            }
             for i in range(len(live), total)
         ]
         return JSONResponse(rows)

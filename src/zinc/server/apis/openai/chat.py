@@ -29,6 +29,7 @@ from zinc.server.apis.openai.common import (
 )
 from zinc.server.apis.openai.custom_tools import text_of
 from zinc.server.apis.openai.messages import Messages, plain_messages
+from zinc.server.apis.openai.prediction import Prediction
 from zinc.server.apis.openai.tools import Tool, custom_names, plain_tools, tool_use
 from zinc.server.apis.openai.usage import (
     Usage,
@@ -105,7 +106,9 @@ class ChatFields(ThinkingFields, ConstraintFields, LlamaFields, NeutralFields, Q
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     store: bool | None = None
-    prediction: dict[str, Any] | None = Field(None, description="no effect")
+    prediction: Prediction | None = Field(
+        None, description="text that the answer may repeat; drafts from it make it faster"
+    )
     modalities: Strings | None = None
     audio: dict[str, Any] | None = None
     functions: list[Any] | None = None
@@ -179,6 +182,7 @@ def to_request(fields: ChatFields) -> ChatRequest:
         n=check_count(fields.n, "n", MAX_ANSWERS),
         constraint=constraint_of(fields.response_format, fields),
         thinking_budget=fields.thinking_budget,
+        prediction=fields.prediction.text if fields.prediction else "",
     )
 
 

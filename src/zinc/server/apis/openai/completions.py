@@ -11,7 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -274,10 +274,10 @@ def _prompt_tokens(job: Job) -> list[Sampled]:
 def _usage(ends: Sequence[End], n: int) -> Usage:
     """Return the token counts of a request; a prompt with several answers counts once."""
     timings = [end.timings for end in ends]
-    return Usage(
-        sum(t.prompt_tokens for t in timings) // n,
-        sum(t.cached_tokens for t in timings) // n,
-        sum(t.generated_tokens for t in timings),
+    return replace(
+        Usage.of(timings),
+        prompt=sum(t.prompt_tokens for t in timings) // n,
+        cached=sum(t.cached_tokens for t in timings) // n,
     )
 
 

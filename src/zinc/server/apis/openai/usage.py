@@ -15,12 +15,18 @@ from zinc.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request. Its answers share one prompt."""
+    """Token counts of a request. Its answers share one prompt.
+
+    drafted: tokens that speculation proposed, of which `accepted` are in the answers. The others
+    are not part of `completion`.
+    """
 
     prompt: int
     cached: int
     completion: int
     reasoning: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @classmethod
     def of(cls, timings: Sequence[Timings], reasoning: int = 0) -> Usage:
@@ -30,6 +36,8 @@ class Usage:
             max(t.cached_tokens for t in timings),
             sum(t.generated_tokens for t in timings),
             reasoning,
+            sum(t.drafted_tokens for t in timings),
+            sum(t.accepted_tokens for t in timings),
         )
 
     def openai(self) -> dict[str, Any]:
@@ -39,7 +47,11 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning,
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.drafted - self.accepted,
+            },
         }
 
 

@@ -296,6 +296,7 @@ function statsOf(node, generation) {
   const parts = [];
   if (stats.rate) parts.push(about + format.rate(stats.rate));
   if (stats.tokens) parts.push(about + format.count(stats.tokens, "token"));
+  if (stats.acceptedTokens) parts.push(`${format.integer(stats.acceptedTokens)} from drafts`);
   if (stats.firstMs) parts.push(`first after ${format.duration(stats.firstMs)}`);
   if (stats.cachedTokens) parts.push(`${format.integer(stats.cachedTokens)} cached`);
   if (node.model) parts.push(node.model);

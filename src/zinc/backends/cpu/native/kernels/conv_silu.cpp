@@ -3,6 +3,10 @@
 // A chunk is a run of columns over all rows of the step. It starts with the last row of a sequence: y[t]
 // reads no row of x after t, so y may be stored in place of x. Rows before the first row of the step come
 // from the state.
+//
+// The state is the last taps - 1 rows of x, oldest first. With the attribute `rollback` it is a ring of
+// taps - 1 + rollback rows, in which the row of position p is row p mod (taps - 1 + rollback). So a sequence
+// can continue from any of the last `rollback` positions.
 #include "math.h"
 #include "rows.h"
 
@@ -11,13 +15,14 @@ namespace {
 
 using in = operands::conv_silu;
 
-constexpr int kMaxTaps = 64;
+constexpr int kMaxTaps = 64, kMaxRollback = 64;
 constexpr int kStep = 64;        // the columns of a chunk are a multiple
 constexpr int kElements = 2048;  // least elements of a chunk
 
-// weight is [cols][taps]; the state is [taps - 1][cols], oldest row first. y may alias x.
+// weight is [cols][taps]; the state is [taps - 1 + rollback][cols]. y may alias x.
 struct Params {
-    int taps;
+    int taps, rollback;
+    int state_rows() const { return taps - 1 + rollback; }
 };
 
 void prepare(Launch& l, const Attrs& attrs) {
@@ -26,11 +31,13 @@ void prepare(Launch& l, const Attrs& attrs) {
     const int cols = l.in[in::x].cols;
     require_rows(l, l.in[in::x], "x", RowFormat::f32, cols);
     require_rows(l, l.out[0], "y", RowFormat::f32, cols);
-    const int taps = l.as<Params>().taps = whole(l, attrs, "taps", 2, kMaxTaps);
+    Params& p = l.as<Params>();
+    const int taps = p.taps = whole(l, attrs, "taps", 2, kMaxTaps);
+    p.rollback = attrs.get("rollback", 0) == 0 ? 0 : whole(l, attrs, "rollback", 1, kMaxRollback);
     require_vector(l, l.in[in::weight], "weight", int64_t{cols} * taps);
     require(l, l.in[in::state].state != nullptr, "needs a state");
-    require(l, l.in[in::state].state->floats_per_slot == int64_t{cols} * (taps - 1),
-            "the state must hold " + std::to_string(taps - 1) + " rows of x");
+    require(l, l.in[in::state].state->floats_per_slot == int64_t{cols} * p.state_rows(),
+            "the state must hold " + std::to_string(p.state_rows()) + " rows of x");
     // Transposed to [taps][cols], so that lanes are columns.
     l.shared = Bytes(static_cast<size_t>(cols) * static_cast<size_t>(taps) * sizeof(float));
     auto* transposed = reinterpret_cast<float*>(l.shared.data);
@@ -73,24 +80,44 @@ void convolve(const Line& line, Taps taps) {
     });
 }
 
+// The rows of x that are stored for one sequence, from the first column of a chunk on.
+struct Stored {
+    float* rows;
+    int64_t stride;
+    int ring;  // number of rows; 0 if the rows are the last ones before `end`, oldest first
+    int n_old;
+    // Returns the row of a position. end: the position after the last one in the state.
+    float* row(int position, int end) const {
+        return rows + (ring ? position % ring : position - (end - n_old)) * stride;
+    }
+};
+
 void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
-    const int taps = l.as<Params>().taps, old = taps - 1, cols = l.in[in::x].cols,
-              step = chunk_cols(l, batch);
+    const Params& p = l.as<Params>();
+    const int taps = p.taps, old = taps - 1, cols = l.in[in::x].cols, step = chunk_cols(l, batch);
     const int first = chunk * step, n = std::min(step, cols - first);
     const auto* weight = reinterpret_cast<const float*>(l.shared.data) + first;
     const StateLayer& states = *l.in[in::state].state;
-    float* kept = scratch.get(static_cast<size_t>(old) * static_cast<size_t>(step));
+    float* before = scratch.get(static_cast<size_t>(old) * static_cast<size_t>(step));
     for (int s = 0; s < batch.n_sequences; ++s) {
         const int begin = batch.seq_start[s], end = batch.seq_start[s + 1];
         if (begin == end) continue;
-        float* state = reinterpret_cast<float*>(states.bytes.data) +
-                       batch.state_slot[s] * states.floats_per_slot + first;
-        if (batch.positions[begin] == 0)
-            for (int i = 0; i < old; ++i) std::fill_n(state + int64_t{i} * cols, n, 0.0f);
+        float* slot = reinterpret_cast<float*>(states.bytes.data) +
+                      batch.state_slot[s] * states.floats_per_slot + first;
+        const Stored stored{slot, cols, p.rollback ? p.state_rows() : 0, old};
+        const int start = batch.positions[begin], stop = start + end - begin;
+        for (int i = 0, at = start - old; i < old; ++i, ++at) {
+            if (at < 0)
+                std::fill_n(before + i * step, n, 0.0f);
+            else
+                std::copy_n(stored.row(at, start), n, before + i * step);
+        }
         auto row = [&](int t) -> const float* {
-            return t < begin ? state + int64_t{old + t - begin} * cols : l.in[in::x].row(t) + first;
+            return t < begin ? before + (old + t - begin) * step : l.in[in::x].row(t) + first;
         };
-        for (int i = 0; i < old; ++i) std::copy_n(row(end - old + i), n, kept + i * step);
+        // Stored before y overwrites x. Rows of a ring that precede the step are in place.
+        const int kept = p.rollback ? std::min(end - begin, p.state_rows()) : old;
+        for (int t = end - kept; t < end; ++t) std::copy_n(row(t), n, stored.row(stop - (end - t), stop));
         const float* x[kMaxTaps];
         for (int t = end - 1; t >= begin; --t) {
             for (int i = 0; i < taps; ++i) x[i] = row(t - old + i);
@@ -101,7 +128,6 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
             else
                 convolve(line, taps);
         }
-        for (int i = 0; i < old; ++i) std::copy_n(kept + i * step, n, state + int64_t{i} * cols);
     }
 }
 

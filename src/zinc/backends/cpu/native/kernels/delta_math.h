@@ -28,8 +28,8 @@ inline F32x16 softplus(F32x16 x) {
     return max(F32x16::zero(), x) + fma(twice * z, p, twice);
 }
 
-// Arguments of out[r][c] = factor * out[r][c] + sum over k of x[r][k] * m[k][c], for a multiple of 16
-// columns. With a factor of 0, out is not read.
+// Arguments of out[r][c] = factor * base[r][c] + sum over k of x[r][k] * m[k][c], for a multiple of 16
+// columns. `base` has the stride of `out` and may be `out`. With a factor of 0 it is not read.
 struct Product {
     const float* x;
     int64_t x_stride;
@@ -39,6 +39,7 @@ struct Product {
     int64_t out_stride;
     int inner;
     float factor = 0;
+    const float* base = nullptr;
 };
 
 inline constexpr bool kManyRegisters = kVectorRegisters >= 32;
@@ -50,11 +51,12 @@ template <int kRows, int kBlocks>
 void multiply_block(const Product& p, int row, int col) {
     F32x16 sum[kRows][kBlocks];
     float* out = p.out + row * p.out_stride + col;
+    const float* base = p.factor == 0 ? out : p.base + row * p.out_stride + col;
     unroll<kRows>([&](auto r) {
         unroll<kBlocks>([&](auto b) {
             sum[r][b] = p.factor == 0
                             ? F32x16::zero()
-                            : F32x16::set1(p.factor) * F32x16::load(out + r * p.out_stride + 16 * b);
+                            : F32x16::set1(p.factor) * F32x16::load(base + r * p.out_stride + 16 * b);
         });
     });
     const float *x = p.x + row * p.x_stride, *m = p.m + col;

@@ -13,6 +13,10 @@
 //
 //     S [k_dim][v_dim]  |  k [k_dim][16]  |  d [16][v_dim]  |  g [16]
 //
+// With the attribute `rollback`, the slot is two of these halves, each for all value heads. Chunk c reads S
+// from half c mod 2 and keeps its k, d and g there; its end writes the new S to the other half. So S before a
+// chunk stays valid until the next chunk ends, and a sequence can continue from any of the last 16 positions.
+//
 // A task is one value head of one sequence and writes only its own part of the slot. Lanes are columns of S
 // or rows of a chunk.
 #include <algorithm>
@@ -34,8 +38,13 @@ constexpr int kMaxHeads = 1 << 12, kMaxDim = 1 << 12;
 struct Params {
     int n_k_heads, n_v_heads, k_dim, v_dim;
     bool grouped;
+    bool rollback;
     int key_head(int head) const { return grouped ? head / (n_v_heads / n_k_heads) : head % n_k_heads; }
     int64_t head_floats() const { return int64_t{k_dim} * v_dim + kChunk * (int64_t{k_dim} + v_dim + 1); }
+    int64_t half_floats() const { return n_v_heads * head_floats(); }
+    int64_t slot_floats() const { return rollback ? 2 * half_floats() : half_floats(); }
+    // Floats from the start of a slot to the half of a chunk.
+    int64_t half_of(int chunk) const { return rollback ? chunk % 2 * half_floats() : 0; }
 };
 
 void prepare(Launch& l, const Attrs& attrs) {
@@ -47,6 +56,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     p.k_dim = whole(l, attrs, "k_dim", 1, kMaxDim);
     p.v_dim = whole(l, attrs, "v_dim", 1, kMaxDim);
     p.grouped = whole(l, attrs, "grouped", 0, 1) != 0;
+    p.rollback = attrs.get("rollback", 0) != 0 && whole(l, attrs, "rollback", 1, kChunk) > 0;
     require(l, p.n_v_heads % p.n_k_heads == 0, "the value heads must be a multiple of the key heads");
     require(l, p.v_dim % 16 == 0, "v_dim must be a multiple of 16");
     const int64_t v_cols = int64_t{p.n_v_heads} * p.v_dim;
@@ -56,18 +66,20 @@ void prepare(Launch& l, const Attrs& attrs) {
     require_vector(l, l.in[in::decay], "a", p.n_v_heads);
     require_vector(l, l.in[in::decay_bias], "bias", p.n_v_heads);
     require(l, l.in[in::state].state != nullptr, "needs a state");
-    require(l, l.in[in::state].state->floats_per_slot == p.n_v_heads * p.head_floats(),
-            "the state must hold " + std::to_string(p.n_v_heads * p.head_floats()) + " floats a sequence");
+    require(l, l.in[in::state].state->floats_per_slot == p.slot_floats(),
+            "the state must hold " + std::to_string(p.slot_floats()) + " floats a sequence");
     require_rows(l, l.out[0], "o", RowFormat::f32, v_cols);
 }
 
 int chunks(const Launch& l, const Batch& batch, int) { return batch.n_sequences * l.as<Params>().n_v_heads; }
 
-// One value head of one sequence: its part of the state slot, and scratch for the new rows of a chunk.
+// One value head of one sequence: its part of the state slot for the current chunk, and scratch for the new
+// rows of the chunk.
 struct Head {
     const Launch& l;
     const Params& p;
     int head;
+    float* slot;  // part of the head in the first half of the state slot
     float *S, *keys, *d, *g;
     float* rows;  // [2 kChunk][k_dim]: k of the new rows, then q
     float* past;  // [2 kChunk][v_dim]: products of `rows` with S
@@ -78,15 +90,19 @@ struct Head {
         return static_cast<size_t>(kChunk) * static_cast<size_t>(3 * p.k_dim + 2 * p.v_dim + 2 * kChunk);
     }
 
-    Head(const Launch& launch, int head_, float* slot, float* scratch)
-        : l(launch), p(launch.as<Params>()), head(head_), S(slot + head_ * p.head_floats()) {
-        keys = S + int64_t{p.k_dim} * p.v_dim;
-        d = keys + int64_t{p.k_dim} * kChunk;
-        g = d + int64_t{p.v_dim} * kChunk;
+    Head(const Launch& launch, int head_, float* slots, float* scratch)
+        : l(launch), p(launch.as<Params>()), head(head_), slot(slots + head_ * p.head_floats()) {
         rows = scratch;
         past = rows + int64_t{2 * kChunk} * p.k_dim;
         near = past + int64_t{2 * kChunk} * p.v_dim;
         left = near + 2 * kChunk * kChunk;
+    }
+
+    void enter(int chunk) {
+        S = slot + p.half_of(chunk);
+        keys = S + int64_t{p.k_dim} * p.v_dim;
+        d = keys + int64_t{p.k_dim} * kChunk;
+        g = d + int64_t{p.v_dim} * kChunk;
     }
 
     const float* k(int t) const { return q(t) + int64_t{p.n_k_heads} * p.k_dim; }
@@ -102,8 +118,9 @@ struct Head {
         for_lanes(0, p.k_dim, [&](int i, auto lanes) { store(load(x + i, lanes) * factor, to + i, lanes); });
     }
 
-    // Advances the state by token rows [at, at + n), which are rows [old, old + n) of their chunk.
-    void advance(int at, int old, int n) {
+    // Advances the state by token rows [at, at + n), which are rows [old, old + n) of `chunk`.
+    void advance(int at, int chunk, int old, int n) {
+        enter(chunk);
         const float q_scale = 1.0f / std::sqrt(static_cast<float>(p.k_dim));
         float alpha[kChunk] = {}, beta[kChunk] = {}, whole[kChunk];
         for (int i = 0; i < n; ++i) {
@@ -152,7 +169,8 @@ struct Head {
 
         if (old + n < kChunk) return;
         for (int c = 0; c < p.k_dim; ++c) (F32x16::load(keys + c * kChunk) * decay).store(left + c * kChunk);
-        multiply({left, kChunk, d, p.v_dim, S, p.v_dim, kChunk, total}, p.k_dim, p.v_dim);
+        float* next = slot + p.half_of(chunk + 1);
+        multiply({left, kChunk, d, p.v_dim, next, p.v_dim, kChunk, total, S}, p.k_dim, p.v_dim);
     }
 };
 
@@ -165,10 +183,11 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     float* slot =
         reinterpret_cast<float*>(states.bytes.data) + batch.state_slot[sequence] * states.floats_per_slot;
     Head head(l, chunk % p.n_v_heads, slot, scratch.get(Head::scratch_floats(p)));
-    if (batch.positions[first] == 0) std::fill_n(head.S, int64_t{p.k_dim} * p.v_dim, 0.0f);
+    if (batch.positions[first] == 0) std::fill_n(head.slot, int64_t{p.k_dim} * p.v_dim, 0.0f);
     for (int at = first; at < last;) {
-        const int old = batch.positions[at] % kChunk, n = std::min(kChunk - old, last - at);
-        head.advance(at, old, n);
+        const int position = batch.positions[at], old = position % kChunk,
+                  n = std::min(kChunk - old, last - at);
+        head.advance(at, position / kChunk, old, n);
         at += n;
     }
 }

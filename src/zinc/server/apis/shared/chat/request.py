@@ -23,6 +23,7 @@ class ChatRequest:
     n: number of answers.
     thinking_budget: most tokens of reasoning.
     truncate: leave out the oldest turns if the prompt does not fit.
+    prediction: text that the answer may repeat, for drafts of it.
     param: the request field that holds the messages, named in errors.
     """
 
@@ -38,4 +39,5 @@ class ChatRequest:
     priority: int = 0
     telemetry: Telemetry = NO_TELEMETRY
     truncate: bool = False
+    prediction: str = ""
     param: str = "messages"

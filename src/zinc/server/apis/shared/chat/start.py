@@ -25,7 +25,7 @@ from zinc.server.apis.shared.chat.prompt import Prompt, prompt_of
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.fields import MAX_ANSWERS, constraints, with_seed
 from zinc.server.apis.shared.service import Service, StreamEvents, answer, client_of
-from zinc.server.errors import context_exceeded
+from zinc.server.errors import context_exceeded, invalid
 from zinc.server.runtime.job import ANYBODY, Client, Job
 from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.runner import Generation
@@ -89,6 +89,7 @@ async def start(
             priority=request.priority,
             dry_breakers=prepared.dry_breakers,
             telemetry=request.telemetry,
+            prediction=prepared.prediction,
         )
         for i, constraint in enumerate(prepared.constraints)
     ]
@@ -116,15 +117,19 @@ async def _prompt(model: LoadedModel, request: ChatRequest) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """Things that are slow to build for a request: a constraint for each answer, DRY breakers."""
+    """Things that are slow to build for a request.
+
+    They are a constraint for each answer, the DRY breakers and the ids of the predicted text.
+    """
 
     answer: AnswerConstraint
     constraints: Sequence[engine.Constraint | None]
     dry_breakers: Collection[Sequence[int]]
+    prediction: Sequence[int]
 
 
 async def _prepare(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> _Prepared:
-    """Build the constraints and the DRY breakers of `request`. Raises ApiError.
+    """Build what is slow to build for `request`. Raises ApiError.
 
     This runs in another thread, unless there is nothing to build: changing threads costs time to
     the first token. It is not part of rendering the prompt, because compiling a grammar would
@@ -137,10 +142,32 @@ async def _prepare(model: LoadedModel, request: ChatRequest, format: ChatFormat)
             found,
             constraints(model, found.constraint, request.n),
             model.llm.dry_breakers(request.params),
+            _predicted_ids(model, request.prediction),
         )
 
-    is_quick = not (request.forced_tools or request.constraint or request.params.dry_multiplier)
+    is_quick = not (
+        request.forced_tools
+        or request.constraint
+        or request.params.dry_multiplier
+        or request.prediction
+    )
     return build() if is_quick else await asyncio.to_thread(build)
+
+
+def _predicted_ids(model: LoadedModel, text: str) -> Sequence[int]:
+    """Return the ids of a predicted text. Raises ApiError if no answer can be that long."""
+    if not text or model.llm.engine.speculation is None:
+        return ()
+    try:
+        return model.tokenizer.encode(text, add_special=False, limit=model.context)
+    except TextTooLongError as error:
+        n_tokens = f"{'' if error.is_exact else 'at least '}{error.n_tokens} tokens"
+        raise invalid(
+            "prediction",
+            "prediction is too long",
+            f"it has {n_tokens}, and the context {model.context}",
+            "send the part that the answer repeats",
+        ) from None
 
 
 def _call_check(

@@ -66,6 +66,16 @@ TABLE: dict[str, ForeignField] = {
     "extra_key": renamed("SGLang", "cache_salt"),
     "prompt_cache_isolation_key": renamed("Fireworks", "cache_salt"),
     "options": mapped("Ollama", _OLLAMA, values.options),
+    "speculative.n_max": mapped(
+        "llama.cpp",
+        f"`speculate` false when it is 0; ignored otherwise: {values.MEASURED}",
+        values.draft_limit,
+    ),
+    "speculative.type": mapped(
+        "llama.cpp",
+        f"`speculate` false when it is \"none\"; ignored otherwise: {values.CHOSEN}",
+        values.draft_type,
+    ),
     # reasoning
     "reasoning": mapped(
         "OpenRouter",
@@ -169,8 +179,9 @@ TABLE: dict[str, ForeignField] = {
     **ignored(
         "OpenAI", "it does not concern the answer",
         "user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier",
-        "prediction", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
     ),
+    **ignored("OpenAI", "only `/v1/chat/completions` drafts from a prediction", "prediction"),
     **ignored(
         "OpenRouter", "there is one provider and there are no plugins",
         "provider", "models", "route", "transforms", "plugins", "preset", "session_id",
@@ -195,8 +206,12 @@ TABLE: dict[str, ForeignField] = {
         "grammar_triggers", "preserved_tokens", "generation_prompt", "thinking_forced_open",
         "reasoning_control", "reasoning_budget_message", "reasoning_budget_start_tag",
         "reasoning_budget_end_tag", "reasoning_budget_end_tags", "penalize_nl", "dynatemp_exponent",
-        "adaptive_decay", "speculative.n_max", "speculative.n_min", "speculative.p_min",
-        "speculative.type",
+        "adaptive_decay",
+    ),
+    **ignored(
+        "llama.cpp", values.MEASURED,
+        "speculative.n_min", "speculative.p_min", "speculative.ngram_size_n",
+        "speculative.ngram_size_m", "speculative.ngram_min_hits",
     ),
     **ignored(
         "TGI, transformers", "it configures that server",

@@ -17,6 +17,9 @@ Model = TypeVar("Model", bound=Fields)
 LIMIT = ("max_tokens", "max_output_tokens", "n_predict")
 STOP = ("stop", "stop_sequences")
 _UNLIMITED = (-1, -2)  # llama.cpp and Ollama
+# Why settings of speculation have no effect.
+MEASURED = "the engine measures how many drafted tokens a step should verify"
+CHOSEN = "`zinc serve --speculate` chooses the source of drafts"
 
 
 class _Reasoning(Fields):
@@ -159,6 +162,24 @@ def repetition_penalty(body: TranslatedBody, name: str, value: Json) -> None:
     body.put(name, "repeat_penalty", value)
     if body.fields.get("repeat_last_n") is None and "repeat_last_n" in body.own:
         body.fields["repeat_last_n"] = -1  # the whole prompt and answer
+
+
+def draft_limit(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate the most tokens of a draft: 0 turns drafts off."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise invalid(name, f"{name} is not valid", "it must be a number of tokens")
+    if value == 0:
+        body.put(name, "speculate", False)
+    else:
+        body.ignored[name] = MEASURED
+
+
+def draft_type(body: TranslatedBody, name: str, value: Json) -> None:
+    """Translate the source of drafts: "none" turns drafts off."""
+    if value == "none":
+        body.put(name, "speculate", False)
+    else:
+        body.ignored[name] = CHOSEN
 
 
 _OPTIONS_SAME = (

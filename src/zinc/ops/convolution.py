@@ -1,0 +1,82 @@
+"""The causal convolution of a Gated DeltaNet layer, whose recurrent state is its last rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from zinc.ops.cases import Case
+from zinc.ops.elementwise import sigmoid
+from zinc.ops.graph import Node
+from zinc.ops.operands import rows, state, vector
+from zinc.ops.recurrent_state import StateView, sequences, with_rollback
+from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.step import Step
+from zinc.ops.values import FloatArray, RecurrentState
+from zinc.quant.blocks import row_bytes
+
+
+def _cost(node: Node) -> Cost:
+    x, weight = node.rows("x"), node.weight("weight")
+    taps = int(node.attrs["taps"])
+    return Cost(
+        fixed_bytes=row_bytes(weight.type, weight.cols),
+        row_bytes=8 * x.cols,
+        row_flops=(2 * taps + 4) * x.cols,
+        sequence_bytes=8 * (taps - 1) * x.cols,
+    )
+
+
+def _cases() -> Iterator[Case]:
+    for cols, taps in ((48, 4), (80, 2)):
+        case = Case(f"{cols}x{taps}", 50, sequences=(1, 40, 2, 7))
+        state = RecurrentState("conv", (taps - 1) * cols)
+        x, weight = case.rows(cols), case.vector(cols * taps)
+        yield case.returns(case.graph.conv_silu(x, weight, state))
+
+
+def _rollback(node: Node, rows: int) -> Node:
+    """Return the node with a state of `rows` more rows."""
+    floats = (int(node.attrs["taps"]) - 1 + rows) * node.rows("x").cols
+    return with_rollback(node, rows, floats)
+
+
+@op(
+    rows("x", in_place=True),
+    vector("weight"),
+    state("state", written=True),
+    cost=_cost,
+    cases=_cases,
+    phase=Phase.GDN,
+    rollback=_rollback,
+)
+def conv_silu(
+    step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray, state: StateView
+) -> Sequence[FloatArray]:
+    """Return y[t] = silu(sum over taps i of weight[:, i] * x[t - (taps - 1) + i]).
+
+    Rows before the first position are zeros. The state is the last taps - 1 rows of x, oldest
+    first. With `rollback` it is a ring of taps - 1 + rollback rows: the row of position p is row
+    p mod (taps - 1 + rollback).
+
+    Kernels process chunks of 16 columns over all rows of the step, with the taps and the last rows
+    in registers, so y may be stored in place of x. The weight is transposed once, in preparation.
+    """
+    taps, rollback = int(attrs["taps"]), int(attrs.get("rollback", 0))
+    kernel = weight.reshape(-1, taps)
+    y = np.empty_like(x)
+    for s, span in sequences(step):
+        stored = state.at(step, s).reshape(taps - 1 + rollback, -1)
+        n, first = span.stop - span.start, int(step.positions[span.start])
+        # The rows of the state that hold positions [first - (taps - 1), first + n).
+        places = np.arange(first - (taps - 1), first + n) % len(stored)
+        old = stored[places[: taps - 1]] if rollback else stored
+        line = np.concatenate([old, x[span]])
+        total = sum(line[i : i + n].astype(np.float64) * kernel[:, i] for i in range(taps))
+        y[span] = total * sigmoid(np.asarray(total))
+        if rollback:
+            stored[places[-len(stored) :]] = line[-len(stored) :]
+        else:
+            stored[:] = line[n:]
+    return [y]

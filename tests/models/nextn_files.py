@@ -1,0 +1,59 @@
+"""Model files with a random NextN block, made from fixtures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from models.harness import FIXTURES, rewrite
+
+from zinc.formats.gguf import GGUFFile
+
+Tensors = dict[str, np.ndarray | None]
+# One for each family, and for each way to store latent attention and to choose experts.
+FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2v2", "deepseek2v3")
+
+
+def with_nextn(name: str, target: Path, *, shared: bool = True, mlp: bool = True) -> Path:
+    """Write a fixture with one NextN block, whose tensors are like those of the last layer.
+
+    shared: the block uses the embedding, final norm and head of the model. mlp: it has an MLP.
+    """
+    rng = np.random.default_rng(5)
+    source = FIXTURES / f"{name}.gguf"
+    with GGUFFile.open(source) as file:
+        arch = file.str("general.architecture")
+        known = file.int(f"{arch}.nextn_predict_layers", default=0)
+        block = file.int(f"{arch}.block_count") - known
+        last = f"blk.{block - 1}."
+        shapes = {n.replace(last, ""): t.shape for n, t in file.tensors.items() if last in n}
+        vocab, hidden = file.tensors["token_embd.weight"].shape
+    shapes |= {
+        "nextn.eh_proj.weight": (hidden, 2 * hidden),
+        "nextn.enorm.weight": (hidden,),
+        "nextn.hnorm.weight": (hidden,),
+    }
+    if not shared:
+        shapes |= {
+            "nextn.shared_head_norm.weight": (hidden,),
+            "nextn.shared_head_head.weight": (vocab, hidden),
+            "nextn.embed_tokens.weight": (vocab, hidden),
+        }
+    tensors: Tensors = {}
+    if known:
+        with GGUFFile.open(source) as file:
+            tensors = {n: None for n in file.tensors if n.startswith(f"blk.{block}.nextn")}
+    for n, shape in shapes.items():
+        if mlp or not n.startswith("ffn_") or n == "ffn_norm.weight":
+            tensors[f"blk.{block}.{n}"] = _random(rng, n, shape)
+    keys = {f"{arch}.block_count": block + 1, f"{arch}.nextn_predict_layers": 1}
+    return rewrite(source, target, metadata=keys, tensors=tensors)
+
+
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    noise = rng.standard_normal(shape).astype(np.float32)
+    if name.endswith("norm.weight"):
+        return 1 + np.float32(0.3) * noise
+    if len(shape) == 1:
+        return np.float32(0.2) * noise
+    return noise / np.float32(np.sqrt(shape[-1]))

@@ -1,0 +1,95 @@
+"""Sequences that are set back after rejected rows: bits are those of plain decoding, on the CPU."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import effort
+import numpy as np
+import pytest
+from models.harness import FIXTURES, MAX_TOKENS, Logits, Runner, planned
+from models.pooled import speculate
+from present import computing
+
+from zinc.ops.recurrent_state import CHUNK
+
+pytestmark = pytest.mark.skipif("cpu" not in computing(), reason="the CPU backend is not built")
+
+# Recurrent layers, sliding windows and latent attention.
+FAMILIES = [
+    (name, kv_dtype)
+    for name in ("qwen35", "qwen3next", "qwen35moe", "gemma3", "gemma4", "deepseek2")
+    for kv_dtype in ("f16", "q8_0")
+    if (name, kv_dtype) != ("deepseek2", "q8_0")  # its heads do not fit the groups of q8_0
+]
+# 2,000 walks in all with --every.
+WALKS = 182 if effort.EVERY else 6
+HYBRIDS = ["qwen35", "qwen3next", "qwen35moe"]
+N_TOKENS = MAX_TOKENS
+TEXTS = [np.random.default_rng(i).integers(100, size=N_TOKENS).astype(np.int32) for i in (1, 2)]
+
+
+@cache
+def plain(name: str, kv_dtype: str) -> list[Logits]:
+    """Return the logits of both texts, decoded token by token without rollback."""
+    runner = Runner(FIXTURES / f"{name}.gguf", "cpu", n_sequences=2, kv_dtype=kv_dtype)
+    return [runner.feed_in_chunks(ids, 1, i) for i, ids in enumerate(TEXTS)]
+
+
+def walk(name: str, kv_dtype: str, seed: int, folder: Path | None = None) -> None:
+    """Run both texts in random steps with rejected rows and compare them with `plain`."""
+    texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain(name, kv_dtype), strict=True)]
+    loaded = planned(FIXTURES / f"{name}.gguf", "cpu", rollback=True)
+    speculate(loaded, kv_dtype, texts, seed, folder)
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), FAMILIES)
+def test_rejected_rows_leave_no_trace(name: str, kv_dtype: str) -> None:
+    for seed in range(WALKS):
+        walk(name, kv_dtype, seed)
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), FAMILIES)
+def test_a_sequence_that_was_set_back_continues_from_disk(
+    name: str, kv_dtype: str, tmp_path: Path
+) -> None:
+    for seed in range(effort.examples(8)):
+        walk(name, kv_dtype, 1000 + seed, tmp_path / str(seed))
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("tail", [1, CHUNK - 1, CHUNK])
+def test_every_position_can_be_gone_back_to(name: str, tail: int) -> None:
+    """One accepted row a step, and `tail` rejected ones: every offset in a chunk occurs."""
+    ids, want = TEXTS[0], plain(name, "f16")[0]
+    loaded = planned(FIXTURES / f"{name}.gguf", "cpu", rollback=True)
+    runner = Runner(FIXTURES / f"{name}.gguf", loaded=loaded, room=N_TOKENS + CHUNK)
+    for at in range(N_TOKENS):
+        (logits,) = runner.feed((0, np.concatenate([ids[at : at + 1], TEXTS[1][:tail]])))
+        runner.lengths[0] = at + 1
+        np.testing.assert_array_equal(logits[0], want[at])
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_ref_sets_a_sequence_back(name: str) -> None:
+    """The reference uses the same slots: it agrees with itself without rejected rows."""
+    path = FIXTURES / f"{name}.gguf"
+    want = Runner(path, "ref").feed((0, TEXTS[0]))[0]
+    runner = Runner(path, loaded=planned(path, "ref", rollback=True), room=MAX_TOKENS + CHUNK)
+    at = 0
+    for ahead, tail in ((30, 0), (3, 13), (1, 15), (14, 16), (32, 12), (16, 16)):
+        (logits,) = runner.feed((0, np.concatenate([TEXTS[0][at : at + ahead], TEXTS[1][:tail]])))
+        error = np.abs(logits[:ahead] - want[at : at + ahead]).max()
+        assert error < 1e-4 * np.abs(want).max()
+        at += ahead
+        runner.lengths[0] = at
+    assert at == N_TOKENS
+
+
+def test_a_state_without_rollback_cannot_be_set_back() -> None:
+    """The test of this module would fail on the plain layout."""
+    texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain("qwen35", "f16"), strict=True)]
+    loaded = planned(FIXTURES / "qwen35.gguf", "cpu")
+    with pytest.raises(AssertionError, match=r"from [0-9]+ on"):
+        speculate(loaded, "f16", texts, 0)
