@@ -42,7 +42,7 @@ def ids(ref: LLM) -> list[int]:
 @pytest.mark.parametrize("backend", [name for name in computing() if name != "cpu"])
 def test_perplexity_of_a_held_out_text_equals_ref(backend, ref, ids):
     """On the CPU, a long text is also compared with llama.cpp."""
-    n = WINDOW if effort.EVERY else WINDOW // 2
+    n = WINDOW if effort.EVERY else WINDOW // 4
     text = ids[:n]
     with opened(backend) as llm:
         assert llm.perplexity(text, n) == pytest.approx(ref.perplexity(text, n), rel=5e-3)
@@ -55,7 +55,7 @@ def test_probabilities_equal_ref_after_a_prompt_and_after_a_cached_prefix(backen
     So its tokens come from decode, prefill and the prefix cache; without the cache it is prefilled
     in chunks from its start.
     """
-    first = ids[: 260 if backend == "cpu" or effort.EVERY else 130]
+    first = ids[: 260 if backend == "cpu" or effort.EVERY else 100]
     rows = []
     for prefix_cache in (True, False) if backend == "cpu" or effort.EVERY else (True,):
         with opened(backend, prefix_cache=prefix_cache) as llm:
