@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -145,10 +146,13 @@ def test_a_bug_in_a_step_is_raised_and_the_model_goes_on(llm, monkeypatch):
     assert llm.generate("hi", GREEDY).token_ids
 
 
-def test_ctrl_c_in_the_main_thread_leaves_the_model_usable(llm):
+def test_ctrl_c_in_the_main_thread_leaves_the_model_usable(llm, request):
     want = llm.generate(PROMPTS[0], GREEDY).token_ids
     long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     whole = llm.generate(PROMPTS[1], long).token_ids
+    # A process that a shell starts with `&` ignores SIGINT.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     for i in range(examples(8)):
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(llm.generate, PROMPTS[1], long)
@@ -195,7 +199,7 @@ def test_a_stream_that_nobody_reads_stops(llm):
     (sequence,) = llm.engine._sequences.values()
     time.sleep(0.1)
     n = sequence.n_generated
-    assert n < 20
+    assert n < 100  # a step with drafts may gain several tokens
     time.sleep(0.1)
     assert sequence.n_generated == n
     stream.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import effort
 import pytest
 from backends.overlay import copied_kernels
 from present import computing
@@ -20,8 +21,8 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def few_cases(monkeypatch):
-    """Run one in thirty of the cases, so that they take seconds."""
-    few = parity.every_case()[::30]
+    """Run one in thirty or sixty of the cases, so that they take seconds."""
+    few = parity.every_case()[:: 30 if effort.EVERY else 60]
     monkeypatch.setattr(parity, "every_case", lambda: few)
     return few
 
@@ -64,8 +65,14 @@ def test_the_kernels_of_all_cases_are_compiled_at_once(few_cases, monkeypatch):
     ("case", "kernel", "file", "right", "wrong"),
     [
         ("row256", "rms_norm", "norm", "/ float(n) + args.eps", "/ float(n + 1) + args.eps"),
-        ("Q4_K-48x512-1", "linear", "product", "sum -= w.m.x * x.s", "sum += w.m.x * x.s"),
-        ("few", "attention", "few_queries", "y / all.sum", "y / (all.sum + 0.1)"),
+        pytest.param(
+            *("Q4_K-48x512-1", "linear", "product", "sum -= w.m.x * x.s", "sum += w.m.x * x.s"),
+            marks=pytest.mark.every,
+        ),
+        pytest.param(
+            *("few", "attention", "few_queries", "y / all.sum", "y / (all.sum + 0.1)"),
+            marks=pytest.mark.every,
+        ),
     ],
 )
 def test_a_kernel_that_is_compiled_wrongly_is_named(

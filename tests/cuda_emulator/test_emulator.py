@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cuda_emulator.emulated import COMPILER, HERE, OPTIONS, folder
+from cuda_emulator.emulated import COMPILER, OPTIONS, folder
 
 from zinc.backends.cuda import compiler
 
@@ -106,10 +106,16 @@ int main() {
 
 def run(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
     """Compile and run 64 threads that execute `body`, which fills `out`."""
+    return run_program(tmp_path, PROGRAM % body)
+
+
+def run_program(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Compile a C++ program against the precompiled emulator, and run it."""
     source, program = tmp_path / "main.cpp", tmp_path / "main"
-    source.write_text(PROGRAM % body)
-    options = ["-std=c++20", "-w", f"-I{HERE}"]
-    subprocess.run([COMPILER, *options, str(source), "-o", str(program)], check=True)
+    source.write_text(text)
+    headers = [f"-I{path}" for path in (folder(), compiler.KERNELS)]
+    command = [COMPILER, *OPTIONS, *headers, str(source), "-o", str(program)]
+    subprocess.run(command, check=True)
     return subprocess.run([program], capture_output=True, text=True, check=False)
 
 
@@ -138,11 +144,7 @@ def test_a_warp_function_that_not_all_lanes_of_its_mask_call_is_an_error(tmp_pat
 
 
 def test_a_kernel_that_does_not_wait_for_its_inputs_is_an_error(tmp_path: Path) -> None:
-    source, program = tmp_path / "main.cpp", tmp_path / "main"
-    source.write_text(EARLY_PROGRAM)
-    options = ["-std=c++20", "-w", f"-I{HERE}"]
-    subprocess.run([COMPILER, *options, str(source), "-o", str(program)], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    done = run_program(tmp_path, EARLY_PROGRAM)
     assert done.returncode != 0
     assert "thread 3: a thread ends without waiting for inputs" in done.stderr
 
@@ -217,12 +219,9 @@ def test_asynchronous_copies_take_effect_when_their_group_is_waited_for(tmp_path
 
 def run_group(tmp_path: Path, wait: str) -> int:
     """Return how many results of the warp group are wrong."""
-    source, program = tmp_path / "main.cpp", tmp_path / "main"
-    source.write_text(GROUP_PROGRAM.replace("WAIT", wait))
-    headers = [f"-I{path}" for path in (HERE, compiler.KERNELS, folder())]
-    command = [COMPILER, *OPTIONS, *headers, str(source), "-o", str(program)]
-    subprocess.run(command, check=True)
-    return int(subprocess.run([program], capture_output=True, text=True, check=True).stdout)
+    done = run_program(tmp_path, GROUP_PROGRAM.replace("WAIT", wait))
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
 
 
 def test_a_warp_group_multiplies_what_bulk_copies_have_brought(tmp_path: Path) -> None:

@@ -67,16 +67,21 @@ def test_options_are_the_arguments_of_llm():
     assert named == {*inspect.signature(LLM).parameters} - {"model"}
 
 
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """The address of a server for all examples."""
+    pytest.importorskip("uvicorn")
+    with serving("zinc serve", tmp_path_factory.mktemp("server")) as found:
+        yield found
+
+
 @pytest.mark.parametrize("code", OTHERS)
-def test_example_of_another_page_runs(code, tmp_path):
+def test_example_of_another_page_runs(code, request):
     for module in re.findall(r"^from (\w+) import", code, re.MULTILINE):
         pytest.importorskip(module)
     if "vulkan" in code and "vulkan" in absent():
         pytest.skip("there is no Vulkan device")
     code = with_demo_model(code)
-    if ADDRESS not in code:
-        run(code)
-        return
-    pytest.importorskip("uvicorn")
-    with serving("zinc serve", tmp_path) as address:
-        run(code.replace(ADDRESS, address))
+    if ADDRESS in code:
+        code = code.replace(ADDRESS, request.getfixturevalue("address"))
+    run(code)

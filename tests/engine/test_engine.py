@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from effort import examples
 from fake import BLOCK, END, KINDS, VOCAB, alone, model, shifted
 from guessing import Guessing, guessing_fake
 from hypothesis import given, settings
@@ -273,7 +274,7 @@ def test_a_full_queue_refuses_requests():
 @pytest.mark.parametrize("scarce", [{"max_outputs": 4}, {"slots": 4}])
 def test_no_prefixes_are_searched_while_every_seat_is_taken(scarce, monkeypatch):
     e = engine("recurrent", n_blocks=200, **scarce)
-    running = [e.submit(Request(prompt(20, i), greedy(370), ())) for i in range(4)]
+    running = [e.submit(Request(prompt(20, i), greedy(120), ())) for i in range(4)]
     while not all(s.n_generated for s in running):
         e.step()
     waiting = [e.submit(Request(prompt(30, 10 + i), greedy(3), ())) for i in range(20)]
@@ -288,7 +289,7 @@ def test_no_prefixes_are_searched_while_every_seat_is_taken(scarce, monkeypatch)
         assert len(looked) < 20
     finish(e, *running, *waiting)
     for i, s in enumerate(running):
-        assert s.ids == alone("recurrent", prompt(20, i), 370)
+        assert s.ids == alone("recurrent", prompt(20, i), 120)
     check_idle(e)
 
 
@@ -363,7 +364,7 @@ SPOTS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(120))
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     spots=st.lists(SPOTS, min_size=1, max_size=14),

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,7 +190,7 @@ def test_the_logits_are_never_written_to():
 
 
 @given(st.integers(1, 3000), st.sampled_from([0.002, 0.05, 0.5, 0.98]), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_a_mask_leaves_the_allowed_tokens_of_a_row(n, share, seed):
     random = np.random.default_rng(seed)
     allowed = random.random(n) < share
@@ -370,7 +371,7 @@ def test_logits_of_another_shape_are_a_mistake(logits):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_valid_request_samples_an_allowed_token(data):
     share = st.floats(0, 1)
     params = SamplingParams(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import on_backends
 from models.harness import BACKENDS, FIXTURES, Runner, expected, fixture_names, relative_error
 
 NAMES = fixture_names()
@@ -15,7 +16,7 @@ NAMES = fixture_names()
 TOLERANCE = {"ref": 1e-5}
 OTHERS = 2e-3
 
-pytestmark = pytest.mark.parametrize("name", NAMES)
+named = pytest.mark.parametrize("name", NAMES)
 everywhere = pytest.mark.parametrize("backend", BACKENDS)
 CHUNKS = [
     pytest.param(backend, size, marks=() if backend == "cpu" else pytest.mark.every)
@@ -35,12 +36,14 @@ def check(backend: str, got: np.ndarray, want: np.ndarray) -> None:
     assert (got.argmax(axis=1) == want.argmax(axis=1))[clear].all()
 
 
+@named
 @everywhere
 def test_whole_prompt(name: str, backend: str) -> None:
     ids, logits = expected(name)
     check(backend, Runner(FIXTURES / f"{name}.gguf", backend).feed((0, ids))[0], logits)
 
 
+@named
 @pytest.mark.parametrize(("backend", "size"), CHUNKS)
 def test_chunks(name: str, backend: str, size: int) -> None:
     ids, logits = expected(name)
@@ -48,6 +51,7 @@ def test_chunks(name: str, backend: str, size: int) -> None:
     check(backend, runner.feed_in_chunks(ids, size), logits)
 
 
+@named
 @everywhere
 def test_chunks_of_many_sizes(name: str, backend: str) -> None:
     """Chunks of one token at the start and across a block end, after small and large chunks."""
@@ -58,7 +62,10 @@ def test_chunks_of_many_sizes(name: str, backend: str) -> None:
     check(backend, np.concatenate([runner.feed((0, part))[0] for part in cuts]), logits)
 
 
-@everywhere
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    on_backends(NAMES, BACKENDS, everywhere=("deepseek2", "gemma3", "gptoss", "qwen35")),
+)
 def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
     ids, logits = expected(name)
     other = ids[::-1][:33].copy()
@@ -82,6 +89,7 @@ def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
     check(backend, np.concatenate(theirs), alone)
 
 
+@named
 @pytest.mark.parametrize(
     "backend",
     [pytest.param(b, marks=pytest.mark.every if b == "vulkan" else ()) for b in BACKENDS],
@@ -98,6 +106,7 @@ def test_some_rows_are_outputs(name: str, backend: str) -> None:
     check(backend, np.concatenate(got), logits[[second - 1, -4, second, -3, -1]])
 
 
+@named
 @everywhere
 def test_fused_plan_equals_the_graph(name: str, backend: str) -> None:
     if backend != "ref":

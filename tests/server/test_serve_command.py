@@ -169,7 +169,12 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    ("number", "stops"), [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)]
+    ("number", "stops"),
+    [
+        (signal.SIGINT, True),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.every),
+        (signal.SIGTERM, False),
+    ],
 )
 def test_a_signal_stops_the_server_while_it_loads(number, stops):
     """This works even if the load reports no progress, as within a large tensor."""
@@ -229,7 +234,15 @@ def test_a_key_file_without_keys_is_refused(text, tmp_path: Path):
         config("--api-key", "one", "--api-key-file", str(keys))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        # Other tests stop servers with these two.
+        pytest.param(signal.SIGINT, marks=pytest.mark.every),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.every),
+        signal.SIGHUP,
+    ],
+)
 def test_a_signal_stops_the_server_with_status_0(number):
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("the tests run under nohup")

@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -307,7 +308,7 @@ def test_mutated_requests_never_fail_the_server(server: Running):
 
 
 @settings(
-    max_examples=60,
+    max_examples=examples(120),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Running, running
@@ -90,7 +91,7 @@ def test_requests_that_the_document_allows_are_answered(own: Running, operation)
     limit = {name: LIMITS[name] for name in LIMITS if name in fields}
 
     @settings(
-        max_examples=25,
+        max_examples=examples(25),
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
