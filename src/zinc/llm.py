@@ -91,8 +91,9 @@ class LLM:
         It contains the text of prompts, and only its owner can read it.
     swap_bytes: host memory for copies of preempted requests (default: a share of the free memory).
         Requests that do not fit are run again.
-    speculate: "suffix" verifies drafts from repeated text, "off" does not; "auto" speculates where
-        that changes no token of an answer (docs/speculation.md).
+    speculate: where drafts that steps verify come from: "suffix", "mtp", "draft", "off", or "auto":
+        every source, where that changes no token of an answer (docs/speculation.md).
+    draft: a smaller model with the same vocabulary, which drafts tokens.
     pooling: how `embed` turns the rows of a text into one (default: the file's, or "mean").
     chat_template: Jinja source that replaces the file's template.
     options: further options of the backend, see `zinc.backends.api.create`.
@@ -118,6 +119,7 @@ class LLM:
         swap_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         speculate: str = "auto",
+        draft: str | os.PathLike[str] | None = None,
         pooling: str | None = None,
         chat_template: str | None = None,
         options: Mapping[str, str] | None = None,
@@ -133,6 +135,7 @@ class LLM:
             kv_dtype=kv_dtype, batch_tokens=batch_tokens, prefix_cache=prefix_cache,
             cache_bytes=cache_bytes, swap_bytes=swap_bytes, cache_dir=folder, pooling=pooling,
             chat_template=chat_template, backend_options=options or {}, speculate=speculate,
+            draft=None if draft is None else resolve_model(draft),
         )  # fmt: skip
         self._load(load, progress)
 

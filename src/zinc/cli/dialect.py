@@ -41,6 +41,16 @@ _PROMPTS = "the size of prompt chunks is chosen by zinc"
 _TEMPLATES = "chat templates are always used, unless --raw is given"
 _LOADING = "weights are read into memory that zinc manages"
 _STREAMS = "as many sequences run at a time as memory allows"
+_DRAFT_LENGTHS = (
+    "--draft-max",
+    "--draft-n",
+    "--draft-min",
+    "--draft-n-min",
+    "--draft-p-min",
+    "--spec-draft-n-max",
+    "--spec-draft-n-min",
+    "--spec-draft-p-min",
+)
 _SWITCH = ("on", "off", "auto", "0", "1")
 
 OPTIONS: dict[str, Foreign] = {
@@ -53,6 +63,7 @@ OPTIONS: dict[str, Foreign] = {
     **dict.fromkeys(("-sys", "--system-prompt"), Foreign("--system")),
     **dict.fromkeys(("-ctk", "--cache-type-k"), Foreign("--kv-dtype")),
     **dict.fromkeys(("-ctv", "--cache-type-v"), Foreign("--kv-dtype")),
+    **dict.fromkeys(("-md", "--model-draft", "--spec-draft-model"), Foreign("--draft")),
     "-s": Foreign("--seed"),
     "-dev": Foreign("--device"),
     "--repetition-penalty": Foreign("--repeat-penalty"),
@@ -62,6 +73,7 @@ OPTIONS: dict[str, Foreign] = {
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), Foreign(None, _PROMPTS)),
     **dict.fromkeys(("-tb", "--threads-batch"), Foreign(None, "--threads is for all work")),
     **dict.fromkeys(("-np", "--parallel"), Foreign(None, _STREAMS)),
+    **dict.fromkeys(_DRAFT_LENGTHS, Foreign(None, "the engine measures how long drafts should be")),
     **dict.fromkeys(("-cb", "--cont-batching"), _flag(_STREAMS)),
     **dict.fromkeys(("--jinja", "-cnv", "--conversation"), _flag(_TEMPLATES)),
     **dict.fromkeys(("--no-mmap", "--mmap", "--mlock"), _flag(_LOADING)),

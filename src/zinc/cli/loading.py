@@ -24,9 +24,9 @@ log = logging.getLogger("zinc.loading")
 
 def open_llm(args: argparse.Namespace) -> LLM:
     """Load the model of `args` for text. Raises a `ZincError`."""
-    path = usage.model_path(args)
+    path, draft = usage.model_path(args), usage.draft_path(args)
     with ProgressBar(f"loading {path.name}") as progress:
-        llm = LLM.from_options(usage.load_options(args, path=path), progress)
+        llm = LLM.from_options(usage.load_options(args, path=path, draft=draft), progress)
     for note in llm.settings.notes:
         print(f"zinc: {note}", file=sys.stderr)
     print_choice(llm.choice)

@@ -214,6 +214,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             swap_bytes=args.swap_size,
             cache_dir=_cache_dir(args),
             pooling=args.pooling,
+            draft=None if args.draft is None else _model_file(args.draft, args.pull),
         ),
         sampling=usage.sampler_arguments(args),
         host=args.host,

@@ -228,14 +228,20 @@ def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
 
 
 def add_speculate(parser: argparse.ArgumentParser) -> None:
-    """Add the option for speculative decoding."""
+    """Add the options for speculative decoding."""
     parser.add_argument(
         "--speculate",
-        choices=("auto", "off", "suffix", "mtp"),
+        choices=("auto", "off", "suffix", "mtp", "draft"),
         default="auto",
         help="verify drafts of the next tokens: off, from repeated text (suffix), or also from the "
-        "model's NextN block (mtp); answers keep their tokens (default: on, if the backend is "
-        "batch-invariant)",
+        "model's NextN block (mtp) or the model of --draft (draft); answers keep their tokens "
+        "(default: on, if the backend is batch-invariant)",
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help="a smaller model with the same vocabulary, which drafts tokens for the model, or for "
+        "the first of several (docs/speculation.md)",
     )
 
 
@@ -379,18 +385,28 @@ def model_path(args: argparse.Namespace) -> Path:
 
     On a terminal, offer to download a model that is missing. Raises as `resolve_model` does.
     """
+    path = _found_or_downloaded(args.model)
+    if args.model is None:
+        print(f"zinc: no model was given; using the embedded {path.stem}", file=sys.stderr)
+    return path
+
+
+def draft_path(args: argparse.Namespace) -> Path | None:
+    """Return the file of --draft, or None. It is found as that of `model_path` is."""
+    name = getattr(args, "draft", None)
+    return None if name is None else _found_or_downloaded(name)
+
+
+def _found_or_downloaded(name: str | None) -> Path:
     from zinc.engine.load.files import resolve_model
     from zinc.hub.errors import MissingModelError
 
     try:
-        path = resolve_model(args.model)
+        return resolve_model(name)
     except MissingModelError as error:
         from zinc.cli import downloads
 
-        path = downloads.offer(error)
-    if args.model is None:
-        print(f"zinc: no model was given; using the embedded {path.stem}", file=sys.stderr)
-    return path
+        return downloads.offer(error)
 
 
 def text_argument(value: str, name: str) -> str:

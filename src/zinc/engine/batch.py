@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from zinc.engine.sequence import Sequence
+from zinc.kv import Holding
 from zinc.ops.step import IntArray, Step
 
 NO_DRAFTS: Mapping[int, Seq[int]] = MappingProxyType({})
@@ -30,7 +31,7 @@ def make_step(
     """
     if not drafts and all(counts[s.id] == 1 and s.pending == 1 for s in running):
         return _streams(running, [s.ids[-1] for s in running], n_groups)
-    tables, slots = _tables(running, n_groups)
+    tables, slots = _tables(_holdings(running), n_groups)
     parts = [[*s.ids[s.n_run : s.n_run + counts[s.id]], *drafts.get(s.id, ())] for s in running]
     n_tokens = np.array([len(part) for part in parts], np.int32)
     starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
@@ -66,20 +67,20 @@ def make_next_step(running: Seq[Sequence], rows: Seq[int], n_groups: int) -> Ste
 
 
 def make_draft_step(
-    running: Seq[Sequence], first: Seq[int], parts: Seq[Seq[int]], n_groups: int, *, outputs: bool
+    holdings: Seq[Holding], first: Seq[int], parts: Seq[Seq[int]], n_groups: int, *, outputs: bool
 ) -> Step:
-    """Return a step of a NextN block: for sequence i, `parts[i]` from position `first[i]` on.
+    """Return a step of a drafter: for sequence i, `parts[i]` from position `first[i]` on.
 
     outputs: whether there is an output row for the last token of each sequence.
     """
-    tables, slots = _tables(running, n_groups)
+    tables, slots = _tables(holdings, n_groups)
     n_tokens = np.array([len(part) for part in parts], np.int32)
     starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
     positions = [np.arange(at, at + n) for at, n in zip(first, n_tokens, strict=True)]
     return Step(
         ids=np.array(list(itertools.chain.from_iterable(parts)), np.int32),
         positions=np.concatenate(positions).astype(np.int32),
-        sequence=np.repeat(np.arange(len(running), dtype=np.int32), n_tokens),
+        sequence=np.repeat(np.arange(len(holdings), dtype=np.int32), n_tokens),
         output_rows=starts[1:] - 1 if outputs else starts[:0],
         seq_start=starts,
         state_slot=slots,
@@ -89,17 +90,20 @@ def make_draft_step(
 
 def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:
     """Return a step of one token and one output row for each sequence."""
-    tables, slots = _tables(running, n_groups)
+    tables, slots = _tables(_holdings(running), n_groups)
     rows = np.arange(len(running) + 1, dtype=np.int32)
     positions = np.array([s.n_run for s in running], np.int32)
     return Step(np.array(ids, np.int32), positions, rows[:-1], rows[:-1], rows, slots, tables)
 
 
-def _tables(running: Seq[Sequence], n_groups: int) -> tuple[tuple[IntArray, ...], IntArray]:
+def _holdings(running: Seq[Sequence]) -> list[Holding]:
+    return [s.cache.holding for s in running if s.cache.holding is not None]
+
+
+def _tables(holdings: Seq[Holding], n_groups: int) -> tuple[tuple[IntArray, ...], IntArray]:
     """Return the block tables of each group, int32 [sequences, blocks], and the state slots."""
-    holdings = [s.cache.holding for s in running if s.cache.holding is not None]
     width = max(len(h.tables[0]) for h in holdings)
-    tables = np.full((n_groups, len(running), width), -1, np.int32)
+    tables = np.full((n_groups, len(holdings), width), -1, np.int32)
     for i, holding in enumerate(holdings):
         for group, table in enumerate(holding.tables):
             tables[group, i, : len(table)] = table

@@ -40,16 +40,21 @@ SWAP_SHARE = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Bytes that a loaded model takes."""
+    """Bytes that a loaded model takes. draft_bytes: all bytes of its draft model."""
 
     weights_bytes: int
     kv_bytes: int
     arena_bytes: int
+    draft_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Weights, cache and arenas together."""
-        return self.weights_bytes + self.kv_bytes + self.arena_bytes
+        """Weights, cache, arenas and draft model together."""
+        return self.weights_bytes + self.kv_bytes + self.arena_bytes + self.draft_bytes
+
+
+def _no_draft(context: int) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ class MemoryBudget:
     """A memory: available bytes, bytes of weights and arenas, and the states kept in it.
 
     name: of the device, or of the devices that share the memory. on_device: it is not the host's
-    memory, so layers may move to the CPU.
+    memory, so layers may move to the CPU. draft_bytes: returns the bytes that the cache of a draft
+    model takes for a context; its weights and arenas count as those of the model.
     """
 
     name: str
@@ -66,6 +72,7 @@ class MemoryBudget:
     arena_bytes: int
     states: tuple[State, ...]
     on_device: bool = False
+    draft_bytes: Callable[[int], int] = _no_draft
 
     @property
     def taken(self) -> int:
@@ -138,11 +145,19 @@ def choose_cache(
             used,
             chunk_tokens,
             on_device=m.on_device,
+            draft_bytes=m.draft_bytes,
         )
         for m, used in zip(memories, taken, strict=True)
     )
     tokens = min(
-        choose_pool(m.states, context, kv_dtype, m.available, used, chunk_tokens)
+        choose_pool(
+            m.states,
+            context,
+            kv_dtype,
+            m.available,
+            used + m.draft_bytes(context),
+            chunk_tokens,
+        )
         for m, used in zip(memories, taken, strict=True)
     )
     return CacheSize(context, tokens, slots)
@@ -172,18 +187,21 @@ def choose_context(
     chunk_tokens: int | None = None,
     *,
     on_device: bool = False,
+    draft_bytes: Callable[[int], int] = _no_draft,
 ) -> int:
     """Return the context in tokens: `wanted`, or as much of the model's own as fits in memory.
 
     `taken` of the `available` bytes are weights, arenas and recurrent states. chunk_tokens: see
-    `cache_layout`. on_device: the memory is a device's, so errors suggest layers on the CPU. Raises
-    RequestError if `wanted` is out of range, MemoryLimitError if it does not fit.
+    `cache_layout`. on_device: the memory is a device's, so errors suggest layers on the CPU.
+    draft_bytes: see `MemoryBudget`. Raises RequestError if `wanted` is out of range,
+    MemoryLimitError if it does not fit.
     """
     fewer_layers = ", or put layers on the CPU with {gpu_layers}" if on_device else ""
     room = available * (1 - RESERVE_SHARE) - taken
 
     def needs_bytes(context: int) -> int:
-        return cache_bytes(states, cache_layout(states, context, kv_dtype, 1, chunk_tokens))
+        layout = cache_layout(states, context, kv_dtype, 1, chunk_tokens)
+        return cache_bytes(states, layout) + draft_bytes(context)
 
     fits = _largest(spec.context, lambda context: needs_bytes(context) <= room)
     if wanted is None:

@@ -9,6 +9,7 @@ from zinc.backends.plans import weights_of
 from zinc.engine.cache_layout import cache_layout
 from zinc.engine.engine import Engine
 from zinc.engine.load.device_map import BackendChoice
+from zinc.engine.load.draft_model import load_drafter
 from zinc.engine.load.memory import (
     CacheSize,
     MemoryReport,
@@ -47,15 +48,17 @@ class LoadedModel:
     def __init__(self, planned: PlannedModel, progress: Progress | None = None) -> None:
         """Load the weights of `planned` and allocate its cache.
 
-        Owns the file of `planned`, and closes it if loading fails. progress: called with the bytes
-        loaded and the bytes in all. Raises a `ZincError` if the file is damaged or memory is short.
+        Owns the files of `planned`, and closes them if loading fails. progress: called with the
+        bytes loaded and the bytes in all, without a draft model. Raises a `ZincError` if a file is
+        damaged or memory is short.
         """
         self.options, self.file, self.spec = planned.options, planned.file, planned.spec
         self.plan, self.kv_dtype = planned.plans[0], planned.kv_dtype
+        self._close_files = planned.close
         try:
             self._resources: _Resources | None = self._load(planned, progress)
         except BaseException:
-            self.file.close()
+            planned.close()
             raise
 
     @classmethod
@@ -77,6 +80,9 @@ class LoadedModel:
         cache = backend.allocate(planned.states, layout)
         programs = [backend.prepare(plan, cache) for plan in planned.plans]
         drafter = _drafter(planned, cache)
+        draft, draft_bytes = None, 0
+        if planned.draft is not None:
+            draft, draft_bytes = load_drafter(planned.draft, self.context, self.spec.vocab)
         engine = Engine(
             programs[0],
             cache,
@@ -88,14 +94,14 @@ class LoadedModel:
             prepare=_Preparer(planned, cache),
             extended=programs[1] if len(programs) > 1 else None,
             plain_context=self.spec.plain_context,
-            speculation=choose_speculation(options, self.plan, backend, drafter),
+            speculation=choose_speculation(options, self.plan, backend, drafter, draft),
             states=planned.states,
         )
         if folder is not None and digests is not None:
             key = cache_key(digests.finish(), planned.all_plans, layout, backend)
             engine.keep_on_disk(folder, key, options.cache_bytes)
         arena_bytes = sum(plan.arena_bytes for plan in planned.all_plans)
-        self.memory = MemoryReport(backend.weight_bytes, cache.n_bytes, arena_bytes)
+        self.memory = MemoryReport(backend.weight_bytes, cache.n_bytes, arena_bytes, draft_bytes)
         worker = EngineWorker(engine)
         return _Resources(planned.choice, cache, programs[0], drafter, engine, worker)
 
@@ -156,7 +162,7 @@ class LoadedModel:
             if resources is not None:
                 resources.worker.close()
         finally:
-            self.file.close()
+            self._close_files()
 
     def __enter__(self) -> LoadedModel:
         return self

@@ -23,9 +23,10 @@ class LoadOptions:
     (default: 64, or `batch_tokens` if that is less). sequences: give the cache exactly this many
     sequences of `context` tokens, in which every layer keeps every position (default: as many as
     fit). swap_bytes: None takes a share of the free host memory. speculate: as in
-    `zinc.engine.load.speculation.MODES`. rollback: rows by which a sequence can be set back, up to
-    16; 0 keeps only the last position of recurrent states, which take twice the memory otherwise.
-    nextn: load the model's NextN block too. `plan_model` sets both where drafts need them.
+    `zinc.engine.load.speculation.MODES`. draft: file of a draft model. rollback: rows by which a
+    sequence can be set back, up to 16; 0 keeps only the last position of recurrent states, which
+    take twice the memory otherwise. nextn: load the model's NextN block too. `plan_model` sets both
+    where drafts need them.
     nextn_tokens: draft about this many frequent tokens only, which makes a draft faster; 0 for all.
     """
 
@@ -48,6 +49,7 @@ class LoadOptions:
     max_outputs: int | None = None
     sequences: int | None = None
     speculate: str = "auto"
+    draft: Path | None = None
     rollback: int = 0
     nextn: bool = False
     nextn_tokens: int = 0

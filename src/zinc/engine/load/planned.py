@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from zinc import models
 from zinc.backends import api
@@ -17,6 +19,7 @@ from zinc.core.errors import MemoryLimitError
 from zinc.engine.cache_layout import BLOCK_TOKENS, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load import auto
 from zinc.engine.load.device_map import BackendChoice, OpenModel, divide, fits_on
+from zinc.engine.load.draft_model import draft_cache_bytes, draft_options
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.memory import (
     CacheSize,
@@ -27,7 +30,13 @@ from zinc.engine.load.memory import (
     choose_context,
 )
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.speculation import check_mode, needs_nextn, needs_rollback
+from zinc.engine.load.speculation import (
+    check_drafts,
+    check_mode,
+    needs_nextn,
+    needs_rollback,
+)
+from zinc.engine.load.vocabulary import check_vocabulary
 from zinc.engine.speculative.speculation import MOST_RECURRENT_ROWS
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.spec import ModelSpec
@@ -44,7 +53,8 @@ log = logging.getLogger("zinc.loading")
 class PlannedModel:
     """A model file, the backend it will run on, and one plan for each of its graphs.
 
-    draft_plans: for the graphs of its NextN block, if it is loaded.
+    draft_plans: for the graphs of its NextN block, if it is loaded. draft: its draft model, if it
+    has one.
     """
 
     options: LoadOptions
@@ -53,6 +63,7 @@ class PlannedModel:
     plans: tuple[Plan, ...]
     kv_dtype: str
     draft_plans: tuple[Plan, ...] = ()
+    draft: PlannedModel | None = None
 
     @property
     def all_plans(self) -> tuple[Plan, ...]:
@@ -80,8 +91,20 @@ class PlannedModel:
         return self.choice.backend
 
     def budgets(self) -> list[MemoryBudget]:
-        """Return the memories of the backend, with the bytes that the plans take of each."""
-        return budgets(self.file, self.all_plans, self.backend)
+        """Return the memories of the backend, with the bytes that the plans take of each.
+
+        A draft model takes those of the first one.
+        """
+        found = budgets(self.file, self.all_plans, self.backend)
+        if self.draft is not None:
+            (beside,) = self.draft.budgets()
+            found[0] = replace(
+                found[0],
+                weights_bytes=found[0].weights_bytes + beside.weights_bytes,
+                arena_bytes=found[0].arena_bytes + beside.arena_bytes,
+                draft_bytes=partial(draft_cache_bytes, self.draft),
+            )
+        return found
 
     def cache_size(self) -> CacheSize:
         """Return the size of the cache: as the options say, or what fits in memory.
@@ -101,6 +124,7 @@ class PlannedModel:
                 memory.available,
                 memory.taken + state_bytes_per_sequence(memory.states),
                 on_device=memory.on_device,
+                draft_bytes=memory.draft_bytes,
             )
             for memory in memories
         )
@@ -116,8 +140,10 @@ class PlannedModel:
         return replace(self, choice=BackendChoice(backend))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and that of the draft model."""
         self.file.close()
+        if self.draft is not None:
+            self.draft.close()
 
     def __enter__(self) -> PlannedModel:
         return self
@@ -144,9 +170,15 @@ def plan_model(
         file = GGUFFile.open(resolve_model(options.path))
     try:
         planned = _plan(_open(file, options), options, backend)
-        if planned.options == options or _has_room(planned):
+        if options.draft is not None:
+            draft = _plan_draft(planned, options.draft)
+            both = replace(planned, draft=draft)
+            if options.speculate == "draft" or _has_room(both, "the draft model"):
+                return both
+            draft.close()
+        if planned.options == options or _has_room(planned, "speculative decoding"):
             return planned
-        plain = replace(options, speculate="off")
+        plain = replace(options, speculate="off", draft=None)
         return _plan(_open(file, plain), plain, planned.backend, planned.choice.reason)
     except BaseException:
         file.close()
@@ -204,14 +236,26 @@ def _select(model: OpenModel, options: LoadOptions) -> auto.Selection:
     return auto.select(machine, fits if options.device_map is None else None, wanted)
 
 
-def _has_room(planned: PlannedModel) -> bool:
-    """Return whether the states and the NextN block that drafts need fit in memory."""
+def _has_room(planned: PlannedModel, part: str) -> bool:
+    """Return whether a model fits in memory with `part`, which it can do without."""
     try:
         planned.cache_size()
     except MemoryLimitError as error:
-        log.warning("without speculative decoding: %s", error.what)
+        log.warning("without %s: %s", part, error.what)
         return False
     return True
+
+
+def _plan_draft(planned: PlannedModel, path: Path) -> PlannedModel:
+    """Return the draft model in the file `path` for a planned model. Raises a `ZincError`."""
+    options = draft_options(planned.options, path, planned.backend)
+    file = GGUFFile.open(path)
+    try:
+        check_vocabulary(file, planned.file)
+        return _plan(_open(file, options), options, None)
+    except BaseException:
+        file.close()
+        raise
 
 
 def _plan(
@@ -230,11 +274,12 @@ def _plan(
     if backend is None:
         backend = create(options.backend)
     choice = replace(divide(backend, lambda: create("cpu"), model, options), reason=reason)
-    check_mode(options.speculate)
+    check_mode(options)
+    check_drafts(options, choice.backend)
     if needs_nextn(options.speculate, model, choice.backend):
         options = replace(options, nextn=True)
         model = _open(model.file, options)
-    if needs_rollback(options.speculate, model.graphs[0], choice.backend):
+    if needs_rollback(options, model.graphs[0], choice.backend):
         options = replace(options, rollback=MOST_RECURRENT_ROWS)
     if options.rollback:
         graphs = tuple(rollback_graph(graph, options.rollback) for graph in model.graphs)

@@ -11,11 +11,13 @@ from zinc.backends.plans import Plan
 from zinc.core.errors import RequestError, UnsupportedError, ZincError
 from zinc.engine.load.device_map import OpenModel
 from zinc.engine.load.options import LoadOptions
+from zinc.engine.speculative.draft_model import ModelDrafter
 from zinc.engine.speculative.nextn import NextNDrafter
 from zinc.engine.speculative.speculation import MOST_ROWS, Speculation
 from zinc.engine.speculative.step_times import (
     BYTES_PER_FLOP,
     BYTES_PER_FLOP_OF_DEVICES,
+    cost_of,
     estimate_of,
 )
 from zinc.models.parts.nextn import nextn_tensors
@@ -23,15 +25,35 @@ from zinc.ops.graph import Graph
 from zinc.ops.registry import OPS
 from zinc.ops.values import RecurrentState
 
-MODES = ("auto", "off", "suffix", "mtp")
+MODES = ("auto", "off", "suffix", "mtp", "draft")
 
 log = logging.getLogger("zinc.loading")
 
 
-def check_mode(mode: str) -> None:
-    """Raise RequestError if there is no speculation `mode`."""
+def check_mode(options: LoadOptions) -> None:
+    """Raise RequestError if there is no such speculation, or it does not suit the draft model."""
+    mode = options.speculate
     if mode not in MODES:
         raise RequestError(f"there is no speculation {mode!r}", "", f"choose {', '.join(MODES)}")
+    if mode == "draft" and options.draft is None:
+        raise RequestError("there is no draft model", "", "name one with {draft=MODEL}")
+    if mode not in ("auto", "draft") and options.draft is not None:
+        raise RequestError(
+            f"the speculation {mode!r} uses no draft model", "", "leave {draft} or {speculate} out"
+        )
+
+
+def check_drafts(options: LoadOptions, backend: Backend) -> None:
+    """Raise UnsupportedError if drafts of a draft model may change answers on `backend`.
+
+    The speculation "draft" accepts that.
+    """
+    if options.draft is not None and options.speculate == "auto" and not _keeps_tokens(backend):
+        raise UnsupportedError(
+            f"drafts may change answers on the backend {backend.name}",
+            "near ties between tokens may depend on the rows of a step",
+            "accept that with {speculate=draft}, use {batch_invariant}, or leave {draft} out",
+        )
 
 
 def needs_nextn(mode: str, model: OpenModel, backend: Backend) -> bool:
@@ -64,11 +86,12 @@ def needs_nextn(mode: str, model: OpenModel, backend: Backend) -> bool:
     return False
 
 
-def needs_rollback(mode: str, graph: Graph, backend: Backend) -> bool:
+def needs_rollback(options: LoadOptions, graph: Graph, backend: Backend) -> bool:
     """Return whether the recurrent states of `graph` must be such that they can be set back.
 
-    mode: see `MODES`. Raises UnsupportedError if it asks for drafts that `backend` cannot verify.
+    Raises UnsupportedError if `options` ask for drafts that `backend` cannot verify.
     """
+    mode = options.speculate if options.draft is None else "draft"
     if all(OPS[node.op].rollback is None for node in graph.nodes):
         return False
     if mode == "auto":
@@ -77,18 +100,22 @@ def needs_rollback(mode: str, graph: Graph, backend: Backend) -> bool:
         raise UnsupportedError(
             f"the backend {backend.name} cannot verify drafts of this model",
             "it cannot set the states of recurrent layers back",
-            "leave {speculate} out, or choose another backend with {backend}",
+            "leave {speculate} and {draft} out, or choose another backend with {backend}",
         )
     return mode != "off"
 
 
 def choose_speculation(
-    options: LoadOptions, plan: Plan, backend: Backend, nextn: NextNDrafter | None = None
+    options: LoadOptions,
+    plan: Plan,
+    backend: Backend,
+    nextn: NextNDrafter | None = None,
+    model: ModelDrafter | None = None,
 ) -> Speculation | None:
     """Return the speculation for `plan`, or None.
 
-    nextn: the drafter with the model's NextN block, if that is loaded. "auto" speculates where an
-    answer keeps its tokens: on backends that are batch-invariant.
+    nextn, model: the drafters with the model's NextN block and with a draft model, if these are
+    loaded. "auto" speculates where an answer keeps its tokens: on batch-invariant backends.
     """
     mode = options.speculate
     if mode == "off" or (mode == "auto" and not _keeps_tokens(backend)):
@@ -97,7 +124,12 @@ def choose_speculation(
         return None
     on_device = backend.capabilities.kind is BackendKind.DEVICE
     rate = BYTES_PER_FLOP_OF_DEVICES if on_device else BYTES_PER_FLOP
-    return Speculation(estimate_of(plan, rate), nextn, options.rollback or MOST_ROWS)
+    found = Speculation(estimate_of(plan, rate), nextn, options.rollback or MOST_ROWS)
+    if model is not None:
+        step, most = cost_of(plan, rate)(1), model.plan.max_tokens
+        cost = cost_of(model.plan, rate)
+        found.add_model(model, cost(1) / step, cost(most) / most / step)
+    return found
 
 
 def _keeps_tokens(backend: Backend) -> bool:

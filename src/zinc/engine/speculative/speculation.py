@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-
-import numpy as np
 
 from zinc.engine.flight import Flight
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.answer_store import AnswerStore
+from zinc.engine.speculative.chains import Chain
 from zinc.engine.speculative.draft import Draft
-from zinc.engine.speculative.nextn import NextNDrafter, hidden_rows
-from zinc.engine.speculative.nextn_policy import LEAST_PROBABILITY, NextNPolicy
+from zinc.engine.speculative.draft_model import ModelChain, ModelDrafter
+from zinc.engine.speculative.nextn import NextNDrafter, hidden_rows, nextn_chain
 from zinc.engine.speculative.policy import LEAST_GAIN, Acceptance, Offer, lengths
 from zinc.engine.speculative.step_times import StepTimes
 from zinc.engine.speculative.suffix import PRIOR, SuffixDrafter
 from zinc.engine.speculative.tracker import Source
-from zinc.ops.values import FloatArray
 
 # Rows of a sequence in one step. Longer drafts rarely pay.
 MOST_ROWS = 16
@@ -55,8 +53,18 @@ class Speculation:
         self.acceptance = {source: Acceptance() for source in Source}
         self.store = AnswerStore()
         self._suffix_s = 0.0  # of a search
+        self.chains: dict[Source, Chain] = {}
         self._nextn = nextn
-        self._nextn_policy = NextNPolicy(self.times)
+        if nextn is not None:
+            self.chains[Source.NEXTN] = nextn_chain(nextn, self.times)
+
+    def add_model(self, drafter: ModelDrafter, step_ratio: float, read_ratio: float) -> None:
+        """Draft with a draft model, too.
+
+        step_ratio, read_ratio: estimated times of its steps, and of reading a token of the text, in
+        steps of the model.
+        """
+        self.chains[Source.MODEL] = ModelChain(drafter, self.times, step_ratio, read_ratio)
 
     def drafts(
         self,
@@ -78,11 +86,8 @@ class Speculation:
         found = {s.id: (Source.SUFFIX, self._suffix(s, most[s.id])) for s in asking}
         took_s = (time.perf_counter() - begun) / len(asking)
         self._suffix_s += _WEIGHT * (took_s - self._suffix_s)
-        for s, draft in self._predicted(asking, found, len(streams), n_rows, most):
-            rates = self.acceptance[Source.NEXTN].rates(draft.probabilities)
-            others = self.acceptance[Source.SUFFIX].rates(found[s.id][1].probabilities)
-            if Draft(draft.tokens, rates).expected > Draft([], others).expected:
-                found[s.id] = Source.NEXTN, draft
+        for chain in self.chains.values():
+            self._draft(chain, asking, found, len(streams), n_rows, most)
         if not any(draft.tokens for _, draft in found.values()):
             return {}
         offers = [self._offer(s, *found[s.id]) for s in asking]
@@ -94,10 +99,9 @@ class Speculation:
 
     def is_likely(self, streams: Seq[Sequence]) -> bool:
         """Return whether a draft is likely for one of `streams`, before its next token is known."""
-        return any(
-            s.request.params.speculate
-            and self._suffix(s, self.most_rows).expected >= _LEAST_EXPECTED
-            for s in streams
+        streams = [s for s in streams if s.request.params.speculate]
+        return any(chain.is_likely(streams) for chain in self.chains.values()) or any(
+            self._suffix(s, self.most_rows).expected >= _LEAST_EXPECTED for s in streams
         )
 
     def landed(self, flight: Flight, seconds: float) -> None:
@@ -123,10 +127,11 @@ class Speculation:
         later prompt may begin with.
         """
         has_failed = s.finish_reason == "error"
-        if self._nextn is not None:
-            if s.drafts.uses_nextn and s.cache.holding is not None and not has_failed:
-                self._nextn.catch_up([s])
-            self._nextn.ended(s)
+        may_read = s.drafts.uses.get(Source.NEXTN) and s.cache.holding is not None
+        if self._nextn is not None and may_read and not has_failed:
+            self._nextn.catch_up([s])
+        for chain in self.chains.values():
+            chain.ended(s)
         if s.request.params.speculate and s.n_generated and not has_failed:
             self.store.add(s.namespace, s.ids[s.n_prompt :])
 
@@ -165,52 +170,37 @@ class Speculation:
         pays = 1 + rate >= LEAST_GAIN * (self.times.ratio(2) + searched)
         return 1 if pays else _LEAST_MATCH
 
-    # -- drafts of the NextN block ----------------------------------------------------------------
+    # -- drafts of chains -------------------------------------------------------------------------
 
-    def _predicted(
+    def _draft(
         self,
+        chain: Chain,
         asking: Seq[Sequence],
         found: dict[int, tuple[Source, Draft]],
         n_streams: int,
         n_rows: int,
         most: dict[int, int],
-    ) -> Iterable[tuple[Sequence, Draft]]:
-        """Yield drafts of the NextN block for sequences whose text promises less than it does."""
-        depth = 0
-        if self._nextn is not None:
-            depth = self._nextn_policy.depth(n_streams, n_rows)
-        if self._nextn is None or not depth:
-            return
-        promised = self._nextn_policy.expected(depth)
+    ) -> None:
+        """Put a chain in place of each draft in `found` that promises fewer accepted tokens."""
+        depth = chain.policy.depth(n_streams, n_rows)
+        promised = chain.policy.expected(depth)
         wanting = [
             s
             for s in asking
-            if s.drafts.uses_nextn
+            if chain.uses(s)
             and found[s.id][1].expected < promised
             and s.n_generated >= s.drafts.record.off_until
         ]
         if not wanting:
             return
-        begun = time.perf_counter()
-        drafts = self._nextn.draft(
-            wanting,
-            {s.id: min(most[s.id], depth) for s in wanting},
-            choose=_guess,
-            least=LEAST_PROBABILITY,
-        )
-        seconds = time.perf_counter() - begun
-        n_steps = max((len(draft.tokens) for draft in drafts.values()), default=0)
-        self._nextn_policy.took(seconds, n_steps)
-        for s in wanting:
-            s.drafts.record.saved_s -= seconds / len(wanting)
-            if s.id in drafts:
-                yield s, drafts[s.id]
+        drafts = chain.draft(wanting, {s.id: min(most[s.id], depth) for s in wanting})
+        for id, draft in drafts.items():
+            if self._accepted(chain.source, draft) > self._accepted(*found[id]):
+                found[id] = chain.source, draft
 
-    def _uses_nextn(self, s: Sequence) -> bool:
-        """Return whether the NextN block reads the text of a sequence; decided once."""
-        if s.drafts.uses_nextn is None:
-            s.drafts.uses_nextn = s.request.params.speculate and self._nextn_policy.wants()
-        return s.drafts.uses_nextn
+    def _accepted(self, source: Source, draft: Draft) -> float:
+        """Return the expected number of accepted tokens, as acceptance was measured."""
+        return Draft(draft.tokens, self.acceptance[source].rates(draft.probabilities)).expected
 
     def _take_hidden(self, nextn: NextNDrafter, flight: Flight) -> None:
         """Give the hidden rows of the tokens that are part of the text to the NextN block."""
@@ -218,11 +208,12 @@ class Speculation:
             n + len(flight.drafts.get(s.id, ()))
             for s, n in zip(flight.running, flight.counts, strict=True)
         ]
-        if not any(map(self._uses_nextn, flight.running)):
+        uses = self.chains[Source.NEXTN].uses
+        if not any(map(uses, flight.running)):
             return
         parts = hidden_rows(flight.program, lengths)
         for s, n, end, rows in zip(flight.running, flight.counts, flight.ends, parts, strict=True):
-            if s.finish_reason is not None or not self._uses_nextn(s):
+            if s.finish_reason is not None or not uses(s):
                 continue
             n_valid = s.drafts.n_valid if s.id in flight.drafts else 0
             nextn.took(s, end - n, rows[: n + n_valid].copy())
@@ -239,17 +230,8 @@ class Speculation:
             accepted = i < own.n_valid
             self.acceptance[own.source].record(own.draft.probabilities[i], accepted)
             own.record.reached(own.record.rates[i], accepted)
-            if own.source is Source.NEXTN:
-                self._nextn_policy.record(i, accepted)
+            if own.source in self.chains:
+                self.chains[own.source].policy.record(i, accepted)
         own.record.saved_s += own.n_valid * plain_s - extra_s
         own.record.last_draft = s.n_generated
         own.record.guard(s.n_generated)
-
-
-def _guess(s: Sequence, depth: int, logits: FloatArray) -> tuple[int, float]:
-    """Return the token to draft after `depth` others, and its probability.
-
-    logits: the NextN block's, float32 [vocab].
-    """
-    token = s.sampler.guess(logits, depth)
-    return token, float(1 / np.exp(logits - logits[token]).sum())

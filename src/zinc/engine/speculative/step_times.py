@@ -65,6 +65,12 @@ def estimate_of(plan: Plan, bytes_per_flop: float = BYTES_PER_FLOP) -> Callable[
 
     The step is bound by memory or by arithmetic, whichever takes longer.
     """
+    cost = cost_of(plan, bytes_per_flop)
+    return lambda rows: cost(rows) / cost(1)
+
+
+def cost_of(plan: Plan, bytes_per_flop: float = BYTES_PER_FLOP) -> Callable[[int], float]:
+    """Return the estimated time of a step by its rows, in bytes that could be read meanwhile."""
 
     @cache
     def cost(rows: int) -> float:
@@ -73,4 +79,4 @@ def estimate_of(plan: Plan, bytes_per_flop: float = BYTES_PER_FLOP) -> Callable[
         flops = sum(shape.flops(launch) for launch in plan.launches)
         return max(float(n_bytes), flops * bytes_per_flop)
 
-    return lambda rows: cost(rows) / cost(1)
+    return cost

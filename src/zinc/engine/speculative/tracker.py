@@ -11,10 +11,11 @@ from zinc.engine.speculative.suffix import SuffixDrafter
 
 
 class Source(StrEnum):
-    """Where a draft comes from: repeated text, or the model's NextN block."""
+    """Where a draft comes from: repeated text, the model's NextN block, or a draft model."""
 
     SUFFIX = "suffix"
     NEXTN = "nextn"
+    MODEL = "model"
 
 
 @dataclass(slots=True)
@@ -24,8 +25,8 @@ class Drafts:
     drafter: of repeated text; None until the first draft. n_seen: tokens of the text that it knows.
     draft: what the step in flight verifies, from `source`. n_drafted, n_accepted: tokens of all
     drafts, and those of them that are in the answer. n_compared: tokens of the last draft that were
-    compared with the text, of which `n_valid` are equal. uses_nextn: whether the NextN block reads
-    the text; None until that is decided.
+    compared with the text, of which `n_valid` are equal. uses: for each source of chains for which
+    that is decided, whether it drafts for this sequence.
     """
 
     drafter: SuffixDrafter | None = None
@@ -37,8 +38,8 @@ class Drafts:
     n_drafted: int = 0
     n_accepted: int = 0
     n_valid: int = 0
-    uses_nextn: bool | None = None
     n_compared: int = 0
+    uses: dict[Source, bool] = field(default_factory=dict)
 
     def verified(self, n_valid: int, n_compared: int) -> None:
         """Record that the first `n_valid` of `n_compared` tokens of the draft are accepted."""

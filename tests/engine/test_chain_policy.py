@@ -1,17 +1,19 @@
-"""How many tokens a NextN block drafts."""
+"""How many tokens a drafter of chains drafts."""
 
 from __future__ import annotations
 
 import pytest
 
-from zinc.engine.speculative.nextn_policy import NextNPolicy
+from zinc.engine.speculative.chain_policy import ChainPolicy
 from zinc.engine.speculative.step_times import StepTimes
 
+RATES = (0.7, 0.65, 0.6, 0.55)
 
-def policy(step=0.02, ratio=0.05, unit_s=0.1):
+
+def policy(step=0.02, ratio=0.05, unit_s=0.1, **ratios):
     times = StepTimes(lambda rows: 1 + step * (rows - 1))
     times.unit_s = unit_s
-    found = NextNPolicy(times)
+    found = ChainPolicy(times, RATES, 0.2, **ratios)
     for _ in range(5):
         found.took(ratio * unit_s, 1)
     return found
@@ -25,10 +27,10 @@ def test_cheap_drafts_are_long_and_dear_ones_are_not_made():
 
 def test_the_first_draft_step_is_not_measured():
     found = policy(ratio=0.05)
-    late = NextNPolicy(StepTimes(lambda rows: 1.0))
+    late = ChainPolicy(StepTimes(lambda rows: 1.0), RATES, 0.2)
     late._times.unit_s = 0.1
     late.took(10.0, 1)
-    assert late._step_ratio == NextNPolicy(late._times)._step_ratio != found._step_ratio
+    assert late._step_ratio == 0.2 != found._step_ratio
 
 
 def test_acceptance_changes_the_depth():
@@ -53,3 +55,26 @@ def test_the_expected_tokens_are_those_of_a_chain():
     a, b = found._rates[:2]
     assert found.expected(2) == pytest.approx(a + a * b)
     assert found.expected(0) == 0
+
+
+def test_longer_chains_are_drafted_where_the_drafter_has_rates_for_them():
+    times = StepTimes(lambda rows: 1.0)
+    assert ChainPolicy(times, (0.9,) * 8, 0.02).depth(1, 1) == 8
+
+
+def test_a_long_text_is_read_when_the_answer_repays_it():
+    found = policy(step=0.01, ratio=0.02, read_ratio=0.05)
+    assert found.repays(0, 0)
+    assert not found.repays(1, 1000)
+    assert found.repays(1000, 1000)
+    dear = policy(step=0.01, ratio=0.02, read_ratio=0.05)
+    for _ in range(20):
+        dear.has_read(128, 128 * 0.1)  # a step of the model for each token
+    assert not dear.repays(100, 200)
+
+
+def test_a_text_that_is_read_to_probe_costs_little():
+    found = policy(step=0.3, ratio=0.6, read_ratio=0.1)
+    assert not found.pays(1, 1)
+    assert not found.repays(100, 100)
+    assert found.repays(100, 40)

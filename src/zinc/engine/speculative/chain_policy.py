@@ -1,0 +1,110 @@
+"""How many tokens a drafter of chains drafts, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zinc.engine.speculative.policy import LEAST_GAIN
+from zinc.engine.speculative.step_times import StepTimes
+
+# A chain ends with the token whose probability, with those before it, is less.
+LEAST_PROBABILITY = 0.25
+
+_WEIGHT = 0.03
+_LONGEST_MEMORY = 20  # draft steps
+# Where chains do not pay, one sequence of as many gets them.
+_PROBE_SEQUENCES = 16
+# Such a sequence drafts one token after as many steps.
+_PROBE_STEPS = 32
+# Gain for which the text of such a sequence may be read.
+_PROBE_GAIN = 0.05
+
+
+class ChainPolicy:
+    """Length of the chains of a drafter, by their acceptance and their cost.
+
+    times: of the model's steps. rates: acceptance by depth before it is measured, for the longest
+    chain. step_ratio: time of a step of the drafter, in steps of the model, before it is measured.
+    read_ratio: the same for a token of the text that the drafter reads.
+    """
+
+    def __init__(
+        self,
+        times: StepTimes,
+        rates: Sequence[float],
+        step_ratio: float,
+        read_ratio: float = 0.0,
+    ) -> None:
+        self._times = times
+        self._rates = list(rates)
+        self._step_ratio = step_ratio
+        self._read_ratio = read_ratio
+        self._n_measured = -1  # the first draft step is not typical
+        self._n_idle = 0
+        self._n_refused = _PROBE_SEQUENCES - 1
+
+    def wants(self) -> bool:
+        """Return whether a new sequence should get chains, which takes time for its prompt."""
+        if self.pays(1, 1):
+            return True
+        self._n_refused = (self._n_refused + 1) % _PROBE_SEQUENCES
+        return self._n_refused == 0
+
+    def pays(self, n_streams: int, n_rows: int) -> bool:
+        """Return whether a chain pays for each of `n_streams` sequences in a step of `n_rows`."""
+        return self._best_depth(n_streams, n_rows)[0] > 0
+
+    def repays(self, n_generated: int, n_unread: int) -> bool:
+        """Return whether to read `n_unread` tokens after `n_generated` tokens of an answer.
+
+        An answer is taken to be twice as long as it is so far: then reading costs no more than
+        chains gain in the rest of it.
+        """
+        gain = max(_PROBE_GAIN, self._best_depth(1, 1)[1] - 1)
+        return n_unread * self._read_ratio <= n_generated * gain
+
+    def depth(self, n_streams: int, n_rows: int) -> int:
+        """Return how many tokens to draft for each of `n_streams` sequences that get chains.
+
+        n_rows: rows of the step without drafts. It is 0 if no token pays, and now and then 1, to
+        measure again.
+        """
+        best, _ = self._best_depth(n_streams, n_rows)
+        self._n_idle = 0 if best else self._n_idle + 1
+        return best or int(self._n_idle % _PROBE_STEPS == 0)
+
+    def _best_depth(self, n_streams: int, n_rows: int) -> tuple[int, float]:
+        """Return the fastest number of tokens, and its speed relative to a step without drafts."""
+        best, best_gain = 0, LEAST_GAIN
+        for k in range(1, len(self._rates) + 1):
+            took = self._times.ratio(n_rows + k * n_streams) + k * self._step_ratio
+            gain = (1 + self.expected(k)) * self._times.ratio(n_rows) / took
+            if gain >= best_gain:
+                best, best_gain = k, gain
+        return best, best_gain if best else 1.0
+
+    def expected(self, depth: int) -> float:
+        """Return the expected number of accepted tokens of a chain of `depth` tokens."""
+        total, product = 0.0, 1.0
+        for rate in self._rates[:depth]:
+            product *= rate
+            total += product
+        return total
+
+    def record(self, depth: int, accepted: bool) -> None:
+        """Record the fate of the token after `depth` others of a chain, all of them accepted."""
+        self._rates[depth] += _WEIGHT * (accepted - self._rates[depth])
+
+    def took(self, seconds: float, n_steps: int) -> None:
+        """Record that `n_steps` steps of the drafter took `seconds`."""
+        if n_steps and self._times.unit_s:
+            ratio = seconds / n_steps / self._times.unit_s
+            self._n_measured = min(self._n_measured + 1, _LONGEST_MEMORY)
+            if self._n_measured:
+                self._step_ratio += (ratio - self._step_ratio) / self._n_measured
+
+    def has_read(self, n_tokens: int, seconds: float) -> None:
+        """Record that the drafter took `seconds` to read `n_tokens` tokens."""
+        if n_tokens and self._times.unit_s:
+            ratio = seconds / n_tokens / self._times.unit_s
+            self._read_ratio += 0.3 * (ratio - self._read_ratio)
