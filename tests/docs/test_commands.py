@@ -20,7 +20,7 @@ NOT_RUN = {
     "claude": "is another program",
     "dev/llama-server-tests": "downloads models and runs for an hour",
 }
-LONG = {"bench", "verify", "perplexity", "tune"}
+LONG = {"bench", "check", "verify", "perplexity", "tune"}
 
 
 def program(command):
