@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import on_backends
 from fake import END, KINDS, alone, model
 from present import computing
 from test_engine import ENDS, check_idle, finish, greedy, prompt
@@ -94,8 +95,9 @@ def test_a_failed_step_in_flight_ends_its_requests():
     check_idle(e)
 
 
-@pytest.mark.parametrize("backend", DRAWING)
-@pytest.mark.parametrize("family", ["qwen3", "qwen35"])
+@pytest.mark.parametrize(
+    ("family", "backend"), on_backends(("qwen3", "qwen35"), DRAWING, everywhere=["qwen35"])
+)
 def test_a_seed_gives_the_same_tokens_in_any_batch_and_on_the_host(family, backend, monkeypatch):
     chains = [
         SamplingParams(temperature=0, max_tokens=12),

@@ -20,10 +20,12 @@ from zinc.ops.cases import Case
 from zinc.ops.graph import Graph
 from zinc.ops.values import Dim
 from zinc.plan.planner import make_plan
+from zinc.quant.blocks import BLOCKS
 from zinc.testing.parity import every_case
 
 # The order of slots is that of other rows when some are left out.
 LEFT_OUT = ("sample", "select_rows", "group_experts")
+FORMATS = {block.name for block in BLOCKS.values()}
 CASES = [(op.name, case) for op, case in every_case() if op.name not in LEFT_OUT]
 
 
@@ -42,7 +44,16 @@ def run(case: Case, graph: Graph, rows: Sequence[int]) -> np.ndarray:
     return np.array(bind_case(backend, case, plan, step).step(step))
 
 
-@pytest.mark.parametrize(("op", "case"), CASES, ids=[f"{op}-{case.name}" for op, case in CASES])
+def marks(case: Case) -> list[pytest.MarkDecorator]:
+    """Return the marks of a case: the format of weights does not matter, so two run by default."""
+    format = case.name.partition("-")[0]
+    return [pytest.mark.every] if format in FORMATS - {"F16", "Q4_K"} else []
+
+
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [pytest.param(op, case, id=f"{op}-{case.name}", marks=marks(case)) for op, case in CASES],
+)
 def test_row_wise_ops_give_the_same_rows_for_selected_rows(op: str, case: Case) -> None:
     rows = [case.n_tokens - 1, *range(0, case.n_tokens - 1, 3)]
     want = run(case, case.graph, rows)

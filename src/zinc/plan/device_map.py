@@ -98,7 +98,9 @@ def choose(nodes: Sequence[Node], n_layers: int, fits: Callable[[DeviceMap], boo
     n_moe = n_layers if has_experts(nodes) else 0
     steps = [DeviceMap(cpu_moe=n) for n in range(n_moe + 1)]
     steps += [DeviceMap(n, n_moe) for n in range(n_layers, -1, -1)]
-    low, high = 0, len(steps) - 1
+    if fits(steps[0]):  # the usual case, and each call makes a plan
+        return steps[0]
+    low, high = 1, len(steps) - 1
     while low < high:
         middle = (low + high) // 2
         if fits(steps[middle]):

@@ -18,12 +18,17 @@ HELLO = [{"role": "user", "content": "Say hello."}]
 GREEDY = {"temperature": 0, "num_predict": 4}
 
 
+def empty_home(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """Make `path` the folder of the user and of everything that is downloaded."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME"):
+        patch.setenv(name, str(path / name.lower()))
+    patch.setenv("HOME", str(path))
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A registry that has the embedded model, and an empty folder for downloads."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    monkeypatch.setenv("HOME", str(tmp_path))
+    empty_home(monkeypatch, tmp_path)
     found = FakeHub()
     found.add_ollama("library/small", "1b", EMBEDDED_MODEL.read_bytes())
     yield found
@@ -35,6 +40,15 @@ def managed(hub: FakeHub) -> Iterator[Running]:
     """A server that lets clients change its models."""
     with running(allow_pull=True) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server as `managed`, for tests that may create the model "own" but need no registry."""
+    with pytest.MonkeyPatch.context() as patch:
+        empty_home(patch, tmp_path_factory.mktemp("home"))
+        with running(allow_pull=True) as found:
+            yield found
 
 
 def call(server: Running, method: str, path: str, body: object, status: int = 200) -> bytes:
@@ -159,35 +173,35 @@ LIMITED = "PARAMETER num_predict 3\nPARAMETER temperature 0\n"
     ],
 )
 def test_every_api_follows_the_limit_of_a_created_model(
-    managed: Running, path: str, body: dict[str, Any], count: tuple[str, ...]
+    shared: Running, path: str, body: dict[str, Any], count: tuple[str, ...]
 ) -> None:
-    call(managed, "POST", "/api/create", {"model": "own", "modelfile": f"FROM {MODEL}\n{LIMITED}"})
-    found = json.loads(call(managed, "POST", path, {"model": "own", **body}))
+    call(shared, "POST", "/api/create", {"model": "own", "modelfile": f"FROM {MODEL}\n{LIMITED}"})
+    found = json.loads(call(shared, "POST", path, {"model": "own", **body}))
     for name in count:
         found = found[name]
     assert found == 3
 
 
-def test_every_api_follows_the_stop_strings_of_a_created_model(managed: Running) -> None:
+def test_every_api_follows_the_stop_strings_of_a_created_model(shared: Running) -> None:
     body = {"messages": HELLO, "max_tokens": 8, "temperature": 0}
-    whole = managed.request("POST", "/v1/messages", {"model": MODEL, **body}).json
+    whole = shared.request("POST", "/v1/messages", {"model": MODEL, **body}).json
     text = whole["content"][0]["text"]
     stop = text[len(text) // 2 :][:3]
     create = {"model": "own", "from": MODEL, "parameters": {"stop": stop}, "stream": False}
-    call(managed, "POST", "/api/create", create)
+    call(shared, "POST", "/api/create", create)
     for path, pick in (
         ("/v1/messages", lambda found: found["content"][0]["text"]),
         ("/v1/chat/completions", lambda found: found["choices"][0]["message"]["content"]),
     ):
-        found = json.loads(call(managed, "POST", path, {"model": "own", **body}))
+        found = json.loads(call(shared, "POST", path, {"model": "own", **body}))
         assert pick(found).strip() == text[: text.index(stop)].strip()
 
 
-def test_a_loaded_model_can_be_created_again(managed: Running) -> None:
+def test_a_loaded_model_can_be_created_again(shared: Running) -> None:
     for system in ("Be brief.", "Be verbose."):
-        call(managed, "POST", "/api/create", {"model": "own", "from": MODEL, "system": system})
-        chat(managed, "own")
-    shown = json.loads(call(managed, "POST", "/api/show", {"model": "own"}))
+        call(shared, "POST", "/api/create", {"model": "own", "from": MODEL, "system": system})
+        chat(shared, "own")
+    shown = json.loads(call(shared, "POST", "/api/show", {"model": "own"}))
     assert shown["system"] == "Be verbose."
 
 
@@ -205,9 +219,9 @@ def test_a_loaded_model_can_be_created_again(managed: Running) -> None:
     ],
 )
 def test_what_a_created_model_cannot_have_is_an_error(
-    managed: Running, fields: dict[str, Any], status: int, said: str
+    shared: Running, fields: dict[str, Any], status: int, said: str
 ) -> None:
-    error = json.loads(call(managed, "POST", "/api/create", fields, status))["error"]
+    error = json.loads(call(shared, "POST", "/api/create", fields, status))["error"]
     assert said.lower() in error.lower()
 
 
