@@ -70,6 +70,8 @@ FEATURES = {
     "K = V": lambda s: any(a.k_is_v for a in s.attention),
     "shared KV": lambda s: any(a.kv_layer is not None for a in s.attention),
     "q and k norms": lambda s: any(a.qk_norm for a in s.attention),
+    "norms of all q and k heads together": lambda s: any(a.joint_norm for a in s.attention),
+    "no norms before mixer and MLP": lambda s: not s.pre_norms,
     "gated output": lambda s: any(a.gated for a in s.attention),
     "latent attention": lambda s: any(hasattr(a, "q_rank") for a in s.attention),
     "queries through a rank": lambda s: any(getattr(a, "q_rank", 0) for a in s.attention),

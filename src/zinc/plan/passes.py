@@ -146,9 +146,11 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
             return value, None
         return node.rows("x"), node
 
-    def heads(value: Value) -> _Heads:
+    def heads(value: Value, head_dim: int) -> _Heads:
         turned, rope = unwrap(value, "rope")
         rows, norm = unwrap(turned, "rms_norm")
+        if norm is not None and int(norm.attrs["group"]) != head_dim:
+            rows, norm = turned, None  # it normalises all heads of a row together
         return _Heads(rows, norm, rope)
 
     def values(value: Input) -> _Heads | None:
@@ -168,9 +170,9 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
             continue
         state = _cache(node)
         store = stores.pop(state, None)  # None if the layer reads another layer's cache
-        q, k, v = heads(node.rows("q")), None, None
+        q, k, v = heads(node.rows("q"), state.head_dim), None, None
         if store is not None:
-            k, v = heads(store.rows("k")), values(store.input("v"))
+            k, v = heads(store.rows("k"), state.head_dim), values(store.input("v"))
             dropped.add(id(store))
         dropped |= {id(n) for part in (q, k, v) if part is not None for n in part.nodes}
         prepares[id(node)] = _rope_store(node, state, q, k, v)

@@ -27,9 +27,9 @@ def attention(layer: Layer, x: Value) -> Value:
         k, v = None, None
         cache_name = f"blk.{a.kv_layer}"
     if a.qk_norm:
-        q = g.rms_norm(q, w.vector("attn_q_norm", a.head_dim), eps=spec.eps, group=a.head_dim)
+        q = _normalised(layer, q, "attn_q_norm")
         if k is not None:
-            k = g.rms_norm(k, w.vector("attn_k_norm", a.head_dim), eps=spec.eps, group=a.head_dim)
+            k = _normalised(layer, k, "attn_k_norm")
     if a.rope is not None:
         table = layer.ropes.get(g, a.rope)
         q = g.rope(q, table, head_dim=a.head_dim, neox=a.rope.neox)
@@ -43,6 +43,15 @@ def attention(layer: Layer, x: Value) -> Value:
     if gate is not None:
         o = g.gate(o, gate)
     return layer.linear(o, "attn_output", spec.hidden, a.n_heads * a.head_dim_v)
+
+
+def _normalised(layer: Layer, x: Value, name: str) -> Value:
+    """Return the RMS norm of each head of x, or of each row if the layer normalises heads jointly.
+
+    The weight `name` has an element for each normalised column.
+    """
+    group = x.cols if layer.attention.joint_norm else layer.attention.head_dim
+    return layer.g.rms_norm(x, layer.w.vector(name, group), eps=layer.spec.eps, group=group)
 
 
 def _projection(layer: Layer, x: Value, name: str) -> Value:

@@ -48,7 +48,7 @@ def layers(
     """Return rows x [tokens, hidden] after all layers.
 
     With `spec.post_norms`, the output of a mixer is normalised before it is added; an MLP does the
-    same for its own output.
+    same for its own output. Without `spec.pre_norms`, both read rows that are not normalised.
     """
     ropes = RopeTables()
     for i in range(spec.n_layers):
@@ -61,11 +61,13 @@ def block(layer: Layer, x: Value, *, mixer: Mixer, mlp: Mlp | None) -> Value:
     g, spec = layer.g, layer.spec
     layer.w.require(*spec.required_tensors)
     g.at(layer.name)
-    h = mixer(layer, layer.norm(x, "attn_norm"))
+    h = mixer(layer, layer.norm(x, "attn_norm") if spec.pre_norms else x)
     if spec.post_norms:
         h = layer.norm(h, "post_attention_norm")
     x = g.add(h, x)
-    return x if mlp is None else mlp(layer, layer.norm(x, spec.mlp_norm), x)
+    if mlp is None:
+        return x
+    return mlp(layer, layer.norm(x, spec.mlp_norm) if spec.pre_norms else x, x)
 
 
 def head(g: Graph, spec: ModelSpec, w: Weights, x: Value) -> None:
@@ -90,4 +92,6 @@ def project(
         logits = g.linear(x, w.pick(name, (spec.vocab, spec.hidden), tokens, "draft"))
     else:
         logits = g.linear(x, w.matrix(name, spec.vocab, spec.hidden), w.bias("output", spec.vocab))
+    if spec.logit_scale != 1.0:
+        logits = g.scale(logits, spec.logit_scale)
     g.output = g.softcap(logits, spec.logit_softcap) if spec.logit_softcap else logits

@@ -161,10 +161,12 @@ def _scaling(file: GGUFFile, arch: str) -> tuple[str, float]:
     return type, (1.0 if type == "none" else factor) or 1.0
 
 
-def sliding_rope(file: GGUFFile, arch: str, dims: int, head_dim: int) -> Rope:
-    """Return the RoPE of sliding-window layers: base `rope.freq_base_swa`, no scaling."""
+def sliding_rope(
+    file: GGUFFile, arch: str, dims: int, head_dim: int, base: float = 10000.0
+) -> Rope:
+    """Return the RoPE of sliding-window layers: `rope.freq_base_swa` or `base`, no scaling."""
     key = f"{arch}.rope.freq_base_swa"
-    base = check_range(file, key, file.float(key, default=10000.0), 1.5)
+    base = check_range(file, key, file.float(key, default=base), 1.5)
     return Rope(check_dims(file, dims, head_dim), base, neox=True)
 
 
