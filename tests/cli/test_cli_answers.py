@@ -20,6 +20,7 @@ from zinc.cli import chat as chat_command
 from zinc.cli import loading
 from zinc.cli.answer import note_think
 from zinc.cli.window import Window
+from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.engine.load.settings import NO_SETTINGS
 from zinc.llm import Chunk
 
@@ -118,6 +119,18 @@ def test_run_stats_go_to_stderr(zinc, backend):
         r"first token after [\d.]+ s(; [\d.]+ tokens/step, \d+ of \d+ drafted tokens accepted)?$",
         result.err,
         re.MULTILINE,
+    )
+
+
+def test_run_takes_a_draft_model(zinc):
+    options = (*GREEDY, "--backend", "cpu", "--draft", EMBEDDED_MODEL)
+    expected = zinc("run", "Hello!", *GREEDY, "--backend", "cpu").out
+    assert zinc("run", "Hello!", *options).out == expected
+    assert zinc("run", "Hello!", *options, "--speculate", "draft").out == expected
+    refused = zinc("run", "Hello!", *options, "--speculate", "off")
+    assert refused.status == 1
+    assert refused.err.endswith(
+        "zinc: the speculation 'off' uses no draft model. Leave --draft or --speculate out.\n"
     )
 
 

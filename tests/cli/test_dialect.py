@@ -12,7 +12,17 @@ from zinc.core import host_memory
 from zinc.engine.load.files import EMBEDDED_MODEL
 
 MODEL = str(EMBEDDED_MODEL)
-KNOWN = {"--context", "--kv-dtype", "--max-tokens", "-n", "-m", "--model", "--system", "--seed"}
+KNOWN = {
+    "--context",
+    "--draft",
+    "--kv-dtype",
+    "--max-tokens",
+    "-n",
+    "-m",
+    "--model",
+    "--system",
+    "--seed",
+}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +33,7 @@ KNOWN = {"--context", "--kv-dtype", "--max-tokens", "-n", "-m", "--model", "--sy
         (["-p", "a prompt", "-n", "5"], ["-n", "5", "a prompt"]),
         (["-ctk", "f16", "-ctv", "f16"], ["--kv-dtype", "f16"]),
         (["-hf", "org/repo:Q4_K_M"], ["--model", "org/repo:Q4_K_M"]),
+        (["-md", "small.gguf"], ["--draft", "small.gguf"]),
         (["-sys", "Be brief."], ["--system", "Be brief."]),
         (["--", "--ctx-size", "5"], ["--", "--ctx-size", "5"]),
         (["-p", "x", "--", "y"], ["x", "--", "y"]),
@@ -36,7 +47,16 @@ def test_an_option_gets_zincs_name(given: list[str], own: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [["-fa"], ["-fa", "on"], ["-b", "512"], ["--no-mmap"], ["-ub=64"], ["--jinja"]]
+    "given",
+    [
+        ["-fa"],
+        ["-fa", "on"],
+        ["-b", "512"],
+        ["--no-mmap"],
+        ["-ub=64"],
+        ["--jinja"],
+        ["--draft-max", "8"],
+    ],
 )
 def test_an_option_without_effect_is_left_out_with_a_note(given: list[str]) -> None:
     found = translate([*given, "Hi"], KNOWN)

@@ -50,6 +50,7 @@ def test_options(tmp_path: Path):
         "--no-prefix-cache", "--cache-size", "1M", "--cache-dir", str(tmp_path),
         "--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "256",
         "--swap-size", "2M", "--chat-template", str(keys), "--temp", "0.5", "--top-k", "7",
+        "--draft", str(EMBEDDED_MODEL),
     )  # fmt: skip
     assert [m.name for m in found.models] == [EMBEDDED_MODEL.stem, "small"]
     assert found.api_keys == ("zero", "one", "two")
@@ -58,6 +59,7 @@ def test_options(tmp_path: Path):
     assert found.load.rope == RopeScaling("yarn", 4.0, 256)
     assert (found.load.prefix_cache, found.load.cache_bytes) == (False, 1 << 20)
     assert found.load.cache_dir == tmp_path
+    assert found.load.draft == EMBEDDED_MODEL
     assert found.load.swap_bytes == 2 << 20
     assert found.load.chat_template == keys.read_text()
     assert found.sampling == {"temperature": 0.5, "top_k": 7}

@@ -63,7 +63,8 @@ class Eager:
 @contextmanager
 def drafting(path: Path, draft: Path, n_tokens: int = 4, **options: Any) -> Iterator[LoadedModel]:
     """Yield a model whose tokens the model `draft` drafts, and which verifies every draft."""
-    load = LoadOptions(path, backend="cpu", threads=2, draft=draft, **{"context": 512, **options})
+    options = {"backend": "cpu", "threads": 2, "context": 512, **options}
+    load = LoadOptions(path, draft=draft, **options)
     with LoadedModel.open(load) as model, pytest.MonkeyPatch.context() as patch:
         speculation = model.engine.speculation
         assert speculation is not None
@@ -159,6 +160,17 @@ def test_a_draft_model_changes_no_token(name: str, tmp_path: Path) -> None:
         assert not drafter_of(model)._texts
 
 
+@pytest.mark.parametrize("backend", [name for name in computing() if name != "cpu"])
+def test_a_draft_model_changes_no_token_on_a_device(backend: str, noisy: Path) -> None:
+    """Tokens of the model are sampled on the device, in batch-invariant mode."""
+    options = {"backend": backend, "backend_options": {"batch_invariant": "true"}, "context": 128}
+    with drafting(FIXTURES / "qwen3.gguf", noisy, 3, **options) as model:
+        asked = requests(model, 2, longer=5, max_tokens=20)
+        want, found = finish(model, plain(asked)), finish(model, asked)
+        check_same(want, found)
+        assert accepted(found) > 0.3
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_accepts_its_own_drafts(name: str) -> None:
     path = FIXTURES / f"{name}.gguf"
@@ -219,21 +231,36 @@ def test_a_shifted_context_is_drafted_again(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen35"])
-def test_the_next_turn_is_read_from_where_the_last_one_ended(name: str, tmp_path: Path) -> None:
+def test_the_next_turn_is_read_from_where_the_last_one_ended(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = FIXTURES / f"{name}.gguf"
     with drafting(path, perturbed(name, tmp_path / "draft.gguf")) as model:
-        drafter, n_read = drafter_of(model), []
+        drafter, steps, n_read = drafter_of(model), [0], []
+        read = drafter.read
+        monkeypatch.setattr(drafter, "read", lambda texts: steps.append(read(texts)) or steps[-1])
         first = random.Random(1).choices(range(model.spec.vocab), k=200)
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
         for _ in range(2):
-            before = drafter.n_read
+            before = sum(steps)
             (s,) = finish(model, [Request(first, params)])
-            n_read.append(drafter.n_read - before)
+            n_read.append(sum(steps) - before)
             first = [*s.ids, *random.Random(2).choices(range(model.spec.vocab), k=20)]
         assert n_read[0] >= 180
         assert n_read[1] < 40
         (want,) = finish(model, plain([Request(s.request.ids, params)]))
         check_same([want], [s])
+
+
+def test_a_text_that_outgrows_the_plain_context_is_read_again() -> None:
+    path = FIXTURES / "phi3long.gguf"
+    with drafting(path, path, context=96) as model:
+        assert 0 < model.spec.plain_context < 96
+        asked = requests(model, 2, longer=10, max_tokens=60, ignore_eos=True)
+        want, found = finish(model, plain(asked)), finish(model, asked)
+        check_same(want, found)
+        assert all(len(s.ids) > model.spec.plain_context for s in found)
+        assert accepted(found) > 0.9
 
 
 def test_text_beyond_the_context_of_the_draft_model_is_not_drafted(tmp_path: Path) -> None:
@@ -273,7 +300,7 @@ def test_a_draft_model_that_fails_is_not_used_again(
     with drafting(FIXTURES / "qwen3.gguf", noisy) as model:
         asked = requests(model, 2)
         want = finish(model, plain(asked))
-        monkeypatch.setattr(drafter_of(model), "_step", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(drafter_of(model)._programs[0], "step", lambda _: 1 / 0)
         check_same(want, finish(model, asked))
         assert caplog.text.count("drafts of the source model are off") == 1
         drafter_of(model).pool.check()

@@ -11,8 +11,10 @@ import openai
 import pytest
 from serving import LOAD, MODEL, Running, running
 
+from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.engine.speculative.policy import Record
 from zinc.engine.speculative.step_times import StepTimes
+from zinc.server.config import ModelSource
 
 FIELDS = {
     "messages": [{"role": "user", "content": "Count: one two three. one two three. one two"}],
@@ -156,3 +158,20 @@ def test_props_and_slots_say_whether_drafts_are_made(drafting: Running, server: 
         props = each.get("/props").json
         assert props["default_generation_settings"]["speculative"] is expected
         assert {slot["speculative"] for slot in each.get("/slots").json} == {expected}
+
+
+def test_a_draft_model_drafts_for_the_first_model():
+    """Its own tokens, and those of the model that it is."""
+    fields = {**FIELDS, "temperature": 0}
+    load = replace(LOAD, speculate="draft", draft=EMBEDDED_MODEL, context=256)
+    models = (ModelSource("first", None), ModelSource("second", None))
+    with running(load=load, models=models) as server:
+        plain = server.post(CHAT, {**fields, "model": "first", "speculate": False}).json
+        answers = [server.post(CHAT, {**fields, "model": m.name}).json for m in models]
+        has_chain = {
+            model.name: bool((each := model.llm.engine.speculation) and each.chains)
+            for model in server.application.pool.loaded
+        }
+    assert has_chain == {"first": True, "second": False}
+    for answer in answers:
+        assert answer["choices"][0]["message"] == plain["choices"][0]["message"]

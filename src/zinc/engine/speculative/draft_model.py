@@ -81,8 +81,7 @@ class ModelDrafter:
     programs: of the draft model, for sequences up to its `plain_context`, and for longer ones if
     there are any, up to `context` tokens. pool: their cache. rollback: rows by which its recurrent
     states can be set back, if it has any. n_vocab: tokens of the model whose tokens it drafts. A
-    sequence for which the cache has no room gets no drafts until another one ends. n_read: tokens
-    that `read` has run.
+    sequence for which the cache has no room gets no drafts until another one ends.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class ModelDrafter:
         self._rollback = rollback
         self._texts: dict[int, _Text] = {}
         self._refused: set[int] = set()
-        self.n_read = 0
 
     @property
     def plan(self) -> Plan:
@@ -131,9 +129,7 @@ class ModelDrafter:
             text.n_known = len(text.ids)
             if text.n_known == text.sequence.n_prompt and not text.n_shifted:
                 self.pool.checkpoint(text.holding, key_of(text.ids))
-        n_tokens = sum(parts.values())
-        self.n_read += n_tokens
-        return n_tokens
+        return sum(parts.values())
 
     def draft(
         self,
@@ -176,19 +172,25 @@ class ModelDrafter:
         return [text for text in map(self._text, running) if text is not None]
 
     def _text(self, s: Sequence) -> _Text | None:
-        """Return the text of a sequence, set back to what both have; None without memory."""
+        """Return the text of a sequence, set back to what both have.
+
+        None if the sequence is too long, or there is no memory for it.
+        """
         extended = len(s.ids) > self._plain_context
         text = self._texts.get(s.id)
         if text is not None:
             n_common = min(text.common(), len(s.ids) - 1)
             is_same = text.n_shifted == s.n_shifted and text.extended == extended
-            is_lost = bool(self._rollback) and len(text.ids) - n_common > self._rollback
-            if is_same and not is_lost:
+            if is_same and self._can_continue(text, n_common) and len(s.ids) <= self._context:
                 text.set_back(n_common)
                 self.pool.trim(text.holding, n_common)
                 return text
-            self._release(text, keep=False)
-        return self._attach(s, extended)
+            self._release(text, keep=is_same)
+        return self._attach(s, extended) if len(s.ids) <= self._context else None
+
+    def _can_continue(self, text: _Text, n_tokens: int) -> bool:
+        """Return whether a text can continue after its first `n_tokens` tokens."""
+        return not self._rollback or len(text.ids) - n_tokens <= self._rollback
 
     def _attach(self, s: Sequence, extended: bool) -> _Text | None:
         """Begin the text of a sequence with its longest cached prefix; None without memory."""
@@ -231,8 +233,7 @@ class ModelDrafter:
         """Give back the memory of a text. keep: leave it in the prefix cache."""
         del self._texts[text.sequence.id]
         n_kept = text.common() if keep and text.n_shifted == text.sequence.n_shifted else 0
-        if self._rollback and len(text.ids) - n_kept > self._rollback:
-            n_kept = 0
+        n_kept = n_kept if self._can_continue(text, n_kept) else 0
         self.pool.release(text.holding, key_of(text.ids[:n_kept]))
 
     def _to_checkpoint(self, text: _Text) -> int:
@@ -267,7 +268,12 @@ class ModelDrafter:
         firsts = [len(text.ids) for text in texts]
         holdings = [text.holding for text in texts]
         step = make_draft_step(holdings, firsts, ids, len(self.pool.groups), outputs=outputs)
-        logits = program.step(step)
+        try:
+            logits = program.step(step)
+        except BaseException:  # it is unknown which part has run
+            for text in texts:
+                self._release(text, keep=False)
+            raise
         for text, part in zip(texts, parts, strict=True):
             text.ids += part
         return self._of_vocabulary(logits)
