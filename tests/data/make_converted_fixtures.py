@@ -27,12 +27,6 @@ VOCAB, TOKENS, WINDOW = 96, 48, 16
 SLIDING, FULL = "sliding_attention", "full_attention"
 PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-SCALES = {
-    "attention_multiplier": 0.2,
-    "embedding_multiplier": 6.0,
-    "residual_multiplier": 0.3,
-    "logits_scaling": 4.0,
-}
 
 
 def model(family: str, **config: Any) -> torch.nn.Module:
@@ -80,21 +74,6 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         layer_types=[SLIDING, SLIDING, FULL],
         rope_parameters={SLIDING: PLAIN | {"rope_theta": 20000.0}, FULL: YARN},
     ),
-    "smollm3": lambda: model("SmolLM3", num_hidden_layers=4, use_sliding_window=False),
-    "granite": lambda: model("Granite", attention_bias=True, mlp_bias=True, **SCALES),
-    "granitemoe": lambda: model(
-        "GraniteMoeShared",
-        num_local_experts=6,
-        num_experts_per_tok=2,
-        shared_intermediate_size=32,
-        **SCALES,
-    ),
-    "seedoss": lambda: model("SeedOss", head_dim=32, attention_out_bias=True),
-    "exaone4": lambda: model(
-        "Exaone4", num_hidden_layers=4, sliding_window=WINDOW, sliding_window_pattern="LLLG"
-    ),
-    "exaone4full": lambda: model("Exaone4", num_hidden_layers=2, sliding_window=None),
-    "ernie45": lambda: model("Ernie4_5", head_dim=16, use_bias=True, tie_word_embeddings=True),
 }
 
 
