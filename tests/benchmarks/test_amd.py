@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import effort
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -51,10 +50,9 @@ def compile_kernels(path: Path, *options: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """All kernels of a dense model, and of one with experts and latent attention."""
+    """All kernels of two models."""
     path = tmp_path_factory.mktemp("amd") / "amd.json"
-    shapes = ["qwen3-8b", *["deepseek2-lite"] * effort.EVERY]
-    return compile_kernels(path, "--shapes", *shapes)
+    return compile_kernels(path, "--shapes", "qwen3-8b", "deepseek2-lite")
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +122,5 @@ def test_prefill_products_use_matrices_or_integer_dots(kernels):
 
 def test_hot_decode_kernels_fit_eight_waves(kernels):
     hot = [k for k in kernels if k["step"] == "decode" and k["kernel"] not in COLD]
-    assert {k["kernel"] for k in hot} >= {
-        "norm",
-        "matvec",
-        "attention",
-        *["rope_store"] * effort.EVERY,
-    }
+    assert {k["kernel"] for k in hot} >= {"norm", "matvec", "attention", "rope_store"}
     assert all(k["waves"] >= 8 for k in hot)
