@@ -19,7 +19,7 @@ class Request:
     their own namespace only. priority: requests of higher priority run first. constraint: a parser
     that limits the answer of this request alone. checkpoints: positions in the prompt where another
     prompt may depart from it, besides those that the engine finds itself. readout: takes the rows
-    of the prompt. prediction: text that the answer may repeat, for drafts of it.
+    of the prompt. prediction: token ids that the suffix drafter searches for drafts.
     """
 
     ids: Sequence[int]

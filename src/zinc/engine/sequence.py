@@ -271,7 +271,7 @@ class Sequence:
         return constraint.forced() if self.request.params.logprobs is None else ()
 
     def cut(self, n_generated: int) -> None:
-        """Drop what was generated after the first `n_generated` tokens of the answer."""
+        """Truncate the answer to its first `n_generated` tokens."""
         n_dropped = self.n_generated - n_generated
         if n_dropped > 0:
             del self.sampled[n_generated:], self.ids[-n_dropped:]

@@ -74,7 +74,7 @@ def needs_nextn(mode: str, model: OpenModel, backend: Backend) -> bool:
         try:
             models.load_draft(model.file)
         except ZincError as error:
-            log.info("%s", error)
+            log.warning("%s", error)
         else:
             return True
     elif mode == "mtp":

@@ -2,7 +2,7 @@
 
 `params` holds the settings of a request, `candidates` the tokens that may still be sampled.
 `truncation`, `penalties` and `dry` are the samplers; `chain` runs them in order and reports
-logprobs, and `draw` picks a token of those that are left. Names and semantics of the samplers are
+logprobs, and `draw` samples one of the remaining tokens. Names and semantics of the samplers are
 llama.cpp's, so settings carry over. No sampler sorts a whole vocabulary to find a few likely
 tokens.
 """

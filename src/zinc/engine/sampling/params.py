@@ -95,8 +95,8 @@ class SamplingParams:
     logits first; -inf bans a token. logprobs: report the log-probability of the sampled token and
     of this many most likely ones. They are the model's own, or with `post_sampling_probs` those
     after all samplers. seed: None chooses one at random. stop: a string, or several, that end the
-    answer and are not part of it. speculate: let steps verify drafted tokens, which changes the
-    speed of the answer but none of its tokens. context_shift: let an answer of `max_tokens`
+    answer and are not part of it. speculate: enable speculative decoding, which changes the
+    speed of the answer and no token. context_shift: let an answer of `max_tokens`
     continue beyond the context, by dropping the older half of what follows the first
     `context_shift` tokens (-1: the prompt). None ends the answer there.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zinc.engine.speculative.draft import expected_tokens
 from zinc.engine.speculative.policy import LEAST_GAIN
 from zinc.engine.speculative.step_times import StepTimes
 
@@ -57,8 +58,8 @@ class ChainPolicy:
     def repays(self, n_generated: int, n_unread: int) -> bool:
         """Return whether to read `n_unread` tokens after `n_generated` tokens of an answer.
 
-        An answer is taken to be twice as long as it is so far: then reading costs no more than
-        chains gain in the rest of it.
+        The answer is assumed to double in length. Reading pays if it costs at most what chains save
+        over the remaining tokens.
         """
         gain = max(_PROBE_GAIN, self._best_depth(1, 1)[1] - 1)
         return n_unread * self._read_ratio <= n_generated * gain
@@ -85,11 +86,7 @@ class ChainPolicy:
 
     def expected(self, depth: int) -> float:
         """Return the expected number of accepted tokens of a chain of `depth` tokens."""
-        total, product = 0.0, 1.0
-        for rate in self._rates[:depth]:
-            product *= rate
-            total += product
-        return total
+        return expected_tokens(self._rates[:depth])
 
     def record(self, depth: int, accepted: bool) -> None:
         """Record the fate of the token after `depth` others of a chain, all of them accepted."""

@@ -7,9 +7,18 @@ they equal the tokens that it draws.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
+
+
+def expected_tokens(rates: Sequence[float]) -> float:
+    """Return the expected number of accepted tokens of a draft.
+
+    rates: for each token, the probability that it is accepted if those before it are.
+    """
+    return float(sum(accumulate(rates, mul)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,7 @@ class Draft:
     @property
     def expected(self) -> float:
         """The expected number of accepted tokens."""
-        return float(sum(accumulate(self.probabilities, mul)))
+        return expected_tokens(self.probabilities)
 
     def head(self, n_tokens: int) -> Draft:
         """Return the first `n_tokens` tokens."""

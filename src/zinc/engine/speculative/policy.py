@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zinc.engine.speculative.draft import Draft
+from zinc.engine.speculative.draft import Draft, expected_tokens
 from zinc.engine.speculative.step_times import StepTimes
 
 # Rate of a step with a draft, relative to one without: a smaller gain may be an error.
@@ -63,9 +63,9 @@ def _bucket(probability: float) -> int:
 class Record:
     """Outcome of the drafts of one sequence.
 
-    expected, accepted: sums over the drafted tokens that were reached, of the probability that the
-    policy gave them and of those that were accepted. saved_s: seconds that drafts saved since the
-    guard last looked, at `guarded` tokens of the answer; negative if they cost time. off_until: no
+    expected: sum of the estimated acceptance of all compared tokens. accepted: number of those that
+    were accepted. saved_s: seconds saved by drafts since the last check of the guard, which was at
+    `guarded` tokens of the answer; negative if drafts cost time. off_until: no
     drafts before the answer has this many tokens. last_draft: tokens of the answer at the last one.
     rates: acceptance of the tokens of the last draft as the policy estimated it.
     """
@@ -131,7 +131,7 @@ def lengths(
     """
     chosen = [0] * len(offers)
     rates = [[min(0.99, rate * offer.record.factor) for rate in offer.rates] for offer in offers]
-    order = sorted(range(len(offers)), key=lambda i: -_expected(rates[i]))
+    order = sorted(range(len(offers)), key=lambda i: -expected_tokens(rates[i]))
     gained, rows, left = float(n_streams), n_rows, most_rows
     for i in order:
         offer = offers[i]
@@ -148,15 +148,6 @@ def lengths(
 
 def _is_due(offer: Offer) -> bool:
     return offer.n_generated - offer.record.last_draft >= PROBE_TOKENS
-
-
-def _expected(rates: Sequence[float]) -> float:
-    """Return the expected number of accepted tokens."""
-    total, product = 0.0, 1.0
-    for rate in rates:
-        product *= rate
-        total += product
-    return total
 
 
 def _best_length(

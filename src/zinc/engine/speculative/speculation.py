@@ -10,7 +10,7 @@ from zinc.engine.flight import Flight
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.answer_store import AnswerStore
 from zinc.engine.speculative.chains import Chain
-from zinc.engine.speculative.draft import Draft
+from zinc.engine.speculative.draft import Draft, expected_tokens
 from zinc.engine.speculative.draft_model import ModelChain, ModelDrafter
 from zinc.engine.speculative.nextn import NextNDrafter, hidden_rows, nextn_chain
 from zinc.engine.speculative.policy import LEAST_GAIN, Acceptance, Offer, lengths
@@ -28,8 +28,6 @@ _LEAST_EXPECTED = 0.5
 _WEIGHT = 0.05  # of a new time in its moving average
 # Tokens of a match that is found quickly.
 _LEAST_MATCH = 3
-# Hidden rows of a sequence that wait for the NextN block to read them.
-_MOST_BEHIND = 32
 
 
 class Speculation:
@@ -200,7 +198,7 @@ class Speculation:
 
     def _accepted(self, source: Source, draft: Draft) -> float:
         """Return the expected number of accepted tokens, as acceptance was measured."""
-        return Draft(draft.tokens, self.acceptance[source].rates(draft.probabilities)).expected
+        return expected_tokens(self.acceptance[source].rates(draft.probabilities))
 
     def _take_hidden(self, nextn: NextNDrafter, flight: Flight) -> None:
         """Give the hidden rows of the tokens that are part of the text to the NextN block."""
@@ -217,9 +215,6 @@ class Speculation:
                 continue
             n_valid = s.drafts.n_valid if s.id in flight.drafts else 0
             nextn.took(s, end - n, rows[: n + n_valid].copy())
-        late = [s for s in flight.running if nextn.behind(s) >= _MOST_BEHIND]
-        if late:
-            nextn.catch_up(late)
 
     # -- learning ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A sequence's drafts: its drafter, the draft in flight, and what has become of earlier ones."""
+"""State of speculation for one sequence: its drafter, current draft and acceptance counts."""
 
 from __future__ import annotations
 

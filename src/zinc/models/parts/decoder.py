@@ -85,7 +85,7 @@ def project(
 ) -> None:
     """Set the graph's output: logits of normalised rows x [outputs, hidden], by matrix `name`.
 
-    tokens: those that get a logit, () for all.
+    tokens: ids that the head computes logits for; () means the whole vocabulary.
     """
     if tokens:
         w.refuse("output", "bias")

@@ -70,9 +70,8 @@ def check_nextn(file: GGUFFile, spec: ModelSpec) -> None:
 def frequent_tokens(file: GGUFFile, spec: ModelSpec, count: int) -> tuple[int, ...]:
     """Return the tokens that a trimmed head drafts: `count` frequent ones and the special ones.
 
-    A byte-pair vocabulary is in the order of its merges, so small ids are those that were frequent
-    in the text it was made from. Returns no tokens, which means all of them, for other
-    vocabularies, and if most of the vocabulary would be left.
+    BPE vocabularies list tokens in merge order, so low ids are the most frequent ones. Returns (),
+    which selects the whole vocabulary, for other tokenizers, or if the head would keep most of it.
     """
     kinds = file.metadata.get("tokenizer.ggml.token_type")
     is_bpe = file.metadata.get("tokenizer.ggml.model") == "gpt2"

@@ -23,7 +23,7 @@ class ChatRequest:
     n: number of answers.
     thinking_budget: most tokens of reasoning.
     truncate: leave out the oldest turns if the prompt does not fit.
-    prediction: text that the answer may repeat, for drafts of it.
+    prediction: predicted text of the answer, from which the suffix drafter drafts.
     param: the request field that holds the messages, named in errors.
     """
 
