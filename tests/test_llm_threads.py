@@ -194,12 +194,12 @@ def test_a_stream_is_read_and_closed_in_other_threads(llm):
 
 
 def test_a_stream_that_nobody_reads_stops(llm):
-    stream = llm.stream("Once upon a time", LONG)
+    stream = llm.stream("Once upon a time", LONG, speculate=False)  # a token a step
     next(stream)
     (sequence,) = llm.engine._sequences.values()
     time.sleep(0.1)
     n = sequence.n_generated
-    assert n < 100  # a step with drafts may gain several tokens
+    assert n < 20
     time.sleep(0.1)
     assert sequence.n_generated == n
     stream.close()
