@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any, TypeAlias
 
 import effort
@@ -145,13 +146,43 @@ def test_rms_norm_by_group(level: str, group: int, shared: bool) -> None:
     np.testing.assert_allclose(got, rms_norm(x, weight, 1e-5, group), rtol=8 * EPS, atol=1e-9)
 
 
+# ---- layer_norm
+
+
+def layer_norm(x: Floats, weight: Floats, bias: Floats, eps: float, group: int) -> Floats:
+    runs = x.astype(np.float64).reshape(len(x), -1, group)
+    runs = runs - runs.mean(-1, keepdims=True)
+    y = runs / np.sqrt((runs**2).mean(-1, keepdims=True) + eps)
+    return y.reshape(x.shape) * weight + bias
+
+
+@pytest.mark.parametrize("cols", [1, 7, 16, 33, 64, 127, 300, 5120])
+@pytest.mark.parametrize("mean", [0.0, -40.0])
+def test_layer_norm(level: str, cols: int, mean: float) -> None:
+    x, weight, bias = normal(0, 5, cols) * 3 + np.float32(mean), normal(1, cols), normal(2, cols)
+    # A mean of 40 leaves the differences that many ulps less.
+    close = {"rtol": 8 * EPS, "atol": (4 + abs(mean)) * EPS}
+    got = run(level, "layer_norm", [x, vector(weight), vector(bias)], cols, {"eps": 1e-5})
+    np.testing.assert_allclose(got, layer_norm(x, weight, bias, 1e-5, cols), **close)
+    got = run(level, "layer_norm", [x, None, None], cols, {"eps": 1e-5}, alias=0)
+    np.testing.assert_allclose(got, layer_norm(x, 1.0, 0.0, 1e-5, cols), **close)
+
+
+def test_layer_norm_by_group(level: str) -> None:
+    x, weight, bias = normal(0, 5, 96), normal(1, 96), normal(2, 96)
+    attrs = {"eps": 1e-5, "group": 24}
+    got = run(level, "layer_norm", [x, vector(weight), vector(bias)], 96, attrs)
+    want = layer_norm(x, weight, bias, 1e-5, 24)
+    np.testing.assert_allclose(got, want, rtol=8 * EPS, atol=4 * EPS)
+
+
 @pytest.mark.parametrize("format", ["q8_32", "q8_256", "bf16"])
-@pytest.mark.parametrize("kernel", ["rms_norm", "glu"])
+@pytest.mark.parametrize("kernel", ["rms_norm", "layer_norm", "glu"])
 def test_a_kernel_that_quantises_its_output_agrees_with_quantize(
     level: str, kernel: str, format: str
 ) -> None:
     cols, x, y = 544, normal(0, 9, 544), normal(1, 9, 544)
-    if kernel == "rms_norm":
+    if kernel != "glu":
         ins: list[Any] = [x, vector(y[0]), None]
         attrs: dict[str, float] = {"eps": 1e-6}
     else:
@@ -211,12 +242,13 @@ def test_exp_is_accurate_everywhere(level: str) -> None:
 
 def test_nan_stays_nan(level: str) -> None:
     x = np.full((1, 20), np.nan, np.float32)
-    for function in range(4):
+    for function in range(5):
         assert np.isnan(
             run(level, "glu", [x, np.ones_like(x)], 20, {"activation": function})
         ).all(), function
     assert np.isnan(run(level, "softcap", [x], 20, {"cap": 5.0})).all()
-    assert np.isnan(run(level, "rms_norm", [x, None, None], 20, {"eps": 1e-6})).all()
+    for norm in ("rms_norm", "layer_norm"):
+        assert np.isnan(run(level, norm, [x, None, None], 20, {"eps": 1e-6})).all()
 
 
 def gated(function: int, gate: Floats, up: Floats) -> Floats:
@@ -228,12 +260,14 @@ def gated(function: int, gate: Floats, up: Floats) -> Floats:
         return 0.5 * gate * (1 + np.tanh(u)) * up
     if function == 2:
         return np.maximum(gate, 0) ** 2 * up
+    if function == 4:
+        return gate * np.vectorize(NormalDist().cdf)(gate) * up
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
 @pytest.mark.parametrize("cols", [5, 48, 100, 8200])
-@pytest.mark.parametrize("function", [0, 1, 2, 3])
+@pytest.mark.parametrize("function", [0, 1, 2, 3, 4])
 def test_glu(level: str, function: int, cols: int) -> None:
     gate, up = normal(0, 3, cols) * 6, normal(1, 3, cols) * 6
     got = run(
@@ -762,6 +796,7 @@ def test_bad_operands_are_refused(level: str) -> None:
         ("rms_norm", [x, None, None], {}, "eps"),
         ("rms_norm", [x, None, None], {"eps": 1e-6, "group": 7}, "group"),
         ("rms_norm", [x, None], {"eps": 1e-6}, "inputs"),
+        ("layer_norm", [x, vector(x[0]), vector(x[0, :7])], {"eps": 1e-6}, "bias"),
         ("add", [x, pair], {}, "columns"),
         ("glu", [x, x], {"activation": 9}, "activation"),
         ("softcap", [x], {"cap": 0.0}, "cap"),

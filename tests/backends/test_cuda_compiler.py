@@ -7,15 +7,19 @@ import subprocess
 import sys
 
 import pytest
-from goldens import cuda_kernels
+from goldens import cuda_kernels, pins
 from goldens.cuda_kernels import PAGE, TARGETS, Resources, uses
 
-from zinc.backends.cuda import compiler
+from zinc.backends import api
+from zinc.backends.cuda import CUDA_KERNELS, compiler
 from zinc.backends.cuda.driver import missing
 from zinc.backends.cuda.upload import PACKED, pack_kernel
 from zinc.core.errors import DeviceError
+from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.disk_cache import save
 from zinc.gpu.dispatch import KernelVariant
+from zinc.plan.planner import make_plan
+from zinc.testing.parity import every_case
 
 # Kernels that are no part of a step.
 OTHERS = [KernelVariant("limits", (("KIND", kind),)) for kind in (0, 1)]
@@ -68,6 +72,20 @@ def test_one_variant_of_each_kernel_compiles(arch: str) -> None:
 def test_every_variant_compiles(arch: str, kv_dtype: str) -> None:
     for kernel in [*OTHERS, *(use.kernel for use in uses(TARGETS[arch], kv_dtype))]:
         check(kernel, arch)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("op", ["layer_norm", "glu"])
+def test_the_kernels_of_an_ops_cases_compile(op: str) -> None:
+    """Compile kernels that the models of `uses` do not run."""
+    at, bucket = NominalAddresses(H100.features, "f16"), pins.BUCKETS["streams"]
+    found = set()
+    for case in (case for of, case in every_case() if of.name == op):
+        plan = make_plan(case.graph, api.kernels("cuda"), max_tokens=8, max_outputs=8)
+        for launch in plan.launches:
+            found |= {dispatch.kernel for dispatch in CUDA_KERNELS.lower(launch, at, bucket)}
+    for kernel in found:
+        check(kernel, H100.arch)
 
 
 def check(kernel: KernelVariant, arch: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -30,12 +31,19 @@ def _embed_cases() -> Iterator[Case]:
         case = Case(f"{BLOCKS[type].name}")
         table = case.matrix(37, max(64, 2 * BLOCKS[type].block_size), type)
         yield case.returns(case.graph.embed(table, scale=1.5))
+    case = Case("positions", n_tokens=6, sequences=(2, 4), cached=3)
+    table = case.matrix(9, 48)
+    yield case.returns(case.graph.embed_positions(table))
 
 
 @op(matrix("table"), cost=_embed_cost, cases=_embed_cases)
 def embed(step: Step, attrs: Attrs, table: FloatArray) -> Sequence[FloatArray]:
-    """Return rows of the table: x[t] = table[ids[t]] * scale."""
-    x: FloatArray = table[step.ids] * np.float32(attrs["scale"])
+    """Return rows of the table: x[t] = table[ids[t]] * scale.
+
+    With `by_position` the row is that of the token's position.
+    """
+    rows = step.positions if attrs.get("by_position") else step.ids
+    x: FloatArray = table[rows] * np.float32(attrs["scale"])
     return [x]
 
 
@@ -50,6 +58,8 @@ def activate(function: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> F
         y = g * sigmoid(g) * up
     elif function == ActivationFn.GELU:
         y = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * up
+    elif function == ActivationFn.GELU_ERF:
+        y = 0.5 * g * (1 + _erf(g / np.sqrt(2))) * up
     elif function == ActivationFn.RELU_SQUARED:
         y = np.square(np.maximum(g, 0)) * up
     elif function == ActivationFn.CLAMPED_SWIGLU:
@@ -61,30 +71,40 @@ def activate(function: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> F
     return y.astype(np.float32)
 
 
+def _erf(x: Float64Array) -> Float64Array:
+    """Return the error function of each element; numpy has none."""
+    found: Float64Array = np.vectorize(math.erf, otypes=[np.float64])(x)
+    return found
+
+
 def sigmoid(x: Float64Array) -> Float64Array:
     """Return 1 / (1 + exp(-x)), without overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
 def _glu_cases() -> Iterator[Case]:
-    for function in (ActivationFn.SILU, ActivationFn.GELU, ActivationFn.CLAMPED_SWIGLU):
+    for function in ActivationFn:
         case = Case(function.name.lower())
         gate, up = case.rows(96, scale=5.0), case.rows(96, scale=5.0)
         yield case.returns(case.graph.glu(gate, up, activation=function, alpha=1.702, limit=7.0))
+    for function in (ActivationFn.GELU, ActivationFn.GELU_ERF, ActivationFn.RELU_SQUARED):
+        case = Case(f"{function.name.lower()}-ungated")
+        yield case.returns(case.graph.glu(case.rows(90, scale=5.0), None, activation=function))
 
 
 @op(
     rows("gate"),
-    rows("up"),
+    rows("up", optional=True),
     cost=elementwise_cost,
     cases=_glu_cases,
     row_wise=True,
     elementwise=True,
     stores_formats=True,
 )
-def glu(step: Step, attrs: Attrs, gate: FloatArray, up: FloatArray) -> Sequence[FloatArray]:
-    """Return activation(gate) * up (see `activate`)."""
-    return [activate(int(attrs["activation"]), gate, up, attrs)]
+def glu(step: Step, attrs: Attrs, gate: FloatArray, up: FloatArray | None) -> Sequence[FloatArray]:
+    """Return activation(gate) * up (see `activate`), or activation(gate) without `up`."""
+    factor = np.ones_like(gate) if up is None else up
+    return [activate(int(attrs["activation"]), gate, factor, attrs)]
 
 
 def _add_cases() -> Iterator[Case]:

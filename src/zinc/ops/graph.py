@@ -142,6 +142,11 @@ class Graph:
         """Return the embedding of each token, times `scale`."""
         return self._make("embed", [table], table.cols, Dim.TOKENS, scale=scale)
 
+    def embed_positions(self, table: Weight) -> Value:
+        """Return the row of `table` [positions, cols] of the position of each token."""
+        attrs = {"scale": 1.0, "by_position": 1}
+        return self._make("embed", [table], table.cols, Dim.TOKENS, **attrs)
+
     def rms_norm(
         self, x: Value, weight: Weight | None, *, eps: float, group: int | None = None
     ) -> Value:
@@ -149,12 +154,30 @@ class Graph:
         group = group or x.cols
         return self._make("rms_norm", [x, weight, None], x.cols, x.dim, eps=eps, group=group)
 
+    def layer_norm(
+        self,
+        x: Value,
+        weight: Weight | None,
+        bias: Weight | None,
+        *,
+        eps: float,
+        group: int | None = None,
+    ) -> Value:
+        """Normalise each run of `group` columns (default: the row) to mean 0 and variance 1.
+
+        weight and bias have an element for each column of x.
+        """
+        group = group or x.cols
+        return self._make("layer_norm", [x, weight, bias], x.cols, x.dim, eps=eps, group=group)
+
     def linear(self, x: Value, weight: Weight, bias: Weight | None = None) -> Value:
         """Return x [rows, cols] times weight [out, cols] transposed, plus bias [out]."""
         return self._make("linear", [x, weight, bias, None], weight.rows, x.dim, n_parts=1)
 
-    def glu(self, gate: Value, up: Value, *, activation: ActivationFn, **attrs: float) -> Value:
-        """Return activation(gate) * up."""
+    def glu(
+        self, gate: Value, up: Value | None, *, activation: ActivationFn, **attrs: float
+    ) -> Value:
+        """Return activation(gate) * up, or activation(gate) if `up` is None."""
         return self._make(
             "glu", [gate, up], gate.cols, gate.dim, activation=int(activation), **attrs
         )

@@ -1,4 +1,4 @@
-"""RMS normalisation (Zhang and Sennrich, 2019)."""
+"""RMS normalisation (Zhang and Sennrich, 2019) and layer normalisation (Ba et al., 2016)."""
 
 from __future__ import annotations
 
@@ -54,3 +54,54 @@ def rms_norm(
     """Return x / sqrt(mean(x^2) + eps) * weight, by groups of columns, plus residual if any."""
     y = normalise(x, weight, int(attrs["group"]), float(attrs["eps"]))
     return [y if residual is None else y + residual]
+
+
+def _layer_cases() -> Iterator[Case]:
+    for cols in (32, 80, 256, 1100):
+        case = Case(f"row{cols}")
+        x = case.graph.add(case.rows(cols), case.graph.embed(case.given(_offsets(cols))))
+        weight, bias = case.vector(cols), case.vector(cols)
+        yield case.returns(case.graph.layer_norm(x, weight, bias, eps=1e-5))
+    case = Case("no_bias")
+    yield case.returns(case.graph.layer_norm(case.rows(64), case.vector(64), None, eps=1e-5))
+    case = Case("no_weight")
+    yield case.returns(case.graph.layer_norm(case.rows(64), None, None, eps=1e-6))
+    case = Case("heads")
+    x, weight = case.rows(96), case.vector(96)
+    yield case.returns(case.graph.layer_norm(x, weight, None, eps=1e-5, group=32))
+
+
+def _offsets(cols: int) -> FloatArray:
+    """Return rows of one number each, so that means differ from 0."""
+    return np.repeat(np.arange(5, dtype=np.float32)[:, None] * 3, cols, axis=1)
+
+
+@op(
+    rows("x"),
+    vector("weight", optional=True),
+    vector("bias", optional=True),
+    cost=elementwise_cost,
+    cases=_layer_cases,
+    row_wise=True,
+    stores_formats=True,
+)
+def layer_norm(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    weight: FloatArray | None,
+    bias: FloatArray | None,
+) -> Sequence[FloatArray]:
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, by groups of columns.
+
+    weight and bias have an element for each column of a row.
+    """
+    runs = x.reshape(-1, int(attrs["group"])).astype(np.float64)
+    runs = runs - runs.mean(axis=1, keepdims=True)
+    variance = np.square(runs).mean(axis=1, keepdims=True)
+    y = (runs / np.sqrt(variance + float(attrs["eps"]))).reshape(x.shape)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return [y.astype(np.float32)]

@@ -33,12 +33,13 @@ class RowFormat(StrEnum):
 
 
 class ActivationFn(IntEnum):
-    """Activation functions of gated feed-forward layers, as kernels number them."""
+    """Activation functions of feed-forward layers, as kernels number them."""
 
     SILU = 0
     GELU = 1  # tanh form
     RELU_SQUARED = 2
     CLAMPED_SWIGLU = 3  # of gpt-oss, with attributes `alpha` and `limit`
+    GELU_ERF = 4  # exact, with the error function
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def fuse_glu(nodes: Sequence[Node], output: Value | None, row_format: RowFormatO
     result: list[Node] = []
     dropped: set[int] = set()
     for node in nodes:
-        if node.op == "glu":
+        if node.op == "glu" and node.input("up") is not None:
             gate, up = (made[v.id] for v in node.inputs if isinstance(v, Value))
             fits = all(
                 part.op == "linear" and _may_take_residual(part) and used[part.outputs[0].id] == 1

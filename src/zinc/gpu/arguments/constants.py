@@ -45,3 +45,4 @@ class ElementwiseOp(KernelConstant):
     GATE_ROW = 5, "by one number for the whole row"
     SELECT = 6
     COPY = 7
+    ACTIVATE = 8, "GLU without b"

@@ -300,7 +300,7 @@ class NormArguments(Struct):
     step: StepAddress
     x: Bytes
     weight: Bytes
-    other: Annotated[Bytes, "the residual, or the gate of a gated norm"]
+    other: Annotated[Bytes, "the residual, the gate of a gated norm, or the bias of a layer norm"]
     y: Bytes
     x_stride: U32
     other_stride: U32

@@ -26,7 +26,10 @@ def embed(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         y_stride=out.stride,
         scale=float(launch.attributes["scale"]),
     )
-    kernel = KernelVariant("embed", (("FORMAT", int(table.type)), ("THREADS", THREADS)))
+    by_position = (("BY_POSITION", 1),) if launch.attributes.get("by_position") else ()
+    kernel = KernelVariant(
+        "embed", (("FORMAT", int(table.type)), ("THREADS", THREADS), *by_position)
+    )
     groups = (ceil_div(table.cols, unit(table) * THREADS), bucket.rows(out.dim), 1)
     return [Dispatch(kernel, arguments, groups)]
 

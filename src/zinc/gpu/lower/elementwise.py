@@ -18,6 +18,7 @@ from zinc.gpu.lower.operands import (
     is_q8,
     ref_or_null,
     rows,
+    rows_or_none,
 )
 from zinc.gpu.rows import row_bytes
 from zinc.ops.values import RowFormat
@@ -91,11 +92,11 @@ def softcap(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("glu")
 def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    attrs = launch.attributes
+    attrs, up = launch.attributes, rows_or_none(launch, "up")
     return elementwise(
-        ElementwiseOp.GLU,
+        ElementwiseOp.ACTIVATE if up is None else ElementwiseOp.GLU,
         rows(launch, "gate"),
-        rows(launch, "up"),
+        up,
         launch.outputs[0],
         at,
         bucket,

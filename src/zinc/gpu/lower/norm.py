@@ -1,8 +1,8 @@
-"""Lowerings of RMS norms, in which a workgroup keeps one group of columns in registers."""
+"""Lowerings of norms, in which a workgroup keeps one group of columns in registers."""
 
 from __future__ import annotations
 
-from zinc.backends.plans import Launch
+from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import NormArguments
 from zinc.gpu.bucket import Bucket
@@ -24,23 +24,38 @@ from zinc.gpu.lower.operands import (
 
 @lowers("rms_norm")
 def rms_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return _norm(launch, at, bucket, gated=False, other="residual")
+    return _norm(launch, at, bucket, other=rows_or_none(launch, "residual"))
 
 
 @lowers("gated_norm")
 def gated_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return _norm(launch, at, bucket, gated=True, other="z")
+    return _norm(launch, at, bucket, gated=True, other=rows(launch, "z"))
+
+
+@lowers("layer_norm")
+def layer_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    return _norm(launch, at, bucket, mean=True, bias=vector_or_null(at, launch.input("bias")))
 
 
 def _norm(
-    launch: Launch, at: Addresses, bucket: Bucket, *, gated: bool, other: str
+    launch: Launch,
+    at: Addresses,
+    bucket: Bucket,
+    *,
+    gated: bool = False,
+    mean: bool = False,
+    other: Ref | None = None,
+    bias: int = 0,
 ) -> list[Dispatch]:
+    """Return the dispatch of a norm. The kernel reads a bias as the same row of `other` each time.
+
+    gated, mean: macros of the kernel. other: its rows. bias: the address of one row in their place.
+    """
     x, (y,) = rows(launch, "x"), launch.outputs
     group = int(launch.attributes["group"])
     # At least two float4s a thread: with fewer waves the barrier of the reduction is cheaper.
     threads = min(MAX_THREADS, max(32, power_of_two(ceil_div(group, 8))))
-    beside = rows_or_none(launch, other)
-    aligned = in_vectors(at, x, y, beside) and group % 4 == 0
+    aligned = in_vectors(at, x, y, other) and group % 4 == 0
     kernel = KernelVariant(
         "norm",
         (
@@ -49,9 +64,10 @@ def _norm(
             ("GATED", int(gated)),
             ("Q8", is_q8(y)),
             ("VECTORS", int(aligned)),
+            *((("MEAN", 1),) if mean else ()),
         ),
     )
-    other_at, other_stride = ref_or_null(at, beside)
+    other_at, other_stride = (bias, 0) if bias else ref_or_null(at, other)
     arguments = NormArguments(
         step=at.step,
         x=at.ref(x),

@@ -96,6 +96,10 @@ struct rms_norm {
     enum : size_t { x, weight, residual, n_inputs };
 };
 
+struct layer_norm {
+    enum : size_t { x, weight, bias, n_inputs };
+};
+
 struct delta_rule {
     enum : size_t { qkv, alpha, beta, decay, decay_bias, state, n_inputs };
 };

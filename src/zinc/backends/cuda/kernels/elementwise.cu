@@ -38,6 +38,9 @@ KERNEL(elementwise, Arguments)
 #elif OP == GLU
     UNROLL for (uint i = 0; i < 4; i++)
         v[i] = activate(args.activation, v[i], w[i], args.first, args.second);
+#elif OP == ACTIVATE
+    UNROLL for (uint i = 0; i < 4; i++)
+        v[i] = activate(args.activation, v[i], 1.0f, args.first, args.second);
 #elif OP == GATE
     v /= 1.0f + exp(-w);
 #elif OP == GATE_ROW

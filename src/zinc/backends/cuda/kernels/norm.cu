@@ -1,6 +1,8 @@
 // RMS norm of each group of `group` columns (group.x) of each row (group.y), times a weight. A
 // workgroup keeps one group in registers, FOURS float4s a thread.
 //   GATED  multiply by silu(other); otherwise add the residual `other`
+//   MEAN   layer norm: subtract the mean first; weight and the bias `other` have an element for each
+//          column of the row
 //   Q8     rows of y are 8-bit blocks (q8)
 
 #include "arguments.h"
@@ -18,12 +20,17 @@ EARLY_KERNEL(norm, Arguments)
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
     const uint thread = threadIdx.x;
     uint n = args.group, first = group.x * n;
+#if MEAN
+    uint8_t* weights = args.weight + 4 * first;
+#else
+    uint8_t* weights = args.weight;
+#endif
     float4 weight[FOURS];
     UNROLL for (uint i = 0; i < FOURS; i++)
     {
         uint col = 4 * (i * THREADS + thread);
         weight[i] = 1.0f;
-        if (args.weight != nullptr && col < n) weight[i] = loadFour(args.weight, n, col);
+        if (args.weight != nullptr && col < n) weight[i] = loadFour(weights, n, col);
     }
     waitForInputs();
     if (group.y >= rowsOf(args.step, args.dim)) return;
@@ -39,6 +46,15 @@ EARLY_KERNEL(norm, Arguments)
         if (args.other != nullptr && col < n) w[i] = loadFour(other, n, col);
     }
     float sum = 0;
+#if MEAN
+    UNROLL for (uint i = 0; i < FOURS; i++) sum += v[i].x + v[i].y + v[i].z + v[i].w;
+    float mean = sumOfGroup(sum, thread) / float(n);
+    __syncthreads(); // before the next sum reuses the shared memory
+    sum = 0;
+    UNROLL for (uint i = 0; i < FOURS; i++)
+        UNROLL for (uint j = 0; j < 4; j++)
+            v[i][j] = 4 * (i * THREADS + thread) + j < n ? v[i][j] - mean : 0.0f;
+#endif
     UNROLL for (uint i = 0; i < FOURS; i++) sum += dot(v[i], v[i]);
     float scale = rsqrt(sumOfGroup(sum, thread) / float(n) + args.eps);
 

@@ -20,7 +20,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     if (l.in[in::up_bias]) require_vector(l, l.in[in::up_bias], "the up bias", rows);
     require_rows(l, l.out[0], "h", RowFormat::f32, rows);
     auto& p = l.as<Glu>();
-    p.fn = static_cast<ActivationFn>(whole(l, attrs, "activation", 0, 3));
+    p.fn = static_cast<ActivationFn>(whole(l, attrs, "activation", 0, kLastActivation));
     p.alpha = static_cast<float>(attrs.get("alpha", 1.702));
     p.limit = static_cast<float>(attrs.get("limit", 7.0));
 }

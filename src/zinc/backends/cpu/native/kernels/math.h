@@ -66,7 +66,26 @@ inline F32x16 gelu(F32x16 x) {
     return x / (F32x16::set1(1.0f) + exp(F32x16::zero() - u));
 }
 
-enum class ActivationFn : int { silu = 0, gelu = 1, relu_squared = 2, clamped_swiglu = 3 };
+// The exact form x * Phi(x), where Phi(-|x|) = t P(t) e^(-z^2) with z = |x| / sqrt(2) and t = 1 / (1 + 0.33
+// z). P is a minimax fit of the relative error.
+inline F32x16 gelu_erf(F32x16 x) {
+    const F32x16 one = F32x16::set1(1.0f);
+    const F32x16 z = abs(x) * F32x16::set1(0.70710678f);
+    const F32x16 t = one / fma(z, F32x16::set1(0.33f), one);
+    F32x16 p = F32x16::set1(-0.0679646118f);
+    p = fma(p, t, F32x16::set1(0.2313450589f));
+    p = fma(p, t, F32x16::set1(-0.1777212116f));
+    p = fma(p, t, F32x16::set1(0.2062725327f));
+    p = fma(p, t, F32x16::set1(0.0225043061f));
+    p = fma(p, t, F32x16::set1(0.1009622437f));
+    p = fma(p, t, F32x16::set1(0.091418562f));
+    p = fma(p, t, F32x16::set1(0.0931830592f));
+    const F32x16 tail = p * t * exp(F32x16::zero() - z * z);
+    return x * where_lt(x, F32x16::zero(), tail, one - tail);
+}
+
+enum class ActivationFn : int { silu = 0, gelu = 1, relu_squared = 2, clamped_swiglu = 3, gelu_erf = 4 };
+constexpr int kLastActivation = 4;
 
 struct Glu {
     ActivationFn fn = ActivationFn::silu;
@@ -78,6 +97,7 @@ struct Glu {
 inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
     switch (p.fn) {
         case ActivationFn::gelu: return gelu(gate) * up;
+        case ActivationFn::gelu_erf: return gelu_erf(gate) * up;
         case ActivationFn::relu_squared: {
             const F32x16 r = max(F32x16::zero(), gate);
             return r * r * up;

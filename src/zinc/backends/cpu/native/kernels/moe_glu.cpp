@@ -33,7 +33,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     require_expert_vector(l, l.in[in::gate_bias], "the gate bias", gate);
     require_expert_vector(l, l.in[in::up_bias], "the up bias", up);
     Params& p = l.as<Params>();
-    p.glu.fn = static_cast<ActivationFn>(whole(l, attrs, "activation", 0, 3));
+    p.glu.fn = static_cast<ActivationFn>(whole(l, attrs, "activation", 0, kLastActivation));
     p.glu.alpha = static_cast<float>(attrs.get("alpha", 1.702));
     p.glu.limit = static_cast<float>(attrs.get("limit", 7.0));
     p.top_k = l.in[in::order].cols;

@@ -1,28 +1,36 @@
-// rms_norm: y = x / rms(x) * weight + residual, with the rms of whole rows or of groups of columns. y is
-// stored as f32 or, without a residual, quantised for integer kernels.
+// rms_norm: y = x / rms(x) * weight + residual. layer_norm: y = (x - mean(x)) / rms(x - mean(x)) * weight +
+// bias. Both normalise whole rows or groups of columns. y is stored as f32 or, without a residual, quantised
+// for integer kernels.
 #include "rows.h"
 
 namespace zinc::ZINC_LEVEL {
 namespace {
 
 using in = operands::rms_norm;
+using layer_in = operands::layer_norm;
 
-// The weight has a value for each column of a row or of a group. y may alias x or residual.
+// The weight of rms_norm has a value for each column of a row or of a group. y may alias x or residual.
 struct Params {
     float eps;
     int group;
     bool repeat;  // the weight has one group of values
 };
 
-void prepare(Launch& l, const Attrs& attrs) {
-    require_operands(l, in::n_inputs, 1);
-    const int cols = l.in[in::x].cols;
-    require_rows(l, l.in[in::x], "x", RowFormat::f32, cols);
+// Checks x and y, and reads the attributes of a norm whose operand x has index `x`.
+void prepare_norm(Launch& l, const Attrs& attrs, size_t x) {
+    const int cols = l.in[x].cols;
+    require_rows(l, l.in[x], "x", RowFormat::f32, cols);
     require_output(l, l.out[0], "y", cols);
     Params& p = l.as<Params>();
-    p.eps = static_cast<float>(attrs.get("eps"));
-    p.group = static_cast<int>(attrs.get("group", cols));
+    p = {static_cast<float>(attrs.get("eps")), static_cast<int>(attrs.get("group", cols)), false};
     require(l, p.group > 0 && cols % p.group == 0, "group must divide the columns");
+}
+
+void prepare(Launch& l, const Attrs& attrs) {
+    require_operands(l, in::n_inputs, 1);
+    prepare_norm(l, attrs, in::x);
+    const int cols = l.in[in::x].cols;
+    Params& p = l.as<Params>();
     p.repeat = l.in[in::weight].tensor && l.in[in::weight].tensor->cols == p.group;
     if (l.in[in::weight]) require_vector(l, l.in[in::weight], "weight", p.repeat ? p.group : cols);
     if (l.in[in::residual]) {
@@ -57,8 +65,45 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     });
 }
 
+void prepare_layer(Launch& l, const Attrs& attrs) {
+    require_operands(l, layer_in::n_inputs, 1);
+    prepare_norm(l, attrs, layer_in::x);
+    const int cols = l.in[layer_in::x].cols;
+    if (l.in[layer_in::weight]) require_vector(l, l.in[layer_in::weight], "weight", cols);
+    if (l.in[layer_in::bias]) require_vector(l, l.in[layer_in::bias], "bias", cols);
+}
+
+int layer_chunks(const Launch& l, const Batch& batch, int) {
+    return Grid(l.rows(batch), l.in[layer_in::x].cols, true).chunks();
+}
+
+void run_layer(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
+    const Params p = l.as<Params>();
+    const Operand &input = l.in[layer_in::x], &out = l.out[0];
+    const float* weight = l.in[layer_in::weight] ? l.in[layer_in::weight].tensor->vector() : nullptr;
+    const float* bias = l.in[layer_in::bias] ? l.in[layer_in::bias].tensor->vector() : nullptr;
+    Grid(l.rows(batch), input.cols, true).each(chunk, [&](int r, int, int cols) {
+        const float* x = input.row(r);
+        float* y = out.format == RowFormat::f32 ? out.row(r) : scratch.get(static_cast<size_t>(cols));
+        for (int g = 0; g < cols; g += p.group) {
+            const F32x16 mean = F32x16::set1(sum_of(x + g, p.group) / static_cast<float>(p.group));
+            for_lanes(0, p.group,
+                      [&](int i, auto lanes) { store(load(x + g + i, lanes) - mean, y + g + i, lanes); });
+            const F32x16 factor = F32x16::set1(inverse_rms(y + g, p.group, p.eps));
+            for_lanes(0, p.group, [&](int i, auto lanes) {
+                F32x16 v = load(y + g + i, lanes) * factor;
+                if (weight) v = v * load(weight + g + i, lanes);
+                if (bias) v = v + load(bias + g + i, lanes);
+                store(v, y + g + i, lanes);
+            });
+        }
+        if (out.format != RowFormat::f32) quantize_row(y, cols, out.format, out.row<std::byte>(r));
+    });
+}
+
 }  // namespace
 
 const Kernel rms_norm_kernel{"rms_norm", prepare, chunks, run};
+const Kernel layer_norm_kernel{"layer_norm", prepare_layer, layer_chunks, run_layer};
 
 }  // namespace zinc::ZINC_LEVEL

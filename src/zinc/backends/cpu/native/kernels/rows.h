@@ -1,5 +1,5 @@
 // Helpers of kernels over rows of floats: division of rows into chunks, loops over lanes with a masked tail,
-// and the sum of squares for norms.
+// and the sums for norms.
 #pragma once
 
 #include <algorithm>
@@ -82,6 +82,16 @@ inline float sum_squares(const float* x, int n) {
         const F32x16 v = load(x + j, lanes);
         s[0] = fma(v, v, s[0]);
     });
+    return sum((s[0] + s[1]) + (s[2] + s[3]));
+}
+
+// Sum of x[i], in a fixed order.
+inline float sum_of(const float* x, int n) {
+    F32x16 s[4] = {F32x16::zero(), F32x16::zero(), F32x16::zero(), F32x16::zero()};
+    int i = 0;
+    for (; i + 64 <= n; i += 64)
+        for (int j = 0; j < 4; ++j) s[j] = s[j] + F32x16::load(x + i + 16 * j);
+    for_lanes(i, n, [&](int j, auto lanes) { s[0] = s[0] + load(x + j, lanes); });
     return sum((s[0] + s[1]) + (s[2] + s[3]));
 }
 
