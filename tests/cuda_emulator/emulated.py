@@ -147,8 +147,8 @@ def host() -> EmulatedHost:
     return EmulatedHost()
 
 
-def backend() -> EmulatedBackend:
-    return EmulatedBackend(host())
+def backend(batch_invariant: bool = False) -> EmulatedBackend:
+    return EmulatedBackend(host(), batch_invariant)
 
 
 @functools.cache

@@ -200,7 +200,7 @@ def test_drafts_change_no_token_of_any_kind_of_layer(fixture_model, temperature,
     engine.pool.check()
 
 
-@pytest.mark.parametrize("name", ["qwen3", *["gemma3", "deepseek2"] * EVERY])
+@pytest.mark.parametrize("name", ["qwen3", "qwen35", *["gemma3", "deepseek2", "qwen3next"] * EVERY])
 @pytest.mark.parametrize("backend", [b for b in computing() if b != "cpu"])
 def test_drafts_change_no_token_on_a_device_in_batch_invariant_mode(backend, name, monkeypatch):
     """Tokens are sampled on the device, those of a draft with the noise of their places."""
@@ -209,6 +209,7 @@ def test_drafts_change_no_token_on_a_device_in_batch_invariant_mode(backend, nam
         backend=backend,
         context=256,
         backend_options={"batch_invariant": "true"},
+        rollback=16,
         speculate="off",
     )
     with LoadedModel.open(options) as model:
@@ -379,8 +380,13 @@ def test_the_least_gain_is_a_gain():
 
 def test_a_hybrid_is_speculated_where_its_states_can_be_set_back():
     options = LoadOptions(FIXTURES / "qwen35.gguf", threads=1)
-    for backend, mode, rollback in (("cpu", "auto", 8), ("cpu", "off", 0), ("ref", "auto", 0)):
-        with plan_model(replace(options, backend=backend, speculate=mode)) as planned:
+    runs = [("cpu", "auto", {}, 8), ("cpu", "off", {}, 0), ("ref", "auto", {}, 0)]
+    for device in (b for b in computing() if b != "cpu"):
+        invariant = {"batch_invariant": "true"}
+        runs += [(device, "auto", invariant, 8), (device, "auto", {}, 0), (device, "suffix", {}, 8)]
+    for backend, mode, choices, rollback in runs:
+        chosen = replace(options, backend=backend, speculate=mode, backend_options=choices)
+        with plan_model(chosen) as planned:
             assert planned.options.rollback == rollback
 
 

@@ -1,4 +1,7 @@
-"""Sequences that are set back after rejected rows: bits are those of plain decoding, on the CPU."""
+"""Sequences that are set back after rejected rows: bits are those of plain decoding.
+
+On devices this needs batch-invariant mode.
+"""
 
 from __future__ import annotations
 
@@ -12,58 +15,75 @@ from models.harness import FIXTURES, MAX_TOKENS, Logits, Runner, planned
 from models.pooled import speculate
 from present import computing
 
+from zinc.backends.api import Backend
+from zinc.backends.plans import Plan
 from zinc.ops.recurrent_state import CHUNK
-
-pytestmark = pytest.mark.skipif("cpu" not in computing(), reason="the CPU backend is not built")
 
 # Recurrent layers, sliding windows and latent attention.
 FAMILIES = [
-    (name, kv_dtype)
+    ("cpu", name, kv_dtype)
     for name in ("qwen35", "qwen3next", "qwen35moe", "gemma3", "gemma4", "deepseek2")
     for kv_dtype in ("f16", "q8_0")
     if (name, kv_dtype) != ("deepseek2", "q8_0")  # its heads do not fit the groups of q8_0
 ]
-# 2,000 walks in all with --every.
-WALKS = 182 if effort.EVERY else 6
 HYBRIDS = ["qwen35", "qwen3next", "qwen35moe"]
+DEVICES = [name for name in computing() if name != "cpu"]
+RUNS = [
+    *[run for run in FAMILIES if "cpu" in computing()],
+    *[(backend, name, "f16") for backend in DEVICES for name in HYBRIDS],
+]
+ON_HYBRIDS = effort.on_backends(HYBRIDS, computing(), ["qwen35"])
 N_TOKENS = MAX_TOKENS
 TEXTS = [np.random.default_rng(i).integers(100, size=N_TOKENS).astype(np.int32) for i in (1, 2)]
 
 
+def loaded_model(backend: str, name: str, rollback: bool = True) -> tuple[Backend, Plan]:
+    path, invariant = FIXTURES / f"{name}.gguf", backend in DEVICES
+    return planned(path, backend, batch_invariant=invariant, rollback=rollback)
+
+
 @cache
-def plain(name: str, kv_dtype: str) -> list[Logits]:
+def plain(backend: str, name: str, kv_dtype: str) -> list[Logits]:
     """Return the logits of both texts, decoded token by token without rollback."""
-    runner = Runner(FIXTURES / f"{name}.gguf", "cpu", n_sequences=2, kv_dtype=kv_dtype)
+    loaded = loaded_model(backend, name, rollback=False)
+    path = FIXTURES / f"{name}.gguf"
+    runner = Runner(path, loaded=loaded, n_sequences=2, kv_dtype=kv_dtype)
     return [runner.feed_in_chunks(ids, 1, i) for i, ids in enumerate(TEXTS)]
 
 
-def walk(name: str, kv_dtype: str, seed: int, folder: Path | None = None) -> None:
+def walk(backend: str, name: str, kv_dtype: str, seed: int, folder: Path | None = None) -> None:
     """Run both texts in random steps with rejected rows and compare them with `plain`."""
-    texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain(name, kv_dtype), strict=True)]
-    loaded = planned(FIXTURES / f"{name}.gguf", "cpu", rollback=True)
-    speculate(loaded, kv_dtype, texts, seed, folder)
+    texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain(backend, name, kv_dtype), strict=True)]
+    speculate(loaded_model(backend, name), kv_dtype, texts, seed, folder)
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), FAMILIES)
-def test_rejected_rows_leave_no_trace(name: str, kv_dtype: str) -> None:
-    for seed in range(WALKS):
-        walk(name, kv_dtype, seed)
+def n_walks(backend: str) -> int:
+    """Return the walks of a model: 2,000 for all models on the CPU with --every."""
+    if backend == "cpu":
+        return 182 if effort.EVERY else 6
+    return 30 if effort.EVERY else 2
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), FAMILIES)
+@pytest.mark.parametrize(("backend", "name", "kv_dtype"), RUNS)
+def test_rejected_rows_leave_no_trace(backend: str, name: str, kv_dtype: str) -> None:
+    for seed in range(n_walks(backend)):
+        walk(backend, name, kv_dtype, seed)
+
+
+@pytest.mark.parametrize(("backend", "name", "kv_dtype"), RUNS)
 def test_a_sequence_that_was_set_back_continues_from_disk(
-    name: str, kv_dtype: str, tmp_path: Path
+    backend: str, name: str, kv_dtype: str, tmp_path: Path
 ) -> None:
-    for seed in range(effort.examples(8)):
-        walk(name, kv_dtype, 1000 + seed, tmp_path / str(seed))
+    for seed in range(effort.examples(8 if backend == "cpu" else 4)):
+        walk(backend, name, kv_dtype, 1000 + seed, tmp_path / str(seed))
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(("name", "backend"), ON_HYBRIDS)
 @pytest.mark.parametrize("tail", [1, CHUNK - 1, CHUNK])
-def test_every_position_can_be_gone_back_to(name: str, tail: int) -> None:
+def test_every_position_can_be_gone_back_to(name: str, backend: str, tail: int) -> None:
     """One accepted row a step, and `tail` rejected ones: every offset in a chunk occurs."""
-    ids, want = TEXTS[0], plain(name, "f16")[0]
-    loaded = planned(FIXTURES / f"{name}.gguf", "cpu", rollback=True)
+    ids, want = TEXTS[0], plain(backend, name, "f16")[0]
+    loaded = loaded_model(backend, name)
     runner = Runner(FIXTURES / f"{name}.gguf", loaded=loaded, room=N_TOKENS + CHUNK)
     for at in range(N_TOKENS):
         (logits,) = runner.feed((0, np.concatenate([ids[at : at + 1], TEXTS[1][:tail]])))
@@ -87,9 +107,10 @@ def test_ref_sets_a_sequence_back(name: str) -> None:
     assert at == N_TOKENS
 
 
-def test_a_state_without_rollback_cannot_be_set_back() -> None:
+@pytest.mark.parametrize("backend", computing())
+def test_a_state_without_rollback_cannot_be_set_back(backend: str) -> None:
     """The test of this module would fail on the plain layout."""
-    texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain("qwen35", "f16"), strict=True)]
-    loaded = planned(FIXTURES / "qwen35.gguf", "cpu")
+    texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain(backend, "qwen35", "f16"), strict=True)]
+    loaded = loaded_model(backend, "qwen35", rollback=False)
     with pytest.raises(AssertionError, match=r"from [0-9]+ on"):
         speculate(loaded, "f16", texts, 0)

@@ -6,12 +6,16 @@ The accepted rows must be those of a run without either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 from random import Random
 
+import effort
 import numpy as np
 import pytest
 from backends.levels import OF_KERNELS
+from cuda_emulator import emulated
+from present import computing
 
 from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, Program, TensorData
@@ -37,17 +41,39 @@ def conv_case(cols: int, taps: int) -> Case:
     return case.returns(case.graph.conv_silu(case.rows(cols), case.vector(cols * taps), state))
 
 
+EMULATED = "emulated CUDA"
+GPUS = [name for name in computing() if name != "cpu"] + [EMULATED] * bool(emulated.COMPILER)
+KERNELS = [*OF_KERNELS, *GPUS]
+ODD_KEYS = "one head"  # a case whose keys GPUs cannot run
+
 CASES = [
     *(case for op in OPS.values() if op.rollback for case in op.cases()),
     conv_case(700, 9),
     conv_case(33, 2),
-    delta_case("one head", DeltaShape(1, 1, 20, 48), (75, 1), pace=0.1),
+    delta_case(ODD_KEYS, DeltaShape(1, 1, 20, 48), (75, 1), pace=0.1),
 ]
-BACKENDS = ["ref", *OF_KERNELS]
 
 
 def create(name: str) -> Backend:
+    if name == EMULATED:
+        return emulated.backend(batch_invariant=True)
+    if name in GPUS:
+        return api.create(name, options={"batch_invariant": "true"})
     return api.create(name) if name == "ref" else api.create("cpu", 2, {"level": name})
+
+
+def on_backends(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with each case on the backends that can run it."""
+    runs = [
+        pytest.param(case, name, marks=pytest.mark.every if is_slow(case, name) else ())
+        for case, name in product(CASES, names)
+        if case.name != ODD_KEYS or name not in GPUS
+    ]
+    return pytest.mark.parametrize(("case", "name"), runs, ids=lambda x: getattr(x, "name", x))
+
+
+def is_slow(case: Case, name: str) -> bool:
+    return name == EMULATED and case.name not in ("ragged", "grouped", "48x4")
 
 
 def program_of(case: Case, graph: Graph, backend: Backend) -> Program:
@@ -120,11 +146,11 @@ def speculated(case: Case, backend: Backend, seed: int, rollback: int = CHUNK) -
     return found
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@on_backends(["ref", *KERNELS])
 def test_rejected_rows_change_no_bit(case: Case, name: str) -> None:
     want = plain(case, create(name))
-    for seed, rollback in enumerate((CHUNK, CHUNK, 8, 1)):
+    rows = (CHUNK, 8) if name == EMULATED and not effort.EVERY else (CHUNK, CHUNK, 8, 1)
+    for seed, rollback in enumerate(rows):
         got = speculated(case, create(name), seed, rollback)
         if name == "ref":  # its plain form is the recurrence; numpy splits products by their sizes
             assert np.abs(got - want).max() <= TOLERANCE * np.abs(want).max()
@@ -132,8 +158,7 @@ def test_rejected_rows_change_no_bit(case: Case, name: str) -> None:
             np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("name", OF_KERNELS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@on_backends(KERNELS)
 def test_kernels_with_rollback_agree_with_the_reference(case: Case, name: str) -> None:
     got, want = (speculated(case, create(backend), 5) for backend in (name, "ref"))
     assert np.linalg.norm(got - want) <= TOLERANCE * np.linalg.norm(want)

@@ -55,7 +55,10 @@ class CudaKernels(GpuKernels):
     name = "cuda"
     kernel_set = CUDA_KERNELS
     capabilities = Capabilities(
-        BackendKind.DEVICE, holds_fused_inputs=True, parallel_uploads=PARALLEL_UPLOADS
+        BackendKind.DEVICE,
+        holds_fused_inputs=True,
+        rollback=True,
+        parallel_uploads=PARALLEL_UPLOADS,
     )
 
 

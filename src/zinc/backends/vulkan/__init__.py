@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 
 from zinc.backends.api import wants_batch_invariance
-from zinc.backends.capabilities import DeviceInfo, DeviceKind, Roofline
+from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
 from zinc.backends.vulkan import limits, shaders
 from zinc.backends.vulkan.device import Device, open_device
 from zinc.backends.vulkan.host import VulkanHost
@@ -44,6 +44,7 @@ def host_of(device: Device) -> VulkanHost:
 class VulkanKernels(GpuKernels):
     name = "vulkan"
     kernel_set = SLANG_KERNELS
+    capabilities = Capabilities(BackendKind.DEVICE, rollback=True)
 
 
 class VulkanBackend(VulkanKernels, GpuBackend):

@@ -347,6 +347,9 @@ class DeltaRuleArguments(Struct):
     decay_bias: Floats
     state: Floats
     y: Bytes
+    arrived: Annotated[
+        Uints, "[sequences, key heads]: workgroups that have read its rows; 0 between steps"
+    ]
     qkv_stride: U32
     alpha_stride: U32
     beta_stride: U32

@@ -9,12 +9,15 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
+from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.values import RecurrentState, Weight
 
 CONV_THREADS = 128
 CONV_COLS = 32  # equals COLS in kernels/conv_silu.slang
 DELTA_COLS = 16
-DELTA_ROWS = 16  # tokens whose keys and queries are staged in shared memory together
+# Tokens whose keys and queries are staged in shared memory together: a chunk, so that the state is
+# known at the end of each.
+DELTA_ROWS = CHUNK
 
 
 @lowers("conv_silu")
@@ -32,8 +35,9 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         cols=x.cols,
         slot_floats=state.floats,
     )
-    taps = int(launch.attributes["taps"])
-    kernel = KernelVariant("conv_silu", (("TAPS", taps), ("THREADS", CONV_THREADS)))
+    taps, rollback = int(launch.attributes["taps"]), int(launch.attributes.get("rollback", 0))
+    defines = (("ROLLBACK", rollback), ("TAPS", taps), ("THREADS", CONV_THREADS))
+    kernel = KernelVariant("conv_silu", defines)
     return [Dispatch(kernel, arguments, (ceil_div(x.cols, CONV_COLS), bucket.sequences, 1))]
 
 
@@ -46,7 +50,9 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     if k_dim % 16:
         raise NotImplementedError(f"keys of {k_dim} columns are not a multiple of 16 wide")
-    n_rows = 1 if bucket.tokens == 1 and not at.features.batch_invariant else DELTA_ROWS
+    rollback = int("rollback" in attrs)
+    is_one_row = bucket.tokens == 1 and not (at.features.batch_invariant or rollback)
+    n_rows = 1 if is_one_row else DELTA_ROWS
     shared = n_rows * (8 * k_dim + 4 * DELTA_COLS + 8)  # keys and queries, values, gates
     if shared > at.features.shared_bytes:
         raise NotImplementedError(
@@ -59,6 +65,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ("COLS", DELTA_COLS),
             ("GROUPED", attrs["grouped"]),
             ("K_DIM", k_dim),
+            ("ROLLBACK", rollback),
             ("ROWS", n_rows),
             ("SHARE", 8 if k_dim % 32 == 0 else 4),
             ("VECTORS", in_vectors(at, qkv)),
@@ -74,6 +81,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         decay_bias=at.vector(decay_bias),
         state=at.recurrent(state),
         y=at.ref(y),
+        arrived=at.counters.take(attrs["n_k_heads"] * bucket.sequences) if rollback else 0,
         qkv_stride=qkv.stride,
         alpha_stride=alpha.stride,
         beta_stride=beta.stride,

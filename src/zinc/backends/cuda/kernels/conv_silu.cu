@@ -1,6 +1,8 @@
 // SiLU of a causal convolution along each sequence (group.y), for each column by itself. COLS
 // columns (group.x) go through the rows ROWS at a time, so that y may overwrite x. The state holds
 // the last TAPS - 1 rows of x, oldest first.
+//   ROLLBACK  if not 0, the state is a ring of TAPS - 1 + ROLLBACK rows by their position, so that
+//             a sequence can be set back by that many rows
 
 #include "arguments.h"
 
@@ -12,6 +14,7 @@ using Arguments = ConvSiluArguments;
 #define COLS 32
 #define ROWS 32
 #define SIDE (THREADS / COLS) // rows that threads handle at once
+#define RING (TAPS - 1 + ROLLBACK)
 
 SHARED float line[ROWS + TAPS - 1][COLS];
 
@@ -28,11 +31,17 @@ KERNEL(conv_silu, Arguments)
     uint source = min(col, args.cols - 1); // past the last column nothing is stored
 
     float* state = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;
-    bool fresh = positionOf(args.step, at) == 0;
+    uint position = positionOf(args.step, at);
     float taps[TAPS];
     UNROLL for (uint t = 0; t < TAPS; t++) taps[t] = args.weight[source * TAPS + t];
     for (uint t = side; t < TAPS - 1; t += SIDE)
-        line[t][c] = fresh ? 0.0f : state[t * args.cols + source];
+#if ROLLBACK
+        line[t][c] = position + t < TAPS - 1
+            ? 0.0f
+            : state[(position + t - (TAPS - 1)) % RING * args.cols + source];
+#else
+        line[t][c] = position == 0 ? 0.0f : state[t * args.cols + source];
+#endif
 
     for (; at < end; at += ROWS)
     {
@@ -46,12 +55,21 @@ KERNEL(conv_silu, Arguments)
             UNROLL for (uint t = 0; t < TAPS; t++) sum += taps[t] * line[i + t][c];
             if (inside)
                 ((float*)(args.y + uint64_t(at + i) * args.y_stride))[col] = sum * sigmoid(sum);
+#if ROLLBACK
+            if (inside && at + i + RING >= end)
+                state[(position + i) % RING * args.cols + col] = line[TAPS - 1 + i][c];
+#endif
         }
         __syncthreads();
         if (side == 0)
             for (uint t = 0; t < TAPS - 1; t++) line[t][c] = line[n + t][c];
         __syncthreads();
+#if ROLLBACK
+        position += n;
+#endif
     }
+#if !ROLLBACK
     if (side == 0 && inside)
         for (uint t = 0; t < TAPS - 1; t++) state[t * args.cols + col] = line[t][c];
+#endif
 }

@@ -2,7 +2,7 @@
 // one value head (group.x) of one sequence (group.z) stay in registers. SHARE lanes share a column:
 // each has every SHARE-th float4 of its rows. q and k are normalised into shared memory, ROWS
 // tokens at a time, while the next tokens are prefetched. The state is S transposed, [value heads,
-// V_DIM, K_DIM].
+// V_DIM, K_DIM]; with ROLLBACK, that of delta_rows.cuh.
 
 #include "arguments.h"
 
@@ -11,6 +11,7 @@ using Arguments = DeltaRuleArguments;
 #include "step.cuh"
 #include "activation.cuh"
 #include "decay.cuh"
+#include "delta_rows.cuh"
 #include "floats.cuh"
 
 #define THREADS (COLS * SHARE)
@@ -35,18 +36,15 @@ struct LoadedRows
     float alpha, beta;
 };
 
-/// Loads rows from `at` on. Rows past `end` - 1 repeat it.
-DEVICE LoadedRows loadRows(ARGS, uint at, uint end, uint3 group, uint thread)
+/// Loads the rows of `span` from `at` on. Past its end, the last row is loaded again.
+DEVICE LoadedRows loadRows(const Span& span, int at, uint3 group, uint thread)
 {
-    uint head = group.x, k_cols = args.n_k_heads * K_DIM;
-    uint k_head
-        = GROUPED != 0 ? head / (args.n_v_heads / args.n_k_heads) : head % args.n_k_heads;
+    uint head = group.x, k_head = keyHeadOf(span.args, head);
     LoadedRows rows;
     UNROLL for (uint j = 0; j < HEADS_EACH; j++)
     {
-        uint i = j * EIGHTS + thread / 8, row = min(at + i / 2, end - 1);
-        uint8_t* x = rowAt(args.qkv, row, args.qkv_stride)
-            + (4 * (i % 2 * k_cols + k_head * K_DIM) + 16 * (thread % 8));
+        uint i = j * EIGHTS + thread / 8;
+        uint8_t* x = headAt(span, span.within(at + int(i / 2)), i % 2, k_head) + 16 * (thread % 8);
         UNROLL for (uint e = 0; e < EIGHTH; e++)
         {
             rows.heads[j][e] = 0;
@@ -56,14 +54,12 @@ DEVICE LoadedRows loadRows(ARGS, uint at, uint end, uint3 group, uint thread)
     }
     UNROLL for (uint j = 0; j < VALUES_EACH; j++)
     {
-        uint i = j * THREADS + thread, row = min(at + i / COLS, end - 1);
-        uint col = min(group.y * COLS + i % COLS, V_DIM - 1);
-        float* x = (float*)rowAt(args.qkv, row, args.qkv_stride);
-        rows.values[j] = x[2 * k_cols + head * V_DIM + col];
+        uint i = j * THREADS + thread, col = min(group.y * COLS + i % COLS, V_DIM - 1);
+        rows.values[j] = valueAt(span, span.within(at + int(i / COLS)), head, col);
     }
-    uint row = min(at + thread, end - 1);
-    rows.alpha = ((float*)(args.alpha + uint64_t(row) * args.alpha_stride))[head];
-    rows.beta = ((float*)(args.beta + uint64_t(row) * args.beta_stride))[head];
+    float2 gate = gatesAt(span, span.within(at + int(thread)), head);
+    rows.alpha = gate.x;
+    rows.beta = gate.y;
     return rows;
 }
 
@@ -100,24 +96,30 @@ KERNEL(delta_rule, Arguments)
 {
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
     const uint thread = threadIdx.x;
-    uint head = group.x, sequence = group.z, at = 0, end = 1;
+    uint head = group.x, sequence = group.z, begin = 0, end = 1;
     if (args.is_one_token == 0)
     {
         if (sequence >= args.step->sequences) return;
-        at = args.step->seq_start[sequence];
+        begin = args.step->seq_start[sequence];
         end = args.step->seq_start[sequence + 1];
-        if (at == end) return;
+        if (begin == end) return;
     }
     uint share = thread % SHARE, c = thread / SHARE, col = group.y * COLS + c;
     bool inside = col < V_DIM;
     uint source = min(col, V_DIM - 1); // past the last column nothing is stored
-    LoadedRows rows = loadRows(args, at, end, group, thread);
+    float* slot = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;
+    Span span = spanOf(args, slot, begin, end);
+    LoadedRows rows = loadRows(span, span.start, group, thread);
     float decay = args.decay[head], bias = args.decay_bias[head];
 
-    float4* state = (float4*)(args.state
-        + uint64_t(args.step->state_slot[sequence]) * args.slot_floats
-        + ((head * V_DIM + source) * K_DIM + 4 * share));
-    bool fresh = positionOf(args.step, at) == 0;
+    uint first = (head * V_DIM + source) * K_DIM + 4 * share;
+#if ROLLBACK
+    float4* state = (float4*)(span.halfOf(span.chunk) + first);
+    bool fresh = span.chunk == 0;
+#else
+    float4* state = (float4*)(slot + first);
+    bool fresh = positionOf(args.step, begin) == 0;
+#endif
     float4 s[FOURS];
     UNROLL for (uint i = 0; i < FOURS; i++) s[i] = loadAligned<16>(state + i * SHARE);
     if (fresh)
@@ -125,13 +127,13 @@ KERNEL(delta_rule, Arguments)
         UNROLL for (uint i = 0; i < FOURS; i++) s[i] = 0;
     }
 
-    for (; at < end; at += ROWS)
+    for (int at = span.start; at < span.end; at += ROWS)
     {
-        uint n = min(ROWS, end - at);
+        uint n = min(ROWS, span.end - at);
         __syncthreads();
         stageRows(rows, decay, bias, thread);
         __syncthreads();
-        if (at + ROWS < end) rows = loadRows(args, at + ROWS, end, group, thread);
+        if (at + ROWS < span.end) rows = loadRows(span, at + ROWS, group, thread);
 
         for (uint t = 0; t < n; t++)
         {
@@ -154,10 +156,24 @@ KERNEL(delta_rule, Arguments)
             }
             float y = sum.x + sum.y + sum.z + sum.w;
             UNROLL for (uint m = 1; m < SHARE; m *= 2) y += shuffleXor<SHARE>(y, m);
-            if (share == 0 && inside)
-                ((float*)(args.y + uint64_t(at + t) * args.y_stride))[head * V_DIM + col] = y;
+            int row = at + int(t);
+            if (share == 0 && inside && row >= span.begin)
+                ((float*)(args.y + uint64_t(row) * args.y_stride))[head * V_DIM + col] = y;
         }
+#if ROLLBACK
+        uint next = span.chunkOf(at + ROWS);
+        if (n == CHUNK && next + 1 >= span.last && inside)
+        {
+            state = (float4*)(span.halfOf(next) + first);
+            UNROLL for (uint i = 0; i < FOURS; i++)
+                storeAligned<16>(state + i * SHARE, s[i]);
+        }
+#endif
     }
+#if ROLLBACK
+    keepRows(span, group, thread);
+#else
     if (!inside) return;
     UNROLL for (uint i = 0; i < FOURS; i++) storeAligned<16>(state + i * SHARE, s[i]);
+#endif
 }

@@ -3,7 +3,7 @@
 The delta rule goes in chunks on tensor cores: the first kernel makes the matrices of all chunks in
 parallel, the second goes through the chunks of each sequence (kernels/delta_chunk.cuh). The
 convolution goes in blocks of rows, of which a first kernel saves the rows before each block
-(kernels/conv_block.cuh).
+(kernels/conv_block.cuh). States that can be set back go token by token.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
 @lowers("conv_silu")
 def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `conv_silu`."""
-    taps = int(launch.attributes["taps"])
-    if not _has_many(bucket) or taps > CONV_ROWS // 8:
+    attrs = launch.attributes
+    taps = int(attrs["taps"])
+    if not _has_many(bucket) or taps > CONV_ROWS // 8 or "rollback" in attrs:
         return recurrent.conv_silu(launch, at, bucket)
     x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
@@ -69,6 +70,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     shared_bytes = SCAN_STAGES * (key_bytes + value_bytes)
     if (
         not _has_many(bucket)
+        or "rollback" in attrs
         or at.features.batch_invariant
         or k_dim % WARP_COLS
         or k_dim > MAX_K_DIM
