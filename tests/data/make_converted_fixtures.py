@@ -10,6 +10,7 @@ file stores without loss in half the space.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import tempfile
@@ -23,9 +24,27 @@ import torch
 import transformers
 
 FOLDER = Path(__file__).parent / "fixtures"
-VOCAB, TOKENS, WINDOW = 96, 48, 16
+VOCAB, TOKENS, WINDOW = 96, 40, 16
 SLIDING, FULL = "sliding_attention", "full_attention"
 PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+# For families whose heads have hidden_size / num_attention_heads dimensions.
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+GEMMA4: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 4096,
+}
+SCALES = {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 3.0,
+}
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -33,8 +52,9 @@ def model(family: str, **config: Any) -> torch.nn.Module:
     """Return a random model of class {family}ForCausalLM; `config` overrides sizes."""
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 64,
+        "hidden_size": 32,
+        "head_dim": 16,
+        "intermediate_size": 32,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -43,9 +63,11 @@ def model(family: str, **config: Any) -> torch.nn.Module:
         "bos_token_id": 1,
         "eos_token_id": 2,
         "attn_implementation": "eager",
+        "tie_word_embeddings": True,
     }
-    kind = getattr(transformers, f"{family}Config")
-    made = getattr(transformers, f"{family}ForCausalLM")(kind(**sizes | config)).eval()
+    text = "Text" if family == "Gemma4" else ""
+    kind = getattr(transformers, f"{family}{text}Config")
+    made = getattr(transformers, f"{family}ForCausalLM")(kind(**sizes | config)).eval().float()
     randomise(made)
     return made
 
@@ -53,27 +75,142 @@ def model(family: str, **config: Any) -> torch.nn.Module:
 def randomise(model: torch.nn.Module) -> None:
     """Fill all parameters, and the buffers that a file stores, with random float16 numbers."""
     generator = torch.Generator().manual_seed(1)
-    stored = model.state_dict()
+    is_gemma4 = type(model).__name__.startswith("Gemma4")
+    filled = set()
     with torch.no_grad():
-        for name, tensor in stored.items():
+        for name, tensor in model.state_dict().items():
+            if tensor.data_ptr() in filled:
+                continue  # a tied head
+            filled.add(tensor.data_ptr())
             noise = torch.randn(tensor.shape, generator=generator)
-            if "norm" in name and name.endswith("weight"):
+            if name.endswith(("layer_scalar", "scale")) or ("norm" in name and "weight" in name):
                 noise = 1.0 + 0.3 * noise
             elif tensor.dim() < 2:
                 noise = 0.3 * noise
             else:
                 noise = noise * (0.5 if "embed" in name else 1 / math.sqrt(tensor.shape[-1]))
+            if is_gemma4 and name.endswith(("q_norm.weight", "k_norm.weight")):
+                noise = 0.5 * noise  # scores are not divided by the size of heads
             tensor.copy_(noise.half())
 
 
 FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
-    "olmo2": lambda: model("Olmo2"),
+    "dots1": lambda: model(
+        "Dots1",
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        scoring_func="sigmoid",
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+    ),
+    "ernie4_5": lambda: model("Ernie4_5", num_hidden_layers=2),
+    "ernie4_5moe": lambda: model(
+        "Ernie4_5_Moe",
+        intermediate_size=64,  # the converter takes the width of shared experts to be half of it
+        moe_intermediate_size=32,
+        moe_num_experts=4,
+        moe_k=2,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=1,
+        moe_layer_end_index=2,
+    ),
+    "exaone4": lambda: model(
+        "Exaone4", num_hidden_layers=4, sliding_window=WINDOW, sliding_window_pattern=4
+    ),
+    "exaonemoe": lambda: model(
+        "ExaoneMoe",
+        num_hidden_layers=4,
+        sliding_window=WINDOW,
+        sliding_window_pattern=4,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        scoring_func="sigmoid",
+        first_k_dense_replace=2,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.5,
+    ),
+    "gemma4e": lambda: model(
+        "Gemma4",
+        **GEMMA4,
+        num_hidden_layers=12,
+        layer_types=([SLIDING] * 5 + [FULL]) * 2,
+        num_kv_shared_layers=4,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=512,
+    ),
+    "gemma4moe": lambda: model(
+        "Gemma4",
+        **GEMMA4,
+        num_hidden_layers=6,
+        layer_types=[SLIDING] * 5 + [FULL],
+        num_kv_shared_layers=0,
+        hidden_size_per_layer_input=0,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=64,
+    ),
+    "granite": lambda: model("Granite", num_hidden_layers=2, **HEADS, **SCALES),
+    "granitemoe": lambda: model(
+        "GraniteMoeShared",
+        num_hidden_layers=2,
+        shared_intermediate_size=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **HEADS,
+        **SCALES,
+    ),
+    "hunyuan": lambda: model("HunYuanDenseV1", num_hidden_layers=2),
+    "hunyuanmoe": lambda: model(
+        "HunYuanMoEV1",
+        num_hidden_layers=2,
+        num_experts=4,
+        moe_topk=[2, 2],
+        moe_intermediate_size=[32, 32],
+        num_shared_expert=[1, 1],
+    ),
+    "mellum": lambda: model(
+        "Mellum",
+        num_hidden_layers=2,
+        sliding_window=WINDOW,
+        layer_types=[SLIDING, FULL],
+        rope_parameters={SLIDING: PLAIN, FULL: YARN},
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+    ),
+    "minimaxm2": lambda: model(
+        "MiniMaxM2",
+        num_hidden_layers=2,
+        rotary_dim=8,
+        rope_parameters=PLAIN | {"partial_rotary_factor": 0.5},
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    ),
+    "olmo2": lambda: model("Olmo2", **HEADS),
     "olmo3": lambda: model(
         "Olmo3",
+        **HEADS,
         sliding_window=WINDOW,
         layer_types=[SLIDING, SLIDING, FULL],
         rope_parameters={SLIDING: PLAIN | {"rope_theta": 20000.0}, FULL: YARN},
     ),
+    "olmoe": lambda: model(
+        "Olmoe", num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, **HEADS
+    ),
+    "seedoss": lambda: model("SeedOss", num_hidden_layers=2),
+    "smollm3": lambda: model("SmolLM3", num_hidden_layers=4, no_rope_layer_interval=4, **HEADS),
 }
 
 
@@ -83,16 +220,34 @@ def logits(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
     return out.logits[0].float().numpy()
 
 
+def set_vocab(converter: Any) -> None:
+    """Copy the tokenizer of another fixture if it fits; otherwise the file gets none."""
+    import gguf
+
+    fields = gguf.GGUFReader(FOLDER / "llama.gguf").fields
+    if len(fields["tokenizer.ggml.tokens"].data) != converter.hparams["vocab_size"]:
+        return
+    for name, field in fields.items():
+        if name.startswith("tokenizer."):
+            kinds = [*field.types, None]
+            converter.gguf_writer.add_key_value(name, field.contents(), kinds[0], kinds[1])
+
+
 def convert(model: torch.nn.Module, target: Path) -> None:
-    """Write `model` to a GGUF file without a tokenizer."""
+    """Write `model` to a GGUF file."""
     from conversion import ModelBase, get_model_class  # of llama.cpp
     from gguf import LlamaFileType
 
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
+        # The converter counts its tokens only.
+        tokens = {"vocab": {str(i): i for i in range(model.config.vocab_size)}}
+        (Path(folder) / "tokenizer.json").write_text(
+            json.dumps({"model": tokens, "added_tokens": []})
+        )
         config = ModelBase.load_hparams(Path(folder), False)
         kind = get_model_class(config["architectures"][0])
-        with patch.object(kind, "set_vocab", lambda self: None):
+        with patch.object(kind, "set_vocab", set_vocab):
             kind(Path(folder), LlamaFileType.MOSTLY_F16, target, model_name=target.stem).write()
 
 
@@ -100,6 +255,6 @@ if __name__ == "__main__":
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
     for name in sys.argv[2:] or FAMILIES:
         made = FAMILIES[name]()
-        ids = np.random.default_rng(5).integers(0, VOCAB, TOKENS).astype(np.int32)
+        ids = np.random.default_rng(5).integers(0, made.config.vocab_size, TOKENS).astype(np.int32)
         convert(made, FOLDER / f"{name}.gguf")
         np.savez_compressed(FOLDER / f"{name}.npz", tokens=ids, logits=logits(made, ids))

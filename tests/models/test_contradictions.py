@@ -105,7 +105,7 @@ def test_an_error_names_both_shapes(name: str) -> None:
             (tensor.shape[0] * 2, *tensor.shape[1:]),
             (1, 1, *tensor.shape),
         ):
-            if tensor.name == "token_embd.weight" and len(shape) == 2 and shape[1] == 64:
+            if tensor.name == "token_embd.weight" and shape[1:] == tuple(tensor.shape[1:]):
                 continue  # its rows are the vocabulary, which another tensor contradicts
             with pytest.raises(ModelError) as caught:
                 load(changed(file, {tensor.name: replace(tensor, shape=shape)}))
@@ -204,6 +204,11 @@ REQUIRED = [
     ("qwen3yarn", "rope.scaling.factor"),
     ("phi3long", "rope.scaling.attn_factor"),
     ("phi3long", "rope.scaling.original_context_length"),
+    ("granite", "logit_scale"),
+    ("dots1", "expert_gating_func"),
+    ("exaonemoe", "expert_weights_scale"),
+    ("exaonemoe", "attention.sliding_window"),
+    ("minimaxm2", "rope.dimension_count"),
     ("llama", "attention.layer_norm_rms_epsilon"),
     ("llama", "context_length"),
 ]
@@ -230,6 +235,7 @@ DEFAULTS = [
     ("qwen35moe", "expert_shared_feed_forward_length"),
     ("qwen3moe", "expert_feed_forward_length"),
     ("deepseek2v3", "expert_gating_func"),
+    ("exaone4", "attention.sliding_window_pattern"),
     ("gptoss", "rope.scaling.yarn_beta_fast"),
     ("gemma3long", "rope.scaling.type"),  # a factor alone is linear
 ]
@@ -267,3 +273,16 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused() -> None:
     small = {"token_embd.weight": replace(table, shape=(rows, table.shape[1]))}
     with pytest.raises(ModelError, match=f"rows for {rows:,}"):
         load(changed(file, small))
+
+
+def test_a_key_switches_rope_off() -> None:
+    file = opened("granite")
+    assert load(file)[0].ropes()
+    off = changed(file, keys={"granite.rope.scaling.finetuned": False})
+    assert not load(off)[0].ropes()
+
+
+def test_alternating_dense_layers_are_refused() -> None:
+    keys = {"ernie4_5-moe.interleave_moe_layer_step": 2}
+    with pytest.raises(UnsupportedError, match="dense layers alternate"):
+        load(changed(opened("ernie4_5moe"), keys=keys))

@@ -1,4 +1,7 @@
-"""Model architectures, one file each, named after `general.architecture`."""
+"""Model architectures, one file each, named after `general.architecture`.
+
+In the name of a file, `_` stands for a hyphen and `__` for an underscore.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +39,15 @@ class Architecture(Protocol):
 def architectures() -> list[str]:
     """Return the names of all supported architectures, sorted."""
     files = (m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
-    return sorted(name.replace("_", "-") for name in files)
+    return sorted(name.replace("__", "*").replace("_", "-").replace("*", "_") for name in files)
 
 
 def architecture(name: str) -> Architecture:
     """Return an architecture by name. Raises KeyError if zinc does not support it."""
     if name not in architectures():
         raise KeyError(name)
-    module = importlib.import_module(f"zinc.models.{name.replace('-', '_')}")
-    return cast(Architecture, module)
+    file = name.replace("_", "__").replace("-", "_")
+    return cast(Architecture, importlib.import_module(f"zinc.models.{file}"))
 
 
 def load(

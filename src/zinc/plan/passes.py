@@ -7,7 +7,7 @@ test compares them. A pass looks at structure only, never at the name of a model
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
@@ -135,8 +135,11 @@ class _Heads:
         return self.norm.input("weight") if self.norm else None
 
 
-def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
-    """Fuse per-head norm, RoPE and the cache write of each attention into one node."""
+def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[int]) -> list[Node]:
+    """Fuse per-head norm, RoPE and the cache write of each attention into one node.
+
+    A RoPE that a norm follows becomes such a node by itself. New values take their ids from `ids`.
+    """
     made, used = producers(nodes), uses(nodes, output)
 
     def unwrap(value: Value, op: str) -> tuple[Value, Node | None]:
@@ -164,7 +167,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
 
     stores = {_cache(node): node for node in nodes if node.op == "kv_store"}
     dropped: set[int] = set()
-    prepares: dict[int, Node] = {}  # the rope_store before each attention, by id(attention)
+    prepared: dict[int, list[Node]] = {}  # each attention and the rope_store before it, by id
     for node in nodes:
         if node.op != "attention":
             continue
@@ -175,14 +178,15 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None) -> list[Node]:
             k, v = heads(store.rows("k"), state.head_dim), values(store.input("v"))
             dropped.add(id(store))
         dropped |= {id(n) for part in (q, k, v) if part is not None for n in part.nodes}
-        prepares[id(node)] = _rope_store(node, state, q, k, v)
+        store = _rope_store(node, state, q, k, v)
+        if not q.nodes:  # the attention reads the queries as they are
+            store = replace(store, outputs=(replace(q.rows, id=next(ids)),))
+        prepared[id(node)] = [store, node.with_input("q", store.outputs[0])]
     result: list[Node] = []
     for node in nodes:
-        if id(node) in prepares:
-            result.append(prepares[id(node)])
         if id(node) not in dropped:
-            result.append(node)
-    return result
+            result.extend(prepared.get(id(node), [node]))
+    return [_rope_alone(node) if node.op == "rope" else node for node in result]
 
 
 def _cache(node: Node) -> KVState:
@@ -190,6 +194,22 @@ def _cache(node: Node) -> KVState:
     found = node.input("cache")
     assert isinstance(found, KVState)
     return found
+
+
+def _rope_alone(node: Node) -> Node:
+    """Return the rope_store that rotates the heads of a rope node and stores nothing."""
+    (out,), head_dim = node.outputs, int(node.attrs["head_dim"])
+    attrs = {
+        "n_heads": out.cols // head_dim,
+        "n_kv_heads": 1,
+        "head_dim": head_dim,
+        "rope_dims": int(node.attrs["rope_dims"]),
+        "neox": int(node.attrs["neox"]),
+        "eps": 0.0,
+        "v_norm": 0,
+    }
+    inputs = (node.rows("x"), None, None, node.rows("table"), None, None, None)
+    return replace(node, op="rope_store", inputs=inputs, attrs=MappingProxyType(attrs))
 
 
 def _rope_store(
@@ -224,13 +244,14 @@ def choose_row_formats(
     output: Value | None,
     row_format: RowFormatOf,
     stores: Stores,
-    next_id: int,
+    ids: Iterator[int],
 ) -> list[Node]:
     """Store the rows that products read in the formats that their kernels need.
 
     The producer of the rows stores them in that format if it can and no node needs them in float32.
     Otherwise a quantize node converts them. A selection of rows copies them in the same format.
-    Raises UnsupportedError for a product whose weights need rows in different formats.
+    Raises UnsupportedError for a product whose weights need rows in different formats. New values
+    take their ids from `ids`.
     """
     made, used = producers(nodes), uses(nodes, output)
     wanted: dict[int, Counter[RowFormat]] = {}
@@ -266,8 +287,7 @@ def choose_row_formats(
             stored[value.id, RowFormat.F32] = value
             for format in formats:
                 if format is not RowFormat.F32:
-                    out = replace(value, id=next_id, format=format)
-                    next_id += 1
+                    out = replace(value, id=next(ids), format=format)
                     stored[value.id, format] = out
                     casts.append(Node("quantize", (value,), (out,), label=node.label))
         inputs = tuple(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from types import MappingProxyType
 
 from zinc.backends.api import Kernels
@@ -114,12 +115,13 @@ def _part(
         return backend.row_format(weight.type)
 
     nodes: list[Node] = list(given)
+    ids = count(next_id)
     if fuse:
         nodes = passes.fuse_residual(nodes, output)
         nodes = passes.fuse_glu(nodes, output, row_format)
         nodes = passes.fuse_siblings(nodes, output, row_format)
-        nodes = passes.fuse_rope_store(nodes, output)
-    nodes = passes.choose_row_formats(nodes, output, row_format, backend.stores, next_id)
+        nodes = passes.fuse_rope_store(nodes, output, ids)
+    nodes = passes.choose_row_formats(nodes, output, row_format, backend.stores, ids)
     passes.check(nodes, output)
     nodes, views = passes.resolve_views(nodes)
     held: dict[int, int] = {}

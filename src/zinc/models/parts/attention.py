@@ -26,15 +26,9 @@ def attention(layer: Layer, x: Value) -> Value:
         w.ignore("attn_k", "attn_v", "attn_k_norm")
         k, v = None, None
         cache_name = f"blk.{a.kv_layer}"
-    if a.qk_norm:
-        q = _normalised(layer, q, "attn_q_norm")
-        if k is not None:
-            k = _normalised(layer, k, "attn_k_norm")
-    if a.rope is not None:
-        table = layer.ropes.get(g, a.rope)
-        q = g.rope(q, table, head_dim=a.head_dim, neox=a.rope.neox)
-        if k is not None:
-            k = g.rope(k, table, head_dim=a.head_dim, neox=a.rope.neox)
+    q = _prepared(layer, q, "attn_q_norm")
+    if k is not None:
+        k = _prepared(layer, k, "attn_k_norm")
     state = KVState(cache_name, a.n_kv_heads, a.head_dim, a.head_dim_v, a.window)
     if k is not None and v is not None:
         g.kv_store(k, v, state)
@@ -43,6 +37,20 @@ def attention(layer: Layer, x: Value) -> Value:
     if gate is not None:
         o = g.gate(o, gate)
     return layer.linear(o, "attn_output", spec.hidden, a.n_heads * a.head_dim_v)
+
+
+def _prepared(layer: Layer, x: Value, norm: str) -> Value:
+    """Return queries or keys x after norm and RoPE, in the order of the layer.
+
+    norm: name of the weight.
+    """
+    a = layer.attention
+    if a.qk_norm and not a.late_norm:
+        x = _normalised(layer, x, norm)
+    if a.rope is not None:
+        table = layer.ropes.get(layer.g, a.rope)
+        x = layer.g.rope(x, table, head_dim=a.head_dim, neox=a.rope.neox)
+    return _normalised(layer, x, norm) if a.qk_norm and a.late_norm else x
 
 
 def _normalised(layer: Layer, x: Value, name: str) -> Value:

@@ -64,7 +64,7 @@ def block(layer: Layer, x: Value, *, mixer: Mixer, mlp: Mlp | None) -> Value:
     h = mixer(layer, layer.norm(x, "attn_norm") if spec.pre_norms else x)
     if spec.post_norms:
         h = layer.norm(h, "post_attention_norm")
-    x = g.add(h, x)
+    x = layer.residual(h, x)
     if mlp is None:
         return x
     return mlp(layer, layer.norm(x, spec.mlp_norm) if spec.pre_norms else x, x)

@@ -47,6 +47,12 @@ class Layer:
         """Return the RMS norm of rows x [tokens, hidden] with the weight `name`."""
         return self.g.rms_norm(x, self.w.vector(name, self.spec.hidden), eps=self.spec.eps)
 
+    def residual(self, h: Value, x: Value) -> Value:
+        """Return x + h for the output h [tokens, hidden] of a mixer or an MLP, which is scaled."""
+        if self.spec.residual_scale != 1.0:
+            h = self.g.scale(h, self.spec.residual_scale)
+        return self.g.add(h, x)
+
     def linear(self, x: Value, name: str, rows: int, cols: int | None = None) -> Value:
         """Return rows x [tokens, cols] times matrix `name` [rows, cols], plus its bias if any.
 

@@ -18,7 +18,7 @@ def mlp(layer: Layer, x: Value, residual: Value) -> Value:
     h = gated_mlp(layer, x, spec.ffn)
     if spec.post_norms:
         h = layer.norm(h, "post_ffw_norm")
-    return layer.g.add(h, residual)
+    return layer.residual(h, residual)
 
 
 def gated_mlp(layer: Layer, x: Value, ffn: int) -> Value:

@@ -132,19 +132,22 @@ def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
     routes = _route(layer, e, logits)
     order, starts = g.group_experts(routes, n_experts=e.count)
     if e.shared_ffn:
-        residual = g.add(_shared_experts(layer, e, x), residual)
+        residual = layer.residual(_shared_experts(layer, e, x), residual)
     return g.add(routed_experts(layer, e, x, routes, order, starts), residual)
 
 
 def _route(layer: Layer, e: Experts, logits: Value) -> Value:
-    """Return the chosen experts and their weights for router logits [tokens, experts]."""
+    """Return the chosen experts and their weights for router logits [tokens, experts].
+
+    The weights include the scale of the residual.
+    """
     return layer.g.route(
         logits,
         layer.w.optional_vector("exp_probs_b", e.count, "bias"),
         top_k=e.top_k,
         scoring=e.scoring,
         renormalise=e.renormalise,
-        scale=e.scale,
+        scale=e.scale * layer.spec.residual_scale,
         n_groups=e.n_groups,
         top_groups=e.top_groups,
         group_top=e.group_top,

@@ -18,7 +18,8 @@ class Attention:
     """One attention layer; n_heads / n_kv_heads query heads share each KV head.
 
     window: tokens that a query sees, 0 for all. softcap: cap of the attention scores, 0 for none.
-    qk_norm: RMS norm of every q and k head; with joint_norm, of all heads of a row together.
+    qk_norm: RMS norm of every q and k head; with joint_norm, of all heads of a row together; with
+    late_norm, after RoPE.
     k_is_v: values are the K projection before norm and RoPE; there is no attn_v. v_norm: RMS norm
     without weight on every value head. kv_layer: the layer whose cache this one reads instead of
     having its own. sinks: a learned logit per head in the softmax denominator. gated: attn_q also
@@ -35,6 +36,7 @@ class Attention:
     softcap: float = 0.0
     qk_norm: bool = False
     joint_norm: bool = False
+    late_norm: bool = False
     k_is_v: bool = False
     v_norm: bool = False
     kv_layer: int | None = None
@@ -98,9 +100,9 @@ class ModelSpec:
     n_dense_layers: in a model with experts, the number of leading layers without. n_nextn: blocks
     after the layers that predict further tokens for speculation. mlp_norm: tensor that normalises
     the input of the MLP. pre_norms: the inputs of the mixer and of the MLP are normalised.
-    post_norms: their outputs are normalised before they are added. logit_scale: multiplies the
-    logits. required_tensors: names that every layer must have, though other architectures built
-    from the same parts go without.
+    post_norms: their outputs are normalised before they are added. residual_scale: multiplies these
+    outputs. logit_scale: multiplies the logits. required_tensors: names that every layer must have,
+    though other architectures built from the same parts go without.
 
     plain_context: longer sequences run with other RoPE frequencies (zinc.models.parts.context); 0
     if all run with the same. scaling_is_optional: the RoPE scaling in the file extends a model that
@@ -117,6 +119,7 @@ class ModelSpec:
     attention: tuple[Attention, ...]  # one a layer
     activation: ActivationFn = ActivationFn.SILU
     embed_scale: float = 1.0
+    residual_scale: float = 1.0
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
     experts: Experts | None = None

@@ -194,11 +194,15 @@ class Weights:
         return self.optional_vector(name, cols, "bias")
 
     def _get(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Return a required tensor by its full name. Raises ModelError for another shape."""
+        """Return a required tensor by its full name. Raises ModelError for another shape.
+
+        Some files store a vector as a matrix of one row.
+        """
         tensor = self.file.tensors.get(name)
         if tensor is None:
             raise incomplete(self.file, f"the tensor {name} of shape {list(shape)} is missing")
-        if tuple(tensor.shape) != shape:
+        is_one_row = len(shape) == 1 and tuple(tensor.shape) == (1, *shape)
+        if tuple(tensor.shape) != shape and not is_one_row:
             raise damaged(
                 self.file,
                 f"the tensor {name} has shape {list(tensor.shape)}, "

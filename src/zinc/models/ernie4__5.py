@@ -1,0 +1,12 @@
+"""ERNIE 4.5, dense: a Llama whose RoPE pairs adjacent dimensions without permuted rows."""
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.spec import ModelSpec, dense_spec
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    return dense_spec(file, "ernie4_5", neox=False)
+
+
+build = decoder

@@ -1,0 +1,15 @@
+"""Hunyuan, dense: RMS norm on every q and k head after RoPE."""
+
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.spec import ModelSpec, dense_spec
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    base = dense_spec(file, "hunyuan-dense", neox=True, qk_norm=True)
+    return replace(base, attention=tuple(replace(a, late_norm=True) for a in base.attention))
+
+
+build = decoder

@@ -1,0 +1,24 @@
+"""OLMoE: softmax over all experts, and the chosen weights are not renormalised.
+
+q and k are normalised over all heads together.
+"""
+
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.moe import experts_from
+from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.ops.moe import SOFTMAX
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    base = dense_spec(file, "olmoe", neox=True, qk_norm=True)
+    return replace(
+        base,
+        attention=tuple(replace(a, joint_norm=True) for a in base.attention),
+        experts=experts_from(file, "olmoe", scoring=SOFTMAX, renormalise=False),
+    )
+
+
+build = decoder
