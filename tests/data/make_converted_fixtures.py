@@ -49,7 +49,10 @@ YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embed
 
 
 def model(family: str, **config: Any) -> torch.nn.Module:
-    """Return a random model of class {family}ForCausalLM; `config` overrides sizes."""
+    """Return a random model of class {family}ForCausalLM.
+
+    `config` overrides sizes; None leaves one out.
+    """
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
@@ -67,7 +70,9 @@ def model(family: str, **config: Any) -> torch.nn.Module:
     }
     text = "Text" if family == "Gemma4" else ""
     kind = getattr(transformers, f"{family}{text}Config")
-    made = getattr(transformers, f"{family}ForCausalLM")(kind(**sizes | config)).eval().float()
+    last = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    given = {key: value for key, value in (sizes | config).items() if value is not None}
+    made = getattr(transformers, f"{family}{last}")(kind(**given)).eval().float()
     randomise(made)
     return made
 
@@ -83,7 +88,9 @@ def randomise(model: torch.nn.Module) -> None:
                 continue  # a tied head
             filled.add(tensor.data_ptr())
             noise = torch.randn(tensor.shape, generator=generator)
-            if name.endswith(("layer_scalar", "scale")) or ("norm" in name and "weight" in name):
+            if name.endswith(("layer_scalar", "scale")) or (
+                ("norm" in name or ".ln_" in name) and "weight" in name
+            ):
                 noise = 1.0 + 0.3 * noise
             elif tensor.dim() < 2:
                 noise = 0.3 * noise
@@ -95,6 +102,10 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
+    "cohere2": lambda: model("Cohere2", num_hidden_layers=4, sliding_window=WINDOW, **HEADS),
+    "commandr": lambda: model(
+        "Cohere", num_hidden_layers=2, use_qk_norm=True, model_max_length=256, **HEADS
+    ),
     "dots1": lambda: model(
         "Dots1",
         moe_intermediate_size=32,
@@ -137,6 +148,15 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         topk_group=1,
         routed_scaling_factor=2.5,
     ),
+    "falcon": lambda: model("Falcon", num_hidden_layers=2, num_kv_heads=1, head_dim=None, **HEADS),
+    "falcon40b": lambda: model(
+        "Falcon",
+        num_hidden_layers=2,
+        new_decoder_architecture=True,
+        num_kv_heads=1,
+        head_dim=None,
+        **HEADS,
+    ),
     "gemma4e": lambda: model(
         "Gemma4",
         **GEMMA4,
@@ -160,6 +180,15 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         top_k_experts=2,
         moe_intermediate_size=64,
     ),
+    "gpt2": lambda: model(
+        "GPT2",
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=None,
+        n_positions=64,
+        n_ctx=64,
+    ),
+    "gptneox": lambda: model("GPTNeoX", num_hidden_layers=2, intermediate_size=48, **HEADS),
     "granite": lambda: model("Granite", num_hidden_layers=2, **HEADS, **SCALES),
     "granitemoe": lambda: model(
         "GraniteMoeShared",
@@ -209,8 +238,18 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     "olmoe": lambda: model(
         "Olmoe", num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, **HEADS
     ),
+    "phi2": lambda: model(
+        "Phi", num_hidden_layers=2, intermediate_size=128, **HEADS | {"num_key_value_heads": 2}
+    ),
     "seedoss": lambda: model("SeedOss", num_hidden_layers=2),
     "smollm3": lambda: model("SmolLM3", num_hidden_layers=4, no_rope_layer_interval=4, **HEADS),
+    "stablelm": lambda: model(
+        "StableLm", num_hidden_layers=2, intermediate_size=48, use_qkv_bias=True, **HEADS
+    ),
+    "stablelm12b": lambda: model(
+        "StableLm", num_hidden_layers=2, use_parallel_residual=True, qk_layernorm=True, **HEADS
+    ),
+    "starcoder2": lambda: model("Starcoder2", num_hidden_layers=2, **HEADS),
 }
 
 
@@ -233,22 +272,42 @@ def set_vocab(converter: Any) -> None:
             converter.gguf_writer.add_key_value(name, field.contents(), kinds[0], kinds[1])
 
 
+def with_stacked_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return `tensors` with those of a norm for each head, `norms.{head}`, stacked in one.
+
+    The converter should do that itself and fails.
+    """
+    found, stacks = dict(tensors), {}
+    for name in tensors:
+        if ".norms." in name:
+            stacks.setdefault(name.split(".norms.")[0] + ".weight", []).append(found.pop(name))
+    return found | {name: torch.stack(parts) for name, parts in stacks.items()}
+
+
 def convert(model: torch.nn.Module, target: Path) -> None:
     """Write `model` to a GGUF file."""
     from conversion import ModelBase, get_model_class  # of llama.cpp
     from gguf import LlamaFileType
 
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=with_stacked_norms(model.state_dict()))
         # The converter counts its tokens only.
         tokens = {"vocab": {str(i): i for i in range(model.config.vocab_size)}}
         (Path(folder) / "tokenizer.json").write_text(
             json.dumps({"model": tokens, "added_tokens": []})
         )
         config = ModelBase.load_hparams(Path(folder), False)
+        rope = config.get("rope_parameters") or {}
+        config.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))  # an older name
         kind = get_model_class(config["architectures"][0])
         with patch.object(kind, "set_vocab", set_vocab):
-            kind(Path(folder), LlamaFileType.MOSTLY_F16, target, model_name=target.stem).write()
+            kind(
+                Path(folder),
+                LlamaFileType.MOSTLY_F16,
+                target,
+                model_name=target.stem,
+                hparams=config,
+            ).write()
 
 
 if __name__ == "__main__":

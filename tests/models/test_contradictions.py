@@ -210,6 +210,7 @@ REQUIRED = [
     ("exaonemoe", "attention.sliding_window"),
     ("minimaxm2", "rope.dimension_count"),
     ("llama", "attention.layer_norm_rms_epsilon"),
+    ("starcoder2", "attention.layer_norm_epsilon"),
     ("llama", "context_length"),
 ]
 
@@ -236,6 +237,7 @@ DEFAULTS = [
     ("qwen3moe", "expert_feed_forward_length"),
     ("deepseek2v3", "expert_gating_func"),
     ("exaone4", "attention.sliding_window_pattern"),
+    ("gptneox", "use_parallel_residual"),
     ("gptoss", "rope.scaling.yarn_beta_fast"),
     ("gemma3long", "rope.scaling.type"),  # a factor alone is linear
 ]

@@ -18,8 +18,8 @@ from zinc.cli import support
 from zinc.core.errors import ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architectures, load
-from zinc.models.parts.spec import ModelSpec
-from zinc.ops.values import KVState, RecurrentState
+from zinc.models.parts.spec import ModelSpec, Norm
+from zinc.ops.values import ActivationFn, KVState, RecurrentState
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
 from zinc.testing.parity import every_case, is_for
@@ -76,6 +76,16 @@ FEATURES = {
     "scaled residuals": lambda s: s.residual_scale != 1.0,
     "scaled logits": lambda s: s.logit_scale != 1.0,
     "no norms before mixer and MLP": lambda s: not s.pre_norms,
+    "norms of q and k heads that subtract the mean": lambda s: (
+        s.norm is not Norm.RMS and any(a.qk_norm for a in s.attention)
+    ),
+    "layer norms": lambda s: s.norm is Norm.LAYER,
+    "layer norms with biases": lambda s: s.norm is Norm.LAYER_WITH_BIAS,
+    "attention and MLP of the same rows": lambda s: s.parallel and s.mlp_norm == s.mixer_norm,
+    "a norm each for attention and MLP": lambda s: s.parallel and s.mlp_norm != s.mixer_norm,
+    "an MLP without gate": lambda s: not s.gated_mlp,
+    "the exact GELU": lambda s: s.activation is ActivationFn.GELU_ERF,
+    "learned positions": lambda s: s.learned_positions,
     "gated output": lambda s: any(a.gated for a in s.attention),
     "latent attention": lambda s: any(hasattr(a, "q_rank") for a in s.attention),
     "queries through a rank": lambda s: any(getattr(a, "q_rank", 0) for a in s.attention),

@@ -10,6 +10,7 @@ from zinc.backends import api
 from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
+from zinc.models.parts.spec import Norm
 from zinc.ops.graph import Graph
 from zinc.ops.values import Dim
 from zinc.plan.hidden import hidden_graph
@@ -27,7 +28,8 @@ def test_the_graph_without_its_projection_ends_in_the_final_norm(name):
     plan = make_plan(hidden_graph(graph), backend, max_tokens=8, max_outputs=8)
     assert (plan.output.cols, plan.output.dim) == (spec.hidden, Dim.OUTPUTS)
     last = plan.launches[-1]
-    assert (last.kernel, last.label, last.outputs) == ("rms_norm", "head", (plan.output,))
+    norm = "rms_norm" if spec.norm is Norm.RMS else "layer_norm"
+    assert (last.kernel, last.label, last.outputs) == (norm, "head", (plan.output,))
     assert plan.states == whole.states
     n = len(plan.launches)
     assert [launch.kernel for launch in whole.launches[:n]] == [x.kernel for x in plan.launches]

@@ -48,8 +48,9 @@ class Weight:
 
     `rows_from` lists source rows if the file has them in another order, or if the weight is a part
     of a tensor: then `shape` is that of the tensor, `source` its name, and `name` distinguishes the
-    parts of one tensor. With `transposed_rows` the weight is computed at load (zinc.plan.weights):
-    these rows of the source are divided into planes and each plane is transposed.
+    parts of one tensor. A part of a vector has its own shape. With `transposed_rows` the weight is
+    computed at load (zinc.plan.weights): these rows of the source are divided into planes and each
+    plane is transposed.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """Tensors of a file as the weights of a graph need them, before they are uploaded.
 
-Almost always these are the bytes of the file. A weight that must be stored transposed is decoded
-and transposed once at load, because no block format can be transposed in place.
+Almost always these are the bytes of the file. A part of a vector is cut out. A weight that must be
+stored transposed is decoded and transposed once at load, because no block format can be transposed
+in place.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ def tensor_data(weight: Weight, tensor: Tensor, reader: ByteReader | None = None
     `reader` reads its bytes; by default `tensor` does. Raises FormatError if they cannot be read.
     """
     data = TensorData(tensor.type, tensor.shape, reader or tensor)
+    if weight.is_vector and weight.rows_from is not None:
+        part: FloatArray = decode(data.read(), tensor.type, tensor.shape)[list(weight.rows_from)]
+        return TensorData(weight.type, weight.shape, encode(part, weight.type).reshape(-1))
     if weight.transposed_rows is None:
         return replace(data, shape=weight.shape)
     planes, rows, cols = weight.shape

@@ -166,7 +166,7 @@ class RefBackend(HostBackend):
 
     def upload(self, weight: Weight, data: TensorData) -> None:
         array = decode(data.read(), data.type, data.shape)
-        if weight.rows_from is not None:
+        if weight.rows_from is not None and not weight.is_vector:
             array = np.take(array, weight.rows_from, axis=-2)
         self._weights[weight.name] = array
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zinc.models.parts.layer import Layer
+from zinc.models.parts.spec import Norm
 from zinc.ops.values import KVState, Value
 
 
@@ -54,10 +55,15 @@ def _prepared(layer: Layer, x: Value, norm: str) -> Value:
 
 
 def _normalised(layer: Layer, x: Value, name: str) -> Value:
-    """Return the RMS norm of each head of x, or of each row if the layer normalises heads jointly.
+    """Return the norm of each head of x, or of each row if the layer normalises heads jointly.
 
-    The weight `name` has an element for each normalised column.
+    The weight `name` of an RMS norm has an element for each normalised column, that of a layer norm
+    for each column of the row, [heads, head_dim].
     """
+    if layer.spec.norm is not Norm.RMS:
+        head_dim = layer.attention.head_dim
+        weight = layer.w.flat(name, (x.cols // head_dim, head_dim))
+        return layer.g.layer_norm(x, weight, None, eps=layer.spec.eps, group=head_dim)
     group = x.cols if layer.attention.joint_norm else layer.attention.head_dim
     return layer.g.rms_norm(x, layer.w.vector(name, group), eps=layer.spec.eps, group=group)
 
@@ -71,10 +77,10 @@ def _projection(layer: Layer, x: Value, name: str) -> Value:
     sizes = {"attn_q": a.q_cols, "attn_k": a.k_cols, "attn_v": a.v_cols}
     if not w.has("attn_qkv"):
         return layer.linear(x, name, sizes[name])
-    w.refuse("attn_qkv", "bias")
     first = sum(list(sizes.values())[: list(sizes).index(name)])
-    stacked = (sum(sizes.values()), layer.spec.hidden)
-    return g.linear(x, w.rows("attn_qkv", stacked, first, sizes[name]))
+    total, n = sum(sizes.values()), sizes[name]
+    weight = w.rows("attn_qkv", (total, layer.spec.hidden), first, n)
+    return g.linear(x, weight, w.bias_part("attn_qkv", total, first, n))
 
 
 def _gated_query(layer: Layer, x: Value) -> tuple[Value, Value]:

@@ -2,6 +2,7 @@
 
     x = embed(tokens)
     for each layer:  x += mixer(norm(x));  x += mlp(norm(x))
+                     or, if parallel, x += mixer(norm(x)) + mlp(norm(x))
     logits = head(norm(x))
 
 An architecture differs in its spec, in the mixer (attention, latent attention, Gated DeltaNet) and
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from zinc.models.parts.attention import attention
-from zinc.models.parts.layer import Layer, RopeTables
+from zinc.models.parts.layer import Layer, RopeTables, normalise
 from zinc.models.parts.mlp import mlp as default_mlp
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
@@ -37,9 +38,16 @@ def decoder(
 
 
 def embed(g: Graph, spec: ModelSpec, w: Weights) -> Value:
-    """Return the scaled embedding [tokens, hidden] of the token ids of a step."""
+    """Return the scaled embedding [tokens, hidden] of the token ids of a step.
+
+    A model with learned positions adds the embedding of each token's position.
+    """
     g.at("embed")
-    return g.embed(w.matrix("token_embd", spec.vocab, spec.hidden), scale=spec.embed_scale)
+    x = g.embed(w.matrix("token_embd", spec.vocab, spec.hidden), scale=spec.embed_scale)
+    if spec.learned_positions:
+        table = w.matrix("position_embd", spec.context, spec.hidden)
+        x = g.add(x, g.embed_positions(table))
+    return x
 
 
 def layers(
@@ -61,7 +69,12 @@ def block(layer: Layer, x: Value, *, mixer: Mixer, mlp: Mlp | None) -> Value:
     g, spec = layer.g, layer.spec
     layer.w.require(*spec.required_tensors)
     g.at(layer.name)
-    h = mixer(layer, layer.norm(x, "attn_norm") if spec.pre_norms else x)
+    normed = layer.norm(x, spec.mixer_norm) if spec.pre_norms else x
+    if spec.parallel and mlp is not None:
+        is_shared = spec.mlp_norm == spec.mixer_norm
+        beside = normed if is_shared else layer.norm(x, spec.mlp_norm)
+        return mlp(layer, beside, layer.residual(mixer(layer, normed), x))
+    h = mixer(layer, normed)
     if spec.post_norms:
         h = layer.norm(h, "post_attention_norm")
     x = layer.residual(h, x)
@@ -76,7 +89,7 @@ def head(g: Graph, spec: ModelSpec, w: Weights, x: Value) -> None:
     Models without a tensor `output` use the embedding as their head.
     """
     g.at("head")
-    x = g.rms_norm(g.select_rows(x), w.vector("output_norm", spec.hidden), eps=spec.eps)
+    x = normalise(g, spec, w, g.select_rows(x), "output_norm")
     project(g, spec, w, "output" if w.has("output") else "token_embd", x)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zinc.models.parts.rope import Rope
-from zinc.models.parts.spec import Attention, ModelSpec
+from zinc.models.parts.spec import Attention, ModelSpec, Norm
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.values import Value
@@ -22,6 +22,15 @@ class RopeTables:
         if rope not in self.tables:
             self.tables[rope] = g.rope_table(rope.inverse_frequencies(), scale=rope.scale)
         return self.tables[rope]
+
+
+def normalise(g: Graph, spec: ModelSpec, w: Weights, x: Value, name: str) -> Value:
+    """Return the norm of rows x [rows, hidden], of the model's kind, with the weight `name`."""
+    weight = w.vector(name, spec.hidden)
+    if spec.norm is Norm.RMS:
+        return g.rms_norm(x, weight, eps=spec.eps)
+    bias = w.vector(name, spec.hidden, "bias") if spec.norm is Norm.LAYER_WITH_BIAS else None
+    return g.layer_norm(x, weight, bias, eps=spec.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +53,8 @@ class Layer:
         return self.spec.attention[self.index]
 
     def norm(self, x: Value, name: str) -> Value:
-        """Return the RMS norm of rows x [tokens, hidden] with the weight `name`."""
-        return self.g.rms_norm(x, self.w.vector(name, self.spec.hidden), eps=self.spec.eps)
+        """Return the norm of rows x [tokens, hidden] with the weight `name`."""
+        return normalise(self.g, self.spec, self.w, x, name)
 
     def residual(self, h: Value, x: Value) -> Value:
         """Return x + h for the output h [tokens, hidden] of a mixer or an MLP, which is scaled."""

@@ -1,4 +1,4 @@
-"""Feed-forward layers: a gated MLP, or experts after the leading dense layers."""
+"""Feed-forward layers: an MLP with or without gate, or experts after the leading dense layers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ def mlp(layer: Layer, x: Value, residual: Value) -> Value:
     spec = layer.spec
     if spec.experts is not None and layer.index >= spec.n_dense_layers:
         return expert_mlp(layer, spec.experts, x, residual)
-    h = gated_mlp(layer, x, spec.ffn)
+    h = (gated_mlp if spec.gated_mlp else plain_mlp)(layer, x, spec.ffn)
     if spec.post_norms:
         h = layer.norm(h, "post_ffw_norm")
     return layer.residual(h, residual)
+
+
+def plain_mlp(layer: Layer, x: Value, ffn: int) -> Value:
+    """Return down(act(up(x))) for rows x [tokens, hidden]; `ffn` is the inner width."""
+    up = layer.linear(x, "ffn_up", ffn)
+    h = layer.g.glu(up, None, activation=layer.spec.activation)
+    return layer.linear(h, "ffn_down", layer.spec.hidden, ffn)
 
 
 def gated_mlp(layer: Layer, x: Value, ffn: int) -> Value:

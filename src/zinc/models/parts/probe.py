@@ -39,6 +39,7 @@ KEYS: dict[str, int | float | str] = {
     "attention.kv_lora_rank": WIDTH,
     "attention.q_lora_rank": WIDTH,
     "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.layer_norm_epsilon": 1e-5,
     "attention.sliding_window": 16,
     "attention.shared_kv_layers": 2,
     "embedding_scale": 2.0,

@@ -28,7 +28,7 @@ def keep_hidden(graph: Graph) -> None:
     """
     (at,) = (i for i, node in enumerate(graph.nodes) if node.op == "select_rows")
     select, norm = graph.nodes[at : at + 2]
-    assert norm.op == "rms_norm"
+    assert OPS[norm.op].row_wise
     assert norm.rows("x") == select.outputs[0]
     x, (selected,) = select.rows("x"), norm.outputs
     graph.hidden = graph.value(x.dim, x.cols)

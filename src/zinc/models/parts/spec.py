@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_VOCAB, MAX_WIDTH, Metadata
@@ -13,12 +14,20 @@ from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import ActivationFn
 
 
+class Norm(Enum):
+    """Kinds of norms (zinc.ops.norm). A layer norm of a model has a bias in every layer or none."""
+
+    RMS = "rms"
+    LAYER = "layer"
+    LAYER_WITH_BIAS = "layer with bias"
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """One attention layer; n_heads / n_kv_heads query heads share each KV head.
 
     window: tokens that a query sees, 0 for all. softcap: cap of the attention scores, 0 for none.
-    qk_norm: RMS norm of every q and k head; with joint_norm, of all heads of a row together; with
+    qk_norm: norm of every q and k head; with joint_norm, of all heads of a row together; with
     late_norm, after RoPE.
     k_is_v: values are the K projection before norm and RoPE; there is no attn_v. v_norm: RMS norm
     without weight on every value head. kv_layer: the layer whose cache this one reads instead of
@@ -101,8 +110,11 @@ class ModelSpec:
     after the layers that predict further tokens for speculation. mlp_norm: tensor that normalises
     the input of the MLP. pre_norms: the inputs of the mixer and of the MLP are normalised.
     post_norms: their outputs are normalised before they are added. residual_scale: multiplies these
-    outputs. logit_scale: multiplies the logits. required_tensors: names that every layer must have,
-    though other architectures built from the same parts go without.
+    outputs. parallel: mixer and MLP read the same rows, and both outputs are added to them.
+    mixer_norm: tensor that normalises the input of the mixer. norm: kind of all norms. gated_mlp:
+    the MLP multiplies by a gate. learned_positions: the embedding of a token's position is added to
+    that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
+    must have, though other architectures built from the same parts go without.
 
     plain_context: longer sequences run with other RoPE frequencies (zinc.models.parts.context); 0
     if all run with the same. scaling_is_optional: the RoPE scaling in the file extends a model that
@@ -127,6 +139,11 @@ class ModelSpec:
     delta_net: DeltaNet | None = None
     n_nextn: int = 0
     mlp_norm: str = "ffn_norm"
+    mixer_norm: str = "attn_norm"
+    norm: Norm = Norm.RMS
+    parallel: bool = False
+    gated_mlp: bool = True
+    learned_positions: bool = False
     pre_norms: bool = True
     post_norms: bool = False
     required_tensors: tuple[str, ...] = ()
@@ -149,11 +166,13 @@ def dense_spec(
     *,
     neox: bool,
     qk_norm: bool = False,
+    norm: Norm = Norm.RMS,
     scaling_is_optional: bool = False,
 ) -> ModelSpec:
     """Return the spec of a decoder whose layers are all alike, from the keys under `{arch}.`.
 
-    neox: RoPE pairs dimensions i and i + dims/2, else 2i and 2i + 1. Raises ModelError for missing
+    neox: RoPE pairs dimensions i and i + dims/2, else 2i and 2i + 1. norm: its kind decides
+    which key has the eps. Raises ModelError for missing
     or impossible sizes.
     """
     m = Metadata(file, arch)
@@ -181,9 +200,10 @@ def dense_spec(
         ffn=m.dense_width(),
         vocab=vocab_size(file),
         context=m.size("context_length", MAX_CONTEXT),
-        eps=m.positive("attention.layer_norm_rms_epsilon"),
+        eps=m.positive(f"attention.layer_norm_{'rms_' if norm is Norm.RMS else ''}epsilon"),
         attention=(attention,) * n_layers,
         n_nextn=n_nextn,
+        norm=norm,
         scaling_is_optional=scaling_is_optional,
     )
 

@@ -24,6 +24,11 @@ def block_of(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def in_layers(file: GGUFFile, name: str) -> bool:
+    """Return whether any block of a file has the tensor `name` (`attn_q_norm.weight`)."""
+    return any(x.endswith(f".{name}") and block_of(x) is not None for x in file.tensors)
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The tensors of a file whose names start with `prefix`.
@@ -192,6 +197,15 @@ class Weights:
     def bias(self, name: str, cols: int) -> Weight | None:
         """Return a bias, or None if the file lacks it."""
         return self.optional_vector(name, cols, "bias")
+
+    def bias_part(self, name: str, cols: int, first: int, n: int) -> Weight | None:
+        """Return elements first to first + n of a bias of `cols` elements, or None without one."""
+        whole = self.bias(name, cols)
+        if whole is None:
+            return None
+        part = range(first, first + n)
+        name = f"{whole.name}[{part.start}:{part.stop}]"
+        return Weight(name, whole.type, (n,), part, source=whole.name)
 
     def _get(self, name: str, shape: tuple[int, ...]) -> Weight:
         """Return a required tensor by its full name. Raises ModelError for another shape.
