@@ -17,6 +17,7 @@ from zinc.backends.plans import Launch
 from zinc.core.errors import MemoryLimitError, RequestError, UnsupportedError
 from zinc.engine.constraint import Thinking
 from zinc.engine.load import memory
+from zinc.engine.load.device_map import DeviceMap
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
@@ -200,15 +201,26 @@ def test_drafts_change_no_token_of_any_kind_of_layer(fixture_model, temperature,
     engine.pool.check()
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen35", *["gemma3", "deepseek2", "qwen3next"] * EVERY])
+ON_DEVICES = [
+    ("qwen3", None),
+    ("qwen35", None),
+    ("qwen35", DeviceMap(gpu_layers=3)),
+    *[(name, None) for name in ("gemma3", "deepseek2", "qwen3next") if EVERY],
+]
+
+
+@pytest.mark.parametrize(("name", "device_map"), ON_DEVICES, ids=str)
 @pytest.mark.parametrize("backend", [b for b in computing() if b != "cpu"])
-def test_drafts_change_no_token_on_a_device_in_batch_invariant_mode(backend, name, monkeypatch):
+def test_drafts_change_no_token_on_a_device_in_batch_invariant_mode(
+    backend, name, device_map, monkeypatch
+):
     """Tokens are sampled on the device, those of a draft with the noise of their places."""
     options = LoadOptions(
         FIXTURES / f"{name}.gguf",
         backend=backend,
         context=256,
         backend_options={"batch_invariant": "true"},
+        device_map=device_map,
         rollback=16,
         speculate="off",
     )

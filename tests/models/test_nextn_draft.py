@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
 from zinc.core.errors import ModelError, UnsupportedError, ZincError
 from zinc.formats.gguf import GGUFFile
+from zinc.gpu import program as gpu_program
 from zinc.models import load, load_draft
 from zinc.ops.graph import Graph
 from zinc.ops.values import Dim
@@ -150,6 +152,33 @@ def test_hidden_rows_are_the_rows_that_the_head_reads(
     assert relative_error(kept[rows] @ head.T, logits) <= TOLERANCE[backend]
 
 
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name not in ("ref", "cpu")])
+def test_a_device_copies_the_rows_of_short_steps_with_the_step(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of long steps are copied when they are read; either way they are the same."""
+    path, (ids, _) = FIXTURES / "qwen35.gguf", expected("qwen35")
+    found, n_reads = [], []
+    for most_bytes in (gpu_program.MAX_HIDDEN_BYTES, 0):
+        monkeypatch.setattr(gpu_program, "MAX_HIDDEN_BYTES", most_bytes)
+        with GGUFFile.open(path) as file:
+            loaded = planned(file, load(file, hidden=True)[1], backend)
+        runner, host = Runner(path, loaded=loaded), loaded[0].host
+        read, calls = host.read, []
+        monkeypatch.setattr(host, "read", lambda *a, read=read, c=calls: (c.append(a), read(*a))[1])
+        hidden = runner.program.plan.hidden
+        assert hidden is not None
+        rows = []
+        for part in (ids[:9], ids[9:10], ids[10:14]):
+            runner.feed((0, part))
+            rows.append(runner.program.read(hidden, len(part)))
+        monkeypatch.undo()
+        found.append(np.concatenate(rows))
+        n_reads.append(len(calls))
+    np.testing.assert_array_equal(*found)
+    assert n_reads == [0, 3]
+
+
 # -- Errors ---------------------------------------------------------------------------------------
 
 
@@ -203,7 +232,9 @@ def test_a_family_without_code_for_its_block_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_cannot_exchange_rows_is_refused(tmp_path: Path) -> None:
+    kernels = api.kernels("null")
+    kernels.capabilities = replace(kernels.capabilities, host_rows=False)
     with GGUFFile.open(with_nextn("qwen35", tmp_path / "m.gguf")) as file:
         for graph in (load_draft(file)[0], load(file, hidden=True)[1]):
-            with pytest.raises(UnsupportedError, match="backend vulkan cannot draft tokens"):
-                make_plan(graph, api.kernels("vulkan"), max_tokens=4, max_outputs=4)
+            with pytest.raises(UnsupportedError, match="backend null cannot draft tokens"):
+                make_plan(graph, kernels, max_tokens=4, max_outputs=4)

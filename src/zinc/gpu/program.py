@@ -40,15 +40,21 @@ from zinc.ops.values import Constant, FloatArray, RowFormat
 
 MAX_RECORDINGS = 64
 IN_FLIGHT = 2
+# Larger hidden rows are not copied with each step, but when they are read: those of prompts.
+MAX_HIDDEN_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
 class RecordedStep:
-    """A recorded step, the host's views of its logits and tokens, and its recent duration."""
+    """A recorded step, the host's views of its results, and its recent duration.
+
+    hidden: empty if the step does not copy its hidden rows.
+    """
 
     recording: Recording
     logits: FloatArray
     tokens: FloatArray
+    hidden: FloatArray
     seconds: float = 0.0
 
 
@@ -87,6 +93,13 @@ class RunningStep:
     def logits(self) -> FloatArray:
         self.wait()
         return self._recorded.logits[: self._rows]
+
+    def hidden(self, rows: int) -> FloatArray | None:
+        """Return a copy of the first hidden rows, or None if the step does not copy them."""
+        if rows > len(self._recorded.hidden):
+            return None
+        self.wait()
+        return self._recorded.hidden[:rows].copy()
 
 
 class GpuProgram:
@@ -131,6 +144,7 @@ class GpuProgram:
         self._recordings: OrderedDict[tuple[Bucket, int], RecordedStep] = OrderedDict()
         self._parts: OrderedDict[Bucket, dict[tuple[int, int], RecordedStep]] = OrderedDict()
         self._running: list[RunningStep | None] = [None] * IN_FLIGHT
+        self._last: RunningStep | None = None  # None after launches that ran apart from a step
         self._downloads: dict[tuple[Ref, int], Buffer] = {}
         self.last_ended = 0.0
 
@@ -147,7 +161,7 @@ class GpuProgram:
         recorded = self._recorded(Bucket.of_step(self.plan, step, logits), slot)
         self._data[slot].write(step)
         running = RunningStep(self, recorded, len(step.output_rows))
-        self._running[slot] = running
+        self._running[slot] = self._last = running
         return running
 
     def _free_slot(self) -> int:
@@ -171,12 +185,16 @@ class GpuProgram:
         self._parts.move_to_end(bucket)
         if (first, last) not in found:
             recording = self.host.record(self._graph(bucket, first, last))
-            found[first, last] = RecordedStep(recording, NO_ROWS, NO_ROWS)
+            found[first, last] = RecordedStep(recording, NO_ROWS, NO_ROWS, NO_ROWS)
         if len(self._parts) > MAX_RECORDINGS:
             self._parts.popitem(last=False)
         RunningStep(self, found[first, last], 0).wait()
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
+        if ref == self.plan.hidden and self._last is not None:
+            hidden = self._last.hidden(rows)
+            if hidden is not None:
+                return hidden
         base = ref.offset - 4 * ref.first  # a view starts inside the rows of its base
         data = self.host.read(self._arena, base, rows * ref.stride)
         data = data.reshape(rows, ref.stride)
@@ -217,6 +235,7 @@ class GpuProgram:
         """Write the data of a step that runs in parts, and return its bucket."""
         self._check(step)
         self._settle()
+        self._last = None
         self._data[0].write(step)
         self._addresses.step = self._data[0].address
         return Bucket.of_step(self.plan, step)
@@ -277,16 +296,22 @@ class GpuProgram:
         self._addresses.step = self._data[slot].address
         graph = self._graph(bucket)
         downloads: list[Download] = []
-        wanted = bucket.outputs > 0
-        logits = self._download(downloads, self.plan.output, bucket, slot, wanted and bucket.logits)
-        tokens = self._download(
-            downloads, self.plan.sampled, bucket, slot, wanted and bucket.samples
-        )
-        recorded = RecordedStep(self.host.record(graph, downloads), logits, tokens)
+        plan, wanted = self.plan, bucket.outputs > 0
+        logits = self._download(downloads, plan.output, bucket, slot, wanted and bucket.logits)
+        tokens = self._download(downloads, plan.sampled, bucket, slot, wanted and bucket.samples)
+        hidden = self._download(downloads, plan.hidden, bucket, slot, self._copies_hidden(bucket))
+        recorded = RecordedStep(self.host.record(graph, downloads), logits, tokens, hidden)
         self._recordings[bucket, slot] = recorded
         if len(self._recordings) > MAX_RECORDINGS:
             self._recordings.popitem(last=False)
         return recorded
+
+    def _copies_hidden(self, bucket: Bucket) -> bool:
+        """Return whether a step of `bucket` copies its hidden rows to the host."""
+        hidden = self.plan.hidden
+        if hidden is None or hidden.format is not RowFormat.F32 or hidden.first:
+            return False
+        return bucket.rows(hidden.dim) * hidden.stride <= MAX_HIDDEN_BYTES
 
     def _download(
         self, downloads: list[Download], ref: Ref | None, bucket: Bucket, slot: int, wanted: bool
@@ -294,11 +319,12 @@ class GpuProgram:
         """Add a copy of the rows of `ref` to `downloads` and return the host's view of the copy."""
         if ref is None or not wanted:
             return np.empty((0, ref.cols if ref else 0), np.float32)
-        size = bucket.outputs * ref.stride
+        rows = bucket.rows(ref.dim)
+        size = rows * ref.stride
         buffer = self._downloads.get((ref, slot))
         if buffer is None or buffer.size < size:
             buffer = self._downloads[ref, slot] = self.host.buffer(size, MemoryKind.DOWNLOAD)
         downloads.append(Download(self._arena, ref.offset, buffer, size))
         assert buffer.bytes is not None
-        rows = buffer.bytes[:size].reshape(bucket.outputs, ref.stride)
-        return rows[:, : 4 * ref.cols].view(np.float32)
+        found = buffer.bytes[:size].reshape(rows, ref.stride)
+        return found[:, : 4 * ref.cols].view(np.float32)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from effort import examples
+from engine.speculative.verified import accepted, check_same, finish, plain, requests, verifying
 from models.harness import FIXTURES, rewrite
 from present import computing
 
@@ -20,9 +20,7 @@ from zinc.engine.load.options import LoadOptions
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Sequence
-from zinc.engine.speculative.draft import NO_DRAFT
 from zinc.engine.speculative.draft_model import ModelChain, ModelDrafter
-from zinc.engine.speculative.policy import Record
 from zinc.engine.speculative.tracker import Source
 from zinc.formats.gguf import GGUFFile
 
@@ -34,57 +32,13 @@ FAMILIES = tuple(NOISE)
 KEY = "tokenizer.ggml"
 
 
-class Eager:
-    """A policy that drafts `n_tokens` tokens whenever it can."""
-
-    def __init__(self, n_tokens: int) -> None:
-        self.n_tokens = n_tokens
-
-    def wants(self) -> bool:
-        return True
-
-    def pays(self, n_streams: int, n_rows: int) -> bool:
-        return True
-
-    def repays(self, n_generated: int, n_unread: int) -> bool:
-        return True
-
-    def depth(self, n_streams: int, n_rows: int) -> int:
-        return self.n_tokens
-
-    def expected(self, depth: int) -> float:
-        return float(depth)
-
-    def record(self, *_: Any) -> None: ...
-
-    took = has_read = record
-
-
 @contextmanager
 def drafting(path: Path, draft: Path, n_tokens: int = 4, **options: Any) -> Iterator[LoadedModel]:
     """Yield a model whose tokens the model `draft` drafts, and which verifies every draft."""
     options = {"backend": "cpu", "threads": 2, "context": 512, **options}
     load = LoadOptions(path, draft=draft, **options)
-    with LoadedModel.open(load) as model, pytest.MonkeyPatch.context() as patch:
-        speculation = model.engine.speculation
-        assert speculation is not None
-        chain = speculation.chains[Source.MODEL]
-        patch.setattr(chain, "policy", Eager(n_tokens))
-        patch.setattr(Record, "guard", lambda *_: None)
-        patch.setattr(speculation, "_can_pay", lambda *_: True)
-        patch.setattr(speculation, "_suffix", lambda *_: NO_DRAFT)
-        patch.setattr("zinc.engine.speculative.speculation.lengths", verify_all)
+    with LoadedModel.open(load) as model, verifying(model, Source.MODEL, n_tokens):
         yield model
-
-
-def verify_all(offers: Any, n_streams: int, n_rows: int, most: int, times: Any) -> list[int]:
-    chosen = []
-    for offer in offers:
-        n = min(len(offer.draft.tokens), most)
-        offer.record.rates = list(offer.rates[:n])
-        chosen.append(n)
-        most -= n
-    return chosen
 
 
 def drafter_of(model: LoadedModel) -> ModelDrafter:
@@ -107,44 +61,6 @@ def perturbed(name: str, target: Path) -> Path:
     return rewrite(FIXTURES / f"{name}.gguf", target, edit=edit)
 
 
-def requests(model: LoadedModel, n: int, longer: int = 37, **params: Any) -> list[Request]:
-    """Return requests, every other one greedy, whose prompts grow by `longer` tokens."""
-    found = []
-    for i in range(n):
-        ids = random.Random(i).choices(range(model.spec.vocab), k=20 + longer * i)
-        settings = {"max_tokens": 40, "seed": i, "temperature": 0.8 * (i % 2), **params}
-        found.append(Request(ids, SamplingParams(**settings)))
-    return found
-
-
-def finish(model: LoadedModel, requests: list[Request], apart: int = 3) -> list[Sequence]:
-    """Run requests that arrive `apart` steps apart."""
-    waiting, sequences = list(requests), []
-    tick = 0
-    while waiting or not model.engine.idle:
-        while waiting and tick >= apart * len(sequences):
-            sequences.append(model.engine.submit(waiting.pop(0)))
-        model.engine.step()
-        tick += 1
-    return sequences
-
-
-def plain(requests: list[Request]) -> list[Request]:
-    return [replace(r, params=replace(r.params, speculate=False)) for r in requests]
-
-
-def check_same(want: list[Sequence], found: list[Sequence]) -> None:
-    for one, two in zip(want, found, strict=True):
-        assert one.sampled == two.sampled
-        assert one.finish_reason == two.finish_reason
-        assert one.error is two.error is None
-
-
-def accepted(sequences: list[Sequence]) -> float:
-    drafted = sum(s.drafts.n_drafted for s in sequences)
-    return sum(s.drafts.n_accepted for s in sequences) / drafted
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_draft_model_changes_no_token(name: str, tmp_path: Path) -> None:
     """Greedy and sampled requests of several lengths, which arrive while others run."""
@@ -160,11 +76,15 @@ def test_a_draft_model_changes_no_token(name: str, tmp_path: Path) -> None:
         assert not drafter_of(model)._texts
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen35"])
 @pytest.mark.parametrize("backend", [name for name in computing() if name != "cpu"])
-def test_a_draft_model_changes_no_token_on_a_device(backend: str, noisy: Path) -> None:
+def test_a_draft_model_changes_no_token_on_a_device(
+    backend: str, name: str, tmp_path: Path
+) -> None:
     """Tokens of the model are sampled on the device, in batch-invariant mode."""
     options = {"backend": backend, "backend_options": {"batch_invariant": "true"}, "context": 128}
-    with drafting(FIXTURES / "qwen3.gguf", noisy, 3, **options) as model:
+    draft = perturbed(name, tmp_path / "draft.gguf")
+    with drafting(FIXTURES / f"{name}.gguf", draft, 3, **options) as model:
         asked = requests(model, 2, longer=5, max_tokens=20)
         want, found = finish(model, plain(asked)), finish(model, asked)
         check_same(want, found)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from engine.speculative.nextn_runs import Runs
 from models.harness import Runner, planned, relative_error
+from present import computing
 
 from zinc.backends import api
 from zinc.engine.sequence import Sequence
@@ -51,12 +52,18 @@ def runs() -> Iterator[Runs]:
         yield found
 
 
+@pytest.fixture(scope="module", params=[name for name in computing() if name != "cpu"])
+def on_device(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    with Runs(TRAINED, request.param, room=1024, tokens=WINDOW) as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_gguf(TRAINED)
 
 
-def agreement(runs: Runs, ids: list[int], *, late: bool) -> float:
+def agreement(runs: Runs, ids: list[int], *, late: bool = False) -> float:
     """Return how often the first draft is the model's own most likely token, in windows of `ids`.
 
     late: give the block the hidden row of the token itself, not of the one before.
@@ -86,7 +93,7 @@ def agreement(runs: Runs, ids: list[int], *, late: bool) -> float:
 def test_the_first_draft_is_the_models_own_token(runs: Runs, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(PROSE.read_text())
     ids = ids if effort.EVERY else ids[: 8 * WINDOW]
-    assert agreement(runs, ids, late=False) >= 0.62
+    assert agreement(runs, ids) >= 0.62
     assert agreement(runs, ids[: 2 * WINDOW], late=True) < 0.45
 
 
@@ -98,6 +105,31 @@ def test_tokens_of_a_step_with_drafts_of_three(runs: Runs, tokenizer: Tokenizer)
     prompts += [prose[1000 * i : 1000 * i + 64] for i in range(6)]
     steps = [tokens_a_step(runs, ids, n_tokens=160, depth=3) for ids in prompts]
     assert np.mean(steps) >= 3.0
+
+
+def test_a_device_drafts_as_the_cpu_does(runs: Runs, on_device: Runs, tokenizer: Tokenizer) -> None:
+    """Compare drafts after a known text, which are equal but for near ties, and acceptance.
+
+    Backends round rows and keys differently.
+    """
+    prose = tokenizer.encode(PROSE.read_text())
+    n = WINDOW if effort.EVERY else 128
+    assert agreement(on_device, prose[:WINDOW]) == pytest.approx(
+        agreement(runs, prose[:WINDOW]), abs=0.01
+    )
+    drafts = [drafts_along(each, prose[:n]) for each in (runs, on_device)]
+    assert (drafts[0] == drafts[1]).mean() >= 0.93
+
+
+def drafts_along(runs: Runs, ids: list[int]) -> np.ndarray:
+    """Return the three tokens that are drafted after each token of a text, [tokens - 1, 3]."""
+    s, found = runs.begin(ids[:2]), []
+    for token in ids[2:]:
+        runs.run({s: 1})
+        found.append(runs.drafter.draft([s], {s.id: 3})[s.id].tokens)
+        s.ids.append(token)
+    runs.end(s)
+    return np.array(found)
 
 
 def test_noise_that_block_and_model_share_makes_them_agree(

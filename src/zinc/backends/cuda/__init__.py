@@ -58,6 +58,7 @@ class CudaKernels(GpuKernels):
         BackendKind.DEVICE,
         holds_fused_inputs=True,
         rollback=True,
+        host_rows=True,
         parallel_uploads=PARALLEL_UPLOADS,
     )
 

@@ -44,7 +44,7 @@ def host_of(device: Device) -> VulkanHost:
 class VulkanKernels(GpuKernels):
     name = "vulkan"
     kernel_set = SLANG_KERNELS
-    capabilities = Capabilities(BackendKind.DEVICE, rollback=True)
+    capabilities = Capabilities(BackendKind.DEVICE, rollback=True, host_rows=True)
 
 
 class VulkanBackend(VulkanKernels, GpuBackend):

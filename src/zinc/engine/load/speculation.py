@@ -80,7 +80,7 @@ def needs_nextn(mode: str, model: OpenModel, backend: Backend) -> bool:
     elif mode == "mtp":
         raise UnsupportedError(
             f"the backend {backend.name} cannot draft tokens with a NextN block",
-            "it runs such blocks on the CPU only",
+            "its programs do not exchange hidden rows with the host",
             "leave {speculate} out, or choose another backend with {backend}",
         )
     return False

@@ -1,0 +1,56 @@
+"""Answers of models that draft with their NextN block: the same tokens as without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from effort import EVERY, on_backends
+from engine.speculative.verified import accepted, check_same, finish, plain, requests, verifying
+from models.nextn_files import with_nextn
+from present import computing
+
+from zinc.engine.load.model import LoadedModel
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.sequence import Sequence
+from zinc.engine.speculative import chains
+from zinc.engine.speculative.tracker import Source
+from zinc.ops.values import FloatArray
+
+NAMES = ["qwen35", "glm4moe", *["qwen3next", "deepseek2v3"] * EVERY]
+
+
+@pytest.mark.parametrize(("name", "backend"), on_backends(NAMES, computing(), NAMES))
+def test_the_block_changes_no_token(
+    name: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are those of the model loaded without its block.
+
+    A random block predicts no token, so two of three drafted tokens are those of the answer.
+    """
+    path = with_nextn(name, tmp_path / "m.gguf")
+    options = LoadOptions(
+        path,
+        backend=backend,
+        context=256,
+        backend_options={} if backend == "cpu" else {"batch_invariant": "true"},
+    )
+    with LoadedModel.open(replace(options, speculate="off")) as model:
+        asked = requests(model, 3, longer=9, max_tokens=30)
+        want = finish(model, plain(asked))
+    texts = {tuple(s.request.ids): s.ids for s in want}
+    guess = chains.guess
+
+    def choose(s: Sequence, depth: int, logits: FloatArray) -> tuple[int, float]:
+        token, _ = guess(s, depth, logits)
+        at, text = len(s.ids) + depth, texts[tuple(s.request.ids)]
+        return (text[at] if at % 3 and at < len(text) else token), 0.9
+
+    monkeypatch.setattr(chains, "guess", choose)
+    with LoadedModel.open(options) as model, verifying(model, Source.NEXTN, 3):
+        found = finish(model, asked)
+        check_same(want, found)
+        model.engine.pool.check()
+    assert sum(s.drafts.n_drafted for s in found) > 50
+    assert 0.2 < accepted(found) < 0.9
