@@ -15,6 +15,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,9 +23,10 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).parent / "fixtures"
-VOCAB, TOKENS, WINDOW = 96, 40, 16
+VOCAB, TOKENS, WINDOW, HEAD_DIM = 96, 40, 16, 16
 SLIDING, FULL = "sliding_attention", "full_attention"
 PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 # For families whose heads have hidden_size / num_attention_heads dimensions.
@@ -56,7 +58,7 @@ def model(family: str, **config: Any) -> torch.nn.Module:
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
-        "head_dim": 16,
+        "head_dim": HEAD_DIM,
         "intermediate_size": 32,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
@@ -102,6 +104,35 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
+    "afmoe": lambda: model(
+        "Afmoe",
+        num_hidden_layers=4,
+        sliding_window=WINDOW,
+        layer_types=[SLIDING, SLIDING, SLIDING, FULL],
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        num_dense_layers=2,
+        route_scale=2.5,
+        route_norm=True,
+        score_func="sigmoid",
+        mup_enabled=True,
+    ),
+    "bailingmoe2": lambda: model(
+        "Glm4Moe",
+        use_qk_norm=True,
+        rope_parameters=PLAIN | {"partial_rotary_factor": 0.5},
+        moe_intermediate_size=32,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        tie_word_embeddings=False,
+    ),
     "cohere2": lambda: model("Cohere2", num_hidden_layers=4, sliding_window=WINDOW, **HEADS),
     "commandr": lambda: model(
         "Cohere", num_hidden_layers=2, use_qk_norm=True, model_max_length=256, **HEADS
@@ -208,6 +239,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         moe_intermediate_size=[32, 32],
         num_shared_expert=[1, 1],
     ),
+    "internlm2": lambda: model("Llama", num_hidden_layers=2, tie_word_embeddings=False, **HEADS),
     "mellum": lambda: model(
         "Mellum",
         num_hidden_layers=2,
@@ -218,6 +250,24 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         num_experts=4,
         num_experts_per_tok=2,
         norm_topk_prob=True,
+    ),
+    "mimo2": lambda: model(
+        "MiMoV2Flash",
+        v_head_dim=32,
+        sliding_window=WINDOW,
+        layer_types=[FULL, SLIDING, SLIDING],
+        rope_parameters={
+            FULL: PLAIN | {"rope_theta": 50000.0, "partial_rotary_factor": 0.5},
+            SLIDING: PLAIN | {"partial_rotary_factor": 0.5},
+        },
+        num_key_value_heads=1,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        attention_value_scale=0.7,
+    ),
+    "minicpm": lambda: model(
+        "Granite", num_hidden_layers=2, **HEADS, **SCALES | {"attention_multiplier": HEAD_DIM**-0.5}
     ),
     "minimaxm2": lambda: model(
         "MiniMaxM2",
@@ -259,6 +309,122 @@ def logits(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
     return out.logits[0].float().numpy()
 
 
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a family is published, if transformers has other code that computes the same.
+
+    config: keys of config.json to set. rename: maps the tensors of transformers to the names of
+    the published files.
+    """
+
+    config: dict[str, Any]
+    rename: Callable[[State], State] = dict
+
+    def write(self, folder: Path) -> None:
+        """Rewrite a saved model in `folder`."""
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | self.config))
+        path = folder / "model.safetensors"
+        save_file(self.rename(load_file(path)), path)
+
+
+def renamed(state: State, names: dict[str, str]) -> State:
+    """Return tensors with parts of their names replaced."""
+    found = {}
+    for name, tensor in state.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        found[name] = tensor
+    return found
+
+
+def bailing(state: State) -> State:
+    names = {
+        "embed_tokens": "word_embeddings",
+        "self_attn.o_proj": "attention.dense",
+        "self_attn.q_norm": "attention.query_layernorm",
+        "self_attn.k_norm": "attention.key_layernorm",
+        "gate.e_score_correction_bias": "gate.expert_bias",
+    }
+    return renamed(stacked(state, "attention.query_key_value", _in_order), names)
+
+
+def internlm2(state: State) -> State:
+    names = {
+        "model.embed_tokens": "model.tok_embeddings",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "lm_head": "output",
+    }
+    return renamed(stacked(state, "attention.wqkv", _by_group), names)
+
+
+def stacked(state: State, name: str, stack: Callable[..., torch.Tensor]) -> State:
+    """Return tensors with q, k and v of each layer in one, called `name`."""
+    rest = {key: t for key, t in state.items() if not key.endswith(QKV)}
+    for q_name in (key for key in state if key.endswith(QKV[0])):
+        layer = q_name.removesuffix(QKV[0])
+        stack_name = f"{layer.removesuffix('self_attn.')}{name}.weight"
+        rest[stack_name] = stack(*(state[layer + part] for part in QKV))
+    return rest
+
+
+def _in_order(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.cat([q, k, v])
+
+
+def _by_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Stack the query heads of a KV head, its key head and its value head, and so on."""
+    groups = [t.reshape(-1, HEAD_DIM, t.shape[1]) for t in (k, v)]
+    queries = q.reshape(len(groups[0]), -1, HEAD_DIM, q.shape[1])
+    together = torch.cat([queries, *(t[:, None] for t in groups)], dim=1)
+    return together.reshape(-1, q.shape[1])
+
+
+QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+PUBLISHED = {
+    "bailingmoe2": Published(
+        {
+            "architectures": ["BailingMoeV2ForCausalLM"],
+            "num_experts": 6,
+            "num_shared_experts": 1,
+            "score_function": "sigmoid",
+            "num_nextn_predict_layers": 0,
+        },
+        bailing,
+    ),
+    "internlm2": Published({"architectures": ["InternLM2ForCausalLM"]}, internlm2),
+    "mimo2": Published(
+        {
+            "hybrid_layer_pattern": [0, 1, 1],
+            "swa_num_key_value_heads": 2,
+            "swa_num_attention_heads": 4,
+            "swa_head_dim": HEAD_DIM,
+            "swa_v_head_dim": 32,
+            "topk_method": "noaux_tc",
+            "rope_parameters": {"rope_theta": 50000.0, "partial_rotary_factor": 0.5},
+            "swa_rope_theta": 10000.0,
+        },
+        lambda state: renamed(state, {"self_attn.sinks": "self_attn.attention_sink_bias"}),
+    ),
+    "minicpm": Published(
+        {
+            "architectures": ["MiniCPMForCausalLM"],
+            "scale_emb": SCALES["embedding_multiplier"],
+            "scale_depth": SCALES["residual_multiplier"] * 2**0.5,  # divided by sqrt(layers)
+            "dim_model_base": 32 / SCALES["logits_scaling"],
+        }
+    ),
+}
+
+
 def set_vocab(converter: Any) -> None:
     """Copy the tokenizer of another fixture if it fits; otherwise the file gets none."""
     import gguf
@@ -291,6 +457,8 @@ def convert(model: torch.nn.Module, target: Path) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, state_dict=with_stacked_norms(model.state_dict()))
+        if target.stem in PUBLISHED:
+            PUBLISHED[target.stem].write(Path(folder))
         # The converter counts its tokens only.
         tokens = {"vocab": {str(i): i for i in range(model.config.vocab_size)}}
         (Path(folder) / "tokenizer.json").write_text(
@@ -300,6 +468,7 @@ def convert(model: torch.nn.Module, target: Path) -> None:
         rope = config.get("rope_parameters") or {}
         config.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))  # an older name
         kind = get_model_class(config["architectures"][0])
+        kind.no_mtp = True
         with patch.object(kind, "set_vocab", set_vocab):
             kind(
                 Path(folder),

@@ -204,6 +204,11 @@ REQUIRED = [
     ("qwen3yarn", "rope.scaling.factor"),
     ("phi3long", "rope.scaling.attn_factor"),
     ("phi3long", "rope.scaling.original_context_length"),
+    ("afmoe", "expert_weights_scale"),
+    ("afmoe", "attention.sliding_window"),
+    ("bailingmoe2", "rope.dimension_count"),
+    ("mimo2", "rope.dimension_count"),
+    ("mimo2", "attention.sliding_window"),
     ("granite", "logit_scale"),
     ("dots1", "expert_gating_func"),
     ("exaonemoe", "expert_weights_scale"),
@@ -236,6 +241,7 @@ DEFAULTS = [
     ("qwen35moe", "expert_shared_feed_forward_length"),
     ("qwen3moe", "expert_feed_forward_length"),
     ("deepseek2v3", "expert_gating_func"),
+    ("afmoe", "expert_gating_func"),
     ("exaone4", "attention.sliding_window_pattern"),
     ("gptneox", "use_parallel_residual"),
     ("gptoss", "rope.scaling.yarn_beta_fast"),
@@ -288,3 +294,10 @@ def test_alternating_dense_layers_are_refused() -> None:
     keys = {"ernie4_5-moe.interleave_moe_layer_step": 2}
     with pytest.raises(UnsupportedError, match="dense layers alternate"):
         load(changed(opened("ernie4_5moe"), keys=keys))
+
+
+def test_the_first_files_of_minicpm_do_not_state_its_scales() -> None:
+    names = ("embedding_scale", "residual_scale", "logit_scale")
+    spec = load(changed(opened("minicpm"), keys=dict.fromkeys(f"minicpm.{n}" for n in names)))[0]
+    assert (spec.embed_scale, spec.logit_scale) == (12.0, 256 / spec.hidden)
+    assert spec.residual_scale == pytest.approx(1.4 / spec.n_layers**0.5)

@@ -86,7 +86,13 @@ FEATURES = {
     "an MLP without gate": lambda s: not s.gated_mlp,
     "the exact GELU": lambda s: s.activation is ActivationFn.GELU_ERF,
     "learned positions": lambda s: s.learned_positions,
-    "gated output": lambda s: any(a.gated for a in s.attention),
+    "gated output": lambda s: any(a.gated and not a.gate_apart for a in s.attention),
+    "gated output by another matrix": lambda s: any(a.gate_apart for a in s.attention),
+    "scaled values": lambda s: any(a.v_scale != 1.0 for a in s.attention),
+    "values shorter or longer than keys": lambda s: any(
+        a.head_dim != a.head_dim_v for a in s.attention
+    ),
+    "norms after experts": lambda s: s.experts is not None and s.post_norms,
     "latent attention": lambda s: any(hasattr(a, "q_rank") for a in s.attention),
     "queries through a rank": lambda s: any(getattr(a, "q_rank", 0) for a in s.attention),
     "YaRN at every length": lambda s: s.plain_context == 0 and _scaled(s, "yarn"),

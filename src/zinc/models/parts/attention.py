@@ -14,10 +14,13 @@ def attention(layer: Layer, x: Value) -> Value:
     """
     g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
     cache_name = layer.name
-    if a.gated:
+    gate: Value | None = None
+    if a.gated and not a.gate_apart:
         q, gate = _gated_query(layer, x)
     else:
-        q, gate = _projection(layer, x, "attn_q"), None
+        q = _projection(layer, x, "attn_q")
+        if a.gated:
+            gate = layer.linear(x, "attn_gate", a.n_heads * a.head_dim_v)
     if a.kv_layer is None:
         k = _projection(layer, x, "attn_k")
         v = k if a.k_is_v else _projection(layer, x, "attn_v")
@@ -35,6 +38,8 @@ def attention(layer: Layer, x: Value) -> Value:
         g.kv_store(k, v, state)
     sinks = w.vector("attn_sinks", a.n_heads) if a.sinks else None
     o = g.attention(q, state, sinks, scale=a.scale, softcap=a.softcap)
+    if a.v_scale != 1.0:  # the output is a mean of the values, and shorter than all of them
+        o = g.scale(o, a.v_scale)
     if gate is not None:
         o = g.gate(o, gate)
     return layer.linear(o, "attn_output", spec.hidden, a.n_heads * a.head_dim_v)

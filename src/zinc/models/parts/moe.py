@@ -124,30 +124,33 @@ def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
     """Return residual + shared experts(x) + routed experts(x) for normalised rows x.
 
     Rows are [tokens, hidden]. The shared experts come first, so that each down-projection can take
-    the sum so far as its residual.
+    the sum so far as its residual. With `post_norms`, the sum of the experts is normalised.
     """
     g, w, hidden = layer.g, layer.w, layer.spec.hidden
     bias = w.vector("ffn_gate_inp", e.count, "bias") if e.biases else None
     logits = g.linear(x, w.matrix("ffn_gate_inp", e.count, hidden), bias)
-    routes = _route(layer, e, logits)
+    scale = 1.0 if layer.spec.post_norms else layer.spec.residual_scale
+    routes = _route(layer, e, logits, scale)
     order, starts = g.group_experts(routes, n_experts=e.count)
+    if layer.spec.post_norms:
+        h = routed_experts(layer, e, x, routes, order, starts)
+        if e.shared_ffn:
+            h = g.add(h, _shared_experts(layer, e, x))
+        return layer.residual(layer.norm(h, "post_ffw_norm"), residual)
     if e.shared_ffn:
         residual = layer.residual(_shared_experts(layer, e, x), residual)
     return g.add(routed_experts(layer, e, x, routes, order, starts), residual)
 
 
-def _route(layer: Layer, e: Experts, logits: Value) -> Value:
-    """Return the chosen experts and their weights for router logits [tokens, experts].
-
-    The weights include the scale of the residual.
-    """
+def _route(layer: Layer, e: Experts, logits: Value, scale: float) -> Value:
+    """Return the chosen experts and `scale` times their weights, from logits [tokens, experts]."""
     return layer.g.route(
         logits,
         layer.w.optional_vector("exp_probs_b", e.count, "bias"),
         top_k=e.top_k,
         scoring=e.scoring,
         renormalise=e.renormalise,
-        scale=e.scale * layer.spec.residual_scale,
+        scale=e.scale * scale,
         n_groups=e.n_groups,
         top_groups=e.top_groups,
         group_top=e.group_top,

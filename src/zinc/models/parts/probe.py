@@ -41,6 +41,7 @@ KEYS: dict[str, int | float | str] = {
     "attention.layer_norm_rms_epsilon": 1e-6,
     "attention.layer_norm_epsilon": 1e-5,
     "attention.sliding_window": 16,
+    "attention.value_scale": 0.5,
     "attention.shared_kv_layers": 2,
     "embedding_scale": 2.0,
     "residual_scale": 0.5,

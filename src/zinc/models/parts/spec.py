@@ -31,8 +31,9 @@ class Attention:
     late_norm, after RoPE.
     k_is_v: values are the K projection before norm and RoPE; there is no attn_v. v_norm: RMS norm
     without weight on every value head. kv_layer: the layer whose cache this one reads instead of
-    having its own. sinks: a learned logit per head in the softmax denominator. gated: attn_q also
-    makes a gate for each query head, and its sigmoid scales the output of that head.
+    having its own. sinks: a learned logit per head in the softmax denominator. v_scale: multiplies
+    the values. gated: the sigmoid of a gate for each query head scales the output of that head;
+    attn_q makes it too, or with gate_apart the matrix attn_gate.
     """
 
     n_heads: int
@@ -50,7 +51,9 @@ class Attention:
     v_norm: bool = False
     kv_layer: int | None = None
     sinks: bool = False
+    v_scale: float = 1.0
     gated: bool = False
+    gate_apart: bool = False
 
     @property
     def q_cols(self) -> int:
@@ -171,28 +174,32 @@ def dense_spec(
 ) -> ModelSpec:
     """Return the spec of a decoder whose layers are all alike, from the keys under `{arch}.`.
 
-    neox: RoPE pairs dimensions i and i + dims/2, else 2i and 2i + 1. norm: its kind decides
-    which key has the eps. Raises ModelError for missing
-    or impossible sizes.
+    They may differ in the number of KV heads. neox: RoPE pairs dimensions i and i + dims/2, else 2i
+    and 2i + 1. norm: its kind decides which key has the eps. Raises ModelError for missing or
+    impossible sizes.
     """
     m = Metadata(file, arch)
     hidden = m.size("embedding_length", MAX_WIDTH)
     n_layers, n_nextn = m.layers()
     n_heads = m.size("attention.head_count", MAX_HEADS)
-    n_kv_heads = m.size("attention.head_count_kv", MAX_HEADS, default=n_heads)
-    m.check_sharing(n_heads, n_kv_heads)
+    n_kv_heads = m.sizes("attention.head_count_kv", MAX_HEADS, n_layers, default=n_heads)
     head_dim = m.size("attention.key_length", MAX_WIDTH, default=max(1, hidden // n_heads))
     head_dim_v = m.size("attention.value_length", MAX_WIDTH, default=head_dim)
     rope = rope_from(file, arch, head_dim, neox=neox)
-    attention = Attention(
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        scale=head_dim**-0.5,
-        rope=rope,
-        qk_norm=qk_norm,
-    )
+    attention = []
+    for n in n_kv_heads:
+        m.check_sharing(n_heads, n)
+        attention.append(
+            Attention(
+                n_heads=n_heads,
+                n_kv_heads=n,
+                head_dim=head_dim,
+                head_dim_v=head_dim_v,
+                scale=head_dim**-0.5,
+                rope=rope,
+                qk_norm=qk_norm,
+            )
+        )
     return ModelSpec(
         arch=arch,
         n_layers=n_layers,
@@ -201,7 +208,7 @@ def dense_spec(
         vocab=vocab_size(file),
         context=m.size("context_length", MAX_CONTEXT),
         eps=m.positive(f"attention.layer_norm_{'rms_' if norm is Norm.RMS else ''}epsilon"),
-        attention=(attention,) * n_layers,
+        attention=tuple(attention),
         n_nextn=n_nextn,
         norm=norm,
         scaling_is_optional=scaling_is_optional,
