@@ -19,7 +19,7 @@ from backends.test_cpu_native_linear import block_of, dequantize, random_rows
 from numpy.typing import NDArray
 
 from zinc.ops.elementwise import activate
-from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, group_experts, route
+from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, SPARSE_MIXER, group_experts, route
 
 _cpu = pytest.importorskip("zinc.backends.cpu._cpu")
 
@@ -288,6 +288,7 @@ ROUTERS: list[dict[str, float]] = [
     {"scoring": SOFTMAX_CHOSEN, "top_k": 4, "renormalise": 1, "scale": 2.0},
     {"scoring": SIGMOID, "top_k": 6, "renormalise": 1, "scale": 2.5},
     {"scoring": SIGMOID, "top_k": 1, "renormalise": 0, "scale": 1.0},
+    {"scoring": SPARSE_MIXER, "top_k": 3, "renormalise": 0, "scale": 1.0},
     {"scoring": SIGMOID, "top_k": 6, "renormalise": 1, "scale": 2.5}
     | {"n_groups": 8, "top_groups": 4, "group_top": 2},
     {"scoring": SOFTMAX, "top_k": 5, "renormalise": 0, "scale": 1.0}

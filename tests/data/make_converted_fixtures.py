@@ -47,6 +47,14 @@ SCALES = {
     "attention_multiplier": 0.1,
     "logits_scaling": 3.0,
 }
+LONG = PLAIN | {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 3.8],
+    "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0],
+    "short_mscale": 1.243163121016122,
+    "long_mscale": 1.243163121016122,
+}
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -291,6 +299,16 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     "phi2": lambda: model(
         "Phi", num_hidden_layers=2, intermediate_size=128, **HEADS | {"num_key_value_heads": 2}
     ),
+    "phimoe": lambda: model(
+        "Phimoe",
+        num_hidden_layers=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        attention_bias=True,
+        lm_head_bias=True,
+        rope_parameters=LONG,
+        **HEADS,
+    ),
     "seedoss": lambda: model("SeedOss", num_hidden_layers=2),
     "smollm3": lambda: model("SmolLM3", num_hidden_layers=4, no_rope_layer_interval=4, **HEADS),
     "stablelm": lambda: model(
@@ -467,7 +485,8 @@ def convert(model: torch.nn.Module, target: Path) -> None:
         config = ModelBase.load_hparams(Path(folder), False)
         rope = config.get("rope_parameters") or {}
         config.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))  # an older name
-        kind = get_model_class(config["architectures"][0])
+        # transformers renamed the class of Phi 3.5 MoE.
+        kind = get_model_class(config["architectures"][0].replace("Phimoe", "PhiMoE"))
         kind.no_mtp = True
         with patch.object(kind, "set_vocab", set_vocab):
             kind(

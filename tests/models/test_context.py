@@ -171,6 +171,11 @@ def _file(path: Path, rope: RopeScaling) -> Callable[[], ModelSpec]:
             UnsupportedError,
             "LongRoPE",
         ),
+        (
+            _file(FIXTURES / "gpt2.gguf", RopeScaling("yarn", 4.0)),
+            UnsupportedError,
+            "the model has none",
+        ),
     ],
 )
 def test_impossible_scalings_are_refused_with_a_reason(

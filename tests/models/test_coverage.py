@@ -19,6 +19,7 @@ from zinc.core.errors import ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architectures, load
 from zinc.models.parts.spec import ModelSpec, Norm
+from zinc.ops.moe import SPARSE_MIXER
 from zinc.ops.values import ActivationFn, KVState, RecurrentState
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
@@ -106,6 +107,7 @@ FEATURES = {
     "softmax, then top-k": lambda s: _experts(s, scoring=0),
     "sigmoid with groups": lambda s: _experts(s, scoring=1, groups=True),
     "top-k, then softmax": lambda s: _experts(s, scoring=2),
+    "a sparse mixer": lambda s: _experts(s, scoring=SPARSE_MIXER),
     "shared experts": lambda s: s.experts is not None and s.experts.shared_ffn > 0,
     "a gate on them": lambda s: s.experts is not None and s.experts.shared_gate,
     "biases of experts": lambda s: s.experts is not None and s.experts.biases,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
+from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN, SPARSE_MIXER
 from zinc.ops.step import Step
 
 STEP: Step = Case("any", 1).step(64)
@@ -38,6 +38,13 @@ def test_softmax_weights_are_shares_of_all_experts():
 def test_softmax_over_the_chosen():
     _, weights = route(np.log([[1.0, 4.0, 2.0, 3.0]]), scoring=SOFTMAX_CHOSEN, top_k=2)
     np.testing.assert_allclose(weights, [[4 / 7, 3 / 7]], rtol=1e-6)
+
+
+def test_a_sparse_mixer_compares_experts_of_nearly_equal_score():
+    """The first expert's rival is within 2% of its score; the second one's rivals are not."""
+    ids, weights = route([[1.0, 3.0, 3.05, 1.01, -9.0]], scoring=SPARSE_MIXER, top_k=2)
+    assert ids.tolist() == [[2, 1]]
+    np.testing.assert_allclose(weights, [[1 / (1 + np.exp(-0.05)), 1.0]], rtol=1e-6)
 
 
 def test_bias_moves_the_choice_and_not_the_weights():

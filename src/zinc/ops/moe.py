@@ -31,8 +31,10 @@ from zinc.ops.step import IntArray, Step
 from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
-# Scoring of a router: softmax over all experts, sigmoid of each, softmax over the chosen ones.
-SOFTMAX, SIGMOID, SOFTMAX_CHOSEN = range(3)
+# Scoring of a router: softmax over all experts, sigmoid of each, softmax over the chosen ones, and
+# for each chosen one a softmax over those that nearly equal it.
+SOFTMAX, SIGMOID, SOFTMAX_CHOSEN, SPARSE_MIXER = range(4)
+NEARLY = 0.02  # relative difference of scores up to which SPARSE_MIXER compares experts
 
 
 def _softmax(x: Float64Array) -> Float64Array:
@@ -46,11 +48,26 @@ def _best(scores: Float64Array, count: int) -> IntArray:
     return np.argsort(-scores, axis=1, kind="stable")[:, :count].astype(np.int32)
 
 
+def _among_near(scores: Float64Array, ids: IntArray) -> Float64Array:
+    """Return the weight of each chosen expert `ids` among those whose score nearly equals its own.
+
+    The experts that rank before it are left out (Liu et al. 2024, GRIN, section 2.2).
+    """
+    left, weights = scores.copy(), []
+    for chosen in ids.T[:, :, None]:
+        best = np.take_along_axis(scores, chosen, axis=1)
+        is_near = best - left <= NEARLY * np.maximum(np.abs(left), best)
+        weights.append(1 / np.where(is_near, np.exp(left - best), 0.0).sum(axis=1))
+        np.put_along_axis(left, chosen, -np.inf, axis=1)
+    return np.stack(weights, axis=1)
+
+
 def _route_cases() -> Iterator[Case]:
     for name, n_experts, top_k, bias, attrs in (
         ("softmax", 64, 8, False, {"scoring": SOFTMAX, "renormalise": True}),
         ("softmax-scaled", 60, 4, False, {"scoring": SOFTMAX, "scale": 16.0}),
         ("chosen", 32, 4, False, {"scoring": SOFTMAX_CHOSEN}),
+        ("sparse-mixer", 16, 2, False, {"scoring": SPARSE_MIXER}),
         ("sigmoid", 128, 8, True, {"scoring": SIGMOID, "renormalise": True, "scale": 2.5}),
         ("max-of-group", 48, 6, False, {"scoring": SOFTMAX, "n_groups": 8, "top_groups": 3}),
         (
@@ -70,6 +87,11 @@ def _route_cases() -> Iterator[Case]:
             **attrs,
         )
         yield case.returns(routes)
+    near = Case("sparse-mixer-near", n_tokens=5)
+    steps = np.array([1, 0.99, 0.985, 0.7, -1, 0.972, 0.5, 0.995], np.float32)
+    scales = np.array([3, 1, 40, -2, 0], np.float32)
+    logits = near.graph.embed(near.given(np.outer(scales, steps)))
+    yield near.returns(near.graph.route(logits, None, top_k=3, scoring=SPARSE_MIXER))
     # Equal scores, and scores that differ in the last bit of a float32.
     tied = Case("tied", n_tokens=6)
     scores = np.tile(np.array([1, 2, 2, 0.5, 2, 1, 2, 1], np.float32), (6, 5))
@@ -92,10 +114,11 @@ def route(
     """Return the expert ids and weights of each token, from router logits [tokens, experts].
 
     `scoring` says how scores follow from logits: 0 softmax, 1 sigmoid, 2 none (softmax over the
-    chosen). A bias [experts] changes the choice and not the weights (DeepSeek-AI 2024, DeepSeek-V3,
-    2.1.2). With n_groups > 1, experts compete only within the `top_groups` best groups; the score
-    of a group is the sum of its `group_top` best experts (1 in DeepSeek-V2, 2 in V3). `renormalise`
-    divides the weights by their sum; then they are multiplied by `scale`.
+    chosen), 3 none (`_among_near`, without groups). A bias [experts] changes the choice and not the
+    weights (DeepSeek-AI 2024, DeepSeek-V3, 2.1.2). With n_groups > 1, experts compete only within
+    the `top_groups` best groups; the score of a group is the sum of its `group_top` best experts (1
+    in DeepSeek-V2, 2 in V3). `renormalise` divides the weights by their sum; then they are
+    multiplied by `scale`.
     """
     scoring, top_k, n_groups = int(attrs["scoring"]), int(attrs["top_k"]), int(attrs["n_groups"])
     scores = logits.astype(np.float64)
@@ -116,6 +139,8 @@ def route(
     weights = np.take_along_axis(scores, ids, axis=1)
     if scoring == SOFTMAX_CHOSEN:
         weights = _softmax(weights)
+    elif scoring == SPARSE_MIXER:
+        weights = _among_near(scores, ids)
     if attrs["renormalise"]:
         weights = weights / (weights.sum(axis=1, keepdims=True) + 1e-20)
     weights = weights * float(attrs["scale"])

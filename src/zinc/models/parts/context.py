@@ -75,6 +75,12 @@ def specs(
     plain, extended = _of_file(read, file, arch)
     if asked is None or asked == RopeScaling():
         return plain, extended
+    if not plain.ropes():
+        raise UnsupportedError(
+            f"cannot scale the RoPE of {file.path}",
+            "the model has none",
+            "leave out the option",
+        )
     if asked.type == "none":
         originals = [r.original_context for r in plain.ropes() if _is_scaled(r)]
         until = min([plain.plain_context or plain.context, *originals])

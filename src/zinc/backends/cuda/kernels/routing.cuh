@@ -9,6 +9,8 @@
 #define SOFTMAX 0
 #define SIGMOID 1
 #define SOFTMAX_CHOSEN 2
+#define SPARSE_MIXER 3
+#define NEARLY 0.02f // relative difference of scores up to which SPARSE_MIXER compares experts
 #define EACH ((EXPERTS + SUBGROUP - 1) / SUBGROUP)
 #define GROUP_SIZE (EXPERTS / GROUPS)
 
@@ -114,12 +116,26 @@ DEVICE void chooseExperts(const float* logits, const float* bias, float scale, f
         UNROLL for (uint i = 0; i < EACH; i++)
             if (keys[i] == best) id = min(id, i * SUBGROUP + lane);
         id = warpMin(id);
+#if SCORING == SPARSE_MIXER
+        float score = -1e30f, near = 0;
+        UNROLL for (uint i = 0; i < EACH; i++)
+            if (id == i * SUBGROUP + lane) score = scores[i];
+        score = warpMax(score);
+        UNROLL for (uint i = 0; i < EACH; i++)
+            if (keys[i] != 0 && score - scores[i] <= NEARLY * max(abs(scores[i]), score))
+                near += exp(scores[i] - score);
+        near = warpSum(near);
+#endif
         UNROLL for (uint i = 0; i < EACH; i++)
             if (id == i * SUBGROUP + lane)
             {
                 keys[i] = 0;
                 ids[k] = id;
+#if SCORING == SPARSE_MIXER
+                weights[k] = 1.0f / near;
+#else
                 weights[k] = scores[i];
+#endif
             }
     }
     __syncwarp();

@@ -17,7 +17,8 @@ using group_in = operands::group_experts;
 
 // ---- route: from logits [experts] to [ids | weights], 2 top_k columns
 
-enum class Scoring : int { softmax = 0, sigmoid = 1, softmax_chosen = 2 };
+enum class Scoring : int { softmax = 0, sigmoid = 1, softmax_chosen = 2, sparse_mixer = 3 };
+constexpr float kNearly = 0.02f;  // NEARLY of zinc.ops.moe
 constexpr int kMaxGroupTop = 16;
 
 struct Params {
@@ -32,7 +33,7 @@ void prepare_route(Launch& l, const Attrs& attrs) {
     Params& p = l.as<Params>();
     p.n_experts = l.in[route_in::logits].cols;
     require_rows(l, l.in[route_in::logits], "logits", RowFormat::f32);
-    p.scoring = static_cast<Scoring>(whole(l, attrs, "scoring", 0, 2));
+    p.scoring = static_cast<Scoring>(whole(l, attrs, "scoring", 0, 3));
     p.top_k = whole(l, attrs, "top_k", 1, p.n_experts);
     p.n_groups = whole(l, attrs, "n_groups", 1, p.n_experts);
     require(l, p.n_experts % p.n_groups == 0, "n_groups must divide the experts");
@@ -84,6 +85,19 @@ float exponentials(const float* x, int n, float* y) {
         total = total + (lanes == 16 ? e : select_lanes(e, 0, lanes, F32x16::zero()));
     });
     return sum(total);
+}
+
+// Weight of the chosen expert ids[rank] among those whose score nearly equals its own. The experts that rank
+// before it are left out.
+float weight_among_near(const float* scores, int n, const int* ids, int rank) {
+    const float best = scores[ids[rank]];
+    float total = 0;
+    for (int e = 0; e < n; ++e) {
+        const bool is_left = std::find(ids, ids + rank, e) == ids + rank;
+        if (is_left && best - scores[e] <= kNearly * std::max(std::fabs(scores[e]), best))
+            total += std::exp(scores[e] - best);
+    }
+    return 1.0f / total;
 }
 
 void run_route(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
@@ -138,7 +152,8 @@ void run_route(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
         float *out = l.out[0].row(t), *weights = out + p.top_k;
         for (int i = 0; i < p.top_k; ++i) {
             out[i] = static_cast<float>(ids[i]);
-            weights[i] = scores[ids[i]];
+            weights[i] = p.scoring == Scoring::sparse_mixer ? weight_among_near(scores, p.n_experts, ids, i)
+                                                            : scores[ids[i]];
         }
         float factor = p.scale;
         if (p.scoring == Scoring::softmax_chosen) {

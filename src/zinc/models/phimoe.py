@@ -1,0 +1,33 @@
+"""Phi 3.5 MoE: layer norms, biases in attention, LongRoPE, and a router of sparse mixing.
+
+Converted files state the attention factor that LongRoPE implies, but the models have their own.
+"""
+
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.moe import experts_from
+from zinc.models.parts.rope import Rope
+from zinc.models.parts.spec import ModelSpec, Norm, dense_spec
+from zinc.models.parts.weights import Weights
+from zinc.ops.graph import Graph
+from zinc.ops.moe import SPARSE_MIXER
+
+ATTENTION_FACTOR = 1.243163121016122
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    experts = experts_from(file, "phimoe", scoring=SPARSE_MIXER, renormalise=False)
+    base = replace(dense_spec(file, "phimoe", neox=True), experts=experts)
+
+    def own_factor(rope: Rope) -> Rope:
+        is_long = rope.long_divisors is not None
+        return replace(rope, attention_factor=ATTENTION_FACTOR) if is_long else rope
+
+    return replace(base.map_ropes(own_factor), norm=Norm.LAYER_WITH_BIAS)
+
+
+def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
+    w.require("output.bias")
+    decoder(g, spec, w)
