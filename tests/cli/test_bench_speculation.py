@@ -45,6 +45,14 @@ def test_the_nextn_block_drafts_too(zinc, fixture_model):
     assert found["speculation"]["mode"] == "mtp"
 
 
+def test_a_draft_model_drafts_too(zinc, fixture_model):
+    path = fixture_model.with_stem("qwen3")
+    options = ("--speculate", "draft", "--draft", path, "--json")
+    found = json.loads(zinc("bench", path, *OPTIONS, *options).out)["speculation"]
+    assert found["mode"] == "draft"
+    assert sum(answer["accepted_tokens"] for answer in found["answers"]) > 0
+
+
 def test_no_drafts_are_measured_without_asking(zinc, fixture_model):
     found = json.loads(zinc("bench", fixture_model, *OPTIONS, "--json").out)
     assert "speculation" not in found
@@ -54,7 +62,8 @@ def test_no_drafts_are_measured_without_asking(zinc, fixture_model):
     ("options", "says"),
     [
         (("--speculate", "--decode", "1"), "--decode of at least 2"),
-        (("--speculate", "draft"), "invalid choice: 'draft'"),
+        (("--speculate", "draft"), "--speculate draft and --draft MODEL go together"),
+        (("--draft", "qwen3:0.6b"), "--speculate draft and --draft MODEL go together"),
     ],
 )
 def test_options_that_cannot_be_measured(zinc, fixture_model, options, says):

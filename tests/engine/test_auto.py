@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from zinc.backends.api import Backend
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.backends.ref import RefBackend, RefProgram
 from zinc.core.errors import DeviceError, RequestError, UnsupportedError
+from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
 from zinc.engine.load import auto, self_test
 from zinc.engine.load.auto import Machine, select
+from zinc.engine.load.memory import RESERVE_SHARE, MemoryBudget
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.ops import OPS
@@ -182,6 +185,49 @@ def test_auto_takes_the_cpu_if_the_gpu_is_too_small(one_gpu: Callable[[int], Non
     with plan_model(LoadOptions(QWEN, context=64)) as planned:
         assert planned.backend.name == "cpu"
         assert "Large Card, is too small for the model" in planned.choice.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts"),
+    [
+        ("qwen35", {"speculate": "suffix"}),
+        ("glm4moe", {"speculate": "mtp"}),
+        ("qwen3", {"speculate": "draft", "draft": QWEN}),
+    ],
+)
+def test_auto_takes_a_gpu_with_memory_for_the_drafts_that_are_asked_for(
+    name: str, drafts: dict[str, Any], one_gpu: Callable[[int], None]
+) -> None:
+    """Larger recurrent states, a NextN block or a draft model."""
+
+    def chosen(n_bytes: int, **changes: Any) -> str:
+        one_gpu(n_bytes)
+        with plan_model(LoadOptions(QWEN.with_stem(name), context=64, **changes)) as planned:
+            return planned.backend.name
+
+    def least(**changes: Any) -> int:
+        low, high = 0, 64 << 20
+        while high - low > 1024:
+            middle = (low + high) // 2
+            low, high = (low, middle) if chosen(middle, **changes) == "ref" else (middle, high)
+        return high
+
+    plain, drafting = least(speculate="off"), least(**drafts)
+    assert least(speculate="auto") == plain, "it can do without drafts"
+    with plan_model(LoadOptions(QWEN.with_stem(name), backend="ref", context=64)) as planned:
+        (alone,) = planned.budgets()
+    options = LoadOptions(QWEN.with_stem(name), backend="ref", context=64, **drafts)
+    with plan_model(options) as planned:
+        (both,) = planned.budgets()
+
+    def n_bytes(budget: MemoryBudget) -> int:
+        keys = context_bytes(budget.states, 64, "f16", options.batch_tokens)
+        states = state_bytes_per_sequence(budget.states)
+        return budget.taken + keys + states + budget.draft_bytes(64)
+
+    more = (n_bytes(both) - n_bytes(alone)) / (1 - RESERVE_SHARE)
+    assert more > 2048
+    assert drafting - plain == pytest.approx(more, abs=2048)
 
 
 def test_a_device_map_is_followed_on_the_gpu_that_auto_finds(

@@ -45,10 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speculate",
         nargs="?",
         const="suffix",
-        choices=("suffix", "mtp"),
+        choices=("suffix", "mtp", "draft"),
         help="also show what drafts cost and gain: those from repeated text (suffix, the default), "
-        "or also of the model's NextN block (mtp)",
+        "or also of the model's NextN block (mtp) or of the model of --draft (draft)",
     )
+    usage.add_draft(parser)
     parser.add_argument(
         "--profile", action="store_true", help="also show where the time goes, by phase and kernel"
     )
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         raise usage.UsageError("--prefill 0 and --decode 0 leave nothing to measure")
     if args.speculate and args.decode < 2:
         raise usage.UsageError("--speculate measures decode: use a --decode of at least 2")
+    if (args.draft is None) is (args.speculate == "draft"):
+        raise usage.UsageError("--speculate draft and --draft MODEL go together")
 
     from zinc.cli import roofline
 
@@ -116,6 +119,7 @@ def _load(args: argparse.Namespace) -> LoadedModel:
         max_outputs=max(args.streams, rows),
         sequences=args.streams,
         speculate=args.speculate or "auto",
+        draft=usage.draft_path(args),
     )
     with loading.context_from("--prefill, --depth or --decode"):
         planned = plan_model(options)

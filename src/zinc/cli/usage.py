@@ -237,6 +237,11 @@ def add_speculate(parser: argparse.ArgumentParser) -> None:
         "model's NextN block (mtp) or the model of --draft (draft); answers keep their tokens "
         "(default: on, if the backend is batch-invariant)",
     )
+    add_draft(parser)
+
+
+def add_draft(parser: argparse.ArgumentParser) -> None:
+    """Add the option --draft."""
     parser.add_argument(
         "--draft",
         metavar="MODEL",

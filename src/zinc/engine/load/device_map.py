@@ -8,12 +8,13 @@ carries a note that says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TypeAlias
 
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import BackendKind
-from zinc.backends.plans import SplitPlan
+from zinc.backends.plans import SplitPlan, states_of
 from zinc.backends.split import SplitBackend
 from zinc.core.errors import RequestError
 from zinc.engine.cache_layout import resolve_kv_dtype
@@ -24,6 +25,10 @@ from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph
 from zinc.plan.device_map import DEVICE, DeviceMap, choose
 from zinc.plan.planner import make_plan
+
+# draft_bytes(device, context): the bytes that a draft model takes of a device, for a model with a
+# context of `context` tokens.
+DraftBytes: TypeAlias = Callable[[Backend, int], int]
 
 # Context for which a model must fit on the device, if the caller gives none.
 ROOM_TOKENS = 4096
@@ -66,13 +71,22 @@ class OpenModel:
     draft_tokens: tuple[int, ...] = ()
 
 
+def no_draft(device: Backend, context: int) -> int:
+    """Return the bytes that a draft model takes of `device` if there is none."""
+    return 0
+
+
 def divide(
-    device: Backend, create_host: Callable[[], Backend], model: OpenModel, options: LoadOptions
+    device: Backend,
+    create_host: Callable[[], Backend],
+    model: OpenModel,
+    options: LoadOptions,
+    draft_bytes: DraftBytes = no_draft,
 ) -> BackendChoice:
     """Return the backend for `model`: `device` if all of it fits there, else both or the CPU.
 
-    create_host: makes the CPU backend, if it is needed. Raises RequestError if the device map of
-    `options` does not suit the model or the device.
+    create_host: makes the CPU backend, if it is needed. draft_bytes: see `fits_on`. Raises
+    RequestError if the device map of `options` does not suit the model or the device.
     """
     nodes, n_layers = model.graphs[0].nodes, model.spec.n_layers
     host = cache(create_host)
@@ -81,7 +95,7 @@ def divide(
         if device.available_bytes() is None:
             return BackendChoice(device)
         device_map = choose(
-            nodes, n_layers, lambda each: fits_on(device, host, model, options, each)
+            nodes, n_layers, lambda each: fits_on(device, host, model, options, each, draft_bytes)
         )
         why = "it does not fit on the device as a whole"
     else:
@@ -118,10 +132,12 @@ def fits_on(
     model: OpenModel,
     options: LoadOptions,
     device_map: DeviceMap,
+    draft_bytes: DraftBytes = no_draft,
 ) -> bool:
     """Return whether `device` has room for its part of `model`, with the cache of its context.
 
-    host: makes the CPU backend, for a device map that uses it.
+    host: makes the CPU backend, for a device map that uses it. draft_bytes: returns the bytes that
+    a draft model takes of a device for a context.
     """
     backend = device
     if not device_map.is_whole(model.spec.n_layers):
@@ -129,9 +145,10 @@ def fits_on(
     n_tokens, n_outputs = options.batch_tokens, options.output_rows
     plans = [
         make_plan(graph, backend, max_tokens=n_tokens, max_outputs=n_outputs)
-        for graph in model.graphs
+        for graph in (*model.graphs, *model.draft_graphs)
     ]
     memory = budgets(model.file, plans, backend)[DEVICE]
-    kv_dtype = resolve_kv_dtype(options.kv_dtype, backend.capabilities.kv_dtype, plans[0].states)
+    kv_dtype = resolve_kv_dtype(options.kv_dtype, backend.capabilities.kv_dtype, states_of(plans))
     context = options.context or min(model.spec.context, ROOM_TOKENS)
-    return has_room(memory, kv_dtype, context * (options.sequences or 1), n_tokens)
+    memory = replace(memory, draft_bytes=partial(draft_bytes, device))
+    return has_room(memory, kv_dtype, context, options.sequences or 1, n_tokens)

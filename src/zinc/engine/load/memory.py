@@ -262,10 +262,15 @@ def choose_swap() -> int:
     return int(available_memory_bytes() * SWAP_SHARE)
 
 
-def has_room(memory: MemoryBudget, kv_dtype: str, context: int, chunk_tokens: int) -> bool:
-    """Return whether a memory has room for its weights, arenas and one sequence of `context`."""
-    needed = context_bytes(memory.states, context, kv_dtype, chunk_tokens)
-    needed += memory.taken + state_bytes_per_sequence(memory.states)
+def has_room(
+    memory: MemoryBudget, kv_dtype: str, context: int, sequences: int, chunk_tokens: int
+) -> bool:
+    """Return whether a memory has room for its weights, arenas and `sequences` of `context`.
+
+    A recurrent state is counted once, since sequences can take turns.
+    """
+    needed = context_bytes(memory.states, sequences * context, kv_dtype, chunk_tokens)
+    needed += memory.taken + state_bytes_per_sequence(memory.states) + memory.draft_bytes(context)
     return needed <= memory.available * (1 - RESERVE_SHARE)
 
 

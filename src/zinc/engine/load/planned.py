@@ -18,7 +18,14 @@ from zinc.backends.plans import Plan, states_of
 from zinc.core.errors import MemoryLimitError
 from zinc.engine.cache_layout import BLOCK_TOKENS, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load import auto
-from zinc.engine.load.device_map import BackendChoice, OpenModel, divide, fits_on
+from zinc.engine.load.device_map import (
+    BackendChoice,
+    DraftBytes,
+    OpenModel,
+    divide,
+    fits_on,
+    no_draft,
+)
 from zinc.engine.load.draft_model import draft_cache_bytes, draft_options
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.memory import (
@@ -33,6 +40,7 @@ from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.speculation import (
     check_drafts,
     check_mode,
+    demands_drafts,
     needs_nextn,
     needs_rollback,
 )
@@ -224,11 +232,44 @@ def _open(file: GGUFFile, options: LoadOptions) -> OpenModel:
     return OpenModel(file, spec, tuple(graphs), tuple(drafts), tokens)
 
 
-def _select(model: OpenModel, options: LoadOptions) -> auto.Selection:
+def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
+    """Return the model as it takes memory with the drafts that `options` demand.
+
+    It has its NextN block and recurrent states that can be set back, if the drafts need these.
+    """
+    if not demands_drafts(options):
+        return model
+    if options.speculate == "mtp" and options.device_map is None:
+        model = _open(model.file, replace(options, nextn=True))
+    graphs = tuple(rollback_graph(graph, MOST_RECURRENT_ROWS) for graph in model.graphs)
+    return replace(model, graphs=graphs)
+
+
+def _draft_bytes(options: LoadOptions) -> DraftBytes:
+    """Return the function that says how many bytes a draft model takes, if `options` demand one."""
+    path = options.draft
+    if path is None or not demands_drafts(options):
+        return no_draft
+
+    known: dict[int, tuple[PlannedModel, int]] = {}  # by device, with the bytes beside the cache
+
+    def n_bytes(device: Backend, context: int) -> int:
+        if id(device) not in known:
+            chosen = draft_options(options, path, device)
+            model = _open(GGUFFile.open(path), chosen)
+            with _planned(model, chosen, BackendChoice(device)) as draft:
+                known[id(device)] = draft, draft.budgets()[0].taken
+        draft, taken = known[id(device)]
+        return taken + draft_cache_bytes(draft, context)
+
+    return n_bytes
+
+
+def _select(model: OpenModel, options: LoadOptions, draft_bytes: DraftBytes) -> auto.Selection:
     """Return the device for backend="auto"."""
 
     def fits(device: Backend) -> bool:
-        return fits_on(device, lambda: device, model, options, DeviceMap())
+        return fits_on(device, lambda: device, model, options, DeviceMap(), draft_bytes)
 
     machine = auto.this_machine(options.threads, options.backend_options)
     wanted = options.backend_options.get("device", "")
@@ -264,8 +305,10 @@ def _plan(
     def create(name: str) -> Backend:
         return api.create(name, options.threads, options.backend_options)
 
+    check_mode(options)
+    large, draft_bytes = _with_drafts(model, options), _draft_bytes(options)
     if backend is None and options.backend == "auto":
-        selection = _select(model, options)
+        selection = _select(large, options, draft_bytes)
         backend, reason = selection.backend, selection.reason
         if backend.capabilities.kind is BackendKind.CPU and options.device_map is not None:
             options = replace(options, device_map=None)
@@ -273,14 +316,19 @@ def _plan(
         log.info("%s", reason)
     if backend is None:
         backend = create(options.backend)
-    choice = replace(divide(backend, lambda: create("cpu"), model, options), reason=reason)
-    check_mode(options)
+    divided = divide(backend, lambda: create("cpu"), large, options, draft_bytes)
+    choice = replace(divided, reason=reason)
     check_drafts(options, choice.backend)
     if needs_nextn(options.speculate, model, choice.backend):
         options = replace(options, nextn=True)
         model = _open(model.file, options)
     if needs_rollback(options, model.graphs[0], choice.backend):
         options = replace(options, rollback=MOST_RECURRENT_ROWS)
+    return _planned(model, options, choice)
+
+
+def _planned(model: OpenModel, options: LoadOptions, choice: BackendChoice) -> PlannedModel:
+    """Return the plans of a model on the chosen backend."""
     if options.rollback:
         graphs = tuple(rollback_graph(graph, options.rollback) for graph in model.graphs)
         model = replace(model, graphs=graphs)

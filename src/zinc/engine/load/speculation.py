@@ -56,6 +56,14 @@ def check_drafts(options: LoadOptions, backend: Backend) -> None:
         )
 
 
+def demands_drafts(options: LoadOptions) -> bool:
+    """Return whether `options` name a source of drafts, for which there must be memory.
+
+    Without one, a model for which memory is short runs without drafts.
+    """
+    return options.speculate not in ("auto", "off")
+
+
 def needs_nextn(mode: str, model: OpenModel, backend: Backend) -> bool:
     """Return whether the NextN block of `model` is to be loaded.
 
