@@ -311,3 +311,23 @@ def chat_tokenizer_once(_made=[]):  # noqa: B006
     if not _made:
         _made.append(chat_tokenizer())
     return _made[0]
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "tokens"),
+    [
+        ("exaone-moe", "a b", ["aĠb"]),  # a word goes on over a single space
+        ("qwen2", "a b", ["a", "Ġb"]),
+        ("afmoe", "1234", ["1", "234"]),  # groups of three from the end
+        ("llama-bpe", "1234", ["123", "4"]),
+        ("seed-coder", "!\n", ["!", "Ċ"]),  # symbols without the line breaks after them
+        ("qwen2", "!\n", ["!Ċ"]),
+    ],
+)
+def test_merges_stay_within_a_word(pre: str, text: str, tokens: list[str]) -> None:
+    extra = ["Ġb", "aĠb", "12", "123", "34", "234", "!Ċ"]
+    merges = ["Ġ b", "a Ġb", "1 2", "12 3", "3 4", "2 34", "! Ċ"]
+    metadata = byte_level(*[(token, NORMAL) for token in extra], pre=pre, merges=merges)
+    spelling = metadata["tokenizer.ggml.tokens"]
+    ids = make(metadata).encode(text, add_special=False)
+    assert [spelling[id] for id in ids] == tokens

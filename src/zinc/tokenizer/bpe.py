@@ -49,7 +49,7 @@ class BytePairEncoder:
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         # Pre-tokens are lines when `▁` stands for a space, so tokens may span words.
         neighbours = AdjacentPairs(vocabulary.texts) if self._spaces else None
-        safe = BETWEEN_LINES if self._spaces else BETWEEN_WORDS
+        safe = BETWEEN_LINES if self._spaces or pre.spaces_in_words else BETWEEN_WORDS
         self._chunker = Chunker(safe, neighbours, _LONGEST_RUN)
         self._one_run = threading.Lock()  # limits memory to one long run at a time
         self.covers_all_text = self._missing is None

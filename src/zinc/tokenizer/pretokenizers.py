@@ -32,6 +32,8 @@ _QWEN35 = (
     rf"(?:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
+# Line breaks after symbols are not part of them.
+_SEED = rf"(?:{_CONTRACTION})|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES}"
 _SINGLE_DIGITS = (r"\p{N}", _GPT2)
 
 
@@ -67,12 +69,27 @@ def _code_points(ranges: str) -> str:
 # The ranges include some spaces (U+2000, U+3000), which are not part of a word.
 _CJK = rf"(?:(?!\s)[{_code_points('4E00-9FA5 800-4E00 AC00-D7FF')}])+"
 _KANJI_KANA = f"[{_code_points('4E00-9FA5 3040-309F 30A0-30FF')}]+"
+_ASIAN = (
+    "4E00-9FFF 3400-4DBF F900-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF E40-E7F E80-EFF "
+    "1780-17FF 1000-109F AA60-AA7F A9E0-A9FF AC00-D7AF 1100-11FF"
+)
 _ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
     _KANJI_KANA,
     rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+)
+# Groups of three digits, counted from the end of a number, and scripts without spaces.
+_AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    f"[{_code_points(_ASIAN)}]+",
+    _DEEPSEEK3[-1],
+)
+# A word goes on over single spaces, so that a token may hold several words.
+_EXAONE_MOE = (
+    rf"(?:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}\p{{M}}*(?: ?\p{{L}}\p{{M}}*)*|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|{_SPACES}"
 )
 # Letters with case up to Unicode 13, as DeepSeek LLM's tokenizer lists them.
 _DEEPSEEK_LETTERS = _code_points(
@@ -111,7 +128,7 @@ class PreTokenizer:
     one, whatever the merges say. add_bos: default if the file does not say. always_bos: add BOS
     even if the file says otherwise, as files of the family are known to be wrong. byte_level: bytes
     are spelled as GPT-2's printable characters; otherwise tokens are UTF-8 with `▁` for a space and
-    `<0xNN>` for single bytes.
+    `<0xNN>` for single bytes. spaces_in_words: a word may be as long as a line.
     """
 
     patterns: tuple[str, ...]
@@ -119,6 +136,7 @@ class PreTokenizer:
     add_bos: bool = False
     always_bos: bool = False
     byte_level: bool = True
+    spaces_in_words: bool = False
 
 
 _KINDS: dict[PreTokenizer, str] = {
@@ -131,8 +149,12 @@ _KINDS: dict[PreTokenizer, str] = {
     PreTokenizer((r"\p{N}{1,3}", _modern(r"\p{N}+")), ignore_merges=True): "minicpm5",
     PreTokenizer((_QWEN2,)): (
         "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2"
+        " bailingmoe bailingmoe2 llada-moe"
     ),
     PreTokenizer((_QWEN35,)): "qwen35",
+    PreTokenizer((_SEED,)): "seed-coder",
+    PreTokenizer((_EXAONE_MOE,), spaces_in_words=True): "exaone-moe",
+    PreTokenizer(_AFMOE): "afmoe",
     PreTokenizer((_modern(r"\p{N}", contraction=""),)): "ufakzeka",
     PreTokenizer((r"[^\n]+|\n+", _QWEN2)): "laguna",
     PreTokenizer((_GPT2,)): (
