@@ -71,7 +71,9 @@ def test_the_last_block_of_a_tile_adds_up_the_sums_of_all_splits(n_rows, monkeyp
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3moe", "qwen35", "gptoss"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "llama", "qwen3moe", "qwen35", "gptoss", "gpt2", "commandr", "phimoe"]
+)
 def test_logits_of_a_prompt_and_of_decode_agree_with_the_published_model(name: str) -> None:
     ids, want = expected(name)
     runner = Runner(FIXTURES / f"{name}.gguf", loaded=loaded(name))

@@ -317,7 +317,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     "stablelm12b": lambda: model(
         "StableLm", num_hidden_layers=2, use_parallel_residual=True, qk_layernorm=True, **HEADS
     ),
-    "starcoder2": lambda: model("Starcoder2", num_hidden_layers=2, **HEADS),
+    "starcoder2": lambda: model("Starcoder2", num_hidden_layers=2, sliding_window=WINDOW, **HEADS),
 }
 
 
@@ -447,6 +447,8 @@ def set_vocab(converter: Any) -> None:
     """Copy the tokenizer of another fixture if it fits; otherwise the file gets none."""
     import gguf
 
+    if converter.hf_arch == "Starcoder2ForCausalLM":  # whose converter leaves the window out
+        converter.gguf_writer.add_sliding_window(converter.hparams["sliding_window"])
     fields = gguf.GGUFReader(FOLDER / "llama.gguf").fields
     if len(fields["tokenizer.ggml.tokens"].data) != converter.hparams["vocab_size"]:
         return

@@ -257,6 +257,13 @@ def test_a_key_with_a_default(name: str, key: str) -> None:
     assert plan_hash(changed(file, keys={full: None})) == plan_hash(file)
 
 
+def test_starcoder2_has_a_window_that_converted_files_leave_out() -> None:
+    file, key = opened("starcoder2"), "starcoder2.attention.sliding_window"
+    long = {key: None, "starcoder2.context_length": 16384}
+    assert {a.window for a in load(changed(file, keys=long))[0].attention} == {4096}
+    assert {a.window for a in load(changed(file, keys={key: None}))[0].attention} == {0}
+
+
 def test_an_optional_tensor_must_be_in_all_layers_or_in_none() -> None:
     file = opened("glm4")
     biases = [

@@ -12,6 +12,7 @@ from zinc.ops.operands import rows, vector
 from zinc.ops.registry import Attrs, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
+from zinc.quant.blocks import GGMLType
 
 
 def _cases() -> Iterator[Case]:
@@ -66,6 +67,11 @@ def _layer_cases() -> Iterator[Case]:
     yield case.returns(case.graph.layer_norm(case.rows(64), case.vector(64), None, eps=1e-5))
     case = Case("no_weight")
     yield case.returns(case.graph.layer_norm(case.rows(64), None, None, eps=1e-6))
+    # Before a product it stores rows in the format that the product reads.
+    for type in (GGMLType.Q8_0, GGMLType.Q4_K):
+        case = Case(f"before-{type.name.lower()}")
+        x = case.graph.layer_norm(case.rows(512), case.vector(512), case.vector(512), eps=1e-5)
+        yield case.returns(case.graph.linear(x, case.matrix(24, 512, type, 512**-0.5)))
     case = Case("heads")
     x, weight = case.rows(96), case.vector(96)
     yield case.returns(case.graph.layer_norm(x, weight, None, eps=1e-5, group=32))
