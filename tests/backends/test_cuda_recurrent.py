@@ -16,17 +16,24 @@ from zinc.ops.recurrent_step import delta_step_case
 from zinc.ops.step import Step
 from zinc.ops.values import RecurrentState
 from zinc.plan.planner import make_plan
+from zinc.plan.rollback import rollback_graph
 
 TOKENS = 110
 TOLERANCE = 1e-4
 # Tokens of two sequences in each step: in chunks, token by token, and in chunks again.
 STEPS = ((70, 40), (1, 1), (0, 45), (65, 3), (2, 108))
 
+# The same for sequences that are set back.
+BACK_AND_FORTH = ((70, 40), (17, 17), (60, 48), (1, 100), (100, 1), (33, 18), (18, 33), (96, 14))
 
-def steps_of(counts: Sequence[Sequence[int]], slots: Sequence[int], ends: int = -1) -> list[Step]:
+
+def steps_of(
+    counts: Sequence[Sequence[int]], slots: Sequence[int], ends: int = -1, rejected: int = 0
+) -> list[Step]:
     """Return steps with `counts[i]` tokens of each sequence in step i, whose states are in `slots`.
 
     ends: index of a step before which each third sequence ends, and another one takes its slot.
+    rejected: tokens by which a sequence is set back after each step that has more.
     """
     lengths, steps = np.zeros(len(slots), np.int32), []
     for i, added in enumerate(counts):
@@ -45,13 +52,14 @@ def steps_of(counts: Sequence[Sequence[int]], slots: Sequence[int], ends: int = 
                 tables=(np.zeros((len(slots), 1), np.int32),),
             )
         )
-        lengths += np.array(added, np.int32)
+        lengths += np.array([k - rejected if k > rejected else k for k in added], np.int32)
     return steps
 
 
-def program_of(backend: Backend, case: Case, n_slots: int) -> Program:
+def program_of(backend: Backend, case: Case, n_slots: int, rollback: int = 0) -> Program:
     """Return a program of the case whose cache has `n_slots` states."""
-    plan = make_plan(case.graph, backend, max_tokens=case.n_tokens, max_outputs=case.n_tokens)
+    graph = rollback_graph(case.graph, rollback) if rollback else case.graph
+    plan = make_plan(graph, backend, max_tokens=case.n_tokens, max_outputs=case.n_tokens)
     for w in plan.weights:
         backend.upload(w, TensorData(w.type, w.shape, case.data(w)))
     cache = backend.allocate(plan.states, CacheLayout(64, (1,), state_slots=n_slots))
@@ -76,6 +84,19 @@ CASES = {
 def test_states_continue_from_step_to_step(name: str) -> None:
     case, steps = CASES[name], steps_of(STEPS, (1, 0))
     check(program_of(emulated.backend(), case, 2), program_of(api.create("ref"), case, 2), steps)
+
+
+@needs_compiler
+@pytest.mark.parametrize("rejected", [0, 7, 16])
+def test_states_that_are_set_back_continue_in_chunks(rejected: int) -> None:
+    """Steps begin and end at any place in a chunk; kernels start from S, and keep rows."""
+    case = CASES["delta_rule"]
+    steps = steps_of(BACK_AND_FORTH, (1, 0), rejected=rejected)
+    program = program_of(emulated.backend(), case, 2, rollback=16)
+    check(program, program_of(api.create("ref"), case, 2, rollback=16), steps)
+    at = [launch.kernel for launch in program.plan.launches].index("delta_rule")
+    kernels = [name.split(".")[0] for name in program.kernels(steps[0], at)]
+    assert kernels == ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"]
 
 
 @needs_compiler

@@ -3,6 +3,7 @@
 // each has every SHARE-th float4 of its rows. q and k are normalised into shared memory, ROWS
 // tokens at a time, while the next tokens are prefetched. The state is S transposed, [value heads,
 // V_DIM, K_DIM]; with ROLLBACK, that of delta_rows.cuh.
+//   PART  the rows that it runs (delta_parts.cuh)
 
 #include "arguments.h"
 
@@ -11,6 +12,7 @@ using Arguments = DeltaRuleArguments;
 #include "step.cuh"
 #include "activation.cuh"
 #include "decay.cuh"
+#include "delta_parts.cuh"
 #include "delta_rows.cuh"
 #include "floats.cuh"
 
@@ -21,6 +23,9 @@ using Arguments = DeltaRuleArguments;
 #define VALUES_EACH ((ROWS * COLS + THREADS - 1) / THREADS)
 #define EIGHTH ((K_DIM + 31) / 32) // float4s of a head for one of the eight lanes
 #define L2_EPS 1e-6f
+#ifndef PART
+#define PART WHOLE
+#endif
 
 SHARED float4 q4[ROWS][K_DIM / 4];
 SHARED float4 k4[ROWS][K_DIM / 4];
@@ -100,8 +105,9 @@ KERNEL(delta_rule, Arguments)
     if (args.is_one_token == 0)
     {
         if (sequence >= args.step->sequences) return;
-        begin = args.step->seq_start[sequence];
-        end = args.step->seq_start[sequence + 1];
+        PartRows part = rowsOfPart(args.step, sequence, PART);
+        begin = part.begin;
+        end = part.end;
         if (begin == end) return;
     }
     uint share = thread % SHARE, c = thread / SHARE, col = group.y * COLS + c;

@@ -143,12 +143,19 @@ struct StateColumns
     }
 };
 
+/// Returns where S before a position lies in a slot. With ROLLBACK, the position begins a chunk.
+DEVICE uint halfFloats(ARGS, uint position)
+{
+    return ROLLBACK ? position / 16 % 2 * (args.slot_floats / 2) : 0;
+}
+
 KERNEL(delta_scan, Arguments)
 {
     const uint lane = threadIdx.x % SUBGROUP, warp = threadIdx.x / SUBGROUP;
     uint head = blockIdx.x, sequence = blockIdx.z;
     if (sequence >= args.step->sequences) return;
-    uint start = args.step->seq_start[sequence], end = args.step->seq_start[sequence + 1];
+    PartRows part = rowsOfPart(args.step, sequence, ROLLBACK ? SCAN : WHOLE);
+    uint start = part.begin, end = part.end;
     if (start == end) return;
     Chunks chunks = { firstSlot<CHUNK>(args.step, sequence), head, keyHeadOf(args, head) };
     chunks.load(args, 0);
@@ -158,9 +165,11 @@ KERNEL(delta_scan, Arguments)
     StateColumns columns;
     columns.col = min(first, V_DIM - 16) + lane / 4;
     columns.pair = 2 * (lane % 4);
-    float* state = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats
+    uint position = positionOf(args.step, start);
+    float* slot = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats
         + (head * V_DIM + columns.col) * K_DIM + columns.pair;
-    bool fresh = positionOf(args.step, start) == 0;
+    float* state = slot + halfFloats(args, position);
+    bool fresh = position == 0;
     UNROLL for (uint n = 0; n < K_DIM / 8; n++)
         UNROLL for (uint h = 0; h < 2; h++)
         {
@@ -181,6 +190,7 @@ KERNEL(delta_scan, Arguments)
         columns.store(args, head, start, rows);
     }
     if (!exists) return;
+    state = slot + halfFloats(args, position + part.end - part.begin);
     UNROLL for (uint n = 0; n < K_DIM / 8; n++)
         UNROLL for (uint h = 0; h < 2; h++)
             storeAligned<8>((float2*)(state + 8 * h * K_DIM + 8 * n),

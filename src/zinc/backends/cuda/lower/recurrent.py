@@ -1,12 +1,15 @@
 """Lowerings of the ops with a recurrent state for many tokens.
 
 The delta rule goes in chunks on tensor cores: the first kernel makes the matrices of all chunks in
-parallel, the second goes through the chunks of each sequence (kernels/delta_chunk.cuh). The
+parallel, the second goes through the chunks of each sequence (kernels/delta_chunk.cuh). If states
+can be set back, the first and last rows go token by token (kernels/delta_parts.cuh). The
 convolution goes in blocks of rows, of which a first kernel saves the rows before each block
-(kernels/conv_block.cuh). States that can be set back go token by token.
+(kernels/conv_block.cuh); one whose state can be set back goes row by row.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import Launch
@@ -27,6 +30,7 @@ CONV_COLS = 128  # equals COLS in kernels/conv_rows.cu
 EDGE_COLS = 512  # of a block of kernels/conv_edges.cu
 # Shorter steps go token by token, as do steps in which most sequences have one token.
 MIN_TOKENS = 32
+HEAD, TAIL = 1, 3  # equal those in kernels/delta_parts.cuh
 MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
 
 
@@ -70,7 +74,6 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     shared_bytes = SCAN_STAGES * (key_bytes + value_bytes)
     if (
         not _has_many(bucket)
-        or "rollback" in attrs
         or at.features.batch_invariant
         or k_dim % WARP_COLS
         or k_dim > MAX_K_DIM
@@ -100,19 +103,31 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         n_v_heads=n_v,
         slot_floats=state.floats,
     )
+    rollback = "rollback" in attrs
     defines = (
         ("GROUPED", attrs["grouped"]),
         ("K_DIM", k_dim),
+        ("ROLLBACK", int(rollback)),
         ("VECTORS", in_vectors(at, qkv)),
         ("V_DIM", v_dim),
     )
     warps = min(SCAN_WARPS, v_dim // WARP_COLS)
     scan = KernelVariant("delta_scan", (*defines, ("WARPS", warps)), shared_bytes)
     grid = (n_v, ceil_div(v_dim, WARP_COLS * warps), bucket.sequences)
-    return [
+    dispatches = [
         Dispatch(KernelVariant("delta_chunks", defines), arguments, (slots, n_k, 1)),
         Dispatch(scan, arguments, grid, waits=True),
     ]
+    if not rollback:
+        return dispatches
+    (rule,) = recurrent.delta_rule(launch, at, bucket)
+    return [_part(rule, HEAD), *dispatches, replace(_part(rule, TAIL), waits=True)]
+
+
+def _part(rule: Dispatch, part: int) -> Dispatch:
+    """Return the dispatch of delta_rule for a part of the rows of each sequence."""
+    kernel = KernelVariant(rule.kernel.name, (*rule.kernel.defines, ("PART", part)))
+    return replace(rule, kernel=kernel)
 
 
 def _has_many(bucket: Bucket) -> bool:
