@@ -306,6 +306,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         num_experts_per_tok=2,
         attention_bias=True,
         lm_head_bias=True,
+        sliding_window=WINDOW,
         rope_parameters=LONG,
         **HEADS,
     ),

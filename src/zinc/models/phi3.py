@@ -4,8 +4,6 @@ If there is a sliding window, every layer has it. Files for long contexts carry 
 of frequency divisors.
 """
 
-from dataclasses import replace
-
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
@@ -15,8 +13,7 @@ from zinc.models.parts.spec import ModelSpec, dense_spec
 def spec(file: GGUFFile) -> ModelSpec:
     base = dense_spec(file, "phi3", neox=True)
     window = Metadata(file, "phi3").optional_size("attention.sliding_window", MAX_CONTEXT)
-    window = window if window < base.context else 0
-    return replace(base, attention=(replace(base.attention[0], window=window),) * base.n_layers)
+    return base.with_window(window)
 
 
 build = decoder

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from
 from zinc.models.parts.rope import Rope
 from zinc.models.parts.spec import ModelSpec, Norm, dense_spec
@@ -18,14 +19,15 @@ ATTENTION_FACTOR = 1.243163121016122
 
 
 def spec(file: GGUFFile) -> ModelSpec:
+    window = Metadata(file, "phimoe").optional_size("attention.sliding_window", MAX_CONTEXT)
+    base = dense_spec(file, "phimoe", neox=True).with_window(window).map_ropes(_own_factor)
     experts = experts_from(file, "phimoe", scoring=SPARSE_MIXER, renormalise=False)
-    base = replace(dense_spec(file, "phimoe", neox=True), experts=experts)
+    return replace(base, experts=experts, norm=Norm.LAYER_WITH_BIAS)
 
-    def own_factor(rope: Rope) -> Rope:
-        is_long = rope.long_divisors is not None
-        return replace(rope, attention_factor=ATTENTION_FACTOR) if is_long else rope
 
-    return replace(base.map_ropes(own_factor), norm=Norm.LAYER_WITH_BIAS)
+def _own_factor(rope: Rope) -> Rope:
+    is_long = rope.long_divisors is not None
+    return replace(rope, attention_factor=ATTENTION_FACTOR) if is_long else rope
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:

@@ -19,9 +19,8 @@ def spec(file: GGUFFile) -> ModelSpec:
     base = dense_spec(file, "starcoder2", neox=True, norm=Norm.LAYER_WITH_BIAS)
     m = Metadata(file, "starcoder2")
     window = m.optional_size("attention.sliding_window", MAX_CONTEXT) or WINDOW
-    layer = replace(base.attention[0], window=window if window < base.context else 0)
-    attention = (layer,) * base.n_layers
-    return replace(base, attention=attention, activation=ActivationFn.GELU, gated_mlp=False)
+    plain = replace(base, activation=ActivationFn.GELU, gated_mlp=False)
+    return plain.with_window(window)
 
 
 build = decoder

@@ -157,6 +157,11 @@ class ModelSpec:
         """Return the RoPE of every layer that has one."""
         return [a.rope for a in self.attention if a.rope is not None]
 
+    def with_window(self, window: int) -> ModelSpec:
+        """Return a copy whose layers all have a sliding window, unless it holds the context."""
+        window = window if window < self.context else 0
+        return replace(self, attention=tuple(replace(a, window=window) for a in self.attention))
+
     def map_ropes(self, change: Callable[[Rope], Rope]) -> ModelSpec:
         """Return a copy with `change` applied to each layer's RoPE."""
         layers = (a if a.rope is None else replace(a, rope=change(a.rope)) for a in self.attention)
