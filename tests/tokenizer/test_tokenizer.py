@@ -319,6 +319,8 @@ def chat_tokenizer_once(_made=[]):  # noqa: B006
         ("exaone-moe", "a b", ["aĠb"]),  # a word goes on over a single space
         ("qwen2", "a b", ["a", "Ġb"]),
         ("afmoe", "1234", ["1", "234"]),  # groups of three from the end
+        ("afmoe", "12 34", ["12", "Ġ", "34"]),
+        ("afmoe", "123", ["123"]),
         ("llama-bpe", "1234", ["123", "4"]),
         ("seed-coder", "!\n", ["!", "Ċ"]),  # symbols without the line breaks after them
         ("qwen2", "!\n", ["!Ċ"]),

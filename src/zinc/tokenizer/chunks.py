@@ -7,8 +7,8 @@ A position is safe to cut at if no token can span it and the tokens on either si
 the other side. These positions are safe:
 
 - between two pre-tokens of every pre-tokenizer (`BETWEEN_WORDS`, `BETWEEN_LINES`), because merges
-  stay within a pre-token. No pattern looks behind, and none looks ahead further than one character
-  or a run of digits, so it is enough that the left part does not end in whitespace that could be
+  stay within a pre-token. No pattern looks behind or ahead further than one character or a run of
+  digits, so it is enough that the left part does not end in whitespace that could be
   grouped differently;
 - between two characters that are adjacent in no token of the vocabulary (`AdjacentPairs`), for
   tokenizers with long words or without words.

@@ -80,9 +80,10 @@ _DEEPSEEK3 = (
     rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
 )
-# Groups of three digits, counted from the end of a number, and scripts without spaces.
+# Groups of three digits, counted from the end of a number, and scripts without spaces. Only the
+# start of a number looks ahead: the time stays linear in its length.
 _AFMOE = (
-    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})+(?!\p{N}))|\p{N}{3}|\p{N}{1,2}",
     f"[{_code_points(_ASIAN)}]+",
     _DEEPSEEK3[-1],
 )
