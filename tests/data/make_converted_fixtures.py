@@ -58,32 +58,53 @@ LONG = PLAIN | {
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "head_dim": HEAD_DIM,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "attn_implementation": "eager",
+    "tie_word_embeddings": True,
+}
+
+
 def model(family: str, **config: Any) -> torch.nn.Module:
     """Return a random model of class {family}ForCausalLM.
 
     `config` overrides sizes; None leaves one out.
     """
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "head_dim": HEAD_DIM,
-        "intermediate_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "attn_implementation": "eager",
-        "tie_word_embeddings": True,
-    }
     text = "Text" if family == "Gemma4" else ""
     kind = getattr(transformers, f"{family}{text}Config")
     last = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
-    given = {key: value for key, value in (sizes | config).items() if value is not None}
+    given = {key: value for key, value in (SIZES | config).items() if value is not None}
     made = getattr(transformers, f"{family}{last}")(kind(**given)).eval().float()
     randomise(made)
+    return made
+
+
+def muse_glimmer(**config: Any) -> torch.nn.Module:
+    """Return a random Muse Glimmer, whose only class has a vision tower too."""
+    sizes = SIZES | config
+    tower = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
+    tower |= {"num_attention_heads": 2, "pos_emb_height": 4, "pos_emb_width": 4}
+    made = transformers.MuseGlimmerForConditionalGeneration(
+        transformers.MuseGlimmerConfig(
+            text_config=sizes,
+            vision_config=tower,
+            out_hidden_size=32,
+            projector_hidden_size=32,
+            tie_word_embeddings=True,
+            attn_implementation="eager",
+        )
+    )
+    randomise(made.eval().float())
     return made
 
 
@@ -127,6 +148,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         score_func="sigmoid",
         mup_enabled=True,
     ),
+    "arcee": lambda: model("Arcee", num_hidden_layers=2, **HEADS),
     "bailingmoe2": lambda: model(
         "Glm4Moe",
         use_qk_norm=True,
@@ -169,6 +191,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         moe_layer_start_index=1,
         moe_layer_end_index=2,
     ),
+    "exaone": lambda: model("Llama", num_hidden_layers=2, **HEADS),
     "exaone4": lambda: model(
         "Exaone4", num_hidden_layers=4, sliding_window=WINDOW, sliding_window_pattern=4
     ),
@@ -247,6 +270,14 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         moe_intermediate_size=[32, 32],
         num_shared_expert=[1, 1],
     ),
+    "hyv3": lambda: model(
+        "HYV3",
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        router_scaling_factor=2.0,
+    ),
     "internlm2": lambda: model("Llama", num_hidden_layers=2, tie_word_embeddings=False, **HEADS),
     "mellum": lambda: model(
         "Mellum",
@@ -284,6 +315,15 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         rope_parameters=PLAIN | {"partial_rotary_factor": 0.5},
         num_local_experts=4,
         num_experts_per_tok=2,
+    ),
+    "museglimmer": lambda: muse_glimmer(
+        num_hidden_layers=4,
+        sliding_window=WINDOW,
+        layer_types=[SLIDING, SLIDING, SLIDING, FULL],
+        rms_norm_eps=0.01,  # far from that of the norms after attention and MLP
+        final_logit_softcapping=5.0,
+        output_multiplier=0.5,
+        qk_scale_factor=1.5,
     ),
     "olmo2": lambda: model("Olmo2", **HEADS),
     "olmo3": lambda: model(
@@ -371,6 +411,22 @@ def bailing(state: State) -> State:
     return renamed(stacked(state, "attention.query_key_value", _in_order), names)
 
 
+def exaone(state: State) -> State:
+    names = {
+        "model.embed_tokens": "transformer.wte",
+        "model.layers": "transformer.h",
+        "model.norm": "transformer.ln_f",
+        "self_attn.o_proj": "attn.attention.out_proj",
+        "self_attn": "attn.attention",
+        "mlp.gate_proj": "mlp.c_fc_0",
+        "mlp.up_proj": "mlp.c_fc_1",
+        "mlp.down_proj": "mlp.c_proj",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+    }
+    return renamed(state, names)
+
+
 def internlm2(state: State) -> State:
     names = {
         "model.embed_tokens": "model.tok_embeddings",
@@ -409,6 +465,9 @@ def _by_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 PUBLISHED = {
+    "exaone": Published(
+        {"architectures": ["ExaoneForCausalLM"], "activation_function": "silu"}, exaone
+    ),
     "bailingmoe2": Published(
         {
             "architectures": ["BailingMoeV2ForCausalLM"],
@@ -481,7 +540,7 @@ def convert(model: torch.nn.Module, target: Path) -> None:
         if target.stem in PUBLISHED:
             PUBLISHED[target.stem].write(Path(folder))
         # The converter counts its tokens only.
-        tokens = {"vocab": {str(i): i for i in range(model.config.vocab_size)}}
+        tokens = {"vocab": {str(i): i for i in range(model.config.get_text_config().vocab_size)}}
         (Path(folder) / "tokenizer.json").write_text(
             json.dumps({"model": tokens, "added_tokens": []})
         )
@@ -505,6 +564,10 @@ if __name__ == "__main__":
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
     for name in sys.argv[2:] or FAMILIES:
         made = FAMILIES[name]()
-        ids = np.random.default_rng(5).integers(0, made.config.vocab_size, TOKENS).astype(np.int32)
+        ids = (
+            np.random.default_rng(5)
+            .integers(0, made.config.get_text_config().vocab_size, TOKENS)
+            .astype(np.int32)
+        )
         convert(made, FOLDER / f"{name}.gguf")
         np.savez_compressed(FOLDER / f"{name}.npz", tokens=ids, logits=logits(made, ids))

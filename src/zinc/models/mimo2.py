@@ -5,12 +5,11 @@ keys, and RoPE turns a part of each head.
 """
 
 from dataclasses import replace
-from itertools import takewhile
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
-from zinc.models.parts.moe import experts_from
+from zinc.models.parts.moe import experts_from, leading_dense_layers
 from zinc.models.parts.rope import sliding_rope
 from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.ops.moe import SIGMOID
@@ -28,12 +27,11 @@ def spec(file: GGUFFile) -> ModelSpec:
         if slides and a.rope is not None:
             rope = sliding_rope(file, "mimo2", a.rope.dims, a.head_dim, a.rope.base)
             attention[i] = replace(a, window=window, rope=rope, sinks=True)
-    dense = takewhile(lambda i: f"blk.{i}.ffn_gate.weight" in file.tensors, range(base.n_layers))
     return replace(
         base,
         attention=tuple(attention),
         experts=experts_from(file, "mimo2", scoring=SIGMOID, renormalise=True),
-        n_dense_layers=len(list(dense)),  # no key states it
+        n_dense_layers=leading_dense_layers(file, "mimo2", base.n_layers),
     )
 
 

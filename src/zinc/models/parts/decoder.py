@@ -40,10 +40,12 @@ def decoder(
 def embed(g: Graph, spec: ModelSpec, w: Weights) -> Value:
     """Return the scaled embedding [tokens, hidden] of the token ids of a step.
 
-    A model with learned positions adds the embedding of each token's position.
+    With `spec.embed_norm`, it is normalised. A model with learned positions adds the embedding of each token's position.
     """
     g.at("embed")
     x = g.embed(w.matrix("token_embd", spec.vocab, spec.hidden), scale=spec.embed_scale)
+    if spec.embed_norm:
+        x = g.rms_norm(x, None, eps=spec.eps)
     if spec.learned_positions:
         table = w.matrix("position_embd", spec.context, spec.hidden)
         x = g.add(x, g.embed_positions(table))
@@ -73,11 +75,8 @@ def block(layer: Layer, x: Value, *, mixer: Mixer, mlp: Mlp | None) -> Value:
     if spec.parallel and mlp is not None:
         is_shared = spec.mlp_norm == spec.mixer_norm
         beside = normed if is_shared else layer.norm(x, spec.mlp_norm)
-        return mlp(layer, beside, layer.residual(mixer(layer, normed), x))
-    h = mixer(layer, normed)
-    if spec.post_norms:
-        h = layer.norm(h, "post_attention_norm")
-    x = layer.residual(h, x)
+        return mlp(layer, beside, layer.residual(mixer(layer, normed), x, "post_attention_norm"))
+    x = layer.residual(mixer(layer, normed), x, "post_attention_norm")
     if mlp is None:
         return x
     return mlp(layer, layer.norm(x, spec.mlp_norm) if spec.pre_norms else x, x)

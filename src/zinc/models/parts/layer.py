@@ -24,13 +24,18 @@ class RopeTables:
         return self.tables[rope]
 
 
-def normalise(g: Graph, spec: ModelSpec, w: Weights, x: Value, name: str) -> Value:
-    """Return the norm of rows x [rows, hidden], of the model's kind, with the weight `name`."""
-    weight = w.vector(name, spec.hidden)
+def normalise(
+    g: Graph, spec: ModelSpec, w: Weights, x: Value, name: str, eps: float | None = None
+) -> Value:
+    """Return the norm of rows x [rows, hidden], of the model's kind, with the weight `name`.
+
+    eps: that of the model by default.
+    """
+    weight, eps = w.vector(name, spec.hidden), eps or spec.eps
     if spec.norm is Norm.RMS:
-        return g.rms_norm(x, weight, eps=spec.eps)
+        return g.rms_norm(x, weight, eps=eps)
     bias = w.vector(name, spec.hidden, "bias") if spec.norm is Norm.LAYER_WITH_BIAS else None
-    return g.layer_norm(x, weight, bias, eps=spec.eps)
+    return g.layer_norm(x, weight, bias, eps=eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,13 @@ class Layer:
         """Return the norm of rows x [tokens, hidden] with the weight `name`."""
         return normalise(self.g, self.spec, self.w, x, name)
 
-    def residual(self, h: Value, x: Value) -> Value:
-        """Return x + h for the output h [tokens, hidden] of a mixer or an MLP, which is scaled."""
+    def residual(self, h: Value, x: Value, norm: str) -> Value:
+        """Return x + h for the output h [tokens, hidden] of a mixer or an MLP, which is scaled.
+
+        With `post_norms`, h is normalised with the weight `norm`.
+        """
+        if self.spec.post_norms:
+            h = normalise(self.g, self.spec, self.w, h, norm, self.spec.post_eps)
         if self.spec.residual_scale != 1.0:
             h = self.g.scale(h, self.spec.residual_scale)
         return self.g.add(h, x)

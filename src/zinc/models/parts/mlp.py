@@ -16,9 +16,7 @@ def mlp(layer: Layer, x: Value, residual: Value) -> Value:
     if spec.experts is not None and layer.index >= spec.n_dense_layers:
         return expert_mlp(layer, spec.experts, x, residual)
     h = (gated_mlp if spec.gated_mlp else plain_mlp)(layer, x, spec.ffn)
-    if spec.post_norms:
-        h = layer.norm(h, "post_ffw_norm")
-    return layer.residual(h, residual)
+    return layer.residual(h, residual, "post_ffw_norm")
 
 
 def plain_mlp(layer: Layer, x: Value, ffn: int) -> Value:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_LAYERS, MAX_WIDTH, Metadata
@@ -115,9 +117,15 @@ def _shared_width(m: Metadata, ffn: int) -> int:
 
 
 def leading_dense_layers(file: GGUFFile, arch: str, n_layers: int) -> int:
-    """Return how many of the first layers have a plain MLP in place of experts."""
-    count = Metadata(file, arch).optional_size("leading_dense_block_count", MAX_LAYERS)
-    return min(count, n_layers)
+    """Return how many of the first layers have a plain MLP in place of experts.
+
+    If the file does not state it, the tensors decide.
+    """
+    if f"{arch}.leading_dense_block_count" in file.metadata:
+        count = Metadata(file, arch).optional_size("leading_dense_block_count", MAX_LAYERS)
+        return min(count, n_layers)
+    dense = takewhile(lambda i: f"blk.{i}.ffn_gate.weight" in file.tensors, range(n_layers))
+    return len(list(dense))
 
 
 def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
@@ -136,17 +144,20 @@ def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
         h = routed_experts(layer, e, x, routes, order, starts)
         if e.shared_ffn:
             h = g.add(h, _shared_experts(layer, e, x))
-        return layer.residual(layer.norm(h, "post_ffw_norm"), residual)
+        return layer.residual(h, residual, "post_ffw_norm")
     if e.shared_ffn:
-        residual = layer.residual(_shared_experts(layer, e, x), residual)
+        residual = layer.residual(_shared_experts(layer, e, x), residual, "post_ffw_norm")
     return g.add(routed_experts(layer, e, x, routes, order, starts), residual)
 
 
 def _route(layer: Layer, e: Experts, logits: Value, scale: float) -> Value:
     """Return the chosen experts and `scale` times their weights, from logits [tokens, experts]."""
+    bias = layer.w.optional_vector("exp_probs_b", e.count, "bias")
+    if bias is None and layer.w.has("exp_probs_b", ""):  # the name in some files
+        bias = layer.w.bare_vector("exp_probs_b", e.count)
     return layer.g.route(
         logits,
-        layer.w.optional_vector("exp_probs_b", e.count, "bias"),
+        bias,
         top_k=e.top_k,
         scoring=e.scoring,
         renormalise=e.renormalise,

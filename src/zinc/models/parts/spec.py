@@ -112,8 +112,9 @@ class ModelSpec:
     n_dense_layers: in a model with experts, the number of leading layers without. n_nextn: blocks
     after the layers that predict further tokens for speculation. mlp_norm: tensor that normalises
     the input of the MLP. pre_norms: the inputs of the mixer and of the MLP are normalised.
-    post_norms: their outputs are normalised before they are added. residual_scale: multiplies these
-    outputs. parallel: mixer and MLP read the same rows, and both outputs are added to them.
+    post_norms: their outputs are normalised before they are added, with `post_eps` if there is one.
+    residual_scale: multiplies these outputs. embed_norm: the embedding is normalised, without
+    weight. parallel: mixer and MLP read the same rows, and both outputs are added to them.
     mixer_norm: tensor that normalises the input of the mixer. norm: kind of all norms. gated_mlp:
     the MLP multiplies by a gate. learned_positions: the embedding of a token's position is added to
     that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
@@ -149,6 +150,8 @@ class ModelSpec:
     learned_positions: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    post_eps: float | None = None
+    embed_norm: bool = False
     required_tensors: tuple[str, ...] = ()
     plain_context: int = 0
     scaling_is_optional: bool = False

@@ -95,9 +95,10 @@ class Weights:
         )
 
     def has(self, name: str, suffix: str = "weight") -> bool:
-        """Return whether the file has an optional tensor."""
-        found = f"{self.prefix}{name}.{suffix}" in self.file.tensors
-        self.looked_for.setdefault(f"{name}.{suffix}", {})[self.prefix] = found
+        """Return whether the file has an optional tensor; with suffix "", one without suffix."""
+        full = f"{name}.{suffix}" if suffix else name
+        found = f"{self.prefix}{full}" in self.file.tensors
+        self.looked_for.setdefault(full, {})[self.prefix] = found
         return found
 
     def stacks(self, name: str, rows: int) -> bool:
