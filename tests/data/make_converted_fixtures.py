@@ -31,6 +31,16 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 # For families whose heads have hidden_size / num_attention_heads dimensions.
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+# With the tokenizer of another fixture.
+LARGE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "head_dim": 32,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 GEMMA4: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -349,6 +359,17 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         sliding_window=WINDOW,
         rope_parameters=LONG,
         **HEADS,
+    ),
+    "qwen2moe": lambda: model(
+        "Qwen2Moe",
+        **LARGE | {"head_dim": None, "num_attention_heads": 1, "num_key_value_heads": 1},
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        decoder_sparse_step=1,
+        norm_topk_prob=False,
+        mlp_only_layers=[],
     ),
     "seedoss": lambda: model("SeedOss", num_hidden_layers=2),
     "smollm3": lambda: model("SmolLM3", num_hidden_layers=4, no_rope_layer_interval=4, **HEADS),

@@ -40,7 +40,8 @@ def decoder(
 def embed(g: Graph, spec: ModelSpec, w: Weights) -> Value:
     """Return the scaled embedding [tokens, hidden] of the token ids of a step.
 
-    With `spec.embed_norm`, it is normalised. A model with learned positions adds the embedding of each token's position.
+    With `spec.embed_norm`, it is normalised. A model with learned positions adds the embedding of
+    each token's position.
     """
     g.at("embed")
     x = g.embed(w.matrix("token_embd", spec.vocab, spec.hidden), scale=spec.embed_scale)
