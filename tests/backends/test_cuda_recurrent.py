@@ -26,6 +26,11 @@ STEPS = ((70, 40), (1, 1), (0, 45), (65, 3), (2, 108))
 # The same for sequences that are set back.
 BACK_AND_FORTH = ((70, 40), (17, 17), (60, 48), (1, 100), (100, 1), (33, 18), (18, 33), (96, 14))
 
+IN_CHUNKS = {
+    "delta_rule": ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"],
+    "conv_silu": ["conv_edges", "conv_rows"],
+}
+
 
 def steps_of(
     counts: Sequence[Sequence[int]], slots: Sequence[int], ends: int = -1, rejected: int = 0
@@ -88,15 +93,16 @@ def test_states_continue_from_step_to_step(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("rejected", [0, 7, 16])
-def test_states_that_are_set_back_continue_in_chunks(rejected: int) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_states_that_are_set_back_continue_in_chunks(name: str, rejected: int) -> None:
     """Steps begin and end at any place in a chunk; kernels start from S, and keep rows."""
-    case = CASES["delta_rule"]
+    case = CASES[name]
     steps = steps_of(BACK_AND_FORTH, (1, 0), rejected=rejected)
     program = program_of(emulated.backend(), case, 2, rollback=16)
     check(program, program_of(api.create("ref"), case, 2, rollback=16), steps)
-    at = [launch.kernel for launch in program.plan.launches].index("delta_rule")
-    kernels = [name.split(".")[0] for name in program.kernels(steps[0], at)]
-    assert kernels == ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"]
+    at = [launch.kernel for launch in program.plan.launches].index(name)
+    kernels = [each.split(".")[0] for each in program.kernels(steps[0], at)]
+    assert kernels == IN_CHUNKS[name]
 
 
 @needs_compiler

@@ -1,7 +1,6 @@
 // SiLU of a causal convolution over many rows, in two kernels, because y may overwrite x. Rows of a step
 // are divided into blocks of BLOCK_ROWS rows of one sequence. conv_edges saves the TAPS - 1 rows of x
-// before each block; conv_rows processes the blocks in parallel. The state holds the last TAPS - 1 rows
-// of x, oldest first.
+// before each block; conv_rows processes the blocks in parallel. The state is that of conv_silu.cu.
 
 #include "arguments.h"
 
@@ -12,6 +11,7 @@ using Arguments = ConvBlockArguments;
 
 #define BLOCK_ROWS 64
 #define EDGE (TAPS - 1)
+#define RING (EDGE + ROLLBACK)
 
 /// Row t of the saved rows before a block.
 DEVICE uint8_t* edgeRow(ARGS, uint slot, uint t)

@@ -25,16 +25,21 @@ KERNEL(conv_rows, Arguments)
     if (block.rows == 0) return;
     uint col = blockIdx.x * COLS + 4 * lane, first = warp * ROWS;
     uint source = min(col, (args.cols - 1) / 4 * 4); // past the last column nothing is stored
-    float4 line[EDGE + ROWS], taps[TAPS], last;
+    float4 line[EDGE + ROWS], taps[TAPS];
     UNROLL for (uint i = 0; i < EDGE + ROWS; i++)
         line[i] = loadRow(args, block, int(first + i) - EDGE, source);
     UNROLL for (uint t = 0; t < TAPS; t++)
         UNROLL for (uint j = 0; j < 4; j++)
             taps[t][j] = args.weight[min(source + j, args.cols - 1) * TAPS + t];
+#if ROLLBACK
+    __syncthreads();
+#else
     bool ends = block.start + block.rows == block.end && warp < EDGE && col < args.cols;
+    float4 last;
     if (ends) last = loadRow(args, block, int(block.rows + warp) - EDGE, col); // row `warp` of the state
     __syncthreads();
     if (ends) storeFour(stateRow(args, block.sequence, warp), args.cols, col, last);
+#endif
     if (col >= args.cols) return;
     UNROLL for (uint i = 0; i < ROWS; i++)
     {
@@ -42,6 +47,12 @@ KERNEL(conv_rows, Arguments)
         float4 sum = 0.0f;
         UNROLL for (uint t = 0; t < TAPS; t++) sum += taps[t] * line[i + t];
         UNROLL for (uint j = 0; j < 4; j++) sum[j] *= sigmoid(sum[j]);
-        storeFour(rowAt(args.y, block.start + first + i, args.y_stride), args.cols, col, sum);
+        uint row = block.start + first + i;
+        storeFour(rowAt(args.y, row, args.y_stride), args.cols, col, sum);
+#if ROLLBACK
+        uint place = positionOf(args.step, row) % RING;
+        if (row + RING >= block.end)
+            storeFour(stateRow(args, block.sequence, place), args.cols, col, line[EDGE + i]);
+#endif
     }
 }

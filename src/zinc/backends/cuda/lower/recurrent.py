@@ -4,7 +4,7 @@ The delta rule goes in chunks on tensor cores: the first kernel makes the matric
 parallel, the second goes through the chunks of each sequence (kernels/delta_chunk.cuh). If states
 can be set back, the first and last rows go token by token (kernels/delta_parts.cuh). The
 convolution goes in blocks of rows, of which a first kernel saves the rows before each block
-(kernels/conv_block.cuh); one whose state can be set back goes row by row.
+(kernels/conv_block.cuh).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `conv_silu`."""
     attrs = launch.attributes
     taps = int(attrs["taps"])
-    if not _has_many(bucket) or taps > CONV_ROWS // 8 or "rollback" in attrs:
+    if not _has_many(bucket) or taps > CONV_ROWS // 8:
         return recurrent.conv_silu(launch, at, bucket)
     x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
@@ -56,7 +56,8 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         cols=x.cols,
         slot_floats=state.floats,
     )
-    defines = (("TAPS", taps), ("VECTORS", in_vectors(at, x, y)))
+    rollback = int(attrs.get("rollback", 0))
+    defines = (("ROLLBACK", rollback), ("TAPS", taps), ("VECTORS", in_vectors(at, x, y)))
     edges, convolution = (KernelVariant(name, defines) for name in ("conv_edges", "conv_rows"))
     return [
         Dispatch(edges, arguments, (ceil_div(x.cols, EDGE_COLS), blocks, 1)),
