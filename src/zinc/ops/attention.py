@@ -13,7 +13,7 @@ from zinc.ops.graph import Node
 from zinc.ops.operands import cache, rows, vector
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import IntArray, Step
-from zinc.ops.values import FloatArray, KVState
+from zinc.ops.values import FloatArray, KVState, Value
 
 
 @dataclass(slots=True)
@@ -104,6 +104,11 @@ def _cases() -> Iterator[Case]:
     yield _attention_case(Case("deep-group", 2, cached=300), 8, 1, 128, True, window=280)
     yield _attention_case(Case("deep-heads", 1, cached=300), 8, 1, 256, False, sinks=True)
     yield _attention_case(Case("later", 40, cached=100), 4, 2, 64, True)
+    # Queries and keys without norm and RoPE, and with the norm after RoPE.
+    for prepared in ("plain", "rope-norm"):
+        for kind, n_tokens, cached in (("few", 13, 0), ("deep-one", 1, 310)):
+            case = Case(f"{kind}-{prepared}", n_tokens, cached=cached)
+            yield _attention_case(case, 8, 2, 64, True, prepared=prepared)
     case = Case("window", 90, sequences=(70, 20))
     yield _attention_case(case, 4, 2, 32, True, window=16)
     case = Case("sinks", 30, sequences=(30,))
@@ -120,15 +125,21 @@ def _attention_case(
     window: int = 0,
     sinks: bool = False,
     softcap: float = 0.0,
+    prepared: str = "norm-rope",
 ) -> Case:
     g = case.graph
     state = case.kv(n_kv, head_dim, window)
     q, k, v = case.rows(n_heads * head_dim), case.rows(n_kv * head_dim), case.rows(n_kv * head_dim)
-    table = g.rope_table(case.rope_frequencies(head_dim))
-    q = g.rms_norm(q, case.vector(head_dim), eps=1e-6, group=head_dim)
-    k = g.rms_norm(k, case.vector(head_dim), eps=1e-6, group=head_dim)
-    q = g.rope(q, table, head_dim=head_dim, neox=neox)
-    k = g.rope(k, table, head_dim=head_dim, neox=neox)
+    if prepared != "plain":
+        table = g.rope_table(case.rope_frequencies(head_dim))
+        late = prepared == "rope-norm"
+
+        def prepare(x: Value) -> Value:
+            x = g.rope(x, table, head_dim=head_dim, neox=neox) if late else x
+            x = g.rms_norm(x, case.vector(head_dim), eps=1e-6, group=head_dim)
+            return x if late else g.rope(x, table, head_dim=head_dim, neox=neox)
+
+        q, k = prepare(q), prepare(k)
     g.kv_store(k, v, state)
     sink = case.vector(n_heads) if sinks else None
     return case.returns(g.attention(q, state, sink, scale=head_dim**-0.5, softcap=softcap))
