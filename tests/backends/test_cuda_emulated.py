@@ -29,6 +29,10 @@ FORMATS = {block.name for block in BLOCKS.values()}
 QUICK_FORMATS = {"linear": ("Q4_K", "IQ2_S"), "embed": ("Q8_0",)}
 SLOW_OPS = {"attention", "rope_attention", "moe_down", "moe_glu"}  # several kernels each
 FIXTURE_TOLERANCE = 2e-3
+ON_CUDA = (
+    *("qwen3", "llama", "qwen3moe", "qwen35", "gptoss", "gpt2", "commandr", "phimoe"),
+    *("smollm3", "hunyuan", "mimo2", "afmoe", "granitemoe"),
+)
 
 
 def quick() -> set[int]:
@@ -71,9 +75,7 @@ def test_the_last_block_of_a_tile_adds_up_the_sums_of_all_splits(n_rows, monkeyp
 
 
 @pytest.mark.every
-@pytest.mark.parametrize(
-    "name", ["qwen3", "llama", "qwen3moe", "qwen35", "gptoss", "gpt2", "commandr", "phimoe"]
-)
+@pytest.mark.parametrize("name", ON_CUDA)
 def test_logits_of_a_prompt_and_of_decode_agree_with_the_published_model(name: str) -> None:
     ids, want = expected(name)
     runner = Runner(FIXTURES / f"{name}.gguf", loaded=loaded(name))
