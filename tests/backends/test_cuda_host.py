@@ -13,7 +13,7 @@ from ops.running import run
 
 from zinc import LLM, SamplingParams
 from zinc.backends import api
-from zinc.backends.cuda import CudaBackend, compiler, driver, staging
+from zinc.backends.cuda import CudaBackend, compiler, driver, host, staging
 from zinc.backends.cuda.host import CudaHost
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
@@ -46,6 +46,15 @@ def test_kernels_start_early_if_the_card_can(
     edges = cuda._cuda.edges
     assert len(edges) >= 4
     assert all(starts_early is early for _, _, starts_early in edges)
+
+
+def test_a_wait_ends_soon_after_a_step_that_is_shorter_than_expected(
+    cuda: CudaHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr(host.time, "sleep", sleeps.append)
+    cuda.wait(cuda.launch_graph([]), expected_s=1.0)  # as after a first step that was slow
+    assert 0 < sum(sleeps) <= host.SLICE_S
 
 
 def test_a_profile_has_the_seconds_of_each_launch(cuda: CudaHost) -> None:

@@ -60,9 +60,8 @@ class FakeDriver:
     Kernels are compiled for the emulator, or do nothing if `idle`.
     """
 
-    CUdevice_attribute = CUfunction_attribute = CUevent_flags = CUstream_flags = CUmemorytype = (
-        _Names()
-    )
+    CUdevice_attribute = CUfunction_attribute = CUevent_flags = CUstream_flags = _Names()
+    CUmemorytype = CUresult = _Names()
     CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
     CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
     CUDA_KERNEL_NODE_PARAMS = CUDA_MEMCPY3D = CUgraphEdgeData = SimpleNamespace

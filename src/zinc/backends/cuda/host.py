@@ -29,6 +29,7 @@ WARP = 32
 SHARED_BYTES = 48 << 10  # of a block, without asking the driver for more
 EARLY_START = (9, 0)  # compute capability from which a kernel may start before others have ended
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
+SLICE_S = 5e-4  # longest sleep: a step that ends sooner than expected is seen after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +176,24 @@ class CudaHost:
             event = self._events.pop(ticket, None)
         if event is None:
             return
-        if expected_s > 2 * SLEEP_S:
-            time.sleep(expected_s - SLEEP_S)
         self.enter()
+        self._sleep(event, expected_s - SLEEP_S)
         checked(self._cuda.cuEventSynchronize(event), "waiting for a step")
         with self._lock:
             self._spare.append(event)
+
+    def _sleep(self, event: Any, seconds: float) -> None:
+        """Sleep for `seconds`, or until a submission has ended.
+
+        The expected duration comes from earlier steps. One long sleep would make a step as long as
+        expected, so that one slow step would slow down all that follow.
+        """
+        end = time.perf_counter() + seconds
+        while (left := end - time.perf_counter()) > SLEEP_S:
+            time.sleep(min(left, SLICE_S))
+            status, *_ = self._cuda.cuEventQuery(event)
+            if status != self._cuda.CUresult.CUDA_ERROR_NOT_READY:
+                return
 
     def level_seconds(self, graph: DispatchGraph) -> list[float]:
         cuda = self._cuda
