@@ -10,13 +10,15 @@ own, and decodes them once for all rows of x.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from zinc.gpu.features import Features
 from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.packing import FLOATS
 from zinc.gpu.tiles import GemvTile, units
-from zinc.gpu.tuned import TileKey
+from zinc.gpu.tuned import T, TileKey, TunedTiles
 from zinc.quant.blocks import GGMLType
 
 # GEMV of one row. Enough warps read at once, and each lane has a few units in flight, so that reads
@@ -33,10 +35,17 @@ LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among 
 NORM_WARPS, NORM_BLOCKS = 16, 2  # of a block; of a compute unit
 BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
 
+# Products with the experts of a few tokens: weight rows of all slots that fill the device.
+SEVERAL_SLOT_ROWS = {"experts": 1 << 13, "moe_down": 1 << 14}
+MANY_SLOT_ROWS = 1 << 14  # from here on with tiles of many rows
+FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K, GGMLType.IQ4_NL, GGMLType.MXFP4}
+
 # GEMM on tensor cores.
 SLAB_ROW_BYTES = 256  # of a row in a slab of 128 columns (half_rows.cuh)
 DIRECT_ROWS = 16  # most rows of x that warps convert themselves
 MANY_ROWS = 8192  # weight rows that fill the device with any tile
+SEVERAL_ROWS = 2048  # weight rows that fill it with tiles of 32 rows
+SHORT_SLABS = 4  # of a row, for which rows of x are not worth a conversion of their own
 SLAB = 128  # columns
 FLOAT_SLAB = 32  # columns (gemm_floats.cu)
 MAX_SPLITS = 8
@@ -175,6 +184,30 @@ class MmaTile:
         )
 
 
+class SlotTiles(TunedTiles):
+    """The tiles of `table`, or else of this module, for the kernels experts and moe_down.
+
+    Their lowering is that of other GPUs. Slots of a few tokens fill the device, so each warp takes
+    many weight rows and reads the activations less often.
+    """
+
+    def __init__(self, table: TunedTiles) -> None:
+        self._table = table
+
+    def choose(self, key: TileKey, formula: Callable[[], T]) -> T:
+        return self._table.choose(key, lambda: cast(T, _slot_tile(key)) or formula())
+
+
+def _slot_tile(key: TileKey) -> GemvTile | None:
+    if key.experts or key.rows < SEVERAL_SLOT_ROWS[key.kernel]:
+        return None
+    if key.rows < MANY_SLOT_ROWS:
+        return GemvTile(8, split=1, rows=4, batch=1, deep=2)
+    if key.kernel == "experts" or key.type in FOUR_BITS:
+        return GemvTile(8, split=1, rows=8, batch=1)
+    return GemvTile(16, split=1, rows=4, batch=1)
+
+
 def gemm(features: Features, key: TileKey) -> MmaTile:
     """Return the tile of a GEMM."""
     return features.tuned.choose(key, lambda: _gemm(features, key))
@@ -211,11 +244,15 @@ def _gemm_tile(key: TileKey, is_tall: bool) -> MmaTile:
     if key.n_x <= 8:
         if is_tall:
             return MmaTile(row_tiles, 1, warps=8, split=8 // key.weights, blocks=2)
-        return MmaTile(1, 1, warps=8, split=8, blocks=3 if key.weights == 1 else 2)
+        if key.weights == 1 and key.rows >= SEVERAL_ROWS and slab_count(key) >= 8:
+            return MmaTile(1, 1, warps=16, split=8)
+        return MmaTile(1, 1, warps=8, split=8, blocks=2)
     if key.n_x <= DIRECT_ROWS:
         if is_tall:
             return MmaTile(row_tiles, 2, warps=4, split=4 // key.weights, blocks=3)
         return MmaTile(1, 2, warps=8, split=8, blocks=2)
+    if key.n_x <= 32 and key.weights == 1 and slab_count(key) <= SHORT_SLABS:
+        return MmaTile(2, 1, warps=8, split=4, blocks=2)
     if key.n_x <= 32:
         return MmaTile(row_tiles, 4, warps=4, split=2, stages=2, blocks=3)
     if key.n_x <= 64:
@@ -273,7 +310,7 @@ def experts(features: Features, key: TileKey) -> MmaTile:
 def _experts(features: Features, key: TileKey) -> MmaTile:
     row_tiles, n_slots = 2 // key.weights, key.n_x
     if n_slots <= 4:
-        return MmaTile(row_tiles, 1, warps=8, split=4, blocks=2)
+        return MmaTile(row_tiles, 1, warps=8, split=4 // key.weights, blocks=2)
     if n_slots <= 8:
         return MmaTile(row_tiles, 2, warps=4, split=2, blocks=3)
     if n_slots <= 16:  # limited by reads of weights

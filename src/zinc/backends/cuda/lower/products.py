@@ -9,12 +9,13 @@ lowerings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import float_products, gemv
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, MmaTile
+from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, MmaTile, SlotTiles
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
@@ -82,7 +83,7 @@ def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
 @lowers("moe_glu")
 def gated_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if not _takes_rows(at, bucket, rows(launch, "x"), MAX_BATCH + 1):
-        return LOWERINGS["moe_glu"](launch, at, bucket)
+        return LOWERINGS["moe_glu"](launch, _with_slot_tiles(at), bucket)
     products = experts.gated_products_of(launch, at, bucket, joins=True)
     return [
         dispatch
@@ -94,10 +95,17 @@ def gated_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
 @lowers("moe_down")
 def summed_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if not _takes_rows(at, bucket, rows(launch, "h"), MAX_BATCH + 1):
-        *products, last = LOWERINGS["moe_down"](launch, at, bucket)
+        *products, last = LOWERINGS["moe_down"](launch, _with_slot_tiles(at), bucket)
         return [*products, _by_fours(last)]
     product, total = experts.summed_products_of(launch, at, bucket)
     return [*_expert_dispatches(product, at, bucket), _by_fours(total)]
+
+
+def _with_slot_tiles(at: Addresses) -> Addresses:
+    """Return `at` with CUDA's own tiles for the shared lowerings of experts."""
+    found = copy(at)
+    found.features = replace(at.features, tuned=SlotTiles(at.features.tuned))
+    return found
 
 
 def _by_fours(dispatch: Dispatch) -> Dispatch:
