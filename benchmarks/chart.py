@@ -1,9 +1,10 @@
-"""Draw README's chart of CPU speed, zinc beside llama.cpp, as SVG for light and dark pages.
+"""Draw README's charts of speed, zinc beside llama.cpp, as SVG for light and dark pages.
 
-    python benchmarks/chart.py            # rewrite docs/images/speed-light.svg and speed-dark.svg
+    python benchmarks/chart.py            # rewrite docs/images/speed-*.svg
     python benchmarks/chart.py --check    # change nothing; exit with 1 if they are out of date
 
-The bars are tokens/s from benchmarks/results/compare-*.json for MODELS on one machine.
+The bars are tokens/s from benchmarks/results: compare-*.json for MODELS on one CPU, and the rows of
+table.GPU_COMPARISON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -26,6 +28,7 @@ MODELS = {
     "qwen3moe-64x-q4_k_m.gguf": "Qwen3 MoE, 64 experts",
 }
 PANELS = {"prefill": "Prefill, 512 tokens", "decode": "Decode, one stream"}
+GPU_PANELS = {"prompt of 512": PANELS["prefill"], "decode": PANELS["decode"]}
 
 WIDTH, ROW, BAR = 880, 50, 15  # pixels
 NAMES = 190  # pixels on the left for the names of the models
@@ -49,15 +52,64 @@ THEMES = {
 }
 
 
-def rows() -> dict[str, dict[str, Any]]:
-    """Return the rows of MODELS on CPU: one stream, an empty cache, the best SIMD level."""
-    return {
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of both engines in tokens/s, and the median of their ratios."""
+
+    zinc: float
+    llama: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart: panels by title, each with the rates of the same models by name.
+
+    llama: what the legend says of llama.cpp. settings: the line below.
+    """
+
+    llama: str
+    settings: str
+    panels: dict[str, dict[str, Rates]]
+
+
+SETTINGS = "Q4_K_M, F16 keys and values · medians of interleaved runs, ratio in brackets"
+
+
+def cpu_chart() -> Chart:
+    """Return the chart of CPU: one stream, an empty cache, the best SIMD level."""
+    rows = {
         row["model"]: row
         for report in table.reports()
         if report["cpu"] == CPU and not report.get("level")
         for row in report["rows"]
         if row["streams"] == 1 and row["depth"] == 0
     }
+    panels = {
+        title: {name: _cpu_rates(rows[model], kind) for model, name in MODELS.items()}
+        for kind, title in PANELS.items()
+    }
+    settings = f"{table.PROCESSORS[CPU]}, 2 threads · {SETTINGS}"
+    return Chart("llama.cpp, the faster of two settings", settings, panels)
+
+
+def _cpu_rates(row: dict[str, Any], kind: str) -> Rates:
+    ours, theirs = row[f"zinc_{kind}_tokens_per_s"], table.llama_rate(row, kind)
+    return Rates(ours, theirs, row[f"{kind}_ratio"])
+
+
+def gpu_chart() -> Chart:
+    """Return the chart of an NVIDIA GPU, both engines with CUDA."""
+    panels: dict[str, dict[str, Rates]] = {title: {} for title in GPU_PANELS.values()}
+    for shape in table.gpu_comparison()["shapes"]:
+        for row in shape["rows"]:
+            if row["name"] in GPU_PANELS:
+                rates = Rates(row["zinc"], row["llama.cpp"], row["ratio"])
+                panels[GPU_PANELS[row["name"]]][table.GPU_MODELS[shape["shape"]]] = rates
+    return Chart("llama.cpp with CUDA", f"{table.GPU_NAME} · {SETTINGS}", panels)
+
+
+CHARTS = {"speed": cpu_chart, "speed-gpu": gpu_chart}
 
 
 def text(x: float, y: float, words: str, fill: str, *, size: int = 13, more: str = "") -> str:
@@ -73,35 +125,29 @@ def bar(x: float, y: float, width: float, fill: str) -> str:
     )
 
 
-def panel(kind: str, x: float, width: float, found: dict[str, Any], theme: Theme) -> list[str]:
-    """Draw the bars of one kind of step, `width` pixels from `x` on."""
+def panel(title: str, x: float, width: float, found: dict[str, Rates], theme: Theme) -> list[str]:
+    """Draw the bars of a panel, `width` pixels from `x` on."""
     bold = ' font-weight="600"'
-    longest = max(found[model][f"zinc_{kind}_tokens_per_s"] for model in MODELS)
+    longest = max(rates.zinc for rates in found.values())
     scale = (width - 130) / longest  # room for the numbers at the end of a bar
-    lines = [text(x, TOP - 14, PANELS[kind], theme.text, more=bold)]
-    for i, model in enumerate(MODELS):
-        row, y = found[model], TOP + i * ROW
-        ours, theirs = row[f"zinc_{kind}_tokens_per_s"], table.llama_rate(row, kind)
-        ratio = f"{ours:.0f}  ({row[f'{kind}_ratio']:.2f}×)"
+    lines = [text(x, TOP - 14, title, theme.text, more=bold)]
+    for i, rates in enumerate(found.values()):
+        y, ratio = TOP + i * ROW, f"{rates.zinc:,.0f}  ({rates.ratio:.2f}×)"
         lines += [
-            bar(x, y, ours * scale, theme.zinc),
-            text(x + ours * scale + 6, y + BAR - 3, ratio, theme.text, more=bold),
-            bar(x, y + BAR + 2, theirs * scale, theme.llama),
-            text(x + theirs * scale + 6, y + 2 * BAR - 1, f"{theirs:.0f}", theme.faint),
+            bar(x, y, rates.zinc * scale, theme.zinc),
+            text(x + rates.zinc * scale + 6, y + BAR - 3, ratio, theme.text, more=bold),
+            bar(x, y + BAR + 2, rates.llama * scale, theme.llama),
+            text(x + rates.llama * scale + 6, y + 2 * BAR - 1, f"{rates.llama:,.0f}", theme.faint),
         ]
     return lines
 
 
-def chart(theme: Theme) -> str:
-    """Return the chart as SVG."""
-    found = rows()
-    height = TOP + len(MODELS) * ROW + BOTTOM
+def drawn(chart: Chart, theme: Theme) -> str:
+    """Return a chart as SVG."""
+    names = list(next(iter(chart.panels.values())))
+    height = TOP + len(names) * ROW + BOTTOM
     half = (WIDTH - NAMES) / 2
     title = "Tokens per second, zinc and llama.cpp"
-    machine = (
-        f"{table.PROCESSORS[CPU]}, 2 threads · Q4_K_M, F16 keys and values · "
-        "medians of interleaved runs, ratio in brackets"
-    )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
         f'height="{height}" font-family="{escape(FONT)}" role="img" aria-label="{title}">',
@@ -109,13 +155,13 @@ def chart(theme: Theme) -> str:
         bar(NAMES, 10, BAR, theme.zinc),
         text(NAMES + BAR + 7, 22, "zinc", theme.text),
         bar(NAMES + 70, 10, BAR, theme.llama),
-        text(NAMES + 77 + BAR, 22, "llama.cpp, the faster of two settings", theme.text),
+        text(NAMES + 77 + BAR, 22, chart.llama, theme.text),
     ]
-    for i, name in enumerate(MODELS.values()):
+    for i, name in enumerate(names):
         lines.append(text(0, TOP + i * ROW + BAR + 5, name, theme.text))
-    for i, kind in enumerate(PANELS):
-        lines += panel(kind, NAMES + i * half, half, found, theme)
-    lines += [text(0, height - 10, machine, theme.faint, size=12), "</svg>", ""]
+    for i, (title, found) in enumerate(chart.panels.items()):
+        lines += panel(title, NAMES + i * half, half, found, theme)
+    lines += [text(0, height - 10, chart.settings, theme.faint, size=12), "</svg>", ""]
     return "\n".join(lines)
 
 
@@ -124,8 +170,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, only compare")
     args = parser.parse_args()
     stale = 0
-    for name, theme in THEMES.items():
-        path, wanted = Path(IMAGES / f"speed-{name}.svg"), chart(theme)
+    for (stem, make), (name, theme) in product(CHARTS.items(), THEMES.items()):
+        path, wanted = Path(IMAGES / f"{stem}-{name}.svg"), drawn(make(), theme)
         if args.check:
             stale += not path.exists() or path.read_text() != wanted
         else:

@@ -3,8 +3,8 @@
     python benchmarks/table.py            # rewrite docs/benchmarks.md between its markers
     python benchmarks/table.py --check    # change nothing; exit with 1 if they are out of date
 
-Every number comes from benchmarks/results: compare-*.json for the tables of the CPU, and the files
-of VULKAN for those of the H200.
+Every number comes from benchmarks/results: compare-*.json for the tables of the CPU, GPU_COMPARISON
+for the table of both engines on a GPU, and the files of VULKAN for those of the H200.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ VULKAN = {
     "Qwen3 8B Q4_K_M, Q8_0 keys and values": "vulkan-h200-qwen3-8b-q8_0.json",
     "Qwen3.6 35B-A3B Q4_K_M": "vulkan-h200-qwen36-35b-a3b.json",
 }
+# The file of compare_gpu.py, its device, and titles of its shapes.
+GPU_COMPARISON = "gpu-compare-h100.json"
+GPU_NAME = "NVIDIA H100"
+GPU_MODELS = {"qwen3-8b": "Qwen3 8B", "qwen36-35b-a3b": "Qwen3.6 35B-A3B"}
 SAMPLED_BY = {
     "host": "host samples from the logits",
     "device, in step": "device samples, host waits for each token",
@@ -126,6 +130,27 @@ def cpu() -> str:
     return "\n\n".join(section(group) for group in ordered)
 
 
+def gpu_comparison() -> dict[str, Any]:
+    """Return the report of compare_gpu.py."""
+    found: dict[str, Any] = json.loads((RESULTS / GPU_COMPARISON).read_text())
+    return found
+
+
+def cuda() -> str:
+    """Return the table of zinc and llama.cpp on a GPU."""
+    rows = []
+    for shape in gpu_comparison()["shapes"]:
+        zinc = shape["zinc"]
+        decodes = [row["name"] for row in shape["rows"] if row["name"].startswith("decode")]
+        reads = {name: step["gb_per_s"] for name, step in zip(decodes, zinc["decode"], strict=True)}
+        for row in shape["rows"]:
+            share = reads.get(row["name"], 0) / zinc["read_gb_per_s"]
+            rates = (f"{row[name]:,.0f}" for name in ("zinc", "llama.cpp"))
+            title = f"{GPU_MODELS[shape['shape']]}, {row['name']}"
+            rows.append([title, *rates, f"**{row['ratio']:.2f}**", f"{share:.0%}" if share else ""])
+    return table(("tokens/s", "zinc", "llama.cpp", "ratio", "of reads"), rows)
+
+
 def vulkan() -> str:
     """Return the table of prefill and decode on the H200, at both depths."""
     columns = (
@@ -155,7 +180,7 @@ def engine() -> str:
     return table(["tokens/s", *columns], rows)
 
 
-SECTIONS = {"cpu": cpu, "vulkan": vulkan, "engine": engine}
+SECTIONS = {"cpu": cpu, "cuda": cuda, "vulkan": vulkan, "engine": engine}
 
 
 def main() -> int:
