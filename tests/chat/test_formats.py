@@ -33,6 +33,20 @@ def tags(name, **values):
     return f"<tool_call>\n<function={name}>\n{lines}</function>\n</tool_call>"
 
 
+def seed(name, **values):
+    lines = "".join(f"<parameter={k}>{v}</parameter>\n" for k, v in values.items())
+    return f"<seed:tool_call>\n<function={name}>\n{lines}</function>\n</seed:tool_call>"
+
+
+def invoke(name, **values):
+    lines = "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in values.items())
+    return f'<invoke name="{name}">\n{lines}</invoke>\n'
+
+
+def minimax(*calls):
+    return f"<minimax:tool_call>\n{''.join(calls)}</minimax:tool_call>"
+
+
 CASES = {
     "hermes text": Case("hermes", "Hello, wörld 🌍!\n\nBye.\n", "Hello, wörld 🌍!\n\nBye.\n"),
     "hermes think": Case(
@@ -141,6 +155,65 @@ CASES = {
         "qwen-tags",
         tags("now") + "\n" + tags("add", a="1.5", b="-2"),
         calls=[("now", {}), SUM],
+    ),
+    "seed all": Case(
+        "seed",
+        "<seed:think>Hm.</seed:think>\nSure.\n" + seed("get_weather", city="Oslo", days=3),
+        "Sure.",
+        "Hm.",
+        [WEATHER],
+    ),
+    "seed lines": Case(
+        "seed",
+        seed("get_weather", city="\n a\n\nb \n"),
+        calls=[("get_weather", {"city": "\n a\n\nb \n"})],
+    ),
+    "seed hard text": Case(
+        "seed",
+        seed("get_weather", city=HARD + "</parameter> is a tag"),
+        calls=[("get_weather", {"city": HARD + "</parameter> is a tag"})],
+    ),
+    "seed parallel": Case(
+        "seed", seed("now") + "\n" + seed("add", a="1.5", b="-2"), calls=[("now", {}), SUM]
+    ),
+    "granite all": Case(
+        "granite",
+        "<think>Hm.</think>\nSure.\n"
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {json.dumps(OSLO)}}}, '
+        '{"name": "now", "arguments": {}}]',
+        "Sure.",
+        "Hm.",
+        [WEATHER, ("now", {})],
+    ),
+    "granite one": Case(
+        "granite", '<|tool_call|>{"name": "now", "arguments": {}}', calls=[("now", {})]
+    ),
+    "minimax all": Case(
+        "minimax",
+        "Hm.\n</think>\n\nSure.\n" + minimax(invoke("get_weather", city="Oslo", days=3)),
+        "Sure.",
+        "Hm.",
+        [WEATHER],
+        "<think>",
+    ),
+    "minimax parallel": Case(
+        "minimax",
+        minimax(invoke("now"), invoke("add", a="1.5", b="-2")),
+        calls=[("now", {}), SUM],
+    ),
+    "minimax types": Case(
+        "minimax",
+        minimax(
+            invoke("get_weather", city="007", metric="true", tags='["a"]', options='{"a": {}}')
+        ),
+        calls=[
+            ("get_weather", {"city": "007", "metric": True, "tags": ["a"], "options": {"a": {}}})
+        ],
+    ),
+    "minimax hard text": Case(
+        "minimax",
+        minimax(invoke("get_weather", city=HARD + "\n</parameter> is a tag")),
+        calls=[("get_weather", {"city": HARD + "\n</parameter> is a tag"})],
     ),
     "qwen json": Case("qwen-tags", hermes("now", "{}"), calls=[("now", {})]),
     "glm all": Case(
@@ -413,10 +486,17 @@ def test_events_in_order():
         ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Os', 'lo"}}'),
         ("qwen-tags", "<tool_call><function=get_weather><parameter=city>Os", "lo</parameter>"),
         ("glm", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Os", "lo</arg_value>"),
+        ("seed", "<seed:tool_call><function=get_weather><parameter=city>Os", "lo</parameter>"),
+        (
+            "minimax",
+            '<minimax:tool_call><invoke name="get_weather"><parameter name="city">Os',
+            "lo</parameter>",
+        ),
         ("gemma3", "[get_weather(city='Os", "lo')]"),
         ("gemma4", f"<|tool_call>call:get_weather{{city:{Q}Os", f"lo{Q}}}"),
         ("harmony", '<|channel|>commentary to=functions.get_weather<|message|>{"city": "Os', "lo"),
         ("deepseek", f'{CALLS}{CALL}get_weather{SEP}{{"city": "Os', 'lo"}'),
+        ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Os', 'lo"}}]'),
         ("llama", '{"name": "get_weather", "parameters": {"city": "Os', 'lo"}}'),
         ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Os', 'lo"}'),
     ],
@@ -458,6 +538,12 @@ def test_text_is_passed_on_unless_it_may_be_a_marker():
         ("hermes", '<tool_call>{"name": "a\\nb"}</tool_call>'),
         ("qwen-tags", "<tool_call>\n<function=\n</tool_call>"),
         ("qwen-tags", "<function=unknown><parameter=a>1</parameter></function>"),
+        ("seed", "<seed:tool_call>\n<function=\n</seed:tool_call>"),
+        ("granite", "<|tool_call|>get_weather"),
+        ("granite", "<|tool_call|>[]"),
+        ("minimax", "<minimax:tool_call>"),
+        ("minimax", "<minimax:tool_call>\n</minimax:tool_call>"),
+        ("minimax", '<minimax:tool_call><invoke name="now'),
         ("glm", "<tool_call>no such tool</tool_call>"),
         ("glm", "<tool_call>now\n<arg_key"),
         ("gemma3", "```tool_code\nimport os\n```"),
@@ -534,7 +620,9 @@ def test_without_tools_calls_are_text():
             result = answer(case.format, [case.text], tools=None, opened=case.opened)
             assert result.calls == [], name
             assert result.reasoning == case.reasoning
-            body = case.text.split("</think>")[-1].split("[/THINK]")[-1].split("<channel|>")[-1]
+            body = case.text
+            for end in ("</think>", "</seed:think>", "[/THINK]", "<channel|>"):
+                body = body.split(end)[-1]
             body = body.removesuffix("<|tool_response>")
             assert result.content.strip() == body.strip()
 

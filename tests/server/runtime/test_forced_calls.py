@@ -43,6 +43,15 @@ CALLS: dict[str, tuple[str, str | None]] = {
         "<tool_call>\n<function=get_time>\n<parameter=city>\nRome\n</parameter>\n"
         "</function>\n</tool_call>", "\n",
     ),
+    "seed": (
+        "<seed:tool_call>\n<function=get_time>\n<parameter=city>Rome</parameter>\n"
+        "</function>\n</seed:tool_call>", "\n",
+    ),
+    "minimax": (
+        '<minimax:tool_call>\n<invoke name="get_time">\n<parameter name="city">Rome</parameter>\n'
+        "</invoke>\n</minimax:tool_call>", None,
+    ),
+    "granite": ('<|tool_call|>[{"name": "get_time", "arguments": {"city": "Rome"}}]', None),
     "glm": (
         "<tool_call>get_time\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
         "\n",
@@ -121,6 +130,12 @@ def test_a_call_is_allowed_and_nothing_else(tokenizer_of, name):
 
 
 SEVERAL = {
+    "granite": '<|tool_call|>[{"name": "get_time", "arguments": {"city": "Rome"}}, '
+    '{"name": "get_weather", "arguments": {"city": "Rome"}}]',
+    "minimax": "<minimax:tool_call>\n" + "".join(
+        f'<invoke name="{n}">\n<parameter name="city">Rome</parameter>\n</invoke>\n'
+        for n in ("get_time", "get_weather")
+    ) + "</minimax:tool_call>",
     "mistral": '[TOOL_CALLS][{"name": "get_time", "arguments": {"city": "Rome"}}, '
     '{"name": "get_weather", "arguments": {"city": "Rome"}}]',
     "deepseek": BEGIN + "\n".join(
@@ -150,7 +165,7 @@ def test_harmony_calls_after_reasoning(llm: LLM):
     assert follows(llm.tokenizer, source, "<|start|>assistant" + CALLS["harmony"][0])
 
 
-@pytest.mark.parametrize("name", ["qwen-tags", "glm"])
+@pytest.mark.parametrize("name", ["qwen-tags", "seed", "minimax", "glm"])
 def test_values_in_tags(tokenizer_of, name):
     tokenizer = tokenizer_of(name)
     source = forced_calls(BY_NAME[name], tokenizer, [MANY], several=False).source
@@ -161,6 +176,13 @@ def test_values_in_tags(tokenizer_of, name):
                 f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items()
             )
             return f"<tool_call>many\n{tags}</tool_call>"
+        if name == "minimax":
+            tags = "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in values.items())
+            many = f'<invoke name="many">\n{tags}</invoke>\n'
+            return f"<minimax:tool_call>\n{many}</minimax:tool_call>"
+        if name == "seed":
+            tags = "".join(f"<parameter={k}>{v}</parameter>\n" for k, v in values.items())
+            return f"<seed:tool_call>\n<function=many>\n{tags}</function>\n</seed:tool_call>"
         tags = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
         return f"<tool_call>\n<function=many>\n{tags}</function>\n</tool_call>"
 

@@ -11,11 +11,13 @@ from zinc.chat.formats.deepseek import DEEPSEEK, DEEPSEEK_V31
 from zinc.chat.formats.gemma3 import GEMMA3
 from zinc.chat.formats.gemma4 import GEMMA4
 from zinc.chat.formats.glm import GLM
+from zinc.chat.formats.granite import GRANITE
 from zinc.chat.formats.harmony import HARMONY
 from zinc.chat.formats.hermes import HERMES, THINK
 from zinc.chat.formats.llama import LLAMA
+from zinc.chat.formats.minimax import MINIMAX
 from zinc.chat.formats.mistral import MISTRAL
-from zinc.chat.formats.qwen import QWEN_TAGS
+from zinc.chat.formats.qwen import QWEN_TAGS, SEED
 
 # Formats without calls that zinc can read.
 THINKING_ONLY = ChatFormat("thinking-only", markers=(THINK.begin, THINK.end), thinking=THINK)
@@ -29,6 +31,9 @@ _DETECT: tuple[tuple[ChatFormat, tuple[str, ...]], ...] = (
     (DEEPSEEK_V31, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
     (MISTRAL, ("[TOOL_CALLS]",)),
     (GLM, ("<tool_call>", "<arg_key>")),
+    (SEED, ("<seed:tool_call>", "<function=", "<parameter=")),
+    (MINIMAX, ("<minimax:tool_call>", "<invoke name=", "<parameter name=")),
+    (GRANITE, ("<|tool_call|>", "<|start_of_role|>")),
     (QWEN_TAGS, ("<tool_call>", "<function=", "<parameter=")),
     (HERMES, ("<tool_call>", "</tool_call>", '"arguments"')),
     (LLAMA, ("<|python_tag|>",)),

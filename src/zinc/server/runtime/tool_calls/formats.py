@@ -96,6 +96,11 @@ def _mistral(marks: Marks) -> CallFormat:
     return CallFormat(write, between="")
 
 
+def _granite(marks: Marks) -> CallFormat:
+    before = f"{marks('<|tool_call|>')} {literal('[')}"
+    return CallFormat(_json("arguments"), literal(", "), before, literal("]"))
+
+
 def _deepseek(fenced: bool) -> Callable[[Marks], CallFormat]:
     """Return DeepSeek's format. fenced: arguments are in a code fence (V3 and R1, not V3.1)."""
 
@@ -141,6 +146,30 @@ def _qwen_tags(call: Call, marks: Marks) -> list[str]:
         return f"<parameter={key}>\n", "\n</parameter>\n"
 
     return _tagged(call, marks, head, tags, end)
+
+
+def _seed(call: Call, marks: Marks) -> list[str]:
+    head = [marks("<seed:tool_call>"), literal(f"\n<function={call.name}>\n")]
+    end = [literal("</function>\n"), marks("</seed:tool_call>")]
+
+    def tags(key: str) -> tuple[str, str]:
+        return f"<parameter={key}>", "</parameter>\n"
+
+    return _tagged(call, marks, head, tags, end)
+
+
+def _minimax(marks: Marks) -> CallFormat:
+    """Return MiniMax's format: a block of calls."""
+
+    def write(call: Call, marks: Marks) -> list[str]:
+        def tags(key: str) -> tuple[str, str]:
+            return f'<parameter name="{key}">', "</parameter>\n"
+
+        head = [literal(f'<invoke name="{call.name}">\n')]
+        return _tagged(call, marks, head, tags, [literal("</invoke>\n")])
+
+    before = " ".join((marks("<minimax:tool_call>"), literal("\n")))
+    return CallFormat(write, "", before, marks("</minimax:tool_call>"))
 
 
 def _glm(call: Call, marks: Marks) -> list[str]:
@@ -194,11 +223,14 @@ def _plainly(write: Writer, between: str | None = None) -> Callable[[Marks], Cal
 CALL_FORMATS: Mapping[str, Callable[[Marks], CallFormat]] = {
     "hermes": _plainly(_hermes, literal("\n")),
     "qwen-tags": _plainly(_qwen_tags, literal("\n")),
+    "seed": _plainly(_seed, literal("\n")),
+    "minimax": _minimax,
     "glm": _plainly(_glm, literal("\n")),
     "llama": lambda marks: CallFormat(_json("parameters"), json_member="parameters"),
     "gemma3": lambda marks: CallFormat(_json("parameters"), json_member="parameters"),
     "gemma4": _plainly(_gemma4, ""),
     "mistral": _mistral,
+    "granite": _granite,
     "deepseek": _deepseek(fenced=True),
     "deepseek-v3.1": _deepseek(fenced=False),
     "harmony": _harmony,
