@@ -106,13 +106,15 @@ def test_states_that_are_set_back_continue_in_chunks(name: str, rejected: int) -
 
 
 @needs_compiler
-@pytest.mark.parametrize("n", [1, 3, 8])
-def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(n: int) -> None:
+@pytest.mark.parametrize(("n", "rollback"), [(1, 0), (3, 0), (8, 0), (1, 16), (3, 8)])
+def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(
+    n: int, rollback: int
+) -> None:
     prompts, decode, mixed = [3] * n, [1] * n, [1] * (n - 1) + [2]
     steps = steps_of((prompts, decode, decode, mixed, decode), range(n)[::-1], ends=2)
     case = delta_step_case("steps", DeltaShape(2, 4, 32, 64), prompts)
-    program = program_of(emulated.backend(), case, n)
-    check(program, program_of(api.create("ref"), case, n), steps)
+    program = program_of(emulated.backend(), case, n, rollback)
+    check(program, program_of(api.create("ref"), case, n, rollback), steps)
     fused, unfused = (
         [i for i, x in enumerate(program.plan.launches) if x.kernel in names]
         for names in (("delta_step",), ("conv_silu", "delta_rule", "gated_norm"))
@@ -120,6 +122,16 @@ def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(n: in
     for step, is_decode in zip(steps, (False, True, True, False, True), strict=True):
         assert all(bool(program.kernels(step, i)) is is_decode for i in fused)
         assert all(bool(program.kernels(step, i)) is not is_decode for i in unfused)
+
+
+@needs_compiler
+@pytest.mark.parametrize("grouped", [False, True])
+def test_fused_steps_share_states_that_are_set_back(grouped: bool) -> None:
+    """Single tokens and steps with rejected rows take turns, over the ends of chunks."""
+    counts = [(20, 9), *[(1, 1)] * 13, (9, 2), *[(1, 1)] * 20, (9, 9), *[(1, 1)] * 3]
+    case = delta_step_case("steps", DeltaShape(2, 4, 32, 64), (20, 9), grouped=grouped)
+    programs = (program_of(x, case, 2, 8) for x in (emulated.backend(), api.create("ref")))
+    check(*programs, steps_of(counts, (1, 0), rejected=6))
 
 
 def check(program: Program, reference: Program, steps: Sequence[Step]) -> None:

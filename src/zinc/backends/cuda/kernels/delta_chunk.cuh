@@ -14,7 +14,7 @@
 //                       float G_t [CHUNK], G_last / G_t [CHUNK]
 //
 // Rows after the end of a sequence have zeros in Q, K and b, and no decay.
-//   ROLLBACK  slots are those of delta_rows.cuh, and the kernels run a part of the rows
+//   ROLLBACK  slots are those of delta_slot.cuh, and the kernels run a part of the rows
 //             (delta_parts.cuh)
 
 #include "arguments.h"

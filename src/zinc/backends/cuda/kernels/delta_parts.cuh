@@ -1,5 +1,5 @@
 // How kernels divide the rows of a sequence in a step of many tokens, if its state can be set back
-// (delta_rows.cuh):
+// (delta_slot.cuh):
 //
 //   HEAD  delta_rule  the rest of the chunk of CHUNK positions that has begun
 //   SCAN  delta_scan  whole chunks of 2 CHUNK rows, up to the last chunk but one

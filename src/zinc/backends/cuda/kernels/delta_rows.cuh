@@ -1,26 +1,10 @@
-// The rows of a sequence that the delta rule runs in a step.
-//   ROLLBACK  a slot can be set back to earlier positions (zinc.ops.recurrent_state)
-//
-// Positions [CHUNK i, CHUNK i + CHUNK) are chunk i. With ROLLBACK, a slot is two halves, of which
-// chunk i uses half i mod 2:
-//
-//   S      [value heads, V_DIM, K_DIM]   the state before the chunk; none is stored for chunk 0
-//   k      [CHUNK - 1, key heads, K_DIM] the inputs of its rows, but for the last one, as they came
-//   v      [CHUNK - 1, value heads, V_DIM]
-//   alpha  [CHUNK - 1, value heads]
-//   beta   [CHUNK - 1, value heads]
-//
-// A step starts from S of its first position's chunk and runs the rows of the chunk before that
-// position again, through the same instructions. So it gets the bits that it would have got if the
-// rows after that position had never run.
+// Loads of the rows of a sequence that delta_rule runs, and with ROLLBACK stores to its slot
+// (delta_slot.cuh).
 
 #pragma once
 
+#include "delta_slot.cuh"
 #include "floats.cuh"
-#include "step.cuh"
-
-#define CHUNK 16
-#define KEPT (CHUNK - 1)
 
 #if ROLLBACK
 #include "arrivals.cuh"
@@ -29,62 +13,6 @@
 DEVICE uint keyHeadOf(ARGS, uint head)
 {
     return GROUPED != 0 ? head / (args.n_v_heads / args.n_k_heads) : head % args.n_k_heads;
-}
-
-/// Rows of one sequence by their index in the step. begin, end: those of the step. start: the row
-/// to start from, which may be before `begin` and negative.
-struct Span
-{
-    const Arguments& args;
-    int begin, end, start;
-#if ROLLBACK
-    float* slot;
-    uint chunk; // that of the row `start`, which is its first
-    uint last;  // that of the row `end`
-
-    MEMBER uint chunkOf(int row) const { return chunk + uint(row - start) / CHUNK; }
-    MEMBER float* halfOf(uint of) const { return slot + of % 2 * (args.slot_floats / 2); }
-
-    // The kept inputs of a row in the half of its chunk.
-    MEMBER float* kept(int row) const
-    {
-        return halfOf(chunkOf(row)) + args.n_v_heads * (V_DIM * K_DIM);
-    }
-    MEMBER float* keptKey(int row, uint k_head) const
-    {
-        return kept(row) + (uint(row - start) % CHUNK * args.n_k_heads + k_head) * K_DIM;
-    }
-    MEMBER float* keptValue(int row, uint head) const
-    {
-        return kept(row) + KEPT * args.n_k_heads * K_DIM
-            + (uint(row - start) % CHUNK * args.n_v_heads + head) * V_DIM;
-    }
-    MEMBER float* keptAlpha(int row, uint head) const
-    {
-        return kept(row) + KEPT * (args.n_k_heads * K_DIM + args.n_v_heads * V_DIM)
-            + uint(row - start) % CHUNK * args.n_v_heads + head;
-    }
-    MEMBER float* keptBeta(int row, uint head) const
-    {
-        return keptAlpha(row, head) + KEPT * args.n_v_heads;
-    }
-#endif
-
-    /// Returns `row`, or the last row if it is past that.
-    MEMBER int within(int row) const { return min(row, end - 1); }
-};
-
-DEVICE Span spanOf(ARGS, float* slot, uint begin, uint end)
-{
-    Span span{args, int(begin), int(end), int(begin)};
-#if ROLLBACK
-    uint position = positionOf(args.step, begin);
-    span.slot = slot;
-    span.start -= int(position % CHUNK);
-    span.chunk = position / CHUNK;
-    span.last = (position + end - begin) / CHUNK;
-#endif
-    return span;
 }
 
 /// Returns the address of q (part 0) or k (part 1) of a row. Only k of rows before the step is

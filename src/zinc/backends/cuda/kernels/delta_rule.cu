@@ -2,7 +2,7 @@
 // one value head (group.x) of one sequence (group.z) stay in registers. SHARE lanes share a column:
 // each has every SHARE-th float4 of its rows. q and k are normalised into shared memory, ROWS
 // tokens at a time, while the next tokens are prefetched. The state is S transposed, [value heads,
-// V_DIM, K_DIM]; with ROLLBACK, that of delta_rows.cuh.
+// V_DIM, K_DIM]; with ROLLBACK, that of delta_slot.cuh.
 //   PART  the rows that it runs (delta_parts.cuh)
 
 #include "arguments.h"

@@ -21,12 +21,7 @@ MAX_FLOATS = 64  # of the state in the registers of a thread
 
 @fuses("delta_step")
 def delta_step_steps(node: Node) -> StepCondition | None:
-    """Return the steps with one token a sequence, if the heads of `node` suit the kernel.
-
-    The kernel keeps the state of the last position only.
-    """
-    if "rollback" in node.attrs:
-        return None
+    """Return the steps with one token a sequence, if the heads of `node` suit the kernel."""
     k_dim, v_dim = int(node.attrs["k_dim"]), int(node.attrs["v_dim"])
     if k_dim % (4 * SHARE) or v_dim % 32 or v_dim > 128 or int(node.attrs["group"]) != v_dim:
         return None
@@ -57,6 +52,7 @@ def delta_step(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ("MIN_BLOCKS", 1 if is_one_wave else BLOCKS_OF_MANY),
             ("Q8", is_q8(y)),
             ("REPEATS", n_v_heads // n_k_heads),
+            ("ROLLBACK", int(attrs.get("rollback", 0))),
             ("TAPS", int(attrs["taps"])),
             ("THREADS", threads),
             ("VECTORS", in_vectors(at, z, y)),
