@@ -1,4 +1,4 @@
-"""Causal attention over the KV cache, and the op that stores keys and values."""
+"""Attention over the KV cache, and the op that stores keys and values."""
 
 from __future__ import annotations
 
@@ -113,6 +113,10 @@ def _cases() -> Iterator[Case]:
     yield _attention_case(case, 4, 2, 32, True, window=16)
     case = Case("sinks", 30, sequences=(30,))
     yield _attention_case(case, 4, 2, 32, True, sinks=True, softcap=20.0)
+    # Encoders: every token sees the whole text, with few queries, many, and several splits of keys.
+    for name, sequences in (("few", (9, 1, 3)), ("many", (40, 1, 70)), ("long", (300, 20))):
+        case = Case(f"whole-{name}", sum(sequences), sequences=sequences)
+        yield _attention_case(case, 4, 4, 32, True, causal=False)
 
 
 def _attention_case(
@@ -126,6 +130,7 @@ def _attention_case(
     sinks: bool = False,
     softcap: float = 0.0,
     prepared: str = "norm-rope",
+    causal: bool = True,
 ) -> Case:
     g = case.graph
     state = case.kv(n_kv, head_dim, window)
@@ -142,7 +147,8 @@ def _attention_case(
         q, k = prepare(q), prepare(k)
     g.kv_store(k, v, state)
     sink = case.vector(n_heads) if sinks else None
-    return case.returns(g.attention(q, state, sink, scale=head_dim**-0.5, softcap=softcap))
+    scale = head_dim**-0.5
+    return case.returns(g.attention(q, state, sink, scale=scale, softcap=softcap, causal=causal))
 
 
 @op(
@@ -161,10 +167,12 @@ def attention(
 ) -> Sequence[FloatArray]:
     """Return softmax(scale * q k^T) v over the cached positions up to that of each query.
 
-    Query head h reads KV head h // (n_heads / n_kv_heads). A query sees the last `window` positions
-    (0: all). `softcap` limits scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax
+    Without `causal`, it is over all positions up to the last one of the sequence in the step. Query
+    head h reads KV head h // (n_heads / n_kv_heads). A query sees the last `window` positions (0:
+    all). `softcap` limits scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax
     denominator of its head and has no value.
     """
+    causal = bool(attrs.get("causal", 1))
     n_heads, window, softcap = int(attrs["n_heads"]), int(attrs["window"]), float(attrs["softcap"])
     n_kv, head_dim = cache.k.shape[2:]
     out = np.empty((len(q), n_heads * cache.head_dim_v), dtype=np.float32)
@@ -183,7 +191,7 @@ def attention(
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         distance = positions[:, None] - key_positions[None, :]
-        visible = distance >= 0
+        visible = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
         if window:
             visible &= distance < window
         scores = np.where(visible, scores, -np.inf)

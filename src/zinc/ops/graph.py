@@ -205,8 +205,12 @@ class Graph:
         *,
         scale: float,
         softcap: float = 0.0,
+        causal: bool = True,
     ) -> Value:
-        """Return attention of q [tokens, heads * head_dim] over the cached keys and values."""
+        """Return attention of q [tokens, heads * head_dim] over the cached keys and values.
+
+        Without `causal`, a token also sees the tokens of its sequence that follow it in the step.
+        """
         n_heads = q.cols // state.head_dim
         return self._make(
             "attention",
@@ -217,6 +221,7 @@ class Graph:
             scale=scale,
             window=state.window,
             softcap=softcap,
+            **({} if causal else {"causal": 0}),
         )
 
     def add(self, a: Value, b: Value) -> Value:

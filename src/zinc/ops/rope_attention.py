@@ -42,6 +42,8 @@ def _fused(store: Node, attention: Node) -> Node | None:
     """Return the fused node of a rope_store and the attention that reads its queries."""
     if store.input("cache") != attention.input("cache"):
         return None  # the layer reads the cache of another layer
+    if not attention.attrs.get("causal", 1):
+        return None  # other tokens of the step follow the key
     heads = tuple(store.input(x) for x in ("q", "k", "v", "table", "q_norm", "k_norm", "cache"))
     return Node(
         "rope_attention",

@@ -467,6 +467,7 @@ class AttentionArguments(Struct):
     block_shift: Annotated[U8, "log2 of the tokens of a block"]
     block_table: Annotated[U8, "index of the layer's block table"]
     is_one_token: Annotated[Flag, "the step has one token, so its header need not be read"]
+    bidirectional: Annotated[Flag, "a token also sees the tokens after it"]
     window: U32
     splits: Annotated[U32, "workgroups that share the keys of a token"]
     scale: F32
@@ -527,6 +528,7 @@ class AttentionTileArguments(Struct):
     block_shift: Annotated[U8, "log2 of the tokens of a block"]
     block_table: Annotated[U8, "index of the layer's block table"]
     is_one_token: Flag
+    bidirectional: Annotated[Flag, "a token also sees the tokens after it"]
     window: U32
     scale: F32
     softcap: F32
@@ -550,6 +552,7 @@ class AttentionMmaArguments(Struct):
     n_kv_heads: U16
     block_shift: Annotated[U8, "log2 of the tokens of a block"]
     block_table: Annotated[U8, "index of the layer's block table"]
+    bidirectional: Annotated[Flag, "a token also sees the tokens after it"]
     window: U32
     splits: Annotated[U32, "blocks that share the keys of a tile"]
     scale: F32

@@ -13,6 +13,7 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.operands import (
     ceil_div,
     in_vectors,
+    is_bidirectional,
     is_capped,
     is_q8,
     operand,
@@ -79,6 +80,7 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
         block_shift=cache.block_shift,
         block_table=cache.table,
         is_one_token=bucket.tokens == 1,
+        bidirectional=is_bidirectional(launch),
         window=state.window,
         scale=float(launch.attributes["scale"]),
         softcap=float(launch.attributes["softcap"]),

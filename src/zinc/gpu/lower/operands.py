@@ -77,6 +77,11 @@ def ref_or_null(at: Addresses, x: Operand) -> tuple[int, int]:
     return (at.ref(x), x.stride) if isinstance(x, Ref) else (0, 0)
 
 
+def is_bidirectional(launch: Launch) -> bool:
+    """Return whether tokens of an attention also see later ones, as in encoders."""
+    return not launch.attributes.get("causal", 1)
+
+
 def is_capped(launch: Launch) -> int:
     """Return the macro SOFTCAP: 1 if attention caps its scores."""
     return int(float(launch.attributes["softcap"]) > 0)

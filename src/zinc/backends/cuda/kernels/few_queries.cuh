@@ -88,9 +88,14 @@ struct KeySplit
         first = args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
         uint start = first / keys * keys;
         begin = start;
-        end = position + 1;
+        uint last = position;
+#if !PREPARES
+        if (args.bidirectional != 0 && args.is_one_token == 0)
+            last = positionOf(args.step, args.step->seq_start[sequence + 1] - 1);
+#endif
+        end = last + 1;
         if (!PREPARES && args.splits == 1) return;
-        uint tiles = (position - start) / keys + 1;
+        uint tiles = (last - start) / keys + 1;
         uint each = tiles / args.splits, longer = tiles % args.splits; // splits with one tile more
         begin += (index * each + min(index, longer)) * keys;
         end = min(begin + (each + (index < longer ? 1 : 0)) * keys, end);

@@ -16,6 +16,7 @@ struct QueryTile
     uint row0, rows; // of the tile, among the rows of the sequence
     uint position0; // of the first token; positions are consecutive
     uint first, last; // positions that at least one row sees
+    uint end; // last position of the sequence
     int* blocks;
 
     MEMBER uint tokenOf(uint r) { return start + (row0 + r) / rep; }
@@ -24,13 +25,15 @@ struct QueryTile
 
     MEMBER bool isVisible(ARGS, uint position, uint key)
     {
-        return key <= position && (args.window == 0 || key + args.window > position);
+        return key <= (args.bidirectional == 0 ? position : end)
+            && (args.window == 0 || key + args.window > position);
     }
 
     /// Returns whether a row may not see all of the positions from `from` to `to`.
     MEMBER bool masks(ARGS, uint from, uint to)
     {
-        return to > position0 + row0 / rep || (args.window > 0 && from + args.window <= last);
+        return to > (args.bidirectional == 0 ? position0 + row0 / rep : end)
+            || (args.window > 0 && from + args.window <= last);
     }
 
     /// The query of row r. Rows past the last one repeat it.
@@ -120,6 +123,7 @@ DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
     t.position0 = positionOf(args.step, t.start);
     uint position = t.positionOf(0);
     t.first = args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
-    t.last = t.positionOf(t.rows - 1);
+    t.end = t.position0 + n_rows / t.rep - 1;
+    t.last = args.bidirectional == 0 ? t.positionOf(t.rows - 1) : t.end;
     return t;
 }

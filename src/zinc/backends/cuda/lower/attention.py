@@ -19,6 +19,7 @@ from zinc.gpu.lower.attention import attend, merge, partial_bytes, stored, visib
 from zinc.gpu.lower.operands import (
     ceil_div,
     in_vectors,
+    is_bidirectional,
     is_capped,
     is_q8,
     operand,
@@ -91,6 +92,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         n_kv_heads=state.n_heads,
         block_shift=cache.block_shift,
         block_table=cache.table,
+        bidirectional=is_bidirectional(launch),
         window=state.window,
         splits=splits,
         scale=float(launch.attributes["scale"]),

@@ -1,5 +1,5 @@
-// attention: causal grouped-query attention over the KV cache. One code path serves prefill, decode and
-// verification.
+// attention: grouped-query attention over the KV cache, causal or over the whole sequence. One code path
+// serves prefill, decode and verification.
 //
 // Keys are visited in blocks of 64 and splits of 256 at fixed absolute positions. The softmax is online
 // within a split (Dao et al. 2022), and splits are merged in ascending order. So the result of a token
@@ -58,6 +58,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     p.dim = kv->head_dim;
     p.dim_v = kv->head_dim_v;
     p.window = static_cast<int>(attrs.get("window", 0));
+    p.causal = attrs.get("causal", 1) != 0;
     p.item_tokens = std::max(1, kItemRows / p.queries);
     p.item_rows = std::min(p.queries * p.item_tokens, kItemRows);
     p.pieces = (p.queries + kItemRows - 1) / kItemRows;
@@ -67,6 +68,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     require(l, p.window >= 0 && cap >= 0, "window and softcap must not be negative");
     p.query_scale = cap > 0 ? scale / cap : scale * kLog2e;
     p.cap = cap * kLog2e;
+    require(l, p.causal || p.window == 0, "a sliding window must be causal");
     require_rows(l, l.in[in::q], "q", RowFormat::f32, int64_t{p.n_heads} * p.dim);
     if (l.in[in::sinks]) require_vector(l, l.in[in::sinks], "sinks", p.n_heads);
     require_output(l, l.out[0], "o", p.n_heads * p.dim_v);
@@ -99,7 +101,7 @@ int chunks(const Launch& l, const Batch& batch, int n_threads) {
         for (int last = batch.seq_start[s + 1]; last > batch.seq_start[s];) {
             const int first = std::max(batch.seq_start[s], last - p.item_tokens);
             *item = {s, first, last - first, first_key(p, batch.positions[first]) / kSplit, 0, 0, 1, 0, 0};
-            item->n_splits = batch.positions[last - 1] / kSplit + 1 - item->first_split;
+            item->n_splits = last_key(p, batch, s, last - 1) / kSplit + 1 - item->first_split;
             n_splits += item->n_splits;
             last = first;
             ++item;

@@ -18,12 +18,18 @@ struct Params {
     int n_heads, queries, dim, dim_v, window;  // queries: query heads of one KV head
     int item_tokens, item_rows;                // sizes of an item
     int pieces, piece_queries;                 // parts of a token's heads: one unless queries > kItemRows
+    bool causal;                               // else a query sees all positions of its sequence
     float query_scale, cap;                    // logits are in units of log 2: both contain a factor 1 / ln 2
 };
 
 // The first position that the query at `position` sees.
 inline int first_key(const Params& p, int position) {
     return p.window ? std::max(0, position - p.window + 1) : 0;
+}
+
+// The last position that token `token` of a sequence sees.
+inline int last_key(const Params& p, const Batch& batch, int sequence, int token) {
+    return batch.positions[p.causal ? token : batch.seq_start[sequence + 1] - 1];
 }
 
 // The rows of a chunk, and its scratch.
@@ -44,6 +50,7 @@ struct Rows {
 
     bool integers() const { return kv.type != KvType::f16; }
     int position(int row) const { return batch.positions[first_token + row / queries]; }
+    int last(int row) const { return last_key(p, batch, sequence, first_token + row / queries); }
 };
 
 // Loads the queries in the format that the keys need: scaled floats, or int8 with `query_scale` in the scale
@@ -160,10 +167,9 @@ void attend_rows(const Rows& rows, const Keys* keys, const Values* values, int r
             for (; tile < last_tile; ++tile) dot(std::integral_constant<int, 1>{}, tile);
         }
         for (int r = row; r < row + n; ++r) {
-            const int position = rows.position(r);
-            rows.factor[r] =
-                softmax_block(rows.s + r * kKeyBlock, first_tile, last_tile, first_key(p, position) - base,
-                              position + 1 - base, p.cap, states[r]);
+            rows.factor[r] = softmax_block(rows.s + r * kKeyBlock, first_tile, last_tile,
+                                           first_key(p, rows.position(r)) - base, rows.last(r) + 1 - base,
+                                           p.cap, states[r]);
         }
         add_all_values<count()>(s, rows.factor + row, values, first, last, p.dim_v, acc + row * p.dim_v);
     });
@@ -177,7 +183,7 @@ inline void attend_split(const Rows& rows, int split, int end, RowState* states,
     std::fill_n(acc, static_cast<size_t>(rows.n) * static_cast<size_t>(p.dim_v), 0.0f);
     const int groups = (rows.n + kMaxRows - 1) / kMaxRows, group_rows = (rows.n + groups - 1) / groups;
     const int from = std::max(split * kSplit, first_key(p, rows.position(0)));
-    const int to = std::min(end, rows.position(rows.n - 1) + 1);
+    const int to = std::min(end, rows.last(rows.n - 1) + 1);
     int base = from / kKeyBlock * kKeyBlock;
     Tiles next(rows, base, from - base, to - base);
     for (; base < std::min(to, (split + 1) * kSplit); base += kKeyBlock) {
@@ -227,7 +233,7 @@ inline void attend_split(const Rows& rows, int split, int end, RowState* states,
         for (int row = 0; row < rows.n; row += group_rows) {
             const int n = std::min(group_rows, rows.n - row);
             const int a = std::max(first, first_key(p, rows.position(row)) - base);
-            const int b = std::min(last, rows.position(row + n - 1) + 1 - base);
+            const int b = std::min(last, rows.last(row + n - 1) + 1 - base);
             if (a >= b) continue;
             const auto attend = [&](const auto* keys, const auto* values) {
                 attend_rows(rows, keys, values, row, n, base, a, b, states, acc);
