@@ -42,6 +42,7 @@ from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
 from zinc.engine.constraint import Thinking
 from zinc.engine.engine import Engine
+from zinc.engine.limits import encoder_error
 from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.model import LoadedModel
@@ -202,7 +203,12 @@ class LLM:
 
     @property
     def template(self) -> ChatTemplate:
-        """The model's chat template. Raises TemplateError if it has none."""
+        """The model's chat template.
+
+        Raises TemplateError if it has none, and UnsupportedError if it is an encoder.
+        """
+        if self.spec.is_encoder:
+            raise encoder_error()
         return self._text.template
 
     # -- generation -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -200,6 +201,15 @@ def test_think_without_reasoning_is_noted(zinc, backend, tmp_path, command):
     result = zinc(command, *(["Hi"] if command == "run" else []), *options, stdin=b"Hi\n")
     assert result.status == 0
     assert "--think has no effect" in result.err
+
+
+@pytest.mark.parametrize("command", [("run", "fox"), ("run", "--raw", "fox"), ("chat",)])
+def test_an_encoder_does_not_answer(zinc, command):
+    path = Path(__file__).parents[1] / "data" / "encoders" / "bert.gguf"
+    result = zinc(*command, "-m", path, "--backend", "cpu")
+    assert (result.status, result.out.strip()) == (1, "")
+    assert "it is an encoder, which turns texts into embeddings" in result.err
+    assert "none: an encoder, for embeddings" in zinc("inspect", path).out
 
 
 def test_tokenize_shows_ids_and_pieces(zinc, llm):

@@ -89,6 +89,35 @@ def test_a_request_without_a_slot_or_seat_waits():
     assert schedule(demands, replace(BUDGET, sequences=2)).tokens == {0: 1, 1: 10}
 
 
+WHOLE = replace(BUDGET, whole=True)
+
+
+def test_whole_texts_run_in_order_until_one_does_not_fit():
+    demands = [waits(0, 300, client="a"), waits(1, 300, client="b"), waits(2, 10, client="a")]
+    assert schedule(demands, WHOLE).tokens == {0: 300}
+    assert schedule(demands[1:], WHOLE).tokens == {1: 300, 2: 10}
+    assert schedule([waits(0, 512, client="a"), waits(1, 4, client="b")], WHOLE).tokens == {0: 512}
+
+
+def test_whole_texts_leave_no_blocks_for_growth():
+    demands = [waits(0, 64), waits(1, 64), waits(2, 64)]
+    assert schedule(demands, replace(WHOLE, blocks=(2,))).tokens == {0: 64, 1: 64}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 512), st.integers(0, 2), st.sampled_from("ab")), max_size=12),
+    st.integers(8, 40),
+)
+def test_every_whole_text_runs_in_the_end(rows, blocks):
+    waiting = [waits(i, n, priority=p, client=c) for i, (n, p, c) in enumerate(rows)]
+    while waiting:
+        tokens = schedule(waiting, replace(WHOLE, blocks=(blocks,))).tokens
+        assert 0 < sum(tokens.values()) <= 512
+        assert all(tokens[d.id] == d.pending for d in waiting if d.id in tokens)
+        waiting = [d for d in waiting if d.id not in tokens]
+
+
 DEMANDS = st.lists(
     st.tuples(
         st.booleans(),

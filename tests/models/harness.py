@@ -34,6 +34,7 @@ from zinc.plan.weights import tensor_data
 from zinc.quant.blocks import GGMLType
 
 FIXTURES = Path(__file__).parents[1] / "data" / "fixtures"
+ENCODERS = FIXTURES.parent / "encoders"  # whose tokens see the ones after them
 BACKENDS = ["ref", *computing()]
 BLOCK_TOKENS = 16
 MAX_TOKENS = 96

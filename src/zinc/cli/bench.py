@@ -108,6 +108,7 @@ def _load(args: argparse.Namespace) -> LoadedModel:
     """Load the model for `args.streams` sequences of the longest measured run."""
     from zinc.cli import loading
     from zinc.cli.bench_speculation import LEAST_PROMPT, MOST_ROWS
+    from zinc.core.errors import UnsupportedError
     from zinc.engine.load.planned import plan_model
 
     rows = MOST_ROWS if args.speculate else 1
@@ -123,6 +124,13 @@ def _load(args: argparse.Namespace) -> LoadedModel:
     )
     with loading.context_from("--prefill, --depth or --decode"):
         planned = plan_model(options)
+        if planned.spec.is_encoder and args.decode:
+            planned.close()
+            raise UnsupportedError(
+                "an encoder does not decode",
+                "",
+                "time texts with --decode 0 --prefill TOKENS",
+            )
         loading.print_choice(planned.choice)
         return loading.open_model(planned)
 

@@ -29,7 +29,7 @@ def lines(
         ("model", _shape(file, spec)),
         ("weights", _weights(file, types)),
         ("context", "" if isinstance(spec, ZincError) else f"{spec.context:,} tokens"),
-        ("chat", _chat(file)),
+        ("chat", _chat(file, None if isinstance(spec, ZincError) else spec)),
         ("supported", supported),
     ]
     return [f"  {label.ljust(9)}  {text}" for label, text in rows if text]
@@ -76,10 +76,12 @@ def _weights(file: GGUFFile, types: Sequence[tuple[str, int, int]]) -> str:
     return f"{size(n_bytes)}, {8 * n_bytes / n_elements:.1f} bits each: {', '.join(shares)}"
 
 
-def _chat(file: GGUFFile) -> str:
+def _chat(file: GGUFFile, spec: ModelSpec | None) -> str:
     from zinc.chat.formats import detect
     from zinc.cli.answer import has_reasoning
 
+    if spec is not None and spec.is_encoder:
+        return "none: an encoder, for embeddings"
     source = file.metadata.get("tokenizer.chat_template")
     if not isinstance(source, str):
         return "no chat template: a base model"

@@ -21,16 +21,18 @@ def next_schedule(
     tokens: int,
     prompt_tokens: int,
     seats: int,
+    whole: bool = False,
 ) -> Schedule:
     """Return which sequences run in the next step, and which are preempted for them.
 
     sequences: by id, in order of arrival. tokens: the most of a step. prompt_tokens: the most
     prompt tokens of a step that also has streams. seats: sequences that may be in the cache at a
-    time.
+    time. whole: sequences run with all of their tokens or not at all.
     """
     pool = holdings.pool
     blocks, block_tokens = pool.available, pool.block_tokens
-    budget = Budget(tokens, prompt_tokens, seats, blocks, pool.available_slots, block_tokens)
+    slots = pool.available_slots
+    budget = Budget(tokens, prompt_tokens, seats, blocks, slots, block_tokens, whole)
     running = [s for s in sequences.values() if s.is_running]
     waiting: list[Sequence] = []
     if len(running) < len(sequences):

@@ -1,12 +1,21 @@
-"""Limits of a request: the length of its prompt and of its answer."""
+"""Limits of a request: the kind of its model, and the length of its prompt and its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zinc.core.errors import RequestError
+from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine.sampling import SamplingParams
+
+
+def encoder_error() -> UnsupportedError:
+    """Return the error for a request that an encoder cannot serve."""
+    return UnsupportedError(
+        "this model cannot generate or score text",
+        "it is an encoder, which turns texts into embeddings",
+        "ask it for embeddings, or load a model that generates text",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ Prompt tokens are divided equally among clients, and within a client first come,
 sequence gets cache blocks as it grows. If none are left, the sequence of lowest priority that came
 last is preempted: it loses its blocks and runs again later. A prompt is admitted when there is
 memory for all of it and for the running sequences to continue.
+
+Texts of an encoder cannot be divided into steps. They run whole, first come, first served.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Budget:
     """Limits of one step.
 
     tokens: of all sequences. prompt_tokens: of prompts while there are streams. sequences: running
-    at a time. blocks: available in each group. slots: sequences that may still be admitted.
+    at a time. blocks: available in each group. slots: sequences that may still be admitted. whole:
+    a sequence runs with all of its tokens or not at all.
     """
 
     tokens: int
@@ -54,6 +57,7 @@ class Budget:
     blocks: Blocks
     slots: int
     block_tokens: int
+    whole: bool = False
 
 
 @dataclass(slots=True)
@@ -101,7 +105,8 @@ class _Scheduler:
         if any(n for n in self._chosen.values()):
             left = min(left, self._budget.prompt_tokens)
         for priority in sorted({d.priority for d in prompts}, reverse=True):
-            left -= self._share([d for d in prompts if d.priority == priority], left)
+            share = self._serve if self._budget.whole else self._share
+            left -= share([d for d in prompts if d.priority == priority], left)
         return Schedule(self._chosen, self._preempted)
 
     def _share(self, prompts: Sequence[Demand], tokens: int) -> int:
@@ -127,6 +132,8 @@ class _Scheduler:
                 break
             had = self._chosen.get(d.id, 0)
             n = min(d.longest - had, tokens - given)
+            if self._budget.whole and n < d.longest - had:
+                break  # or smaller texts that come later would starve it
             if n > 0 and d.id not in self._preempted and self._take(d, had + n):
                 given += n
         return given
@@ -169,9 +176,10 @@ class _Scheduler:
     def _admit(self, d: Demand) -> bool:
         """Return whether there is a seat and memory for a prompt; preempts lower priorities."""
         while True:
-            streams = len(self._admitted)  # each may soon need a block
+            streams = len(self._admitted)  # each may soon need a block, but for whole texts
+            reserved = 0 if self._budget.whole else streams
             has_blocks = all(
-                pin + lack <= blocks - promised - streams
+                pin + lack <= blocks - promised - reserved
                 for pin, lack, blocks, promised in zip(
                     d.pins, d.lacks, self._blocks, self._promised, strict=True
                 )

@@ -60,6 +60,8 @@ def load(
 ) -> tuple[ModelSpec, Graph]:
     """Return the spec and the graph of a model file.
 
+    The output of a decoder is logits, that of an encoder its hidden rows.
+
     rope: scaling to use in place of the file's. context: length of the longest sequence, from which
     a scaling factor may follow. extended: return the graph for sequences longer than the
     `plain_context` of the spec. hidden: keep the rows after the final norm of all tokens, as
@@ -78,7 +80,8 @@ def load(
         raise unsupported(
             file, f"it has {n_experts} experts, and zinc runs {arch} models without experts only"
         )
-    (keep_hidden if hidden else select_early)(graph)
+    if not spec.is_encoder:
+        (keep_hidden if hidden else select_early)(graph)
     return spec, graph
 
 
@@ -134,21 +137,21 @@ def _described(
         if beyond is None:
             raise ValueError("all sequences of the model run with the same frequencies")
         spec = beyond
-    check_file(file, arch)
+    check_file(file, spec)
     check_nextn(file, spec)
     return module, spec
 
 
-def check_file(file: GGUFFile, arch: str) -> None:
+def check_file(file: GGUFFile, spec: ModelSpec) -> None:
     """Check facts that no architecture file looks at but that would change the result.
 
-    Raises UnsupportedError for attention that is not causal, and ModelError for a tokenizer with
-    more tokens than the embedding has rows.
+    Raises UnsupportedError for a decoder whose attention is not causal, and ModelError for a
+    tokenizer with more tokens than the embedding has rows.
     """
-    if not file.bool(f"{arch}.attention.causal", default=True):
+    if spec.causal and not file.bool(f"{spec.arch}.attention.causal", default=True):
         raise unsupported(
             file,
-            "its attention is not causal, and zinc runs causal models only",
+            f"its attention is not causal, and zinc runs {spec.arch} models as decoders",
             "use another model",
         )
     tokens = file.metadata.get("tokenizer.ggml.tokens")

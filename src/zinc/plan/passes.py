@@ -165,10 +165,12 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
             rows, norm = value, None
         return _Heads(rows, norm, None)
 
-    stores = {_cache(node): node for node in nodes if node.op == "kv_store"}
+    stores: dict[KVState, Node] = {}  # the last one, until an attention has read it
     dropped: set[int] = set()
     prepared: dict[int, list[Node]] = {}  # each attention and the rope_store before it, by id
     for node in nodes:
+        if node.op == "kv_store":
+            stores[_cache(node)] = node
         if node.op != "attention":
             continue
         state = _cache(node)

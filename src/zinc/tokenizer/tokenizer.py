@@ -1,9 +1,9 @@
 """Tokenizers built from the metadata of a GGUF file.
 
 Special tokens are found first (`specials`), the text between them goes through the model's encoder
-(`bpe` or `spm`), and BOS and EOS are added as the file says. Ids equal llama.cpp's, with one
-exception: the frame tokens of Harmony (gpt-oss) are parsed only together with other control tokens,
-so that a user's text cannot forge a message.
+(`bpe`, `spm` or `wordpiece`), and BOS and EOS are added as the file says. Ids equal llama.cpp's,
+with one exception: the frame tokens of Harmony (gpt-oss) are parsed only together with other
+control tokens, so that a user's text cannot forge a message.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from zinc.tokenizer.vocabulary import (
     assign_roles,
     read_vocabulary,
 )
+from zinc.tokenizer.wordpiece import WordPieceEncoder
 
 _CHAT_TEMPLATE = "tokenizer.chat_template"
 # Texts up to this length are tokenized completely, so that errors can state the exact count.
@@ -115,6 +116,8 @@ class Tokenizer:
         model = fields.text(PREFIX + "model")
         if model == "llama":
             return _from_scores(fields)
+        if model == "bert":
+            return _from_pieces(fields)
         if model in ("gpt2", "gemma4"):
             name = "gemma4" if model == "gemma4" else fields.text(PREFIX + "pre")
             return _from_merges(fields, pretokenizer(name or "", path))
@@ -126,7 +129,8 @@ class Tokenizer:
             )
         raise UnsupportedError(
             f"{path} has a tokenizer of the kind {model!r}",
-            "zinc knows byte-pair (gpt2, gemma4) and SentencePiece (llama) vocabularies",
+            "zinc knows byte-pair (gpt2, gemma4), SentencePiece (llama) and WordPiece (bert) "
+            "vocabularies",
         )
 
     # -- encoding -------------------------------------------------------------------------------
@@ -303,6 +307,30 @@ def _from_scores(fields: Fields) -> Tokenizer:
         add_space_prefix=_flag(fields, "add_space_prefix", True),
         chat_templates=_chat_templates(fields),
         strip_after_special="phi-3" in name or "phi3" in name,
+    )
+
+
+def _from_pieces(fields: Fields) -> Tokenizer:
+    """Return the tokenizer of an encoder: BOS and EOS are the tokens [CLS] and [SEP]."""
+    vocabulary = read_vocabulary(fields)
+    texts = {"bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}  # files state some of the ids only
+    found = {role: vocabulary.ids[text] for role, text in texts.items() if text in vocabulary.ids}
+    roles = assign_roles(vocabulary, fields, found)
+    lowercase = _flag(fields, "normalizer.lowercase", True)
+    return Tokenizer(
+        vocabulary,
+        roles,
+        WordPieceEncoder(
+            vocabulary,
+            roles.unk,
+            lowercase=lowercase,
+            strip_accents=_flag(fields, "normalizer.strip_accents", lowercase),
+        ),
+        byte_level=False,
+        add_bos=_flag(fields, "add_bos_token", True),
+        add_eos=_flag(fields, "add_eos_token", True),
+        add_space_prefix=True,
+        chat_templates=_chat_templates(fields),
     )
 
 

@@ -63,7 +63,7 @@ class FitReport:
 
     fitting_context_tokens: the longest context, up to the model's own, for which there is room; 0
     if the weights alone are too large. memories: one for each device that does not share the
-    host's. reads: one for each device.
+    host's. reads: one for each device; () for an encoder, which does not decode.
     """
 
     context_tokens: int
@@ -101,7 +101,7 @@ def fit_report(planned: PlannedModel, context: int, bandwidth_of: BandwidthOf) -
         context_tokens=context,
         fitting_context_tokens=min(_fitting_context(planned, budget) for budget in budgets),
         memories=tuple(_need(planned, budget, context) for budget in budgets),
-        reads=tuple(_reads(planned, bandwidth_of)),
+        reads=() if planned.spec.is_encoder else tuple(_reads(planned, bandwidth_of)),
     )
 
 

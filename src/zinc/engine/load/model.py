@@ -91,11 +91,12 @@ class LoadedModel:
             prefix_cache=options.prefix_cache,
             cache_bytes=options.cache_bytes,
             swap_bytes=choose_swap() if options.swap_bytes is None else options.swap_bytes,
-            prepare=_Preparer(planned, cache),
+            prepare=_Preparer(planned, cache, programs[0]),
             extended=programs[1] if len(programs) > 1 else None,
             plain_context=self.spec.plain_context,
             speculation=choose_speculation(options, self.plan, backend, drafter, draft),
             states=planned.states,
+            encoder=self.spec.is_encoder,
         )
         if folder is not None and digests is not None:
             key = cache_key(digests.finish(), planned.all_plans, layout, backend)
@@ -177,8 +178,11 @@ class _Preparer:
 
     planned: PlannedModel
     cache: Cache
+    program: Program
 
     def __call__(self, kind: ReadoutKind, extended: bool) -> Program:
+        if self.planned.spec.is_encoder:  # its only program yields hidden rows
+            return self.program
         graph: Graph = self.planned.model.graphs[extended]
         if kind is ReadoutKind.HIDDEN:
             graph = hidden_graph(graph)

@@ -15,7 +15,7 @@ from zinc.backends import api
 from zinc.backends.api import Backend, Kernels
 from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import Plan, states_of
-from zinc.core.errors import MemoryLimitError
+from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.engine.cache_layout import BLOCK_TOKENS, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load import auto
 from zinc.engine.load.device_map import (
@@ -29,6 +29,7 @@ from zinc.engine.load.device_map import (
 from zinc.engine.load.draft_model import draft_cache_bytes, draft_options
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.memory import (
+    MAX_SEQUENCES,
     CacheSize,
     MemoryBudget,
     budgets,
@@ -122,7 +123,12 @@ class PlannedModel:
         options, memories = self.options, self.budgets()
         if options.sequences is None:
             tokens = options.batch_tokens
-            return choose_cache(self.spec, memories, self.kv_dtype, options.context, tokens)
+            size = choose_cache(self.spec, memories, self.kv_dtype, options.context, tokens)
+            if (
+                self.spec.is_encoder
+            ):  # texts hold blocks for one step, whose last ones may be part full
+                size = replace(size, tokens=tokens + MAX_SEQUENCES * BLOCK_TOKENS)
+            return size
         context = min(
             choose_context(
                 self.spec,
@@ -232,6 +238,22 @@ def _open(file: GGUFFile, options: LoadOptions) -> OpenModel:
     return OpenModel(file, spec, tuple(graphs), tuple(drafts), tokens)
 
 
+def encoder_options(spec: ModelSpec, options: LoadOptions) -> LoadOptions:
+    """Return `options` for an encoder, whose steps must hold the longest text.
+
+    Raises RequestError for an impossible context, and for options that generate text.
+    """
+    if demands_drafts(options) or options.draft is not None:
+        raise RequestError(
+            "an encoder cannot use speculative decoding",
+            "it generates no text",
+            "leave {speculate} and {draft} out",
+        )
+    longest = options.context or spec.context
+    tokens = max(options.batch_tokens, longest)
+    return replace(options, batch_tokens=tokens, speculate="off", prefix_cache=False)
+
+
 def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
     """Return the model as it takes memory with the drafts that `options` demand.
 
@@ -306,6 +328,8 @@ def _plan(
         return api.create(name, options.threads, options.backend_options)
 
     check_mode(options)
+    if model.spec.is_encoder:
+        options = encoder_options(model.spec, options)
     large, draft_bytes = _with_drafts(model, options), _draft_bytes(options)
     if backend is None and options.backend == "auto":
         selection = _select(large, options, draft_bytes)
@@ -332,11 +356,14 @@ def _planned(model: OpenModel, options: LoadOptions, choice: BackendChoice) -> P
     if options.rollback:
         graphs = tuple(rollback_graph(graph, options.rollback) for graph in model.graphs)
         model = replace(model, graphs=graphs)
-    plans = tuple(plan_graph(graph, choice.backend, options) for graph in model.graphs)
+    rows = options.batch_tokens if model.spec.is_encoder else None
+    plans = tuple(
+        plan_graph(graph, choice.backend, options, output_rows=rows) for graph in model.graphs
+    )
     drafts = tuple(
         plan_graph(graph, choice.backend, options, output_rows=options.output_rows)
         for graph in model.draft_graphs
     )
-    default = choice.backend.capabilities.kv_dtype
+    default = "f16" if model.spec.is_encoder else choice.backend.capabilities.kv_dtype
     kv_dtype = resolve_kv_dtype(options.kv_dtype, default, states_of((*plans, *drafts)))
     return PlannedModel(options, model, choice, plans, kv_dtype, drafts)

@@ -1,4 +1,4 @@
-"""Grouped-query attention over the KV cache."""
+"""Grouped-query attention over the KV cache, causal or over a whole text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def attention(layer: Layer, x: Value) -> Value:
     A layer with `kv_layer` projects queries only and reads the cache of that layer.
     """
     g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
-    cache_name = layer.name
+    # Layers of an encoder take turns with one cache, since no step reads what another has stored.
+    cache_name = layer.name if spec.causal else "text"
     gate: Value | None = None
     if a.gated and not a.gate_apart:
         q, gate = _gated_query(layer, x)
@@ -37,7 +38,7 @@ def attention(layer: Layer, x: Value) -> Value:
     if k is not None and v is not None:
         g.kv_store(k, v, state)
     sinks = w.vector("attn_sinks", a.n_heads) if a.sinks else None
-    o = g.attention(q, state, sinks, scale=a.scale, softcap=a.softcap)
+    o = g.attention(q, state, sinks, scale=a.scale, softcap=a.softcap, causal=spec.causal)
     if a.v_scale != 1.0:  # the output is a mean of the values, and shorter than all of them
         o = g.scale(o, a.v_scale)
     if gate is not None:

@@ -107,7 +107,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Sizes and traits of a decoder.
+    """Sizes and traits of a decoder or an encoder.
 
     n_dense_layers: in a model with experts, the number of leading layers without. n_nextn: blocks
     after the layers that predict further tokens for speculation. mlp_norm: tensor that normalises
@@ -118,7 +118,8 @@ class ModelSpec:
     mixer_norm: tensor that normalises the input of the mixer. norm: kind of all norms. gated_mlp:
     the MLP multiplies by a gate. learned_positions: the embedding of a token's position is added to
     that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
-    must have, though other architectures built from the same parts go without.
+    must have, though other architectures built from the same parts go without. causal: a token sees
+    the tokens before it only, as in every decoder.
 
     plain_context: longer sequences run with other RoPE frequencies (zinc.models.parts.context); 0
     if all run with the same. scaling_is_optional: the RoPE scaling in the file extends a model that
@@ -152,9 +153,15 @@ class ModelSpec:
     post_norms: bool = False
     post_eps: float | None = None
     embed_norm: bool = False
+    causal: bool = True
     required_tensors: tuple[str, ...] = ()
     plain_context: int = 0
     scaling_is_optional: bool = False
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model reads whole texts and has hidden states only, no logits."""
+        return not self.causal
 
     def ropes(self) -> list[Rope]:
         """Return the RoPE of every layer that has one."""

@@ -10,6 +10,7 @@ from zinc.chat.format import ChatFormat
 from zinc.chat.formats import detect
 from zinc.chat.template import ChatTemplate
 from zinc.chat.traits import TemplateTraits
+from zinc.engine.limits import encoder_error
 from zinc.llm import LLM
 from zinc.server.errors import ApiError
 from zinc.server.runtime.runner import Runner
@@ -55,8 +56,11 @@ class LoadedModel:
         """Return the chat template and the format of answers.
 
         for_tools: prefer the template for conversations with tools, if the model has several.
-        Raises ApiError if the model has no template, TemplateError if it does not compile.
+        Raises ApiError if the model has no template, TemplateError if it does not compile, and
+        UnsupportedError if the model is an encoder.
         """
+        if self.llm.spec.is_encoder:
+            raise encoder_error()
         if not self.tokenizer.chat_templates:
             raise ApiError(
                 400,

@@ -32,7 +32,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": entry.source.name,
         "object": "model",
-        "type": "llm",
+        "type": "llm" if facts.generates else "embeddings",
         "publisher": facts.publisher,
         "arch": facts.architecture,
         "compatibility_type": "gguf",

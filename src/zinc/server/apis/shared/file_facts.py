@@ -23,7 +23,7 @@ class FileFacts:
     quantization: the label in the file's name, else the type of most of its weights. context: the
     context length in tokens that the model was trained for, 0 if the file does not say. digest: of
     the metadata and of the names, types and shapes of the tensors, because hashing all weights
-    takes seconds per gigabyte.
+    takes seconds per gigabyte. generates: the model generates text; an encoder does not.
     """
 
     architecture: str
@@ -32,6 +32,7 @@ class FileFacts:
     n_parameters: int
     context: int
     digest: str
+    generates: bool
     has_tools: bool
     has_thinking: bool
     has_fill: bool
@@ -65,6 +66,7 @@ def _facts(path: Path, mtime_ns: int) -> FileFacts:
         n_parameters=n_elements,
         context=context if isinstance(context, int) else 0,
         digest=sha.hexdigest(),
+        generates=metadata.get(f"{architecture}.attention.causal") is not False,
         has_tools=tools,
         has_thinking=thinking,
         has_fill="tokenizer.ggml.fim_pre_token_id" in metadata,

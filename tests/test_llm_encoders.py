@@ -1,0 +1,100 @@
+"""Embeddings by encoders through `LLM`, compared with transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data.encoder_texts import TEXTS
+from present import computing
+
+from zinc import LLM
+from zinc.core.errors import RequestError, UnsupportedError
+
+ENCODERS = Path(__file__).parent / "data" / "encoders"
+TOLERANCE = 1e-3
+
+
+def wanted(name: str) -> np.ndarray:
+    with np.load(ENCODERS / f"{name}.npz") as data:
+        return data["embeddings"]
+
+
+@pytest.mark.parametrize("backend", ["ref", *computing()])
+@pytest.mark.parametrize(("name", "pooling"), [("bert", "cls"), ("nomicbert", "mean")])
+def test_embeddings_are_those_of_transformers(name: str, pooling: str, backend: str) -> None:
+    with LLM(ENCODERS / f"{name}.gguf", backend=backend, threads=2) as llm:
+        assert llm.pooling == pooling
+        assert np.abs(llm.embed(TEXTS) - wanted(name)).max() <= TOLERANCE
+        for text, row in zip(TEXTS, wanted(name), strict=True):
+            assert np.abs(llm.embed(text)[0] - row).max() <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(ENCODERS / "bert.gguf", backend="cpu", threads=2) as model:
+        yield model
+
+
+def test_embeddings_do_not_depend_on_batch_and_order(llm) -> None:
+    texts = [" ".join(TEXTS[i % 4].split()[: 1 + i % 9]) for i in range(200)]
+    together = llm.embed(texts)
+    np.testing.assert_array_equal(llm.embed(texts[::-1]), together[::-1])
+    for text, row in zip(texts[:12], together, strict=False):
+        np.testing.assert_array_equal(llm.embed(text)[0], row)
+    assert llm.engine.idle
+    assert all(n == allocator.n_free for allocator in llm.engine.allocators for n in [_all(llm)])
+
+
+def _all(llm: LLM) -> int:
+    return llm.engine.pool.groups[0].n_blocks
+
+
+def test_texts_of_a_batch_share_steps(llm, monkeypatch) -> None:
+    steps: list[int] = []
+    step = type(llm.program).step
+
+    def counted(program, step_of):
+        steps.append(step_of.n_sequences)
+        return step(program, step_of)
+
+    monkeypatch.setattr(type(llm.program), "step", counted)
+    llm.embed(["a fox is running"] * 64)
+    assert sum(steps) == 64
+    assert len(steps) <= 3
+
+
+def test_a_text_as_long_as_the_context_waits_for_no_one(llm) -> None:
+    longest = [5] * llm.context
+    rows = llm.embed([[5, 6, 7]] * 40 + [longest] + [[5, 6, 7]] * 40)
+    np.testing.assert_array_equal(rows[40], llm.embed([longest])[0])
+
+
+def test_small_steps_hold_the_longest_text_nevertheless(llm) -> None:
+    with LLM(ENCODERS / "bert.gguf", backend="cpu", threads=2, batch_tokens=16) as small:
+        np.testing.assert_array_equal(small.embed(TEXTS), llm.embed(TEXTS))
+
+
+def test_a_text_longer_than_the_context_is_refused(llm) -> None:
+    with pytest.raises(RequestError, match="too long"):
+        llm.embed([[5] * (llm.context + 1)])
+
+
+def test_an_encoder_does_not_generate_or_score(llm) -> None:
+    for ask in (
+        lambda: llm.generate("fox"),
+        lambda: llm.chat([{"role": "user", "content": "fox"}]),
+        lambda: llm.stream("fox"),
+        lambda: llm.perplexity("the fox " * 60, window=64),
+        lambda: llm.logits([5, 6]),
+        lambda: llm.template,
+    ):
+        with pytest.raises(UnsupportedError, match="it is an encoder"):
+            list(found) if (found := ask()) is not None else None
+    assert llm.embed("fox").shape == (1, llm.spec.hidden)
+
+
+def test_speculation_with_an_encoder_is_refused() -> None:
+    with pytest.raises(RequestError, match="generates no text"):
+        LLM(ENCODERS / "bert.gguf", backend="cpu", speculate="suffix")

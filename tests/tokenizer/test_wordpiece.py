@@ -1,0 +1,89 @@
+"""WordPiece tokenization, compared with transformers' BertTokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data.encoder_texts import TEXTS, checksum, random_texts
+
+from zinc import Tokenizer
+from zinc.core.errors import ModelError, TextTooLongError
+from zinc.formats.gguf import GGUFFile
+
+ENCODERS = Path(__file__).parents[1] / "data" / "encoders"
+MODEL = ENCODERS / "bert.gguf"
+
+
+def tokenizer(drop: str = "", **changes: object) -> Tokenizer:
+    with GGUFFile.open(MODEL) as file:
+        metadata = {key: value for key, value in file.metadata.items() if key != drop}
+        tokens = file.metadata["tokenizer.ggml.tokens"].to_list()
+    given = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    return Tokenizer.from_metadata({**metadata, "tokenizer.ggml.tokens": tokens, **given})
+
+
+@pytest.fixture(scope="module")
+def uncased() -> Tokenizer:
+    return tokenizer()
+
+
+@pytest.mark.parametrize("kind", ["uncased", "cased"])
+def test_ids_of_random_texts_are_those_of_transformers(kind: str) -> None:
+    with np.load(ENCODERS / "wordpiece.npz") as data:
+        want = data[kind].tolist()
+    made = tokenizer(**{"normalizer.lowercase": kind == "uncased"})
+    wrong = [
+        text
+        for text, sum_of_ids in zip(random_texts(), want, strict=True)
+        if checksum(made.encode(text)) != sum_of_ids
+    ]
+    assert wrong == []
+
+
+def test_ids_of_texts_are_those_of_transformers(uncased: Tokenizer) -> None:
+    with np.load(ENCODERS / "bert.npz") as data:
+        want = np.split(data["tokens"], np.cumsum(data["lengths"])[:-1])
+    assert [uncased.encode(text) for text in TEXTS] == [each.tolist() for each in want]
+
+
+def test_a_text_is_between_cls_and_sep(uncased: Tokenizer) -> None:
+    cls, sep = uncased.id_of("[CLS]"), uncased.id_of("[SEP]")
+    assert uncased.encode("") == [cls, sep]
+    ids = uncased.encode("The fox")
+    assert (ids[0], ids[-1]) == (cls, sep)
+    assert uncased.encode("The fox", add_special=False) == ids[1:-1]
+    assert uncased.decode(ids) == "the fox"
+
+
+def test_markers_in_text_are_words_unless_parsed(uncased: Tokenizer) -> None:
+    sep = uncased.id_of("[SEP]")
+    assert sep not in uncased.encode("a [SEP] b", add_special=False)
+    assert sep in uncased.encode("a [SEP] b", add_special=False, parse_special=True)
+
+
+def test_long_texts_are_cut_between_words(uncased: Tokenizer) -> None:
+    text = "the quick, brown\nfox 你好世界 runs " * 9000
+    once = uncased.encode(text[: len(text) // 9000], add_special=False)
+    assert uncased.encode(text, add_special=False) == once * 9000
+    chinese = "你好" * 100_000
+    assert len(uncased.encode(chinese, add_special=False)) == 200_000
+    with pytest.raises(TextTooLongError):
+        uncased.encode(text, limit=100)
+
+
+def test_older_files_spell_markers_plainly_and_state_no_kinds() -> None:
+    with GGUFFile.open(MODEL) as file:
+        tokens = file.metadata["tokenizer.ggml.tokens"].to_list()
+    made = tokenizer(drop="tokenizer.ggml.token_type")
+    assert made.encode("The [MASK] fox") == tokenizer().encode("The [MASK] fox")
+    assert tokens[4] == "[MASK]"
+
+
+def test_a_vocabulary_without_an_unknown_token_is_refused() -> None:
+    with GGUFFile.open(MODEL) as file:
+        tokens = file.metadata["tokenizer.ggml.tokens"].to_list()
+    tokens[1] = "▁unused"
+    with pytest.raises(ModelError, match="unknown words"):
+        tokenizer(drop="tokenizer.ggml.unknown_token_id", tokens=tokens)
