@@ -49,6 +49,23 @@ class Chunk:
     timings: Timings | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document that suits a query. index: its place among the documents given."""
+
+    index: int
+    score: float
+
+
+def ranked(scores: Seq[float], top_n: int | None = None) -> list[RankedDocument]:
+    """Return documents by their scores, the highest first, at most `top_n` of them.
+
+    Of equal scores, the document that was given first comes first.
+    """
+    found = [RankedDocument(index, score) for index, score in enumerate(scores)]
+    return sorted(found, key=lambda each: -each.score)[:top_n]
+
+
 class Answer:
     """The growing text of a sequence."""
 

@@ -25,9 +25,11 @@ from zinc.answers import (
     Chunk,
     Completion,
     CompletionTask,
+    RankedDocument,
     ReadoutTask,
     Stream,
     StreamTask,
+    ranked,
 )
 from zinc.arguments import (
     check_messages,
@@ -42,7 +44,7 @@ from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
 from zinc.engine.constraint import Thinking
 from zinc.engine.engine import Engine
-from zinc.engine.limits import encoder_error
+from zinc.engine.limits import check_embeds, check_generates, check_ranks
 from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.model import LoadedModel
@@ -58,6 +60,7 @@ from zinc.engine.worker import EngineWorker
 from zinc.grammar.kinds import Kind
 from zinc.model_text import ModelText
 from zinc.models.parts.context import RopeScaling
+from zinc.models.parts.ranking import rank_head
 from zinc.ops.values import FloatArray
 from zinc.plan.device_map import DeviceMap
 from zinc.tokenizer import Tokenizer
@@ -159,6 +162,7 @@ class LLM:
         self.plan, self.kv_dtype = self.model.plan, self.model.kv_dtype
         self.context, self.memory = self.model.context, self.model.memory
         self.pooling = asked or Pooling.of_file(metadata.get(f"{self.spec.arch}.pooling_type"))
+        self._rank_head = rank_head(self.file, self.spec) if self.spec.ranks else None
         self._text = ModelText(
             self.file, self.spec.vocab, options.chat_template, self.model.check_open
         )
@@ -205,10 +209,9 @@ class LLM:
     def template(self) -> ChatTemplate:
         """The model's chat template.
 
-        Raises TemplateError if it has none, and UnsupportedError if it is an encoder.
+        Raises TemplateError if it has none, and UnsupportedError if it generates no text.
         """
-        if self.spec.is_encoder:
-            raise encoder_error()
+        check_generates(self.spec.kind)
         return self._text.template
 
     # -- generation -----------------------------------------------------------------------------
@@ -407,6 +410,7 @@ class LLM:
         default is `LLM.pooling`. dimensions: cut the embeddings to this length. normalize: scale
         them to length 1. Raises RequestError if a text is longer than the context.
         """
+        check_embeds(self.spec.kind)
         how = self.pooling if pooling is None else Pooling.named(pooling)
         if how is Pooling.NONE:
             raise RequestError(
@@ -420,6 +424,39 @@ class LLM:
         worker.run(ReadoutTask(prompts, pools))
         rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]
         return np.array(rows, np.float32).reshape(len(rows), dimensions or self.spec.hidden)
+
+    # -- reranking ------------------------------------------------------------------------------
+
+    def rerank(
+        self, query: str, documents: Seq[str], *, top_n: int | None = None
+    ) -> list[RankedDocument]:
+        """Return the documents that suit a query best, the best first.
+
+        top_n: the most to return (default: all). Scores are those of the model: probabilities of
+        some models, any numbers of others. Raises UnsupportedError if the model is no reranker, and
+        RequestError if a query and a document are longer than the context.
+        """
+        check_ranks(self.spec.kind)
+        if top_n is not None and top_n < 1:
+            raise RequestError(f"top_n is {top_n}", "at least one document must be asked for")
+        worker = self.model.worker
+        pairs = [self.encode_pair(query, each) for each in documents]
+        pools = [self.rank_pool() for _ in pairs]
+        worker.run(ReadoutTask(pairs, pools))
+        return ranked([self.rank_score(pool) for pool in pools], top_n)
+
+    def encode_pair(self, query: str, document: str) -> list[int]:
+        """Return the token ids of a query and a document. Raises TextTooLongError."""
+        return self.tokenizer.encode_pair(query, document, limit=self.context)
+
+    def rank_pool(self) -> Pooled:
+        """Return the readout that takes the row of a query and a document that the head reads."""
+        return Pooled(Pooling.LAST if self.spec.causal else Pooling.CLS)
+
+    def rank_score(self, pool: Pooled) -> float:
+        """Return the score of a query and a document that have run."""
+        assert self._rank_head is not None
+        return self._rank_head.score(pool.row)
 
     # -- scoring --------------------------------------------------------------------------------
 

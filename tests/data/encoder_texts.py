@@ -19,6 +19,8 @@ TEXTS = (
     "tab\tnew\nline \u00a0 zero\u200bwidth \x07 bell",
     "",
 )
+QUERY = "Which animal runs?"
+DOCUMENTS = tuple(text for text in TEXTS if text)
 _CONTROL = "\t\n\r \u00a0\u2028\u200b\u200d\x00\x01\x1f\x7f\ufffd\ufeff\u3000"
 _RANGES = (
     (0x20, 0x7F), (0xA0, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x700), (0x900, 0xA00),

@@ -5,7 +5,8 @@
 
 LLAMA_CPP is a source tree of llama.cpp. A fixture is a GGUF file with a WordPiece tokenizer, and an
 .npz file with the token ids and the pooled, normalised embeddings of `TEXTS` by transformers, and
-the hidden rows of the first text. `wordpiece.npz` holds checksums of the ids of random texts.
+the hidden rows of the first text. `reranker` has scores of pairs of texts in place of embeddings.
+`wordpiece.npz` holds checksums of the ids of random texts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from data.encoder_texts import LETTERS, TEXTS, checksum, random_texts
+from data.encoder_texts import DOCUMENTS, LETTERS, QUERY, TEXTS, checksum, random_texts
 from data.make_converted_fixtures import randomise
 
 FOLDER = Path(__file__).parent / "encoders"
@@ -38,7 +39,7 @@ SIZES: dict[str, Any] = {
     "hidden_act": "gelu",
     "attn_implementation": "eager",
 }
-POOLING = {"bert": "cls", "nomicbert": "mean"}
+POOLING = {"bert": "cls", "nomicbert": "mean", "reranker": ""}
 
 
 def vocabulary() -> list[str]:
@@ -58,15 +59,26 @@ def model(name: str) -> Any:
     if name == "nomicbert":
         config = transformers.NomicBertConfig(**sizes | {"hidden_act": "silu"})
         made = transformers.NomicBertModel(config, add_pooling_layer=False)
+    elif name == "reranker":
+        labels = {"num_labels": 1, "pad_token_id": 0, "type_vocab_size": 1}
+        labels["max_position_embeddings"] = 129  # one is before the first token
+        config = transformers.XLMRobertaConfig(**sizes | labels)
+        made = transformers.XLMRobertaForSequenceClassification(config)
     else:
         made = transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False)
     randomise(made.eval().float())
+    if name == "reranker":  # sharper attention, so that scores of documents differ
+        with torch.no_grad():
+            for layer in made.roberta.encoder.layer:
+                layer.attention.self.query.weight *= 8
     return made
 
 
 def published(name: str, made: Any) -> dict[str, Any]:
     """Return the configuration of `made` as published models have it, for the converter."""
     config: dict[str, Any] = made.config.to_dict()
+    if name == "reranker":
+        return config | {"architectures": ["XLMRobertaForSequenceClassification"]}
     if name != "nomicbert":
         return config | {"architectures": ["BertModel"]}
     return config | {
@@ -101,15 +113,16 @@ def convert(name: str, made: Any) -> None:
         tokenizer().save_pretrained(folder)
         config = published(name, made)
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        (Path(folder) / "1_Pooling").mkdir()
-        modes = {f"pooling_mode_{m}_token{'s' * (m == 'mean')}": False for m in ("cls", "mean")}
-        kind = POOLING[name]
-        modes[f"pooling_mode_{kind}_token{'s' * (kind == 'mean')}"] = True
-        (Path(folder) / "1_Pooling" / "config.json").write_text(json.dumps(modes))
-        pooling = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
-        (Path(folder) / "modules.json").write_text(json.dumps([pooling]))
+        if POOLING[name]:
+            (Path(folder) / "1_Pooling").mkdir()
+            mode = {"pooling_mode": POOLING[name]}
+            (Path(folder) / "1_Pooling" / "config.json").write_text(json.dumps(mode))
+            pooling = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
+            (Path(folder) / "modules.json").write_text(json.dumps([pooling]))
         writer = get_model_class(config["architectures"][0])
         writer.get_vocab_base_pre = lambda self, tokenizer: "default"
+        if name == "reranker":  # published ones have SentencePiece vocabularies
+            writer.set_vocab = get_model_class("BertModel").set_vocab
         writer(
             Path(folder),
             LlamaFileType.MOSTLY_F16,
@@ -129,11 +142,29 @@ def pooled(rows: np.ndarray, how: str) -> np.ndarray:
     return row / np.linalg.norm(row)
 
 
+def scores(made: Any) -> dict[str, np.ndarray]:
+    """Return what a reranker gives for each of `DOCUMENTS` with `QUERY`."""
+    ids = [tokenizer().encode(QUERY, text) for text in DOCUMENTS]
+    with torch.no_grad():
+        found = [made(torch.tensor([each])).logits[0, 0].item() for each in ids]
+    lengths = np.array([len(each) for each in ids], np.int32)
+    return {
+        "tokens": np.concatenate(ids).astype(np.int32),
+        "lengths": lengths,
+        "scores": np.array(found, np.float32),
+        "hidden": hidden(made.roberta, ids[0]),
+    }
+
+
 if __name__ == "__main__":
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
     FOLDER.mkdir(exist_ok=True)
     for name in sys.argv[2:] or POOLING:
         made = model(name)
+        if name == "reranker":
+            convert(name, made)
+            np.savez_compressed(FOLDER / f"{name}.npz", **scores(made))
+            continue
         ids = [tokenizer().encode(text) for text in TEXTS]
         rows = [hidden(made, each) for each in ids]
         convert(name, made)

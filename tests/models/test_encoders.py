@@ -41,9 +41,9 @@ def test_hidden_rows_are_those_of_transformers(name: str, backend: str) -> None:
 @named
 @everywhere
 def test_texts_of_one_step_do_not_see_each_other(name: str, backend: str) -> None:
-    ids = texts_of(name)[0][1:4]
+    ids = texts_of(name)[0][1:3]
     assert sum(map(len, ids)) <= 96
-    together = runner(name, backend, n_sequences=3).feed(*enumerate(ids))
+    together = runner(name, backend, n_sequences=2).feed(*enumerate(ids))
     for each, rows in zip(ids, together, strict=True):
         (alone,) = runner(name, backend).feed((0, each))
         assert relative_error(rows, alone) <= TOLERANCE.get(backend, OTHERS)
@@ -70,7 +70,8 @@ def test_no_vector_of_a_fixture_is_neutral(name: str) -> None:
     with GGUFFile.open(ENCODERS / f"{name}.gguf") as file:
         for tensor in file.tensors.values():
             if len(tensor.shape) == 1:
-                assert tensor.to_float32().std() > 1e-3, tensor.name
+                values = tensor.to_float32()
+                assert len(values) == 1 or values.std() > 1e-3, tensor.name
 
 
 def test_a_missing_norm_and_causal_attention_are_refused(tmp_path) -> None:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from zinc.models.parts.spec import ModelSpec
 
 SHOWN_CHARACTERS = 72
+_NO_CHAT = {
+    "encoder": "none: an encoder, for embeddings",
+    "reranker": "none: a reranker, for scores of documents",
+}
 
 
 def lines(
@@ -80,8 +84,8 @@ def _chat(file: GGUFFile, spec: ModelSpec | None) -> str:
     from zinc.chat.formats import detect
     from zinc.cli.answer import has_reasoning
 
-    if spec is not None and spec.is_encoder:
-        return "none: an encoder, for embeddings"
+    if spec is not None and (reason := _NO_CHAT.get(spec.kind.value)):
+        return reason
     source = file.metadata.get("tokenizer.chat_template")
     if not isinstance(source, str):
         return "no chat template: a base model"

@@ -20,7 +20,7 @@ from zinc.engine.cache_layout import cache_groups, state_bytes_per_sequence
 from zinc.engine.checkpoints import checkpoint_positions
 from zinc.engine.flight import Flight
 from zinc.engine.holdings import Holdings
-from zinc.engine.limits import Limits, encoder_error
+from zinc.engine.limits import Limits, check_generates
 from zinc.engine.model_runner import ModelRunner, PrepareProgram
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.request import Request
@@ -29,6 +29,7 @@ from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.drafting import Drafting
 from zinc.engine.speculative.speculation import Speculation
 from zinc.kv import BlockAllocator, CachePool
+from zinc.models.parts.spec import ModelKind
 from zinc.ops.values import RecurrentState, State
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class Engine:
     outgrows it is run again, because its cached keys are rotated with the plain frequencies.
     prepare: returns the program for readouts of a kind, on the same cache. speculation: makes
     drafts that steps verify; a recurrent model needs states that can be set back. states: those of
-    all programs on the cache, if `program` does not use them all. encoder: `program` yields hidden
-    rows, and only if a step has all tokens of a text.
+    all programs on the cache, if `program` does not use them all. kind: what requests may ask of
+    the model. encoder: `program` yields hidden rows, and only if a step has all tokens of a text.
     """
 
     def __init__(
@@ -70,11 +71,12 @@ class Engine:
         plain_context: int = 0,
         speculation: Speculation | None = None,
         states: tuple[State, ...] = (),
+        kind: ModelKind = ModelKind.GENERATOR,
         encoder: bool = False,
     ) -> None:
         self.program = program
         self.plain_context = context if extended is None else plain_context
-        self.n_vocab, self.encoder = n_vocab, encoder
+        self.n_vocab, self.kind, self.encoder = n_vocab, kind, encoder
         self.max_waiting = max_waiting
         self.prompt_tokens_beside_streams = prompt_tokens_beside_streams
         states, layout = states or program.plan.states, cache.layout
@@ -154,13 +156,13 @@ class Engine:
         """Queue a request.
 
         Raises RequestError if it cannot run, QueueFullError if too many requests wait, and
-        UnsupportedError if an encoder is to generate or score text.
+        UnsupportedError if an encoder or a reranker is to generate or score text.
         """
         wanted = self._limits.answer_tokens(request.ids, request.params)
         self._check_queue()
         readout = request.readout
-        if self.encoder and (readout is None or readout.kind is not ReadoutKind.HIDDEN):
-            raise encoder_error()
+        if readout is None or readout.kind is not ReadoutKind.HIDDEN:
+            check_generates(self.kind)
         if readout is not None and readout.kind is not ReadoutKind.PROMPT_LOGITS:
             if not self._runner.can_read(readout.kind):
                 raise UnsupportedError(f"this engine has no program for {readout.kind}", "")

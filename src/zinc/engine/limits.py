@@ -7,15 +7,45 @@ from dataclasses import dataclass
 
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine.sampling import SamplingParams
+from zinc.models.parts.spec import ModelKind
 
 
-def encoder_error() -> UnsupportedError:
-    """Return the error for a request that an encoder cannot serve."""
-    return UnsupportedError(
-        "this model cannot generate or score text",
-        "it is an encoder, which turns texts into embeddings",
-        "ask it for embeddings, or load a model that generates text",
-    )
+def check_generates(kind: ModelKind) -> None:
+    """Raise UnsupportedError if models of this kind generate no text."""
+    what = "this model cannot generate or score text"
+    match kind:
+        case ModelKind.ENCODER:
+            raise UnsupportedError(
+                what,
+                "it is an encoder, which turns texts into embeddings",
+                "ask it for embeddings, or load a model that generates text",
+            )
+        case ModelKind.RERANKER:
+            raise UnsupportedError(
+                what,
+                "it is a reranker, which scores documents for a query",
+                "ask it to rank documents, or load a model that generates text",
+            )
+
+
+def check_embeds(kind: ModelKind) -> None:
+    """Raise UnsupportedError if embeddings of models of this kind mean nothing."""
+    if kind is ModelKind.RERANKER:
+        raise UnsupportedError(
+            "this model makes no embeddings",
+            "it is a reranker, which scores documents for a query",
+            "ask it to rank documents, or load an embedding model",
+        )
+
+
+def check_ranks(kind: ModelKind) -> None:
+    """Raise UnsupportedError if models of this kind do not rank documents."""
+    if kind is not ModelKind.RERANKER:
+        raise UnsupportedError(
+            "this model cannot rank documents",
+            "its file has no classification head, or its pooling type is not rank",
+            "load a reranker, or compare embeddings",
+        )
 
 
 @dataclass(frozen=True, slots=True)

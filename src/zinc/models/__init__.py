@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.context import RopeScaling, specs
 from zinc.models.parts.nextn import check_nextn, frequent_tokens, nextn_tensors
+from zinc.models.parts.ranking import head_weights, is_reranker
 from zinc.models.parts.refusal import damaged, unsupported
 from zinc.models.parts.selection import keep_hidden, select_early
 from zinc.models.parts.spec import ModelSpec
@@ -73,6 +75,8 @@ def load(
     arch, graph = spec.arch, Graph()
     weights = Weights(file)
     module.build(graph, spec, weights)
+    if spec.ranks:
+        head_weights(weights, spec)
     weights.check(spec.n_layers, spec.n_nextn)
     n_experts = file.int(f"{arch}.expert_count", default=0)
     is_dense = spec.n_dense_layers == spec.n_layers
@@ -137,6 +141,7 @@ def _described(
         if beyond is None:
             raise ValueError("all sequences of the model run with the same frequencies")
         spec = beyond
+    spec = replace(spec, ranks=is_reranker(file, arch))
     check_file(file, spec)
     check_nextn(file, spec)
     return module, spec

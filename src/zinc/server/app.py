@@ -128,10 +128,6 @@ def _error_response(error: ApiError, request: Request) -> Response:
 
 # Endpoints of other servers that clients ask for: why they are missing, and what to use instead.
 _MISSING = {
-    ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"): (
-        "models that rank texts are not supported",
-        "compare embeddings, from /v1/embeddings",
-    ),
     ("/lora-adapters",): (
         "adapters are not supported",
         "serve a model file with the adapter merged into it",

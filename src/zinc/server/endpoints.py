@@ -13,6 +13,7 @@ from zinc.server.apis.anthropic import messages
 from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
 from zinc.server.apis.llama import completion, status, tokens
 from zinc.server.apis.llama import embeddings as llama_embeddings
+from zinc.server.apis.llama import rerank as llama_rerank
 from zinc.server.apis.llama.fields import InfillFields, NativeFields
 from zinc.server.apis.lmstudio import generate as lmstudio_generate
 from zinc.server.apis.lmstudio import models as lmstudio_models
@@ -143,6 +144,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _post(
         "/embedding", llama_embeddings.native_embeddings, llama_embeddings.NativeEmbeddingFields,
         "Texts to vectors", "llama.cpp", "/embeddings", statuses=(429,),
+    ),
+    _post(
+        "/v1/rerank", llama_rerank.rerank, llama_rerank.RerankFields, "Rank documents for a query",
+        "llama.cpp", "/rerank", "/reranking", "/v1/reranking", "/v2/rerank", statuses=(429,),
     ),
     _post("/tokenize", tokens.tokenize, tokens.TokenizeFields, "Text to tokens", "llama.cpp"),
     _post("/detokenize", tokens.detokenize, tokens.DetokenizeFields, "Tokens to text", "llama.cpp"),

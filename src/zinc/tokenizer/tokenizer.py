@@ -9,6 +9,7 @@ control tokens, so that a user's text cannot forge a message.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -48,9 +49,9 @@ class Tokenizer:
     """The tokenizer of one model. Immutable, so threads can share it.
 
     add_bos, add_eos: `encode` adds these tokens. add_space_prefix: text starts with a space
-    (SentencePiece). eog_ids: tokens that end an answer. special_ids: control tokens. fill: tokens
-    for filling in the middle, or None. chat_template: Jinja source of the default chat template, or
-    None.
+    (SentencePiece). sep_id: token before the second of two texts, or None. eog_ids: tokens that end
+    an answer. special_ids: control tokens. fill: tokens for filling in the middle, or None.
+    chat_template: Jinja source of the default chat template, or None.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Tokenizer:
         add_eos: bool,
         add_space_prefix: bool,
         chat_templates: Mapping[str, str],
+        add_sep: bool = False,
         strip_after_special: bool = False,
     ) -> None:
         self._vocabulary = vocabulary
@@ -79,6 +81,7 @@ class Tokenizer:
         self.fill = roles.fill
         self.add_bos = add_bos and roles.bos is not None
         self.add_eos = add_eos and roles.eos is not None
+        self.sep_id = roles.sep if add_sep else None
         self.add_space_prefix = add_space_prefix
         self.chat_templates = dict(chat_templates)
         self.chat_template = self.chat_templates.get("default")
@@ -182,6 +185,27 @@ class Tokenizer:
         ids = self._encode_pieces([piece for piece in plain if piece != ""], early)
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
+        if limit is not None:
+            _check_count(ids, limit)
+        return ids
+
+    def encode_pair(self, query: str, document: str, *, limit: int | None = None) -> list[int]:
+        """Return the ids of a query and a document, as rerankers read them.
+
+        They fill the template `rerank` of the file if there is one. Otherwise the form is `BOS
+        query EOS SEP document EOS`, without the tokens that the model does not add. limit: as in
+        `encode`.
+        """
+        if (template := self.chat_templates.get("rerank")) is not None:
+            texts = {"{query}": self.shield(query), "{document}": self.shield(document)}
+            parts = re.split(r"(\{query\}|\{document\})", template)
+            return self.encode_prompt("".join(texts.get(p, p) for p in parts), limit=limit)
+        ids = self.encode(query, limit=limit)
+        if self.sep_id is not None:
+            ids.append(self.sep_id)
+        ids += self.encode(document, add_special=False, limit=limit)
+        if self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
         if limit is not None:
             _check_count(ids, limit)
         return ids
@@ -346,6 +370,7 @@ def _from_merges(fields: Fields, pre: PreTokenizer) -> Tokenizer:
         byte_level=pre.byte_level,
         add_bos=add_bos or pre.always_bos,
         add_eos=_flag(fields, "add_eos_token", False),
+        add_sep=_flag(fields, "add_sep_token", False),
         add_space_prefix=False,
         chat_templates=_chat_templates(fields),
     )

@@ -97,6 +97,7 @@ class Roles:
     eot: int | None
     unk: int | None
     pad: int | None
+    sep: int | None
     eog: frozenset[int]
     shown: frozenset[int]
     fill: FillMarks | None
@@ -212,6 +213,7 @@ def assign_roles(vocabulary: Vocabulary, fields: Fields, defaults: dict[str, int
         eot=eot,
         unk=role("unk", "unknown_token_id"),
         pad=stated("padding_token_id"),
+        sep=stated("seperator_token_id", "separator_token_id"),  # files have the first spelling
         eog=frozenset(eog),
         shown=frozenset(frame),
         fill=fill,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.encoder_texts import TEXTS
+from data.encoder_texts import DOCUMENTS, QUERY, TEXTS
 from serving import Running, running
 
 from zinc.engine.load.options import LoadOptions
@@ -58,3 +58,71 @@ def test_endpoints_that_generate_say_that_it_is_an_encoder(
 def test_other_servers_names_for_what_it_can_do(encoder: Running) -> None:
     assert encoder.post("/api/show", {"model": "bert"}).json["capabilities"] == ["embedding"]
     assert encoder.get("/api/v0/models/bert").json["type"] == "embeddings"
+
+
+@pytest.fixture(scope="module")
+def reranker() -> Iterator[Running]:
+    with running(models=(ModelSource("r", ENCODERS / "reranker.gguf"),), load=LOAD) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/reranking", "/v2/rerank"])
+def test_documents_are_ranked(reranker: Running, path: str) -> None:
+    with np.load(ENCODERS / "reranker.npz") as data:
+        scores, lengths = data["scores"], data["lengths"]
+    order = np.argsort(-scores).tolist()
+    fields = {"model": "r", "query": QUERY, "documents": list(DOCUMENTS)}
+    found = reranker.post(path, fields).json
+    assert [each["index"] for each in found["results"]] == order
+    for each in found["results"]:
+        assert abs(each["relevance_score"] - scores[each["index"]]) <= 1e-4
+        assert set(each) == {"index", "relevance_score"}
+    assert found["model"] == "r"
+    assert found["usage"] == {k: lengths.sum() for k in ("prompt_tokens", "total_tokens")}
+    fields["documents"] = [{"text": text} for text in DOCUMENTS]
+    best = reranker.post(path, {**fields, "top_n": 2, "return_documents": True}).json["results"]
+    assert [each["index"] for each in best] == order[:2]
+    assert [each["document"]["text"] for each in best] == [DOCUMENTS[i] for i in order[:2]]
+
+
+def test_texts_are_ranked_in_the_form_of_text_embeddings_inference(reranker: Running) -> None:
+    fields = {"query": QUERY, "texts": list(DOCUMENTS), "return_text": True}
+    found = reranker.post("/rerank", fields).json
+    assert {each["text"] for each in found} == set(DOCUMENTS)
+    assert sorted(found, key=lambda each: -each["score"]) == found
+    assert all(DOCUMENTS[each["index"]] == each["text"] for each in found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"query": "x"}, "documents is missing"),
+        ({"query": "x", "documents": []}, "documents"),
+        ({"query": "x", "documents": [1]}, "documents"),
+        ({"query": "x", "documents": ["a"], "texts": ["a"]}, "either documents or texts"),
+        ({"documents": ["a"]}, "query"),
+        ({"query": "x", "documents": ["a"], "top_n": -1}, "top_n"),
+        ({"query": "x", "documents": ["a", "fox " * 200]}, "documents[1]"),
+    ],
+)
+def test_impossible_requests_to_rank_are_refused(
+    reranker: Running, fields: dict[str, object], said: str
+) -> None:
+    answer = reranker.post("/v1/rerank", fields)
+    assert answer.status == 400
+    assert said in answer.body.decode()
+
+
+def test_a_reranker_only_ranks_and_others_do_not(reranker: Running, encoder: Running) -> None:
+    for path, fields in (
+        ("/v1/chat/completions", MESSAGES),
+        ("/v1/embeddings", {"input": "fox"}),
+        ("/api/generate", {"model": "r", "prompt": "fox"}),
+    ):
+        answer = reranker.post(path, {**fields, "model": "r"})
+        assert answer.status == 400
+        assert "it is a reranker, which scores documents for a query" in answer.body.decode()
+    answer = encoder.post("/v1/rerank", {"query": "x", "documents": ["a"]})
+    assert answer.status == 400
+    assert "cannot rank documents" in answer.body.decode()
+    assert reranker.post("/api/show", {"model": "r"}).json["capabilities"] == []

@@ -268,7 +268,6 @@ def test_an_answer_ends_at_a_line_that_is_indented_less(text, expected):
 
 def test_missing_endpoints_say_what_to_use_instead(server: Running):
     for path, said in (
-        ("/v1/rerank", "/v1/embeddings"),
         ("/lora-adapters", "merged"),
         ("/slots/0?action=save", "--cache-dir"),
     ):

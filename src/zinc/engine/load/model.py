@@ -96,6 +96,7 @@ class LoadedModel:
             plain_context=self.spec.plain_context,
             speculation=choose_speculation(options, self.plan, backend, drafter, draft),
             states=planned.states,
+            kind=self.spec.kind,
             encoder=self.spec.is_encoder,
         )
         if folder is not None and digests is not None:

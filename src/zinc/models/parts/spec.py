@@ -14,6 +14,14 @@ from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import ActivationFn
 
 
+class ModelKind(Enum):
+    """Purposes of models."""
+
+    GENERATOR = "generator"
+    ENCODER = "encoder"
+    RERANKER = "reranker"
+
+
 class Norm(Enum):
     """Kinds of norms (zinc.ops.norm). A layer norm of a model has a bias in every layer or none."""
 
@@ -119,7 +127,7 @@ class ModelSpec:
     the MLP multiplies by a gate. learned_positions: the embedding of a token's position is added to
     that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
     must have, though other architectures built from the same parts go without. causal: a token sees
-    the tokens before it only, as in every decoder.
+    the tokens before it only, as in every decoder. ranks: a head scores documents for queries.
 
     plain_context: longer sequences run with other RoPE frequencies (zinc.models.parts.context); 0
     if all run with the same. scaling_is_optional: the RoPE scaling in the file extends a model that
@@ -154,6 +162,7 @@ class ModelSpec:
     post_eps: float | None = None
     embed_norm: bool = False
     causal: bool = True
+    ranks: bool = False
     required_tensors: tuple[str, ...] = ()
     plain_context: int = 0
     scaling_is_optional: bool = False
@@ -162,6 +171,13 @@ class ModelSpec:
     def is_encoder(self) -> bool:
         """Whether the model reads whole texts and has hidden states only, no logits."""
         return not self.causal
+
+    @property
+    def kind(self) -> ModelKind:
+        """The purpose of the model. A reranker is an encoder or a decoder with a head."""
+        if self.ranks:
+            return ModelKind.RERANKER
+        return ModelKind.GENERATOR if self.causal else ModelKind.ENCODER
 
     def ropes(self) -> list[Rope]:
         """Return the RoPE of every layer that has one."""

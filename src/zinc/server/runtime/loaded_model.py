@@ -10,7 +10,7 @@ from zinc.chat.format import ChatFormat
 from zinc.chat.formats import detect
 from zinc.chat.template import ChatTemplate
 from zinc.chat.traits import TemplateTraits
-from zinc.engine.limits import encoder_error
+from zinc.engine.limits import check_generates
 from zinc.llm import LLM
 from zinc.server.errors import ApiError
 from zinc.server.runtime.runner import Runner
@@ -57,10 +57,9 @@ class LoadedModel:
 
         for_tools: prefer the template for conversations with tools, if the model has several.
         Raises ApiError if the model has no template, TemplateError if it does not compile, and
-        UnsupportedError if the model is an encoder.
+        UnsupportedError if the model generates no text.
         """
-        if self.llm.spec.is_encoder:
-            raise encoder_error()
+        check_generates(self.llm.spec.kind)
         if not self.tokenizer.chat_templates:
             raise ApiError(
                 400,

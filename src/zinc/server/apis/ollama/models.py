@@ -138,6 +138,6 @@ def _parameters(n: int) -> str:
 def _capabilities(facts: FileFacts) -> list[str]:
     """Return the capabilities of a model under Ollama's names."""
     if not facts.generates:
-        return ["embedding"]
+        return [] if facts.ranks else ["embedding"]
     found = {"tools": facts.has_tools, "thinking": facts.has_thinking, "insert": facts.has_fill}
     return ["completion", "embedding", *(name for name, has in found.items() if has)]

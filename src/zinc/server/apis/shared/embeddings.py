@@ -13,6 +13,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.engine.limits import check_embeds
 from zinc.engine.readout import Pooled
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Timings
@@ -48,9 +49,11 @@ async def answer_embeddings(
     """
     async with service.pool.use(name) as model:
         record(request).model = model.name
+        check_embeds(model.llm.spec.kind)
         check(model)
         ids = await asyncio.to_thread(encode, model)
-        work = _embed_all(model, ids, client_of(service, request), priority or 0)
+        pool = partial(Pooled, model.llm.pooling)
+        work = read_all(model, ids, client_of(service, request), priority or 0, pool)
         found = await unless_disconnected(request, work)
         record_answers(request, [("stop", timings) for _, timings in found])
         tokens = sum(timings.prompt_tokens for _, timings in found)
@@ -73,14 +76,19 @@ def encode_texts(
     return prompts.limited(model, encoded, param)
 
 
-async def _embed_all(
-    model: LoadedModel, prompts: list[list[int]], client: Client, priority: int
+async def read_all(
+    model: LoadedModel,
+    prompts: list[list[int]],
+    client: Client,
+    priority: int,
+    make_pool: Callable[[], Pooled],
 ) -> list[tuple[Pooled, Timings]]:
+    """Run `prompts` without an answer; return the pool of the rows of each, and its timings."""
     gate = asyncio.Semaphore(AT_A_TIME)
     reader = partial(PlainReader, model.tokenizer, ())
 
     async def one(ids: list[int]) -> tuple[Pooled, Timings]:
-        pool = Pooled(model.llm.pooling)
+        pool = make_pool()
         job = Job(ids, _NO_ANSWER, reader, priority=priority, readout=pool)
         async with gate:
             (generation,) = model.runner.submit([job], client)

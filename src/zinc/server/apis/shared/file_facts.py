@@ -12,6 +12,7 @@ from typing import Any
 from zinc.chat.formats import detect
 from zinc.formats.gguf import GGUFFile
 from zinc.hub.variants import label_of
+from zinc.models.parts.ranking import is_reranker
 from zinc.quant.blocks import GGMLType
 from zinc.server.runtime.entry import Entry
 
@@ -23,7 +24,8 @@ class FileFacts:
     quantization: the label in the file's name, else the type of most of its weights. context: the
     context length in tokens that the model was trained for, 0 if the file does not say. digest: of
     the metadata and of the names, types and shapes of the tensors, because hashing all weights
-    takes seconds per gigabyte. generates: the model generates text; an encoder does not.
+    takes seconds per gigabyte. generates: the model generates text. ranks: it is a
+    reranker.
     """
 
     architecture: str
@@ -33,6 +35,7 @@ class FileFacts:
     context: int
     digest: str
     generates: bool
+    ranks: bool
     has_tools: bool
     has_thinking: bool
     has_fill: bool
@@ -56,7 +59,8 @@ def _facts(path: Path, mtime_ns: int) -> FileFacts:
             n_elements += tensor.n_elements
             type_name = GGMLType(tensor.type).name
             n_bytes[type_name] = n_bytes.get(type_name, 0) + tensor.n_bytes
-    architecture = str(metadata.get("general.architecture", ""))
+        architecture = str(metadata.get("general.architecture", ""))
+        ranks = is_reranker(file, architecture)
     context = metadata.get(f"{architecture}.context_length", 0)
     tools, thinking = _chat_features(metadata)
     return FileFacts(
@@ -66,7 +70,8 @@ def _facts(path: Path, mtime_ns: int) -> FileFacts:
         n_parameters=n_elements,
         context=context if isinstance(context, int) else 0,
         digest=sha.hexdigest(),
-        generates=metadata.get(f"{architecture}.attention.causal") is not False,
+        generates=not ranks and metadata.get(f"{architecture}.attention.causal") is not False,
+        ranks=ranks,
         has_tools=tools,
         has_thinking=thinking,
         has_fill="tokenizer.ggml.fim_pre_token_id" in metadata,
