@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hub.fake_hub import FakeHub
-from pages import MODELFILE, PAGES, ROOT, blocks, commands
+from pages import MODELFILE, PAGES, REQUESTS, ROOT, blocks, commands
 
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.hub.errors import ModelNameError
@@ -16,6 +16,7 @@ from zinc.hub.names import HubName, is_model_name, parse
 from zinc.hub.pull import pull
 
 MODELFILE_TEXT = blocks(ROOT / "docs/models.md", "dockerfile")[0]
+REQUESTS_TEXT = blocks(ROOT / "docs/batch.md", "jsonl")[0]
 
 
 def model_names(words: list[str]) -> list[str]:
@@ -50,7 +51,7 @@ def hub() -> Iterator[FakeHub]:
 def provide(hub, monkeypatch, tmp_path) -> Callable[[str], None]:
     """Use `hub`, and an empty cache. Return a function that gets what a command needs.
 
-    It pulls the models, and writes the Modelfile.
+    It pulls the models, and writes the Modelfile and the requests of a batch.
     """
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
@@ -62,6 +63,8 @@ def provide(hub, monkeypatch, tmp_path) -> Callable[[str], None]:
         if MODELFILE in command:
             (tmp_path / MODELFILE).write_text(MODELFILE_TEXT)
             words += MODELFILE_TEXT.split()
+        if REQUESTS in command:
+            (tmp_path / REQUESTS).write_text(REQUESTS_TEXT)
         for name in model_names(words):
             pull(name)
 

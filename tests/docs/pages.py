@@ -20,6 +20,7 @@ PAGES = [
 ]
 PROGRAMS = {"python": sys.executable, "zinc": f"{sys.executable} -m zinc"}
 MODELFILE = "./Modelfile"
+REQUESTS, ANSWERS = "requests.jsonl", "answers.jsonl"
 ADDRESS = "http://127.0.0.1:8080"  # of the server in every example
 
 
@@ -44,10 +45,11 @@ def with_demo_model(text: str) -> str:
 def script(command: str, folder: Path) -> str:
     """Return a `zinc` or `python` command for this checkout, this Python and the demo model.
 
-    folder: where the Modelfile of the pages is.
+    folder: where the Modelfile and the requests of the pages are.
     """
     command = with_demo_model(command).replace("git diff", "echo '+ x = 1'")
-    command = command.replace(MODELFILE, str(folder / MODELFILE))
+    for name in (MODELFILE, REQUESTS, ANSWERS):
+        command = command.replace(name, str(folder / name))
     return re.sub(r"\b(python(?= )|zinc(?= ))", lambda m: PROGRAMS[m[0]], command, count=1)
 
 

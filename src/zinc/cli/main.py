@@ -27,6 +27,7 @@ FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 COMMANDS = {
     "run": "answer one prompt on stdout",
     "chat": "talk to a model in the terminal",
+    "batch": "answer a file of requests in the form of OpenAI's batch API",
     "serve": "serve models over HTTP: the APIs of OpenAI, Anthropic, Ollama and llama.cpp",
     "launch": "start a coding agent that uses a model of a server",
     "pull": "download a model by name",

@@ -60,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cache.add_argument(
         "--cache-size",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="memory for the prefix cache (default: all of the KV cache that is not in use)",
     )
     cache.add_argument(
         "--swap-size",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="memory for the state of preempted requests, which otherwise run again (default: a "
         "sixteenth of the free memory)",
@@ -123,14 +123,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_number(limits, "--max-waiting", usage.natural, 64, waiting)
     limits.add_argument(
         "--max-body",
-        type=_size,
+        type=size,
         default=32 << 20,
         metavar="SIZE",
         help="largest request, as 500K or 32M (default: 32M)",
     )
     limits.add_argument(
         "--max-body-memory",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="memory for the bodies of all requests together (default: 256M, or four times "
         "--max-body if that is more)",
@@ -142,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     limits.add_argument(
         "--memory-budget",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="memory for all loaded models, as 12G; idle ones are unloaded to make room",
     )
@@ -177,13 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UnsupportedError(
-            f"`zinc serve` needs {', '.join(missing)}",
-            "the server is an optional part of zinc",
-            f"install it with: {install_command(SERVER)}",
-        )
+    check_installed("serve")
     from zinc.server.main import serve
 
     def loaded(url: str) -> None:
@@ -194,6 +188,17 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
+
+
+def check_installed(command: str) -> None:
+    """Raise UnsupportedError if a package is missing that the server, and `command`, needs."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(
+            f"`zinc {command}` needs {', '.join(missing)}",
+            "the server is an optional part of zinc",
+            f"install it with: {install_command(SERVER)}",
+        )
 
 
 def config(args: argparse.Namespace) -> ServerConfig:
@@ -321,12 +326,13 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
+    """Return the bytes of a size such as 500K or 1.5G."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    size = round(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
-    if size < 1:
+    n_bytes = round(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
+    if n_bytes < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500K, 32M or 12G")
-    return size
+    return n_bytes
 
 
 def _seconds(text: str) -> float:

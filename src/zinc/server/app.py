@@ -36,8 +36,9 @@ from zinc.server.runtime.pool import ModelPool
 class Application:
     """The server without its sockets.
 
-    asgi: the ASGI application. pool: the models (None before the start). Raises FormatError if the
-    file of a model does not exist.
+    asgi: the ASGI application. inside: the same without access checks, for requests from within.
+    pool: the models (None before the start). Raises FormatError if the file of a model does not
+    exist.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -55,16 +56,23 @@ class Application:
         self.body_memory = BodyMemory(app, config.body_memory_bytes)
         app = Access(self.body_memory, config, _is_public)
         self.asgi: ASGIApp = RequestLog(app, self.metrics, self._route_of)
+        self.inside: ASGIApp = RequestLog(self.body_memory, self.metrics, self._route_of)
 
     @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+    async def started(self) -> AsyncGenerator[ModelPool]:
+        """Start to load the first model; unload all models at the end."""
         self.pool = ModelPool(self.config, self._entries, self.metrics.observer)
         self._service = Service(self.config, self.pool, self.metrics, ResponseStore())
         self.pool.start()
         try:
-            yield
+            yield self.pool
         finally:
             await self.pool.close()
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        async with self.started():
+            yield
 
     def _make_routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = []

@@ -26,6 +26,7 @@ from zinc.server.config import ServerConfig
 from zinc.server.errors import ApiError
 from zinc.server.http.access import key_in
 from zinc.server.http.body import Fields, parse, read_json
+from zinc.server.http.inside import HIGHEST_PRIORITY
 from zinc.server.http.log import report_failure
 from zinc.server.http.responses import (
     PING_INTERVAL_S,
@@ -112,6 +113,9 @@ async def read_fields(service: Service, request: Request, kind: type[Model]) -> 
     )
     if isinstance(fields, QueueFields):
         request.state.cache_salt = fields.cache_salt
+        highest = request.scope.get(HIGHEST_PRIORITY)
+        if highest is not None:
+            fields.priority = min(fields.priority or 0, highest)
     if isinstance(fields, SamplingFields):
         defaults = await service.sampling_of(getattr(fields, "model", None))
         for name, value in defaults.items():
