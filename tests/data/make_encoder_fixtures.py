@@ -6,7 +6,8 @@
 LLAMA_CPP is a source tree of llama.cpp. A fixture is a GGUF file with a WordPiece tokenizer, and an
 .npz file with the token ids and the pooled, normalised embeddings of `TEXTS` by transformers, and
 the hidden rows of the first text. `reranker` has scores of pairs of texts in place of embeddings.
-`wordpiece.npz` holds checksums of the ids of random texts.
+In the folder `tokenizers`, `wordpiece.npz` and `unigram.npz` hold checksums of the ids of random
+texts by transformers and by SentencePiece. `unigram.gguf` has a tokenizer only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SIZES: dict[str, Any] = {
     "hidden_act": "gelu",
     "attn_implementation": "eager",
 }
-POOLING = {"bert": "cls", "nomicbert": "mean", "reranker": ""}
+POOLING = {"bert": "cls", "nomicbert": "mean", "reranker": "", "eurobert": "mean"}
 
 
 def vocabulary() -> list[str]:
@@ -59,6 +60,10 @@ def model(name: str) -> Any:
     if name == "nomicbert":
         config = transformers.NomicBertConfig(**sizes | {"hidden_act": "silu"})
         made = transformers.NomicBertModel(config, add_pooling_layer=False)
+    elif name == "eurobert":
+        heads = {"num_key_value_heads": 1, "rope_theta": 10000.0, "pad_token_id": 0}
+        config = transformers.EuroBertConfig(**sizes | heads | {"hidden_act": "silu"})
+        made = transformers.EuroBertModel(config)
     elif name == "reranker":
         labels = {"num_labels": 1, "pad_token_id": 0, "type_vocab_size": 1}
         labels["max_position_embeddings"] = 129  # one is before the first token
@@ -79,6 +84,9 @@ def published(name: str, made: Any) -> dict[str, Any]:
     config: dict[str, Any] = made.config.to_dict()
     if name == "reranker":
         return config | {"architectures": ["XLMRobertaForSequenceClassification"]}
+    if name == "eurobert":
+        del config["classifier_pooling"]  # there is no classifier
+        return config | {"architectures": ["EuroBertModel"]}
     if name != "nomicbert":
         return config | {"architectures": ["BertModel"]}
     return config | {
@@ -121,7 +129,7 @@ def convert(name: str, made: Any) -> None:
             (Path(folder) / "modules.json").write_text(json.dumps([pooling]))
         writer = get_model_class(config["architectures"][0])
         writer.get_vocab_base_pre = lambda self, tokenizer: "default"
-        if name == "reranker":  # published ones have SentencePiece vocabularies
+        if name in ("reranker", "eurobert"):  # published ones have other vocabularies
             writer.set_vocab = get_model_class("BertModel").set_vocab
         writer(
             Path(folder),
@@ -142,6 +150,60 @@ def pooled(rows: np.ndarray, how: str) -> np.ndarray:
     return row / np.linalg.norm(row)
 
 
+def write_unigram() -> None:
+    """Train a Unigram vocabulary with a small table of replacements, and store what it gives."""
+    import sentencepiece
+    from conversion import get_model_class
+    from gguf import GGUFWriter
+
+    rules = {0xFF01: "!", 0xE9: "e", 0xFB01: "fi", 0x3000: " ", 0x9: " ", 0xA0: " ", 0x200B: ""}
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "rules.tsv"
+        table.write_text(
+            "".join(
+                f"{code:X}\t{' '.join(f'{ord(c):X}' for c in text)}\n"
+                for code, text in rules.items()
+            )
+        )
+        words = [text for text in random_texts(600) if text.isascii()]
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*TEXTS[:4] * 9, *words]),
+            model_prefix=f"{folder}/sentencepiece.bpe",
+            model_type="unigram",
+            vocab_size=200,
+            character_coverage=1.0,
+            normalization_rule_tsv=str(table),
+            minloglevel=2,
+        )
+        trained = sentencepiece.SentencePieceProcessor(f"{folder}/sentencepiece.bpe.model")
+        config = {"vocab_size": trained.vocab_size() + 2}
+        marks = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"}
+        names = {f"{role}_token": mark for role, mark in marks.items()}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        (Path(folder) / "tokenizer_config.json").write_text(json.dumps(names))
+        writer = GGUFWriter(FOLDER / "tokenizers" / "unigram.gguf", "bert")
+        kind = get_model_class("XLMRobertaModel")
+        converter = kind.__new__(kind)
+        converter.dir_model, converter.hparams = Path(folder), config
+        converter.gguf_writer, converter.model_arch = writer, None
+        converter._xlmroberta_set_vocab()
+        for role, id in {"bos": 0, "eos": 2, "unk": 3, "sep": 2, "pad": 1}.items():
+            getattr(writer, f"add_{role}_token_id")(id)
+        for add in (writer.add_add_bos_token, writer.add_add_eos_token, writer.add_add_sep_token):
+            add(True)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+
+    def ids(text: str) -> list[int]:
+        # XLM-RoBERTa: <s>, <pad>, </s>, <unk>, then the tokens from the fourth on.
+        return [3 if id == 0 else id + 1 for id in trained.encode(text)]
+
+    np.savez_compressed(
+        FOLDER / "tokenizers" / "unigram.npz", ids=[checksum(ids(text)) for text in random_texts()]
+    )
+
+
 def scores(made: Any) -> dict[str, np.ndarray]:
     """Return what a reranker gives for each of `DOCUMENTS` with `QUERY`."""
     ids = [tokenizer().encode(QUERY, text) for text in DOCUMENTS]
@@ -158,8 +220,11 @@ def scores(made: Any) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
-    FOLDER.mkdir(exist_ok=True)
-    for name in sys.argv[2:] or POOLING:
+    (FOLDER / "tokenizers").mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[2:] or [*POOLING, "unigram"]:
+        if name == "unigram":
+            write_unigram()
+            continue
         made = model(name)
         if name == "reranker":
             convert(name, made)
@@ -177,7 +242,7 @@ if __name__ == "__main__":
         )
     cased = tokenizer(do_lower_case=False)
     np.savez_compressed(
-        FOLDER / "wordpiece.npz",
+        FOLDER / "tokenizers" / "wordpiece.npz",
         uncased=[checksum(tokenizer().encode(text)) for text in random_texts()],
         cased=[checksum(cased.encode(text)) for text in random_texts()],
     )

@@ -31,7 +31,7 @@ def uncased() -> Tokenizer:
 
 @pytest.mark.parametrize("kind", ["uncased", "cased"])
 def test_ids_of_random_texts_are_those_of_transformers(kind: str) -> None:
-    with np.load(ENCODERS / "wordpiece.npz") as data:
+    with np.load(ENCODERS / "tokenizers" / "wordpiece.npz") as data:
         want = data[kind].tolist()
     made = tokenizer(**{"normalizer.lowercase": kind == "uncased"})
     wrong = [

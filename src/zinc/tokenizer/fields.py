@@ -75,6 +75,16 @@ class Fields:
             raise self._wrong(key, "an array of strings")
         return items
 
+    def octets(self, key: str) -> bytes:
+        """Return an array of bytes; b"" for a missing key."""
+        value = self._array(key, "an array of bytes")
+        if value is None:
+            return b""
+        numbers = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+        if numbers.dtype.kind not in "iu" or (len(numbers) and numbers.dtype.itemsize != 1):
+            raise self._wrong(key, "an array of bytes")
+        return numbers.tobytes()
+
     def numbers(self, key: str, length: int) -> np.ndarray[Any, np.dtype[Any]] | None:
         """Return the first `length` numbers of an array. Raises ModelError if there are fewer."""
         value = self._array(key, "an array of numbers")

@@ -1,9 +1,9 @@
 """Tokenizers built from the metadata of a GGUF file.
 
 Special tokens are found first (`specials`), the text between them goes through the model's encoder
-(`bpe`, `spm` or `wordpiece`), and BOS and EOS are added as the file says. Ids equal llama.cpp's,
-with one exception: the frame tokens of Harmony (gpt-oss) are parsed only together with other
-control tokens, so that a user's text cannot forge a message.
+(`bpe`, `spm`, `unigram` or `wordpiece`), and BOS and EOS are added as the file says. Ids equal
+llama.cpp's, with one exception: the frame tokens of Harmony (gpt-oss) are parsed only together with
+other control tokens, so that a user's text cannot forge a message.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from zinc.tokenizer.fields import Fields
 from zinc.tokenizer.pretokenizers import PreTokenizer, pretokenizer
 from zinc.tokenizer.specials import SHIELD, SpecialTokens
 from zinc.tokenizer.spm import SPACE, ScoreEncoder
+from zinc.tokenizer.unigram import UnigramEncoder
 from zinc.tokenizer.vocabulary import (
     PREFIX,
     Roles,
@@ -121,6 +122,8 @@ class Tokenizer:
             return _from_scores(fields)
         if model == "bert":
             return _from_pieces(fields)
+        if model == "t5":
+            return _from_probabilities(fields)
         if model in ("gpt2", "gemma4"):
             name = "gemma4" if model == "gemma4" else fields.text(PREFIX + "pre")
             return _from_merges(fields, pretokenizer(name or "", path))
@@ -132,7 +135,7 @@ class Tokenizer:
             )
         raise UnsupportedError(
             f"{path} has a tokenizer of the kind {model!r}",
-            "zinc knows byte-pair (gpt2, gemma4), SentencePiece (llama) and WordPiece (bert) "
+            "zinc knows byte-pair (gpt2, gemma4), SentencePiece (llama, t5) and WordPiece (bert) "
             "vocabularies",
         )
 
@@ -354,6 +357,27 @@ def _from_pieces(fields: Fields) -> Tokenizer:
         add_bos=_flag(fields, "add_bos_token", True),
         add_eos=_flag(fields, "add_eos_token", True),
         add_space_prefix=True,
+        chat_templates=_chat_templates(fields),
+    )
+
+
+def _from_probabilities(fields: Fields) -> Tokenizer:
+    vocabulary = read_vocabulary(fields)
+    roles = assign_roles(vocabulary, fields, {"eos": 1, "unk": 2})
+    return Tokenizer(
+        vocabulary,
+        roles,
+        UnigramEncoder(
+            vocabulary,
+            roles.unk,
+            fields.octets(PREFIX + "precompiled_charsmap"),
+            merge_spaces=_flag(fields, "remove_extra_whitespaces", False),
+        ),
+        byte_level=False,
+        add_bos=_flag(fields, "add_bos_token", False),
+        add_eos=_flag(fields, "add_eos_token", True),
+        add_sep=_flag(fields, "add_sep_token", False),
+        add_space_prefix=_flag(fields, "add_space_prefix", True),
         chat_templates=_chat_templates(fields),
     )
 
