@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data.encoder_texts import TEXTS
+from models.harness import Runner, planned
 from present import computing
 
-from zinc import LLM
+from zinc import LLM, DeviceMap, RopeScaling
 from zinc.core.errors import RequestError, UnsupportedError
 
 ENCODERS = Path(__file__).parent / "data" / "encoders"
@@ -74,6 +75,27 @@ def test_a_text_as_long_as_the_context_waits_for_no_one(llm) -> None:
 def test_small_steps_hold_the_longest_text_nevertheless(llm) -> None:
     with LLM(ENCODERS / "bert.gguf", backend="cpu", threads=2, batch_tokens=16) as small:
         np.testing.assert_array_equal(small.embed(TEXTS), llm.embed(TEXTS))
+
+
+@pytest.mark.skipif("vulkan" not in computing(), reason="there is no Vulkan device")
+@pytest.mark.parametrize("gpu_layers", [1, 2])
+def test_layers_on_a_device_and_on_the_cpu_have_a_cache_each(gpu_layers: int) -> None:
+    layers = DeviceMap(gpu_layers=gpu_layers)
+    with LLM(ENCODERS / "bert.gguf", backend="vulkan", device_map=layers, threads=2) as divided:
+        assert "on the device" in divided.choice.note
+        assert np.abs(divided.embed(TEXTS) - wanted("bert")).max() <= TOLERANCE
+
+
+def test_a_text_beyond_the_plain_context_runs_with_scaled_rope() -> None:
+    path, rope = ENCODERS / "nomicbert.gguf", RopeScaling("yarn", 2.0)
+    texts = [[5, 6, 7] * 10, [8, 9] * 70]
+    with LLM(path, backend="ref", rope=rope, context=150) as llm:
+        got = llm.embed(texts, normalize=False)
+        assert llm.spec.plain_context == 96
+    for ids, row, extended in zip(texts, got, (False, True), strict=True):
+        loaded = planned(path, "ref", rope=rope, extended=extended, max_tokens=150)
+        (rows,) = Runner(path, room=160, loaded=loaded).feed((0, np.array(ids, np.int32)))
+        np.testing.assert_allclose(row, rows.mean(axis=0), atol=1e-5)
 
 
 def test_a_text_longer_than_the_context_is_refused(llm) -> None:

@@ -67,6 +67,7 @@ def planned(
     extended: bool = False,
     batch_invariant: bool = False,
     rollback: bool = False,
+    max_tokens: int = MAX_TOKENS,
 ) -> tuple[Backend, Plan]:
     """Return a backend with the weights of the file, and the plan."""
     with GGUFFile.open(path) as file:
@@ -77,7 +78,7 @@ def planned(
         backend = api.create(backend_name, options=options)
         try:
             plan = make_plan(
-                graph, backend, max_tokens=MAX_TOKENS, max_outputs=MAX_TOKENS, fuse=fuse
+                graph, backend, max_tokens=max_tokens, max_outputs=max_tokens, fuse=fuse
             )
         except UnsupportedError as error:
             if fuse:  # every family runs on every backend; only parts that fusion removes may lack

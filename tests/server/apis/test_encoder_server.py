@@ -56,6 +56,7 @@ def test_endpoints_that_generate_say_that_it_is_an_encoder(
 
 
 def test_other_servers_names_for_what_it_can_do(encoder: Running) -> None:
+    assert encoder.get("/v1/models").json["data"][0]["meta"]["kind"] == "encoder"
     assert encoder.post("/api/show", {"model": "bert"}).json["capabilities"] == ["embedding"]
     assert encoder.get("/api/v0/models/bert").json["type"] == "embeddings"
 

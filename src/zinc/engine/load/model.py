@@ -91,7 +91,7 @@ class LoadedModel:
             prefix_cache=options.prefix_cache,
             cache_bytes=options.cache_bytes,
             swap_bytes=choose_swap() if options.swap_bytes is None else options.swap_bytes,
-            prepare=_Preparer(planned, cache, programs[0]),
+            prepare=_Preparer(planned, cache, tuple(programs)),
             extended=programs[1] if len(programs) > 1 else None,
             plain_context=self.spec.plain_context,
             speculation=choose_speculation(options, self.plan, backend, drafter, draft),
@@ -179,11 +179,11 @@ class _Preparer:
 
     planned: PlannedModel
     cache: Cache
-    program: Program
+    programs: tuple[Program, ...]
 
     def __call__(self, kind: ReadoutKind, extended: bool) -> Program:
-        if self.planned.spec.is_encoder:  # its only program yields hidden rows
-            return self.program
+        if self.planned.spec.is_encoder:  # its programs yield hidden rows
+            return self.programs[extended]
         graph: Graph = self.planned.model.graphs[extended]
         if kind is ReadoutKind.HIDDEN:
             graph = hidden_graph(graph)

@@ -62,7 +62,9 @@ export class Models {
     const turn = (this.turn = (this.turn ?? 0) + 1);
     let error = null;
     try {
-      this.rows = await this.api.models();
+      // Encoders and rerankers do not chat. What a model is for is known once it is loaded.
+      const rows = await this.api.models();
+      this.rows = rows.filter(({ meta }) => (meta?.kind ?? "generator") === "generator");
     } catch (problem) {
       error = problem;
     }

@@ -107,6 +107,7 @@ class Entry:
                 n_ctx=llm.context,
                 n_ctx_train=llm.spec.context,
                 n_embd=llm.spec.hidden,
+                kind=llm.spec.kind.value,
                 memory_bytes=llm.memory.total_bytes,
                 backend=llm.backend.describe(),
             )
