@@ -23,7 +23,9 @@ def wanted(name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backend", ["ref", *computing()])
-@pytest.mark.parametrize(("name", "pooling"), [("bert", "cls"), ("nomicbert", "mean")])
+@pytest.mark.parametrize(
+    ("name", "pooling"), [("bert", "cls"), ("nomicbert", "mean"), ("eurobert", "mean")]
+)
 def test_embeddings_are_those_of_transformers(name: str, pooling: str, backend: str) -> None:
     with LLM(ENCODERS / f"{name}.gguf", backend=backend, threads=2) as llm:
         assert llm.pooling == pooling

@@ -274,12 +274,6 @@ def test_an_optional_tensor_must_be_in_all_layers_or_in_none() -> None:
         load(changed(file, {biases[-1]: None}))
 
 
-def test_attention_to_later_tokens_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="causal models only"):
-        load(changed(opened("qwen3"), keys={"qwen3.attention.causal": False}))
-    assert load(changed(opened("qwen3"), keys={"qwen3.attention.causal": True}))
-
-
 def test_a_tokenizer_larger_than_the_embedding_is_refused() -> None:
     name = next(n for n in NAMES if "tokenizer.ggml.tokens" in opened(n).metadata)
     file = opened(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from models.harness import BACKENDS, ENCODERS, Runner, relative_error, rewrite
+from models.harness import BACKENDS, ENCODERS, FIXTURES, Runner, relative_error, rewrite
 
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
@@ -84,8 +84,22 @@ def test_a_missing_norm_and_causal_attention_are_refused(tmp_path) -> None:
         load(file)
 
 
-def test_a_decoder_that_is_not_causal_is_refused(tmp_path) -> None:
-    path = ENCODERS.parent / "fixtures" / "granite.gguf"
-    whole = rewrite(path, tmp_path / "a.gguf", metadata={"granite.attention.causal": False})
+def test_a_decoder_without_causal_mask_is_an_encoder(tmp_path) -> None:
+    """EuroBERT has the layers of EXAONE 3, whose files may say that they are not causal."""
+    source = ENCODERS / "eurobert.gguf"
+    with GGUFFile.open(source) as file:
+        keys = [key for key in file.metadata if key.startswith("eurobert.")]
+        renamed = {key.replace("eurobert", "exaone"): file.metadata[key] for key in keys}
+    renamed["general.architecture"] = "exaone"
+    path = rewrite(source, tmp_path / "a.gguf", metadata=renamed, drop=keys)
+    (ids, *_), want = texts_of("eurobert")
+    (got,) = Runner(path, "ref").feed((0, ids))
+    assert relative_error(got, want) <= TOLERANCE["ref"]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen35", "deepseek2"])
+def test_layers_that_need_a_causal_mask_are_refused(name: str, tmp_path) -> None:
+    path = FIXTURES / f"{name}.gguf"
+    whole = rewrite(path, tmp_path / "a.gguf", metadata={f"{name}.attention.causal": False})
     with GGUFFile.open(whole) as file, pytest.raises(UnsupportedError, match="as decoders"):
         load(file)

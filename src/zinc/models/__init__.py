@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 from zinc.core.errors import ModelError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.context import RopeScaling, specs
+from zinc.models.parts.encoder import without_mask
 from zinc.models.parts.nextn import check_nextn, frequent_tokens, nextn_tensors
 from zinc.models.parts.ranking import head_weights, is_reranker
 from zinc.models.parts.refusal import damaged, unsupported
@@ -141,24 +142,14 @@ def _described(
         if beyond is None:
             raise ValueError("all sequences of the model run with the same frequencies")
         spec = beyond
-    spec = replace(spec, ranks=is_reranker(file, arch))
-    check_file(file, spec)
+    spec = replace(without_mask(file, spec), ranks=is_reranker(file, arch))
+    check_file(file)
     check_nextn(file, spec)
     return module, spec
 
 
-def check_file(file: GGUFFile, spec: ModelSpec) -> None:
-    """Check facts that no architecture file looks at but that would change the result.
-
-    Raises UnsupportedError for a decoder whose attention is not causal, and ModelError for a
-    tokenizer with more tokens than the embedding has rows.
-    """
-    if spec.causal and not file.bool(f"{spec.arch}.attention.causal", default=True):
-        raise unsupported(
-            file,
-            f"its attention is not causal, and zinc runs {spec.arch} models as decoders",
-            "use another model",
-        )
+def check_file(file: GGUFFile) -> None:
+    """Raise ModelError if the tokenizer has more tokens than the embedding has rows."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     table = file.tensors.get("token_embd.weight")
     if isinstance(tokens, GGUFArray) and table is not None and len(tokens) > table.shape[0]:

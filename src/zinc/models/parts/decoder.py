@@ -86,10 +86,15 @@ def block(layer: Layer, x: Value, *, mixer: Mixer, mlp: Mlp | None) -> Value:
 def head(g: Graph, spec: ModelSpec, w: Weights, x: Value) -> None:
     """Set the graph's output: logits [outputs, vocab] of the rows of x that the step asks for.
 
-    Models without a tensor `output` use the embedding as their head.
+    Models without a tensor `output` use the embedding as their head. The output of an encoder is
+    the normalised rows themselves, [outputs, hidden].
     """
     g.at("head")
     x = normalise(g, spec, w, g.select_rows(x), "output_norm")
+    if spec.is_encoder:
+        w.ignore("output")
+        g.output = x
+        return
     project(g, spec, w, "output" if w.has("output") else "token_embd", x)
 
 

@@ -16,7 +16,7 @@ from zinc.models.parts.layer import Layer, RopeTables, normalise
 from zinc.models.parts.metadata import MAX_VOCAB, Metadata
 from zinc.models.parts.mlp import mlp
 from zinc.models.parts.refusal import unsupported
-from zinc.models.parts.spec import ModelSpec, Norm, dense_spec
+from zinc.models.parts.spec import Attention, ModelSpec, Norm, dense_spec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.values import Value
@@ -32,6 +32,25 @@ def encoder_spec(file: GGUFFile, arch: str) -> ModelSpec:
         raise unsupported(file, f"its attention is causal, and zinc runs {arch} models as encoders")
     base = dense_spec(file, arch, neox=True, norm=Norm.LAYER_WITH_BIAS)
     return replace(base, causal=False)
+
+
+def without_mask(file: GGUFFile, spec: ModelSpec) -> ModelSpec:
+    """Return the spec of a decoder as an encoder if the file says that it is not causal.
+
+    Embedding models are often decoders that were trained further without the causal mask. Raises
+    UnsupportedError for layers that need one: sliding windows and recurrent or latent states.
+    """
+    if not spec.causal or file.bool(f"{spec.arch}.attention.causal", default=True):
+        return spec
+    kinds = {(a.n_kv_heads, a.head_dim, a.head_dim_v) for a in spec.attention}
+    plain = all(type(a) is Attention and not a.window for a in spec.attention)
+    if spec.delta_net is not None or not plain or len(kinds) > 1:
+        raise unsupported(
+            file,
+            f"its attention is not causal, and zinc runs {spec.arch} models as decoders",
+            "use another model",
+        )
+    return replace(spec, causal=False)
 
 
 def encoder(g: Graph, spec: ModelSpec, w: Weights) -> None:
