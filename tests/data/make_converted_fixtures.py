@@ -56,6 +56,7 @@ SCALES = {
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.1,
     "logits_scaling": 3.0,
+    "rms_norm_eps": 0.01,  # so large that it matters that it is divided by a scale
 }
 LONG = PLAIN | {
     "rope_type": "longrope",

@@ -300,5 +300,7 @@ def test_alternating_dense_layers_are_refused() -> None:
 def test_the_first_files_of_minicpm_do_not_state_its_scales() -> None:
     names = ("embedding_scale", "residual_scale", "logit_scale")
     spec = load(changed(opened("minicpm"), keys=dict.fromkeys(f"minicpm.{n}" for n in names)))[0]
-    assert (spec.embed_scale, spec.logit_scale) == (12.0, 256 / spec.hidden)
-    assert spec.residual_scale == pytest.approx(1.4 / spec.n_layers**0.5)
+    residual = 1.4 / spec.n_layers**0.5
+    assert spec.logit_scale == 256 / spec.hidden
+    assert spec.embed_scale == pytest.approx(12.0 / residual)
+    assert spec.eps == pytest.approx(0.01 / residual**2)

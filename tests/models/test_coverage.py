@@ -80,7 +80,6 @@ FEATURES = {
     "norms of all q and k heads together": lambda s: any(a.joint_norm for a in s.attention),
     "norms of q and k after RoPE": lambda s: any(a.late_norm for a in s.attention),
     "layers without RoPE": lambda s: len({a.rope is None for a in s.attention}) == 2,
-    "scaled residuals": lambda s: s.residual_scale != 1.0,
     "scaled logits": lambda s: s.logit_scale != 1.0,
     "no norms before mixer and MLP": lambda s: not s.pre_norms,
     "norms of q and k heads that subtract the mean": lambda s: (

@@ -13,13 +13,8 @@ from zinc.models.parts.spec import ModelSpec, dense_spec
 
 def spec(file: GGUFFile) -> ModelSpec:
     base = dense_spec(file, "minicpm", neox=False)
-    first = replace(
-        base,
-        embed_scale=12.0,
-        residual_scale=1.4 / base.n_layers**0.5,
-        logit_scale=256 / base.hidden,
-    )
-    return scaled(file, first)
+    first = replace(base, embed_scale=12.0, logit_scale=256 / base.hidden)
+    return scaled(file, first, residual=1.4 / base.n_layers**0.5)
 
 
 build = decoder

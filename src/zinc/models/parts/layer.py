@@ -62,14 +62,12 @@ class Layer:
         return normalise(self.g, self.spec, self.w, x, name)
 
     def residual(self, h: Value, x: Value, norm: str) -> Value:
-        """Return x + h for the output h [tokens, hidden] of a mixer or an MLP, which is scaled.
+        """Return x + h for the output h [tokens, hidden] of a mixer or an MLP.
 
         With `post_norms`, h is normalised with the weight `norm`.
         """
         if self.spec.post_norms:
             h = normalise(self.g, self.spec, self.w, h, norm, self.spec.post_eps)
-        if self.spec.residual_scale != 1.0:
-            h = self.g.scale(h, self.spec.residual_scale)
         return self.g.add(h, x)
 
     def linear(self, x: Value, name: str, rows: int, cols: int | None = None) -> Value:

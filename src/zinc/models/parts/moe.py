@@ -137,8 +137,7 @@ def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
     g, w, hidden = layer.g, layer.w, layer.spec.hidden
     bias = w.vector("ffn_gate_inp", e.count, "bias") if e.biases else None
     logits = g.linear(x, w.matrix("ffn_gate_inp", e.count, hidden), bias)
-    scale = 1.0 if layer.spec.post_norms else layer.spec.residual_scale
-    routes = _route(layer, e, logits, scale)
+    routes = _route(layer, e, logits)
     order, starts = g.group_experts(routes, n_experts=e.count)
     if layer.spec.post_norms:
         h = routed_experts(layer, e, x, routes, order, starts)
@@ -146,12 +145,12 @@ def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
             h = g.add(h, _shared_experts(layer, e, x))
         return layer.residual(h, residual, "post_ffw_norm")
     if e.shared_ffn:
-        residual = layer.residual(_shared_experts(layer, e, x), residual, "post_ffw_norm")
+        residual = g.add(_shared_experts(layer, e, x), residual)
     return g.add(routed_experts(layer, e, x, routes, order, starts), residual)
 
 
-def _route(layer: Layer, e: Experts, logits: Value, scale: float) -> Value:
-    """Return the chosen experts and `scale` times their weights, from logits [tokens, experts]."""
+def _route(layer: Layer, e: Experts, logits: Value) -> Value:
+    """Return the chosen experts and their weights for router logits [tokens, experts]."""
     bias = layer.w.optional_vector("exp_probs_b", e.count, "bias")
     if bias is None and layer.w.has("exp_probs_b", ""):  # the name in some files
         bias = layer.w.bare_vector("exp_probs_b", e.count)
@@ -161,7 +160,7 @@ def _route(layer: Layer, e: Experts, logits: Value, scale: float) -> Value:
         top_k=e.top_k,
         scoring=e.scoring,
         renormalise=e.renormalise,
-        scale=e.scale * scale,
+        scale=e.scale,
         n_groups=e.n_groups,
         top_groups=e.top_groups,
         group_top=e.group_top,

@@ -121,8 +121,8 @@ class ModelSpec:
     after the layers that predict further tokens for speculation. mlp_norm: tensor that normalises
     the input of the MLP. pre_norms: the inputs of the mixer and of the MLP are normalised.
     post_norms: their outputs are normalised before they are added, with `post_eps` if there is one.
-    residual_scale: multiplies these outputs. embed_norm: the embedding is normalised, without
-    weight. parallel: mixer and MLP read the same rows, and both outputs are added to them.
+    embed_norm: the embedding is normalised, without weight.
+    parallel: mixer and MLP read the same rows, and both outputs are added to them.
     mixer_norm: tensor that normalises the input of the mixer. norm: kind of all norms. gated_mlp:
     the MLP multiplies by a gate. learned_positions: the embedding of a token's position is added to
     that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
@@ -144,7 +144,6 @@ class ModelSpec:
     attention: tuple[Attention, ...]  # one a layer
     activation: ActivationFn = ActivationFn.SILU
     embed_scale: float = 1.0
-    residual_scale: float = 1.0
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
     experts: Experts | None = None
