@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cuda_emulator import emulated
-from models.harness import FIXTURES, MAX_TOKENS, Runner, expected
+from models.harness import ENCODERS, FIXTURES, MAX_TOKENS, Runner, expected
 from ops.running import run
 
 from zinc.backends import api
@@ -84,10 +85,28 @@ def test_logits_of_a_prompt_and_of_decode_agree_with_the_published_model(name: s
     assert np.linalg.norm(got - want) / np.linalg.norm(want) <= FIXTURE_TOLERANCE
 
 
+@pytest.mark.every
+@pytest.mark.parametrize("name", ["bert", "nomicbert", "eurobert"])
+def test_hidden_rows_of_encoders_agree_with_the_published_model(name: str) -> None:
+    with np.load(ENCODERS / f"{name}.npz") as data:
+        first, second, *_ = np.split(data["tokens"], np.cumsum(data["lengths"])[:-1])
+        want = data["hidden"]
+    for texts in ((first,), (second[:9], first[:20], second)):
+        runner = Runner(
+            ENCODERS / f"{name}.gguf", n_sequences=len(texts), loaded=loaded(name, ENCODERS)
+        )
+        got = runner.feed(*enumerate(texts))
+        reference = Runner(ENCODERS / f"{name}.gguf", n_sequences=len(texts))
+        for rows, ref in zip(got, reference.feed(*enumerate(texts)), strict=True):
+            assert np.linalg.norm(rows - ref) / np.linalg.norm(ref) <= FIXTURE_TOLERANCE
+        if len(texts) == 1:
+            assert np.linalg.norm(got[0] - want) / np.linalg.norm(want) <= FIXTURE_TOLERANCE
+
+
 @cache
-def loaded(name: str):
+def loaded(name: str, folder: Path = FIXTURES):
     """Return an emulated backend with the weights of a fixture, and the plan."""
-    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+    with GGUFFile.open(folder / f"{name}.gguf") as file:
         _, graph = load(file)
         backend = emulated.backend()
         plan = make_plan(graph, backend, max_tokens=MAX_TOKENS, max_outputs=MAX_TOKENS)
