@@ -7,7 +7,7 @@ place of `documents` they are those of Hugging Face's Text Embeddings Inference,
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
 from pydantic import Field
@@ -19,10 +19,10 @@ from zinc.core.errors import TextTooLongError
 from zinc.engine.limits import check_ranks
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.embeddings import read_all
-from zinc.server.apis.shared.fields import QueueFields
+from zinc.server.apis.shared.fields import QueueFields, Strings
 from zinc.server.apis.shared.service import Service, client_of, read_fields, record_answers
 from zinc.server.errors import context_exceeded, invalid
-from zinc.server.http.body import Fields
+from zinc.server.http.body import Fields, FirstError
 from zinc.server.http.responses import JSONResponse, record, unless_disconnected
 from zinc.server.runtime.loaded_model import LoadedModel
 
@@ -39,10 +39,10 @@ class RerankFields(QueueFields):
     """A request to rank documents."""
 
     query: str
-    documents: list[str | Document] | None = Field(
+    documents: Annotated[list[str | Document], FirstError()] | None = Field(
         None, min_length=1, max_length=MAX_DOCUMENTS, description="texts, or objects with `text`"
     )
-    texts: list[str] | None = Field(
+    texts: Strings | None = Field(
         None,
         min_length=1,
         max_length=MAX_DOCUMENTS,
