@@ -239,9 +239,9 @@ def _open(file: GGUFFile, options: LoadOptions) -> OpenModel:
 
 
 def encoder_options(spec: ModelSpec, options: LoadOptions) -> LoadOptions:
-    """Return `options` for an encoder, whose steps must hold the longest text.
+    """Return `options` for an encoder, whose steps must hold the longest text and return all rows.
 
-    Raises RequestError for an impossible context, and for options that generate text.
+    Raises RequestError for speculative decoding.
     """
     if demands_drafts(options) or options.draft is not None:
         raise RequestError(
@@ -251,7 +251,9 @@ def encoder_options(spec: ModelSpec, options: LoadOptions) -> LoadOptions:
         )
     longest = options.context or spec.context
     tokens = max(options.batch_tokens, longest)
-    return replace(options, batch_tokens=tokens, speculate="off", prefix_cache=False)
+    return replace(
+        options, batch_tokens=tokens, max_outputs=tokens, speculate="off", prefix_cache=False
+    )
 
 
 def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
