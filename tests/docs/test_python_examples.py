@@ -6,9 +6,10 @@ import inspect
 import io
 import re
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
-from pages import ADDRESS, PAGES, ROOT, blocks, serving, with_demo_model
+from pages import ADDRESS, PAGES, REQUESTS, ROOT, blocks, serving, with_demo_model
 from present import absent
 
 from zinc import LLM
@@ -71,7 +72,8 @@ def test_options_are_the_arguments_of_llm():
 def address(tmp_path_factory):
     """The address of a server for all examples."""
     pytest.importorskip("uvicorn")
-    with serving("zinc serve", tmp_path_factory.mktemp("server")) as found:
+    folder = tmp_path_factory.mktemp("server")
+    with serving(f"zinc serve --batch-dir {folder}/batches", folder) as found:
         yield found
 
 
@@ -81,6 +83,9 @@ def test_example_of_another_page_runs(code, request):
         pytest.importorskip(module)
     if "vulkan" in code and "vulkan" in absent():
         pytest.skip("there is no Vulkan device")
+    if REQUESTS in code:
+        pytest.importorskip("python_multipart")
+        Path(REQUESTS).write_text(blocks(ROOT / "docs/batch.md", "jsonl")[0])
     code = with_demo_model(code)
     if ADDRESS in code:
         code = code.replace(ADDRESS, request.getfixturevalue("address"))

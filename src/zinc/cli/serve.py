@@ -153,6 +153,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time for running answers to finish on shutdown (default: %(default)s)",
     )
+    batches = parser.add_argument_group("batches", "docs/batch.md describes them")
+    batches.add_argument(
+        "--batch-dir",
+        metavar="DIR",
+        help="keep the files and batches of clients in this folder, also across restarts; it then "
+        "holds their requests and answers (default: they are refused)",
+    )
+    batches.add_argument(
+        "--batch-size",
+        type=size,
+        default=4 << 30,
+        metavar="SIZE",
+        help="most bytes of files in it (default: 4G)",
+    )
+    rows = "rows of a batch that run at a time, after the requests of other clients"
+    usage.add_number(batches, "--batch-in-flight", usage.count, 8, rows)
     parser.add_argument(
         "--pooling",
         choices=("mean", "cls", "last", "none"),
@@ -237,6 +253,9 @@ def config(args: argparse.Namespace) -> ServerConfig:
         max_body_bytes=args.max_body,
         max_body_memory_bytes=args.max_body_memory,
         max_connections=args.max_connections,
+        batch_dir=None if args.batch_dir is None else Path(args.batch_dir).expanduser(),
+        batch_bytes=args.batch_size,
+        batch_in_flight=args.batch_in_flight,
         ttl_s=args.ttl,
         memory_budget_bytes=args.memory_budget,
         grace_s=args.grace,

@@ -19,6 +19,8 @@ from zinc.server import page
 from zinc.server.apis.shared.foreign_fields.rules import SOURCES, as_sent
 from zinc.server.apis.shared.service import Service
 from zinc.server.apis.shared.store import ResponseStore
+from zinc.server.batch.queue import BatchQueue
+from zinc.server.batch.store import BatchStore
 from zinc.server.config import ServerConfig
 from zinc.server.endpoints import ENDPOINTS, OPERATIONS, Endpoint
 from zinc.server.errors import ApiError, from_exception
@@ -38,13 +40,16 @@ class Application:
 
     asgi: the ASGI application. inside: the same without access checks, for requests from within.
     pool: the models (None before the start). Raises FormatError if the file of a model does not
-    exist.
+    exist, and RequestError if the folder of batches cannot be used.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.metrics = ServerMetrics()
         self.config = config
         self._entries = [Entry(source) for source in config.models]
+        self._batches: BatchStore | None = None
+        if config.batch_dir is not None:
+            self._batches = BatchStore(config.batch_dir, config.batch_bytes)
         self.pool: ModelPool | None = None
         self._service: Service | None = None
         self._routes = self._make_routes()
@@ -62,12 +67,29 @@ class Application:
     async def started(self) -> AsyncGenerator[ModelPool]:
         """Start to load the first model; unload all models at the end."""
         self.pool = ModelPool(self.config, self._entries, self.metrics.observer)
-        self._service = Service(self.config, self.pool, self.metrics, ResponseStore())
+        batches = self._batch_queue(self.pool)
+        self._service = Service(self.config, self.pool, self.metrics, ResponseStore(), batches)
         self.pool.start()
+        if batches is not None:
+            batches.start()
         try:
             yield self.pool
         finally:
+            if batches is not None:
+                await batches.close()
             await self.pool.close()
+
+    def _batch_queue(self, pool: ModelPool) -> BatchQueue | None:
+        if self._batches is None:
+            return None
+        return BatchQueue(
+            self._batches,
+            self.inside,
+            self.config.api_keys,
+            self.config.batch_in_flight,
+            self.config.max_body_bytes,
+            pool.until_started,
+        )
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:

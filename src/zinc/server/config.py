@@ -51,6 +51,9 @@ class ServerConfig:
     max_body_memory_bytes: memory for the bodies of all requests together (None: 256 MiB, or four
         times the largest body).
     max_connections: clients that may be connected at a time.
+    batch_dir: folder for the files and batches of clients (None: they are refused).
+    batch_bytes: most bytes of files in it.
+    batch_in_flight: rows of a batch that run at a time, at the lowest priority.
     ttl_s: unload a model after this idle time (None: never).
     memory_budget_bytes: memory for all loaded models together (None: no limit).
     load_wait_s: time that a request waits for its model to load.
@@ -76,6 +79,9 @@ class ServerConfig:
     max_body_bytes: int = 32 << 20
     max_body_memory_bytes: int | None = None
     max_connections: int = 512
+    batch_dir: Path | None = None
+    batch_bytes: int = 4 << 30
+    batch_in_flight: int = 8
     ttl_s: float | None = None
     memory_budget_bytes: int | None = None
     load_wait_s: float = 300.0

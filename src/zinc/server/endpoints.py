@@ -22,7 +22,7 @@ from zinc.server.apis.ollama import embed as ollama_embed
 from zinc.server.apis.ollama import generate as ollama_generate
 from zinc.server.apis.ollama import manage as ollama_manage
 from zinc.server.apis.ollama import models as ollama_models
-from zinc.server.apis.openai import chat, completions, embeddings
+from zinc.server.apis.openai import batches, chat, completions, embeddings, files
 from zinc.server.apis.openai.responses import endpoints as responses
 from zinc.server.apis.openai.responses.fields import ResponseFields
 from zinc.server.apis.shared.service import Service
@@ -68,15 +68,17 @@ def _get(
     method: str = "GET",
     query: tuple[str, ...] = (),
     media_type: str = "application/json",
+    statuses: tuple[int, ...] = (),
 ) -> Endpoint:
-    statuses = (404,) if "{" in path or query else ()
+    more = (*statuses, 404) if "{" in path or query else statuses
     operation = Operation(
-        method, path, summary, tag, query=query, media_type=media_type, statuses=statuses
+        method, path, summary, tag, query=query, media_type=media_type, statuses=more
     )
     return Endpoint(handler, operation, aliases)
 
 
 _RESPONSE = "/v1/responses/{id}"
+_FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     _post(
@@ -119,6 +121,37 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _get(
         f"{_RESPONSE}/input_items", responses.get_input_items,
         "The input of a stored response", "OpenAI",
+    ),
+    Endpoint(
+        files.create_file,
+        Operation(
+            "POST", "/v1/files", "Upload a file", "OpenAI", is_upload=True, statuses=(413, 501),
+        ),
+    ),
+    _get(
+        "/v1/files", files.list_files, "The files", "OpenAI",
+        query=("purpose", "limit", "order", "after"), statuses=(501,),
+    ),
+    _get(_FILE, files.get_file, "One file", "OpenAI", statuses=(501,)),
+    _get(
+        _FILE, files.delete_file, "Delete a file", "OpenAI", method="DELETE", statuses=(409, 501),
+    ),
+    _get(
+        f"{_FILE}/content", files.get_content, "The contents of a file", "OpenAI",
+        media_type="application/jsonl", statuses=(501,),
+    ),
+    _post(
+        "/v1/batches", batches.create_batch, batches.BatchFields, "Run the requests of a file",
+        "OpenAI", statuses=(501,),
+    ),
+    _get(
+        "/v1/batches", batches.list_batches, "The batches", "OpenAI", query=("limit", "after"),
+        statuses=(501,),
+    ),
+    _get(_BATCH, batches.get_batch, "One batch", "OpenAI", statuses=(501,)),
+    _get(
+        f"{_BATCH}/cancel", batches.cancel_batch, "Cancel a batch", "OpenAI", method="POST",
+        statuses=(409, 501),
     ),
     _get(
         "/v1/models", operations.models, "The models and their state", "OpenAI", "/models",

@@ -374,11 +374,13 @@ def test_the_openapi_document(server: Running):
             assert "200" in operation["responses"]
             names = [p["name"] for p in operation.get("parameters", []) if p["in"] == "path"]
             assert names == re.findall(r"{(\w+)}", path)
+            keeps_none = path in ("/v1/files", "/v1/batches")  # this server has no folder for them
             if "requestBody" in operation:
-                body = {"no_such_field": 1}
-                assert server.request(method.upper(), path, body).status == 400
+                answer = server.request(method.upper(), path, {"no_such_field": 1})
+                assert answer.status == (501 if keeps_none else 400)
             elif "{" not in path:
-                assert server.request(method.upper(), path).status == 200
+                answer = server.request(method.upper(), path)
+                assert answer.status == (501 if keeps_none else 200)
     page = server.get("/docs")
     assert page.status == 200
     assert b"/v1/chat/completions" in page.body

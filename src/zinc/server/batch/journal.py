@@ -127,17 +127,27 @@ def digest(custom_id: str) -> bytes:
 def _open(path: Path) -> int:
     """Return a descriptor of the file for appending, which no other process has."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    if not lock(file):
+        os.close(file)
+        raise RequestError(
+            f"{path.name} is in use",
+            "another process writes answers to it",
+            "wait for its end, or choose another output file",
+        )
+    return file
+
+
+def lock(file: int) -> bool:
+    """Lock a file until its descriptor is closed; return False if another process has it locked.
+
+    Windows has no such locks: there it always succeeds.
+    """
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(file)
-            raise RequestError(
-                f"{path.name} is in use",
-                "another process writes answers to it",
-                "wait for its end, or choose another output file",
-            ) from None
-    return file
+            return False
+    return True
 
 
 def _cut_torn_line(file: int) -> None:

@@ -24,9 +24,9 @@ _REF = "#/components/schemas/{model}"
 class Operation:
     """The description of an endpoint.
 
-    fields: the model of the request body. query: names of query parameters. streams: the media type
-    of the response as a stream, "" if it cannot be one. statuses: error statuses beyond the common
-    ones.
+    fields: the model of the request body. is_upload: the body is a form with a file. query: names
+    of query parameters. streams: the media type of the response as a stream, "" if it cannot be
+    one. statuses: error statuses beyond the common ones.
     """
 
     method: str
@@ -34,6 +34,7 @@ class Operation:
     summary: str
     tag: str
     fields: type[Fields] | None = None
+    is_upload: bool = False
     query: tuple[str, ...] = ()
     media_type: str = "application/json"
     streams: str = ""
@@ -46,11 +47,11 @@ _MEANINGS = {
     403: "the origin of the calling web page is not allowed",
     404: "there is no such model, response or path",
     405: "the path has no such method",
-    409: "the model is in use",
-    413: "the body is too large",
+    409: "the model or file is in use, or the batch has ended",
+    413: "the body is too large, or the folder for files is full",
     421: "the Host header names another machine",
     429: "the queue is full; Retry-After says when to try again",
-    501: "the model cannot do this",
+    501: "the model cannot do this, or the server keeps no files",
     503: "the model is being loaded, or the server is going down",
 }
 
@@ -121,8 +122,22 @@ def _describe(operation: Operation, path: str) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": schema}},
         }
+    if operation.is_upload:
+        found["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": _UPLOAD}},
+        }
     return found
 
+
+_UPLOAD = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"const": "batch"},
+    },
+}
 
 _ERROR = {
     "type": "object",

@@ -22,6 +22,7 @@ from zinc.server.apis.shared.foreign_fields import rules as foreign_fields
 from zinc.server.apis.shared.foreign_fields import table as foreign_table
 from zinc.server.apis.shared.foreign_fields.values import LIMIT, STOP
 from zinc.server.apis.shared.store import ResponseStore
+from zinc.server.batch.queue import BatchQueue
 from zinc.server.config import ServerConfig
 from zinc.server.errors import ApiError
 from zinc.server.http.access import key_in
@@ -59,13 +60,15 @@ _NAMES = {"stop": STOP, "max_tokens": LIMIT}
 class Service:
     """The state of the server that endpoints use.
 
-    ignored_fields: names of foreign fields that were ignored and already logged.
+    batches: the batches of clients, None if the server keeps none. ignored_fields: names of foreign
+    fields that were ignored and already logged.
     """
 
     config: ServerConfig
     pool: ModelPool
     metrics: ServerMetrics
     store: ResponseStore
+    batches: BatchQueue | None = None
     ignored_fields: set[str] = field(default_factory=set)
 
     async def sampling_of(self, name: str | None) -> dict[str, Any]:
