@@ -194,7 +194,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     "ernie4_5": lambda: model("Ernie4_5", num_hidden_layers=2),
     "ernie4_5moe": lambda: model(
         "Ernie4_5_Moe",
-        intermediate_size=64,  # the converter takes the width of shared experts to be half of it
+        intermediate_size=64,  # the converter assumes shared experts of half this width
         moe_intermediate_size=32,
         moe_num_experts=4,
         moe_k=2,

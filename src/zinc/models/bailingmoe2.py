@@ -1,7 +1,7 @@
 """Ling and Ring 2 (Bailing MoE): experts chosen from groups by sigmoid scores with a bias.
 
-Leading layers are dense, and there are shared experts. q, k and v are in one tensor; every q and k
-head is normalised, and RoPE turns a part of it.
+Leading layers are dense, and there are shared experts. One tensor holds q, k and v. Each head of q
+and k is normalised, and RoPE rotates only the first columns of a head.
 """
 
 from dataclasses import replace

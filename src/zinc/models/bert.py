@@ -9,10 +9,8 @@ from zinc.ops.values import ActivationFn
 
 
 def spec(file: GGUFFile) -> ModelSpec:
-    base = encoder_spec(file, "bert")
-    attention = tuple(replace(a, rope=None) for a in base.attention)
-    plain = replace(base, attention=attention, learned_positions=True)
-    return replace(plain, activation=ActivationFn.GELU_ERF, gated_mlp=False)
+    base = encoder_spec(file, "bert").map_attention(lambda a: replace(a, rope=None))
+    return replace(base, learned_positions=True, activation=ActivationFn.GELU_ERF, gated_mlp=False)
 
 
 build = encoder

@@ -17,7 +17,7 @@ def spec(file: GGUFFile) -> ModelSpec:
     base = scaled(file, dense_spec(file, "granite", neox=False))
     if file.bool("granite.rope.scaling.finetuned", default=True):
         return base
-    return replace(base, attention=tuple(replace(a, rope=None) for a in base.attention))
+    return base.map_attention(lambda a: replace(a, rope=None))
 
 
 build = decoder

@@ -9,7 +9,7 @@ from zinc.models.parts.spec import ModelSpec, dense_spec
 
 def spec(file: GGUFFile) -> ModelSpec:
     base = dense_spec(file, "hunyuan-dense", neox=True, qk_norm=True)
-    return replace(base, attention=tuple(replace(a, late_norm=True) for a in base.attention))
+    return base.map_attention(lambda a: replace(a, late_norm=True))
 
 
 build = decoder

@@ -15,8 +15,7 @@ from zinc.ops.moe import SOFTMAX
 def spec(file: GGUFFile) -> ModelSpec:
     base = dense_spec(file, "hunyuan-moe", neox=True, qk_norm=True)
     return replace(
-        base,
-        attention=tuple(replace(a, late_norm=True) for a in base.attention),
+        base.map_attention(lambda a: replace(a, late_norm=True)),
         experts=experts_from(file, "hunyuan-moe", scoring=SOFTMAX, renormalise=True),
     )
 

@@ -17,8 +17,7 @@ def spec(file: GGUFFile) -> ModelSpec:
     Metadata(file, "minimax-m2").require("rope.dimension_count", "rope.freq_base")
     base = dense_spec(file, "minimax-m2", neox=True, qk_norm=True)
     return replace(
-        base,
-        attention=tuple(replace(a, joint_norm=True) for a in base.attention),
+        base.map_attention(lambda a: replace(a, joint_norm=True)),
         experts=experts_from(file, "minimax-m2", scoring=SIGMOID, renormalise=True),
     )
 

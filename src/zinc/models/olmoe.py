@@ -15,8 +15,7 @@ from zinc.ops.moe import SOFTMAX
 def spec(file: GGUFFile) -> ModelSpec:
     base = dense_spec(file, "olmoe", neox=True, qk_norm=True)
     return replace(
-        base,
-        attention=tuple(replace(a, joint_norm=True) for a in base.attention),
+        base.map_attention(lambda a: replace(a, joint_norm=True)),
         experts=experts_from(file, "olmoe", scoring=SOFTMAX, renormalise=False),
     )
 

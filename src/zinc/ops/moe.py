@@ -31,8 +31,8 @@ from zinc.ops.step import IntArray, Step
 from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
-# Scoring of a router: softmax over all experts, sigmoid of each, softmax over the chosen ones, and
-# for each chosen one a softmax over those that nearly equal it.
+# Scoring functions of a router: softmax over all experts; sigmoid of each score; softmax over the
+# chosen experts; for each chosen expert, softmax over the experts with a score close to its own.
 SOFTMAX, SIGMOID, SOFTMAX_CHOSEN, SPARSE_MIXER = range(4)
 NEARLY = 0.02  # relative difference of scores up to which SPARSE_MIXER compares experts
 

@@ -11,7 +11,7 @@ import threading
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from zinc.core.errors import ModelError, RequestError, TextTooLongError
+from zinc.core.errors import ModelError, TextTooLongError
 from zinc.core.native import is_panic
 from zinc.tokenizer.chunks import (
     BETWEEN_LINES,
@@ -20,12 +20,11 @@ from zinc.tokenizer.chunks import (
     AdjacentPairs,
     Chunker,
 )
+from zinc.tokenizer.library import LONG_CHARACTERS, ids_of
 from zinc.tokenizer.pretokenizers import PreTokenizer
 from zinc.tokenizer.vocabulary import Vocabulary
 
 SPACE = "▁"
-# Longer text is encoded as a batch of one, since only batches let other threads run.
-LONG_CHARACTERS = 4096
 # Longest text without a place to cut it: a character takes 160 bytes of memory.
 _LONGEST_RUN = 1 << 20
 
@@ -76,18 +75,7 @@ class BytePairEncoder:
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        try:
-            if len(text) <= LONG_CHARACTERS:
-                encoding = self._tokenizer.encode(text, add_special_tokens=False)
-            else:
-                (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        except BaseException as error:
-            if not is_panic(error):
-                raise
-            raise RequestError(
-                "the text cannot be tokenized", "the tokenizer library failed on it"
-            ) from error
-        ids: list[int] = encoding.ids
+        ids = ids_of(self._tokenizer, text)
         if self._missing is not None:
             ids = [id for id in ids if id != self._missing]
         return ids

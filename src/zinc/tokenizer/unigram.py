@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, models
 
-from zinc.core.errors import ModelError, RequestError, TextTooLongError
+from zinc.core.errors import ModelError, TextTooLongError
 from zinc.core.native import is_panic
 from zinc.tokenizer.charsmap import CharacterMap
 from zinc.tokenizer.chunks import CHUNK_CHARACTERS, AdjacentPairs, Chunker
+from zinc.tokenizer.library import ids_of
 from zinc.tokenizer.vocabulary import TokenKind, Vocabulary
 
 SPACE = "▁"
@@ -68,18 +69,7 @@ class UnigramEncoder:
             text = first + " ".join(word for word in text.split(" ") if word)
         if not text.strip(" "):
             return []
-        try:
-            text = text.replace(" ", SPACE)
-            # A batch of one, since only batches let other threads run.
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        except BaseException as error:
-            if not is_panic(error):
-                raise
-            raise RequestError(
-                "the text cannot be tokenized", "the tokenizer library failed on it"
-            ) from error
-        ids: list[int] = encoding.ids
-        return ids
+        return ids_of(self._tokenizer, text.replace(" ", SPACE))
 
 
 def _damaged(vocabulary: Vocabulary, why: str) -> ModelError:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from zinc.core.errors import ModelError, RequestError, TextTooLongError
-from zinc.core.native import is_panic
+from zinc.core.errors import ModelError, TextTooLongError
 from zinc.tokenizer.chunks import CHUNK_CHARACTERS, Chunker
+from zinc.tokenizer.library import ids_of
 from zinc.tokenizer.vocabulary import TokenKind, Vocabulary
 
 SPACE = "▁"
@@ -68,22 +68,9 @@ class WordPieceEncoder:
         """
         ids: list[int] = []
         for chunk in self._chunker.chunks(text) if len(text) > CHUNK_CHARACTERS else (text,):
-            ids += self._encode(chunk)
+            ids += ids_of(self._tokenizer, chunk)
             if limit is not None and len(ids) > limit:
                 raise TextTooLongError(len(ids), limit)
-        return ids
-
-    def _encode(self, text: str) -> list[int]:
-        try:
-            # A batch of one, since only batches let other threads run.
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        except BaseException as error:
-            if not is_panic(error):
-                raise
-            raise RequestError(
-                "the text cannot be tokenized", "the tokenizer library failed on it"
-            ) from error
-        ids: list[int] = encoding.ids
         return ids
 
 

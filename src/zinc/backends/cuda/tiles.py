@@ -199,7 +199,9 @@ class SlotTiles(TunedTiles):
 
 
 def _slot_tile(key: TileKey) -> GemvTile | None:
-    if key.experts or key.rows < SEVERAL_SLOT_ROWS[key.kernel]:
+    """Return the tile of the slots of a few tokens, None if the shared formula chooses it."""
+    least = SEVERAL_SLOT_ROWS.get(key.kernel)
+    if least is None or key.rows < least or key.experts or key.type in FLOATS:
         return None
     if key.rows < MANY_SLOT_ROWS:
         return GemvTile(8, split=1, rows=4, batch=1, deep=2)

@@ -124,9 +124,8 @@ class PlannedModel:
         if options.sequences is None:
             tokens = options.batch_tokens
             size = choose_cache(self.spec, memories, self.kv_dtype, options.context, tokens)
-            if (
-                self.spec.is_encoder
-            ):  # texts hold blocks for one step, whose last ones may be part full
+            if self.spec.is_encoder:
+                # A text holds blocks for one step, and its last block may be part full.
                 size = replace(size, tokens=tokens + MAX_SEQUENCES * BLOCK_TOKENS)
             return size
         context = min(

@@ -27,10 +27,7 @@ def scaled(file: GGUFFile, spec: ModelSpec, *, residual: float = 1.0) -> ModelSp
 
     residual = number("residual_scale", residual)
     return replace(
-        spec,
-        attention=tuple(
-            replace(a, scale=number("attention.scale", a.scale)) for a in spec.attention
-        ),
+        spec.map_attention(lambda a: replace(a, scale=number("attention.scale", a.scale))),
         eps=spec.eps / residual**2,
         embed_scale=number("embedding_scale", spec.embed_scale) / residual,
         logit_scale=1 / number("logit_scale", 1 / spec.logit_scale),

@@ -185,7 +185,11 @@ class ModelSpec:
     def with_window(self, window: int) -> ModelSpec:
         """Return a copy whose layers all have a sliding window, unless it holds the context."""
         window = window if window < self.context else 0
-        return replace(self, attention=tuple(replace(a, window=window) for a in self.attention))
+        return self.map_attention(lambda a: replace(a, window=window))
+
+    def map_attention(self, change: Callable[[Attention], Attention]) -> ModelSpec:
+        """Return a copy with `change` applied to each attention layer."""
+        return replace(self, attention=tuple(map(change, self.attention)))
 
     def map_ropes(self, change: Callable[[Rope], Rope]) -> ModelSpec:
         """Return a copy with `change` applied to each layer's RoPE."""
