@@ -32,6 +32,13 @@ class Guessing(Speculation):
                 drafts[s.id] = tokens
         return drafts
 
+    def is_likely(self, streams):
+        """Return whether the next step waits for drafts; else it may be queued ahead, without any.
+
+        The engine's own answer depends on measured times.
+        """
+        return self.random.random() < 0.8
+
     def landed(self, flight, seconds):
         super().landed(flight, seconds)
         for s in flight.complete:
