@@ -25,8 +25,12 @@ def test_every_result_is_cited():
     assert {name for name in files if name not in text} == set()
 
 
-def test_page_of_amd_equals_its_data(monkeypatch):
+@pytest.mark.parametrize("driver", ["amd"])
+def test_page_of_a_driver_equals_its_data(driver, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import amd
+    monkeypatch.syspath_prepend(ROOT / "dev" / "gpu-rigs")
+    import tables
+    from drivers import DRIVERS
 
-    assert amd.page() == amd.PAGE.read_text(), "run: python benchmarks/amd.py --page"
+    page = DRIVERS[driver].page.read_text()
+    assert tables.page(DRIVERS[driver]) == page, f"run: dev/gpu-rigs/record {driver} --page"

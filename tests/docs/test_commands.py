@@ -18,6 +18,9 @@ NOT_RUN = {
     "docker": "needs a daemon, and a network to build",
     "export": "sets variables of the user's shell",
     "claude": "is another program",
+    "dev/gpu-rigs/make": "downloads Mesa; CI runs it",
+    "dev/gpu-rigs/record": "needs a rig; tests/benchmarks/test_gpu_rigs.py runs it",
+    "dev/gpu-rigs/run": "needs a rig; tests/benchmarks/test_gpu_rigs.py runs it",
     "dev/llama-server-tests": "downloads models and runs for an hour",
 }
 LONG = {"bench", "check", "verify", "perplexity", "tune"}

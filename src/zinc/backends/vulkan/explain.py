@@ -1,8 +1,7 @@
 """A driver's statistics and instructions of compiled kernels: registers, spills, occupancy.
 
 They come from VK_KHR_pipeline_executable_properties, on a device opened with `explains`. Names of
-statistics are the driver's own. RADV compiles for any AMD GPU without the hardware
-(RADV_FORCE_FAMILY, see benchmarks/amd.py).
+statistics are the driver's own. dev/gpu-rigs has drivers that compile for GPUs that are not there.
 """
 
 from __future__ import annotations
